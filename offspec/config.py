@@ -1,0 +1,124 @@
+"""What a caller can ask for: sampling parameters, byte budgets, the engine's configuration."""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from offspec.errors import RequestError
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+Verify = Literal["coupled", "plain"]
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes from `"1.5GB"`, `"800MiB"`, `"12G"` or a plain number. Raises RequestError."""
+    if isinstance(text, int):
+        if text <= 0:
+            raise RequestError(f"a memory size must be above 0, not {text}")
+        return text
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
+    if not match or (match[3] and not match[2]):
+        raise RequestError(f"cannot read {text!r} as a memory size; write it like 1.5GB or 800MiB")
+    units = _BINARY if match[3] else _UNITS
+    size = int(float(match[1]) * units[match[2].upper()])
+    if size <= 0:
+        raise RequestError(f"a memory size must be above 0, not {text!r}")
+    return size
+
+
+def format_bytes(size: int | float) -> str:
+    """`1_500_000_000` as `1.50 GB` (decimal units, as disks and `parse_bytes` count)."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if abs(size) < 1000:
+            return f"{size:.0f} {unit}" if unit in ("B", "KB") else f"{size:.2f} {unit}"
+        size /= 1000
+    return f"{size:.2f} TB"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen, and when to stop.
+
+    temperature 0 is greedy. The order is the usual one: repetition penalty (prompt and output),
+    presence and frequency penalties (output only), temperature, top_k, top_p, min_p.
+    `seed` fixes every sampled token; None takes a fresh seed, which the result reports.
+    Raises RequestError for values outside their range.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    max_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", tuple(self.stop))
+        checks = (
+            (0.0 <= self.temperature < math.inf, "temperature", "0 or above"),
+            (0.0 < self.top_p <= 1.0, "top_p", "above 0 and at most 1"),
+            (self.top_k >= 0, "top_k", "0 (off) or above"),
+            (0.0 <= self.min_p <= 1.0, "min_p", "between 0 and 1"),
+            (0.0 < self.repetition_penalty < math.inf, "repetition_penalty", "above 0"),
+            (math.isfinite(self.presence_penalty), "presence_penalty", "a finite number"),
+            (math.isfinite(self.frequency_penalty), "frequency_penalty", "a finite number"),
+            (self.max_tokens >= 1, "max_tokens", "1 or above"),
+            (all(self.stop), "stop", "strings that are not empty"),
+            (self.seed is None or 0 <= self.seed < 2**64, "seed", "between 0 and 2^64 - 1"),
+        )
+        for ok, name, wanted in checks:
+            if not ok:
+                raise RequestError(f"{name} must be {wanted}, not {getattr(self, name)!r}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything `offspec.load` decides before a model is opened.
+
+    memory: RAM in bytes that the whole process may use, or None for what the machine has free.
+    context: tokens of KV cache to make room for, or None for a default that fits.
+    draft: a model id or path, "auto" (a 4-bit substitute of the target), or "none".
+    draft_bits: 16 keeps a named draft in `dtype`; 4 rounds its linears to 4 bits.
+    budget: most nodes verified in one pass. width: nodes a draft step expands.
+    """
+
+    model: str
+    draft: str = "auto"
+    draft_bits: Literal[4, 16] = 16
+    memory: int | None = None
+    device: str = "cpu"
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    budget: int = 256
+    width: int = 32
+    context: int | None = None
+    verify: Verify = "coupled"
+
+    def __post_init__(self) -> None:
+        if self.budget < 1:
+            raise RequestError(f"budget must be 1 or above, not {self.budget}: the root is a node too")
+        if self.width < 1:
+            raise RequestError(f"width must be 1 or above, not {self.width}")
+        if self.memory is not None and self.memory <= 0:
+            raise RequestError(f"memory must be above 0, not {self.memory}")
+        if self.context is not None and self.context < 2:
+            raise RequestError(f"context must be 2 or above, not {self.context}")
+        if self.verify not in ("coupled", "plain"):
+            raise RequestError(f"verify must be 'coupled' or 'plain', not {self.verify!r}")
+        if self.dtype not in ("bfloat16", "float32"):
+            raise RequestError(f"dtype must be 'bfloat16' or 'float32', not {self.dtype!r}")
+        if self.draft_bits not in (4, 16):
+            raise RequestError(f"draft_bits must be 4 or 16, not {self.draft_bits!r}")

@@ -1,0 +1,125 @@
+"""What a face renders. The engine yields these; a face sees these and never a tensor."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+FinishReason = Literal["stop", "eos", "length", "context", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """Work before the first token: `stage` is a phrase for the user; done and total in `unit`."""
+
+    stage: str
+    done: int
+    total: int
+    unit: Literal["bytes", "layers", "files", "tensors"] = "bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One line that the user should know: a fallback taken, a draft refused and why."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """The prompt is on its way through the target: `tokens` new ones, `reused` already in the cache.
+
+    Sent once before the first pass (layer 0) and again as layers of that pass complete.
+    """
+
+    tokens: int
+    reused: int
+    layer: int
+    layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """Text that is now final, and the token ids committed with it (either may be empty)."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PassStats:
+    """One trip of the target's weights. Seconds are wall time; `emitted` counts the bonus token."""
+
+    index: int
+    tree_nodes: int
+    tree_depth: int
+    draft_steps: int
+    emitted: int
+    draft_seconds: float
+    target_seconds: float
+    bytes_streamed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Where `check` found that decoding without speculation chose another token.
+
+    gap: how far apart the two best noisy logits were there, in nats; a near-tie is close to 0.
+    """
+
+    index: int
+    token: int
+    unspeculated_token: int
+    gap: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished answer. Also the object that `offspec generate --json` prints."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    passes: int
+    seconds: float
+    ttft_s: float
+    bytes_streamed: int
+    peak_memory_bytes: int
+    finish_reason: FinishReason
+    draft: str
+    budget: int
+    seed: int
+    draft_seconds: float = 0.0
+    target_seconds: float = 0.0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    mismatches: tuple[Mismatch, ...] | None = field(default=None)  # None: not checked
+
+    @property
+    def tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Emitted tokens (bonus included) for each trip of the weights."""
+        return self.tokens / self.passes if self.passes else 0.0
+
+    @property
+    def tok_per_s(self) -> float:
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict with the fields and the derived figures."""
+        return {
+            **asdict(self),
+            "tokens": self.tokens,
+            "tokens_per_pass": self.tokens_per_pass,
+            "tok_per_s": self.tok_per_s,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event of a stream."""
+
+    result: Result
+
+
+Event = LoadProgress | Notice | Prefill | TextDelta | PassStats | Finished
