@@ -1,0 +1,176 @@
+"""From logits to the next token: penalties, temperature, filters, and the pick.
+
+Each node of a token tree has a history of its own: the committed tokens, then the path to the node. The
+order is transformers': repetition penalty, presence and frequency penalties, temperature, top_k, top_p,
+min_p. Every step is elementwise or compares with a threshold, and a row is processed alone, so what a
+node gets does not depend on the tree around it.
+
+Letters: V vocabulary, W nodes.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from offspec.config import SamplingParams
+from offspec.errors import CheckpointError
+
+# Logits divided by less than this could overflow float32. Two float32 logits that differ are then at least
+# 10^10 apart, far beyond any noise: the sample is the greedy token, as it would be at a lower temperature.
+_COLDEST = 1e-20
+
+# How many of the likeliest tokens top_p looks at before it sorts the whole vocabulary, which takes
+# milliseconds on a CPU.
+_PREFIXES = (256, 4096)
+
+
+class LogitsProcessor:
+    """Applies `SamplingParams` to logits, at any node below one committed history.
+
+    A node's path is the tokens between the committed history and its logits: those after the last
+    committed token, the node's own included. They count as output.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        vocab_size: int,
+        prompt: Sequence[int],
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.params = params
+        self.vocab_size = vocab_size
+        self.device = torch.device(device)
+        self._temperature = max(params.temperature, _COLDEST)
+        self._penalises = (
+            params.repetition_penalty != 1.0
+            or params.presence_penalty != 0.0
+            or params.frequency_penalty != 0.0
+        )
+        # Times each seen token was put out; 0 for one that only the prompt holds.
+        self._counts: Counter[int] = Counter(dict.fromkeys(prompt, 0))
+        self._tables: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def uses_noise(self) -> bool:
+        """False when decoding is greedy: `pick` then takes no noise."""
+        return not self.params.greedy
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Adds output tokens to the history of every node."""
+        if self._penalises:
+            self._counts.update(tokens)
+            self._tables = None
+
+    def process(self, logits: Tensor, path: Sequence[int] = ()) -> Tensor:
+        """What the target picks from at one node: [V] any float -> [V] float32, filtered tokens -inf.
+
+        At temperature 0 the result is the penalised logits. The input is left as it is; the result may
+        share its memory when nothing is to be done.
+        """
+        scores = self.draft_scores(logits[None], [path])[0]
+        if self.params.greedy:
+            return scores
+        return self._filtered(scores)
+
+    def draft_scores(self, logits: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
+        """Penalties and temperature without the filters: [W, V] any float -> [W, V] float32.
+
+        A draft must not filter: its top_p would hide tokens that the target's keeps. The result may share
+        memory with the input when nothing is to be done; the input is left as it is.
+        """
+        scores = self._penalised(logits, paths) if self._penalises else logits.float()
+        if self.params.temperature in (0.0, 1.0):
+            return scores
+        if scores is logits:
+            return scores / self._temperature
+        return scores.div_(self._temperature)  # in place: memory for [W, V] costs more than the division
+
+    def _penalised(self, logits: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
+        """[W, V] any float -> [W, V] float32 of its own."""
+        if self._tables is None:
+            self._tables = (
+                torch.tensor(list(self._counts), dtype=torch.int64, device=self.device),
+                torch.tensor(list(self._counts.values()), dtype=torch.float32, device=self.device),
+            )
+        tokens, counts = self._tables
+        scores = logits.to(torch.float32, copy=True)
+        scores[:, tokens] = self._lowered(scores[:, tokens], counts)
+
+        # The tokens of a path again, from the raw logits, with its own counts on top.
+        hits = [
+            (node, token, self._counts[token] + times)
+            for node, path in enumerate(paths)
+            for token, times in Counter(path).items()
+        ]
+        if hits:
+            nodes, tokens, counts = torch.tensor(hits, device=self.device).unbind(dim=1)
+            scores[nodes, tokens] = self._lowered(logits[nodes, tokens].float(), counts.float())
+        return scores
+
+    def _lowered(self, scores: Tensor, counts: Tensor) -> Tensor:
+        """Penalised scores of tokens that were seen; counts are of the output alone."""
+        params = self.params
+        if params.repetition_penalty != 1.0:
+            penalty = params.repetition_penalty
+            scores = torch.where(scores < 0, scores * penalty, scores / penalty)
+        return scores - counts * params.frequency_penalty - (counts > 0) * params.presence_penalty
+
+    def _filtered(self, scores: Tensor) -> Tensor:
+        """top_k, top_p and min_p of one row, [V] -> [V]."""
+        params = self.params
+        if 0 < params.top_k < self.vocab_size:
+            least = torch.topk(scores, params.top_k).values[-1]
+            scores = scores.masked_fill(scores < least, -math.inf)
+        if params.top_p < 1.0:
+            scores = _top_p(scores, params.top_p)
+        if params.min_p > 0.0:
+            # p < min_p * p_max, without a softmax.
+            scores = scores.masked_fill(scores < scores.max() + math.log(params.min_p), -math.inf)
+        return scores
+
+    @staticmethod
+    def pick(processed: Tensor, noise_row: Tensor | None = None) -> tuple[int, float]:
+        """The token with the highest score, the lowest id among equals, and its lead on the second best.
+
+        processed: [V] float32 from `process`. noise_row: [V] float32 Gumbel noise, which makes the token a
+        sample of softmax(processed); None picks greedily. The lead is in nats, 0 for a tie, inf when no
+        other token is left. Raises CheckpointError when the scores are not numbers.
+        """
+        noisy = processed.clone() if noise_row is None else processed + noise_row
+        token = int(noisy.argmax())  # documented to be the first of several maxima
+        best = float(noisy[token])
+        if not math.isfinite(best):
+            raise CheckpointError(
+                "the target's logits are not finite numbers: its weights are damaged, or overflow in this "
+                "dtype; try float32"
+            )
+        noisy[token] = -math.inf
+        return token, best - float(noisy.max())
+
+
+def _top_p(scores: Tensor, top_p: float) -> Tensor:
+    """Keeps the smallest set of likeliest tokens whose probability reaches top_p, [V] -> [V].
+
+    Of tokens that are equally likely at the border, those with the lowest ids are kept.
+    """
+    (size,) = scores.shape
+    logsum = torch.logsumexp(scores.double(), dim=0)
+    for length in (*(n for n in _PREFIXES if n < size), size):
+        ranked = torch.topk(scores, length).values  # descending
+        # Summed on the CPU: a GPU's scan does not add in the same order every time.
+        reached = (ranked.double() - logsum).cpu().exp_().cumsum(dim=0) >= top_p
+        count = int(length - reached.sum()) + 1  # tokens to keep
+        if count <= length:
+            break
+    else:
+        return scores  # rounding: not even all of them reach top_p
+    border = ranked[count - 1]
+    ties = (scores == border).nonzero()[:, 0]  # ascending ids
+    kept_ties = count - int((ranked[:count] > border).sum())
+    filtered = scores.masked_fill(scores < border, -math.inf)
+    filtered[ties[kept_ties:]] = -math.inf
+    return filtered
