@@ -1,0 +1,102 @@
+"""Where one tensor lies, and what the dtype names of the safetensors format mean."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from offspec.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    import torch
+
+# Bits per element of every dtype name in the format. The 4 and 6 bit ones pack across elements.
+DTYPE_BITS = {
+    "BOOL": 8,
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    "U8": 8,
+    "I8": 8,
+    "F8_E5M2": 8,
+    "F8_E4M3": 8,
+    "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8,
+    "F8_E5M2FNUZ": 8,
+    "I16": 16,
+    "U16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "I32": 32,
+    "U32": 32,
+    "F32": 32,
+    "C64": 64,
+    "F64": 64,
+    "I64": 64,
+    "U64": 64,
+}
+
+_TORCH_NAMES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "I16": "int16",
+    "U16": "uint16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I32": "int32",
+    "U32": "uint32",
+    "F32": "float32",
+    "C64": "complex64",
+    "F64": "float64",
+    "I64": "int64",
+    "U64": "uint64",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor on disk: its safetensors dtype name, its shape, and the bytes that hold it.
+
+    `offset` counts from the start of `file`. The bytes are row-major and little-endian.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    offset: int
+    nbytes: int
+
+
+def item_size(dtype: str) -> int:
+    """Bytes per element. Raises UnsupportedModelError for an unknown dtype or one under a byte."""
+    bits = DTYPE_BITS.get(dtype, 0)
+    if bits < 8:
+        raise UnsupportedModelError(f"tensors of dtype {dtype} cannot be addressed element by element")
+    return bits // 8
+
+
+def bytes_of(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes that a tensor of a dtype in `DTYPE_BITS` takes; ValueError when it ends inside a byte."""
+    bits = DTYPE_BITS[dtype] * math.prod(shape)
+    if bits % 8:
+        raise ValueError(f"a {dtype} tensor of shape {list(shape)} ends inside a byte")
+    return bits // 8
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of a safetensors dtype name. Raises UnsupportedModelError where torch has none."""
+    import torch
+
+    found = getattr(torch, _TORCH_NAMES.get(name, ""), None)
+    if not isinstance(found, torch.dtype):
+        raise UnsupportedModelError(f"torch has no dtype for {name} tensors")
+    return found

@@ -1,0 +1,1 @@
+"""Tiers: memory that weights are read into, and the files they are read from."""
