@@ -1,0 +1,132 @@
+"""Attention over a committed prefix and a token tree, registered with transformers as "offspec_tree".
+
+Letters: L prefix rows, T new rows of this pass, S = L + new rows so far, H heads, KV key heads, G = H / KV,
+D head size. The model is called with `tree=TreeContext(...)`, which reaches this function as a keyword.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from offspec.errors import UnsupportedModelError
+
+NAME = "offspec_tree"
+_KEPT_MASKS = 32 << 20  # bytes of masks kept from layer to layer; a long prompt's are made anew
+
+
+@dataclass(slots=True)
+class TreeContext:
+    """Who may see whom in one pass.
+
+    prefix: L committed rows, seen by every new row. position [M] int64: the absolute position of every
+    row behind the prefix, those of this pass last. Of these M rows the first `causal` are a plain chain
+    (each sees those before it); the others see all of the chain and, of the tree, what `ancestors`
+    [M - causal, M - causal] bool says.
+    """
+
+    prefix: int
+    position: torch.Tensor
+    causal: int
+    ancestors: torch.Tensor
+    _masks: dict[tuple[int, int, int], torch.Tensor] = field(default_factory=dict)
+
+    def mask(self, start: int, end: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """[end - start, L + end]: 0 where row start + i may look, -inf elsewhere; kept for the next layer."""
+        key = (start, end, window or 0)
+        if key not in self._masks:
+            visible = self._visible(start, end, window)
+            bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+            if sum(mask.nbytes for mask in self._masks.values()) > _KEPT_MASKS:
+                self._masks.clear()
+            self._masks[key] = bias.masked_fill_(~visible, float("-inf"))
+        return self._masks[key]
+
+    def _visible(self, start: int, end: int, window: int | None) -> torch.Tensor:
+        device = self.position.device
+        rows = torch.arange(start, end, device=device)
+        columns = torch.arange(end, device=device)
+        visible = columns[None, :] <= rows[:, None]  # right for the chain, and parents precede children
+        first = max(start, self.causal)
+        if first < end:
+            tree = self.ancestors[first - self.causal : end - self.causal, : end - self.causal]
+            visible[first - start :, self.causal :] = tree
+        visible = torch.cat([visible.new_ones(end - start, self.prefix), visible], dim=1)
+        if window:
+            keys = torch.cat([torch.arange(self.prefix, device=device), self.position[:end]])
+            visible &= self.position[start:end, None] - keys[None, :] < window
+        return visible
+
+
+def tree_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    tree: TreeContext | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """query [1, H, T, D], key and value [1, KV, S, D] to ([1, T, H, D], None).
+
+    Handles grouped queries (folded into the rows, so keys are never repeated), sliding windows, soft caps
+    and attention sinks (`s_aux` [H]). Raises UnsupportedModelError where the family loses the keyword.
+    """
+    if tree is None:
+        family = getattr(getattr(module, "config", None), "model_type", type(module).__name__)
+        raise UnsupportedModelError(
+            f"{family} does not hand its keywords down to its attention, so a token tree cannot be verified with it"
+        )
+    _, heads, rows, size = query.shape
+    groups = heads // key.shape[1]
+    end = key.shape[2] - tree.prefix
+    scale = size**-0.5 if scaling is None else scaling
+    folded = query.reshape(1, key.shape[1], groups * rows, size)
+    if rows == 1 and not sliding_window and end == 1:
+        bias = None  # a lone root sees everything
+    else:
+        bias = tree.mask(end - rows, end, sliding_window, query.dtype)
+        bias = bias.expand(groups, -1, -1).reshape(groups * rows, -1) if groups > 1 else bias
+    if softcap or s_aux is not None:
+        out = _capped(folded, key, value, bias, scale, softcap, s_aux, groups)
+    else:
+        out = F.scaled_dot_product_attention(folded, key, value, attn_mask=bias, scale=scale)
+    out = out.reshape(1, heads, rows, value.shape[-1])
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _capped(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    scale: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+    groups: int,
+) -> torch.Tensor:
+    """Attention written out, for what torch's fused one cannot do: soft caps (Gemma 2), sinks (gpt-oss)."""
+    scores = (query @ key.transpose(-1, -2)).float() * scale
+    if softcap:
+        scores = torch.tanh(scores / softcap) * softcap
+    if bias is not None:
+        scores = scores + bias
+    if sinks is None:
+        return torch.softmax(scores, dim=-1).to(value.dtype) @ value
+    rows = query.shape[2] // groups
+    sink = sinks.float().reshape(1, key.shape[1], groups, 1).expand(-1, -1, -1, rows).reshape(*scores.shape[:3], 1)
+    weights = torch.softmax(torch.cat([scores, sink], dim=-1), dim=-1)[..., :-1]
+    return weights.to(value.dtype) @ value
+
+
+def register() -> str:
+    """Make the attention known to transformers (again and again is harmless); returns its name."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, tree_attention)
+    return NAME

@@ -1,0 +1,118 @@
+"""Running a skeleton over the rows of a pass: hidden states first, logits only for rows that are asked for.
+
+Letters: T rows of a pass, H hidden size, V vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers.modeling_outputs import BaseModelOutputWithPast, ModelOutput
+
+from offspec.model.attention import TreeContext
+from offspec.model.cache import TreeCache
+from offspec.model.skeleton import Skeleton
+
+CHUNK = 512  # rows that go through a layer together; bounds the activations of a long prompt
+
+
+class TreeModel:
+    """A causal LM with a tree cache. Its weights are someone else's business (`enter`, `leave`).
+
+    enter(i) and leave(i) are called around layer i, once a pass however many chunks run through it.
+    """
+
+    def __init__(
+        self,
+        skeleton: Skeleton,
+        cache: TreeCache,
+        *,
+        enter: Callable[[int], None] | None = None,
+        leave: Callable[[int], None] | None = None,
+    ) -> None:
+        self.skeleton = skeleton
+        self.cache = cache
+        self.on_layer: Callable[[int], None] | None = None
+        self._given: torch.Tensor | None = None
+        self._output: type[ModelOutput] = BaseModelOutputWithPast  # what this family's decoder returns
+        decoder_forward = skeleton.decoder.forward
+
+        def decode(*args: Any, **kwargs: Any) -> Any:
+            if self._given is not None:
+                return self._output(last_hidden_state=self._given)
+            return decoder_forward(*args, **kwargs)
+
+        skeleton.decoder.forward = decode
+        for index, layer in enumerate(skeleton.layers):
+            layer.forward = self._fed(index, layer.forward, enter, leave)
+
+    def _fed(
+        self,
+        index: int,
+        forward: Callable[..., Any],
+        enter: Callable[[int], None] | None,
+        leave: Callable[[int], None] | None,
+    ) -> Callable[..., Any]:
+        def run(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if enter is not None:
+                enter(index)
+            try:
+                out = _in_chunks(forward, hidden, args, kwargs)
+            finally:
+                if leave is not None:
+                    leave(index)
+            if self.on_layer is not None:
+                self.on_layer(index + 1)
+            return out
+
+        return run
+
+    def hidden(self, tokens: torch.Tensor, context: TreeContext) -> torch.Tensor:
+        """Final hidden states [T, H] of tokens [T]; their keys and values are appended to the cache."""
+        rows = len(tokens)
+        out = self.skeleton.decoder(
+            input_ids=tokens[None],
+            position_ids=context.position[-rows:][None],
+            past_key_values=self.cache,
+            use_cache=True,
+            tree=context,
+        )
+        self._output = type(out)
+        states: torch.Tensor = out.last_hidden_state
+        return states[0]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, H] to [n, V], through the family's own head: scaling and soft caps included."""
+        self._given = hidden[None]
+        try:
+            out = self.skeleton.model(input_ids=torch.zeros((1, len(hidden)), dtype=torch.long, device=hidden.device))
+        finally:
+            self._given = None
+        rows: torch.Tensor = out.logits
+        return rows[0]
+
+
+def _in_chunks(forward: Callable[..., Any], hidden: torch.Tensor, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run a layer over [1, T, H] in chunks of rows, slicing with it whatever is per row."""
+    rows = hidden.shape[1]
+    if rows <= CHUNK:
+        return forward(hidden, *args, **kwargs)
+    outs: list[torch.Tensor] = []
+    wrapped = False
+    for start in range(0, rows, CHUNK):
+        part = slice(start, min(start + CHUNK, rows))
+        sliced = {name: _rows(value, part, rows) for name, value in kwargs.items()}
+        out = forward(hidden[:, part], *(_rows(value, part, rows) for value in args), **sliced)
+        wrapped = isinstance(out, tuple)
+        outs.append(out[0] if wrapped else out)
+    joined = torch.cat(outs, dim=1)
+    return (joined,) if wrapped else joined
+
+
+def _rows(value: Any, part: slice, rows: int) -> Any:
+    """The rows of a per-row tensor ([1, T, ...], tuples of them); anything else as it is."""
+    if isinstance(value, torch.Tensor) and value.dim() >= 2 and value.shape[0] == 1 and value.shape[1] == rows:
+        return value[:, part]
+    if isinstance(value, tuple):
+        return tuple(_rows(item, part, rows) for item in value)
+    return value

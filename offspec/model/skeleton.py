@@ -1,0 +1,142 @@
+"""A transformers model on the meta device: all of the architecture, none of the weights."""
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from offspec.errors import CheckpointError, UnsupportedModelError
+from offspec.model.attention import register
+
+_ATTENTION_KINDS = {"full_attention", "sliding_attention"}
+
+
+@dataclass(frozen=True, slots=True)
+class Skeleton:
+    """The model and the names by which its parts are found.
+
+    model: the causal LM; decoder: its stack of layers with embedding and final norm; layers: the stack;
+    layers_prefix: what parameter names of layer i begin with, before `.i.`; embedding and head: names of
+    the two weights, the same name where they are tied.
+    """
+
+    model: Any
+    decoder: Any
+    layers: torch.nn.ModuleList
+    layers_prefix: str
+    embedding: str
+    head: str
+
+    @property
+    def config(self) -> Any:
+        return self.model.config.get_text_config()
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.model.get_output_embeddings().weight.shape[0])
+
+    @property
+    def context_length(self) -> int:
+        """Positions the model was made for."""
+        for name in ("max_position_embeddings", "n_positions", "seq_length"):
+            value = getattr(self.config, name, None)
+            if isinstance(value, int):
+                return value
+        return 2048
+
+    @property
+    def tied(self) -> bool:
+        return self.embedding == self.head
+
+    def layer_of(self, parameter: str) -> int | None:
+        """The index of the layer that a parameter belongs to, None for the rest of the model."""
+        prefix = self.layers_prefix + "."
+        if not parameter.startswith(prefix):
+            return None
+        return int(parameter[len(prefix) :].split(".", 1)[0])
+
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of cache that one position takes over all layers."""
+        config = self.config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return int(2 * len(self.layers) * heads * size * self.model.dtype.itemsize)
+
+
+def build_skeleton(folder: Path, dtype: torch.dtype) -> Skeleton:
+    """The model that `folder`/config.json describes, its parameters on meta, its buffers real.
+
+    Raises UnsupportedModelError, by the family's name, for what cannot be streamed or branched.
+    """
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (ValueError, KeyError, OSError) as error:
+        raise UnsupportedModelError(_first_line(f"config.json cannot be used: {error}")) from error
+    _refuse(config)
+    register()
+    try:
+        with init_empty_weights(include_buffers=False), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = AutoModelForCausalLM.from_config(config, attn_implementation="offspec_tree", dtype=dtype)
+    except ValueError as error:
+        raise UnsupportedModelError(
+            _first_line(f"{config.model_type} is not a decoder-only language model offspec can run: {error}")
+        ) from error
+    except (TypeError, RuntimeError, AssertionError, ZeroDivisionError) as error:
+        raise CheckpointError(_first_line(f"config.json describes a model that cannot be: {error}")) from error
+    model.eval()
+    return _find_parts(model, config)
+
+
+def _refuse(config: Any) -> None:
+    text, family = config.get_text_config(), config.model_type
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(f"{family} is an encoder-decoder model; offspec runs decoder-only ones")
+    kinds = set(getattr(text, "layer_types", None) or ()) - _ATTENTION_KINDS
+    if kinds:
+        raise UnsupportedModelError(
+            f"{family} has {', '.join(sorted(kinds))} layers, whose state cannot branch into a token tree"
+        )
+    if getattr(config, "quantization_config", None):
+        method = config.quantization_config
+        method = method.get("quant_method", "quantised") if isinstance(method, dict) else "quantised"
+        raise UnsupportedModelError(f"this checkpoint is {method}; use the bf16 or fp16 one, or a GGUF file")
+
+
+def _find_parts(model: Any, config: Any) -> Skeleton:
+    family = config.model_type
+    if not model._supports_attention_backend:
+        raise UnsupportedModelError(
+            f"{family} computes attention in its own way (transformers marks it as closed to other "
+            "attention functions), so a token tree cannot be verified with it"
+        )
+    model.tie_weights()
+    decoder, names = model.get_decoder(), {id(module): name for name, module in model.named_modules()}
+    stacks = [
+        child
+        for child in decoder.children()
+        if isinstance(child, torch.nn.ModuleList) and len(child) == model.config.get_text_config().num_hidden_layers
+    ]
+    output = model.get_output_embeddings()
+    if len(stacks) != 1 or output is None:
+        raise UnsupportedModelError(f"{family} has no single stack of decoder layers with a head; it cannot be streamed")
+    embedding = names[id(model.get_input_embeddings())] + ".weight"
+    head = names[id(output)] + ".weight"
+    tied = head in (getattr(model, "all_tied_weights_keys", None) or {})
+    return Skeleton(
+        model=model,
+        decoder=decoder,
+        layers=stacks[0],
+        layers_prefix=names[id(stacks[0])],
+        embedding=embedding,
+        head=embedding if tied else head,
+    )
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0]

@@ -1,0 +1,100 @@
+"""From tensors in a checkpoint to parameters of a transformers model.
+
+Most parameters are one tensor under another name, or the same name. Some are made of several (fused
+experts). transformers knows how for every family it has (its conversion mapping), so that is asked.
+"""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    dot_natural_key,
+    rename_source_key,
+)
+
+from offspec.checkpoint.tensors import TensorInfo
+from offspec.errors import CheckpointError, MissingTensorError
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How some parameters are made: from one tensor as it is, or from several by transformers' converter.
+
+    names: the parameters; sources: (tensor, the converter's pattern it matched), in order.
+    """
+
+    names: tuple[str, ...]
+    sources: tuple[tuple[TensorInfo, str], ...]
+    converter: WeightConverter | None = None
+
+    def realise(self, tensors: Mapping[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
+        """Parameter name to tensor, given the source tensors by name. A renamed tensor is not copied."""
+        if self.converter is None:
+            return {self.names[0]: tensors[self.sources[0][0].name]}
+        converter = deepcopy(self.converter)
+        for info, pattern in self.sources:
+            converter.add_tensor(self.names[0], info.name, pattern, tensors[info.name])
+        made = converter.convert(self.names[0], model=model, config=model.config)
+        return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
+
+
+def map_weights(model: Any, tensors: Mapping[str, TensorInfo]) -> list[Recipe]:
+    """A recipe for every parameter and persistent buffer of `model` that is not tied to another.
+
+    model is on the meta device. Raises MissingTensorError for a parameter that nothing in the checkpoint
+    makes, CheckpointError for one of another shape than the configuration says.
+    """
+    wanted = model.state_dict()
+    mapping = get_model_conversion_mapping(model)
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    by_pattern = {pattern: entry for entry in converters for pattern in entry.source_patterns}
+    gathered: dict[str, list[tuple[TensorInfo, str]]] = {}
+    for name in sorted(tensors, key=dot_natural_key):
+        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, wanted)
+        if target not in wanted and name in wanted:
+            target, pattern = name, None
+        if target in wanted:
+            gathered.setdefault(target, []).append((tensors[name], pattern or ""))
+    recipes = [_recipe(target, sources, by_pattern) for target, sources in gathered.items()]
+    _check(model, wanted, recipes)
+    return recipes
+
+
+def _recipe(
+    target: str, sources: list[tuple[TensorInfo, str]], by_pattern: dict[str, WeightConverter]
+) -> Recipe:
+    pattern = sources[0][1]
+    if not pattern:
+        return Recipe((target,), (sources[0],))
+    converter = by_pattern[pattern]
+    first = converter.target_patterns[0]
+    names = tuple(target.replace(first, other) for other in converter.target_patterns)
+    return Recipe(names, tuple(sources), converter)
+
+
+def _check(model: Any, wanted: dict[str, torch.Tensor], recipes: list[Recipe]) -> None:
+    made = {name for recipe in recipes for name in recipe.names}
+    tied = set(getattr(model, "all_tied_weights_keys", None) or {})
+    missing = sorted(name for name in wanted if name not in made and name not in tied)
+    # A tie declared by the family holds only where the configuration asks for it; an absent head is tied.
+    missing = [name for name in missing if wanted[name].device.type == "meta"]
+    if missing:
+        raise MissingTensorError(
+            f"the checkpoint lacks {missing[0]}"
+            + (f" and {len(missing) - 1} more of the tensors" if len(missing) > 1 else "")
+            + f" that {type(model).__name__} needs; is the download whole?"
+        )
+    for recipe in recipes:
+        info = recipe.sources[0][0]
+        if recipe.converter is None and tuple(wanted[recipe.names[0]].shape) != info.shape:
+            raise CheckpointError(
+                f"{info.name} has shape {list(info.shape)} in {info.file.name}, but config.json asks for "
+                f"{list(wanted[recipe.names[0]].shape)}; the two do not belong together"
+            )
