@@ -1,0 +1,1 @@
+"""Where guesses come from."""

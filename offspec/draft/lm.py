@@ -1,0 +1,83 @@
+"""A language model as drafter: one forward for the W nodes of a step, over its own tree cache."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from offspec.draft.base import Children, Scorer
+from offspec.model.attention import TreeContext
+from offspec.model.runner import TreeModel
+from offspec.tree import Candidates
+
+
+class LMDrafter:
+    """Drafts with a causal LM that shares the target's vocabulary.
+
+    Rows of its cache behind the committed ones belong to expanded nodes, in the order of expansion; the
+    tokens committed since the last pass run together with the root.
+    """
+
+    def __init__(self, name: str, model: TreeModel, device: torch.device, release: Callable[[], None]) -> None:
+        self.name = name
+        self._model = model
+        self._device = device
+        self._release = release
+        self._ids: list[int] = []
+        self._row_of: dict[int, int] = {}  # candidate to row of the tree
+        self._pending = 0  # rows before the tree's: tokens committed since the cache was last committed
+        self._positions: list[int] = []  # of the pending rows, then of the tree's
+        self._sees = torch.zeros(0, 0, dtype=torch.bool)
+
+    def start(self, ids: Sequence[int]) -> None:
+        cache = self._model.cache
+        cache.rewind(min(cache.length, len(ids) - 1))
+        self._ids = list(ids)
+        self._row_of.clear()
+        self._sees = torch.zeros(64, 64, dtype=torch.bool)
+
+    def expand(self, candidates: Candidates, nodes: Sequence[int], scorer: Scorer) -> Children:
+        cache, root = self._model.cache, len(self._ids) - 1
+        fresh = self._ids[cache.length : root] if not self._row_of else []
+        if not self._row_of:
+            self._pending, self._positions = len(fresh), list(range(cache.length, root))
+        self._place(candidates, nodes)
+        depths = [int(candidates.depth[node]) for node in nodes]
+        self._positions += [root + depth for depth in depths]
+        tree_rows = len(self._row_of)
+        context = TreeContext(
+            prefix=cache.length,
+            position=torch.tensor(self._positions, device=self._device),
+            causal=self._pending,
+            ancestors=self._sees[:tree_rows, :tree_rows].to(self._device),
+        )
+        tokens = [*fresh, *(int(candidates.token[node]) for node in nodes)]
+        hidden = self._model.hidden(torch.tensor(tokens, device=self._device), context)
+        logits = self._model.logits(hidden[len(fresh) :])
+        paths = [candidates.path_tokens(node) for node in nodes]
+        return scorer.children(logits, paths, [root + depth + 1 for depth in depths])
+
+    def _place(self, candidates: Candidates, nodes: Sequence[int]) -> None:
+        """Give the nodes their rows, and note which rows each may see."""
+        needed = len(self._row_of) + len(nodes)
+        if needed > len(self._sees):
+            grown = torch.zeros(2 * needed, 2 * needed, dtype=torch.bool)
+            grown[: len(self._sees), : len(self._sees)] = self._sees
+            self._sees = grown
+        for node in nodes:
+            row = self._row_of[node] = len(self._row_of)
+            parent = int(candidates.parent[node])
+            if parent >= 0:
+                self._sees[row] = self._sees[self._row_of[parent]]
+            self._sees[row, row] = True
+
+    def commit(self, nodes: Sequence[int]) -> None:
+        rows = [self._row_of[node] for node in nodes if node in self._row_of]
+        if rows:
+            self._model.cache.commit(self._pending, rows)
+
+    def rewind(self, length: int) -> None:
+        cache = self._model.cache
+        cache.rewind(min(length, cache.length))
+
+    def close(self) -> None:
+        self._release()
