@@ -1,0 +1,221 @@
+"""From a configuration to a loaded target and draft: what fits where, and why.
+
+Everything is opened and measured before anything is read, so that what does not fit is an error at once.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from offspec_planners.placement import Placement
+
+from offspec import memory
+from offspec.checkpoint import Checkpoint, open_checkpoint
+from offspec.config import EngineConfig, format_bytes
+from offspec.draft.lm import LMDrafter
+from offspec.errors import CapacityError, DraftError, RequestError
+from offspec.events import Event, LoadProgress, Notice
+from offspec.model.loaded import LoadedModel
+from offspec.model.packing import BLOCK
+from offspec.text import TextCodec, load_tokenizer, same_vocabulary
+
+Notify = Callable[[Event], None]
+
+_CONTEXTS = (4096, 2048, 1024, 512)  # tried in turn when the caller does not say
+_DRAFT_ROWS = 1024  # rows of a growing tree in the draft's cache
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """A loaded target, its drafter if there is one, and what was decided about them."""
+
+    target: LoadedModel
+    drafter: LMDrafter | None
+    codec: TextCodec
+    context: int
+    placement: Placement
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class _DraftChoice:
+    """How the draft is held: "full" as stored, "expanded" 4-bit values at 16 bits each, "packed", "none"."""
+
+    mode: str
+    nbytes: int
+
+
+def assemble(config: EngineConfig, notify: Notify) -> Assembly:
+    """Open, place and load. Raises any OffspecError; on an error nothing stays open."""
+    device, dtype = _device(config.device), getattr(torch, config.dtype)
+    given = config.memory or int(0.9 * (memory.available_bytes() + memory.resident_bytes()))
+    checkpoint = open_checkpoint(config.model, notify=notify)
+    codec = TextCodec(load_tokenizer(checkpoint.folder), checkpoint.folder, checkpoint.config)
+    notify(LoadProgress("Reading headers", 0, 1, "files"))
+    target = LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, device)
+    draft: LoadedModel | None = None
+    try:
+        if config.draft != "none" and config.budget > 1:
+            draft = _open_draft(config, checkpoint, codec, target, dtype, device, notify)
+        context, choice, placement = _decide(config, given, target, draft)
+        if draft is not None and choice.mode == "none":
+            notify(Notice(_no_room(config, given, target, draft)))
+            draft = None
+        capacity = context + config.budget
+        target.load(placement.resident, placement.slots, capacity, _progress(notify, "Loading the target"))
+        for file in sorted(target.buffered_files):
+            notify(Notice(f"{file.name} is read through the page cache: its file system refuses O_DIRECT"))
+        drafter = None
+        if draft is not None:
+            drafter = _load_draft(config, choice, draft, target, context, device, notify)
+        return Assembly(target, drafter, codec, context, placement, given)
+    except BaseException:
+        target.close()
+        if draft is not None:
+            draft.close()
+        raise
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise RequestError(f"there is no device {name!r}; use cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        raise RequestError(f"offspec runs on cpu and cuda, not on {name!r}")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise RequestError("this machine has no CUDA device that torch can use; use --device cpu")
+    return device
+
+
+def _progress(notify: Notify, stage: str) -> Callable[[int, int], None]:
+    return lambda done, total: notify(LoadProgress(stage, done, total, "bytes"))
+
+
+def _open_draft(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    codec: TextCodec,
+    target: LoadedModel,
+    dtype: torch.dtype,
+    device: torch.device,
+    notify: Notify,
+) -> LoadedModel:
+    """The draft's headers, checked against the target. Raises DraftError."""
+    if config.draft == "auto":
+        return LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, device)
+    other = open_checkpoint(config.draft, notify=notify)
+    reason = same_vocabulary(codec.tokenizer, load_tokenizer(other.folder))
+    if reason is not None:
+        raise DraftError(
+            f"{config.draft} cannot draft for {config.model}, their vocabularies differ: {reason}; "
+            "name a draft of the same family, or use --draft auto"
+        )
+    draft = LoadedModel(other.folder, other.tensors, dtype, device)
+    if draft.skeleton.vocab_size < len(codec.tokenizer):
+        raise DraftError(f"{config.draft} knows {draft.skeleton.vocab_size} tokens, the target's tokenizer more")
+    return draft
+
+
+def _decide(
+    config: EngineConfig, given: int, target: LoadedModel, draft: LoadedModel | None
+) -> tuple[int, _DraftChoice, Placement]:
+    """Context length, how the draft is held, and where the layers go. Raises CapacityError."""
+    longest = target.skeleton.context_length
+    if config.context is not None:
+        if config.context > longest:
+            raise RequestError(f"a context of {config.context} is over the model's {longest}")
+        contexts = [config.context]
+    else:
+        contexts = [length for length in _CONTEXTS if length <= longest] or [longest]
+    runtime, failure = memory.resident_bytes(), None
+    for mode in _modes(config, draft):
+        for context in contexts:
+            choice = _DraftChoice(mode, _draft_bytes(mode, draft, config, context))
+            try:
+                return context, choice, memory.divide(given, _needs(config, target, choice, context, runtime))
+            except CapacityError as error:
+                if failure is None or error.needed < failure.needed:
+                    failure = error
+    assert failure is not None
+    raise failure
+
+
+def _modes(config: EngineConfig, draft: LoadedModel | None) -> tuple[str, ...]:
+    if draft is None:
+        return ("none",)
+    if config.draft == "auto":
+        return ("expanded", "packed", "none")
+    return ("expanded", "packed") if config.draft_bits == 4 else ("full",)
+
+
+def _needs(
+    config: EngineConfig, target: LoadedModel, choice: _DraftChoice, context: int, runtime: int
+) -> memory.Needs:
+    capacity = context + config.budget
+    vocabulary = target.skeleton.vocab_size
+    return memory.Needs(
+        runtime=runtime,
+        rest=target.rest_bytes,
+        caches=target.cache_bytes(capacity),
+        scratch=target.scratch_bytes(capacity, capacity) + (64 + 3 * config.width) * 4 * vocabulary,
+        draft=choice.nbytes,
+        layers=target.layer_bytes,
+        extra=target.layer_extra,
+    )
+
+
+def _draft_bytes(mode: str, draft: LoadedModel | None, config: EngineConfig, context: int) -> int:
+    if draft is None or mode == "none":
+        return 0
+    rows = context + _DRAFT_ROWS
+    shared = config.draft == "auto"
+    fixed = draft.cache_bytes(rows) + (0 if shared else draft.rest_bytes)
+    layers = sum(max(size, extra) for size, extra in zip(draft.layer_bytes, draft.layer_extra, strict=True))
+    if mode != "packed":
+        return fixed + layers
+    return fixed + layers * (4 * BLOCK + 32) // (8 * draft.dtype.itemsize * BLOCK) + max(draft.layer_bytes)
+
+
+def _no_room(config: EngineConfig, given: int, target: LoadedModel, draft: LoadedModel) -> str:
+    needed = _draft_bytes("packed", draft, config, _CONTEXTS[-1])
+    return (
+        f"no draft: a 4-bit substitute of the target takes {format_bytes(needed)}, too much beside it in "
+        f"{format_bytes(given)}; name a smaller model with --draft, or give more --memory"
+    )
+
+
+def _load_draft(
+    config: EngineConfig,
+    choice: _DraftChoice,
+    draft: LoadedModel,
+    target: LoadedModel,
+    context: int,
+    device: torch.device,
+    notify: Notify,
+) -> LMDrafter:
+    rows = context + _DRAFT_ROWS
+    if choice.mode == "full":
+        name = Path(config.draft).name
+        draft.load(range(len(draft.layers)), 0, rows, _progress(notify, "Loading the draft"))
+    elif config.draft == "auto":
+        name = "substitute (4-bit)"
+        progress = _progress(notify, "Making a 4-bit substitute of the target")
+        draft.load_packed(choice.mode == "expanded", rows, progress, target.rest_tensors)
+    else:
+        name = f"{Path(config.draft).name} (4-bit)"
+        draft.load_packed(choice.mode == "expanded", rows, _progress(notify, "Rounding the draft to 4 bits"))
+    return LMDrafter(name, draft.tree_model, device, draft.close)
+
+
+def describe(assembly: Assembly) -> dict[str, Any]:
+    """What was decided, for logs and benches."""
+    return {
+        "context": assembly.context,
+        "resident_layers": len(assembly.placement.resident),
+        "streamed_layers": len(assembly.target.layers) - len(assembly.placement.resident),
+        "slots": assembly.placement.slots,
+        "memory": assembly.memory,
+    }

@@ -1,0 +1,304 @@
+"""The engine: load a model once, then answer prompts."""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Literal
+
+from offspec_planners.calibrate import TemperatureFit
+
+from offspec import memory as process_memory
+from offspec.assemble import Assembly, assemble, describe
+from offspec.config import EngineConfig, SamplingParams, Verify, parse_bytes
+from offspec.draft.base import Scorer
+from offspec.errors import ClosedError, RequestError
+from offspec.events import (
+    Event,
+    FinishReason,
+    Finished,
+    Mismatch,
+    PassStats,
+    Prefill,
+    Result,
+    TextDelta,
+)
+from offspec.grow import GrowthPolicy
+from offspec.noise import GumbelNoise
+from offspec.sampling import LogitsProcessor
+from offspec.session import Decoding, PassResult, Session
+from offspec.text import TextStream
+
+Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
+
+
+def load(
+    model: str,
+    *,
+    draft: str = "auto",
+    draft_bits: Literal[4, 16] = 16,
+    memory: str | int | None = None,
+    device: str = "cpu",
+    dtype: Literal["bfloat16", "float32"] = "bfloat16",
+    budget: int = 256,
+    width: int = 32,
+    context: int | None = None,
+    verify: Verify = "coupled",
+    notify: Callable[[Event], None] | None = None,
+) -> "Engine":
+    """Open a model and everything it needs to answer.
+
+    model: a hub id, a folder, a .gguf file, or "demo". draft: the same, or "auto" (a 4-bit substitute of
+    the target), or "none". memory: a promise for the whole process, "1.5GB" or bytes. budget: most nodes
+    verified in a pass; width: nodes that a draft step expands. notify: takes LoadProgress and Notice
+    events now, and Prefill ones as layers of a first pass complete. Raises OffspecError.
+    """
+    config = EngineConfig(
+        model=model,
+        draft=draft,
+        draft_bits=draft_bits,
+        memory=None if memory is None else parse_bytes(memory),
+        device=device,
+        dtype=dtype,
+        budget=budget,
+        width=width,
+        context=context,
+        verify=verify,
+    )
+    return Engine(config, assemble(config, notify or _ignore), notify or _ignore)
+
+
+def _ignore(event: Event) -> None:
+    """The default for `notify`."""
+
+
+class Engine:
+    """A loaded target and draft. One request at a time; a context manager; see `load`."""
+
+    def __init__(self, config: EngineConfig, assembly: Assembly, notify: Callable[[Event], None]) -> None:
+        self.config = config
+        self._assembly = assembly
+        self._notify = notify
+        self._session = Session(assembly.target, assembly.drafter)
+        self._fits: dict[tuple[float, bool], TemperatureFit] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @property
+    def draft(self) -> str:
+        """What drafts: a name for people, or "none"."""
+        return self._assembly.drafter.name if self._assembly.drafter else "none"
+
+    @property
+    def context(self) -> int:
+        """Tokens that a prompt and its answer may have together."""
+        return self._assembly.context
+
+    @property
+    def placement(self) -> dict[str, int]:
+        """Counts of resident and streamed layers and slots, the context, and the memory promised."""
+        return describe(self._assembly)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        raw: bool = False,
+        speculate: bool = True,
+        check: bool = False,
+    ) -> Result:
+        """The whole answer. See `stream`, whose last event carries this result."""
+        for event in self.stream(prompt, params, raw=raw, speculate=speculate, check=check):
+            if isinstance(event, Finished):
+                return event.result
+        raise AssertionError("a stream ends with Finished")
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        raw: bool = False,
+        speculate: bool = True,
+        check: bool = False,
+    ) -> Iterator[Event]:
+        """Answer a prompt, yielding events as they happen.
+
+        prompt: text (one message of the user, or plain text when `raw`), chat messages, or token ids.
+        speculate: False decodes one token a pass, which gives the same tokens, slowly. check: decode once
+        more in that way and report in the result where tokens differ, if they do. Raises OffspecError.
+        """
+        params = params or SamplingParams()
+        if params.seed is None:
+            params = replace(params, seed=secrets.randbits(63))
+        with self._lock:
+            if self._closed:
+                raise ClosedError("this engine was closed; load the model again")
+            ids = self._encode(prompt, raw)
+            result = None
+            for event in self._answer(ids, params, speculate):
+                if isinstance(event, Finished):
+                    result = event.result
+                else:
+                    yield event
+            assert result is not None
+            if check:
+                result = replace(result, mismatches=self._check(ids, params, result))
+            yield Finished(result)
+
+    def _encode(self, prompt: Prompt, raw: bool) -> list[int]:
+        """Token ids of a prompt that leaves room for an answer."""
+        if not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt):
+            ids = [int(item) for item in prompt]  # type: ignore[call-overload]
+            size = self._assembly.target.skeleton.vocab_size
+            if not ids or not all(0 <= token < size for token in ids):
+                raise RequestError(f"token ids must be one or more numbers from 0 to {size - 1}")
+        else:
+            ids = self._assembly.codec.encode_prompt(prompt, raw)  # type: ignore[arg-type]
+        if len(ids) >= self.context:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens, and the context has room for {self.context} with the "
+                "answer; shorten it, or load with a larger --context"
+            )
+        return ids
+
+    def _answer(self, ids: list[int], params: SamplingParams, speculate: bool) -> Iterator[Event]:
+        began = time.perf_counter()
+        target, session = self._assembly.target, self._session
+        layers, read_before = len(target.layers), target.bytes_streamed
+        reused = session.begin(ids)
+        yield Prefill(len(ids) - reused, reused, 0, layers)
+        text = TextStream(self._assembly.codec, params.stop)
+        ending = _Ending(params, frozenset() if params.ignore_eos else self._assembly.codec.eos_ids, text)
+        ending.room = self.context - len(ids)
+        decoding = self._decoding(ids, params, speculate, ending)
+        tree_model = target.tree_model
+        tree_model.on_layer = lambda done: self._notify(Prefill(len(ids) - reused, reused, done, layers))
+        tokens, gaps, shown = list[int](), list[float](), list[str]()
+        passes, ttft, draft_seconds, target_seconds = 0, 0.0, 0.0, 0.0
+        while ending.reason is None:
+            read = target.bytes_streamed
+            done = self._run_pass(decoding, ending.left - 1)
+            tree_model.on_layer = None
+            passes += 1
+            ttft = ttft or time.perf_counter() - began
+            tokens += done.walk.tokens
+            gaps += done.walk.gaps
+            draft_seconds += done.draft_seconds
+            target_seconds += done.target_seconds
+            shown.append(text.finish() if ending.reason else text.take())
+            yield TextDelta(shown[-1], done.walk.tokens)
+            yield _stats(passes, done, target.bytes_streamed - read)
+        self._last_gaps = gaps
+        assert params.seed is not None
+        yield Finished(
+            Result(
+                text="".join(shown),
+                token_ids=tuple(tokens),
+                passes=passes,
+                seconds=time.perf_counter() - began,
+                ttft_s=ttft,
+                bytes_streamed=target.bytes_streamed - read_before,
+                peak_memory_bytes=process_memory.peak_bytes(),
+                finish_reason=ending.reason,
+                draft=self.draft if speculate else "none",
+                budget=self.config.budget if speculate else 1,
+                seed=params.seed,
+                draft_seconds=draft_seconds,
+                target_seconds=target_seconds,
+                prompt_tokens=len(ids),
+                reused_tokens=reused,
+            )
+        )
+
+    def _run_pass(self, decoding: Decoding, max_depth: int) -> PassResult:
+        try:
+            return self._session.run_pass(decoding, max_depth)
+        except BaseException:
+            self._assembly.target.tree_model.on_layer = None
+            self._session.recover()
+            raise
+
+    def _decoding(self, ids: list[int], params: SamplingParams, speculate: bool, ending: "_Ending") -> Decoding:
+        target = self._assembly.target
+        vocabulary, device = target.skeleton.vocab_size, target.device
+        processor = LogitsProcessor(params, vocabulary, ids, device)
+        assert params.seed is not None
+        noise = GumbelNoise(params.seed, vocabulary, device) if processor.uses_noise else None
+        coupled = noise if self.config.verify == "coupled" else None
+        fit = self._fits.setdefault((params.temperature, coupled is not None), TemperatureFit())
+        return Decoding(
+            processor=processor,
+            noise=noise,
+            scorer=Scorer(processor, coupled, fit) if speculate else None,
+            policy=GrowthPolicy(self.config.budget, self.config.width),
+            stop=ending.after,
+        )
+
+    def _check(self, ids: list[int], params: SamplingParams, result: Result) -> tuple[Mismatch, ...]:
+        """The first place where decoding without speculation differs; what follows it is another text."""
+        for event in self._answer(ids, params, speculate=False):
+            if isinstance(event, Finished):
+                alone = event.result.token_ids
+        for index, (token, other) in enumerate(zip(result.token_ids, alone, strict=False)):
+            if token != other:
+                return (Mismatch(index, token, other, self._last_gaps[index]),)
+        return ()
+
+    def close(self) -> None:
+        """Stop reading ahead and free the models. May be called twice."""
+        with self._lock:
+            self._closed = True
+            if self._assembly.drafter is not None:
+                self._assembly.drafter.close()
+            self._assembly.target.close()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Ending:
+    """Decides after each token whether the answer is over, and why."""
+
+    def __init__(self, params: SamplingParams, eos: frozenset[int], text: TextStream) -> None:
+        self._eos, self._text, self._max = eos, text, params.max_tokens
+        self._count = 0
+        self.room = 0  # tokens until the context is full
+        self.reason: FinishReason | None = None
+
+    @property
+    def left(self) -> int:
+        """Tokens that may still come."""
+        return min(self._max, self.room) - self._count
+
+    def after(self, token: int) -> bool:
+        self._count += 1
+        if token in self._eos:
+            self.reason = "eos"
+        elif self._text.push(token):
+            self.reason = "stop"
+        elif self.left <= 0:
+            self.reason = "length" if self._count >= self._max else "context"
+        return self.reason is not None
+
+
+def _stats(index: int, done: PassResult, nbytes: int) -> PassStats:
+    tree = done.growth.tree
+    return PassStats(
+        index=index,
+        tree_nodes=len(tree),
+        tree_depth=int(tree.depth.max()),
+        draft_steps=done.growth.steps,
+        emitted=len(done.walk.tokens),
+        draft_seconds=done.draft_seconds,
+        target_seconds=done.target_seconds,
+        bytes_streamed=nbytes,
+    )

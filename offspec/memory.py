@@ -1,0 +1,110 @@
+"""How much memory there is, how much this process takes, and how a promise of memory is divided."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from offspec_planners.placement import Placement, TooSmallError, place_layers
+
+from offspec.config import format_bytes
+from offspec.errors import CapacityError
+
+MARGIN = 80 << 20  # thread stacks, the allocator's slack, Python objects made while decoding
+
+
+def _status_kb(key: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(key + ":"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def resident_bytes() -> int:
+    """Memory that this process holds now."""
+    return _status_kb("VmRSS")
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has held since it began (or since `reset_peak`)."""
+    return _status_kb("VmHWM")
+
+
+def reset_peak() -> None:
+    """Start `peak_bytes` anew, where the kernel allows it."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def available_bytes() -> int:
+    """Memory that could still be taken: what the machine has free, and what a cgroup leaves of it."""
+    free = 0
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    for limit_file, usage_file in _limit_files():
+        try:
+            limit, usage = limit_file.read_text().strip(), usage_file.read_text().strip()
+        except OSError:
+            continue
+        if limit != "max":
+            free = min(free, max(int(limit) - int(usage), 0))
+    return free
+
+
+def _limit_files() -> list[tuple[Path, Path]]:
+    """(limit, usage) files of this process's control groups, version 1 and 2."""
+    root, files = Path("/sys/fs/cgroup"), list[tuple[Path, Path]]()
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return files
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers == "":
+            folder = root / group.lstrip("/")
+            files.append((folder / "memory.max", folder / "memory.current"))
+        elif "memory" in controllers.split(","):
+            folder = root / "memory" / group.lstrip("/")
+            files.append((folder / "memory.limit_in_bytes", folder / "memory.usage_in_bytes"))
+    return files
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What must fit, in bytes. runtime is the process itself before any weights are read."""
+
+    runtime: int
+    rest: int
+    caches: int
+    scratch: int
+    draft: int
+    layers: list[int]
+    extra: list[int]
+
+    @property
+    def fixed(self) -> int:
+        return self.runtime + self.rest + self.caches + self.scratch + self.draft + MARGIN
+
+
+def divide(memory: int, needs: Needs) -> Placement:
+    """Place the layers into what the fixed parts leave of `memory`. Raises CapacityError."""
+    try:
+        return place_layers(needs.layers, needs.extra, memory - needs.fixed)
+    except TooSmallError as error:
+        least = needs.fixed + error.needed
+        parts = {
+            "Python and libraries": needs.runtime + MARGIN,
+            "head and norms": needs.rest,
+            "KV caches": needs.caches,
+            "activations": needs.scratch,
+            "the draft": needs.draft,
+            "two layers": error.needed,
+        }
+        listing = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
+        raise CapacityError(
+            f"{format_bytes(memory)} of memory is too little: the least that would do is "
+            f"{format_bytes(-(-least // 10**7) * 10**7)} ({listing})",
+            needed=least,
+            given=memory,
+        ) from None

@@ -1,0 +1,123 @@
+"""One conversation's state: committed token ids, what both caches hold of them, and a pass over them."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from offspec.draft.base import Drafter, Scorer
+from offspec.grow import Growth, GrowthPolicy, grow, no_growth
+from offspec.model.attention import TreeContext
+from offspec.model.loaded import LoadedModel
+from offspec.noise import GumbelNoise
+from offspec.sampling import LogitsProcessor
+from offspec.verify import Walk, walk
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """What stays the same from pass to pass of one request. scorer is None without speculation."""
+
+    processor: LogitsProcessor
+    noise: GumbelNoise | None
+    scorer: Scorer | None
+    policy: GrowthPolicy
+    stop: Callable[[int], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """What a pass emitted, the tree it checked, and where its seconds went."""
+
+    walk: Walk
+    growth: Growth
+    draft_seconds: float
+    target_seconds: float
+
+
+class Session:
+    """Token ids and the caches that follow them.
+
+    The target's cache covers `ids` but for the last at most, the root of the next tree; tokens of a new
+    prompt that it does not cover yet ride along with the next pass.
+    """
+
+    def __init__(self, target: LoadedModel, drafter: Drafter | None) -> None:
+        self._target = target
+        self._drafter = drafter
+        self.ids: list[int] = []
+
+    @property
+    def cached(self) -> int:
+        """Committed positions whose keys and values the target holds."""
+        return self._target.tree_model.cache.length
+
+    def begin(self, prompt: Sequence[int]) -> int:
+        """Make `prompt` the committed ids, keeping what the caches share with it; returns that length."""
+        shared = 0
+        limit = min(self.cached, len(prompt) - 1)
+        while shared < limit and self.ids[shared] == prompt[shared]:
+            shared += 1
+        self._target.tree_model.cache.rewind(shared)
+        if self._drafter is not None:
+            self._drafter.rewind(shared)
+        self.ids = list(prompt)
+        return shared
+
+    @torch.inference_mode()
+    def run_pass(self, decoding: Decoding, max_depth: int) -> PassResult:
+        """Grow a tree, take it through the target with all pending tokens, walk it, commit the path.
+
+        After an exception the committed ids are what they were; call `recover` before the next pass.
+        """
+        began = time.perf_counter()
+        if self._drafter is None or decoding.scorer is None or decoding.policy.budget == 1 or max_depth < 1:
+            growth = no_growth(self.ids[-1])
+        else:
+            growth = grow(self._drafter, decoding.scorer, self.ids, decoding.policy, max_depth)
+        grown = time.perf_counter()
+        hidden = self._forward(growth)
+        model = self._target.tree_model
+        root = len(self.ids) - 1
+        result = walk(
+            growth.tree,
+            lambda node: model.logits(hidden[node : node + 1])[0],
+            decoding.processor,
+            decoding.noise,
+            root,
+            decoding.stop,
+        )
+        self._commit(growth, result, decoding)
+        return PassResult(result, growth, grown - began, time.perf_counter() - grown)
+
+    def _forward(self, growth: Growth) -> torch.Tensor:
+        """Hidden states [N, H] of the tree's nodes; the pending tokens go through in front of them."""
+        model, device = self._target.tree_model, self._target.device
+        root = len(self.ids) - 1
+        pending = self.ids[model.cache.length : root]
+        tree = growth.tree
+        tokens = torch.tensor([*pending, *tree.token.tolist()], device=device)
+        positions = torch.cat([torch.arange(root - len(pending), root), root + torch.from_numpy(tree.depth)])
+        context = TreeContext(
+            prefix=model.cache.length,
+            position=positions.to(device),
+            causal=len(pending),
+            ancestors=torch.from_numpy(tree.ancestors()).to(device),
+        )
+        return model.hidden(tokens, context)[len(pending) :]
+
+    def _commit(self, growth: Growth, result: Walk, decoding: Decoding) -> None:
+        cache = self._target.tree_model.cache
+        pending = len(self.ids) - 1 - cache.length
+        cache.commit(pending, result.nodes)
+        if growth.steps and self._drafter is not None:
+            self._drafter.commit([int(growth.candidates[node]) for node in result.nodes])
+            if decoding.scorer is not None:
+                growth.learn(decoding.scorer, result.nodes, result.tokens)
+        self.ids.extend(result.tokens)
+        decoding.processor.commit(result.tokens)
+
+    def recover(self) -> None:
+        """After a pass was broken off: drop its rows and set the stream going again."""
+        self._target.recover()
