@@ -10,8 +10,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-_RATE = 0.04
-_STEP_LIMIT = 3.0  # one surprising token must not blow the temperature up
+_RATE = 0.02
+_STEP_LIMIT = 8.0  # one surprising token must not blow the temperature up
 _RANGE = (0.2, 5.0)
 
 

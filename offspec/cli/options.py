@@ -1,0 +1,244 @@
+"""The options that commands share, as annotated types: name, help and the panel each is shown in."""
+
+import re
+from typing import Annotated, Literal
+
+import typer
+
+from offspec.config import Verify
+
+MODEL_PANEL = "Model and machine"
+DRAFT_PANEL = "Speculation: how fast"
+SAMPLING_PANEL = "Sampling: which words"
+OUTPUT_PANEL = "Prompt and output"
+
+
+def _device(value: str) -> str:
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", value):
+        raise typer.BadParameter(f"{value!r} is neither cpu nor cuda (cuda:1 for the second GPU)")
+    return value
+
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="The target: a hub id, a local folder, a [bold].gguf[/] file, or [bold]demo[/], the small "
+        "model that [bold]make env[/] installs.",
+        show_default=False,
+    ),
+]
+Prompt = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="PROMPT",
+        help="What to say to it. Left out, or [bold]-[/], it is read from standard input; the newline "
+        "at its end is dropped.",
+        show_default=False,
+    ),
+]
+
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="The most RAM the whole process may use, such as 1.5GB or 800MiB. What does not fit streams "
+        "from disk in every pass. Without it: what the machine has free.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(metavar="cpu|cuda", callback=_device, help="Where to compute.", rich_help_panel=MODEL_PANEL),
+]
+Dtype = Annotated[
+    Literal["bfloat16", "float32"],
+    typer.Option(
+        help="Number format of weights and arithmetic. float32 doubles the bytes and removes near-ties.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+Context = Annotated[
+    int | None,
+    typer.Option(
+        metavar="TOKENS",
+        help="Room for this many tokens of prompt and answer. Without it: as much as fits, within reason.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+
+Draft = Annotated[
+    str,
+    typer.Option(
+        metavar="MODEL|auto|none",
+        help="Who guesses ahead: a small model with the same vocabulary; [bold]auto[/], a 4-bit copy of "
+        "the target that stays in memory; or [bold]none[/].",
+        rich_help_panel=DRAFT_PANEL,
+    ),
+]
+DraftBits = Annotated[
+    int,
+    typer.Option(
+        metavar="4|16",
+        help="Bits of a named draft's weights. 4 takes a quarter of the memory and guesses a little worse.",
+        rich_help_panel=DRAFT_PANEL,
+    ),
+]
+Budget = Annotated[
+    int,
+    typer.Option(
+        metavar="NODES",
+        help="The most guesses checked in one pass. More cost compute, and pay while the disk is the "
+        "slower part.",
+        rich_help_panel=DRAFT_PANEL,
+    ),
+]
+Width = Annotated[
+    int,
+    typer.Option(
+        metavar="NODES", help="Guesses that one draft step continues at once.", rich_help_panel=DRAFT_PANEL
+    ),
+]
+VerifyRule = Annotated[
+    Verify,
+    typer.Option(
+        help="What the draft knows. [bold]coupled[/]: the dice that the target will throw, so that its "
+        "guesses hold at any temperature. [bold]plain[/]: only the odds, as in SpecExec; to compare.",
+        rich_help_panel=DRAFT_PANEL,
+    ),
+]
+NoSpeculation = Annotated[
+    bool,
+    typer.Option(
+        "--no-speculation",
+        metavar="",
+        help="Decode one token a pass, as if there were no draft.",
+        rich_help_panel=DRAFT_PANEL,
+    ),
+]
+Check = Annotated[
+    bool,
+    typer.Option(
+        "--check",
+        metavar="",
+        help="Decode a second time without speculation and report where, if anywhere, the tokens differ "
+        "and how near the tie was. Takes as long as that takes.",
+        rich_help_panel=DRAFT_PANEL,
+    ),
+]
+
+Temperature = Annotated[
+    float,
+    typer.Option(
+        metavar="T", help="0 takes the likeliest token; higher is freer.", rich_help_panel=SAMPLING_PANEL
+    ),
+]
+TopP = Annotated[
+    float,
+    typer.Option(
+        metavar="P",
+        help="Sample from the likeliest tokens that hold this share of the probability.",
+        rich_help_panel=SAMPLING_PANEL,
+    ),
+]
+TopK = Annotated[
+    int,
+    typer.Option(
+        metavar="K", help="Sample from the K likeliest tokens; 0 is off.", rich_help_panel=SAMPLING_PANEL
+    ),
+]
+MinP = Annotated[
+    float,
+    typer.Option(
+        metavar="P",
+        help="Drop tokens less likely than this share of the likeliest one's probability.",
+        rich_help_panel=SAMPLING_PANEL,
+    ),
+]
+RepetitionPenalty = Annotated[
+    float,
+    typer.Option(
+        metavar="X",
+        help="Above 1, tokens of the prompt or the answer come back less.",
+        rich_help_panel=SAMPLING_PANEL,
+    ),
+]
+PresencePenalty = Annotated[
+    float,
+    typer.Option(
+        metavar="X",
+        help="Taken off the logit of every token that is in the answer.",
+        rich_help_panel=SAMPLING_PANEL,
+    ),
+]
+FrequencyPenalty = Annotated[
+    float,
+    typer.Option(
+        metavar="X",
+        help="Taken off once for each time the token is in the answer.",
+        rich_help_panel=SAMPLING_PANEL,
+    ),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="The same seed gives the same answer. Without it a fresh one is drawn, and reported.",
+        rich_help_panel=SAMPLING_PANEL,
+    ),
+]
+
+System = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT", help="A system message to go before the prompt.", rich_help_panel=OUTPUT_PANEL
+    ),
+]
+Raw = Annotated[
+    bool,
+    typer.Option(
+        "--raw",
+        metavar="",
+        help="Continue the prompt as it is, without the model's chat template.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]
+MaxTokens = Annotated[
+    int, typer.Option(metavar="N", help="Stop after this many tokens.", rich_help_panel=OUTPUT_PANEL)
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TEXT",
+        help="Stop before this text. May be given several times.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]
+IgnoreEos = Annotated[
+    bool,
+    typer.Option(
+        "--ignore-eos",
+        metavar="",
+        help="Go on past the model's own end of answer.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        metavar="",
+        help="Print one JSON object with the text, the token ids and the statistics instead of the text.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]
+Quiet = Annotated[
+    bool,
+    typer.Option(
+        "--quiet",
+        "-q",
+        metavar="",
+        help="No progress, notices or statistics on stderr.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]

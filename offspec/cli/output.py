@@ -1,0 +1,61 @@
+"""Standard output, guarded: what is written is flushed, and a reader that leaves is noticed."""
+
+import errno
+import os
+import sys
+from contextlib import suppress
+
+from offspec.errors import DiskFullError
+
+# A model may write any character; on a terminal the control characters would act. Tab and newline may.
+_CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "�")
+
+
+class StdoutClosed(Exception):
+    """Whoever read our standard output has gone (`offspec … | head -1`): stop, and say nothing."""
+
+
+class Output:
+    """Text to standard output as it comes.
+
+    Raises StdoutClosed when nobody reads any more, and DiskFullError when it is a file that cannot grow.
+    """
+
+    def __init__(self) -> None:
+        self._stream = sys.stdout
+        self.is_terminal = sys.stdout.isatty()
+        self._at_line_start = True
+
+    def write(self, text: str) -> None:
+        """Write and flush at once, so that a pipe sees every token as it is decided."""
+        if not text:
+            return
+        if self.is_terminal:
+            text = text.translate(_CONTROLS)
+        encoding = self._stream.encoding or "utf-8"
+        text = text.encode(encoding, errors="replace").decode(encoding)
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except BrokenPipeError:
+            raise StdoutClosed from None
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            abandon_stdout()
+            raise DiskFullError("standard output is a file on a full disk; free some room there") from None
+        self._at_line_start = text.endswith("\n")
+
+    def end_line(self) -> None:
+        """Start a new line, unless the text already did."""
+        if not self._at_line_start:
+            self.write("\n")
+
+
+def abandon_stdout() -> None:
+    """Let what is still buffered go nowhere: the interpreter flushes once more as it exits, and would
+    print a complaint."""
+    with suppress(OSError, ValueError):  # not a real file under a test
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

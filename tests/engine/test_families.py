@@ -1,0 +1,77 @@
+"""Every family that offspec promises: the same tokens as transformers, whatever is guessed."""
+
+from pathlib import Path
+
+import pytest
+
+from offspec import SamplingParams, UnsupportedModelError
+from offspec.model.skeleton import build_skeleton
+from tests.tiny import FAMILIES, reference, tiny_engine, write_model
+
+PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
+GREEDY = SamplingParams(max_tokens=18, ignore_eos=True)
+SAMPLED = (
+    SamplingParams(
+        max_tokens=18, ignore_eos=True, temperature=0.6, seed=7, top_k=40, top_p=0.95, repetition_penalty=1.2
+    ),
+    SamplingParams(
+        max_tokens=18,
+        ignore_eos=True,
+        temperature=1.0,
+        seed=8,
+        min_p=0.01,
+        presence_penalty=0.5,
+        frequency_penalty=0.3,
+    ),
+)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_tokens_do_not_depend_on_the_guesses(family: str, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", family)
+    hostile = write_model(tmp_path / "hostile", "llama", seed=99)
+    expected = {GREEDY: reference(model, PROMPT, GREEDY.max_tokens)}
+    assert len(set(expected[GREEDY])) > 4, "the test model says too little to tell right from wrong"
+    with tiny_engine(model, "none", budget=1) as engine:
+        for params in SAMPLED:
+            expected[params] = list(engine.generate(PROMPT, params).token_ids)
+    assert expected[SAMPLED[0]] != expected[SAMPLED[1]]
+    for draft, budget, verify in (
+        ("none", 1, "coupled"),
+        ("auto", 64, "coupled"),
+        (model, 256, "coupled"),
+        (model, 64, "plain"),
+        (hostile, 7, "coupled"),
+    ):
+        with tiny_engine(model, draft, budget=budget, verify=verify) as engine:
+            for params, tokens in expected.items():
+                result = engine.generate(PROMPT, params)
+                assert list(result.token_ids) == tokens, (draft, budget, verify, params)
+                if draft == model and verify == "coupled":
+                    assert result.tokens_per_pass > 4, "a draft that knows the target's mind is believed"
+
+
+def test_there_are_at_least_25_families() -> None:
+    assert len(FAMILIES) >= 25
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("qwen3_next", "linear_attention"),
+        ("t5", "encoder-decoder"),
+        ("bart", "encoder-decoder"),
+        ("mamba", "mamba"),
+        ("bert", "bert"),
+    ],
+)
+def test_other_families_are_refused_by_name(family: str, reason: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    AutoConfig.for_model(family).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=family) as caught:
+        import torch
+
+        build_skeleton(tmp_path, torch.float32)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,140 @@
+"""One family, every way of running it: placements, rings, budgets, widths, drafts, prompts, turns."""
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from offspec import SamplingParams
+from offspec.model import runner
+from tests.tiny import reference, tiny_engine, write_model
+
+PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path, Path]]:
+    """A target, a draft that agrees with it in part, and one that never does."""
+    folder = tmp_path_factory.mktemp("models")
+    target = write_model(folder / "target", num_hidden_layers=5)
+    near = write_model(folder / "near", num_hidden_layers=5)
+    _disturb(near)
+    yield target, near, write_model(folder / "hostile", "qwen2", seed=5)
+
+
+def _disturb(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    torch.manual_seed(3)
+    file = folder / "model.safetensors"
+    tensors = {
+        name: tensor * (1 + 0.03 * torch.randn_like(tensor)) for name, tensor in load_file(file).items()
+    }
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def _sampling(temperature: float, tokens: int = 40) -> SamplingParams:
+    return SamplingParams(
+        temperature=temperature,
+        seed=11,
+        max_tokens=tokens,
+        ignore_eos=True,
+        repetition_penalty=1.1,
+        frequency_penalty=0.1,
+        top_p=0.98,
+    )
+
+
+@pytest.fixture(scope="module")
+def expected(models: tuple[Path, Path, Path]) -> dict[float, tuple[int, ...]]:
+    with tiny_engine(models[0], "none", budget=1) as engine:
+        return {t: engine.generate(PROMPT, _sampling(t)).token_ids for t in (0.0, 0.6, 1.0)}
+
+
+@pytest.mark.parametrize(
+    ("resident", "slots"),
+    [((), 1), ((), 2), ((), 3), ((), 5), ((), 9), ((0, 2, 4), 2), ((1,), 2), (range(5), 0)],
+)
+def test_any_placement_and_ring(
+    models: tuple[Path, Path, Path],
+    expected: dict[float, tuple[int, ...]],
+    resident: tuple[int, ...],
+    slots: int,
+) -> None:
+    target, near, _ = models
+    with tiny_engine(target, near, resident=resident, slots=slots) as engine:
+        for temperature, tokens in expected.items():
+            result = engine.generate(PROMPT, _sampling(temperature))
+            assert result.token_ids == tokens
+            assert (result.bytes_streamed > 0) == (len(resident) < 5)
+
+
+@pytest.mark.parametrize(("budget", "width"), list(product((1, 2, 7, 64, 256), (1, 5, 32))))
+def test_any_budget_and_width(
+    models: tuple[Path, Path, Path], expected: dict[float, tuple[int, ...]], budget: int, width: int
+) -> None:
+    target, near, hostile = models
+    for draft, verify in ((near, "coupled"), (near, "plain"), (hostile, "coupled"), ("auto", "coupled")):
+        with tiny_engine(
+            target, draft, budget=budget, width=width, resident=range(5), verify=verify
+        ) as engine:
+            for temperature, tokens in expected.items():
+                result = engine.generate(PROMPT, _sampling(temperature))
+                assert result.token_ids == tokens
+                assert result.passes <= len(tokens)
+
+
+def test_packed_and_expanded_substitutes_agree(models: tuple[Path, Path, Path]) -> None:
+    results = []
+    for expand in (True, False):
+        with tiny_engine(models[0], "auto", expand=expand) as engine:
+            results.append(engine.generate(PROMPT, _sampling(1.0)))
+    assert results[0].token_ids == results[1].token_ids
+    assert results[0].passes == results[1].passes, "the same rounded weights guess the same"
+
+
+def test_a_long_prompt_runs_in_chunks(
+    models: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = [3 + (7 * i * i + i) % 90 for i in range(150)]
+    expected = reference(models[0], prompt, 20)
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    for chunk in (512, 33, 7):
+        monkeypatch.setattr(runner, "CHUNK", chunk)
+        with tiny_engine(models[0], models[1]) as engine:
+            assert list(engine.generate(prompt, params).token_ids) == expected
+
+
+def test_later_turns_keep_the_shared_prefix(models: tuple[Path, Path, Path]) -> None:
+    """Extending, repeating and editing a conversation gives what a fresh engine gives."""
+    params = _sampling(1.0, tokens=15)
+    target, near, _ = models
+    with tiny_engine(target, near) as engine:
+        first = engine.generate(PROMPT, params)
+        longer = [*PROMPT, *first.token_ids, 30, 31, 32]
+        turns = [longer, longer, [*longer[:12], 40, 41], PROMPT, [9, 8, 7]]
+        for prompt in turns:
+            result = engine.generate(prompt, params)
+            with tiny_engine(target, "none", budget=1) as fresh:
+                assert result.token_ids == fresh.generate(prompt, params).token_ids
+        assert engine.generate(longer, params).reused_tokens == 0
+        assert engine.generate(longer, params).reused_tokens == len(longer) - 1
+
+
+def test_check_finds_nothing_and_says_so(models: tuple[Path, Path, Path]) -> None:
+    with tiny_engine(models[0], models[1]) as engine:
+        assert engine.generate(PROMPT, _sampling(0.6), check=True).mismatches == ()
+        assert engine.generate(PROMPT, _sampling(0.6)).mismatches is None
+
+
+def test_a_seed_is_made_and_reported(models: tuple[Path, Path, Path]) -> None:
+    with tiny_engine(models[0], models[1]) as engine:
+        params = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True)
+        first, second = engine.generate(PROMPT, params), engine.generate(PROMPT, params)
+        assert first.seed != second.seed
+        again = engine.generate(
+            PROMPT, SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True, seed=first.seed)
+        )
+        assert again.token_ids == first.token_ids

@@ -1,0 +1,215 @@
+"""The ring, the disk stream and the reader: order, refilling, faults, and that nothing is left behind."""
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from offspec.checkpoint import TensorInfo
+from offspec.errors import ClosedError, StreamError
+from offspec.store.arena import PAGE, Arena
+from offspec.store.layout import UnitLayout, lay_out
+from offspec.store.reader import BLOCK, DirectReader
+from offspec.stream import DeviceStream, DiskStream, Ring, read_unit
+
+
+def _file(folder: Path, name: str, size: int, seed: int = 0) -> tuple[Path, bytes]:
+    data = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    path = folder / name
+    path.write_bytes(bytes(data.numpy()))
+    return path, path.read_bytes()
+
+
+def _tensor(path: Path, name: str, offset: int, nbytes: int) -> TensorInfo:
+    return TensorInfo(name, "U8", (nbytes,), path, offset, nbytes)
+
+
+def _units(folder: Path, count: int = 5, size: int = 3 * PAGE + 77) -> tuple[list[UnitLayout], list[bytes]]:
+    path, data = _file(folder, "weights", count * size + 13)
+    layouts = [lay_out(f"unit {i}", [_tensor(path, f"t{i}", 13 + i * size, size)]) for i in range(count)]
+    return layouts, [data[13 + i * size : 13 + (i + 1) * size] for i in range(count)]
+
+
+def _content(layout: UnitLayout, memory: torch.Tensor) -> bytes:
+    (place, info), *_ = layout.places.values()
+    return bytes(memory[place : place + info.nbytes].numpy())
+
+
+def test_extents_join_neighbours_and_stay_aligned(tmp_path: Path) -> None:
+    path, data = _file(tmp_path, "a", 2_000_000)
+    infos = [_tensor(path, "x", 100, 5000), _tensor(path, "y", 5200, 10), _tensor(path, "z", 1_500_000, 4096)]
+    layout = lay_out("unit", reversed(infos))
+    assert len(layout.extents) == 2
+    assert all(e.offset % PAGE == e.length % PAGE == e.start % PAGE == 0 for e in layout.extents)
+    arena = read_unit(layout, DirectReader())
+    for info in infos:
+        place, _ = layout.places[info.name]
+        assert bytes(arena.tensor[place : place + info.nbytes].numpy()) == data[info.offset :][: info.nbytes]
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("readers", [1, 2, 4])
+@pytest.mark.parametrize("device_ring", [False, True])
+def test_units_come_in_order_pass_after_pass(
+    tmp_path: Path, slots: int, readers: int, device_ring: bool
+) -> None:
+    layouts, contents = _units(tmp_path)
+    disk = DiskStream(layouts, slots, DirectReader(), readers=readers)
+    stream = DeviceStream(disk, 2, torch.device("cpu")) if device_ring else disk
+    for _ in range(4):
+        for unit, content in enumerate(contents):
+            memory = stream.acquire(unit)
+            assert _content(layouts[unit], memory) == content
+            memory.fill_(0xAA)  # what the slot held must not come back
+            stream.release()
+    read = stream.bytes_read
+    assert read >= 4 * sum(layout.extents[0].needed for layout in layouts)
+    stream.close()
+    stream.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("offspec-")]
+
+
+@pytest.mark.parametrize("device_ring", [False, True])
+def test_a_pass_broken_off_starts_anew(tmp_path: Path, device_ring: bool) -> None:
+    layouts, contents = _units(tmp_path)
+    disk = DiskStream(layouts, 3, DirectReader())
+    stream = DeviceStream(disk, 2, torch.device("cpu")) if device_ring else disk
+    for broken_at in (0, 1, 3):
+        for unit in range(broken_at):
+            stream.acquire(unit)
+            stream.release()
+        stream.acquire(broken_at)
+        stream.abandon()  # as after an exception in the middle of a layer
+        for unit, content in enumerate(contents):
+            assert _content(layouts[unit], stream.acquire(unit)) == content
+            stream.release()
+    stream.close()
+
+
+def test_a_large_unit_is_read_in_blocks(tmp_path: Path) -> None:
+    path, data = _file(tmp_path, "big", 3 * BLOCK + 12345)
+    layout = lay_out("unit", [_tensor(path, "t", 777, len(data) - 777)])
+    stream = DiskStream([layout], 1, DirectReader())
+    assert _content(layout, stream.acquire(0)) == data[777:]
+    stream.release()
+    stream.close()
+
+
+def test_a_truncated_file_is_one_typed_error_and_the_stream_lives(tmp_path: Path) -> None:
+    layouts, contents = _units(tmp_path)
+    path = layouts[0].extents[0].file
+    whole = path.read_bytes()
+    stream = DiskStream(layouts, 2, DirectReader())
+    os.truncate(path, len(whole) // 2)
+    with pytest.raises(StreamError, match="ended early") as caught:
+        for _ in range(2):
+            for unit in range(5):
+                stream.acquire(unit)
+                stream.release()
+    assert caught.value.file == path and caught.value.offset > 0
+    path.write_bytes(whole)  # the same inode: the descriptor sees it whole again
+    stream.abandon()
+    for unit, content in enumerate(contents):
+        assert _content(layouts[unit], stream.acquire(unit)) == content
+        stream.release()
+    stream.close()
+
+
+def test_a_missing_file_names_itself(tmp_path: Path) -> None:
+    layouts, _ = _units(tmp_path)
+    layouts[0].extents[0].file.unlink()
+    stream = DiskStream(layouts, 2, DirectReader())
+    with pytest.raises(StreamError, match="weights"):
+        stream.acquire(0)
+    stream.close()
+
+
+@pytest.mark.parametrize("failure", [OSError(5, "Input/output error"), MemoryError("no memory")])
+def test_any_failure_of_a_worker_reaches_the_caller(failure: Exception) -> None:
+    calls: Iterator[int | Exception] = iter([1, 1, failure])
+
+    def job(slot: int) -> int:
+        outcome = next(calls, 1)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    ring = Ring(4, 2, lambda unit: [job], workers=2, name="test")
+    with pytest.raises(type(failure)):
+        for unit in range(4):
+            ring.acquire(unit)
+            ring.release()
+    ring.abandon()
+    assert ring.acquire(0) in (0, 1)
+    ring.release()
+    ring.close()
+
+
+def test_closing_wakes_whoever_waits() -> None:
+    never = threading.Event()
+    ring = Ring(1, 1, lambda unit: [lambda slot: never.wait(60) or 0], workers=1, name="test")
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            ring.acquire(0)
+        except ClosedError as error:
+            raised.append(error)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    closer = threading.Thread(target=ring.close)
+    closer.start()
+    waiter.join(30)
+    assert len(raised) == 1
+    never.set()
+    closer.join(30)
+    assert not closer.is_alive()
+
+
+def test_short_reads_and_unaligned_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, data = _file(tmp_path, "short", 10 * PAGE + 5)
+    real = os.preadv
+
+    def short(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        return real(descriptor, [buffers[0][: 2 * PAGE]], offset)
+
+    monkeypatch.setattr(os, "preadv", short)
+    arena, reader = Arena(11 * PAGE), DirectReader()
+    assert reader.read_into(path, 0, arena.buffer, len(data)) == len(data)
+    assert bytes(arena.buffer[: len(data)]) == data
+    reader.close()
+
+
+def test_a_file_system_without_direct_reads_is_read_buffered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, data = _file(tmp_path, "buffered", 4 * PAGE + 9)
+    real = os.open
+
+    def refusing(file: Path, flags: int) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(22, "Invalid argument")
+        return real(file, flags)
+
+    monkeypatch.setattr(os, "open", refusing)
+    arena, reader = Arena(5 * PAGE), DirectReader()
+    reader.read_into(path, 0, arena.buffer, len(data))
+    assert bytes(arena.buffer[: len(data)]) == data
+    assert reader.buffered == {path}
+    reader.close()
+
+
+def test_files_are_closed(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    layouts, _ = _units(tmp_path)
+    reader = DirectReader()
+    stream = DiskStream(layouts, 2, reader)
+    stream.acquire(0)
+    stream.release()
+    stream.close()
+    reader.close()
+    assert len(os.listdir("/proc/self/fd")) == before

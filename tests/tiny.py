@@ -1,0 +1,188 @@
+"""Tiny random models of many families, written to disk as real checkpoints, and engines over them."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from offspec.assemble import Assembly
+from offspec.checkpoint import open_checkpoint
+from offspec.config import EngineConfig
+from offspec.draft.lm import LMDrafter
+from offspec.engine import Engine
+from offspec.model.loaded import LoadedModel
+from offspec.text import TextCodec, load_tokenizer
+from offspec_planners.placement import Placement
+
+VOCABULARY = 96
+_CPU = torch.device("cpu")
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_UNTIED = {"tie_word_embeddings": False}  # tied and random, these families only repeat their last token
+
+# What each family's configuration needs beside or instead of the common part.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 6},
+    "qwen2": {},
+    "qwen3": {},
+    "phi": {"head_dim": None},
+    "phi3": {"sliding_window": 7},
+    "gemma": {},
+    "gemma2": {"sliding_window": 5, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0, **_UNTIED},
+    "gemma3_text": {
+        "sliding_window": 5,
+        "query_pre_attn_scalar": 8,
+        "layer_types": [_SLIDING, _SLIDING, _FULL],
+        **_UNTIED,
+    },
+    "olmo": {},
+    "olmo2": {},
+    "olmo3": {"sliding_window": 6, "layer_types": [_SLIDING, _FULL, _SLIDING]},
+    "cohere": {},
+    "cohere2": {"sliding_window": 6, "layer_types": [_SLIDING, _SLIDING, _FULL]},
+    "granite": {"logits_scaling": 2.0, "residual_multiplier": 0.8},
+    "glm": {"partial_rotary_factor": 0.5},
+    "glm4": {"partial_rotary_factor": 0.5},
+    "starcoder2": {"sliding_window": 6},
+    "gpt_neox": {"num_key_value_heads": 4},
+    "smollm3": {},
+    "helium": {},
+    "ernie4_5": {},
+    "seed_oss": {},
+    "arcee": {},
+    "exaone4": {"sliding_window": 6, "layer_types": [_SLIDING, _SLIDING, _FULL]},
+    "gpt2": {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 512, "n_inner": 48},
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32, "num_key_value_heads": 4},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {**_EXPERTS, "shared_expert_intermediate_size": 24},
+    "qwen3_moe": _EXPERTS,
+    "gpt_oss": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 6,
+        "layer_types": [_SLIDING, _FULL, _SLIDING],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+}  # fmt: skip
+
+
+def write_model(folder: Path, family: str = "llama", seed: int = 0, **overrides: Any) -> Path:
+    """A random float32 model with peaked, position-dependent predictions, and a tokenizer of words."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    wanted = {**_COMMON, **FAMILIES.get(family, {}), **overrides}
+    config = AutoConfig.for_model(
+        family, **{key: value for key, value in wanted.items() if value is not None}
+    )
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() >= 2:
+                parameter.normal_(0, 0.5)
+            else:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    write_tokenizer(folder, config.vocab_size)
+    return folder
+
+
+def write_tokenizer(folder: Path, size: int = VOCABULARY) -> None:
+    """Word-level: token i is the word "w<i>"; 0 pads, 1 begins, 2 ends."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<pad>": 0, "<bos>": 1, "<eos>": 2, **{f"w{i}": i for i in range(3, size)}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w3"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
+    )
+    wrapped.chat_template = "{% for m in messages %}w10 {{ m['content'] }} w11 {% endfor %}"
+    wrapped.save_pretrained(folder)
+
+
+def open_model(folder: Path, dtype: torch.dtype = torch.float32) -> LoadedModel:
+    checkpoint = open_checkpoint(str(folder))
+    return LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, _CPU)
+
+
+def nothing(done: int, total: int) -> None:
+    """Progress that goes nowhere."""
+
+
+def tiny_engine(
+    folder: Path,
+    draft: Path | str = "auto",
+    *,
+    budget: int = 64,
+    width: int = 8,
+    resident: Sequence[int] = (),
+    slots: int = 2,
+    context: int = 256,
+    verify: str = "coupled",
+    dtype: torch.dtype = torch.float32,
+    expand: bool = True,
+    wrap: Callable[[Any], Any] | None = None,
+) -> Engine:
+    """An engine whose placement is given instead of decided; draft is a folder, "auto" or "none"."""
+    checkpoint = open_checkpoint(str(folder))
+    codec = TextCodec(load_tokenizer(folder), folder, checkpoint.config)
+    target = open_model(folder, dtype)
+    target.load(resident, slots, context + budget, nothing)
+    drafter: Any = None
+    if draft == "auto":
+        substitute = open_model(folder, dtype)
+        substitute.load_packed(expand, context, nothing, target.rest_tensors)
+        drafter = LMDrafter("substitute", substitute.tree_model, _CPU, substitute.close)
+    elif draft != "none":
+        other = open_model(Path(draft), dtype)
+        other.load(range(len(other.layers)), 0, context, nothing)
+        drafter = LMDrafter("draft", other.tree_model, _CPU, other.close)
+    if wrap is not None:
+        drafter = wrap(drafter)
+    config = EngineConfig(
+        model=str(folder),
+        draft=str(draft),
+        budget=budget,
+        width=width,
+        dtype="float32",
+        verify=verify,
+    )
+    assembly = Assembly(target, drafter, codec, context, Placement(tuple(resident), slots), 1 << 40)
+    return Engine(config, assembly, lambda event: None)
+
+
+def reference(folder: Path, prompt: Sequence[int], tokens: int) -> list[int]:
+    """What transformers' own greedy generate says after the prompt."""
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    model.eval()
+    out = model.generate(
+        torch.tensor([list(prompt)]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        do_sample=False,
+        max_new_tokens=tokens,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return [int(token) for token in out[0, len(prompt) :]]
