@@ -6,9 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Literal
-
-from offspec_planners.calibrate import TemperatureFit
+from typing import Literal, cast
 
 from offspec import memory as process_memory
 from offspec.assemble import Assembly, assemble, describe
@@ -17,8 +15,8 @@ from offspec.draft.base import Scorer
 from offspec.errors import ClosedError, RequestError
 from offspec.events import (
     Event,
-    FinishReason,
     Finished,
+    FinishReason,
     Mismatch,
     PassStats,
     Prefill,
@@ -29,7 +27,8 @@ from offspec.grow import GrowthPolicy
 from offspec.noise import GumbelNoise
 from offspec.sampling import LogitsProcessor
 from offspec.session import Decoding, PassResult, Session
-from offspec.text import TextStream
+from offspec.text import Messages, TextStream
+from offspec_planners.calibrate import TemperatureFit
 
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
 
@@ -151,13 +150,13 @@ class Engine:
 
     def _encode(self, prompt: Prompt, raw: bool) -> list[int]:
         """Token ids of a prompt that leaves room for an answer."""
-        if not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt):
-            ids = [int(item) for item in prompt]  # type: ignore[call-overload]
-            size = self._assembly.target.skeleton.vocab_size
-            if not ids or not all(0 <= token < size for token in ids):
-                raise RequestError(f"token ids must be one or more numbers from 0 to {size - 1}")
+        given = [] if isinstance(prompt, str) else [item for item in prompt if isinstance(item, int)]
+        if given and len(given) == len(prompt):
+            ids, size = given, self._assembly.target.skeleton.vocab_size
+            if not all(0 <= token < size for token in ids):
+                raise RequestError(f"token ids must be numbers from 0 to {size - 1}")
         else:
-            ids = self._assembly.codec.encode_prompt(prompt, raw)  # type: ignore[arg-type]
+            ids = self._assembly.codec.encode_prompt(cast(str | Messages, prompt), raw)
         if len(ids) >= self.context:
             raise RequestError(
                 f"the prompt has {len(ids)} tokens, and the context has room for {self.context} with the "
@@ -222,7 +221,9 @@ class Engine:
             self._session.recover()
             raise
 
-    def _decoding(self, ids: list[int], params: SamplingParams, speculate: bool, ending: "_Ending") -> Decoding:
+    def _decoding(
+        self, ids: list[int], params: SamplingParams, speculate: bool, ending: "_Ending"
+    ) -> Decoding:
         target = self._assembly.target
         vocabulary, device = target.skeleton.vocab_size, target.device
         processor = LogitsProcessor(params, vocabulary, ids, device)

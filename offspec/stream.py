@@ -64,7 +64,8 @@ class Ring:
         self._state = _State()
         self._changed = threading.Condition()
         self._threads = [
-            threading.Thread(target=self._work, name=f"offspec-{name}-{i}", daemon=True) for i in range(workers)
+            threading.Thread(target=self._work, name=f"offspec-{name}-{i}", daemon=True)
+            for i in range(workers)
         ]
         for thread in self._threads:
             thread.start()
@@ -79,9 +80,12 @@ class Ring:
             assert state.held is None, "release a unit before acquiring the next"
             if state.head % self.units != unit:
                 self._restart(unit)
-            while not self._ready(state.head):
+            while True:
+                # A failed job leaves its unit looking filled, so the error is looked for first.
                 if state.error is not None:
                     raise state.error
+                if self._ready(state.head):
+                    break
                 if state.closed:
                     raise ClosedError("the engine was closed while a model was being streamed")
                 asked = time.perf_counter()
@@ -173,7 +177,13 @@ class DiskStream:
     """
 
     def __init__(
-        self, layouts: Sequence[UnitLayout], slots: int, reader: DirectReader, *, readers: int = 2, pin: bool = False
+        self,
+        layouts: Sequence[UnitLayout],
+        slots: int,
+        reader: DirectReader,
+        *,
+        readers: int = 2,
+        pin: bool = False,
     ) -> None:
         self.layouts = layouts
         self.slot_bytes = max(layout.nbytes for layout in layouts)
@@ -191,7 +201,9 @@ class DiskStream:
     def _read(self, slot: int, extent: Extent, at: int) -> int:
         length = min(BLOCK, extent.length - at)
         target = self.memory[slot].buffer[extent.start + at : extent.start + at + length]
-        return self._reader.read_into(extent.file, extent.offset + at, target, min(length, extent.needed - at))
+        return self._reader.read_into(
+            extent.file, extent.offset + at, target, min(length, extent.needed - at)
+        )
 
     @property
     def bytes_read(self) -> int:

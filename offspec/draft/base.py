@@ -10,16 +10,16 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from offspec_planners.calibrate import TemperatureFit
 
 from offspec.noise import GumbelNoise
 from offspec.sampling import LogitsProcessor
 from offspec.tree import Candidates
+from offspec_planners.calibrate import TemperatureFit
 
 
 @dataclass(frozen=True, slots=True)
 class Children:
-    """The likeliest children of W nodes, best first: token, log_prob (calibrated) and x (raw), [W, K] each."""
+    """The likeliest children of W nodes, best first: token, log_prob (calibrated), x (raw), [W, K] each."""
 
     token: NDArray[np.int64]
     log_prob: NDArray[np.float32]
@@ -42,7 +42,9 @@ class Scorer:
         self._children = children
         self.fit = fit
 
-    def children(self, logits: torch.Tensor, paths: Sequence[Sequence[int]], positions: Sequence[int]) -> Children:
+    def children(
+        self, logits: torch.Tensor, paths: Sequence[Sequence[int]], positions: Sequence[int]
+    ) -> Children:
         """logits [W, V] at nodes with these paths below the root; positions [W] of the children."""
         x = self._processor.draft_scores(logits, paths)
         if self._noise is not None:

@@ -17,7 +17,9 @@ class LMDrafter:
     tokens committed since the last pass run together with the root.
     """
 
-    def __init__(self, name: str, model: TreeModel, device: torch.device, release: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str, model: TreeModel, device: torch.device, release: Callable[[], None]
+    ) -> None:
         self.name = name
         self._model = model
         self._device = device

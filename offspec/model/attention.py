@@ -80,7 +80,8 @@ def tree_attention(
     if tree is None:
         family = getattr(getattr(module, "config", None), "model_type", type(module).__name__)
         raise UnsupportedModelError(
-            f"{family} does not hand its keywords down to its attention, so a token tree cannot be verified with it"
+            f"{family} does not hand its keywords down to its attention, so a token tree cannot be verified "
+            "with it"
         )
     _, heads, rows, size = query.shape
     groups = heads // key.shape[1]
@@ -119,7 +120,12 @@ def _capped(
     if sinks is None:
         return torch.softmax(scores, dim=-1).to(value.dtype) @ value
     rows = query.shape[2] // groups
-    sink = sinks.float().reshape(1, key.shape[1], groups, 1).expand(-1, -1, -1, rows).reshape(*scores.shape[:3], 1)
+    sink = (
+        sinks.float()
+        .reshape(1, key.shape[1], groups, 1)
+        .expand(-1, -1, -1, rows)
+        .reshape(*scores.shape[:3], 1)
+    )
     weights = torch.softmax(torch.cat([scores, sink], dim=-1), dim=-1)[..., :-1]
     return weights.to(value.dtype) @ value
 

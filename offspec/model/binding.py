@@ -39,9 +39,7 @@ class Binder:
         self._model = model
         self._recipes = recipes
         self._device = device
-        self._homes = {
-            parameter: _home(model, parameter) for recipe in recipes for parameter in recipe.names
-        }
+        self._homes = {parameter: _home(model, parameter) for recipe in recipes for parameter in recipe.names}
         self._meta = {parameter: _get(home) for parameter, home in self._homes.items()}
 
     @property
@@ -57,7 +55,9 @@ class Binder:
 
     def realise(self, memory: torch.Tensor) -> dict[str, torch.Tensor]:
         """Parameter name to tensor, from a slot (uint8, [slot bytes]) that holds the unit."""
-        sources = {name: view_tensor(memory, place, info) for name, (place, info) in self.layout.places.items()}
+        sources = {
+            name: view_tensor(memory, place, info) for name, (place, info) in self.layout.places.items()
+        }
         made: dict[str, torch.Tensor] = {}
         for recipe in self._recipes:
             for name, tensor in recipe.realise(sources, self._model).items():

@@ -10,7 +10,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 
-class TreeCacheLayer(CacheLayerMixin):  # type: ignore[misc]
+class TreeCacheLayer(CacheLayerMixin):
     """One layer's keys and values, [1, KV, C, D] each, allocated once and filled from the left.
 
     `filled` rows are valid; the committed prefix comes first. Sliding-window layers keep all rows: the
@@ -20,7 +20,7 @@ class TreeCacheLayer(CacheLayerMixin):  # type: ignore[misc]
     is_sliding = False
 
     def __init__(self, capacity: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.capacity = capacity
         self.filled = 0
 
@@ -37,11 +37,12 @@ class TreeCacheLayer(CacheLayerMixin):  # type: ignore[misc]
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append the rows [1, KV, T, D] of a chunk; returns all valid rows [1, KV, filled + T, D]."""
-        if not self.is_initialized:
+        if self.keys is None or self.values is None:
             self.lazy_initialization(key_states, value_states)
         end = self.filled + key_states.shape[2]
         if end > self.capacity:
             self.reserve(end)
+        assert self.keys is not None and self.values is not None
         self.keys[:, :, self.filled : end] = key_states
         self.values[:, :, self.filled : end] = value_states
         self.filled = end
@@ -61,9 +62,10 @@ class TreeCacheLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def keep(self, length: int, rows: torch.Tensor) -> None:
         """Keep `length` rows and, right behind them, the given later rows [K] in order; drop the rest."""
-        if self.is_initialized and len(rows):
+        if len(rows):
             for store in (self.keys, self.values):
-                store[:, :, length : length + len(rows)] = store[:, :, rows]
+                if store is not None:
+                    store[:, :, length : length + len(rows)] = store[:, :, rows.to(store.device)]
         self.filled = length + len(rows)
 
     def get_seq_length(self) -> int:
@@ -76,16 +78,13 @@ class TreeCacheLayer(CacheLayerMixin):  # type: ignore[misc]
         return -1
 
 
-class TreeCache(Cache):  # type: ignore[misc]
+class TreeCache(Cache):
     """The cache of a whole model. `length` counts committed positions; rows behind them are a tree's."""
 
     def __init__(self, layers: int, capacity: int) -> None:
-        super().__init__(layers=[TreeCacheLayer(capacity) for _ in range(layers)])
+        self.rows = [TreeCacheLayer(capacity) for _ in range(layers)]
+        super().__init__(layers=[*self.rows])
         self.length = 0
-
-    def reserve(self, capacity: int) -> None:
-        for layer in self.layers:
-            layer.reserve(capacity)
 
     def commit(self, pending: int, nodes: Sequence[int]) -> None:
         """Commit `pending` rows in order, then the rows of `nodes` (counted from behind the pending ones).
@@ -94,20 +93,13 @@ class TreeCache(Cache):  # type: ignore[misc]
         """
         start = self.length + pending
         rows = torch.tensor([start + node for node in nodes], dtype=torch.long)
-        for layer in self.layers:
-            device = layer.keys.device if layer.is_initialized else rows.device
-            layer.keep(start, rows.to(device))
+        for layer in self.rows:
+            layer.keep(start, rows)
         self.length = start + len(nodes)
 
     def rewind(self, length: int) -> None:
         """Go back to `length` committed positions, dropping everything behind them."""
         assert 0 <= length <= self.length
-        for layer in self.layers:
+        for layer in self.rows:
             layer.filled = length
         self.length = length
-
-    @property
-    def nbytes(self) -> int:
-        return sum(
-            layer.keys.nbytes + layer.values.nbytes for layer in self.layers if layer.is_initialized
-        )

@@ -25,6 +25,7 @@ class RowGather:
         self._kept: OrderedDict[int, torch.Tensor] = OrderedDict()
         self._file = os.open(info.file, os.O_RDONLY | os.O_CLOEXEC)
         os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_RANDOM)
+        module.padding_idx = None  # matters to gradients alone, and must lie within the rows that are here
         self._hook = module.register_forward_pre_hook(self._feed)
 
     def _feed(self, module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -48,7 +49,9 @@ class RowGather:
         try:
             count = os.preadv(self._file, [data], offset)
         except OSError as error:
-            raise StreamError(f"read failed: {error.strerror}", file=self._info.file, offset=offset) from error
+            raise StreamError(
+                f"read failed: {error.strerror}", file=self._info.file, offset=offset
+            ) from error
         if count != self._row_bytes:
             raise StreamError("the file ended early", file=self._info.file, offset=offset)
         return torch.frombuffer(data, dtype=torch_dtype(self._info.dtype))

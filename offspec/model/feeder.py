@@ -19,7 +19,12 @@ class LayerFeeder:
     """
 
     def __init__(
-        self, binders: list[Binder], resident: Iterable[int], slots: int, reader: DirectReader, device: torch.device
+        self,
+        binders: list[Binder],
+        resident: Iterable[int],
+        slots: int,
+        reader: DirectReader,
+        device: torch.device,
     ) -> None:
         self._binders = binders
         self._resident = sorted(resident)

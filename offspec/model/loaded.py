@@ -55,11 +55,13 @@ class LoadedModel:
         self.rest_tensors: dict[str, torch.Tensor] = {}
 
     def _on_disk(self, recipe: Recipe) -> bool:
-        return not self.skeleton.tied and recipe.converter is None and recipe.names == (self.skeleton.embedding,)
+        return (
+            not self.skeleton.tied and recipe.converter is None and recipe.names == (self.skeleton.embedding,)
+        )
 
     def _head_alias(self) -> str:
         """What the head is called in a checkpoint that stores it although it is tied."""
-        names = {id(module): name for name, module in self.skeleton.model.named_modules()}
+        names: dict[int, str] = {id(module): name for name, module in self.skeleton.model.named_modules()}
         return names[id(self.skeleton.model.get_output_embeddings())] + ".weight"
 
     @property
@@ -83,14 +85,19 @@ class LoadedModel:
     def scratch_bytes(self, rows: int, length: int) -> int:
         """Most bytes of activations in a pass of `rows` rows over a cache of `length` positions."""
         config, item = self.skeleton.config, self.dtype.itemsize
-        hidden = config.hidden_size
+        hidden: int = config.hidden_size
         inner = max((max(shape) for shape in self._matrix_shapes()), default=hidden)
         chunk = min(rows, CHUNK)
-        heads = config.num_attention_heads
+        heads: int = config.num_attention_heads
         groups = heads // (getattr(config, "num_key_value_heads", None) or heads)
         attention = chunk * (length + rows) * (item * (1 + groups) + 1)
         largest = max((a * b for a, b in self._matrix_shapes()), default=0)  # reordered by the GEMM
-        return rows * hidden * item * 4 + chunk * (3 * inner * item + 4 * hidden * 4) + attention + largest * item
+        return (
+            rows * hidden * item * 4
+            + chunk * (3 * inner * item + 4 * hidden * 4)
+            + attention
+            + largest * item
+        )
 
     def _matrix_shapes(self) -> list[tuple[int, int]]:
         parameters = self.skeleton.layers[0].parameters()

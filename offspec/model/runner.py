@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers.modeling_outputs import BaseModelOutputWithPast, ModelOutput
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.utils.generic import ModelOutput
 
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
@@ -85,7 +86,9 @@ class TreeModel:
         """[n, H] to [n, V], through the family's own head: scaling and soft caps included."""
         self._given = hidden[None]
         try:
-            out = self.skeleton.model(input_ids=torch.zeros((1, len(hidden)), dtype=torch.long, device=hidden.device))
+            out = self.skeleton.model(
+                input_ids=torch.zeros((1, len(hidden)), dtype=torch.long, device=hidden.device)
+            )
         finally:
             self._given = None
         rows: torch.Tensor = out.logits
@@ -111,7 +114,12 @@ def _in_chunks(forward: Callable[..., Any], hidden: torch.Tensor, args: Any, kwa
 
 def _rows(value: Any, part: slice, rows: int) -> Any:
     """The rows of a per-row tensor ([1, T, ...], tuples of them); anything else as it is."""
-    if isinstance(value, torch.Tensor) and value.dim() >= 2 and value.shape[0] == 1 and value.shape[1] == rows:
+    if (
+        isinstance(value, torch.Tensor)
+        and value.dim() >= 2
+        and value.shape[0] == 1
+        and value.shape[1] == rows
+    ):
         return value[:, part]
     if isinstance(value, tuple):
         return tuple(_rows(item, part, rows) for item in value)

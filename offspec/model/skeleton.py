@@ -88,7 +88,9 @@ def build_skeleton(folder: Path, dtype: torch.dtype) -> Skeleton:
             _first_line(f"{config.model_type} is not a decoder-only language model offspec can run: {error}")
         ) from error
     except (TypeError, RuntimeError, AssertionError, ZeroDivisionError) as error:
-        raise CheckpointError(_first_line(f"config.json describes a model that cannot be: {error}")) from error
+        raise CheckpointError(
+            _first_line(f"config.json describes a model that cannot be: {error}")
+        ) from error
     model.eval()
     return _find_parts(model, config)
 
@@ -120,11 +122,14 @@ def _find_parts(model: Any, config: Any) -> Skeleton:
     stacks = [
         child
         for child in decoder.children()
-        if isinstance(child, torch.nn.ModuleList) and len(child) == model.config.get_text_config().num_hidden_layers
+        if isinstance(child, torch.nn.ModuleList)
+        and len(child) == model.config.get_text_config().num_hidden_layers
     ]
     output = model.get_output_embeddings()
     if len(stacks) != 1 or output is None:
-        raise UnsupportedModelError(f"{family} has no single stack of decoder layers with a head; it cannot be streamed")
+        raise UnsupportedModelError(
+            f"{family} has no single stack of decoder layers with a head; it cannot be streamed"
+        )
     embedding = names[id(model.get_input_embeddings())] + ".weight"
     head = names[id(output)] + ".weight"
     tied = head in (getattr(model, "all_tied_weights_keys", None) or {})

@@ -37,7 +37,7 @@ class Recipe:
         """Parameter name to tensor, given the source tensors by name. A renamed tensor is not copied."""
         if self.converter is None:
             return {self.names[0]: tensors[self.sources[0][0].name]}
-        converter = deepcopy(self.converter)
+        converter: Any = deepcopy(self.converter)
         for info, pattern in self.sources:
             converter.add_tensor(self.names[0], info.name, pattern, tensors[info.name])
         made = converter.convert(self.names[0], model=model, config=model.config)

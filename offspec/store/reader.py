@@ -59,7 +59,9 @@ class DirectReader:
             try:
                 count = os.preadv(descriptor, [target[done : done + BLOCK]], offset + done)
             except OSError as error:
-                raise StreamError(f"read failed: {error.strerror}", file=file, offset=offset + done) from error
+                raise StreamError(
+                    f"read failed: {error.strerror}", file=file, offset=offset + done
+                ) from error
             if done + count < needed and file not in self.buffered:
                 count -= count % PAGE  # O_DIRECT wants an aligned offset to go on from
             if count == 0:
