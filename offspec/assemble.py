@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from offspec_planners.placement import Placement
 
 from offspec import memory
 from offspec.checkpoint import Checkpoint, open_checkpoint
@@ -20,6 +19,7 @@ from offspec.events import Event, LoadProgress, Notice
 from offspec.model.loaded import LoadedModel
 from offspec.model.packing import BLOCK
 from offspec.text import TextCodec, load_tokenizer, same_vocabulary
+from offspec_planners.placement import Placement
 
 Notify = Callable[[Event], None]
 
@@ -115,7 +115,9 @@ def _open_draft(
         )
     draft = LoadedModel(other.folder, other.tensors, dtype, device)
     if draft.skeleton.vocab_size < len(codec.tokenizer):
-        raise DraftError(f"{config.draft} knows {draft.skeleton.vocab_size} tokens, the target's tokenizer more")
+        raise DraftError(
+            f"{config.draft} knows {draft.skeleton.vocab_size} tokens, the target's tokenizer more"
+        )
     return draft
 
 

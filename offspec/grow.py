@@ -52,7 +52,9 @@ class Growth:
             scorer.fit.observe(children.x[row], children.log_prob[row], rank)
 
 
-def grow(drafter: Drafter, scorer: Scorer, ids: Sequence[int], policy: GrowthPolicy, max_depth: int) -> Growth:
+def grow(
+    drafter: Drafter, scorer: Scorer, ids: Sequence[int], policy: GrowthPolicy, max_depth: int
+) -> Growth:
     """A tree below the last of the committed ids, no deeper than `max_depth` tokens."""
     candidates = Candidates(ids[-1])
     seen: dict[int, tuple[Children, int]] = {}

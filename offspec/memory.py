@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from offspec_planners.placement import Placement, TooSmallError, place_layers
-
 from offspec.config import format_bytes
 from offspec.errors import CapacityError
+from offspec_planners.placement import Placement, TooSmallError, place_layers
 
 MARGIN = 80 << 20  # thread stacks, the allocator's slack, Python objects made while decoding
 

@@ -44,6 +44,7 @@ class _State:
     held: int | None = None
     fillings: dict[int, _Filling] = field(default_factory=dict)
     error: BaseException | None = None
+    paused: bool = False
     closed: bool = False
 
 
@@ -78,6 +79,9 @@ class Ring:
         with self._changed:
             state = self._state
             assert state.held is None, "release a unit before acquiring the next"
+            if state.paused:
+                state.paused = False
+                self._changed.notify_all()
             if state.head % self.units != unit:
                 self._restart(unit)
             while True:
@@ -104,11 +108,15 @@ class Ring:
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """After an error or an interrupt: forget what is held and what failed; the ring can be used again."""
+        """After an error or an interrupt: forget what is held and what failed; the ring can be used again.
+
+        It stands still until the next `acquire`, by which time what failed may have been mended.
+        """
         with self._changed:
             self._state.held = None
-            self._state.error = None
             self._restart(0)
+            self._state.error = None
+            self._state.paused = True
 
     def close(self) -> None:
         """Stop the workers and wait for them. May be called twice."""
@@ -136,7 +144,7 @@ class Ring:
         """The next job in order, or None when the ring closes. Called with the lock held."""
         state = self._state
         while not state.closed:
-            if state.error is None:
+            if state.error is None and not state.paused:
                 for sequence in sorted(state.fillings):
                     filling = state.fillings[sequence]
                     if filling.waiting:

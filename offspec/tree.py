@@ -37,7 +37,11 @@ class TokenTree:
 
     @classmethod
     def build(
-        cls, token: Sequence[int], parent: Sequence[int], score: Sequence[float], source: Sequence[int] | None = None
+        cls,
+        token: Sequence[int],
+        parent: Sequence[int],
+        score: Sequence[float],
+        source: Sequence[int] | None = None,
     ) -> "TokenTree":
         """A tree from its columns; the depths follow from the parents. Asserts the invariants."""
         parents = np.asarray(parent, dtype=np.int64)

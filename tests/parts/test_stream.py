@@ -110,8 +110,8 @@ def test_a_truncated_file_is_one_typed_error_and_the_stream_lives(tmp_path: Path
                 stream.acquire(unit)
                 stream.release()
     assert caught.value.file == path and caught.value.offset > 0
-    path.write_bytes(whole)  # the same inode: the descriptor sees it whole again
     stream.abandon()
+    path.write_bytes(whole)  # the same inode: the descriptor sees it whole again
     for unit, content in enumerate(contents):
         assert _content(layouts[unit], stream.acquire(unit)) == content
         stream.release()

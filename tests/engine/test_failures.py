@@ -1,0 +1,259 @@
+"""What goes wrong with real files, memory and people: one line, the right exit code, nothing lost."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import offspec
+from offspec import CapacityError, ClosedError, RequestError, SamplingParams, StreamError
+from tests.tiny import tiny_engine, write_model, write_tokenizer
+
+PROMPT = [5, 9, 17]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("whole") / "model")
+
+
+@pytest.fixture
+def model(whole: Path, tmp_path: Path) -> Path:
+    """A copy that the test may damage."""
+    return Path(shutil.copytree(whole, tmp_path / "model"))
+
+
+def run(*args: object) -> Result:
+    from offspec.cli.main import app
+
+    return CliRunner().invoke(app, ["generate", *map(str, args)], prog_name="offspec")
+
+
+def failed(result: Result, code: int) -> str:
+    """The error's one line, with nothing on stdout."""
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1 and "Traceback" not in result.stderr
+    return lines[0]
+
+
+def test_a_whole_model_answers(model: Path) -> None:
+    result = run(model, "w5 w9", "--max-tokens", 5, "--json", "--dtype", "float32")
+    assert result.exit_code == 0, result.stderr
+    answer = json.loads(result.stdout)
+    assert answer["tokens"] == len(answer["token_ids"]) <= 5
+    assert answer["draft"] == "substitute (4-bit)"
+
+
+def test_a_wrong_id(tmp_path: Path) -> None:
+    assert "no-such-model" in failed(run("no-such-model", "hi"), 1)
+    assert "nowhere" in failed(run(tmp_path / "nowhere", "hi"), 1)
+
+
+def test_a_missing_shard(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    write_model(tmp_path / "one")
+    sharded = tmp_path / "sharded"
+    AutoModelForCausalLM.from_pretrained(tmp_path / "one").save_pretrained(sharded, max_shard_size="20KB")
+    write_tokenizer(sharded)
+    assert run(sharded, "w5", "--max-tokens", 2).exit_code == 0
+    lost = sorted(sharded.glob("*.safetensors"))[1]
+    lost.unlink()
+    assert lost.name in failed(run(sharded, "w5"), 1)
+
+
+def test_a_truncated_file(model: Path) -> None:
+    file = model / "model.safetensors"
+    os.truncate(file, file.stat().st_size - 1000)
+    assert "model.safetensors" in failed(run(model, "w5"), 1)
+
+
+def test_a_header_that_lies(model: Path) -> None:
+    file = model / "model.safetensors"
+    data = file.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    name = next(key for key in header if key.endswith("q_proj.weight"))
+    begin, end = header[name]["data_offsets"]
+    header[name]["data_offsets"] = [begin + 10**9, end + 10**9]
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])
+    assert "model.safetensors" in failed(run(model, "w5"), 1)
+
+
+def test_a_configuration_of_another_model(model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
+    assert "config.json" in failed(run(model, "w5"), 1)
+
+
+def test_a_draft_with_another_vocabulary(model: Path, tmp_path: Path) -> None:
+    draft = write_model(tmp_path / "draft", vocab_size=80)
+    assert "vocabularies differ" in failed(run(model, "w5", "--draft", draft), 1)
+
+
+def test_an_empty_prompt_and_one_over_the_context(model: Path) -> None:
+    assert "empty" in failed(run(model, ""), 2)
+    long = " ".join(["w5"] * 40)
+    assert "--context" in failed(run(model, long, "--context", 32), 2)
+    assert "context" in failed(run(model, "w5", "--context", 100_000), 2)
+    assert "budget" in failed(run(model, "w5", "--budget", 0), 2)
+
+
+def test_an_answer_that_fills_the_context_says_so(model: Path) -> None:
+    args = (model, "w5", "--context", 24, "--max-tokens", 100, "--ignore-eos", "--json", "--dtype", "float32")
+    answer = json.loads(run(*args).stdout)
+    assert answer["finish_reason"] == "context"
+    assert answer["prompt_tokens"] + answer["tokens"] == 24
+
+
+def test_memory_that_is_too_small_names_the_least_that_would_do(model: Path) -> None:
+    with pytest.raises(CapacityError, match="least that would do") as caught:
+        offspec.load(str(model), memory=10_000_000)
+    assert caught.value.given == 10_000_000 < caught.value.needed
+    with offspec.load(str(model), memory=caught.value.needed + 20_000_000) as engine:
+        assert engine.generate(PROMPT, SamplingParams(max_tokens=4)).tokens
+    line = failed(run(model, "w5", "--memory", "10MB"), 1)
+    assert "least that would do" in line
+
+
+def test_a_draft_that_has_no_room_is_left_out_and_named(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from offspec import assemble
+
+    real = assemble._draft_bytes
+    monkeypatch.setattr(
+        assemble, "_draft_bytes", lambda mode, *rest: (1 << 60) if mode != "none" else real(mode, *rest)
+    )
+    notices: list[str] = []
+    with offspec.load(
+        str(whole), notify=lambda event: notices.append(getattr(event, "text", ""))
+    ) as engine:
+        assert engine.draft == "none"
+        assert engine.generate(PROMPT, SamplingParams(max_tokens=4)).tokens_per_pass == 1
+    assert any("no draft" in text and "--draft" in text for text in notices)
+
+
+def test_a_file_truncated_in_mid_run_is_one_error_and_the_engine_lives(model: Path) -> None:
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    file = model / "model.safetensors"
+    data = file.read_bytes()
+    with tiny_engine(model, "none", budget=1) as engine:
+        expected = engine.generate(PROMPT, params).token_ids
+        os.truncate(file, 5000)
+        with pytest.raises(StreamError, match="ended early") as caught:
+            engine.generate(PROMPT, params)
+        assert caught.value.file == file
+        file.write_bytes(data)
+        assert engine.generate(PROMPT, params).token_ids == expected
+
+
+class _InterruptedDrafter:
+    """A drafter at whose third step someone presses Ctrl-C."""
+
+    def __init__(self, inner: object) -> None:
+        self.inner, self.steps = inner, 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+    def expand(self, *args: object) -> object:
+        self.steps += 1
+        if self.steps == 3:
+            raise KeyboardInterrupt
+        return self.inner.expand(*args)  # type: ignore[attr-defined]
+
+
+def test_an_interrupt_in_mid_draft_leaves_the_engine_usable(model: Path) -> None:
+    params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.8, seed=1)
+    with tiny_engine(model, "none", budget=1) as engine:
+        expected = engine.generate(PROMPT, params).token_ids
+    with tiny_engine(model, "auto", wrap=_InterruptedDrafter) as engine:
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate(PROMPT, params)
+        assert engine.generate(PROMPT, params).token_ids == expected
+
+
+def test_an_interrupt_in_mid_pass_leaves_the_engine_usable(model: Path) -> None:
+    params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.8, seed=1)
+    with tiny_engine(model, "auto") as engine:
+        expected = engine.generate(PROMPT, params).token_ids
+        layer = engine._assembly.target.skeleton.layers[1]
+        forward = layer.mlp.forward
+        layer.mlp.forward = lambda *args: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[union-attr]
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate([7, 7, 7], params)
+        layer.mlp.forward = forward  # type: ignore[union-attr]
+        assert engine.generate(PROMPT, params).token_ids == expected
+
+
+def test_a_stream_that_nobody_reads_to_its_end(model: Path) -> None:
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    with tiny_engine(model, "auto", budget=4) as engine:
+        expected = engine.generate(PROMPT, params).token_ids
+        stream = engine.stream(PROMPT, params)
+        for _ in range(4):
+            next(stream)
+        stream.close()  # type: ignore[attr-defined]
+        assert engine.generate(PROMPT, params).token_ids == expected
+
+
+def test_a_closed_engine_says_so(model: Path) -> None:
+    engine = tiny_engine(model, "auto")
+    engine.close()
+    engine.close()
+    with pytest.raises(ClosedError, match="closed"):
+        engine.generate(PROMPT)
+
+
+def test_bad_token_ids(model: Path) -> None:
+    with tiny_engine(model, "none") as engine:
+        for ids in ([96], [-1], []):
+            with pytest.raises(RequestError):
+                engine.generate(ids)
+
+
+@pytest.fixture
+def running(model: Path) -> Iterator[subprocess.Popen[str]]:
+    """A real process in the middle of a long answer."""
+    command = [sys.executable, "-m", "offspec", "generate", str(model), "w5 w9", "--max-tokens", "4000"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [*command, "--ignore-eos", "--context", "500", "--budget", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_ctrl_c_stops_cleanly_and_keeps_what_came(running: subprocess.Popen[str]) -> None:
+    assert running.stdout is not None
+    first = running.stdout.read(3)  # the answer has begun
+    time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    rest, errors = running.communicate(timeout=60)
+    assert running.returncode == 130, errors
+    assert first.startswith("w") and (first + rest).strip()
+    assert "Traceback" not in errors
+
+
+def test_a_full_disk_while_a_gguf_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embedded model, a cache on a disk with no room: nothing is left behind."""
+    monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 99, 1))
+    line = failed(run("demo", "hi"), 1)
+    assert "room" in line or "disk" in line or "space" in line
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
