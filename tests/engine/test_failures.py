@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -187,12 +188,12 @@ def test_an_interrupt_in_mid_pass_leaves_the_engine_usable(model: Path) -> None:
     params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.8, seed=1)
     with tiny_engine(model, "auto") as engine:
         expected = engine.generate(PROMPT, params).token_ids
-        layer = engine._assembly.target.skeleton.layers[1]
+        layer: Any = engine._assembly.target.skeleton.layers[1]
         forward = layer.mlp.forward
-        layer.mlp.forward = lambda *args: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[union-attr]
+        layer.mlp.forward = lambda *args: (_ for _ in ()).throw(KeyboardInterrupt)
         with pytest.raises(KeyboardInterrupt):
             engine.generate([7, 7, 7], params)
-        layer.mlp.forward = forward  # type: ignore[union-attr]
+        layer.mlp.forward = forward
         assert engine.generate(PROMPT, params).token_ids == expected
 
 

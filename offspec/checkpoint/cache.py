@@ -1,0 +1,105 @@
+"""Folders that are made once, whole or not at all, by whichever process comes first."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from offspec.checkpoint.disk import disk_full, partial_name, sync_folder
+from offspec.errors import CheckpointError
+
+_PARTIAL = ".partial"
+
+
+def cache_root(given: Path | None = None) -> Path:
+    """Where offspec keeps what it makes: as given, else $OFFSPEC_CACHE, $XDG_CACHE_HOME, ~/.cache."""
+    if given:
+        return given
+    if chosen := os.environ.get("OFFSPEC_CACHE"):
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "offspec"
+
+
+def make_folder(folder: Path, fill: Callable[[Path], None], waiting: Callable[[], None]) -> None:
+    """Make `folder` by calling `fill` with a partial folder beside it, which is renamed when whole.
+
+    Of two processes the second waits (after calling `waiting`) and finds the folder made. Whatever a
+    killed process left behind is removed. Raises DiskFullError, or CheckpointError where nothing can be
+    written; an error or an interrupt in `fill` leaves nothing.
+    """
+    from filelock import FileLock, Timeout
+
+    root = folder.parent
+    try:
+        with disk_full(folder):
+            root.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(_lock(folder))
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                waiting()
+                lock.acquire()
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write to the cache {root} ({error.strerror or error}): "
+            "set OFFSPEC_CACHE to another folder"
+        ) from error
+    try:
+        _sweep(root, folder.name)
+        if not folder.exists():
+            _fill(folder, fill)
+    finally:
+        lock.release()
+
+
+def remove_folder(folder: Path) -> None:
+    """Take a folder out of the cache: by renaming first, so that it is never half there."""
+    grave = partial_name(folder)
+    with suppress(FileNotFoundError):
+        os.rename(folder, grave)
+        shutil.rmtree(grave, ignore_errors=True)
+
+
+def _fill(folder: Path, fill: Callable[[Path], None]) -> None:
+    partial = partial_name(folder)
+    try:
+        with disk_full(folder):
+            partial.mkdir()
+            fill(partial)
+            for file in partial.iterdir():
+                _sync_file(file)
+            sync_folder(partial)
+            os.rename(partial, folder)
+            sync_folder(folder.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _sync_file(file: Path) -> None:
+    fd = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _sweep(root: Path, own: str) -> None:
+    """Remove partial folders that no living process is filling: ours, and those whose lock is free."""
+    from filelock import FileLock, Timeout
+
+    for partial in root.glob(f".*{_PARTIAL}"):
+        key = partial.name[1 : -len(_PARTIAL)].rpartition(".")[0]
+        if key == own:
+            shutil.rmtree(partial, ignore_errors=True)
+            continue
+        with suppress(Timeout, OSError), FileLock(_lock(root / key)).acquire(timeout=0):
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _lock(folder: Path) -> str:
+    return str(folder.with_name(f".{folder.name}.lock"))

@@ -1,0 +1,183 @@
+"""A model folder as transformers writes it, opened by its headers: config.json and safetensors files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from offspec.checkpoint.ranges import one_line
+from offspec.checkpoint.safetensors import read_header
+from offspec.checkpoint.tensors import TensorInfo
+from offspec.errors import CheckpointError, HeaderError, MissingTensorError, ModelNotFoundError
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+_MAX_JSON = 64 * 2**20
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint:
+    """A model on disk, opened by header only.
+
+    `name` is what the user typed; `folder` holds config.json and the tokenizer's files; `config` is
+    config.json; `tensors` maps each name of the state dict to its place.
+    """
+
+    name: str
+    folder: Path
+    config: dict[str, Any]
+    tensors: Mapping[str, TensorInfo]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the configuration, every tensor's place, and the size and time of each file.
+
+        Cheap: no weights are read. Raises MissingTensorError when a file has gone.
+        """
+        seen = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
+        for tensor in self.tensors.values():
+            place = (tensor.name, tensor.dtype, tensor.shape, tensor.offset, tensor.file.name)
+            seen.update(repr(place).encode())
+        for file in sorted({tensor.file for tensor in self.tensors.values()}):
+            try:
+                stat = file.stat()
+            except OSError as error:
+                raise MissingTensorError(f"{file} is gone: {error.strerror or error}") from error
+            seen.update(repr((file.name, stat.st_size, stat.st_mtime_ns)).encode())
+        return seen.hexdigest()
+
+
+def open_folder(folder: Path, name: str | None = None) -> Checkpoint:
+    """Open a local model folder.
+
+    Raises ModelNotFoundError without a config.json, MissingTensorError for an absent shard or tensor,
+    HeaderError and TruncatedError for damaged files, CheckpointError for anything else that is not a
+    model in safetensors.
+    """
+    try:
+        names = {entry.name for entry in folder.iterdir()}
+    except OSError as error:
+        raise CheckpointError(f"cannot read the folder {folder}: {error.strerror or error}") from error
+    if CONFIG not in names:
+        raise ModelNotFoundError(_no_config(folder, names))
+    config = read_json(folder / CONFIG)
+    shards, weight_map = choose_weights(names, lambda: read_json(folder / INDEX), str(folder))
+    found: dict[str, TensorInfo] = {}
+    for shard in shards:
+        if shard not in names or not (folder / shard).exists():  # a link may point nowhere
+            raise MissingTensorError(f"{folder} lacks {shard}, a part of the model; download it again")
+        tensors, _ = read_header(folder / shard)
+        found |= tensors if weight_map is None else _listed(folder, shard, tensors, weight_map)
+    if not found:
+        raise CheckpointError(f"{folder} holds no tensors at all; download it again")
+    return Checkpoint(name or str(folder), folder, config, MappingProxyType(found))
+
+
+def choose_weights(
+    names: Collection[str], load_index: Callable[[], dict[str, Any]], place: str
+) -> tuple[list[str], dict[str, str] | None]:
+    """Which of a folder's files hold the model, and which tensor is in which when there is an index.
+
+    `load_index` is called only when the names include the index. Raises CheckpointError when there are no
+    safetensors files or when they are ambiguous, HeaderError for a bad index.
+    """
+    if INDEX in names:
+        weight_map = _weight_map(load_index(), place)
+        return sorted(set(weight_map.values())), weight_map
+    if SINGLE in names:
+        return [SINGLE], None
+    found = sorted(name for name in names if name.endswith(".safetensors"))
+    if len(found) == 1:
+        return found, None
+    if found:
+        raise CheckpointError(
+            f"{place} has {len(found)} safetensors files and no {INDEX} to say which belong together; "
+            "download it again"
+        )
+    raise CheckpointError(_no_safetensors(names, place))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of the model. Raises CheckpointError, or HeaderError when it is damaged."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MAX_JSON + 1)
+        if len(text) > _MAX_JSON:
+            raise HeaderError(f"{path} is too large to be true; download it again")
+        value = json.loads(text)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise HeaderError(f"{path} is not JSON ({one_line(error)}); download it again") from error
+    if not isinstance(value, dict):
+        raise HeaderError(f"{path} must hold a JSON object; download it again")
+    return value
+
+
+def _weight_map(index: dict[str, Any], place: str) -> dict[str, str]:
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise HeaderError(f"{place}/{INDEX} has no weight_map; download it again")
+    for tensor, shard in weight_map.items():
+        if not isinstance(shard, str) or not _is_plain(shard):
+            raise HeaderError(
+                f"{place}/{INDEX} places tensor {tensor[:100]!r} in {str(shard)[:100]!r}, "
+                "which is no file name of this folder; download it again"
+            )
+    return weight_map
+
+
+def _is_plain(name: str) -> bool:
+    """A file name that cannot lead out of its folder."""
+    return (
+        name.endswith(".safetensors")
+        and name.isprintable()
+        and not set(name) & set("/\\:")
+        and len(name.encode()) < 256
+    )
+
+
+def _listed(
+    folder: Path, shard: str, tensors: dict[str, TensorInfo], weight_map: dict[str, str]
+) -> dict[str, TensorInfo]:
+    wanted = [name for name, place in weight_map.items() if place == shard]
+    for name in wanted:
+        if name not in tensors:
+            raise MissingTensorError(
+                f"{folder / shard} lacks tensor {name[:100]!r}, which {INDEX} places there; download it again"
+            )
+    return {name: tensors[name] for name in wanted}
+
+
+def _no_config(folder: Path, names: set[str]) -> str:
+    if "adapter_config.json" in names:
+        return f"{folder} holds an adapter and not a model: merge it into its base model first"
+    if ggufs := sorted(name for name in names if name.endswith(".gguf")):
+        return f"{folder} is a folder of GGUF files: name one of them, as in {folder / ggufs[0]}"
+    if not names:
+        return f"{folder} is empty; name a folder that holds a model"
+    return f"{folder} is not a model folder: it has no {CONFIG}"
+
+
+def _no_safetensors(names: Collection[str], place: str) -> str:
+    if ggufs := sorted(name for name in names if name.endswith(".gguf")):
+        shown = ", ".join(ggufs[:8]) + (", …" if len(ggufs) > 8 else "")
+        return f"{place} has only GGUF files ({shown}): download one and name that file"
+    if pickled := sorted(name for name in names if name.endswith(_PICKLED)):
+        return (
+            f"{place} has only pickled weights ({pickled[0]}), which can run code and are never opened: "
+            "convert it to safetensors (load it with transformers, then call save_pretrained)"
+        )
+    return f"{place} has no safetensors weights"

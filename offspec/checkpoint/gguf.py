@@ -1,0 +1,223 @@
+"""The header of a GGUF file (versions 2 and 3, little endian), read without trusting any of it.
+
+Magic, version and two counts; then the metadata, key by key; then a table of tensors; then, from the next
+multiple of the alignment on, the data. Nothing but the header is read here.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from offspec.checkpoint.ggml_types import GGML_TYPES, GgmlType
+from offspec.checkpoint.ranges import check_ranges, damaged, one_line, truncated
+from offspec.errors import CheckpointError, HeaderError
+
+MAX_HEADER = 128 * 2**20  # a vocabulary of 262k tokens with its merges takes about 15 MB
+MAX_DIMS = 4
+MAX_DEPTH = 4  # of arrays in arrays
+_MAX_INT = 2**63 - 1
+_STRING, _ARRAY = 8, 9
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_COUNT = struct.Struct("<Q")
+_KIND = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """A tensor of a GGUF file. `shape` is row-major, as torch has it; `offset` is from the file's start."""
+
+    name: str
+    kind: GgmlType
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """All a GGUF file says about itself. `digest` is over the header's bytes, in hex."""
+
+    path: Path
+    version: int
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, GgufTensor]
+    digest: str
+
+
+def special_id(header: GgufHeader, name: str) -> int | None:
+    """A token id that the metadata names ("bos", "eos", "padding", "eot", …), if it is in the vocabulary.
+
+    Raises HeaderError for one that is no number.
+    """
+    number = header.metadata.get(f"tokenizer.ggml.{name}_token_id")
+    if number is None:
+        return None
+    if type(number) is not int:
+        damaged(header.path, f"the {name} token id is {str(number)[:40]!r}")
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    return number if isinstance(tokens, list) and 0 <= number < len(tokens) else None
+
+
+def read_gguf(path: Path | str) -> GgufHeader:
+    """The metadata and the tensor table of a GGUF file.
+
+    Every range lies inside the file, none overlap, and each has the size of its shape and type.
+    Raises HeaderError for a header that cannot be believed, TruncatedError for a file that ends too
+    early, CheckpointError when it cannot be read.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            return _read(path, file)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _read(path: Path, file: BinaryIO) -> GgufHeader:
+    reader = _Reader(path, file)
+    magic = reader.take(4)
+    if magic != b"GGUF":
+        raise HeaderError(f"{path} is not a GGUF file: it does not begin with the letters GGUF")
+    version = reader.kind()
+    if version not in (2, 3):
+        big = " (big-endian)" if version in (2 << 24, 3 << 24) else ""
+        raise HeaderError(
+            f"{path} is GGUF version {version}{big}: only versions 2 and 3, little-endian, can be read"
+        )
+    tensor_count, key_count = reader.count(24), reader.count(13)
+    metadata: dict[str, Any] = {}
+    for _ in range(key_count):
+        key = reader.string()
+        if key in metadata:
+            damaged(path, f"the key {key[:100]!r} appears twice")
+        metadata[key] = reader.value(reader.kind(), 0)
+    rows = [_table_row(reader) for _ in range(tensor_count)]
+    start = -(-reader.position // (alignment := _alignment(path, metadata))) * alignment
+    tensors: dict[str, GgufTensor] = {}
+    for name, kind, shape, offset in rows:
+        if name in tensors:
+            damaged(path, f"tensor {name[:100]!r} appears twice")
+        if offset % alignment:
+            damaged(path, f"tensor {name[:100]!r} does not start at a multiple of {alignment}")
+        tensors[name] = GgufTensor(name, kind, shape, start + offset, _nbytes(path, name, kind, shape))
+    check_ranges(path, tensors.values(), reader.size)
+    return GgufHeader(path, version, metadata, tensors, reader.digest())
+
+
+def _alignment(path: Path, metadata: dict[str, Any]) -> int:
+    alignment = metadata.get("general.alignment", 32)
+    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+        damaged(path, f"general.alignment is {str(alignment)[:40]!r} and not a power of two")
+    return alignment
+
+
+def _table_row(reader: _Reader) -> tuple[str, GgmlType, tuple[int, ...], int]:
+    """Name, type, row-major shape, and offset in the data section."""
+    name = reader.string()
+    shown = repr(name[:100])
+    dims = reader.kind()
+    if dims > MAX_DIMS:
+        damaged(reader.path, f"tensor {shown} has {dims} dimensions")
+    shape = struct.unpack(f"<{dims}Q", reader.take(8 * dims))[::-1]  # the file lists the fastest one first
+    number = reader.kind()
+    (offset,) = _COUNT.unpack(reader.take(8))
+    kind = GGML_TYPES.get(number)
+    if kind is None:
+        damaged(reader.path, f"tensor {shown} has the unknown type {number}")
+    if offset > _MAX_INT or any(size > _MAX_INT for size in shape):
+        damaged(reader.path, f"tensor {shown} is larger than any file")
+    return name, kind, shape, offset
+
+
+def _nbytes(path: Path, name: str, kind: GgmlType, shape: tuple[int, ...]) -> int:
+    row = shape[-1] if shape else 1
+    if row % kind.block:
+        damaged(path, f"tensor {name[:100]!r}: a row of {row} is no multiple of {kind.name}'s {kind.block}")
+    return math.prod(shape) // kind.block * kind.block_bytes
+
+
+class _Reader:
+    """Reads a header front to back, and never past the file or the header limit."""
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self.path = path
+        self.size = os.fstat(file.fileno()).st_size
+        self.position = 0
+        self._read = file.read
+        self._hash = hashlib.sha256()
+        self._limit = min(self.size, MAX_HEADER)
+
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+    def take(self, length: int) -> bytes:
+        if length > self._limit - self.position:
+            self._too_long(length)
+        data = self._read(length)
+        if len(data) != length:  # the file shrank meanwhile
+            raise truncated(self.path, self.position + length, self.position + len(data))
+        self.position += length
+        self._hash.update(data)
+        return data
+
+    def _too_long(self, length: int) -> NoReturn:
+        """A length within the size of the file may be a cut; anything more is nonsense."""
+        end = self.position + length
+        if (length > self.size and self.position >= 24) or end > MAX_HEADER:
+            damaged(self.path, f"a length of {length} at byte {self.position} cannot be")
+        raise truncated(self.path, end, self.size)
+
+    def kind(self) -> int:
+        (value,) = _KIND.unpack(self.take(4))
+        return int(value)
+
+    def count(self, least: int) -> int:
+        """How many items of at least `least` bytes follow; refused when they could not all fit."""
+        (value,) = _COUNT.unpack(self.take(8))
+        if value * least > MAX_HEADER:
+            damaged(self.path, f"a count of {value} at byte {self.position - 8} cannot be")
+        if value * least > self.size - self.position:
+            raise truncated(self.path, self.position + value * least, self.size)
+        return int(value)
+
+    def string(self) -> str:
+        (length,) = _COUNT.unpack(self.take(8))
+        try:
+            return self.take(length).decode("utf-8")
+        except UnicodeDecodeError as error:
+            damaged(self.path, f"a string at byte {self.position - length} is not UTF-8 ({one_line(error)})")
+
+    def value(self, kind: int, depth: int) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            return self._array(depth)
+        form = self._form(kind)
+        return struct.unpack(f"<{form}", self.take(struct.calcsize(f"<{form}")))[0]
+
+    def _form(self, kind: int) -> str:
+        form = _SCALARS.get(kind)
+        if form is None:
+            damaged(self.path, f"the unknown value type {kind} at byte {self.position - 4}")
+        return form
+
+    def _array(self, depth: int) -> list[Any]:
+        if depth == MAX_DEPTH:
+            damaged(self.path, f"arrays nested more than {MAX_DEPTH} deep at byte {self.position}")
+        kind = self.kind()
+        if kind == _STRING:
+            return [self.string() for _ in range(self.count(8))]
+        if kind == _ARRAY:
+            return [self._array(depth + 1) for _ in range(self.count(12))]
+        form = self._form(kind)
+        width = struct.calcsize(f"<{form}")
+        count = self.count(width)
+        return list(struct.unpack(f"<{count}{form}", self.take(count * width)))

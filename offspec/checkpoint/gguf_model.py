@@ -1,0 +1,195 @@
+"""A GGUF file's architecture as transformers knows it: its configuration, and a recipe for every tensor.
+
+transformers reads the configuration and names the tensors; this module adds what that leaves out, and
+refuses a file rather than unpack it to a model that is not quite the same.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from offspec.checkpoint.disk import disk_full
+from offspec.checkpoint.gguf import GgufHeader, GgufTensor, special_id
+from offspec.checkpoint.gguf_outline import quiet, write_outline
+from offspec.checkpoint.gguf_rope import ROPE_FACTORS, set_rope
+from offspec.checkpoint.gguf_values import Recipe, Step
+from offspec.checkpoint.ranges import INSTEAD, damaged, one_line
+from offspec.errors import MissingTensorError, OffspecError, UnsupportedModelError
+
+# Architectures, by llama.cpp's names, whose unpacking the tests compare with the model it came from.
+ARCHITECTURES = ("gemma2", "gemma3", "llama", "phi3", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "starcoder2")
+_PERMUTED = ("llama",)
+_NORMS_PLUS_ONE = ("gemma2", "gemma3")
+# Keys of the file that transformers leaves at their defaults, and the attributes they belong in.
+_EXTRA = {
+    "gemma2": {
+        "attn_logit_softcapping": "attn_logit_softcapping",
+        "final_logit_softcapping": "final_logit_softcapping",
+    },
+    "gemma3": {"final_logit_softcapping": "final_logit_softcapping"},
+    "phi3": {"attention.sliding_window": "sliding_window"},
+    "qwen2moe": {
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    },
+    "qwen3": {"attention.key_length": "head_dim"},
+    "qwen3moe": {"expert_feed_forward_length": "moe_intermediate_size"},
+    "starcoder2": {"rope.freq_base": "rope_theta"},
+}
+_SPECIAL_IDS = {"bos": "bos_token_id", "eos": "eos_token_id", "padding": "pad_token_id"}
+_FUSED_EXPERTS = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.gate_up_proj")
+_LAYER = re.compile(r"blk\.(\d{1,9})\.", re.ASCII)
+# The two Gemmas (by number of layers) that scale scores by the width per head and not by the head's size.
+_SCALED_BY_WIDTH = {("gemma2", 46), ("gemma3", 62)}
+
+
+def architecture(header: GgufHeader) -> str:
+    """The file's architecture. Raises UnsupportedModelError for one not in ARCHITECTURES or a split file."""
+    name = header.metadata.get("general.architecture")
+    if not isinstance(name, str):
+        damaged(header.path, "it does not name an architecture")
+    parts = header.metadata.get("split.count", 0)
+    if isinstance(parts, int) and parts > 1:
+        raise UnsupportedModelError(
+            f"{header.path} is one of {parts} parts: join them first (llama-gguf-split --merge)"
+        )
+    if name not in ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"{header.path} holds a {name[:40]!r} model, and GGUF files can be unpacked for "
+            f"{', '.join(ARCHITECTURES)}: {INSTEAD}"
+        )
+    return name
+
+
+def read_config(header: GgufHeader) -> Any:
+    """The transformers configuration, dtype bfloat16. Raises UnsupportedModelError."""
+    from transformers import AutoConfig
+
+    arch = architecture(header)
+    _check_layers(header, arch)
+    with tempfile.TemporaryDirectory(prefix="offspec-") as folder:
+        try:
+            with disk_full(Path(folder)):
+                write_outline(header, Path(folder) / "outline.gguf", tokens=False)
+            with quiet():
+                config = AutoConfig.from_pretrained(folder, gguf_file="outline.gguf")
+            _complete(config, arch, header)
+        except OffspecError:
+            raise
+        except Exception as error:  # whatever transformers made of these values
+            raise UnsupportedModelError(_unreadable(header, error)) from error
+    return config
+
+
+def _check_layers(header: GgufHeader, arch: str) -> None:
+    """Refuse a number of layers that the tensors do not bear out: a model of it is about to be built."""
+    stated = header.metadata.get(f"{arch}.block_count")
+    found = {int(match[1]) for name in header.tensors if (match := _LAYER.match(name))}
+    if type(stated) is not int or stated != len(found) or found != set(range(len(found))):
+        damaged(header.path, f"it states {str(stated)[:40]!r} layers and has tensors of {len(found)}")
+
+
+def _unreadable(header: GgufHeader, error: BaseException) -> str:
+    return (
+        f"the configuration in {header.path} makes no model that transformers knows "
+        f"({one_line(error)}): {INSTEAD}"
+    )
+
+
+def _complete(config: Any, arch: str, header: GgufHeader) -> None:
+    """Set what transformers leaves at a default that would be another model's."""
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is not None and len(embedding.shape) == 2:
+        config.vocab_size = embedding.shape[0]
+    for key, attribute in _EXTRA.get(arch, {}).items():
+        if (value := header.metadata.get(f"{arch}.{key}")) is not None:
+            setattr(config, attribute, value)
+    for name, attribute in _SPECIAL_IDS.items():
+        setattr(config, attribute, special_id(header, name))
+    if arch in _NORMS_PLUS_ONE:
+        by_width = (arch, config.num_hidden_layers) in _SCALED_BY_WIDTH
+        width = config.hidden_size // config.num_attention_heads
+        config.query_pre_attn_scalar = width if by_width else config.head_dim
+    set_rope(config, arch, header)
+
+
+def recipes(header: GgufHeader, config: Any) -> list[Recipe]:
+    """How to make each tensor of the model's state dict (less tied ones), in its order.
+
+    Raises UnsupportedModelError for a tensor of the file that the model has no place for, or of another
+    shape; MissingTensorError for one that the file lacks.
+    """
+    arch = architecture(header)
+    shapes, names = _model_names(header, config, arch)
+    if config.tie_word_embeddings:
+        shapes.pop("lm_head.weight", None)
+    sources: dict[str, list[GgufTensor]] = {}
+    for tensor in sorted(header.tensors.values(), key=lambda tensor: tensor.name):  # gate before up
+        if tensor.name == ROPE_FACTORS:  # became part of the configuration
+            continue
+        name = names.get(tensor.name, "")
+        if name not in shapes:
+            raise UnsupportedModelError(
+                f"{header.path} has the tensor {tensor.name[:100]!r}, for which transformers' {arch} model "
+                f"has no place: {INSTEAD}"
+            )
+        sources.setdefault(name, []).append(tensor)
+    if missing := [name for name in shapes if name not in sources]:
+        raise MissingTensorError(f"{header.path} has nothing for the tensor {missing[0]}; download it again")
+    return [_recipe(header, config, arch, name, shape, sources[name]) for name, shape in shapes.items()]
+
+
+def _model_names(
+    header: GgufHeader, config: Any, arch: str
+) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+    """The shapes of the model's state dict, and its name for each tensor name that a file could have."""
+    import gguf
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception as error:  # whatever transformers made of this configuration
+        raise UnsupportedModelError(_unreadable(header, error)) from error
+    config.architectures = [type(model).__name__]
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    known = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    names: dict[str, str] = {}
+    for name in shapes:
+        if experts := _FUSED_EXPERTS.fullmatch(name):
+            names |= dict.fromkeys(
+                (f"blk.{experts[1]}.ffn_{part}_exps.weight" for part in ("gate", "up")), name
+            )
+        elif found := known.get_name(name, try_suffixes=(".weight", ".bias")):
+            names[found if found.endswith((".weight", ".bias")) else f"{found}.weight"] = name
+    return shapes, names
+
+
+def _recipe(
+    header: GgufHeader, config: Any, arch: str, name: str, shape: tuple[int, ...], sources: list[GgufTensor]
+) -> Recipe:
+    first = sources[0]
+    step: Step = "as it is"
+    heads = 1
+    if len(sources) > 1:
+        step = "by expert"
+    elif arch in _PERMUTED and (".attn_q." in first.name or ".attn_k." in first.name):
+        step = "unpermute"
+        heads = config.num_attention_heads if ".attn_q." in first.name else config.num_key_value_heads
+    elif arch in _NORMS_PLUS_ONE and first.name.endswith("norm.weight"):
+        step = "minus one"
+    given = first.shape
+    if step == "by expert" and all(len(source.shape) == 3 for source in sources):
+        given = (given[0], sum(source.shape[1] for source in sources), given[2])
+        fits = given == shape and len({(source.shape[0], source.shape[2]) for source in sources}) == 1
+    else:  # llama.cpp drops dimensions of 1
+        fits = tuple(size for size in given if size > 1) == tuple(size for size in shape if size > 1)
+    if not fits or (step == "unpermute" and shape[0] % (2 * heads)) or math.prod(shape) == 0:
+        damaged(header.path, f"tensor {first.name!r} is {list(given)}, and the model has {list(shape)} there")
+    return Recipe(name, shape, tuple(sources), step, heads)

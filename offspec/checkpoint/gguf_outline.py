@@ -1,0 +1,64 @@
+"""A small GGUF file that says what the large one says, for transformers to read.
+
+transformers' reader believes every length and walks every string of a vocabulary; the outline is written
+from values that were already checked, leaves the vocabulary out where it is not needed, and has one zero for
+each tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from offspec.checkpoint.gguf import GgufHeader
+
+
+def write_outline(header: GgufHeader, path: Path, *, tokens: bool) -> None:
+    """Write the outline of a GGUF file to `path`, with the vocabulary or without."""
+    import gguf
+    import numpy as np
+
+    kinds = gguf.GGUFValueType
+    writer = gguf.GGUFWriter(path, header.metadata["general.architecture"])
+    for key, value in _relevant(header, tokens).items():
+        match value:
+            case list():
+                writer.add_array(key, value)
+            case bool():
+                writer.add_key_value(key, value, kinds.BOOL)
+            case int():
+                writer.add_key_value(key, value, kinds.INT64 if value < 2**63 else kinds.UINT64)
+            case float():
+                writer.add_key_value(key, value, kinds.FLOAT64)
+            case str():
+                writer.add_key_value(key, value, kinds.STRING)
+    for name in header.tensors:
+        writer.add_tensor(name, np.zeros(1, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _relevant(header: GgufHeader, tokens: bool) -> Mapping[str, Any]:
+    """Keys about the architecture and the tokenizer; not its name, which transformers would guess from."""
+    arch = header.metadata["general.architecture"]
+    kept = {key: value for key, value in header.metadata.items() if key.startswith(f"{arch}.")}
+    if tokens:
+        return kept | {key: value for key, value in header.metadata.items() if key.startswith("tokenizer.")}
+    return kept | {"tokenizer.ggml.tokens": ["-"]}  # without any, transformers warns that it has to guess
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers from warning about defaults that are overwritten right after."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)

@@ -1,0 +1,84 @@
+"""The rotary position scaling of a GGUF file, which transformers' own reader passes over."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from offspec.checkpoint.gguf import GgufHeader
+from offspec.checkpoint.gguf_values import read_rows
+from offspec.checkpoint.ranges import INSTEAD
+from offspec.errors import UnsupportedModelError
+
+ROPE_FACTORS = "rope_freqs.weight"
+# What every Llama since 3.1 was trained with; a file holds only the factors that follow from it.
+_LOW, _HIGH, _ORIGINAL = 1.0, 4.0, 8192
+_YARN = {
+    "original_context_length": "original_max_position_embeddings",
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
+    "attn_factor": "attention_factor",
+}
+
+
+def set_rope(config: Any, arch: str, header: GgufHeader) -> None:
+    """Complete the configuration's rotary parameters. Raises UnsupportedModelError for an unknown scaling."""
+    scaling = _scaling(arch, header)
+    theta = header.metadata.get(f"{arch}.rope.freq_base")
+    if arch == "gemma3":  # the layers that see the whole context, and those that see a window
+        local = header.metadata.get(f"{arch}.rope.freq_base_swa", 10_000.0)
+        config.rope_parameters = {
+            "full_attention": {"rope_type": "default", "rope_theta": theta or 1_000_000.0, **scaling},
+            "sliding_attention": {"rope_type": "default", "rope_theta": local},
+        }
+        return
+    base = theta or 10_000.0
+    if ROPE_FACTORS in header.tensors:
+        scaling = _llama3(config, base, header)
+    parameters = dict(getattr(config, "rope_parameters", None) or {})
+    config.rope_parameters = {"rope_type": "default", **parameters, "rope_theta": base, **scaling}
+
+
+def _scaling(arch: str, header: GgufHeader) -> dict[str, Any]:
+    """The scaling that the metadata names, in transformers' terms."""
+    found = {key: header.metadata.get(f"{arch}.rope.scaling.{key}") for key in ("type", "factor", *_YARN)}
+    kind, factor = found["type"], found["factor"]
+    if kind in (None, "none") or factor in (None, 0, 1):
+        return {}
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    if kind == "yarn":
+        extra = {name: found[key] for key, name in _YARN.items() if found[key] is not None}
+        return {"rope_type": "yarn", "factor": factor, **extra}
+    raise UnsupportedModelError(
+        f"{header.path} scales positions by {str(kind)[:40]!r}, which cannot be unpacked: {INSTEAD}"
+    )
+
+
+def _llama3(config: Any, base: float, header: GgufHeader) -> dict[str, Any]:
+    """Find the one number behind a table of factors per frequency, and check that it explains them all."""
+    import numpy as np
+
+    given = read_rows(header.path, header.tensors[ROPE_FACTORS], 0, 1)[0]
+    size = config.head_dim
+    factor = round(float(given.max(initial=0)), 3)
+    expected = [_factor(2 * math.pi * base ** (2 * i / size), factor) for i in range(size // 2)]
+    if given.size != size // 2 or not np.allclose(given, expected, rtol=1e-3):
+        raise UnsupportedModelError(f"{header.path} has position factors that are not Llama 3's: {INSTEAD}")
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": _LOW,
+        "high_freq_factor": _HIGH,
+        "original_max_position_embeddings": _ORIGINAL,
+    }
+
+
+def _factor(wavelength: float, factor: float) -> float:
+    """By how much Llama 3 slows a frequency of this wavelength, in tokens."""
+    if wavelength < _ORIGINAL / _HIGH:
+        return 1.0
+    if wavelength > _ORIGINAL / _LOW:
+        return factor
+    smooth = (_ORIGINAL / wavelength - _LOW) / (_HIGH - _LOW)
+    return 1 / ((1 - smooth) / factor + smooth)

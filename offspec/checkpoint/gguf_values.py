@@ -1,0 +1,136 @@
+"""From the blocks of a GGUF file to the bfloat16 values of a state dict, a few megabytes at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from offspec.checkpoint.ggml_types import GgmlType
+from offspec.checkpoint.gguf import GgufTensor
+from offspec.errors import CheckpointError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    Array = np.ndarray[Any, np.dtype[Any]]
+
+PIECE = 4 * 2**20  # values at a time: 16 MiB as float32, and a few times that while they are computed
+
+Step = Literal["as it is", "unpermute", "minus one", "by expert"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How one tensor of the state dict is made.
+
+    name, shape: as in the state dict. sources: tensors of the GGUF file. step: what is done besides
+    unpacking: "unpermute" undoes the order of rows that llama.cpp gives query and key weights of `heads`
+    heads; "minus one" undoes the one that it adds to some norms; "by expert" puts, for each expert, the
+    rows of all sources below one another.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    sources: tuple[GgufTensor, ...]
+    step: Step = "as it is"
+    heads: int = 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes as bfloat16."""
+        return 2 * math.prod(self.shape)
+
+
+def check_types(path: Path, recipes: list[Recipe]) -> None:
+    """Raise UnsupportedModelError unless every type in use can be unpacked."""
+    import numpy as np
+
+    kinds = {source.kind.id: source.kind for recipe in recipes for source in recipe.sources}
+    for kind in kinds.values():
+        try:
+            _dequantize(np.zeros((1, kind.block_bytes), np.uint8), kind)
+        except NotImplementedError as error:
+            raise UnsupportedModelError(
+                f"{path} holds tensors of type {kind.name}, which cannot be unpacked: "
+                "choose a file of another type, such as Q8_0 or Q4_K_M"
+            ) from error
+
+
+def values(path: Path, recipe: Recipe) -> Iterator[torch.Tensor]:
+    """The tensor as consecutive pieces, bfloat16 on the CPU, in row-major order.
+
+    Raises CheckpointError when the file cannot be read.
+    """
+    import torch
+
+    for piece in _pieces(path, recipe):
+        if recipe.step == "minus one":
+            piece = piece - piece.dtype.type(1)
+        yield torch.from_numpy(piece).to(torch.bfloat16)
+
+
+def _pieces(path: Path, recipe: Recipe) -> Iterator[Array]:
+    """float32 rows of the sources in the order that the recipe asks for."""
+    first = recipe.sources[0]
+    if recipe.step == "by expert":
+        for expert in range(first.shape[0]):
+            for source in recipe.sources:
+                rows = _row_count(source) // source.shape[0]
+                yield from _rows(path, source, expert * rows, rows)
+    elif recipe.step == "unpermute" and len(first.shape) == 1:  # a bias: one value for each row of its weight
+        yield _unpermuted(read_rows(path, first, 0, 1).reshape(-1, 1), recipe.heads)
+    elif recipe.step == "unpermute":
+        rows = first.shape[0] // recipe.heads
+        for head in range(recipe.heads):
+            yield _unpermuted(read_rows(path, first, head * rows, rows), 1)
+    else:
+        yield from _rows(path, first, 0, _row_count(first))
+
+
+def _row_count(source: GgufTensor) -> int:
+    return math.prod(source.shape[:-1])
+
+
+def _unpermuted(rows: Array, heads: int) -> Array:
+    """[heads * D, W] whose rows alternate between the halves of a head, as one half after the other."""
+    import numpy as np
+
+    pairs = rows.reshape(heads, -1, 2, rows.shape[-1])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def _rows(path: Path, source: GgufTensor, start: int, count: int) -> Iterator[Array]:
+    """`count` rows from row `start` on, in pieces."""
+    step = max(1, PIECE // max(1, source.shape[-1] if source.shape else 1))
+    for first in range(start, start + count, step):
+        yield read_rows(path, source, first, min(step, start + count - first))
+
+
+def read_rows(path: Path, source: GgufTensor, start: int, count: int) -> Array:
+    """Rows of a tensor as float32, [count, row]. Raises CheckpointError when the file cannot be read."""
+    import numpy as np
+
+    row_bytes = source.nbytes // max(1, _row_count(source))
+    try:
+        raw = np.fromfile(path, np.uint8, count * row_bytes, offset=source.offset + start * row_bytes)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+    if raw.size != count * row_bytes:
+        raise CheckpointError(f"{path} changed while it was read: open it again")
+    return _dequantize(raw.reshape(count, row_bytes), source.kind)
+
+
+def _dequantize(raw: Array, kind: GgmlType) -> Array:
+    """[rows, bytes] to float32 [rows, values]. NotImplementedError for a type that gguf cannot unpack."""
+    import gguf
+    import numpy as np
+
+    try:
+        number = gguf.GGMLQuantizationType(kind.id)
+    except ValueError as error:  # a gguf package that is older than the type
+        raise NotImplementedError from error
+    return np.asarray(gguf.dequantize(raw, number), dtype=np.float32)

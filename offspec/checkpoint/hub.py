@@ -1,0 +1,198 @@
+"""A model from the Hugging Face hub, kept in the hub's own cache.
+
+Files come one after the other (each one in parallel chunks where the hub offers that), so that an
+interrupt stops at once and progress is a plain sum. What a run has finished, the next one does not fetch
+again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from offspec.checkpoint.disk import disk_full, require_space
+from offspec.checkpoint.folder import CONFIG, INDEX, choose_weights, open_folder, read_json
+from offspec.checkpoint.ranges import one_line
+from offspec.errors import CheckpointError, ModelNotFoundError, OffspecError
+from offspec.events import Event, LoadProgress, Notice
+
+_TEXT_FILES = (".json", ".jinja", ".model", ".tiktoken", ".txt")
+_PATIENCE = 20.0  # seconds to wait for the hub's first answer
+
+
+def download(repository: str, revision: str | None, notify: Callable[[Event], None]) -> Path:
+    """The folder of a hub model's safetensors, configuration and tokenizer, downloaded where needed.
+
+    Without a network, or with HF_HUB_OFFLINE, the cached copy is used if it is whole. Raises
+    ModelNotFoundError for a wrong id, revision or one that needs permission, CheckpointError for a
+    repository without safetensors and a download that stops, DiskFullError.
+    """
+    import huggingface_hub as hub
+
+    api = hub.HfApi(library_name="offspec")
+    try:
+        info = api.model_info(repository, revision=revision, files_metadata=True, timeout=_PATIENCE)
+    except Exception as error:  # the network fails in many shapes
+        if refused := _refusal(error, repository, revision):
+            raise refused from error
+        return _cached(repository, revision, error, notify)
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings or () if "/" not in file.rfilename}
+    with _explained(repository, revision):
+        fetch = _Fetch(repository, str(info.sha), notify)
+        return fetch.model(sizes, revision)
+
+
+class _Fetch:
+    """Downloads files of one commit, and counts their bytes."""
+
+    def __init__(self, repository: str, commit: str, notify: Callable[[Event], None]) -> None:
+        self._repository, self._commit, self._notify = repository, commit, notify
+        self._done = self._total = self._sent = 0
+
+    def model(self, sizes: dict[str, int], revision: str | None) -> Path:
+        """Fetch what the model needs of files with these sizes; the folder they are in."""
+        place = f"the hub repository {self._repository}"
+        weights, _ = choose_weights(sizes, lambda: read_json(self._file(INDEX, 0)), place)
+        if CONFIG not in sizes:
+            raise CheckpointError(f"{place} is not a model that transformers can load: it has no {CONFIG}")
+        if missing := [name for name in weights if name not in sizes]:
+            raise CheckpointError(f"{place} lacks {missing[0]}, a part of the model: choose another revision")
+        texts = [name for name in sizes if name.endswith(_TEXT_FILES)]
+        new = {name: sizes[name] for name in [*texts, *weights] if not self._is_cached(name)}
+        require_space(_hub_cache(), sum(new.values()), f"downloading {self._repository}", "HF_HOME")
+        self._total = sum(new.values())
+        for name in [*texts, *weights]:
+            folder = self._file(name, new.get(name, 0)).parent
+        # Only now does the revision's name point to this commit in the cache: offline it is whole or absent.
+        self._file(CONFIG, 0, revision or "main")
+        return folder
+
+    def _is_cached(self, name: str) -> bool:
+        import huggingface_hub as hub
+
+        return isinstance(hub.try_to_load_from_cache(self._repository, name, revision=self._commit), str)
+
+    def _file(self, name: str, size: int, revision: str | None = None) -> Path:
+        import huggingface_hub as hub
+
+        class Bar(_Bar):
+            add = staticmethod(self._add)
+
+        before = self._done
+        path = hub.hf_hub_download(
+            self._repository,
+            name,
+            revision=revision or self._commit,
+            library_name="offspec",
+            tqdm_class=Bar,
+        )
+        self._add(before + size - self._done)  # files that came without a bar
+        return Path(path)
+
+    def _add(self, count: int) -> None:
+        self._done += count
+        share = 100 * self._done // max(1, self._total)
+        if share != self._sent and self._total:
+            self._sent = share
+            self._notify(LoadProgress(f"downloading {self._repository}", self._done, self._total, "bytes"))
+
+
+class _Bar:
+    """As much of a tqdm bar as the hub's client uses. `update` counts the bytes that reached the disk."""
+
+    add: Callable[[int], None]
+
+    def __init__(self, *_: Any, initial: float = 0, total: float | None = None, **__: Any) -> None:
+        self.n = 0
+        self.total = total
+        self.update(initial)
+
+    def update(self, count: float | None = 1) -> None:
+        self.n += int(count or 0)
+        self.add(int(count or 0))
+
+    def update_transfer(self, count: float | None = 1) -> None:
+        """Bytes on the network, which may be fewer: not shown."""
+
+    def set_postfix_str(self, *_: Any, **__: Any) -> None: ...
+    def set_transfer_postfix_str(self, *_: Any, **__: Any) -> None: ...
+    def set_description(self, *_: Any, **__: Any) -> None: ...
+    def set_description_str(self, *_: Any, **__: Any) -> None: ...
+    def refresh(self, *_: Any, **__: Any) -> None: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@contextmanager
+def _explained(repository: str, revision: str | None) -> Iterator[None]:
+    """Turn whatever the hub's client raises into one line."""
+    try:
+        with disk_full(_hub_cache()):
+            yield
+    except OffspecError:
+        raise
+    except Exception as error:  # HTTP, sockets, and checks of what was received
+        raise _refusal(error, repository, revision) or CheckpointError(
+            f"the download of {repository} stopped ({one_line(error)}): "
+            "run the same command again, the files that are finished are kept"
+        ) from error
+
+
+def _refusal(error: Exception, repository: str, revision: str | None) -> ModelNotFoundError | None:
+    """The error to show when the hub did answer, and the answer was no."""
+    from huggingface_hub import constants, errors
+
+    page = f"{constants.ENDPOINT}/{repository}"
+    if isinstance(error, errors.GatedRepoError):
+        return ModelNotFoundError(
+            f"{repository} asks for permission: accept its terms at {page}, then run `hf auth login`"
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return ModelNotFoundError(f"{repository} has no revision {revision}: see {page}/tree/main")
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return ModelNotFoundError(
+            f"there is no folder {repository} here and no such public model at {constants.ENDPOINT}: "
+            "check the spelling, or run `hf auth login` if it is private"
+        )
+    if isinstance(error, errors.HFValidationError):
+        return ModelNotFoundError(f"{repository} is no hub id ({one_line(error)}): write organisation/name")
+    return None
+
+
+def _cached(repository: str, revision: str | None, error: Exception, notify: Callable[[Event], None]) -> Path:
+    """The folder of a whole copy in the hub's cache, for when the hub cannot be asked."""
+    import huggingface_hub as hub
+
+    offline = isinstance(error, hub.errors.OfflineModeIsEnabled)
+    unreached = f"{hub.constants.ENDPOINT} cannot be reached"
+    why = "HF_HUB_OFFLINE is set" if offline else f"{unreached} ({one_line(error)})"
+    fix = "unset it for the download" if offline else "connect to the network and run the command again"
+    try:
+        found = hub.snapshot_download(
+            repository, revision=revision, local_files_only=True, allow_patterns=[CONFIG]
+        )
+    except (OSError, ValueError) as missing:
+        raise ModelNotFoundError(
+            f"{why}, and the hub's cache has no copy of {repository}: {fix}"
+        ) from missing
+    try:
+        open_folder(Path(found))
+    except CheckpointError as damage:
+        raise ModelNotFoundError(
+            f"{why}, and the copy of {repository} in the hub's cache is not whole: {fix}"
+        ) from damage
+    if not offline:
+        notify(Notice(f"{unreached}: {repository} is taken from the hub's cache"))
+    return Path(found)
+
+
+def _hub_cache() -> Path:
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)

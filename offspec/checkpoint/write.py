@@ -1,0 +1,130 @@
+"""A safetensors file written tensor by tensor, laid out so that O_DIRECT reads start aligned."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from offspec.checkpoint.disk import disk_full, partial_name, reserve, sync_folder, write_all
+from offspec.checkpoint.tensors import bytes_of
+
+# The data of a file starts at a multiple of this: a block of any disk, and a page of memory.
+ALIGNMENT = 4096
+
+Entry = tuple[str, str, tuple[int, ...]]
+
+
+class SafetensorsWriter:
+    """Write a safetensors file of tensors known beforehand, in order, one at a time:
+
+        with SafetensorsWriter(path, [("weight", "BF16", (2, 3))]) as out:
+            out.write("weight", tensor)
+
+    `entries` lists (name, safetensors dtype name, shape). `write` takes any contiguous buffer, numpy
+    array or CPU tensor; a large tensor may come in consecutive pieces. The file appears at `path` when
+    the block ends, whole and synced; after an error nothing is left behind. The data starts at a
+    multiple of 4096 bytes (the JSON header is padded with spaces, as the format allows).
+
+    Raises DiskFullError when there is no room, ValueError for tensors out of order, of another size
+    than announced, or missing when the block ends.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        entries: Iterable[Entry],
+        *,
+        metadata: Mapping[str, str] | None = None,
+        on_write: Callable[[int], None] | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self._sizes: dict[str, int] = {}
+        self._header, self.nbytes = self._lay_out(list(entries), metadata)
+        self._todo = iter(self._sizes.items())
+        self._name, self._left = "", 0
+        self._on_write = on_write
+        self._partial = partial_name(self.path)
+        self._fd = -1
+
+    def _lay_out(self, entries: list[Entry], metadata: Mapping[str, str] | None) -> tuple[bytes, int]:
+        """The padded header with its length in front, and the size of the whole file."""
+        header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
+        end = 0
+        for name, dtype, shape in entries:
+            if name in header:
+                raise ValueError(f"tensor {name} is listed twice")
+            size = bytes_of(dtype, tuple(shape))
+            header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + size]}
+            self._sizes[name] = size
+            end += size
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-(8 + len(text)) % ALIGNMENT)
+        return len(text).to_bytes(8, "little") + text, 8 + len(text) + end
+
+    def __enter__(self) -> Self:
+        try:
+            with disk_full(self.path, self.nbytes):
+                self._fd = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+                reserve(self._fd, self.nbytes)
+                write_all(self._fd, memoryview(self._header))
+        except BaseException:
+            self._discard()
+            raise
+        return self
+
+    def write(self, name: str, buffer: Any) -> None:
+        """Write the next tensor, or the next piece of the one that was begun."""
+        data = _as_bytes(buffer)
+        if self._left == 0:
+            self._name, self._left = next(self._todo, ("", 0))
+        if name != self._name:
+            raise ValueError(f"tensor {name} was written where {self._name or 'nothing more'} was due")
+        if len(data) > self._left:
+            raise ValueError(f"tensor {name} has {self._left} bytes left to write, not {len(data)}")
+        with disk_full(self.path, self.nbytes):
+            write_all(self._fd, data)
+        self._left -= len(data)
+        if self._on_write:
+            self._on_write(len(data))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            self._discard()
+
+    def _finish(self) -> None:
+        missing = [self._name] if self._left else [name for name, size in self._todo if size]
+        if missing:
+            raise ValueError(f"{self.path.name} ended before tensor {missing[0]} was written")
+        with disk_full(self.path, self.nbytes):
+            os.fsync(self._fd)
+            os.replace(self._partial, self.path)
+        sync_folder(self.path.parent)
+
+    def _discard(self) -> None:
+        """Close the file, and remove it unless it was renamed into place."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        self._partial.unlink(missing_ok=True)
+
+
+def _as_bytes(buffer: Any) -> memoryview:
+    """The bytes of a buffer, array or CPU tensor, without a copy where it is contiguous."""
+    if hasattr(buffer, "untyped_storage"):  # a torch tensor: numpy has no bfloat16, so go through bytes
+        import torch
+
+        flat = buffer.detach().cpu().contiguous().view(-1)
+        buffer = flat.view(torch.uint8).numpy() if flat.numel() else b""
+    view = memoryview(buffer)
+    if view.nbytes == 0:
+        return memoryview(b"")
+    return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())

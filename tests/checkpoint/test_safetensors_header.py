@@ -1,0 +1,262 @@
+"""Headers of safetensors files: what is believed, and what is refused and how."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save
+
+from offspec.checkpoint.safetensors import MAX_HEADER, read_header
+from offspec.checkpoint.tensors import DTYPE_BITS, TensorInfo, bytes_of, item_size, torch_dtype
+from offspec.errors import (
+    CheckpointError,
+    HeaderError,
+    OffspecError,
+    TruncatedError,
+    UnsupportedModelError,
+)
+
+ENTRY = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
+
+
+def file_of(path: Path, header: Any, data: bytes = bytes(24), length: int | None = None) -> Path:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes((len(text) if length is None else length).to_bytes(8, "little") + text + data)
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fuzz") / "model.safetensors"
+
+
+def test_finds_every_tensor_where_the_library_put_it(path: Path) -> None:
+    tensors = {
+        "a": torch.randn(3, 4, dtype=torch.bfloat16),
+        "b.weight": torch.arange(5),
+        "empty": torch.zeros(0, 7),
+        "scalar": torch.tensor(1.5),
+        "flags": torch.tensor([True, False]),
+    }
+    path.write_bytes(save(tensors, metadata={"format": "pt"}))
+    found, metadata = read_header(path)
+    assert metadata == {"format": "pt"}
+    assert found.keys() == tensors.keys()
+    data = path.read_bytes()
+    for name, tensor in tensors.items():
+        info = found[name]
+        assert (info.shape, torch_dtype(info.dtype), info.file) == (tuple(tensor.shape), tensor.dtype, path)
+        raw = data[info.offset : info.offset + info.nbytes]
+        assert raw == bytes(tensor.reshape(-1).view(torch.uint8).tolist() if tensor.numel() else b"")
+
+
+def test_padding_and_holes_are_allowed(path: Path) -> None:
+    text = json.dumps({"a": ENTRY | {"data_offsets": [8, 32]}}).encode() + b" " * 100
+    found, _ = read_header(file_of(path, text, bytes(40)))
+    assert found["a"] == TensorInfo("a", "F32", (2, 3), path, 8 + len(text) + 8, 24)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        None,
+        [],
+        {},
+        ENTRY | {"extra": 1},
+        {"dtype": "F32", "shape": [2, 3]},
+        ENTRY | {"dtype": "F33"},
+        ENTRY | {"dtype": None},
+        ENTRY | {"dtype": ["F32"]},
+        ENTRY | {"shape": None},
+        ENTRY | {"shape": "23"},
+        ENTRY | {"shape": {"0": 2}},
+        ENTRY | {"shape": [2, -3]},
+        ENTRY | {"shape": [-2, -3]},
+        ENTRY | {"shape": [True, 6]},
+        ENTRY | {"shape": [2.0, 3]},
+        ENTRY | {"shape": ["2", 3]},
+        ENTRY | {"shape": [2**63, 3]},
+        ENTRY | {"shape": [2, 3] + [1] * 100},
+        ENTRY | {"shape": [2, 4]},
+        ENTRY | {"shape": [0, 2**62]},
+        ENTRY | {"data_offsets": None},
+        ENTRY | {"data_offsets": [0]},
+        ENTRY | {"data_offsets": [0, 24, 48]},
+        ENTRY | {"data_offsets": [24, 0]},
+        ENTRY | {"data_offsets": [-24, 0]},
+        ENTRY | {"data_offsets": [0, 23]},
+        ENTRY | {"data_offsets": [False, 24]},
+        ENTRY | {"data_offsets": [0.0, 24.0]},
+        ENTRY | {"data_offsets": [2**64, 2**64 + 24]},
+        {"dtype": "F4", "shape": [3], "data_offsets": [0, 1]},
+    ],
+    ids=str,
+)
+def test_an_entry_that_lies_is_refused(path: Path, entry: Any) -> None:
+    with pytest.raises(HeaderError, match=r"damaged header.*download it again"):
+        read_header(file_of(path, {"a": entry}))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{",
+        b"{]",
+        b"{}x",
+        b"\xff\xfe",
+        b"{\xff}",
+        b'{"a":NaN}',
+        b'{"a":' + b"[" * 100_000,
+        b'{"a":' + b"9" * 5000 + b"}",
+        b'{"__metadata__":{"a":1}}',
+        b'{"__metadata__":[]}',
+        b'{"\\ud800":' + json.dumps(ENTRY).encode() + b"}",
+        b'{"a":%b,"a":%b}' % ((json.dumps(ENTRY).encode(),) * 2),
+        b'{"a":{"dtype":"F32","dtype":"I32","shape":[2,3],"data_offsets":[0,24]}}',
+        b"[]",
+        b"1234",
+        b'""',
+    ],
+    ids=lambda header: header[:30],
+)
+def test_a_header_that_is_no_object_of_tensors_is_refused(path: Path, header: bytes) -> None:
+    with pytest.raises(HeaderError) as caught:
+        read_header(file_of(path, header))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
+def test_overlapping_tensors_are_refused(path: Path) -> None:
+    for other in ([0, 24], [20, 44], [23, 47]):
+        with pytest.raises(HeaderError, match="overlap"):
+            read_header(file_of(path, {"a": ENTRY, "b": ENTRY | {"data_offsets": other}}, bytes(99)))
+
+
+def test_a_cut_file_names_both_sizes(path: Path) -> None:
+    file_of(path, {"a": ENTRY}, bytes(24))
+    whole = path.read_bytes()
+    for size in (len(whole) - 1, len(whole) - 24, 40, 10, 9, 8, 1, 0):
+        path.write_bytes(whole[:size])
+        with pytest.raises(TruncatedError, match=rf"has {size:,}; download it again"):
+            read_header(path)
+    path.write_bytes(whole[:-1])
+    with pytest.raises(TruncatedError, match=f"at least {len(whole):,} bytes"):
+        read_header(path)
+
+
+def test_lengths_that_cannot_be(path: Path) -> None:
+    with pytest.raises(HeaderError, match="not a safetensors file"):
+        read_header(file_of(path, {}, length=MAX_HEADER + 1))
+    with pytest.raises(HeaderError, match="not a safetensors file"):
+        read_header(file_of(path, {}, length=2**64 - 1))
+    with pytest.raises(HeaderError, match="empty"):
+        read_header(file_of(path, {}, length=0))
+    with pytest.raises(TruncatedError):
+        read_header(file_of(path, {}, length=MAX_HEADER))
+
+
+def test_a_git_lfs_pointer_is_explained(path: Path) -> None:
+    path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n")
+    with pytest.raises(HeaderError, match="git lfs pull"):
+        read_header(path)
+
+
+def test_a_file_that_cannot_be_read(path: Path) -> None:
+    with pytest.raises(CheckpointError, match="No such file"):
+        read_header(path)
+    with pytest.raises(CheckpointError, match="directory"):
+        read_header(path.parent)
+
+
+def test_sizes_and_dtypes() -> None:
+    assert [item_size(name) for name in ("U8", "BF16", "F32", "I64")] == [1, 2, 4, 8]
+    assert bytes_of("F4", (4,)) == 2
+    with pytest.raises(ValueError, match="inside a byte"):
+        bytes_of("F4", (3,))
+    with pytest.raises(UnsupportedModelError):
+        item_size("F4")
+    with pytest.raises(UnsupportedModelError):
+        torch_dtype("F6_E2M3")
+    for name in DTYPE_BITS:
+        if not name.startswith(("F4", "F6")):
+            assert torch_dtype(name).itemsize == item_size(name)
+
+
+def check_nothing_but_ours(path: Path) -> None:
+    """Read, and hold what is believed against the file."""
+    try:
+        found, _ = read_header(path)
+    except OffspecError as error:
+        assert "\n" not in str(error)
+        str(error).encode()
+        return
+    end = 0
+    for info in sorted(found.values(), key=lambda info: (info.offset, info.nbytes)):
+        assert info.nbytes == bytes_of(info.dtype, info.shape)
+        assert info.nbytes == 0 or info.offset >= end
+        end = max(end, info.offset + info.nbytes)
+    assert end <= path.stat().st_size or not any(info.nbytes for info in found.values())
+
+
+@given(data=st.binary(max_size=200))
+@settings(max_examples=150, deadline=None)
+def test_random_bytes(scratch: Path, data: bytes) -> None:
+    scratch.write_bytes(data)
+    check_nothing_but_ours(scratch)
+
+
+@given(text=st.binary(max_size=60), length=st.integers(0, 80))
+@settings(max_examples=150, deadline=None)
+def test_random_text_behind_a_length(scratch: Path, text: bytes, length: int) -> None:
+    file_of(scratch, b"{" + text, length=length)
+    check_nothing_but_ours(scratch)
+
+
+_INTS = st.one_of(st.integers(-2, 30), st.sampled_from([2**31, 2**62, 2**63, 2**64, 10**30]))
+_VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), _INTS, st.floats(allow_nan=False), st.text(max_size=4)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+_ENTRIES = st.fixed_dictionaries(
+    {
+        "dtype": st.sampled_from([*DTYPE_BITS, "f32", ""]) | _VALUES,
+        "shape": st.lists(_INTS, max_size=4) | _VALUES,
+        "data_offsets": st.tuples(_INTS, _INTS) | _VALUES,
+    }
+)
+
+
+@given(header=st.dictionaries(st.text(max_size=3), _ENTRIES | _VALUES, max_size=4) | _VALUES)
+@settings(max_examples=300, deadline=None)
+def test_random_headers(scratch: Path, header: Any) -> None:
+    check_nothing_but_ours(file_of(scratch, header))
+
+
+_VALID = save({"model.embed": torch.zeros(4, 5), "b": torch.zeros(3, dtype=torch.int64)}, metadata={"a": "b"})
+
+
+@given(
+    edits=st.lists(st.tuples(st.integers(0, len(_VALID) - 1), st.integers(0, 255)), max_size=4),
+    cut=st.integers(0, len(_VALID)),
+    insert=st.tuples(st.integers(0, len(_VALID)), st.binary(max_size=9)),
+)
+@settings(max_examples=300, deadline=None)
+def test_mutated_files(
+    scratch: Path, edits: list[tuple[int, int]], cut: int, insert: tuple[int, bytes]
+) -> None:
+    data = bytearray(_VALID)
+    for place, value in edits:
+        data[place] = value
+    data[insert[0] : insert[0]] = insert[1]
+    scratch.write_bytes(data[: len(data) - cut])
+    check_nothing_but_ours(scratch)

@@ -1,0 +1,169 @@
+"""GGUF files unpacked: the same model comes out, in any supported architecture, or nothing does."""
+
+import os
+import shutil
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from offspec.checkpoint import Checkpoint, gguf_values
+from offspec.checkpoint.gguf_model import ARCHITECTURES
+from offspec.checkpoint.write import ALIGNMENT
+from offspec.errors import (
+    UnsupportedModelError,
+)
+from offspec.events import LoadProgress, Notice
+from tests.checkpoint.gguf_files import FAMILIES, Bench, tiny_model, write_gguf
+
+
+def logits(model: PreTrainedModel) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(torch.arange(4, 40)[None]).logits
+    return found
+
+
+def loaded(checkpoint: Checkpoint) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=torch.float32)
+    model.eval()
+    return model
+
+
+def test_every_architecture_is_tested() -> None:
+    assert set(FAMILIES) == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_same_model_comes_out(bench: Bench, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_values, "PIECE", 200)  # so that even these come in pieces
+    model = tiny_model(family)
+    write_gguf(bench.file, model, family)
+    checkpoint = bench.open()
+    again = loaded(checkpoint)
+    state = model.state_dict()
+    assert again.state_dict().keys() == state.keys()
+    for name, tensor in again.state_dict().items():
+        assert torch.equal(tensor, state[name]), name
+    assert torch.equal(logits(again), logits(model))
+    expected = set(state) - ({"lm_head.weight"} if model.config.tie_word_embeddings else set())
+    assert set(checkpoint.tensors) == expected
+    assert {info.dtype for info in checkpoint.tensors.values()} == {"BF16"}
+    assert checkpoint.config["dtype"] == "bfloat16"
+    assert checkpoint.config["architectures"] == [type(model).__name__]
+
+
+def test_the_files_are_laid_out_for_streaming(bench: Bench, llama: PreTrainedModel) -> None:
+    write_gguf(bench.file, llama, "llama")
+    checkpoint = bench.open()
+    for name, info in checkpoint.tensors.items():
+        layer = f"layer-{int(name.split('.')[2]):04}" if ".layers." in name else "rest"
+        assert info.file.name == f"model-{layer}.safetensors"
+    for file in {info.file for info in checkpoint.tensors.values()}:
+        assert min(info.offset for info in checkpoint.tensors.values() if info.file == file) % ALIGNMENT == 0
+    config = AutoConfig.from_pretrained(checkpoint.folder)
+    assert config.dtype == torch.bfloat16
+    assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (1, 2, 0)
+
+
+def test_progress_in_bytes_and_reuse_without_any(bench: Bench, llama: PreTrainedModel) -> None:
+    write_gguf(bench.file, llama, "llama")
+    checkpoint = bench.open()
+    progress = [event for event in bench.events if isinstance(event, LoadProgress)]
+    assert progress[0].done == 0
+    assert progress[-1].done == progress[-1].total == checkpoint.nbytes
+    assert [event.done for event in progress] == sorted({event.done for event in progress})
+    assert all((event.unit, event.stage) == ("bytes", "unpacking tiny.gguf") for event in progress)
+    assert next(e for e in bench.events if isinstance(e, Notice)).text.startswith("unpacking tiny.gguf once")
+    again = bench.open()
+    assert bench.events == []
+    assert again.fingerprint == checkpoint.fingerprint
+
+
+def test_another_file_is_another_folder(bench: Bench, llama: PreTrainedModel) -> None:
+    write_gguf(bench.file, llama, "llama")
+    first = bench.open().folder
+    moved = bench._replace(file=bench.file.with_name("moved") / "tiny.gguf")
+    moved.file.parent.mkdir()
+    shutil.copy2(bench.file, moved.file)
+    assert moved.open().folder == first
+    os.utime(bench.file, ns=(1, 1))
+    assert bench.open().folder != first
+
+
+def test_a_damaged_cache_is_made_again(bench: Bench, llama: PreTrainedModel) -> None:
+    write_gguf(bench.file, llama, "llama")
+    checkpoint = bench.open()
+    shard = checkpoint.folder / "model-layer-0001.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-100])
+    again = bench.open()
+    assert "damaged" in str(bench.events[0])
+    assert again.tensors.keys() == checkpoint.tensors.keys()
+    assert bench.left() == [checkpoint.folder.name]
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q4_0", "Q5_0", "F16", "BF16"])
+def test_quantised_values_are_rounded_once(bench: Bench, llama: PreTrainedModel, kind: str) -> None:
+    number = gguf.GGMLQuantizationType[kind]
+    write_gguf(bench.file, llama, "llama", kind=number)
+    again = loaded(bench.open()).state_dict()
+    reader = {tensor.name: tensor for tensor in gguf.GGUFReader(bench.file).tensors}
+    down = reader["blk.0.ffn_down.weight"]
+    exact = torch.from_numpy(gguf.dequantize(down.data, number).astype(np.float32))
+    assert torch.equal(again["model.layers.0.mlp.down_proj.weight"], exact.bfloat16().float())
+    own = AutoModelForCausalLM.from_pretrained(
+        bench.file.parent, gguf_file=bench.file.name, dtype=torch.float32
+    )
+    for name, tensor in own.state_dict().items():
+        assert torch.equal(again[name], tensor.bfloat16().float()), name
+
+
+def test_llama_3_position_factors_become_configuration(bench: Bench) -> None:
+    rope = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_theta": 500_000.0,
+    }
+    model = tiny_model("llama", rope_parameters=rope, head_dim=64)
+    plain = 500_000.0 ** -(torch.arange(0, 64, 2).float() / 64)
+    factors = (plain / model.model.rotary_emb.inv_freq).numpy()
+    assert factors.max() == pytest.approx(8) and factors.min() == pytest.approx(1)
+    write_gguf(bench.file, model, "llama", tensors={"rope_freqs.weight": factors})
+    checkpoint = bench.open()
+    assert checkpoint.config["rope_parameters"] == rope
+    assert torch.equal(logits(loaded(checkpoint)), logits(model))
+    write_gguf(bench.file, model, "llama", tensors={"rope_freqs.weight": factors**2})
+    with pytest.raises(UnsupportedModelError, match="not Llama 3's"):
+        bench.open()
+
+
+@pytest.mark.parametrize(
+    ("rope", "keys"),
+    [
+        ({"rope_type": "linear", "factor": 4.0}, {"type": "linear", "factor": 4.0}),
+        (
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+            {"type": "yarn", "factor": 4.0, "original_context_length": 32},
+        ),
+        ({"rope_type": "default"}, {"type": "none"}),
+    ],
+)
+def test_scaled_positions(bench: Bench, rope: dict[str, Any], keys: dict[str, Any]) -> None:
+    model = tiny_model("qwen2", rope_parameters={**rope, "rope_theta": 10_000.0})
+    scaling = {f"qwen2.rope.scaling.{key}": value for key, value in keys.items()}
+    write_gguf(bench.file, model, "qwen2", keys=scaling)
+    assert torch.equal(logits(loaded(bench.open())), logits(model))
+
+
+def test_gemma_3_scales_only_its_global_layers(bench: Bench) -> None:
+    full = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0}
+    local = {"rope_type": "default", "rope_theta": 10_000.0}
+    model = tiny_model("gemma3", rope_parameters={"full_attention": full, "sliding_attention": local})
+    scaling = {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0}
+    write_gguf(bench.file, model, "gemma3", keys=scaling)
+    assert torch.equal(logits(loaded(bench.open())), logits(model))
