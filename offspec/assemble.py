@@ -16,15 +16,16 @@ from offspec.config import EngineConfig, format_bytes
 from offspec.draft.lm import LMDrafter
 from offspec.errors import CapacityError, DraftError, RequestError
 from offspec.events import Event, LoadProgress, Notice
+from offspec.grow import GrowthPolicy
+from offspec.model.calibration import TEXT
 from offspec.model.loaded import LoadedModel
-from offspec.model.packing import BLOCK
+from offspec.model.packing import packed_bytes
 from offspec.text import TextCodec, load_tokenizer, same_vocabulary
 from offspec_planners.placement import Placement
 
 Notify = Callable[[Event], None]
 
 _CONTEXTS = (4096, 2048, 1024, 512)  # tried in turn when the caller does not say
-_DRAFT_ROWS = 1024  # rows of a growing tree in the draft's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def assemble(config: EngineConfig, notify: Notify) -> Assembly:
             notify(Notice(f"{file.name} is read through the page cache: its file system refuses O_DIRECT"))
         drafter = None
         if draft is not None:
-            drafter = _load_draft(config, choice, draft, target, context, device, notify)
+            drafter = _load_draft(config, choice, draft, target, codec, context, device, notify)
         return Assembly(target, drafter, codec, context, placement, given)
     except BaseException:
         target.close()
@@ -172,13 +173,18 @@ def _needs(
 def _draft_bytes(mode: str, draft: LoadedModel | None, config: EngineConfig, context: int) -> int:
     if draft is None or mode == "none":
         return 0
-    rows = context + _DRAFT_ROWS
+    rows = context + draft_rows(config)
     shared = config.draft == "auto"
     fixed = draft.cache_bytes(rows) + (0 if shared else draft.rest_bytes)
-    layers = sum(max(size, extra) for size, extra in zip(draft.layer_bytes, draft.layer_extra, strict=True))
-    if mode != "packed":
-        return fixed + layers
-    return fixed + layers * (4 * BLOCK + 32) // (8 * draft.dtype.itemsize * BLOCK) + max(draft.layer_bytes)
+    if mode == "full":
+        return fixed + sum(
+            size + extra for size, extra in zip(draft.layer_bytes, draft.layer_extra, strict=True)
+        )
+    if mode == "expanded":
+        return fixed + sum(elements * draft.dtype.itemsize for elements in draft.layer_elements)
+    # One layer is unpacked at a time.
+    unpacked = max(draft.layer_elements) * draft.dtype.itemsize
+    return fixed + sum(packed_bytes(elements) for elements in draft.layer_elements) + unpacked
 
 
 def _no_room(config: EngineConfig, given: int, target: LoadedModel, draft: LoadedModel) -> str:
@@ -194,22 +200,37 @@ def _load_draft(
     choice: _DraftChoice,
     draft: LoadedModel,
     target: LoadedModel,
+    codec: TextCodec,
     context: int,
     device: torch.device,
     notify: Notify,
 ) -> LMDrafter:
-    rows = context + _DRAFT_ROWS
+    rows = context + draft_rows(config)
     if choice.mode == "full":
         name = Path(config.draft).name
         draft.load(range(len(draft.layers)), 0, rows, _progress(notify, "Loading the draft"))
-    elif config.draft == "auto":
-        name = "substitute (4-bit)"
-        progress = _progress(notify, "Making a 4-bit substitute of the target")
-        draft.load_packed(choice.mode == "expanded", rows, progress, target.rest_tensors)
-    else:
-        name = f"{Path(config.draft).name} (4-bit)"
-        draft.load_packed(choice.mode == "expanded", rows, _progress(notify, "Rounding the draft to 4 bits"))
+        return LMDrafter(name, draft.tree_model, device, draft.close)
+    shared = config.draft == "auto"
+    stage = "Making a 4-bit substitute of the target" if shared else "Rounding the draft to 4 bits"
+    draft.load_packed(
+        choice.mode == "expanded",
+        rows,
+        lambda done, total: notify(LoadProgress(stage, done, total, "layers")),
+        calibration_ids(codec, rows),
+        target.rest_tensors if shared else None,
+    )
+    name = "substitute (4-bit)" if shared else f"{Path(config.draft).name} (4-bit)"
     return LMDrafter(name, draft.tree_model, device, draft.close)
+
+
+def draft_rows(config: EngineConfig) -> int:
+    """Rows that a growing tree may take in the draft's cache."""
+    return GrowthPolicy(config.budget, config.width).max_expanded
+
+
+def calibration_ids(codec: TextCodec, most: int) -> list[int]:
+    """The text that rounding is calibrated on, in the model's own tokens."""
+    return codec.encode_prompt(TEXT, raw=True)[:most]
 
 
 def describe(assembly: Assembly) -> dict[str, Any]:

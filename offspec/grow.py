@@ -28,7 +28,11 @@ class GrowthPolicy:
     budget: int
     width: int = 32
     min_gain: float = 0.01
-    max_steps: int = 64
+
+    @property
+    def max_expanded(self) -> int:
+        """Most nodes expanded for one tree: a bound on the draft's work and on the rows of its cache."""
+        return 2 * self.budget + self.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ def grow(
     seen: dict[int, tuple[Children, int]] = {}
     steps, expected = 0, 1.0
     drafter.start(ids)
-    while steps < policy.max_steps:
+    while len(seen) + policy.width <= policy.max_expanded:
         best = candidates.best(policy.budget)
         nodes = _frontier(candidates, best, policy.width, max_depth)
         # No step adds more than the paths it extends are worth.

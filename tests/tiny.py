@@ -16,6 +16,7 @@ from offspec.text import TextCodec, load_tokenizer
 from offspec_planners.placement import Placement
 
 VOCABULARY = 96
+CALIBRATION = [3 + (5 * i * i + i) % 90 for i in range(48)]
 _CPU = torch.device("cpu")
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -149,7 +150,7 @@ def tiny_engine(
     drafter: Any = None
     if draft == "auto":
         substitute = open_model(folder, dtype)
-        substitute.load_packed(expand, context, nothing, target.rest_tensors)
+        substitute.load_packed(expand, context, nothing, CALIBRATION, target.rest_tensors)
         drafter = LMDrafter("substitute", substitute.tree_model, _CPU, substitute.close)
     elif draft != "none":
         other = open_model(Path(draft), dtype)

@@ -32,6 +32,12 @@ class TreeContext:
     ancestors: torch.Tensor
     _masks: dict[tuple[int, int, int], torch.Tensor] = field(default_factory=dict)
 
+    @classmethod
+    def chain(cls, rows: int, device: torch.device) -> "TreeContext":
+        """Plain causal text from position 0 on, nothing before it."""
+        empty = torch.zeros(0, 0, dtype=torch.bool, device=device)
+        return cls(prefix=0, position=torch.arange(rows, device=device), causal=rows, ancestors=empty)
+
     def mask(self, start: int, end: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
         """[end - start, L + end]: 0 where row start + i may look, -inf elsewhere; kept for the next layer."""
         key = (start, end, window or 0)

@@ -34,8 +34,11 @@ class Binder:
     slot where the bytes are already right, copies where they must be converted or fused.
     """
 
-    def __init__(self, model: Any, name: str, recipes: list[Recipe], device: torch.device) -> None:
+    def __init__(
+        self, model: Any, name: str, recipes: list[Recipe], device: torch.device, prefix: str = ""
+    ) -> None:
         self.layout = layout_of(name, recipes)
+        self.prefix = prefix  # what the names of these parameters begin with inside the model
         self._model = model
         self._recipes = recipes
         self._device = device

@@ -1,10 +1,11 @@
 """Gives every layer its weights just before it runs: resident ones once, the others from the stream."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
 from offspec.model.binding import Binder
+from offspec.model.calibration import InputMoments
 from offspec.model.packing import Packed, pack, unpack
 from offspec.store.arena import Arena
 from offspec.store.reader import DirectReader
@@ -98,37 +99,57 @@ class LayerFeeder:
 class PackedLayers:
     """Every layer kept in memory with its matrices rounded to 4 bits: the weights of a draft.
 
-    expand: keep the rounded values in the model's dtype, 16 bits each, which is faster by the cost of
-    unpacking; else keep them packed and unpack a layer just before it runs.
+    The first pass, over a text to calibrate on, is what loads it: each layer is read, runs once as it is
+    on disk while its inputs are measured, and is rounded as it is left. expand: keep the rounded values in
+    the model's dtype, 16 bits each, which is faster by the cost of unpacking; else keep them packed and
+    unpack a layer just before it runs.
     """
 
     bytes_streamed = 0
 
-    def __init__(self, binders: list[Binder], reader: DirectReader, expand: bool) -> None:
-        self._binders, self._reader, self._expand = binders, reader, expand
+    def __init__(
+        self,
+        binders: list[Binder],
+        layers: Sequence[torch.nn.Module],
+        reader: DirectReader,
+        expand: bool,
+        progress: Callable[[int, int], None],
+    ) -> None:
+        self._binders, self._layers, self._reader, self._expand = binders, layers, reader, expand
+        self._progress = progress
         self._packed: list[dict[str, Packed]] = []
-
-    def load(self, progress: Callable[[int, int], None]) -> None:
-        total, done = sum(binder.layout.nbytes for binder in self._binders), 0
-        for binder in self._binders:
-            tensors = binder.realise(read_unit(binder.layout, self._reader).tensor)
-            packed = {name: pack(tensor) for name, tensor in tensors.items() if tensor.dim() >= 2}
-            for name, tensor in tensors.items():
-                if name not in packed:
-                    binder.bind({name: tensor.clone()})
-                elif self._expand:
-                    binder.bind({name: unpack(packed[name])})
-            self._packed.append({} if self._expand else packed)
-            done += binder.layout.nbytes
-            progress(done, total)
+        self._loading: tuple[dict[str, torch.Tensor], InputMoments] | None = None
 
     def enter(self, layer: int) -> None:
-        if self._packed[layer]:
-            self._binders[layer].bind({name: unpack(packed) for name, packed in self._packed[layer].items()})
+        binder = self._binders[layer]
+        if layer == len(self._packed):
+            tensors = binder.realise(read_unit(binder.layout, self._reader).tensor)
+            binder.bind(tensors)
+            self._loading = tensors, InputMoments(self._layers[layer])
+        elif self._packed[layer]:
+            binder.bind({name: unpack(packed) for name, packed in self._packed[layer].items()})
 
     def leave(self, layer: int) -> None:
-        if self._packed[layer]:
+        if self._loading is not None:
+            self._round(layer, *self._loading)
+            self._loading = None
+        elif self._packed[layer]:
             self._binders[layer].unbind(self._packed[layer])
+
+    def _round(self, layer: int, tensors: dict[str, torch.Tensor], moments: InputMoments) -> None:
+        moments.close()
+        binder, packed = self._binders[layer], dict[str, Packed]()
+        for name, tensor in tensors.items():
+            if tensor.dim() < 2:
+                binder.bind({name: tensor.clone()})
+                continue
+            inner = name.removeprefix(binder.prefix)
+            packed[name] = pack(tensor, moments.importance(inner, tensor))
+            if self._expand:
+                binder.bind({name: unpack(packed.pop(name))})
+        binder.unbind(packed)
+        self._packed.append(packed)
+        self._progress(layer + 1, len(self._binders))
 
     def recover(self) -> None:
         """Nothing streams here."""

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from offspec.checkpoint import TensorInfo
+from offspec.model.attention import TreeContext
 from offspec.model.binding import Binder
 from offspec.model.cache import TreeCache
 from offspec.model.embedding import RowGather
@@ -45,7 +46,10 @@ class LoadedModel:
                 self._rows = recipe.sources[0][0]
             elif not (self.skeleton.tied and recipe.names[0] == self._head_alias()):
                 rest.append(recipe)
-        self.layers = [Binder(model, f"layer {i}", recipes, device) for i, recipes in enumerate(layers)]
+        prefix = self.skeleton.layers_prefix
+        self.layers = [
+            Binder(model, f"layer {i}", recipes, device, f"{prefix}.{i}.") for i, recipes in enumerate(layers)
+        ]
         self._rest = Binder(model, "the rest", rest, device)
         self._reader = DirectReader()
         self._feeder: LayerFeeder | PackedLayers | None = None
@@ -68,6 +72,11 @@ class LoadedModel:
     def layer_bytes(self) -> list[int]:
         """Bytes that each layer takes in a slot, which are also those read for it."""
         return [binder.layout.nbytes for binder in self.layers]
+
+    @property
+    def layer_elements(self) -> list[int]:
+        """Weights in each layer."""
+        return [sum(p.numel() for p in layer.parameters()) for layer in self.skeleton.layers]
 
     @property
     def layer_extra(self) -> list[int]:
@@ -120,23 +129,31 @@ class LoadedModel:
     def load(self, resident: Sequence[int], slots: int, capacity: int, progress: Progress) -> None:
         """Read the rest and the resident layers, and start streaming the others."""
         feeder = LayerFeeder(self.layers, resident, slots, self._reader, self.device)
-        self._assemble(feeder, capacity, None, progress)
+        self._assemble(feeder, capacity, None)
+        feeder.load(progress)
 
     def load_packed(
-        self, expand: bool, capacity: int, progress: Progress, rest: dict[str, torch.Tensor] | None = None
+        self,
+        expand: bool,
+        capacity: int,
+        progress: Progress,
+        calibration: Sequence[int],
+        rest: dict[str, torch.Tensor] | None = None,
     ) -> None:
-        """Read all layers and round their matrices to 4 bits; see `PackedLayers`.
+        """Read all layers and round their matrices to 4 bits; see `PackedLayers`. Progress is in layers.
 
-        rest: the rest of the same model, already loaded by another, to be shared.
+        calibration: token ids to measure the layers' inputs on. rest: the rest of the same model, already
+        loaded by another, to be shared.
         """
-        self._assemble(PackedLayers(self.layers, self._reader, expand), capacity, rest, progress)
+        layers = list(self.skeleton.layers)
+        self._assemble(PackedLayers(self.layers, layers, self._reader, expand, progress), capacity, rest)
+        context = TreeContext.chain(len(calibration), self.device)
+        with torch.inference_mode():
+            self.tree_model.hidden(torch.tensor(list(calibration), device=self.device), context)
+        self.tree_model.cache.rewind(0)
 
     def _assemble(
-        self,
-        feeder: LayerFeeder | PackedLayers,
-        capacity: int,
-        rest: dict[str, torch.Tensor] | None,
-        progress: Progress,
+        self, feeder: LayerFeeder | PackedLayers, capacity: int, rest: dict[str, torch.Tensor] | None
     ) -> None:
         self._feeder = feeder
         model: Any = self.skeleton.model
@@ -154,7 +171,6 @@ class LoadedModel:
                 for name, buffer in module._buffers.items():
                     if buffer is not None:
                         module._buffers[name] = buffer.to(self.device)
-        feeder.load(progress)
         cache = TreeCache(len(self.layers), capacity)
         self._tree_model = TreeModel(self.skeleton, cache, enter=feeder.enter, leave=feeder.leave)
 

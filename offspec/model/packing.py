@@ -1,108 +1,104 @@
-"""Weights rounded to 4 bits: NF4 codes in blocks of 64 (QLoRA: Dettmers et al. 2023, arXiv 2305.14314).
+"""Weights rounded to 4 bits: 16 even steps for each group of 64, placed where it matters least.
 
-Two codes a byte, the first in the high half, and one float32 scale a block: 4.5 bits a weight, in the
-layout of bitsandbytes, whose kernels unpack it where they are installed. The scale is not the block's
-largest magnitude but the best of a few near it, which brings the rounded weights closer for no more bytes.
+A group keeps one float16 step and one float16 offset: 4.5 bits a weight, as NF4 with float32 scales has.
+Step and offset are fitted by weighted least squares, alternating with the codes; a weight counts by the
+mean square of the input it meets, measured on a short text (the idea of llama.cpp's importance matrix and
+of AWQ: Lin et al. 2023, arXiv 2306.00978). `bench/rounding.py` compares this with NF4.
 """
 
-import functools
-import logging
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-BLOCK = 64
-
-# The 16 levels of the published data type.
-NF4 = (
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
-    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
-    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
-    0.7229568362236023, 1.0,
-)  # fmt: skip
-
-_SHRINKS = (1.0, 0.95, 0.9, 0.85)
-_ROWS_AT_A_TIME = 1 << 14  # blocks rounded together; bounds the float32 scratch
+GROUP = 64
+_LEVELS = 16
+_SPREADS = (1.0, 0.88)  # of the group's range, to begin from
+_ROUNDS = 3
+_GROUPS_AT_A_TIME = 1 << 14  # bounds the float32 scratch of rounding and unpacking
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A rounded tensor. codes [ceil(n / 2)] uint8; scales [ceil(n / 64)] float32; n = product of shape."""
+    """A rounded tensor. codes [n / 2] uint8, two a byte, the first in the high half; step and offset
+    [n / 64] float16; n = the elements of `shape`, padded to whole groups."""
 
     codes: torch.Tensor
-    scales: torch.Tensor
+    step: torch.Tensor
+    offset: torch.Tensor
     shape: torch.Size
     dtype: torch.dtype
 
     @property
     def nbytes(self) -> int:
-        return self.codes.nbytes + self.scales.nbytes
+        return self.codes.nbytes + self.step.nbytes + self.offset.nbytes
 
 
-def pack(weight: torch.Tensor) -> Packed:
-    """Round a tensor of any shape; the last block is padded with zeros."""
-    flat = weight.reshape(-1)
-    padded = torch.nn.functional.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK)
-    codes = torch.empty(len(padded), BLOCK // 2, dtype=torch.uint8)
-    scales = torch.empty(len(padded), dtype=torch.float32)
-    for start in range(0, len(padded), _ROWS_AT_A_TIME):
-        part = slice(start, start + _ROWS_AT_A_TIME)
-        index, scales[part] = _round(padded[part].float())
-        codes[part] = (index[:, ::2] << 4) | index[:, 1::2]
-    return Packed(codes.view(-1), scales, weight.shape, weight.dtype)
+def packed_bytes(elements: int) -> int:
+    """Bytes of a rounded tensor of so many elements."""
+    return -(-elements // GROUP) * (GROUP // 2 + 4)
 
 
-def _round(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes [B, 64] uint8 and scales [B] of the blocks [B, 64], least squares over the tried scales."""
-    levels = torch.tensor(NF4)
-    borders = (levels[1:] + levels[:-1]) / 2
-    largest = blocks.abs().amax(dim=1, keepdim=True).clamp_min_(1e-30)
-    best_gain, best_tried = torch.full((len(blocks), 1), -1.0), largest
-    for shrink in _SHRINKS:
-        tried = largest * shrink
-        chosen = levels[torch.bucketize(blocks / tried, borders)]
-        # With the codes given, the best scale is a projection, and the squared error it leaves is |w|^2
-        # less this gain.
-        gain = (chosen * blocks).sum(1, keepdim=True).square_() / chosen.square_().sum(1, keepdim=True)
-        better = gain > best_gain
-        best_gain = torch.where(better, gain, best_gain)
-        best_tried = torch.where(better, tried, best_tried)
-    index = torch.bucketize(blocks / best_tried, borders)
-    chosen = levels[index]
-    scales = (chosen * blocks).sum(1) / chosen.square_().sum(1).clamp_min_(1e-30)
-    return index.to(torch.uint8), scales
+def pack(weight: torch.Tensor, importance: torch.Tensor | None = None) -> Packed:
+    """Round a tensor of any shape. importance broadcasts to that shape; None counts all weights alike."""
+    groups = _grouped(weight)
+    if importance is None or not float(importance.sum()) > 0:
+        importance = torch.ones(1)
+    matter = _grouped((importance / importance.mean() + 1e-4).expand(weight.shape))
+    codes = torch.empty(len(groups), GROUP // 2, dtype=torch.uint8)
+    step = torch.empty(len(groups), 1, dtype=torch.float16)
+    offset = torch.empty(len(groups), 1, dtype=torch.float16)
+    for start in range(0, len(groups), _GROUPS_AT_A_TIME):
+        part = slice(start, start + _GROUPS_AT_A_TIME)
+        code, step[part], offset[part] = _round(groups[part].float(), matter[part].float())
+        codes[part] = (code[:, ::2] << 4) | code[:, 1::2]
+    return Packed(codes.view(-1), step.view(-1), offset.view(-1), weight.shape, weight.dtype)
+
+
+def _grouped(tensor: torch.Tensor) -> torch.Tensor:
+    """[..., n] to [groups, 64], the last group padded with zeros."""
+    flat = tensor.reshape(-1)
+    return torch.nn.functional.pad(flat, (0, -len(flat) % GROUP)).view(-1, GROUP)
+
+
+def _round(w: torch.Tensor, matter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes [B, 64] uint8, steps and offsets [B, 1] float16 of the groups w [B, 64]."""
+    low, high = w.amin(1, keepdim=True), w.amax(1, keepdim=True)
+    matter = matter / matter.sum(1, keepdim=True).clamp_min(1e-30)
+    mean = (matter * w).sum(1, keepdim=True)
+    least = torch.full_like(mean, torch.inf)
+    best = [torch.zeros_like(w), torch.zeros_like(mean), torch.zeros_like(mean)]
+    for spread in _SPREADS:
+        step = ((high - low) * spread / (_LEVELS - 1)).clamp_min(1e-7)
+        offset = (low + high) / 2 - step * ((_LEVELS - 1) / 2)
+        for _ in range(_ROUNDS):
+            code = ((w - offset) / step).round_().clamp_(0, _LEVELS - 1)
+            centre = (matter * code).sum(1, keepdim=True)
+            apart = code - centre
+            step = (matter * apart * (w - mean)).sum(1, keepdim=True)
+            step = (step / (matter * apart.square()).sum(1, keepdim=True).clamp_min(1e-12)).clamp_min(1e-7)
+            offset = mean - step * centre
+        kept_step, kept_offset = _half(step), _half(offset)
+        error = (matter * (code * kept_step + kept_offset - w).square_()).sum(1, keepdim=True)
+        better = error < least
+        least = torch.where(better, error, least)
+        found = (code, kept_step, kept_offset)
+        best = [torch.where(better, new, old) for new, old in zip(found, best, strict=True)]
+    return best[0].to(torch.uint8), best[1].half(), best[2].half()
+
+
+def _half(x: torch.Tensor) -> torch.Tensor:
+    """As float16 will hold it, finite."""
+    return x.clamp(-65000, 65000).half().float()
 
 
 def unpack(packed: Packed) -> torch.Tensor:
-    """The rounded weights in their own shape and dtype, by bitsandbytes where it is installed."""
-    kernels = _bitsandbytes()
-    if kernels is None or packed.shape.numel() % BLOCK:
-        return unpack_reference(packed)
-    state = kernels.QuantState(packed.scales, packed.shape, None, BLOCK, "nf4", packed.dtype)
-    out: torch.Tensor = kernels.dequantize_4bit(packed.codes[:, None], state)
-    return out
-
-
-@functools.cache
-def _bitsandbytes() -> Any:
-    """bitsandbytes' functions, or None: it is not on every machine, and says much while it is imported."""
-    logger = logging.getLogger("bitsandbytes")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        import bitsandbytes.functional as functions
-    except ImportError:
-        return None
-    finally:
-        logger.setLevel(level)
-    return functions
-
-
-def unpack_reference(packed: Packed) -> torch.Tensor:
-    """The same, slow and obvious: level times scale, rounded once to the dtype."""
-    levels = torch.tensor(NF4, device=packed.codes.device)
-    codes = packed.codes.long()
-    pairs = torch.stack([levels[codes >> 4], levels[codes & 15]], dim=-1).view(-1, BLOCK)
-    flat = (pairs * packed.scales[:, None]).view(-1)[: packed.shape.numel()]
-    return flat.view(packed.shape).to(packed.dtype)
+    """The rounded weights in their own shape and dtype: code · step + offset in float32, rounded once."""
+    groups = packed.step.numel()
+    out = torch.empty(groups, GROUP, dtype=packed.dtype, device=packed.codes.device)
+    codes = packed.codes.view(groups, GROUP // 2)
+    for start in range(0, groups, _GROUPS_AT_A_TIME):
+        part = slice(start, start + _GROUPS_AT_A_TIME)
+        step, offset = packed.step[part, None].float(), packed.offset[part, None].float()
+        for half, code in enumerate((codes[part] >> 4, codes[part] & 15)):
+            out[part, half::2] = torch.addcmul(offset, code.float(), step).to(packed.dtype)
+    return out.view(-1)[: packed.shape.numel()].view(packed.shape)

@@ -136,9 +136,7 @@ def test_a_draft_that_has_no_room_is_left_out_and_named(whole: Path, monkeypatch
         assemble, "_draft_bytes", lambda mode, *rest: (1 << 60) if mode != "none" else real(mode, *rest)
     )
     notices: list[str] = []
-    with offspec.load(
-        str(whole), notify=lambda event: notices.append(getattr(event, "text", ""))
-    ) as engine:
+    with offspec.load(str(whole), notify=lambda event: notices.append(getattr(event, "text", ""))) as engine:
         assert engine.draft == "none"
         assert engine.generate(PROMPT, SamplingParams(max_tokens=4)).tokens_per_pass == 1
     assert any("no draft" in text and "--draft" in text for text in notices)
