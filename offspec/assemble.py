@@ -133,6 +133,7 @@ def _decide(
         contexts = [config.context]
     else:
         contexts = [length for length in _CONTEXTS if length <= longest] or [longest]
+    memory.trim()
     runtime, failure = memory.resident_bytes(), None
     for mode in _modes(config, draft):
         for context in contexts:

@@ -83,8 +83,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def write_model(folder: Path, family: str = "llama", seed: int = 0, **overrides: Any) -> Path:
-    """A random float32 model with peaked, position-dependent predictions, and a tokenizer of words."""
+def write_model(
+    folder: Path, family: str = "llama", seed: int = 0, spread: float = 0.5, **overrides: Any
+) -> Path:
+    """A random float32 model and a tokenizer of words; the larger `spread`, the surer its predictions."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     wanted = {**_COMMON, **FAMILIES.get(family, {}), **overrides}
@@ -96,7 +98,7 @@ def write_model(folder: Path, family: str = "llama", seed: int = 0, **overrides:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() >= 2:
-                parameter.normal_(0, 0.5)
+                parameter.normal_(0, spread)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(folder)

@@ -48,7 +48,7 @@ def test_tokens_do_not_depend_on_the_guesses(family: str, tmp_path: Path) -> Non
                 result = engine.generate(PROMPT, params)
                 assert list(result.token_ids) == tokens, (draft, budget, verify, params)
                 if draft == model and verify == "coupled":
-                    assert result.tokens_per_pass > 4, "a draft that knows the target's mind is believed"
+                    assert result.tokens_per_pass > 2, "a draft that knows the target's mind is believed"
 
 
 def test_there_are_at_least_25_families() -> None:

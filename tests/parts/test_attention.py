@@ -1,0 +1,127 @@
+"""Tree attention and the cache against the obvious: one path at a time, no cache, dense softmax."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offspec.model.attention import TreeContext, tree_attention
+from offspec.model.cache import TreeCache
+
+
+def _obvious(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: list[list[int]], scale: float, cap: float | None
+) -> torch.Tensor:
+    """Row i of q [H, T, D] looks at the keys rows[i] of k [KV, S, D], in float64."""
+    heads, group = q.shape[0], q.shape[0] // k.shape[0]
+    out = torch.empty(q.shape[1], heads, v.shape[-1], dtype=torch.float64)
+    for i, seen in enumerate(rows):
+        for head in range(heads):
+            scores = k[head // group, seen].double() @ q[head, i].double() * scale
+            if cap:
+                scores = torch.tanh(scores / cap) * cap
+            out[i, head] = torch.softmax(scores, 0) @ v[head // group, seen].double()
+    return out
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    prefix=st.integers(0, 12),
+    causal=st.integers(0, 7),
+    parents=st.lists(st.integers(0, 100), max_size=12),
+    groups=st.sampled_from([1, 3]),
+    window=st.sampled_from([None, 1, 4]),
+    cap=st.sampled_from([None, 2.0]),
+    chunk=st.integers(1, 9),
+    seed=st.integers(0, 100),
+)
+def test_attention_equals_each_path_alone(
+    prefix: int,
+    causal: int,
+    parents: list[int],
+    groups: int,
+    window: int | None,
+    cap: float | None,
+    chunk: int,
+    seed: int,
+) -> None:
+    """Any prefix, prompt, tree, window and chunking; parents[i] is taken modulo i + 1."""
+    tree = [-1, *(above % (i + 1) for i, above in enumerate(parents))]
+    depth = [0] * len(tree)
+    paths: list[list[int]] = []
+    for node, above in enumerate(tree):
+        depth[node] = 0 if above < 0 else depth[above] + 1
+        paths.append(([] if above < 0 else paths[above]) + [node])
+    start = prefix + causal
+    position = [*range(prefix, start), *(start + d for d in depth)]
+    seen = [list(range(row + 1)) for row in range(prefix, start)]
+    seen += [[*range(start), *(start + node for node in path)] for path in paths]
+    if window:
+        where = [*range(prefix), *position]
+        seen = [[key for key in keys if position[i] - where[key] < window] for i, keys in enumerate(seen)]
+    ancestors = torch.zeros(len(tree), len(tree), dtype=torch.bool)
+    for node, path in enumerate(paths):
+        ancestors[node, path] = True
+    generator = torch.Generator().manual_seed(seed)
+    rows, keys, size = len(position), start + len(tree), 8
+    q = torch.randn(2 * groups, rows, size, generator=generator)
+    k, v = torch.randn(2, 2, keys, size, generator=generator)
+    context = TreeContext(prefix, torch.tensor(position), causal, ancestors)
+    outs = []
+    for begin in range(0, rows, chunk):
+        end = min(begin + chunk, rows)
+        out, _ = tree_attention(
+            torch.nn.Module(),
+            q[None, :, begin:end],
+            k[None, :, : prefix + end],
+            v[None, :, : prefix + end],
+            None,
+            scaling=0.3,
+            sliding_window=window,
+            softcap=cap,
+            tree=context,
+        )
+        outs.append(out[0])
+    assert torch.allclose(torch.cat(outs).double(), _obvious(q, k, v, seen, 0.3, cap), atol=1e-5)
+
+
+def test_sinks_take_their_share() -> None:
+    q, k, v = torch.randn(3, 1, 2, 4, 8, generator=torch.Generator().manual_seed(0))
+    sinks = torch.tensor([0.5, -1.0])
+    context = TreeContext.chain(4, torch.device("cpu"))
+    out, _ = tree_attention(torch.nn.Module(), q, k, v, None, scaling=1.0, s_aux=sinks, tree=context)
+    for head in range(2):
+        for row in range(4):
+            scores = torch.cat([k[0, head, : row + 1] @ q[0, head, row], sinks[head : head + 1]])
+            weights = torch.softmax(scores, 0)[:-1]
+            assert torch.allclose(out[0, row, head], weights @ v[0, head, : row + 1], atol=1e-5)
+
+
+def _append(cache: TreeCache, rows: torch.Tensor) -> None:
+    """Rows [T] as keys and negated values of every layer."""
+    for layer in cache.rows:
+        layer.update(rows.view(1, 1, -1, 1), -rows.view(1, 1, -1, 1))
+
+
+def _content(cache: TreeCache) -> list[float]:
+    layer = cache.rows[1]
+    assert layer.keys is not None and layer.values is not None
+    assert torch.equal(layer.keys[:, :, : layer.filled], -layer.values[:, :, : layer.filled])
+    return [float(x) for x in layer.keys[0, 0, : layer.filled, 0]]
+
+
+def test_a_cache_appends_commits_rewinds_and_grows() -> None:
+    cache = TreeCache(2, capacity=4)
+    _append(cache, torch.arange(3.0))
+    cache.commit(2, [0])
+    assert cache.length == 3 and _content(cache) == [0, 1, 2]
+    _append(cache, torch.arange(10.0, 17.0))  # two pending rows and a tree of five, over the capacity
+    cache.commit(2, [0, 2, 3])
+    assert cache.length == 8 and _content(cache) == [0, 1, 2, 10, 11, 12, 14, 15]
+    cache.rewind(4)
+    _append(cache, torch.tensor([99.0]))
+    assert _content(cache) == [0, 1, 2, 10, 99]
+    cache.rewind(4)  # a pass broken off leaves rows behind that must go
+    assert _content(cache) == [0, 1, 2, 10]
+    with pytest.raises(AssertionError):
+        cache.rewind(5)
