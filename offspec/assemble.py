@@ -25,6 +25,7 @@ from offspec_planners.placement import Placement
 
 Notify = Callable[[Event], None]
 
+_DEVICE_SLOTS = 3
 _CONTEXTS = (4096, 2048, 1024, 512)  # tried in turn when the caller does not say
 
 
@@ -139,7 +140,11 @@ def _decide(
         for context in contexts:
             choice = _DraftChoice(mode, _draft_bytes(mode, draft, config, context))
             try:
-                return context, choice, memory.divide(given, _needs(config, target, choice, context, runtime))
+                placement = memory.divide(given, _needs(config, target, choice, context, runtime))
+                if target.device.type != "cpu":
+                    # Memory of the device is not budgeted yet, so nothing is kept there but the ring.
+                    placement = Placement((), _DEVICE_SLOTS)
+                return context, choice, placement
             except CapacityError as error:
                 if failure is None or error.needed < failure.needed:
                     failure = error

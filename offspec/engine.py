@@ -3,7 +3,7 @@
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Literal, cast
@@ -123,7 +123,7 @@ class Engine:
         raw: bool = False,
         speculate: bool = True,
         check: bool = False,
-    ) -> Iterator[Event]:
+    ) -> Generator[Event, None, None]:
         """Answer a prompt, yielding events as they happen.
 
         prompt: text (one message of the user, or plain text when `raw`), chat messages, or token ids.
@@ -164,7 +164,9 @@ class Engine:
             )
         return ids
 
-    def _answer(self, ids: list[int], params: SamplingParams, speculate: bool) -> Iterator[Event]:
+    def _answer(
+        self, ids: list[int], params: SamplingParams, speculate: bool
+    ) -> Generator[Event, None, None]:
         began = time.perf_counter()
         target, session = self._assembly.target, self._session
         layers, read_before = len(target.layers), target.bytes_streamed

@@ -121,9 +121,9 @@ def write_tokenizer(folder: Path, size: int = VOCABULARY) -> None:
     wrapped.save_pretrained(folder)
 
 
-def open_model(folder: Path, dtype: torch.dtype = torch.float32) -> LoadedModel:
+def open_model(folder: Path, dtype: torch.dtype = torch.float32, device: torch.device = _CPU) -> LoadedModel:
     checkpoint = open_checkpoint(str(folder))
-    return LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, _CPU)
+    return LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, device)
 
 
 def nothing(done: int, total: int) -> None:
@@ -142,22 +142,23 @@ def tiny_engine(
     verify: str = "coupled",
     dtype: torch.dtype = torch.float32,
     expand: bool = True,
+    device: torch.device = _CPU,
     wrap: Callable[[Any], Any] | None = None,
 ) -> Engine:
     """An engine whose placement is given instead of decided; draft is a folder, "auto" or "none"."""
     checkpoint = open_checkpoint(str(folder))
     codec = TextCodec(load_tokenizer(folder), folder, checkpoint.config)
-    target = open_model(folder, dtype)
+    target = open_model(folder, dtype, device)
     target.load(resident, slots, context + budget, nothing)
     drafter: Any = None
     if draft == "auto":
-        substitute = open_model(folder, dtype)
+        substitute = open_model(folder, dtype, device)
         substitute.load_packed(expand, context, nothing, CALIBRATION, target.rest_tensors)
-        drafter = LMDrafter("substitute", substitute.tree_model, _CPU, substitute.close)
+        drafter = LMDrafter("substitute", substitute.tree_model, device, substitute.close)
     elif draft != "none":
-        other = open_model(Path(draft), dtype)
+        other = open_model(Path(draft), dtype, device)
         other.load(range(len(other.layers)), 0, context, nothing)
-        drafter = LMDrafter("draft", other.tree_model, _CPU, other.close)
+        drafter = LMDrafter("draft", other.tree_model, device, other.close)
     if wrap is not None:
         drafter = wrap(drafter)
     config = EngineConfig(

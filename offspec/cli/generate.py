@@ -1,8 +1,7 @@
 """`offspec generate`: from options to a question, from a question to an answer."""
 
 import sys
-from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,7 +9,6 @@ from offspec.cli import options as opt
 from offspec.cli.render import Screen
 from offspec.config import EngineConfig, SamplingParams, parse_bytes
 from offspec.errors import RequestError
-from offspec.events import Event
 
 EPILOG = """[bold]Examples[/]
 
@@ -69,7 +67,7 @@ def generate(
     """Answer one prompt. The text goes to stdout as it comes, everything else to stderr."""
     config = EngineConfig(
         model=model,
-        draft=draft,
+        draft="none" if no_speculation else draft,  # what would not be asked need not be loaded
         draft_bits=_draft_bits(draft_bits),
         memory=None if memory is None else parse_bytes(memory),
         device=device,
@@ -125,7 +123,7 @@ def _answer(question: Question, screen: Screen) -> None:
                     verify=config.verify,
                     notify=screen.show,
                 ) as engine,
-                _stopping(
+                closing(  # a stream left before its end must be idle before the engine is closed
                     engine.stream(
                         question.prompt,
                         question.params,
@@ -140,16 +138,6 @@ def _answer(question: Question, screen: Screen) -> None:
         except KeyboardInterrupt:
             screen.interrupted()
             raise
-
-
-@contextmanager
-def _stopping(events: Iterator[Event]) -> Iterator[Iterator[Event]]:
-    """Stop a stream that is left before its end, so that the engine is idle before it is closed."""
-    try:
-        yield events
-    finally:
-        if isinstance(events, Generator):
-            events.close()
 
 
 def _draft_bits(bits: int) -> Literal[4, 16]:

@@ -158,8 +158,9 @@ class LoadedModel:
         self._feeder = feeder
         model: Any = self.skeleton.model
         if rest is None:
-            self._memory = read_unit(self._rest.layout, self._reader)
-            rest = self._rest.realise(self._memory.tensor)
+            memory = read_unit(self._rest.layout, self._reader)
+            rest = self._rest.realise(memory.tensor)
+            self._memory = memory if self.device.type == "cpu" else None
         self.rest_tensors = rest
         self._rest.bind(rest)
         if self.skeleton.tied:

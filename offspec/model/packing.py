@@ -42,11 +42,11 @@ def pack(weight: torch.Tensor, importance: torch.Tensor | None = None) -> Packed
     """Round a tensor of any shape. importance broadcasts to that shape; None counts all weights alike."""
     groups = _grouped(weight)
     if importance is None or not float(importance.sum()) > 0:
-        importance = torch.ones(1)
+        importance = torch.ones(1, device=weight.device)
     matter = _grouped((importance / importance.mean() + 1e-4).expand(weight.shape))
-    codes = torch.empty(len(groups), GROUP // 2, dtype=torch.uint8)
-    step = torch.empty(len(groups), 1, dtype=torch.float16)
-    offset = torch.empty(len(groups), 1, dtype=torch.float16)
+    codes = torch.empty(len(groups), GROUP // 2, dtype=torch.uint8, device=weight.device)
+    step = torch.empty(len(groups), 1, dtype=torch.float16, device=weight.device)
+    offset = torch.empty_like(step)
     for start in range(0, len(groups), _GROUPS_AT_A_TIME):
         part = slice(start, start + _GROUPS_AT_A_TIME)
         code, step[part], offset[part] = _round(groups[part].float(), matter[part].float())

@@ -100,7 +100,7 @@ class ScriptedEngine:
             ttft_s=0.5,
             bytes_streamed=3 * 10**9,
             peak_memory_bytes=1_200_000_000,
-            draft="substitute (nf4)",
+            draft="substitute (4-bit)",
             budget=256,
             seed=self.script.seed,
             **given,

@@ -44,7 +44,7 @@ def test_statistics_and_notices_go_to_stderr(offspec: Call) -> None:
         "2.00 tokens per pass, 3 passes; 3.00 GB streamed at 1.50 GB/s; peak memory 1.20 GB" in line
         for line in lines
     )
-    assert any("draft substitute (nf4), budget 256, seed 7" in line for line in lines)
+    assert any("draft substitute (4-bit), budget 256, seed 7" in line for line in lines)
 
 
 def test_quiet_leaves_stderr_to_errors(offspec: Call) -> None:

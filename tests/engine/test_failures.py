@@ -202,7 +202,7 @@ def test_a_stream_that_nobody_reads_to_its_end(model: Path) -> None:
         stream = engine.stream(PROMPT, params)
         for _ in range(4):
             next(stream)
-        stream.close()  # type: ignore[attr-defined]
+        stream.close()
         assert engine.generate(PROMPT, params).token_ids == expected
 
 
