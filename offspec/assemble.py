@@ -25,7 +25,6 @@ from offspec_planners.placement import Placement
 
 Notify = Callable[[Event], None]
 
-_DEVICE_SLOTS = 3
 _CONTEXTS = (4096, 2048, 1024, 512)  # tried in turn when the caller does not say
 
 
@@ -54,11 +53,10 @@ def assemble(config: EngineConfig, notify: Notify) -> Assembly:
     device, dtype = _device(config.device), getattr(torch, config.dtype)
     given = config.memory or int(0.9 * (memory.available_bytes() + memory.resident_bytes()))
     checkpoint = open_checkpoint(config.model, notify=notify)
-    codec = TextCodec(load_tokenizer(checkpoint.folder), checkpoint.folder, checkpoint.config)
-    notify(LoadProgress("Reading headers", 0, 1, "files"))
     target = LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, device)
     draft: LoadedModel | None = None
     try:
+        codec = TextCodec(load_tokenizer(checkpoint.folder), checkpoint.folder, checkpoint.config)
         if config.draft != "none" and config.budget > 1:
             draft = _open_draft(config, checkpoint, codec, target, dtype, device, notify)
         context, choice, placement = _decide(config, given, target, draft)
@@ -73,10 +71,17 @@ def assemble(config: EngineConfig, notify: Notify) -> Assembly:
         if draft is not None:
             drafter = _load_draft(config, choice, draft, target, codec, context, device, notify)
         return Assembly(target, drafter, codec, context, placement, given)
-    except BaseException:
+    except BaseException as error:
         target.close()
         if draft is not None:
             draft.close()
+        if isinstance(error, torch.OutOfMemoryError):
+            raise CapacityError(
+                f"{device} has too little free memory for the head, the caches, two layers and the draft; "
+                "try a smaller --context, a smaller draft or --draft none",
+                needed=0,
+                given=given,
+            ) from error
         raise
 
 
@@ -143,7 +148,7 @@ def _decide(
                 placement = memory.divide(given, _needs(config, target, choice, context, runtime))
                 if target.device.type != "cpu":
                     # Memory of the device is not budgeted yet, so nothing is kept there but the ring.
-                    placement = Placement((), _DEVICE_SLOTS)
+                    placement = Placement((), max(placement.slots, 2))
                 return context, choice, placement
             except CapacityError as error:
                 if failure is None or error.needed < failure.needed:
@@ -182,6 +187,8 @@ def _draft_bytes(mode: str, draft: LoadedModel | None, config: EngineConfig, con
     rows = context + draft_rows(config)
     shared = config.draft == "auto"
     fixed = draft.cache_bytes(rows) + (0 if shared else draft.rest_bytes)
+    if mode != "full":
+        fixed += max(draft.layer_bytes) + max(draft.layer_extra)  # the layer that is being rounded
     if mode == "full":
         return fixed + sum(
             size + extra for size, extra in zip(draft.layer_bytes, draft.layer_extra, strict=True)
@@ -222,7 +229,7 @@ def _load_draft(
         choice.mode == "expanded",
         rows,
         lambda done, total: notify(LoadProgress(stage, done, total, "layers")),
-        calibration_ids(codec, rows),
+        calibration_ids(codec, min(rows, draft.skeleton.context_length)),
         target.rest_tensors if shared else None,
     )
     name = "substitute (4-bit)" if shared else f"{Path(config.draft).name} (4-bit)"

@@ -3,7 +3,9 @@
 import secrets
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Literal, cast
@@ -83,6 +85,8 @@ class Engine:
         self._session = Session(assembly.target, assembly.drafter)
         self._fits: dict[tuple[float, bool], TemperatureFit] = {}
         self._lock = threading.Lock()
+        self._holder: int | None = None  # the thread that holds the lock
+        self._streams: weakref.WeakSet[Generator[Event, None, None]] = weakref.WeakSet()
         self._closed = False
 
     @property
@@ -129,13 +133,19 @@ class Engine:
         prompt: text (one message of the user, or plain text when `raw`), chat messages, or token ids.
         speculate: False decodes one token a pass, which gives the same tokens, slowly. check: decode once
         more in that way and report in the result where tokens differ, if they do. Raises OffspecError.
+        A second thread waits until the first stream has ended or was closed.
         """
+        events = self._stream(prompt, params, raw, speculate, check)
+        self._streams.add(events)
+        return events
+
+    def _stream(
+        self, prompt: Prompt, params: SamplingParams | None, raw: bool, speculate: bool, check: bool
+    ) -> Generator[Event, None, None]:
         params = params or SamplingParams()
         if params.seed is None:
             params = replace(params, seed=secrets.randbits(63))
-        with self._lock:
-            if self._closed:
-                raise ClosedError("this engine was closed; load the model again")
+        with self._turn():
             ids = self._encode(prompt, raw)
             result = None
             for event in self._answer(ids, params, speculate):
@@ -148,15 +158,34 @@ class Engine:
                 result = replace(result, mismatches=self._check(ids, params, result))
             yield Finished(result)
 
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One request at a time. Raises ClosedError, or RequestError instead of waiting for itself."""
+        if self._holder == threading.get_ident():
+            raise RequestError(
+                "another answer of this engine is under way; read its stream to the end or close it"
+            )
+        with self._lock:
+            if self._closed:
+                raise ClosedError("this engine was closed; load the model again")
+            self._holder = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._holder = None
+
     def _encode(self, prompt: Prompt, raw: bool) -> list[int]:
         """Token ids of a prompt that leaves room for an answer."""
         given = [] if isinstance(prompt, str) else [item for item in prompt if isinstance(item, int)]
         if given and len(given) == len(prompt):
-            ids, size = given, self._assembly.target.skeleton.vocab_size
-            if not all(0 <= token < size for token in ids):
-                raise RequestError(f"token ids must be numbers from 0 to {size - 1}")
+            ids = given
         else:
             ids = self._assembly.codec.encode_prompt(cast(str | Messages, prompt), raw)
+        size = self._assembly.target.skeleton.vocab_size
+        if not all(0 <= token < size for token in ids):
+            raise RequestError(
+                f"the prompt has a token that the model does not know: ids go from 0 to {size - 1}"
+            )
         if len(ids) >= self.context:
             raise RequestError(
                 f"the prompt has {len(ids)} tokens, and the context has room for {self.context} with the "
@@ -252,7 +281,10 @@ class Engine:
         return ()
 
     def close(self) -> None:
-        """Stop reading ahead and free the models. May be called twice."""
+        """Stop reading ahead and free the models. Streams that are still open end. May be called twice."""
+        for events in list(self._streams):
+            with suppress(ValueError):  # it is running in another thread, whose turn is waited for
+                events.close()
         with self._lock:
             self._closed = True
             if self._assembly.drafter is not None:

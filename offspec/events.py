@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-FinishReason = Literal["stop", "eos", "length", "context", "cancelled"]
+FinishReason = Literal["stop", "eos", "length", "context"]
 
 
 @dataclass(frozen=True, slots=True)

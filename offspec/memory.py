@@ -25,16 +25,8 @@ def resident_bytes() -> int:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has held since it began (or since `reset_peak`)."""
+    """The most memory that this process has held since it began."""
     return _status_kb("VmHWM")
-
-
-def reset_peak() -> None:
-    """Start `peak_bytes` anew, where the kernel allows it."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return
 
 
 def trim() -> None:

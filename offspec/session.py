@@ -56,7 +56,7 @@ class Session:
     def begin(self, prompt: Sequence[int]) -> int:
         """Make `prompt` the committed ids, keeping what the caches share with it; returns that length."""
         shared = 0
-        limit = min(self.cached, len(prompt) - 1)
+        limit = min(self.cached, len(self.ids), len(prompt) - 1)
         while shared < limit and self.ids[shared] == prompt[shared]:
             shared += 1
         self._target.tree_model.cache.rewind(shared)
@@ -111,12 +111,12 @@ class Session:
         cache = self._target.tree_model.cache
         pending = len(self.ids) - 1 - cache.length
         cache.commit(pending, result.nodes)
+        self.ids.extend(result.tokens)
+        decoding.processor.commit(result.tokens)
         if growth.steps and self._drafter is not None:
             self._drafter.commit([int(growth.candidates[node]) for node in result.nodes])
             if decoding.scorer is not None:
                 growth.learn(decoding.scorer, result.nodes, result.tokens)
-        self.ids.extend(result.tokens)
-        decoding.processor.commit(result.tokens)
 
     def recover(self) -> None:
         """After a pass was broken off: drop its rows and set the stream going again."""

@@ -45,6 +45,7 @@ class _State:
     fillings: dict[int, _Filling] = field(default_factory=dict)
     error: BaseException | None = None
     paused: bool = False
+    stale: bool = False  # a restart was begun and not finished
     closed: bool = False
 
 
@@ -82,7 +83,7 @@ class Ring:
             if state.paused:
                 state.paused = False
                 self._changed.notify_all()
-            if state.head % self.units != unit:
+            if state.stale or state.head % self.units != unit:
                 self._restart(unit)
             while True:
                 # A failed job leaves its unit looking filled, so the error is looked for first.
@@ -132,12 +133,16 @@ class Ring:
 
     def _restart(self, unit: int) -> None:
         state = self._state
+        state.stale = (
+            True  # an interrupt while waiting here must not let a half-filled slot pass for a whole one
+        )
         for filling in state.fillings.values():
             filling.waiting.clear()
         while any(filling.running for filling in state.fillings.values()):
             self._changed.wait()
         state.fillings.clear()
         state.head = state.next_fill = unit
+        state.stale = False
         self._changed.notify_all()
 
     def _take(self) -> tuple[_Filling, Job, int] | None:

@@ -71,7 +71,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 512, "n_inner": 48},
     "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32, "num_key_value_heads": 4},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "qwen2_moe": {**_EXPERTS, "shared_expert_intermediate_size": 24},
+    "phimoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6},
+    "qwen2_moe": {
+        "use_sliding_window": True,
+        "sliding_window": 6,
+        "layer_types": [_SLIDING, _FULL, _SLIDING],
+        **_EXPERTS,
+        "shared_expert_intermediate_size": 24,
+    },
     "qwen3_moe": _EXPERTS,
     "gpt_oss": {
         "num_local_experts": 4,

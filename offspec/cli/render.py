@@ -31,7 +31,6 @@ _ENDINGS: dict[FinishReason, str] = {
     "stop": "a stop text came up",
     "length": "--max-tokens is reached",
     "context": "the context is full",
-    "cancelled": "it was cancelled",
 }
 
 

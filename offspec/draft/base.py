@@ -46,6 +46,11 @@ class Scorer:
         self, logits: torch.Tensor, paths: Sequence[Sequence[int]], positions: Sequence[int]
     ) -> Children:
         """logits [W, V] at nodes with these paths below the root; positions [W] of the children."""
+        missing = self._processor.vocab_size - logits.shape[1]
+        if (
+            missing
+        ):  # heads of one family are padded to different sizes; ids beyond the draft's are never guessed
+            logits = torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
         x = self._processor.draft_scores(logits, paths)
         if self._noise is not None:
             x = x + self._noise.rows(positions)

@@ -52,7 +52,8 @@ class LMDrafter:
             causal=self._pending,
             ancestors=self._sees[:tree_rows, :tree_rows].to(self._device),
         )
-        tokens = [*fresh, *(int(candidates.token[node]) for node in nodes)]
+        last = self._model.skeleton.vocab_size - 1  # the target's head may be padded beyond the draft's
+        tokens = [min(token, last) for token in (*fresh, *(int(candidates.token[node]) for node in nodes))]
         hidden = self._model.hidden(torch.tensor(tokens, device=self._device), context)
         logits = self._model.logits(hidden[len(fresh) :])
         paths = [candidates.path_tokens(node) for node in nodes]

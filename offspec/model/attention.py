@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from offspec.errors import UnsupportedModelError
 
 NAME = "offspec_tree"
+_UNSAID = "not said"
 _KEPT_MASKS = 32 << 20  # bytes of masks kept from layer to layer; a long prompt's are made anew
 
 
@@ -72,7 +73,7 @@ def tree_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    sliding_window: int | None = None,
+    sliding_window: int | str | None = _UNSAID,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     tree: TreeContext | None = None,
@@ -83,8 +84,12 @@ def tree_attention(
     Handles grouped queries (folded into the rows, so keys are never repeated), sliding windows, soft caps
     and attention sinks (`s_aux` [H]). Raises UnsupportedModelError where the family loses the keyword.
     """
+    family = getattr(getattr(module, "config", None), "model_type", type(module).__name__)
+    if attention_mask is not None:
+        raise UnsupportedModelError(
+            f"{family} makes attention masks of its own, which a token tree would break"
+        )
     if tree is None:
-        family = getattr(getattr(module, "config", None), "model_type", type(module).__name__)
         raise UnsupportedModelError(
             f"{family} does not hand its keywords down to its attention, so a token tree cannot be verified "
             "with it"
@@ -92,12 +97,13 @@ def tree_attention(
     _, heads, rows, size = query.shape
     groups = heads // key.shape[1]
     end = key.shape[2] - tree.prefix
+    window = _window(module) if isinstance(sliding_window, str) else sliding_window
     scale = size**-0.5 if scaling is None else scaling
     folded = query.reshape(1, key.shape[1], groups * rows, size)
-    if rows == 1 and not sliding_window and end == 1:
+    if rows == 1 and not window and end == 1:
         bias = None  # a lone root sees everything
     else:
-        bias = tree.mask(end - rows, end, sliding_window, query.dtype)
+        bias = tree.mask(end - rows, end, window, query.dtype)
         bias = bias.expand(groups, -1, -1).reshape(groups * rows, -1) if groups > 1 else bias
     if softcap or s_aux is not None:
         out = _capped(folded, key, value, bias, scale, softcap, s_aux, groups)
@@ -105,6 +111,18 @@ def tree_attention(
         out = F.scaled_dot_product_attention(folded, key, value, attn_mask=bias, scale=scale)
     out = out.reshape(1, heads, rows, value.shape[-1])
     return out.transpose(1, 2).contiguous(), None
+
+
+def _window(module: torch.nn.Module) -> int | None:
+    """The window of a layer that leaves it to its mask: what the configuration says."""
+    config: Any = getattr(module, "config", None)
+    kinds, index = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
+    if kinds and index is not None and kinds[index] != "sliding_attention":
+        return None
+    if getattr(config, "use_sliding_window", None) is False:
+        return None
+    window: int | None = getattr(config, "sliding_window", None)
+    return window
 
 
 def _capped(

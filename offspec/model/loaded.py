@@ -100,6 +100,8 @@ class LoadedModel:
         heads: int = config.num_attention_heads
         groups = heads // (getattr(config, "num_key_value_heads", None) or heads)
         attention = chunk * (length + rows) * (item * (1 + groups) + 1)
+        if getattr(config, "attn_logit_softcapping", None) or self._has_sinks():
+            attention += 4 * heads * chunk * (length + rows) * 4  # written out, in float32
         largest = max((a * b for a, b in self._matrix_shapes()), default=0)  # reordered by the GEMM
         return (
             rows * hidden * item * 4
@@ -107,6 +109,9 @@ class LoadedModel:
             + attention
             + largest * item
         )
+
+    def _has_sinks(self) -> bool:
+        return any("sink" in name for name, _ in self.skeleton.layers[0].named_parameters())
 
     def _matrix_shapes(self) -> list[tuple[int, int]]:
         parameters = self.skeleton.layers[0].parameters()

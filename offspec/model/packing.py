@@ -40,24 +40,37 @@ def packed_bytes(elements: int) -> int:
 
 def pack(weight: torch.Tensor, importance: torch.Tensor | None = None) -> Packed:
     """Round a tensor of any shape. importance broadcasts to that shape; None counts all weights alike."""
-    groups = _grouped(weight)
     if importance is None or not float(importance.sum()) > 0:
         importance = torch.ones(1, device=weight.device)
-    matter = _grouped((importance / importance.mean() + 1e-4).expand(weight.shape))
-    codes = torch.empty(len(groups), GROUP // 2, dtype=torch.uint8, device=weight.device)
-    step = torch.empty(len(groups), 1, dtype=torch.float16, device=weight.device)
+    matter = (importance / importance.mean() + 1e-4).expand(weight.shape)
+    count = -(-weight.numel() // GROUP)
+    codes = torch.empty(count, GROUP // 2, dtype=torch.uint8, device=weight.device)
+    step = torch.empty(count, 1, dtype=torch.float16, device=weight.device)
     offset = torch.empty_like(step)
-    for start in range(0, len(groups), _GROUPS_AT_A_TIME):
-        part = slice(start, start + _GROUPS_AT_A_TIME)
-        code, step[part], offset[part] = _round(groups[part].float(), matter[part].float())
+    done = 0
+    for rows in _slabs(weight):
+        groups = _grouped(weight[rows])
+        part = slice(done, done + len(groups))
+        code, step[part], offset[part] = _round(groups, _grouped(matter[rows]))
         codes[part] = (code[:, ::2] << 4) | code[:, 1::2]
+        done = part.stop
     return Packed(codes.view(-1), step.view(-1), offset.view(-1), weight.shape, weight.dtype)
 
 
+def _slabs(weight: torch.Tensor) -> list[slice]:
+    """Row ranges that hold whole groups, none of them large; one range where groups straddle rows."""
+    row = weight[0].numel()
+    if row % GROUP:
+        return [slice(0, len(weight))]
+    height = max(_GROUPS_AT_A_TIME * GROUP // row, 1)
+    return [slice(start, start + height) for start in range(0, len(weight), height)]
+
+
 def _grouped(tensor: torch.Tensor) -> torch.Tensor:
-    """[..., n] to [groups, 64], the last group padded with zeros."""
-    flat = tensor.reshape(-1)
-    return torch.nn.functional.pad(flat, (0, -len(flat) % GROUP)).view(-1, GROUP)
+    """[..., n] to [groups, 64] in float32, the last group padded with zeros."""
+    flat = tensor.reshape(-1).float()
+    short = -len(flat) % GROUP
+    return (torch.nn.functional.pad(flat, (0, short)) if short else flat).view(-1, GROUP)
 
 
 def _round(w: torch.Tensor, matter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -43,8 +43,22 @@ class Skeleton:
         for name in ("max_position_embeddings", "n_positions", "seq_length"):
             value = getattr(self.config, name, None)
             if isinstance(value, int):
-                return value
+                return min(value, self._steady_positions(value))
         return 2048
+
+    def _steady_positions(self, most: int) -> int:
+        """Positions up to which the rotary frequencies do not depend on how long the text is.
+
+        Longrope changes all of them at once beyond its original length; cached keys would then be of two
+        kinds, and a deep tree would change what the pass says.
+        """
+        rope = getattr(self.config, "rope_parameters", None) or {}
+        for entry in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+            if entry.get("rope_type") == "longrope":
+                original = entry.get("original_max_position_embeddings")
+                original = original or getattr(self.config, "original_max_position_embeddings", None)
+                most = min(most, int(original or most))
+        return most
 
     @property
     def tied(self) -> bool:
@@ -75,7 +89,7 @@ def build_skeleton(folder: Path, dtype: torch.dtype) -> Skeleton:
 
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (ValueError, KeyError, OSError) as error:
+    except Exception as error:  # config.json is a stranger's file, checked by many hands
         raise UnsupportedModelError(_first_line(f"config.json cannot be used: {error}")) from error
     _refuse(config)
     register()
@@ -87,7 +101,7 @@ def build_skeleton(folder: Path, dtype: torch.dtype) -> Skeleton:
         raise UnsupportedModelError(
             _first_line(f"{config.model_type} is not a decoder-only language model offspec can run: {error}")
         ) from error
-    except (TypeError, RuntimeError, AssertionError, ZeroDivisionError) as error:
+    except Exception as error:  # a size of nought, a name nobody knows: whatever it trips over
         raise CheckpointError(
             _first_line(f"config.json describes a model that cannot be: {error}")
         ) from error
@@ -103,6 +117,12 @@ def _refuse(config: Any) -> None:
     if kinds:
         raise UnsupportedModelError(
             f"{family} has {', '.join(sorted(kinds))} layers, whose state cannot branch into a token tree"
+        )
+    if not getattr(text, "num_hidden_layers", 0):
+        raise CheckpointError("config.json describes a model without layers")
+    if getattr(text, "num_kv_shared_layers", 0):
+        raise UnsupportedModelError(
+            f"{family} shares keys and values between layers, which offspec cannot yet do"
         )
     if getattr(config, "quantization_config", None):
         method = config.quantization_config

@@ -39,7 +39,7 @@ class Arena:
             return True
         # The failure stays behind as the sticky "last error" and would surface at the next launch.
         with contextlib.suppress(RuntimeError):
-            torch.cuda.synchronize()
+            torch.zeros(1, device="cuda").add_(1)
         return False
 
     def close(self) -> None:

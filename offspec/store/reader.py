@@ -24,6 +24,7 @@ class DirectReader:
 
     def __init__(self) -> None:
         self._descriptors: dict[Path, int] = {}
+        self._retired: list[int] = []
         self._lock = threading.Lock()
         self.buffered: set[Path] = set()
 
@@ -47,6 +48,14 @@ class DirectReader:
         except OSError as error:
             raise StreamError(f"cannot open a weight file: {error.strerror}", file=file, offset=0) from error
 
+    def _reopen_buffered(self, file: Path) -> int:
+        with self._lock:
+            if file not in self.buffered:
+                self.buffered.add(file)
+                self._retired.append(self._descriptors[file])  # another thread may be reading from it
+                self._descriptors[file] = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            return self._descriptors[file]
+
     def read_into(self, file: Path, offset: int, target: memoryview, needed: int) -> int:
         """Fill `target` from `offset`; returns the bytes that came from the file.
 
@@ -59,6 +68,9 @@ class DirectReader:
             try:
                 count = os.preadv(descriptor, [target[done : done + BLOCK]], offset + done)
             except OSError as error:
+                if error.errno == errno.EINVAL and file not in self.buffered:
+                    descriptor = self._reopen_buffered(file)  # opened with O_DIRECT, but cannot be read so
+                    continue
                 raise StreamError(
                     f"read failed: {error.strerror}", file=file, offset=offset + done
                 ) from error
@@ -77,6 +89,7 @@ class DirectReader:
 
     def close(self) -> None:
         with self._lock:
-            for descriptor in self._descriptors.values():
+            for descriptor in (*self._descriptors.values(), *self._retired):
                 os.close(descriptor)
             self._descriptors.clear()
+            self._retired.clear()

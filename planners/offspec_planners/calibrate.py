@@ -38,6 +38,8 @@ class TemperatureFit:
         mean = float(inside @ scores) + outside * below
         chosen = below if rank is None else float(scores[rank])
         gradient = (chosen - mean) / self.tau  # of the log-likelihood, by log(1 / tau)
+        if not math.isfinite(gradient):
+            return  # a draft that overflowed has nothing to teach
         self._log_tau -= _RATE * min(max(gradient, -_STEP_LIMIT), _STEP_LIMIT)
         self._log_tau = min(max(self._log_tau, math.log(_RANGE[0])), math.log(_RANGE[1]))
         self.observations += 1

@@ -214,6 +214,36 @@ def test_a_closed_engine_says_so(model: Path) -> None:
         engine.generate(PROMPT)
 
 
+def test_an_open_stream_neither_hangs_its_own_thread_nor_the_end_of_the_engine(model: Path) -> None:
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    with pytest.raises(ZeroDivisionError), tiny_engine(model, "none", budget=1) as engine:
+        stream = engine.stream(PROMPT, params)
+        next(stream)
+        with pytest.raises(RequestError, match="under way"):
+            engine.generate(PROMPT, params)
+        raise ZeroDivisionError  # the caller's own mistake: leaving the engine must not wait for the stream
+    assert list(stream) == []
+
+
+def test_odd_configurations_are_one_line_each(model: Path) -> None:
+    whole = json.loads((model / "config.json").read_text())
+    for change in (
+        {"hidden_act": "no_such"},
+        {"num_hidden_layers": 0},
+        {"hidden_size": None},
+        {"num_attention_heads": 3},
+        {"rope_parameters": {"rope_type": "no_such", "rope_theta": 1e4}},
+        {"quantization_config": {"quant_method": "gptq"}},
+    ):
+        (model / "config.json").write_text(json.dumps(whole | change))
+        assert "tokenizer" not in failed(run(model, "w5"), 1), change
+
+
+def test_a_token_beyond_the_model_is_a_request_error(model: Path) -> None:
+    write_tokenizer(model, 120)  # a tokenizer with words that the embedding has no rows for
+    assert "does not know" in failed(run(model, "w110", "--draft", "none"), 2)
+
+
 def test_bad_token_ids(model: Path) -> None:
     with tiny_engine(model, "none") as engine:
         for ids in ([96], [-1], []):

@@ -63,6 +63,7 @@ def test_there_are_at_least_25_families() -> None:
         ("bart", "encoder-decoder"),
         ("mamba", "mamba"),
         ("bert", "bert"),
+        ("gemma3n_text", "shares keys and values"),
     ],
 )
 def test_other_families_are_refused_by_name(family: str, reason: str, tmp_path: Path) -> None:

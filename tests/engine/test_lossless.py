@@ -86,6 +86,37 @@ def test_any_budget_and_width(
                 assert result.passes <= len(tokens)
 
 
+@pytest.mark.parametrize("size", [80, 112])
+def test_heads_padded_to_different_sizes(
+    models: tuple[Path, Path, Path], expected: dict[float, tuple[int, ...]], size: int, tmp_path: Path
+) -> None:
+    """Families pad the same vocabulary to different sizes; ids that one of the two lacks do no harm."""
+    draft = write_model(tmp_path / "draft", vocab_size=size)
+    for verify in ("coupled", "plain"):
+        with tiny_engine(models[0], draft, budget=64, verify=verify) as engine:
+            for temperature, tokens in expected.items():
+                assert engine.generate(PROMPT, _sampling(temperature)).token_ids == tokens
+
+
+def test_longrope_stays_within_its_first_regime(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0] * 4,
+        "original_max_position_embeddings": 32,
+    }
+    model = write_model(
+        tmp_path / "model",
+        "phi3",
+        rope_parameters=rope,
+        original_max_position_embeddings=32,
+        sliding_window=None,
+    )
+    with tiny_engine(model, "none") as engine:
+        assert engine._assembly.target.skeleton.context_length == 32
+
+
 def test_packed_and_expanded_substitutes_agree(models: tuple[Path, Path, Path]) -> None:
     results = []
     for expand in (True, False):

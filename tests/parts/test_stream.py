@@ -203,6 +203,55 @@ def test_a_file_system_without_direct_reads_is_read_buffered(
     reader.close()
 
 
+def test_direct_reads_that_open_but_fail_go_on_buffered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, data = _file(tmp_path, "late", 4 * PAGE + 9)
+    arena, reader = Arena(5 * PAGE), DirectReader()
+    real = os.preadv
+
+    def refusing(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        if path not in reader.buffered:
+            raise OSError(22, "Invalid argument")
+        return real(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", refusing)
+    assert reader.read_into(path, 0, arena.buffer, len(data)) == len(data)
+    assert bytes(arena.buffer[: len(data)]) == data
+    reader.close()
+
+
+def test_an_interrupted_restart_hands_out_no_half_filled_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C, and a second one while the ring waits for its workers to come to rest."""
+    filled: list[int] = []
+    gate = threading.Event()
+
+    def job(slot: int) -> int:
+        gate.wait(30)
+        filled.append(slot)
+        return 1
+
+    ring = Ring(3, 1, lambda unit: [job] * 8, workers=1, name="test")
+    real = ring._changed.wait
+
+    def interrupted(timeout: float | None = None) -> bool:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        return real(timeout)
+
+    while not any(filling.running for filling in ring._state.fillings.values()):
+        pass
+    monkeypatch.setattr(ring._changed, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ring.abandon()
+    monkeypatch.undo()
+    gate.set()
+    ring.acquire(0)
+    assert len(filled) >= 8, "unit 0 was handed out before its eight jobs were done"
+    ring.release()
+    ring.close()
+
+
 def test_files_are_closed(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     layouts, _ = _units(tmp_path)
