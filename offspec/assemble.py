@@ -70,6 +70,7 @@ def assemble(config: EngineConfig, notify: Notify) -> Assembly:
         drafter = None
         if draft is not None:
             drafter = _load_draft(config, choice, draft, target, codec, context, device, notify)
+        memory.trim()
         return Assembly(target, drafter, codec, context, placement, given)
     except BaseException as error:
         target.close()

@@ -1,7 +1,6 @@
 """How much memory there is, how much this process takes, and how a promise of memory is divided."""
 
 import ctypes
-import gc
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from offspec.config import format_bytes
 from offspec.errors import CapacityError
 from offspec_planners.placement import Placement, TooSmallError, place_layers
 
-MARGIN = 80 << 20  # thread stacks, the allocator's slack, Python objects made while decoding
+MARGIN = 64 << 20  # thread stacks, the allocator's slack, Python objects made while decoding
 
 
 def _status_kb(key: str) -> int:
@@ -31,7 +30,6 @@ def peak_bytes() -> int:
 
 def trim() -> None:
     """Hand freed memory back to the system: what loading left behind would count against the promise."""
-    gc.collect()
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
     except (OSError, AttributeError):
@@ -72,6 +70,11 @@ def _limit_files() -> list[tuple[Path, Path]]:
     return files
 
 
+# Page tables, buffers of the kernel and the pages of libraries count against a control group as well. A
+# process that fills its limit to the last page spends its time reading its own code back in.
+_KERNEL_SHARE = 0.06
+
+
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What must fit, in bytes. runtime is the process itself before any weights are read."""
@@ -92,9 +95,9 @@ class Needs:
 def divide(memory: int, needs: Needs) -> Placement:
     """Place the layers into what the fixed parts leave of `memory`. Raises CapacityError."""
     try:
-        return place_layers(needs.layers, needs.extra, memory - needs.fixed)
+        return place_layers(needs.layers, needs.extra, int(memory * (1 - _KERNEL_SHARE)) - needs.fixed)
     except TooSmallError as error:
-        least = needs.fixed + error.needed
+        least = int((needs.fixed + error.needed) / (1 - _KERNEL_SHARE)) + 2
         parts = {
             "Python and libraries": needs.runtime + MARGIN,
             "head and norms": needs.rest,
@@ -102,6 +105,7 @@ def divide(memory: int, needs: Needs) -> Placement:
             "activations": needs.scratch,
             "the draft": needs.draft,
             "two layers": error.needed,
+            "the kernel": least - needs.fixed - error.needed,
         }
         listing = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
         raise CapacityError(

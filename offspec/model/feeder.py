@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
+from offspec.memory import trim
 from offspec.model.binding import Binder
 from offspec.model.calibration import InputMoments
 from offspec.model.packing import Packed, pack, unpack
@@ -149,6 +150,7 @@ class PackedLayers:
                 binder.bind({name: unpack(packed.pop(name))})
         binder.unbind(packed)
         self._packed.append(packed)
+        trim()  # the scratch of rounding, layer by layer, would otherwise stay on the heap
         self._progress(layer + 1, len(self._binders))
 
     def recover(self) -> None:
