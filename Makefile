@@ -34,7 +34,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 demo: env
-	$(BIN)/offspec generate demo "$(PROMPT)" --memory 1.5GB --max-tokens 160 $(ARGS)
+	$(BIN)/offspec generate demo "$(PROMPT)" --memory 1GB --max-tokens 160 $(ARGS)
 
 test: env
 	$(BIN)/python -m pytest $(ARGS)

@@ -12,9 +12,9 @@ from offspec.errors import RequestError
 
 EPILOG = """[bold]Examples[/]
 
-The small model that comes with the project, in a gigabyte and a half:
+The small model that comes with the project, in one gigabyte:
 
-  offspec generate demo "Why is the sky blue?" --memory 1.5GB
+  offspec generate demo "Why is the sky blue?" --memory 1GB
 
 A large model with a small one drafting for it, sampled, from a pipe:
 
