@@ -118,7 +118,7 @@ def test_defaults_reach_the_engine(offspec: Call, script: Script) -> None:
 
 def test_every_option_reaches_the_engine(offspec: Call, script: Script) -> None:
     args = """--draft small --draft-bits 4 --memory 1.5GB --device cuda:1 --dtype float32 --budget 64
-    --width 8 --context 999 --verify plain --no-speculation --check --raw --max-tokens 5 --temperature 0.5
+    --width 8 --context 999 --verify plain --check --raw --max-tokens 5 --temperature 0.5
     --top-p 0.9 --top-k 40 --min-p 0.05 --repetition-penalty 1.1 --presence-penalty 0.2
     --frequency-penalty 0.3 --seed 1 --stop END --stop ### --ignore-eos"""
     result = offspec("generate", "demo", "Why?", *args.split())
@@ -148,7 +148,13 @@ def test_every_option_reaches_the_engine(offspec: Call, script: Script) -> None:
         stop=("END", "###"),
         ignore_eos=True,
     )
-    assert (script.asked["raw"], script.asked["speculate"], script.asked["check"]) == (True, False, True)
+    assert (script.asked["raw"], script.asked["speculate"], script.asked["check"]) == (True, True, True)
+
+
+def test_without_speculation_no_draft_is_loaded(offspec: Call, script: Script) -> None:
+    assert offspec("generate", "demo", "Why?", "--draft", "small", "--no-speculation").exit_code == 0
+    assert script.loaded["draft"] == "none"
+    assert script.asked["speculate"] is False
 
 
 def test_a_system_message_makes_a_conversation(offspec: Call, script: Script) -> None:
