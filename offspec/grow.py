@@ -63,9 +63,9 @@ def grow(
     candidates = Candidates(ids[-1])
     seen: dict[int, tuple[Children, int]] = {}
     steps, expected = 0, 1.0
+    best = candidates.best(policy.budget)
     drafter.start(ids)
     while len(seen) + policy.width <= policy.max_expanded:
-        best = candidates.best(policy.budget)
         nodes = _frontier(candidates, best, policy.width, max_depth)
         # No step adds more than the paths it extends are worth.
         if not nodes or (steps and _worth(candidates, nodes) < policy.min_gain * expected):
@@ -76,9 +76,9 @@ def grow(
             candidates.add(node, children.token[row], children.log_prob[row].astype(np.float64))
             seen[node] = (children, row)
         steps += 1
-        expected = float(np.exp(candidates.score[candidates.best(policy.budget)]).sum())
-    kept = candidates.best(policy.budget)
-    return Growth(candidates.tree(kept), kept, steps, seen)
+        best = candidates.best(policy.budget)
+        expected = float(np.exp(candidates.score[best]).sum())
+    return Growth(candidates.tree(best), best, steps, seen)
 
 
 def _frontier(candidates: Candidates, best: NDArray[np.int64], width: int, max_depth: int) -> list[int]:

@@ -8,7 +8,6 @@ from offspec.memory import trim
 from offspec.model.binding import Binder
 from offspec.model.calibration import InputMoments
 from offspec.model.packing import Packed, pack, unpack
-from offspec.store.arena import Arena
 from offspec.store.reader import DirectReader
 from offspec.stream import DeviceStream, DiskStream, read_unit
 
@@ -32,7 +31,6 @@ class LayerFeeder:
         self._resident = sorted(resident)
         self._reader = reader
         self._device = device
-        self._held: list[Arena | torch.Tensor] = []
         streamed = [index for index in range(len(binders)) if index not in set(self._resident)]
         self._order = {layer: unit for unit, layer in enumerate(streamed)}
         self._stream: DiskStream | DeviceStream | None = None
@@ -42,10 +40,6 @@ class LayerFeeder:
                 self._stream = DiskStream(layouts, slots, reader)
             else:
                 self._stream = DeviceStream(DiskStream(layouts, slots, reader, pin=True), slots, device)
-
-    @property
-    def streamed_layers(self) -> int:
-        return len(self._order)
 
     @property
     def bytes_streamed(self) -> int:
@@ -58,12 +52,8 @@ class LayerFeeder:
         done = 0
         for layer in self._resident:
             binder = self._binders[layer]
-            arena = read_unit(binder.layout, self._reader)
-            memory = arena.tensor
-            if self._device.type != "cpu":
-                memory = memory.to(self._device)
-            self._held.append(arena if self._device.type == "cpu" else memory)
-            binder.bind(binder.realise(memory))
+            # The parameters are views that keep this memory alive; where they are copies, it is freed.
+            binder.bind(binder.realise(read_unit(binder.layout, self._reader).tensor.to(self._device)))
             done += binder.layout.nbytes
             progress(done, total)
 
@@ -94,7 +84,6 @@ class LayerFeeder:
             self._stream.close()
         for binder in self._binders:
             binder.unbind()
-        self._held.clear()
 
 
 class PackedLayers:
