@@ -89,7 +89,8 @@ class SamplingParams:
 class EngineConfig:
     """Everything `offspec.load` decides before a model is opened.
 
-    memory: RAM in bytes that the whole process may use, or None for what the machine has free.
+    memory: RAM in bytes that the whole process may use, or None for what the machine has free. vram: the
+    same for a CUDA device.
     context: tokens of KV cache to make room for, or None for a default that fits.
     draft: a model id or path, "auto" (a 4-bit substitute of the target), or "none".
     draft_bits: 16 keeps a named draft in `dtype`; 4 rounds its linears to 4 bits.
@@ -100,6 +101,7 @@ class EngineConfig:
     draft: str = "auto"
     draft_bits: Literal[4, 16] = 16
     memory: int | None = None
+    vram: int | None = None
     device: str = "cpu"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     budget: int = 256
@@ -114,6 +116,8 @@ class EngineConfig:
             raise RequestError(f"width must be 1 or above, not {self.width}")
         if self.memory is not None and self.memory <= 0:
             raise RequestError(f"memory must be above 0, not {self.memory}")
+        if self.vram is not None and self.vram <= 0:
+            raise RequestError(f"vram must be above 0, not {self.vram}")
         if self.context is not None and self.context < 2:
             raise RequestError(f"context must be 2 or above, not {self.context}")
         if self.verify not in ("coupled", "plain"):

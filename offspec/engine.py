@@ -8,8 +8,9 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
+from offspec import device as devices
 from offspec import memory as process_memory
 from offspec.assemble import Assembly, assemble, describe
 from offspec.config import EngineConfig, SamplingParams, Verify, parse_bytes
@@ -30,6 +31,7 @@ from offspec.noise import GumbelNoise
 from offspec.sampling import LogitsProcessor
 from offspec.session import Decoding, PassResult, Session
 from offspec.text import Messages, TextStream
+from offspec.timeline import OFF, Timeline
 from offspec_planners.calibrate import TemperatureFit
 
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
@@ -41,6 +43,7 @@ def load(
     draft: str = "auto",
     draft_bits: Literal[4, 16] = 16,
     memory: str | int | None = None,
+    vram: str | int | None = None,
     device: str = "cpu",
     dtype: Literal["bfloat16", "float32"] = "bfloat16",
     budget: int = 256,
@@ -48,19 +51,22 @@ def load(
     context: int | None = None,
     verify: Verify = "coupled",
     notify: Callable[[Event], None] | None = None,
+    timeline: Timeline | None = None,
 ) -> "Engine":
     """Open a model and everything it needs to answer.
 
     model: a hub id, a folder, a .gguf file, or "demo". draft: the same, or "auto" (a 4-bit substitute of
-    the target), or "none". memory: a promise for the whole process, "1.5GB" or bytes. budget: most nodes
-    verified in a pass; width: nodes that a draft step expands. notify: takes LoadProgress and Notice
-    events now, and Prefill ones as layers of a first pass complete. Raises OffspecError.
+    the target), or "none". memory: a promise for the whole process, "1.5GB" or bytes; vram: the same for
+    the memory of a CUDA device. budget: most nodes verified in a pass; width: nodes that a draft step
+    expands. notify: takes LoadProgress and Notice events now, and Prefill ones as layers of a first pass complete. timeline: records what runs when, for
+    its `write`. Raises OffspecError.
     """
     config = EngineConfig(
         model=model,
         draft=draft,
         draft_bits=draft_bits,
         memory=None if memory is None else parse_bytes(memory),
+        vram=None if vram is None else parse_bytes(vram),
         device=device,
         dtype=dtype,
         budget=budget,
@@ -68,7 +74,10 @@ def load(
         context=context,
         verify=verify,
     )
-    return Engine(config, assemble(config, notify or _ignore), notify or _ignore)
+    notify, timeline = notify or _ignore, timeline or OFF
+    with timeline.span("engine", "load"):
+        assembly = assemble(config, notify, timeline)
+    return Engine(config, assembly, notify, timeline)
 
 
 def _ignore(event: Event) -> None:
@@ -78,11 +87,18 @@ def _ignore(event: Event) -> None:
 class Engine:
     """A loaded target and draft. One request at a time; a context manager; see `load`."""
 
-    def __init__(self, config: EngineConfig, assembly: Assembly, notify: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        assembly: Assembly,
+        notify: Callable[[Event], None],
+        timeline: Timeline = OFF,
+    ) -> None:
         self.config = config
+        self.timeline = timeline
         self._assembly = assembly
         self._notify = notify
-        self._session = Session(assembly.target, assembly.drafter)
+        self._session = Session(assembly.target, assembly.drafter, timeline)
         self._fits: dict[tuple[float, bool], TemperatureFit] = {}
         self._lock = threading.Lock()
         self._holder: int | None = None  # the thread that holds the lock
@@ -100,8 +116,8 @@ class Engine:
         return self._assembly.context
 
     @property
-    def placement(self) -> dict[str, int]:
-        """Counts of resident and streamed layers and slots, the context, and the memory promised."""
+    def placement(self) -> dict[str, Any]:
+        """Counts of layers by tier and of slots, the context, and the memory promised."""
         return describe(self._assembly)
 
     def generate(
@@ -241,12 +257,17 @@ class Engine:
                 target_seconds=target_seconds,
                 prompt_tokens=len(ids),
                 reused_tokens=reused,
+                peak_device_bytes=devices.peak_bytes(target.device),
             )
         )
 
     def _run_pass(self, decoding: Decoding, max_depth: int) -> PassResult:
         try:
-            return self._session.run_pass(decoding, max_depth)
+            with self.timeline.span("engine", "pass") as span:
+                done = self._session.run_pass(decoding, max_depth)
+                span.note(nodes=len(done.growth.tree), emitted=len(done.walk.tokens))
+            self.timeline.counter("bytes streamed", self._assembly.target.bytes_streamed)
+            return done
         except BaseException:
             self._assembly.target.tree_model.on_layer = None
             self._session.recover()

@@ -90,6 +90,7 @@ class Result:
     target_seconds: float = 0.0
     prompt_tokens: int = 0
     reused_tokens: int = 0
+    peak_device_bytes: int = 0  # memory of a CUDA device; 0 on a CPU
     mismatches: tuple[Mismatch, ...] | None = field(default=None)  # None: not checked
 
     @property

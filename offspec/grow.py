@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offspec.draft.base import Children, Drafter, Scorer
+from offspec.timeline import OFF, Timeline
 from offspec.tree import ROOT, Candidates, TokenTree
 
 
@@ -57,7 +58,12 @@ class Growth:
 
 
 def grow(
-    drafter: Drafter, scorer: Scorer, ids: Sequence[int], policy: GrowthPolicy, max_depth: int
+    drafter: Drafter,
+    scorer: Scorer,
+    ids: Sequence[int],
+    policy: GrowthPolicy,
+    max_depth: int,
+    timeline: Timeline = OFF,
 ) -> Growth:
     """A tree below the last of the committed ids, no deeper than `max_depth` tokens."""
     candidates = Candidates(ids[-1])
@@ -70,7 +76,8 @@ def grow(
         # No step adds more than the paths it extends are worth.
         if not nodes or (steps and _worth(candidates, nodes) < policy.min_gain * expected):
             break
-        children = drafter.expand(candidates, nodes, scorer)
+        with timeline.span("draft", "step", width=len(nodes)):
+            children = drafter.expand(candidates, nodes, scorer)
         for row, node in enumerate(nodes):
             candidates.expanded[node] = True
             candidates.add(node, children.token[row], children.log_prob[row].astype(np.float64))

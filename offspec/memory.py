@@ -1,12 +1,12 @@
 """How much memory there is, how much this process takes, and how a promise of memory is divided."""
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from offspec.config import format_bytes
 from offspec.errors import CapacityError
-from offspec_planners.placement import Placement, TooSmallError, place_layers
+from offspec_planners.placement import Placement, Sizes, Tier, TooSmallError, place_layers, place_on_device
 
 MARGIN = 64 << 20  # thread stacks, the allocator's slack, Python objects made while decoding
 
@@ -77,7 +77,12 @@ _KERNEL_SHARE = 0.06
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What must fit, in bytes. runtime is the process itself before any weights are read."""
+    """What must fit, in bytes. runtime is the process itself before any weights are read.
+
+    rest counts a head that stays; `head` of it may stream instead, in units of `block` bytes (0 where it
+    may not), and its logits for all nodes of a tree then take `logits`. device_runtime is what a device
+    with memory of its own sets aside.
+    """
 
     runtime: int
     rest: int
@@ -86,31 +91,80 @@ class Needs:
     draft: int
     layers: list[int]
     extra: list[int]
+    head: int = 0
+    block: int = 0
+    logits: int = 0
+    device_runtime: int = 0
 
     @property
-    def fixed(self) -> int:
-        return self.runtime + self.rest + self.caches + self.scratch + self.draft + MARGIN
+    def weights_aside(self) -> int:
+        """Everything but layers and the process itself."""
+        return self.rest + self.caches + self.scratch + self.draft
+
+    def sizes(self) -> Sizes:
+        return Sizes(tuple(self.layers), tuple(self.extra))
+
+    def with_streamed_head(self) -> "Needs":
+        """The same with the head as the last units of a pass."""
+        return replace(self, rest=self.rest - self.head, scratch=self.scratch + self.logits, head=0)
 
 
-def divide(memory: int, needs: Needs) -> Placement:
-    """Place the layers into what the fixed parts leave of `memory`. Raises CapacityError."""
+def divide(memory: int, needs: Needs, device_memory: int | None = None) -> Placement:
+    """Place layers, and a head that may stream, into `memory` bytes of RAM and `device_memory` of a device.
+
+    device_memory is None where the computing is done in RAM. Raises CapacityError, which lists the parts.
+    """
     try:
-        return place_layers(needs.layers, needs.extra, int(memory * (1 - _KERNEL_SHARE)) - needs.fixed)
+        return _place(memory, needs, needs.sizes(), device_memory)
     except TooSmallError as error:
-        least = int((needs.fixed + error.needed) / (1 - _KERNEL_SHARE)) + 2
-        parts = {
-            "Python and libraries": needs.runtime + MARGIN,
+        failure, failed = error, needs
+    if needs.head:
+        streamed = needs.with_streamed_head()
+        sizes = replace(needs.sizes(), head=needs.head, block=needs.block)
+        try:
+            return _place(memory, streamed, sizes, device_memory)
+        except TooSmallError as error:
+            if error.where is not Tier.DEVICE or _least(streamed, error) < _least(failed, failure):
+                failure, failed = error, streamed
+    given = memory if device_memory is None or failure.where is Tier.HOST else device_memory
+    raise _too_small(given, failed, failure, device_memory is not None)
+
+
+def _place(memory: int, needs: Needs, sizes: Sizes, device_memory: int | None) -> Placement:
+    usable = int(memory * (1 - _KERNEL_SHARE)) - needs.runtime - MARGIN
+    if device_memory is None:
+        return place_layers(sizes, usable - needs.weights_aside)
+    return place_on_device(sizes, device_memory - needs.device_runtime - needs.weights_aside, usable)
+
+
+def _least(needs: Needs, error: TooSmallError) -> int:
+    return needs.weights_aside + error.needed
+
+
+def _too_small(given: int, needs: Needs, error: TooSmallError, apart: bool) -> CapacityError:
+    """The error for a budget that is too small, with what would do and what it goes to."""
+    on_device = apart and error.where is Tier.DEVICE
+    parts = {}
+    if not on_device:
+        parts["Python and libraries"] = needs.runtime + MARGIN
+    if on_device or not apart:
+        parts |= {
+            "the device's own share": needs.device_runtime,
             "head and norms": needs.rest,
             "KV caches": needs.caches,
             "activations": needs.scratch,
             "the draft": needs.draft,
-            "two layers": error.needed,
-            "the kernel": least - needs.fixed - error.needed,
         }
-        listing = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
-        raise CapacityError(
-            f"{format_bytes(memory)} of memory is too little: the least that would do is "
-            f"{format_bytes(-(-least // 10**7) * 10**7)} ({listing})",
-            needed=least,
-            given=memory,
-        ) from None
+    parts["two layers"] = error.needed
+    least = sum(parts.values())
+    if not on_device:
+        parts["the kernel"] = int(least / (1 - _KERNEL_SHARE)) + 2 - least
+        least += parts["the kernel"]
+    listing = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
+    kind, option = ("device memory", "--vram") if on_device else ("memory", "--memory")
+    return CapacityError(
+        f"{format_bytes(given)} of {kind} is too little: the least that would do is "
+        f"{format_bytes(-(-least // 10**7) * 10**7)} ({listing}); give more {option} or ask for less --context",
+        needed=least,
+        given=given,
+    )

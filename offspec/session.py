@@ -12,6 +12,7 @@ from offspec.model.attention import TreeContext
 from offspec.model.loaded import LoadedModel
 from offspec.noise import GumbelNoise
 from offspec.sampling import LogitsProcessor
+from offspec.timeline import OFF, Timeline
 from offspec.verify import Walk, walk
 
 
@@ -43,9 +44,10 @@ class Session:
     prompt that it does not cover yet ride along with the next pass.
     """
 
-    def __init__(self, target: LoadedModel, drafter: Drafter | None) -> None:
+    def __init__(self, target: LoadedModel, drafter: Drafter | None, timeline: Timeline = OFF) -> None:
         self._target = target
         self._drafter = drafter
+        self._timeline = timeline
         self.ids: list[int] = []
 
     @property
@@ -75,20 +77,28 @@ class Session:
         if self._drafter is None or decoding.scorer is None or decoding.policy.budget == 1 or max_depth < 1:
             growth = no_growth(self.ids[-1])
         else:
-            growth = grow(self._drafter, decoding.scorer, self.ids, decoding.policy, max_depth)
+            with self._timeline.span("draft", "grow") as span:
+                growth = grow(
+                    self._drafter, decoding.scorer, self.ids, decoding.policy, max_depth, self._timeline
+                )
+                span.note(nodes=len(growth.tree), steps=growth.steps)
         grown = time.perf_counter()
-        hidden = self._forward(growth)
+        with self._timeline.span("engine", "target", nodes=len(growth.tree)):
+            hidden = self._forward(growth)
         model = self._target.tree_model
         root = len(self.ids) - 1
-        result = walk(
-            growth.tree,
-            lambda node: model.logits(hidden[node : node + 1])[0],
-            decoding.processor,
-            decoding.noise,
-            root,
-            decoding.stop,
-        )
-        self._commit(growth, result, decoding)
+        with self._timeline.span("verify", "walk") as span:
+            result = walk(
+                growth.tree,
+                model.logits_by_row(hidden),
+                decoding.processor,
+                decoding.noise,
+                root,
+                decoding.stop,
+            )
+            span.note(emitted=len(result.tokens))
+        with self._timeline.span("engine", "commit"):
+            self._commit(growth, result, decoding)
         return PassResult(result, growth, grown - began, time.perf_counter() - grown)
 
     def _forward(self, growth: Growth) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Tiny random models of many families, written to disk as real checkpoints, and engines over them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,7 @@ def tiny_engine(
     width: int = 8,
     resident: Sequence[int] = (),
     slots: int = 2,
+    placement: Placement | None = None,
     context: int = 256,
     verify: str = "coupled",
     dtype: torch.dtype = torch.float32,
@@ -152,11 +154,17 @@ def tiny_engine(
     device: torch.device = _CPU,
     wrap: Callable[[Any], Any] | None = None,
 ) -> Engine:
-    """An engine whose placement is given instead of decided; draft is a folder, "auto" or "none"."""
+    """An engine whose placement is given instead of decided; draft is a folder, "auto" or "none".
+
+    resident and slots: a placement in one memory, unless a whole `placement` is given.
+    """
     checkpoint = open_checkpoint(str(folder))
     codec = TextCodec(load_tokenizer(folder), folder, checkpoint.config)
     target = open_model(folder, dtype, device)
-    target.load(resident, slots, context + budget, nothing)
+    if placement is None:
+        placement = Placement.in_memory(len(target.layers), resident, slots)
+        placement = replace(placement, staging=2 if device.type != "cpu" else 0)
+    target.load(placement, context + budget, nothing)
     drafter: Any = None
     if draft == "auto":
         substitute = open_model(folder, dtype, device)
@@ -164,7 +172,7 @@ def tiny_engine(
         drafter = LMDrafter("substitute", substitute.tree_model, device, substitute.close)
     elif draft != "none":
         other = open_model(Path(draft), dtype, device)
-        other.load(range(len(other.layers)), 0, context, nothing)
+        other.load(Placement.in_memory(len(other.layers), range(len(other.layers)), 0), context, nothing)
         drafter = LMDrafter("draft", other.tree_model, device, other.close)
     if wrap is not None:
         drafter = wrap(drafter)
@@ -176,7 +184,7 @@ def tiny_engine(
         dtype="float32",
         verify=verify,
     )
-    assembly = Assembly(target, drafter, codec, context, Placement(tuple(resident), slots), 1 << 40)
+    assembly = Assembly(target, drafter, codec, context, placement, 1 << 40)
     return Engine(config, assembly, lambda event: None)
 
 

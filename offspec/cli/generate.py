@@ -3,12 +3,15 @@
 import sys
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from offspec.cli import options as opt
 from offspec.cli.render import Screen
+from offspec.cli.tracing import traced
 from offspec.config import EngineConfig, SamplingParams, parse_bytes
 from offspec.errors import RequestError
+from offspec.timeline import check_writable
 
 EPILOG = """[bold]Examples[/]
 
@@ -32,12 +35,14 @@ class Question:
     raw: bool
     speculate: bool
     check: bool
+    trace: Path | None
 
 
 def generate(
     model: opt.Model,
     prompt: opt.Prompt = None,
     memory: opt.Memory = None,
+    vram: opt.Vram = None,
     device: opt.Device = "cpu",
     dtype: opt.Dtype = "bfloat16",
     context: opt.Context = None,
@@ -63,6 +68,7 @@ def generate(
     ignore_eos: opt.IgnoreEos = False,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
+    trace: opt.Trace = None,
 ) -> None:
     """Answer one prompt. The text goes to stdout as it comes, everything else to stderr."""
     config = EngineConfig(
@@ -70,6 +76,7 @@ def generate(
         draft="none" if no_speculation else draft,  # what would not be asked need not be loaded
         draft_bits=_draft_bits(draft_bits),
         memory=None if memory is None else parse_bytes(memory),
+        vram=None if vram is None else parse_bytes(vram),
         device=device,
         dtype=dtype,
         budget=budget,
@@ -97,13 +104,16 @@ def generate(
         raw=raw,
         speculate=not no_speculation,
         check=check,
+        trace=trace,
     )
+    if trace is not None:
+        check_writable(trace)  # now, not after minutes of work
     _answer(question, Screen(as_json=as_json, quiet=quiet, check=check))
 
 
 def _answer(question: Question, screen: Screen) -> None:
     """Load, ask, and show every event. What was shown stays when the user interrupts."""
-    with closing(screen):
+    with closing(screen), traced(question.trace, question.config, screen.note) as timeline:
         try:
             screen.waiting("starting")
             import offspec  # the first use of `load` imports torch: after every check of the options
@@ -115,6 +125,7 @@ def _answer(question: Question, screen: Screen) -> None:
                     draft=config.draft,
                     draft_bits=config.draft_bits,
                     memory=config.memory,
+                    vram=config.vram,
                     device=config.device,
                     dtype=config.dtype,
                     budget=config.budget,
@@ -122,6 +133,7 @@ def _answer(question: Question, screen: Screen) -> None:
                     context=config.context,
                     verify=config.verify,
                     notify=screen.show,
+                    timeline=timeline,
                 ) as engine,
                 closing(  # a stream left before its end must be idle before the engine is closed
                     engine.stream(

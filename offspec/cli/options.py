@@ -1,6 +1,7 @@
 """The options that commands share, as annotated types: name, help and the panel each is shown in."""
 
 import re
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -44,6 +45,15 @@ Memory = Annotated[
         metavar="SIZE",
         help="The most RAM the whole process may use, such as 1.5GB or 800MiB. What does not fit streams "
         "from disk in every pass. Without it: what the machine has free.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+Vram = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="The most memory of the GPU that may be used. What does not fit there comes from RAM, and what "
+        "does not fit in RAM from disk. Without it: most of what the GPU has free.",
         rich_help_panel=MODEL_PANEL,
     ),
 ]
@@ -239,6 +249,16 @@ Quiet = Annotated[
         "-q",
         metavar="",
         help="No progress, notices or statistics on stderr.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]
+Trace = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace",
+        metavar="FILE",
+        help="Write a timeline of reads, copies, layers and draft steps. Open it at "
+        "https://ui.perfetto.dev to see what waits for what; a name that ends in .gz packs it.",
         rich_help_panel=OUTPUT_PANEL,
     ),
 ]

@@ -73,6 +73,13 @@ class Screen:
         """Name work that sends no events."""
         self._live.status(what)
 
+    def note(self, text: str) -> None:
+        """One line once the answer is over, for good or not."""
+        self._live.stop()
+        with suppress(StdoutClosed, DiskFullError):
+            self._out.end_line()
+        self._say(text)
+
     def interrupted(self) -> None:
         """After Ctrl-C: what was written stays; say how far it came."""
         self.close()

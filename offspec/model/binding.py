@@ -45,6 +45,9 @@ class Binder:
         self._homes = {parameter: _home(model, parameter) for recipe in recipes for parameter in recipe.names}
         self._meta = {parameter: _get(home) for parameter, home in self._homes.items()}
 
+    def has(self, parameter: str) -> bool:
+        return parameter in self._homes
+
     @property
     def copied_bytes(self) -> int:
         """Bytes that `realise` allocates beside the slot on every call."""

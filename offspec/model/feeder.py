@@ -1,6 +1,7 @@
 """Gives every layer its weights just before it runs: resident ones once, the others from the stream."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -8,80 +9,158 @@ from offspec.memory import trim
 from offspec.model.binding import Binder
 from offspec.model.calibration import InputMoments
 from offspec.model.packing import Packed, pack, unpack
-from offspec.store.reader import DirectReader
-from offspec.stream import DeviceStream, DiskStream, read_unit
+from offspec.store.arena import Arena
+from offspec.store.layout import UnitLayout
+from offspec.store.probe import choose_shape
+from offspec.store.reader import DirectReader, ReadShape
+from offspec.stream.device import DeviceStream
+from offspec.stream.disk import DiskStream, read_unit
+from offspec.stream.ring import RingStats
+from offspec.timeline import OFF, Span, Timeline
+from offspec_planners.placement import Placement, Tier
 
 
 class LayerFeeder:
     """Binds layer i on `enter(i)` and takes its weights away again on `leave(i)`.
 
-    binders: one per layer; resident: indices kept in memory; slots: ring size for all others. On a CUDA
-    device the resident layers and a second ring of `slots` live on the device.
+    binders: one per layer. blocks: the units of a head that streams, which follow the last layer. With a
+    device that has memory of its own, or with layers in the host tier, a second ring of copies lies between
+    the disk's ring and the layers.
     """
 
     def __init__(
         self,
         binders: list[Binder],
-        resident: Iterable[int],
-        slots: int,
+        blocks: Sequence[UnitLayout],
+        placement: Placement,
         reader: DirectReader,
         device: torch.device,
+        timeline: Timeline = OFF,
     ) -> None:
-        self._binders = binders
-        self._resident = sorted(resident)
-        self._reader = reader
-        self._device = device
-        streamed = [index for index in range(len(binders)) if index not in set(self._resident)]
+        self._binders, self._placement = binders, placement
+        self._reader, self._device, self._timeline = reader, device, timeline
+        streamed = [layer for layer, tier in enumerate(placement.tiers) if tier is not Tier.DEVICE]
         self._order = {layer: unit for unit, layer in enumerate(streamed)}
+        self._units = [binders[layer].layout for layer in streamed] + list(blocks)
+        self._tiers = [placement.tiers[layer] for layer in streamed] + [placement.head] * len(blocks)
         self._stream: DiskStream | DeviceStream | None = None
-        if streamed:
-            layouts = [binders[layer].layout for layer in streamed]
-            if device.type == "cpu":
-                self._stream = DiskStream(layouts, slots, reader)
-            else:
-                self._stream = DeviceStream(DiskStream(layouts, slots, reader, pin=True), slots, device)
+        self._hosted: dict[int, Arena] = {}
+        self._span: Span | None = None
+        self.shape = ReadShape()
 
     @property
     def bytes_streamed(self) -> int:
-        """Bytes read from disk for streamed layers so far, those read ahead included."""
+        """Bytes read from disk for streamed units so far, those read ahead included."""
         return self._stream.bytes_read if self._stream else 0
 
+    @property
+    def stats(self) -> RingStats:
+        """Counters of the ring that layers are computed from."""
+        return self._stream.stats if self._stream else RingStats()
+
     def load(self, progress: Callable[[int, int], None]) -> None:
-        """Read the resident layers; progress(bytes done, bytes in all) after each."""
-        total = sum(self._binders[layer].layout.nbytes for layer in self._resident)
+        """Read what stays, and start streaming the rest; progress(bytes done, bytes in all) as it goes.
+
+        Raises StreamError, CapacityError; `close` frees what there is by then.
+        """
+        layers = self._placement.resident
+        hosted = [unit for unit, tier in enumerate(self._tiers) if tier is Tier.HOST]
+        total = sum(self._binders[layer].layout.nbytes for layer in layers)
+        total += sum(self._units[unit].nbytes for unit in hosted)
         done = 0
-        for layer in self._resident:
+        for layer in layers:
             binder = self._binders[layer]
             # The parameters are views that keep this memory alive; where they are copies, it is freed.
-            binder.bind(binder.realise(read_unit(binder.layout, self._reader).tensor.to(self._device)))
+            with self._timeline.span("load", binder.layout.name):
+                binder.bind(binder.realise(read_unit(binder.layout, self._reader).tensor.to(self._device)))
             done += binder.layout.nbytes
             progress(done, total)
+        for unit in hosted:
+            with self._timeline.span("load", self._units[unit].name):
+                self._hosted[unit] = read_unit(self._units[unit], self._reader, pin=self._apart)
+            done += self._units[unit].nbytes
+            progress(done, total)
+        if self._units:
+            self._stream = self._start()
+
+    @property
+    def _apart(self) -> bool:
+        """Whether the device has memory of its own."""
+        return self._device.type != "cpu"
+
+    def _start(self) -> DiskStream | DeviceStream:
+        read = [layout for layout, tier in zip(self._units, self._tiers, strict=True) if tier is Tier.DISK]
+        copied = self._apart or bool(self._hosted)
+        disk = None
+        if read:
+            self.shape = choose_shape(read, self._reader)
+            slots = self._placement.staging if copied else self._placement.slots
+            disk = DiskStream(
+                read, slots, self._reader, shape=self.shape, pin=self._apart, timeline=self._timeline
+            )
+        if not copied:
+            assert disk is not None
+            return disk
+        try:
+            return DeviceStream(
+                self._units, self._hosted, disk, self._placement.slots, self._device, self._timeline
+            )
+        except BaseException:
+            if disk is not None:
+                disk.close()
+            raise
 
     def enter(self, layer: int) -> None:
         """Have layer's weights in place. Raises StreamError, ClosedError."""
         unit = self._order.get(layer)
-        if unit is None or self._stream is None:
-            return
-        memory = self._stream.acquire(unit)
-        try:
-            self._binders[layer].bind(self._binders[layer].realise(memory))
-        except BaseException:
-            self._stream.release()
-            raise
+        if unit is not None and self._stream is not None:
+            memory = self._stream.acquire(unit)
+            try:
+                self._binders[layer].bind(self._binders[layer].realise(memory))
+            except BaseException:
+                self._stream.release()
+                raise
+        self._span = self._timeline.span("compute", self._binders[layer].layout.name).__enter__()
 
     def leave(self, layer: int) -> None:
+        if self._span is not None:
+            self._settle()
+            self._span.__exit__(None, None, None)
+            self._span = None
         if self._stream is not None and layer in self._order:
             self._binders[layer].unbind()
             self._stream.release()
 
+    def _settle(self) -> None:
+        """While a timeline is kept, let the device finish, so that a span is the work and not its launch."""
+        if self._timeline.on and self._apart:
+            torch.cuda.synchronize(self._device)
+
+    @contextmanager
+    def head_block(self, index: int) -> Iterator[torch.Tensor]:
+        """The slot that holds block `index` of a head that streams. Raises StreamError, ClosedError."""
+        assert self._stream is not None
+        unit = len(self._order) + index
+        memory = self._stream.acquire(unit)
+        try:
+            with self._timeline.span("compute", self._units[unit].name):
+                yield memory
+                self._settle()
+        finally:
+            self._stream.release()
+
     def recover(self) -> None:
         """After a pass was broken off: make the stream usable for the next."""
+        self._span = None
         if self._stream is not None:
             self._stream.abandon()
 
     def close(self) -> None:
         if self._stream is not None:
             self._stream.close()
+        for arena in self._hosted.values():
+            arena.close()
+        self._hosted.clear()
         for binder in self._binders:
             binder.unbind()
 
@@ -96,6 +175,7 @@ class PackedLayers:
     """
 
     bytes_streamed = 0
+    stats = RingStats()
 
     def __init__(
         self,

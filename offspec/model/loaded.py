@@ -12,37 +12,49 @@ from offspec.model.binding import Binder
 from offspec.model.cache import TreeCache
 from offspec.model.embedding import RowGather
 from offspec.model.feeder import LayerFeeder, PackedLayers
+from offspec.model.head import HeadBlock, StreamedHead, head_blocks
 from offspec.model.runner import CHUNK, TreeModel
 from offspec.model.skeleton import build_skeleton
 from offspec.model.weights import Recipe, map_weights
 from offspec.store.arena import Arena
 from offspec.store.reader import DirectReader
-from offspec.stream import read_unit
+from offspec.stream.disk import read_unit
+from offspec.stream.ring import RingStats
+from offspec.timeline import OFF, Timeline
+from offspec_planners.placement import Placement, Tier
 
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 
 
 class LoadedModel:
-    """The skeleton of a checkpoint with its weights in three parts: layers, embedding, and the rest.
+    """The skeleton of a checkpoint with its weights in four parts: layers, embedding, head, and the rest.
 
-    Opening reads only headers, so the sizes below are known before a byte of weights is. An embedding that
-    is not tied to the head stays on disk, and only the rows in use are read.
+    Opening reads only headers, so the sizes below are known before a byte of weights is. An embedding stays
+    on disk, and only the rows in use are read, unless it is the very matrix of a head that stays.
     """
 
     def __init__(
-        self, folder: Path, tensors: Mapping[str, TensorInfo], dtype: torch.dtype, device: torch.device
+        self,
+        folder: Path,
+        tensors: Mapping[str, TensorInfo],
+        dtype: torch.dtype,
+        device: torch.device,
+        timeline: Timeline = OFF,
     ) -> None:
         self.skeleton = build_skeleton(folder, dtype)
-        self.device, self.dtype = device, dtype
+        self.device, self.dtype, self.timeline = device, dtype, timeline
         model = self.skeleton.model
         layers: list[list[Recipe]] = [[] for _ in self.skeleton.layers]
         rest: list[Recipe] = []
         self._rows: TensorInfo | None = None
+        self._head: Recipe | None = None
         for recipe in map_weights(model, tensors):
             index = self.skeleton.layer_of(recipe.names[0])
             if index is not None:
                 layers[index].append(recipe)
-            elif self._on_disk(recipe):
+            elif recipe.converter is None and recipe.names == (self.skeleton.head,):
+                self._head = recipe
+            elif recipe.converter is None and recipe.names == (self.skeleton.embedding,):
                 self._rows = recipe.sources[0][0]
             elif not (self.skeleton.tied and recipe.names[0] == self._head_alias()):
                 rest.append(recipe)
@@ -50,18 +62,15 @@ class LoadedModel:
         self.layers = [
             Binder(model, f"layer {i}", recipes, device, f"{prefix}.{i}.") for i, recipes in enumerate(layers)
         ]
-        self._rest = Binder(model, "the rest", rest, device)
+        self._rest = [Binder(model, "the rest", rest, device)]
+        if self._head is not None:
+            self._rest.append(Binder(model, "the head", [self._head], device))
         self._reader = DirectReader()
         self._feeder: LayerFeeder | PackedLayers | None = None
         self._gather: RowGather | None = None
-        self._memory: Arena | None = None
+        self._memory: list[Arena] = []
         self._tree_model: TreeModel | None = None
         self.rest_tensors: dict[str, torch.Tensor] = {}
-
-    def _on_disk(self, recipe: Recipe) -> bool:
-        return (
-            not self.skeleton.tied and recipe.converter is None and recipe.names == (self.skeleton.embedding,)
-        )
 
     def _head_alias(self) -> str:
         """What the head is called in a checkpoint that stores it although it is tied."""
@@ -85,8 +94,21 @@ class LoadedModel:
 
     @property
     def rest_bytes(self) -> int:
-        """Bytes of everything that is always resident: head, final norm, positions."""
-        return self._rest.layout.nbytes + self._rest.copied_bytes
+        """Bytes of everything that is no layer and stays: head, final norm, positions."""
+        return sum(binder.layout.nbytes + binder.copied_bytes for binder in self._rest)
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of the head, and of `rest_bytes` therefore, that may stream instead; 0 where it cannot."""
+        return self._rest[1].layout.nbytes + self._rest[1].copied_bytes if self._head else 0
+
+    @property
+    def head_block_bytes(self) -> int:
+        """Bytes of the largest unit of a head that streams."""
+        return max((block.layout.nbytes for block in self._head_blocks()), default=0)
+
+    def _head_blocks(self) -> list[HeadBlock]:
+        return head_blocks(self._head.sources[0][0], max(self.layer_bytes)) if self._head else []
 
     def cache_bytes(self, capacity: int) -> int:
         return capacity * self.skeleton.kv_bytes_per_token()
@@ -127,14 +149,30 @@ class LoadedModel:
         return self._feeder.bytes_streamed if self._feeder else 0
 
     @property
+    def ring_stats(self) -> RingStats:
+        """Counters of the ring that feeds the layers."""
+        return self._feeder.stats if self._feeder else RingStats()
+
+    @property
     def buffered_files(self) -> set[Path]:
         """Files whose file system refuses O_DIRECT."""
         return self._reader.buffered
 
-    def load(self, resident: Sequence[int], slots: int, capacity: int, progress: Progress) -> None:
-        """Read the rest and the resident layers, and start streaming the others."""
-        feeder = LayerFeeder(self.layers, resident, slots, self._reader, self.device)
-        self._assemble(feeder, capacity, None)
+    def load(self, placement: Placement, capacity: int, progress: Progress) -> None:
+        """Read the rest and the layers that stay in memory, and start streaming the others.
+
+        capacity: positions of the cache. Raises StreamError, CapacityError; `close` afterwards.
+        """
+        blocks = self._head_blocks() if placement.head is not Tier.DEVICE else []
+        feeder = LayerFeeder(
+            self.layers,
+            [block.layout for block in blocks],
+            placement,
+            self._reader,
+            self.device,
+            self.timeline,
+        )
+        self._assemble(feeder, capacity, None, blocks)
         feeder.load(progress)
 
     def load_packed(
@@ -151,34 +189,53 @@ class LoadedModel:
         loaded by another, to be shared.
         """
         layers = list(self.skeleton.layers)
-        self._assemble(PackedLayers(self.layers, layers, self._reader, expand, progress), capacity, rest)
+        self._assemble(PackedLayers(self.layers, layers, self._reader, expand, progress), capacity, rest, ())
         context = TreeContext.chain(len(calibration), self.device)
         with torch.inference_mode():
             self.tree_model.hidden(torch.tensor(list(calibration), device=self.device), context)
         self.tree_model.cache.rewind(0)
 
     def _assemble(
-        self, feeder: LayerFeeder | PackedLayers, capacity: int, rest: dict[str, torch.Tensor] | None
+        self,
+        feeder: LayerFeeder | PackedLayers,
+        capacity: int,
+        rest: dict[str, torch.Tensor] | None,
+        blocks: Sequence[HeadBlock],
     ) -> None:
         self._feeder = feeder
         model: Any = self.skeleton.model
-        if rest is None:
-            memory = read_unit(self._rest.layout, self._reader)
-            rest = self._rest.realise(memory.tensor)
-            self._memory = memory if self.device.type == "cpu" else None
-        self.rest_tensors = rest
-        self._rest.bind(rest)
-        if self.skeleton.tied:
+        self.rest_tensors = self._read_rest(without_head=bool(blocks)) if rest is None else rest
+        for binder in self._rest:
+            binder.bind({name: tensor for name, tensor in self.rest_tensors.items() if binder.has(name)})
+        head, rows = None, self._rows
+        if blocks:
+            assert self._head is not None and isinstance(feeder, LayerFeeder)
+            if self.skeleton.tied:
+                rows = self._head.sources[0][0]
+            head = StreamedHead(
+                model.get_output_embeddings(), list(blocks), self.dtype, self.device, feeder.head_block
+            )
+        elif self.skeleton.tied:
             model.get_output_embeddings().weight = model.get_input_embeddings().weight
-        if self._rows is not None:
-            self._gather = RowGather(model.get_input_embeddings(), self._rows, self.dtype, self.device)
+        if rows is not None:
+            self._gather = RowGather(model.get_input_embeddings(), rows, self.dtype, self.device)
         if self.device.type != "cpu":
             for module in model.modules():
                 for name, buffer in module._buffers.items():
                     if buffer is not None:
                         module._buffers[name] = buffer.to(self.device)
         cache = TreeCache(len(self.layers), capacity)
-        self._tree_model = TreeModel(self.skeleton, cache, enter=feeder.enter, leave=feeder.leave)
+        self._tree_model = TreeModel(self.skeleton, cache, enter=feeder.enter, leave=feeder.leave, head=head)
+
+    def _read_rest(self, *, without_head: bool) -> dict[str, torch.Tensor]:
+        """Everything that is no layer and stays, by parameter name."""
+        tensors: dict[str, torch.Tensor] = {}
+        for binder in self._rest[:1] if without_head else self._rest:
+            memory = read_unit(binder.layout, self._reader)
+            tensors |= binder.realise(memory.tensor)
+            if self.device.type == "cpu":
+                self._memory.append(memory)  # the tensors look into it
+        return tensors
 
     def recover(self) -> None:
         """Make the model usable again after a pass was broken off."""
@@ -193,7 +250,9 @@ class LoadedModel:
             self._feeder.close()
         if self._gather is not None:
             self._gather.close()
-        self._rest.unbind()
+        for binder in self._rest:
+            binder.unbind()
         self._reader.close()
         self.rest_tensors = {}
-        self._memory = self._feeder = self._gather = self._tree_model = None
+        self._memory.clear()
+        self._feeder = self._gather = self._tree_model = None

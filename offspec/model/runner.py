@@ -12,6 +12,7 @@ from transformers.utils.generic import ModelOutput
 
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
+from offspec.model.head import StreamedHead
 from offspec.model.skeleton import Skeleton
 
 CHUNK = 512  # rows that go through a layer together; bounds the activations of a long prompt
@@ -20,7 +21,8 @@ CHUNK = 512  # rows that go through a layer together; bounds the activations of 
 class TreeModel:
     """A causal LM with a tree cache. Its weights are someone else's business (`enter`, `leave`).
 
-    enter(i) and leave(i) are called around layer i, once a pass however many chunks run through it.
+    enter(i) and leave(i) are called around layer i, once a pass however many chunks run through it. head:
+    given where the head streams, too.
     """
 
     def __init__(
@@ -30,8 +32,10 @@ class TreeModel:
         *,
         enter: Callable[[int], None] | None = None,
         leave: Callable[[int], None] | None = None,
+        head: StreamedHead | None = None,
     ) -> None:
         self.skeleton = skeleton
+        self._head = head
         self.cache = cache
         self.on_layer: Callable[[int], None] | None = None
         self._given: torch.Tensor | None = None
@@ -83,7 +87,22 @@ class TreeModel:
         return states[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, H] to [n, V], through the family's own head: scaling and soft caps included."""
+        """[n, H] to [n, V], through the family's own head: scaling and soft caps included.
+
+        Where the head streams, that takes one trip of it, and belongs right behind a pass.
+        """
+        if self._head is not None:
+            return self._head.logits(hidden, self._project)
+        return self._project(hidden)
+
+    def logits_by_row(self, hidden: torch.Tensor) -> Callable[[int], torch.Tensor]:
+        """row -> [V]: each made when it is asked for, or all of them now where the head streams."""
+        if self._head is not None:
+            rows = self._head.logits(hidden, self._project)
+            return lambda row: rows[row]
+        return lambda row: self._project(hidden[row : row + 1])[0]
+
+    def _project(self, hidden: torch.Tensor) -> torch.Tensor:
         self._given = hidden[None]
         try:
             out = self.skeleton.model(
@@ -96,20 +115,21 @@ class TreeModel:
 
 
 def _in_chunks(forward: Callable[..., Any], hidden: torch.Tensor, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run a layer over [1, T, H] in chunks of rows, slicing with it whatever is per row."""
+    """Run a layer over [1, T, H] in chunks of rows, slicing with it whatever is per row.
+
+    The states of a long prompt are overwritten chunk by chunk, so that only one set of them waits.
+    """
     rows = hidden.shape[1]
     if rows <= CHUNK:
         return forward(hidden, *args, **kwargs)
-    outs: list[torch.Tensor] = []
     wrapped = False
     for start in range(0, rows, CHUNK):
         part = slice(start, min(start + CHUNK, rows))
         sliced = {name: _rows(value, part, rows) for name, value in kwargs.items()}
         out = forward(hidden[:, part], *(_rows(value, part, rows) for value in args), **sliced)
         wrapped = isinstance(out, tuple)
-        outs.append(out[0] if wrapped else out)
-    joined = torch.cat(outs, dim=1)
-    return (joined,) if wrapped else joined
+        hidden[:, part] = out[0] if wrapped else out
+    return (hidden,) if wrapped else hidden
 
 
 def _rows(value: Any, part: slice, rows: int) -> Any:

@@ -9,6 +9,8 @@ import mmap
 
 import torch
 
+from offspec.errors import CapacityError
+
 PAGE = mmap.PAGESIZE
 
 
@@ -20,12 +22,20 @@ class Arena:
     """`nbytes` of zeroed, page-aligned memory as a uint8 tensor and a writable buffer.
 
     pin: register the memory with CUDA. Where that is refused the arena stays pageable, `pinned` says so,
-    and copies from it merely stop being asynchronous.
+    and copies from it merely stop being asynchronous. Raises CapacityError where there is no such memory.
     """
 
     def __init__(self, nbytes: int, *, pin: bool = False) -> None:
         self.nbytes = round_up(max(nbytes, 1))
-        self._map = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            self._map = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, MemoryError) as error:
+            raise CapacityError(
+                f"the system refused {self.nbytes} bytes of memory for weights ({error}); close other "
+                "programs, or give a smaller --memory",
+                needed=self.nbytes,
+                given=0,
+            ) from error
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel without huge pages is slower, not wrong
                 self._map.madvise(mmap.MADV_HUGEPAGE)
@@ -34,7 +44,10 @@ class Arena:
         self.pinned = pin and self._register()
 
     def _register(self) -> bool:
-        status = torch.cuda.cudart().cudaHostRegister(self.tensor.data_ptr(), self.nbytes, 0)
+        try:
+            status = torch.cuda.cudart().cudaHostRegister(self.tensor.data_ptr(), self.nbytes, 0)
+        except (RuntimeError, AssertionError):  # no driver, or torch without CUDA: computing will say so
+            return False
         if int(status) == 0:
             return True
         # The failure stays behind as the sticky "last error" and would surface at the next launch.

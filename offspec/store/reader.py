@@ -6,90 +6,170 @@ refuses, reads are buffered and their pages dropped again, and the reader says s
 """
 
 import errno
+import hashlib
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from offspec.errors import StreamError
+from offspec.errors import OffspecError, StreamError
 from offspec.store.arena import PAGE
 
-BLOCK = 4 << 20  # bytes asked for at a time: large enough for full speed, small enough to share among threads
+_CHANGED = (
+    "the file ended early or was changed while it was in use: was it truncated or replaced? "
+    "Have it whole again (download it again if need be) and load the model anew"
+)
+
+_SAMPLES = 16  # pages of a file that must be as they were for it to pass as the same file
+
+
+@dataclass(frozen=True, slots=True)
+class ReadShape:
+    """How a file is read: `depth` requests under way at once (a thread each), of `block` bytes each."""
+
+    depth: int = 2
+    block: int = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """An open file, and what it looked like then. direct: opened past the page cache.
+
+    stamp: size in bytes and time of the last change; sample: a digest of pages here and there.
+    """
+
+    descriptor: int
+    stamp: tuple[int, int]
+    sample: bytes
+    direct: bool
 
 
 class DirectReader:
     """Opens each file once and reads aligned ranges of it. Safe to use from several threads.
 
-    `buffered` names the files that could not be opened with O_DIRECT.
+    `buffered` names the files that could not be opened with O_DIRECT. A file that is replaced while it is
+    in use is an error: weights of two models must never meet in one pass.
     """
 
     def __init__(self) -> None:
-        self._descriptors: dict[Path, int] = {}
+        self._files: dict[Path, _File] = {}
         self._retired: list[int] = []
         self._lock = threading.Lock()
-        self.buffered: set[Path] = set()
 
-    def _descriptor(self, file: Path) -> int:
+    @property
+    def buffered(self) -> set[Path]:
+        return {path for path, file in self._files.items() if not file.direct}
+
+    def _file(self, path: Path) -> _File:
         with self._lock:
-            if file not in self._descriptors:
-                self._descriptors[file] = self._open(file)
-            return self._descriptors[file]
+            if path not in self._files:
+                self._files[path] = _open(path)
+            return self._files[path]
 
-    def _open(self, file: Path) -> int:
-        direct = getattr(os, "O_DIRECT", 0)
-        try:
-            if direct:
-                try:
-                    return os.open(file, os.O_RDONLY | os.O_CLOEXEC | direct)
-                except OSError as error:
-                    if error.errno != errno.EINVAL:
-                        raise
-            self.buffered.add(file)
-            return os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise StreamError(f"cannot open a weight file: {error.strerror}", file=file, offset=0) from error
-
-    def _reopen_buffered(self, file: Path) -> int:
+    def _reopen_buffered(self, path: Path) -> _File:
         with self._lock:
-            if file not in self.buffered:
-                self.buffered.add(file)
-                self._retired.append(self._descriptors[file])  # another thread may be reading from it
-                self._descriptors[file] = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-            return self._descriptors[file]
+            file = self._files[path]
+            if file.direct:
+                self._retired.append(file.descriptor)  # another thread may be reading from it
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                file = self._files[path] = replace(file, descriptor=descriptor, direct=False)
+            return file
 
-    def read_into(self, file: Path, offset: int, target: memoryview, needed: int) -> int:
+    def _check(self, path: Path, file: _File, offset: int) -> None:
+        """That the file still is what was opened. One that was only touched, or put back, passes."""
+        size, _ = stamp = _stamp(file.descriptor)
+        if stamp == file.stamp:
+            return
+        if size != file.stamp[0] or _sample(path, size) != file.sample:
+            raise StreamError(_CHANGED, file=path, offset=size if size < file.stamp[0] else offset)
+        with self._lock:
+            self._files[path] = replace(self._files[path], stamp=stamp)
+
+    def read_into(self, path: Path, offset: int, target: memoryview, needed: int) -> int:
         """Fill `target` from `offset`; returns the bytes that came from the file.
 
         offset, the length of target and its address are multiples of the page size; `needed` of the bytes
         must exist, the rest is padding that may lie beyond the file's end. Raises StreamError.
         """
         assert offset % PAGE == 0 and len(target) % PAGE == 0 and needed <= len(target)
-        descriptor, done = self._descriptor(file), 0
+        file, done = self._file(path), 0
         while done < needed:
             try:
-                count = os.preadv(descriptor, [target[done : done + BLOCK]], offset + done)
+                count = os.preadv(file.descriptor, [target[done:]], offset + done)
+            except InterruptedError:
+                continue
             except OSError as error:
-                if error.errno == errno.EINVAL and file not in self.buffered:
-                    descriptor = self._reopen_buffered(file)  # opened with O_DIRECT, but cannot be read so
+                if error.errno == errno.EINVAL and file.direct:
+                    file = self._reopen_buffered(path)  # opened with O_DIRECT, but cannot be read so
                     continue
                 raise StreamError(
-                    f"read failed: {error.strerror}", file=file, offset=offset + done
+                    f"read failed: {error.strerror}", file=path, offset=offset + done
                 ) from error
-            if done + count < needed and file not in self.buffered:
+            if done + count < needed and file.direct:
                 count -= count % PAGE  # O_DIRECT wants an aligned offset to go on from
             if count == 0:
-                raise StreamError(
-                    "the file ended early: was it truncated or replaced? Download it again",
-                    file=file,
-                    offset=offset + done,
-                )
+                raise StreamError(_CHANGED, file=path, offset=offset + done)
             done += count
-        if file in self.buffered:
-            os.posix_fadvise(descriptor, offset, len(target), os.POSIX_FADV_DONTNEED)
+        self._check(path, file, offset)
+        if not file.direct:
+            os.posix_fadvise(file.descriptor, offset, len(target), os.POSIX_FADV_DONTNEED)
         return done
 
     def close(self) -> None:
         with self._lock:
-            for descriptor in (*self._descriptors.values(), *self._retired):
+            for descriptor in (*(file.descriptor for file in self._files.values()), *self._retired):
                 os.close(descriptor)
-            self._descriptors.clear()
+            self._files.clear()
             self._retired.clear()
+
+
+@contextmanager
+def errors_at(path: Path, offset: int) -> Iterator[None]:
+    """Any failure becomes a StreamError that names the place."""
+    try:
+        yield
+    except OffspecError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise StreamError(f"reading failed: {text}", file=path, offset=offset) from error
+
+
+def _open(path: Path) -> _File:
+    with_direct = getattr(os, "O_DIRECT", 0)
+    try:
+        if with_direct:
+            try:
+                return _opened(path, with_direct)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+        return _opened(path, 0)
+    except OSError as error:
+        raise StreamError(f"cannot open a weight file: {error.strerror}", file=path, offset=0) from error
+
+
+def _opened(path: Path, with_direct: int) -> _File:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | with_direct)
+    try:
+        stamp = _stamp(descriptor)
+        return _File(descriptor, stamp, _sample(path, stamp[0]), direct=bool(with_direct))
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _stamp(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_size, status.st_mtime_ns
+
+
+def _sample(path: Path, size: int) -> bytes:
+    digest = hashlib.blake2b()
+    with open(path, "rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead into the page cache
+        for place in range(_SAMPLES):
+            digest.update(os.pread(file.fileno(), PAGE, size * place // _SAMPLES))
+    return digest.digest()

@@ -1,44 +1,142 @@
-"""Which layers stay in memory and how many slots the others stream through."""
+"""Which tier each layer lives in, and how many slots the ones that stream pass through."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Tier(StrEnum):
+    """Where a layer's weights are between two passes, the fastest first.
+
+    DEVICE: where they are computed with (on a CPU that is its RAM). HOST: RAM, copied to the device once a
+    pass. DISK: read once a pass.
+    """
+
+    DEVICE = "device"
+    HOST = "host"
+    DISK = "disk"
 
 
 class TooSmallError(ValueError):
-    """The budget cannot hold even the smallest arrangement. `needed` bytes would do."""
+    """A budget cannot hold even the smallest arrangement. `needed` bytes would do; `where` is the memory."""
 
-    def __init__(self, needed: int, given: int) -> None:
+    def __init__(self, needed: int, given: int, where: Tier = Tier.DEVICE) -> None:
         super().__init__(f"{needed} bytes are needed, {given} were given")
-        self.needed, self.given = needed, given
+        self.needed, self.given, self.where = needed, given, where
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """resident: indices of layers kept in memory; slots: ring size for the rest (0 when none stream)."""
+    """tiers: one per layer. slots: ring that streamed units are computed from (0 when none stream).
 
-    resident: tuple[int, ...]
-    slots: int
-
-
-def place_layers(layers: Sequence[int], extra: Sequence[int], memory: int, *, slots: int = 3) -> Placement:
-    """Place layers of `layers[i]` bytes, each taking `extra[i]` more while it runs, into `memory` bytes.
-
-    `extra` is what converting a layer allocates: once for a streamed layer at a time, for ever for a
-    resident one in place of its slot. The ring has `slots` slots where there is room, at least 2; what
-    memory is left keeps layers resident, spread evenly so that the link has time to fill between them.
-    Raises TooSmallError.
+    staging: slots in RAM that units from disk pass through on their way to a device with memory of its own.
+    head: the tier of the output head; where that is not DEVICE, it comes as the last units of a pass.
     """
-    count = len(layers)
-    whole = sum(size + grown for size, grown in zip(layers, extra, strict=True))
+
+    tiers: tuple[Tier, ...]
+    slots: int
+    staging: int = 0
+    head: Tier = Tier.DEVICE
+
+    @classmethod
+    def in_memory(
+        cls, count: int, resident: Sequence[int], slots: int, head: Tier = Tier.DEVICE
+    ) -> "Placement":
+        """One memory: the `resident` of `count` layers stay in it, the others come from disk."""
+        kept = set(resident)
+        tiers = tuple(Tier.DEVICE if layer in kept else Tier.DISK for layer in range(count))
+        return cls(tiers, slots, head=head)
+
+    def layers(self, tier: Tier) -> tuple[int, ...]:
+        """Indices of the layers in a tier, ascending."""
+        return tuple(layer for layer, place in enumerate(self.tiers) if place is tier)
+
+    @property
+    def resident(self) -> tuple[int, ...]:
+        return self.layers(Tier.DEVICE)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What is to be placed, in bytes. layers[i] is read for layer i; converting it takes extra[i] more.
+
+    Those extra bytes are taken once where layers stream, and for ever where one stays. head: all of a head
+    that is to stream, in units of at most `block`; both 0 where it stays and is no business of this.
+    """
+
+    layers: tuple[int, ...]
+    extra: tuple[int, ...]
+    head: int = 0
+    block: int = 0
+
+    @property
+    def slot(self) -> int:
+        """Bytes of the largest unit that may stream."""
+        return max(*self.layers, self.block)
+
+    def kept(self, layer: int) -> int:
+        """Bytes of a layer that stays."""
+        return self.layers[layer] + self.extra[layer]
+
+
+def place_layers(sizes: Sizes, memory: int, *, slots: int = 3) -> Placement:
+    """Place layers into one memory of `memory` bytes, which is filled from disk and computed from.
+
+    The ring has `slots` slots where there is room, at least 2; what is left keeps layers resident, spread
+    evenly so that the link has time to fill between them. Raises TooSmallError.
+    """
+    resident, ring = _fill(sizes, memory, slots)
+    head = Tier.DISK if sizes.head else Tier.DEVICE
+    return Placement.in_memory(len(sizes.layers), resident, ring, head)
+
+
+def place_on_device(sizes: Sizes, device: int, host: int, *, slots: int = 3, staging: int = 3) -> Placement:
+    """Place layers on a device with `device` bytes of its own, over `host` bytes of RAM, over disk.
+
+    The device keeps a ring and as many layers as fit beside it; RAM keeps as many of the rest as fit; the
+    others are read from disk through `staging` slots, at least 2, spread evenly among those that come from
+    RAM, so that the disk has time while those are copied. Raises TooSmallError, naming the memory.
+    """
+    count = len(sizes.layers)
+    resident, ring = _fill(sizes, device, slots)
+    tiers = [Tier.DEVICE if layer in set(resident) else Tier.HOST for layer in range(count)]
+    head = Tier.HOST if sizes.head else Tier.DEVICE
+    rest = [layer for layer in range(count) if tiers[layer] is Tier.HOST]
+    if sum(sizes.layers[layer] for layer in rest) + sizes.head <= host:
+        return Placement(tuple(tiers), ring, 0, head)
+    if host < 2 * sizes.slot:
+        raise TooSmallError(2 * sizes.slot, host, Tier.HOST)
+    stages = staging if host >= staging * sizes.slot else 2
+    room = host - stages * sizes.slot
+    if sizes.head > room:
+        head = Tier.DISK
+    elif sizes.head:
+        room -= sizes.head
+    held = min(room // max(sizes.layers), len(rest))
+    kept = {rest[place] for place in spread(len(rest), held)}
+    for layer in rest:
+        tiers[layer] = Tier.HOST if layer in kept else Tier.DISK
+    return Placement(tuple(tiers), ring, stages, head)
+
+
+def spread(count: int, chosen: int) -> list[int]:
+    """`chosen` of `count` places, as evenly apart as can be."""
+    return [int((place + 0.5) * count / chosen) for place in range(chosen)]
+
+
+def _fill(sizes: Sizes, memory: int, slots: int) -> tuple[list[int], int]:
+    """The layers that stay in `memory` bytes, and the slots of the ring beside them."""
+    count = len(sizes.layers)
+    # A head that streams needs slots even where every layer stays.
+    whole = sum(sizes.kept(layer) for layer in range(count)) + 2 * sizes.block
     if whole <= memory:
-        return Placement(tuple(range(count)), 0)
-    widest, scratch = max(layers), max(extra)
-    smallest = 2 * widest + scratch
+        return list(range(count)), 2 if sizes.head else 0
+    scratch = max(sizes.extra)
+    smallest = 2 * sizes.slot + scratch
     if smallest > memory:
         raise TooSmallError(min(smallest, whole), memory)
-    ring = next(n for n in range(max(slots, 2), 1, -1) if n * widest + scratch <= memory)
-    room = memory - ring * widest - scratch
-    per_layer = max(size + grown for size, grown in zip(layers, extra, strict=True))
-    fitting = min(room // per_layer, count - ring) if count > ring else 0
-    resident = sorted({round((i + 0.5) * count / fitting - 0.5) for i in range(fitting)}) if fitting else []
-    return Placement(tuple(resident), min(ring, count - len(resident)))
+    ring = next(n for n in range(max(slots, 2), 1, -1) if n * sizes.slot + scratch <= memory)
+    room = memory - ring * sizes.slot - scratch
+    fitting = min(room // max(sizes.kept(layer) for layer in range(count)), max(count - ring, 0))
+    units = count - fitting + (1 if sizes.head else 0)
+    return spread(count, fitting), min(ring, units)

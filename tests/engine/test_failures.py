@@ -129,11 +129,11 @@ def test_memory_that_is_too_small_names_the_least_that_would_do(model: Path) -> 
 
 
 def test_a_draft_that_has_no_room_is_left_out_and_named(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from offspec import assemble
+    from offspec import fit
 
-    real = assemble._draft_bytes
+    real = fit.draft_bytes
     monkeypatch.setattr(
-        assemble, "_draft_bytes", lambda mode, *rest: (1 << 60) if mode != "none" else real(mode, *rest)
+        fit, "draft_bytes", lambda mode, *rest: (1 << 60) if mode != "none" else real(mode, *rest)
     )
     notices: list[str] = []
     with offspec.load(str(whole), notify=lambda event: notices.append(getattr(event, "text", ""))) as engine:

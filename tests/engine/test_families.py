@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from offspec import SamplingParams, UnsupportedModelError
+from offspec.model import runner
 from offspec.model.skeleton import build_skeleton
+from offspec_planners.placement import Placement, Tier
 from tests.tiny import FAMILIES, reference, tiny_engine, write_model
 
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
@@ -49,6 +51,19 @@ def test_tokens_do_not_depend_on_the_guesses(family: str, tmp_path: Path) -> Non
                 assert list(result.token_ids) == tokens, (draft, budget, verify, params)
                 if draft == model and verify == "coupled":
                     assert result.tokens_per_pass > 2, "a draft that knows the target's mind is believed"
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_chunks_and_a_head_that_streams(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each family's own soft caps, scales and biases hold when its head comes in blocks."""
+    model = write_model(tmp_path / "model", family)
+    expected = reference(model, PROMPT, GREEDY.max_tokens)
+    monkeypatch.setattr(runner, "CHUNK", 4)
+    placement = Placement((Tier.DISK, Tier.HOST, Tier.DEVICE), 2, 2, Tier.DISK)
+    with tiny_engine(model, model, placement=placement) as engine:
+        assert list(engine.generate(PROMPT, GREEDY).token_ids) == expected
+        if engine._assembly.target.head_bytes:
+            assert engine._assembly.target.head_block_bytes > 0
 
 
 def test_there_are_at_least_25_families() -> None:

@@ -5,7 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from offspec import SamplingParams
+import offspec
+from offspec import CapacityError, SamplingParams
+from offspec.device import RUNTIME
+from offspec.store.arena import Arena
+from offspec_planners.placement import Placement, Tier
 from tests.tiny import reference, tiny_engine, write_model
 
 pytestmark = pytest.mark.gpu
@@ -35,10 +39,37 @@ def test_tokens_are_those_of_the_cpu(family: str, draft: str, tmp_path: Path) ->
             assert engine.generate(PROMPT, sampled).token_ids == expected
 
 
-def test_resident_and_streamed_layers_together(tmp_path: Path) -> None:
+@pytest.mark.parametrize("head", [Tier.DEVICE, Tier.HOST, Tier.DISK])
+@pytest.mark.parametrize("tiers", ["vvvvv", "hhhhh", "ddddd", "vhdhv", "dhdvd"])
+def test_every_tier_says_the_same(tiers: str, head: Tier, tmp_path: Path) -> None:
+    names = {"v": Tier.DEVICE, "h": Tier.HOST, "d": Tier.DISK}
     model = write_model(tmp_path / "model", num_hidden_layers=5)
     params = SamplingParams(max_tokens=20, ignore_eos=True)
     expected = reference(model, PROMPT, 20)
-    for resident in ((), (0, 2), range(5)):
-        with tiny_engine(model, "auto", resident=resident, device=torch.device("cuda")) as engine:
+    for slots, staging in ((1, 1), (3, 2)):
+        placement = Placement(tuple(names[tier] for tier in tiers), slots, staging, head)
+        draft = "auto" if head is Tier.DEVICE else model
+        with tiny_engine(model, draft, placement=placement, device=torch.device("cuda")) as engine:
             assert list(engine.generate(PROMPT, params).token_ids) == expected
+
+
+def test_a_promise_of_device_memory_is_kept(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", hidden_size=256, intermediate_size=2048, num_hidden_layers=12)
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    expected = reference(model, PROMPT, 20)
+    vram = RUNTIME + 60_000_000
+    with offspec.load(str(model), device="cuda", dtype="float32", vram=vram, budget=32) as engine:
+        result = engine.generate(PROMPT, params)
+        assert list(result.token_ids) == expected
+        assert 0 < result.peak_device_bytes <= vram
+    with pytest.raises(CapacityError, match="--vram"):
+        offspec.load(str(model), device="cuda", vram=RUNTIME + 1_000_000)
+    with pytest.raises(CapacityError, match="free"):
+        offspec.load(str(model), device="cuda", vram="4TB")
+
+
+def test_pinning_that_is_refused_leaves_no_error_behind() -> None:
+    arena = Arena(1 << 20, pin=True)
+    assert arena.pinned and not arena._register(), "memory cannot be registered twice"
+    assert torch.ones(3, device="cuda").sum().item() == 3, "the refusal must not surface here"
+    arena.close()

@@ -9,6 +9,7 @@ import torch
 
 from offspec import SamplingParams
 from offspec.model import runner
+from offspec_planners.placement import Placement, Tier
 from tests.tiny import reference, tiny_engine, write_model
 
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
@@ -69,6 +70,45 @@ def test_any_placement_and_ring(
             result = engine.generate(PROMPT, _sampling(temperature))
             assert result.token_ids == tokens
             assert (result.bytes_streamed > 0) == (len(resident) < 5)
+
+
+_TIERS = {"v": Tier.DEVICE, "h": Tier.HOST, "d": Tier.DISK}
+
+
+@pytest.mark.parametrize("slots", [1, 2, 4])
+@pytest.mark.parametrize("head", "vhd")
+@pytest.mark.parametrize("tiers", ["ddddd", "hhhhh", "vhdhv", "dhdhd", "vvvvv"])
+def test_any_tiers(
+    models: tuple[Path, Path, Path],
+    expected: dict[float, tuple[int, ...]],
+    tiers: str,
+    head: str,
+    slots: int,
+) -> None:
+    """Layers and head in every tier, copied from RAM and from disk to slots, in rings of every size."""
+    target, near, _ = models
+    placement = Placement(tuple(_TIERS[tier] for tier in tiers), slots, 1 + slots % 3, _TIERS[head])
+    with tiny_engine(target, near, placement=placement) as engine:
+        for temperature, tokens in expected.items():
+            result = engine.generate(PROMPT, _sampling(temperature))
+            assert result.token_ids == tokens
+            assert (result.bytes_streamed > 0) == ("d" in tiers + head)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_large_head_streams_in_blocks(tied: bool, tmp_path: Path) -> None:
+    """Also where it is the embedding as well, whose rows are then read one by one."""
+    model = write_model(tmp_path / "model", vocab_size=3000, tie_word_embeddings=tied)
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=20, ignore_eos=True)
+    with tiny_engine(model, "none", budget=1) as engine:
+        expected = engine.generate(PROMPT, params).token_ids
+        blocks = engine._assembly.target._head_blocks()
+        assert len(blocks) > 3 and blocks[-1].end == 3000
+    for tier in (Tier.HOST, Tier.DISK):
+        placement = Placement((Tier.DISK, Tier.DEVICE, Tier.DISK), 2, 2, tier)
+        with tiny_engine(model, model, placement=placement) as engine:
+            result = engine.generate(PROMPT, params)
+            assert result.token_ids == expected and result.tokens_per_pass > 2
 
 
 @pytest.mark.parametrize(("budget", "width"), list(product((1, 2, 7, 64, 256), (1, 5, 32))))

@@ -9,44 +9,82 @@ from hypothesis import strategies as st
 from offspec import RequestError, memory
 from offspec.config import format_bytes, parse_bytes
 from offspec.errors import CapacityError
-from offspec_planners.placement import Placement, TooSmallError, place_layers
+from offspec_planners.placement import Placement, Sizes, Tier, TooSmallError, place_layers, place_on_device
 
 
-def _used(placement: Placement, layers: list[int], extra: list[int]) -> int:
-    """What the arrangement takes at its worst."""
-    resident = sum(layers[i] + extra[i] for i in placement.resident)
-    streamed = [i for i in range(len(layers)) if i not in placement.resident]
-    if not streamed:
+def _sizes(layers: list[int], grown: int = 0, head: int = 0) -> Sizes:
+    return Sizes(tuple(layers), (grown,) * len(layers), head, min(head, max(layers)))
+
+
+def _used(placement: Placement, sizes: Sizes, block: int = 0) -> int:
+    """What the arrangement takes at its worst in the memory that is computed from."""
+    resident = sum(sizes.kept(i) for i in placement.resident)
+    streamed = [sizes.layers[i] for i in range(len(sizes.layers)) if i not in placement.resident]
+    if not streamed and not sizes.head:
         return resident
-    return resident + placement.slots * max(layers[i] for i in streamed) + max(extra[i] for i in streamed)
+    scratch = max(sizes.extra) if streamed else 0
+    return resident + placement.slots * max(*streamed, sizes.block, 0) + scratch
 
 
-@given(
-    st.lists(st.integers(1, 100), min_size=1, max_size=40),
-    st.integers(0, 50),
-    st.integers(0, 6000),
-)
-def test_a_placement_keeps_to_its_budget(layers: list[int], grown: int, budget: int) -> None:
-    extra = [grown] * len(layers)
+_LAYERS = st.lists(st.integers(1, 100), min_size=1, max_size=40)
+
+
+@given(_LAYERS, st.integers(0, 50), st.integers(0, 500), st.integers(0, 6000))
+def test_a_placement_keeps_to_its_budget(layers: list[int], grown: int, head: int, budget: int) -> None:
+    sizes = _sizes(layers, grown, head)
     try:
-        placement = place_layers(layers, extra, budget)
+        placement = place_layers(sizes, budget)
     except TooSmallError as error:
         assert error.needed > budget
-        assert _used(place_layers(layers, extra, error.needed), layers, extra) <= error.needed
+        assert _used(place_layers(sizes, error.needed), sizes) <= error.needed
         return
-    assert _used(placement, layers, extra) <= budget
-    assert len(set(placement.resident)) == len(placement.resident)
-    assert all(0 <= index < len(layers) for index in placement.resident)
-    if len(placement.resident) < len(layers):
-        assert placement.slots >= min(2, len(layers) - len(placement.resident))
+    assert _used(placement, sizes) <= budget
+    assert len(placement.tiers) == len(layers) and Tier.HOST not in placement.tiers
+    assert placement.head is (Tier.DISK if head else Tier.DEVICE)
+    streamed = len(layers) - len(placement.resident) + bool(head)
+    assert placement.slots >= min(2, streamed)
 
 
 def test_more_memory_keeps_more_layers_spread_out() -> None:
-    counts = [len(place_layers([10] * 30, [0] * 30, budget).resident) for budget in range(20, 400, 10)]
+    sizes = _sizes([10] * 30)
+    counts = [len(place_layers(sizes, budget).resident) for budget in range(20, 400, 10)]
     assert counts == sorted(counts) and counts[0] == 0 and counts[-1] == 30
-    resident = place_layers([10] * 30, [0] * 30, 130).resident
+    resident = place_layers(sizes, 130).resident
     gaps = [b - a for a, b in pairwise(resident)]
     assert len(resident) == 10 and max(gaps) - min(gaps) <= 1
+
+
+@given(_LAYERS, st.integers(0, 50), st.integers(0, 500), st.integers(0, 6000), st.integers(0, 6000))
+def test_two_memories_keep_to_their_budgets(
+    layers: list[int], grown: int, head: int, device: int, host: int
+) -> None:
+    sizes = _sizes(layers, grown, head)
+    try:
+        placement = place_on_device(sizes, device, host)
+    except TooSmallError as error:
+        given = device if error.where is Tier.DEVICE else host
+        assert error.needed > given
+        return
+    assert _used(placement, sizes) <= device
+    in_ram = sum(sizes.layers[i] for i in placement.layers(Tier.HOST))
+    in_ram += head if placement.head is Tier.HOST else 0
+    assert in_ram + placement.staging * sizes.slot <= host
+    reads = bool(placement.layers(Tier.DISK)) or placement.head is Tier.DISK
+    assert placement.staging >= (2 if reads else 0)
+    assert (placement.head is Tier.DEVICE) == (not head)
+
+
+def test_tiers_are_taken_from_the_fastest_down() -> None:
+    sizes = _sizes([10] * 12)
+    assert place_on_device(sizes, 120, 0).tiers == (Tier.DEVICE,) * 12
+    placement = place_on_device(sizes, 70, 80)
+    counts = [len(placement.layers(tier)) for tier in Tier]
+    assert counts == [4, 8, 0] and placement.staging == 0
+    placement = place_on_device(sizes, 70, 70)
+    counts = [len(placement.layers(tier)) for tier in Tier]
+    assert counts == [4, 4, 4] and placement.staging == 3
+    disk = placement.layers(Tier.DISK)
+    assert max(b - a for a, b in pairwise(disk)) <= 4, "disk layers are spread, so that the disk has time"
 
 
 def test_what_does_not_fit_lists_the_parts() -> None:
@@ -57,6 +95,27 @@ def test_what_does_not_fit_lists_the_parts() -> None:
         memory.divide(10**8, needs)
     assert memory.divide(caught.value.needed, needs).slots == 2
     assert memory.divide(10**10, needs).slots == 0
+
+
+def test_a_head_streams_where_it_does_not_fit() -> None:
+    needs = memory.Needs(10**8, 10**9, 10**7, 10**7, 0, [10**7] * 4, [0] * 4, 9 * 10**8, 10**7, 10**6)
+    assert memory.divide(2 * 10**9, needs).head is Tier.DEVICE
+    streamed = memory.divide(5 * 10**8, needs)
+    assert streamed.head is Tier.DISK and streamed.slots >= 2
+    with pytest.raises(CapacityError) as caught:
+        memory.divide(10**8, needs)
+    assert caught.value.needed < 5 * 10**8, "the least is that of a head that streams"
+    assert memory.divide(caught.value.needed, needs).head is Tier.DISK
+
+
+def test_a_device_and_ram_are_told_apart() -> None:
+    needs = memory.Needs(10**8, 10**8, 10**7, 10**7, 0, [10**7] * 40, [0] * 40, device_runtime=10**8)
+    placement = memory.divide(4 * 10**8, needs, 3 * 10**8)
+    assert all(placement.layers(tier) for tier in Tier)
+    with pytest.raises(CapacityError, match=r"of device memory is too little.*--vram"):
+        memory.divide(10**9, needs, 2 * 10**8)
+    with pytest.raises(CapacityError, match=r"of memory is too little.*--memory"):
+        memory.divide(18 * 10**7, needs, 3 * 10**8)
 
 
 def test_this_process_has_a_size() -> None:

@@ -12,8 +12,10 @@ from offspec.checkpoint import TensorInfo
 from offspec.errors import ClosedError, StreamError
 from offspec.store.arena import PAGE, Arena
 from offspec.store.layout import UnitLayout, lay_out
-from offspec.store.reader import BLOCK, DirectReader
-from offspec.stream import DeviceStream, DiskStream, Ring, read_unit
+from offspec.store.reader import DirectReader, ReadShape
+from offspec.stream.device import DeviceStream
+from offspec.stream.disk import DiskStream, read_unit
+from offspec.stream.ring import Ring
 
 
 def _file(folder: Path, name: str, size: int, seed: int = 0) -> tuple[Path, bytes]:
@@ -31,6 +33,19 @@ def _units(folder: Path, count: int = 5, size: int = 3 * PAGE + 77) -> tuple[lis
     path, data = _file(folder, "weights", count * size + 13)
     layouts = [lay_out(f"unit {i}", [_tensor(path, f"t{i}", 13 + i * size, size)]) for i in range(count)]
     return layouts, [data[13 + i * size : 13 + (i + 1) * size] for i in range(count)]
+
+
+def _stream(
+    layouts: list[UnitLayout], slots: int, device_ring: bool, readers: int = 2, hosted: tuple[int, ...] = ()
+) -> DiskStream | DeviceStream:
+    """The disk's ring alone, or with copies behind it, `hosted` units among them from RAM."""
+    read = [layout for unit, layout in enumerate(layouts) if unit not in hosted]
+    disk = DiskStream(read, slots, DirectReader(), shape=ReadShape(readers, 4 * PAGE)) if read else None
+    if not device_ring:
+        assert disk is not None
+        return disk
+    arenas = {unit: read_unit(layouts[unit], DirectReader()) for unit in hosted}
+    return DeviceStream(layouts, arenas, disk, 2, torch.device("cpu"))
 
 
 def _content(layout: UnitLayout, memory: torch.Tensor) -> bytes:
@@ -57,8 +72,7 @@ def test_units_come_in_order_pass_after_pass(
     tmp_path: Path, slots: int, readers: int, device_ring: bool
 ) -> None:
     layouts, contents = _units(tmp_path)
-    disk = DiskStream(layouts, slots, DirectReader(), readers=readers)
-    stream = DeviceStream(disk, 2, torch.device("cpu")) if device_ring else disk
+    stream = _stream(layouts, slots, device_ring, readers)
     for _ in range(4):
         for unit, content in enumerate(contents):
             memory = stream.acquire(unit)
@@ -75,8 +89,7 @@ def test_units_come_in_order_pass_after_pass(
 @pytest.mark.parametrize("device_ring", [False, True])
 def test_a_pass_broken_off_starts_anew(tmp_path: Path, device_ring: bool) -> None:
     layouts, contents = _units(tmp_path)
-    disk = DiskStream(layouts, 3, DirectReader())
-    stream = DeviceStream(disk, 2, torch.device("cpu")) if device_ring else disk
+    stream = _stream(layouts, 3, device_ring)
     for broken_at in (0, 1, 3):
         for unit in range(broken_at):
             stream.acquire(unit)
@@ -90,7 +103,7 @@ def test_a_pass_broken_off_starts_anew(tmp_path: Path, device_ring: bool) -> Non
 
 
 def test_a_large_unit_is_read_in_blocks(tmp_path: Path) -> None:
-    path, data = _file(tmp_path, "big", 3 * BLOCK + 12345)
+    path, data = _file(tmp_path, "big", 3 * ReadShape().block + 12345)
     layout = lay_out("unit", [_tensor(path, "t", 777, len(data) - 777)])
     stream = DiskStream([layout], 1, DirectReader())
     assert _content(layout, stream.acquire(0)) == data[777:]
@@ -137,7 +150,7 @@ def test_any_failure_of_a_worker_reaches_the_caller(failure: Exception) -> None:
             raise outcome
         return outcome
 
-    ring = Ring(4, 2, lambda unit: [job], workers=2, name="test")
+    ring = Ring([f"unit {i}" for i in range(4)], 2, lambda unit: [job], workers=2, name="test")
     with pytest.raises(type(failure)):
         for unit in range(4):
             ring.acquire(unit)
@@ -150,7 +163,13 @@ def test_any_failure_of_a_worker_reaches_the_caller(failure: Exception) -> None:
 
 def test_closing_wakes_whoever_waits() -> None:
     never = threading.Event()
-    ring = Ring(1, 1, lambda unit: [lambda slot: never.wait(60) or 0], workers=1, name="test")
+    ring = Ring(
+        [f"unit {i}" for i in range(1)],
+        1,
+        lambda unit: [lambda slot: never.wait(60) or 0],
+        workers=1,
+        name="test",
+    )
     raised: list[BaseException] = []
 
     def wait() -> None:
@@ -231,7 +250,7 @@ def test_an_interrupted_restart_hands_out_no_half_filled_slot(monkeypatch: pytes
         filled.append(slot)
         return 1
 
-    ring = Ring(3, 1, lambda unit: [job] * 8, workers=1, name="test")
+    ring = Ring([f"unit {i}" for i in range(3)], 1, lambda unit: [job] * 8, workers=1, name="test")
     real = ring._changed.wait
 
     def interrupted(timeout: float | None = None) -> bool:

@@ -1,0 +1,57 @@
+"""What is computed on: the CPU, or a CUDA device with memory of its own and a promise for it."""
+
+import torch
+
+from offspec.config import format_bytes
+from offspec.errors import CapacityError, RequestError
+
+# What a process takes on a CUDA device before its first tensor, and cuBLAS beside its last: not counted by
+# torch's allocator, so set aside.
+RUNTIME = 700_000_000
+
+
+def find_device(name: str) -> torch.device:
+    """The device of that name. Raises RequestError."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise RequestError(f"there is no device {name!r}; use cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        raise RequestError(f"offspec runs on cpu and cuda, not on {name!r}")
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise RequestError("this machine has no CUDA device that torch can use; use --device cpu")
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            raise RequestError(f"there is no {name}; this machine has {count} CUDA devices, from cuda:0 on")
+    return device
+
+
+def claim(device: torch.device, vram: int | None) -> int | None:
+    """Bytes of device memory that may be used, all told; None for the CPU, which has only RAM.
+
+    vram is a promise: torch is kept from allocating beyond it. None takes most of what is free. Raises
+    RequestError for a promise on a CPU, CapacityError for more than the device has free.
+    """
+    if device.type == "cpu":
+        if vram is not None:
+            raise RequestError("--vram is for a CUDA device; on a CPU, limit RAM with --memory")
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    if vram is None:
+        vram = int(0.95 * free)
+    elif vram > free + RUNTIME:
+        raise CapacityError(
+            f"{format_bytes(vram)} of device memory were promised, and {format_bytes(free)} are free; close "
+            "what else uses the device, or give a smaller --vram",
+            needed=vram,
+            given=free,
+        )
+    torch.cuda.set_per_process_memory_fraction(min(max(vram - RUNTIME, 1) / total, 1.0), device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return vram
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most device memory held since `claim`, what was set aside included; 0 on a CPU."""
+    return RUNTIME + torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0

@@ -1,0 +1,131 @@
+"""What fits where: the context, how the draft is held, and the tier of each layer."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from offspec import device as devices
+from offspec import memory
+from offspec.config import EngineConfig, format_bytes
+from offspec.errors import CapacityError, RequestError
+from offspec.grow import GrowthPolicy
+from offspec.model.loaded import LoadedModel
+from offspec.model.packing import packed_bytes
+from offspec_planners.placement import Placement
+
+# How a draft is held: as stored, as 4-bit values at 16 bits each, packed, or not at all.
+DraftMode = Literal["full", "expanded", "packed", "none"]
+
+_CONTEXTS = (4096, 2048, 1024, 512)  # tried in turn when the caller does not say
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What was decided. context: tokens of prompt and answer together."""
+
+    context: int
+    draft_mode: DraftMode
+    placement: Placement
+
+
+def decide(
+    config: EngineConfig,
+    given: int,
+    device_memory: int | None,
+    target: LoadedModel,
+    draft: LoadedModel | None,
+) -> Fit:
+    """The first arrangement that fits: the fastest draft, then the longest context.
+
+    given: bytes of RAM for the process; device_memory: bytes of the device, None where it computes in RAM.
+    Raises CapacityError, RequestError for a context that is over the model's.
+    """
+    contexts = _contexts(config, target)
+    memory.trim()
+    runtime, failure = memory.resident_bytes(), None
+    for mode in _modes(config, draft):
+        for context in contexts:
+            needs = _needs(config, target, draft, mode, context, runtime)
+            try:
+                return Fit(context, mode, memory.divide(given, needs, device_memory))
+            except CapacityError as error:
+                if failure is None or error.needed < failure.needed:
+                    failure = error
+    assert failure is not None
+    raise failure
+
+
+def _contexts(config: EngineConfig, target: LoadedModel) -> list[int]:
+    longest = target.skeleton.context_length
+    if config.context is None:
+        return [length for length in _CONTEXTS if length <= longest] or [longest]
+    if config.context > longest:
+        raise RequestError(f"a context of {config.context} is over the model's {longest}")
+    return [config.context]
+
+
+def _modes(config: EngineConfig, draft: LoadedModel | None) -> tuple[DraftMode, ...]:
+    if draft is None:
+        return ("none",)
+    if config.draft == "auto":
+        return ("expanded", "packed", "none")
+    return ("expanded", "packed") if config.draft_bits == 4 else ("full",)
+
+
+def _needs(
+    config: EngineConfig,
+    target: LoadedModel,
+    draft: LoadedModel | None,
+    mode: DraftMode,
+    context: int,
+    runtime: int,
+) -> memory.Needs:
+    capacity = context + config.budget
+    vocabulary = target.skeleton.vocab_size
+    shares_head = config.draft == "auto" and mode != "none"  # a substitute drafts with the target's own head
+    return memory.Needs(
+        runtime=runtime,
+        rest=target.rest_bytes,
+        caches=target.cache_bytes(capacity),
+        scratch=target.scratch_bytes(capacity, capacity) + (64 + 3 * config.width) * 4 * vocabulary,
+        draft=draft_bytes(mode, draft, config, context),
+        layers=target.layer_bytes,
+        extra=target.layer_extra,
+        head=0 if shares_head else target.head_bytes,
+        block=target.head_block_bytes,
+        logits=2 * max(config.budget, 2) * vocabulary * target.dtype.itemsize,
+        device_runtime=devices.RUNTIME if target.device.type == "cuda" else 0,
+    )
+
+
+def draft_bytes(mode: DraftMode, draft: LoadedModel | None, config: EngineConfig, context: int) -> int:
+    """Bytes that the draft takes when it is held in this way, its cache included."""
+    if draft is None or mode == "none":
+        return 0
+    rows = context + draft_rows(config)
+    shared = config.draft == "auto"
+    fixed = draft.cache_bytes(rows) + (0 if shared else draft.rest_bytes)
+    if mode != "full":
+        fixed += max(draft.layer_bytes) + max(draft.layer_extra)  # the layer that is being rounded
+    if mode == "full":
+        return fixed + sum(
+            size + extra for size, extra in zip(draft.layer_bytes, draft.layer_extra, strict=True)
+        )
+    if mode == "expanded":
+        return fixed + sum(elements * draft.dtype.itemsize for elements in draft.layer_elements)
+    # One layer is unpacked at a time.
+    unpacked = max(draft.layer_elements) * draft.dtype.itemsize
+    return fixed + sum(packed_bytes(elements) for elements in draft.layer_elements) + unpacked
+
+
+def no_room(config: EngineConfig, given: int, draft: LoadedModel) -> str:
+    """The notice that a substitute was left out, and what to do about it."""
+    needed = draft_bytes("packed", draft, config, _CONTEXTS[-1])
+    return (
+        f"no draft: a 4-bit substitute of the target takes {format_bytes(needed)}, too much beside it in "
+        f"{format_bytes(given)}; name a smaller model with --draft, or give more --memory"
+    )
+
+
+def draft_rows(config: EngineConfig) -> int:
+    """Rows that a growing tree may take in the draft's cache."""
+    return GrowthPolicy(config.budget, config.width).max_expanded

@@ -1,0 +1,93 @@
+"""A head that streams: the matrix from hidden states to logits, in blocks of rows, behind the last layer.
+
+The head of a large vocabulary is as large as a layer or two. Where a device has no room to keep it, its
+blocks are the last units of a pass, and the logits of all nodes are made while they go by.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from offspec.checkpoint.tensors import TensorInfo
+from offspec.model.binding import view_tensor
+from offspec.store.layout import UnitLayout, lay_out
+
+
+@dataclass(frozen=True, slots=True)
+class HeadBlock:
+    """Rows [start, end) of the head, and where they lie on disk and in a slot."""
+
+    start: int
+    end: int
+    info: TensorInfo
+    layout: UnitLayout
+
+
+def head_blocks(info: TensorInfo, most: int) -> list[HeadBlock]:
+    """Cut the head [V, H] into blocks of at most about `most` bytes."""
+    vocabulary, width = info.shape
+    row = info.nbytes // vocabulary
+    step = max(1, most // row)
+    blocks: list[HeadBlock] = []
+    for start in range(0, vocabulary, step):
+        end = min(start + step, vocabulary)
+        part = TensorInfo(
+            info.name,
+            info.dtype,
+            (end - start, width),
+            info.file,
+            info.offset + start * row,
+            (end - start) * row,
+        )
+        blocks.append(HeadBlock(start, end, part, lay_out(f"head {len(blocks)}", [part])))
+    return blocks
+
+
+class StreamedHead:
+    """Makes logits block by block. module: the family's head, whose own weight stays on meta.
+
+    memory_of(j) is a context that gives the slot [bytes] holding block j.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        blocks: list[HeadBlock],
+        dtype: torch.dtype,
+        device: torch.device,
+        memory_of: Callable[[int], Any],
+    ) -> None:
+        self._module, self._blocks = module, blocks
+        self._dtype, self._device = dtype, device
+        self._memory_of = memory_of
+
+    def logits(self, hidden: torch.Tensor, project: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """[n, H] to [n, V]. project(hidden) runs the family's head over the rows that are bound."""
+        whole: torch.Tensor | None = None
+        for index, block in enumerate(self._blocks):
+            with self._memory_of(index) as memory, self._bound(block, memory):
+                part = project(hidden)
+                if whole is None:
+                    whole = part.new_empty(len(hidden), self._blocks[-1].end)
+                whole[:, block.start : block.end] = part
+                del part
+        assert whole is not None
+        return whole
+
+    @contextmanager
+    def _bound(self, block: HeadBlock, memory: torch.Tensor) -> Iterator[None]:
+        parameters = self._module._parameters
+        kept = dict(parameters)
+        place, info = block.layout.places[block.info.name]
+        rows = view_tensor(memory, place, info).to(self._device, self._dtype)
+        parameters["weight"] = torch.nn.Parameter(rows, requires_grad=False)
+        if kept.get("bias") is not None:
+            bias = kept["bias"][block.start : block.end]
+            parameters["bias"] = torch.nn.Parameter(bias, requires_grad=False)
+        try:
+            yield
+        finally:
+            parameters.update(kept)

@@ -1,0 +1,1 @@
+"""What feeds a pass: rings of slots, filled from disk and copied to a device while others compute."""

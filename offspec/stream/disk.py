@@ -1,0 +1,115 @@
+"""Units read from their files into page-aligned memory: the lowest tier."""
+
+from collections.abc import Sequence
+
+import torch
+
+from offspec.errors import StreamError
+from offspec.store.arena import Arena
+from offspec.store.layout import Extent, UnitLayout
+from offspec.store.reader import DirectReader, ReadShape, errors_at
+from offspec.stream.ring import Job, Ring, RingStats, WorkerDiedError
+from offspec.timeline import OFF, Timeline
+
+
+class DiskStream:
+    """A ring of host slots, each the size of the largest unit, filled by `shape.depth` reading threads."""
+
+    def __init__(
+        self,
+        layouts: Sequence[UnitLayout],
+        slots: int,
+        reader: DirectReader,
+        *,
+        shape: ReadShape | None = None,
+        pin: bool = False,
+        timeline: Timeline = OFF,
+    ) -> None:
+        self.layouts = layouts
+        self.shape = shape or ReadShape()
+        self.memory: list[Arena] = []
+        self._reader = reader
+        self._ring: Ring | None = None
+        slot_bytes = max(layout.nbytes for layout in layouts)
+        try:
+            self.memory += (Arena(slot_bytes, pin=pin) for _ in range(slots))
+            self._ring = Ring(
+                [layout.name for layout in layouts],
+                slots,
+                self._jobs,
+                workers=self.shape.depth,
+                name="read",
+                timeline=timeline,
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def ring(self) -> Ring:
+        assert self._ring is not None
+        return self._ring
+
+    @property
+    def stats(self) -> RingStats:
+        return self.ring.stats
+
+    @property
+    def bytes_read(self) -> int:
+        return self.ring.stats.bytes_moved
+
+    def _jobs(self, unit: int) -> list[Job]:
+        step = self.shape.block
+        return [
+            self._job(extent, at, min(step, extent.length - at))
+            for extent in self.layouts[unit].extents
+            for at in range(0, extent.length, step)
+        ]
+
+    def _job(self, extent: Extent, at: int, length: int) -> Job:
+        def read(slot: int) -> int:
+            start = extent.start + at
+            target = self.memory[slot].buffer[start : start + length]
+            with errors_at(extent.file, extent.offset + at):
+                return self._reader.read_into(
+                    extent.file, extent.offset + at, target, min(length, extent.needed - at)
+                )
+
+        return read
+
+    def acquire(self, unit: int) -> torch.Tensor:
+        """The slot that holds `unit`, uint8 [slot bytes], the caller's until `release`.
+
+        Raises StreamError, ClosedError.
+        """
+        first = self.layouts[unit].extents[0]
+        try:
+            return self.memory[self.ring.acquire(unit)].tensor
+        except WorkerDiedError as error:
+            raise StreamError(f"reading stopped: {error}", file=first.file, offset=first.offset) from error
+
+    def release(self) -> None:
+        self.ring.release()
+
+    def abandon(self) -> None:
+        self.ring.abandon()
+
+    def close(self) -> None:
+        if self._ring is not None:
+            self._ring.close()
+        for arena in self.memory:
+            arena.close()
+
+
+def read_unit(layout: UnitLayout, reader: DirectReader, *, pin: bool = False) -> Arena:
+    """Read a whole unit once, into memory of its own: one that stays. Raises StreamError, CapacityError."""
+    arena = Arena(layout.nbytes, pin=pin)
+    try:
+        for extent in layout.extents:
+            target = arena.buffer[extent.start : extent.start + extent.length]
+            with errors_at(extent.file, extent.offset):
+                reader.read_into(extent.file, extent.offset, target, extent.needed)
+    except BaseException:
+        arena.close()
+        raise
+    return arena
