@@ -37,6 +37,14 @@ A usage error is shown with the usage. A traceback is a bug: please report it.
 `finish_reason` (`eos`, `stop`, `length`, `context`), `draft`, `budget`, `seed`, `draft_seconds`,
 `target_seconds`, `prompt_tokens`, `reused_tokens`, and `mismatches`: null without `--check`, else a
 list of `index`, `token`, `unspeculated_token` and `gap`.
+
+`--trace FILE` writes a timeline in the trace-event format: open https://ui.perfetto.dev and drop the
+file on it. From top to bottom it has a track for the passes (`engine`), the draft's steps, the walk that
+verifies, the layers as they are computed (`wait`: compute stood still because a layer had not arrived
+yet), the copies to a device that has memory of its own, and each thread that reads from disk. A curve
+shows the bytes streamed. The file is written after an error or Ctrl-C too. It holds the settings and no
+word of prompt or answer. At most 200,000 events are kept (some 60 MB beside the promise of `--memory`);
+the file says how many are missing.
 """
 
 

@@ -30,6 +30,7 @@ _HOME = {
     "Prefill": "events",
     "Result": "events",
     "TextDelta": "events",
+    "Timeline": "timeline",
     "CapacityError": "errors",
     "CheckpointError": "errors",
     "ClosedError": "errors",
@@ -61,6 +62,7 @@ __all__ = [  # noqa: RUF022 - in the order a reader meets them
     "Mismatch",
     "Result",
     "Finished",
+    "Timeline",
     "OffspecError",
     "RequestError",
     "CheckpointError",
@@ -118,3 +120,4 @@ if TYPE_CHECKING:
         Result,
         TextDelta,
     )
+    from offspec.timeline import Timeline

@@ -10,12 +10,14 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, cast
 
+import torch
+
 from offspec import device as devices
 from offspec import memory as process_memory
 from offspec.assemble import Assembly, assemble, describe
 from offspec.config import EngineConfig, SamplingParams, Verify, parse_bytes
 from offspec.draft.base import Scorer
-from offspec.errors import ClosedError, RequestError
+from offspec.errors import CapacityError, ClosedError, RequestError
 from offspec.events import (
     Event,
     Finished,
@@ -58,8 +60,8 @@ def load(
     model: a hub id, a folder, a .gguf file, or "demo". draft: the same, or "auto" (a 4-bit substitute of
     the target), or "none". memory: a promise for the whole process, "1.5GB" or bytes; vram: the same for
     the memory of a CUDA device. budget: most nodes verified in a pass; width: nodes that a draft step
-    expands. notify: takes LoadProgress and Notice events now, and Prefill ones as layers of a first pass complete. timeline: records what runs when, for
-    its `write`. Raises OffspecError.
+    expands. notify: takes LoadProgress and Notice events now, and Prefill ones as layers of a first pass
+    complete. timeline: records what runs when, for its `write`. Raises OffspecError.
     """
     config = EngineConfig(
         model=model,
@@ -268,9 +270,16 @@ class Engine:
                 span.note(nodes=len(done.growth.tree), emitted=len(done.walk.tokens))
             self.timeline.counter("bytes streamed", self._assembly.target.bytes_streamed)
             return done
-        except BaseException:
+        except BaseException as error:
             self._assembly.target.tree_model.on_layer = None
             self._session.recover()
+            if _is_out_of_memory(error):
+                raise CapacityError(
+                    "memory ran out in the middle of a pass; give a smaller --context or --budget, or close "
+                    "what else uses memory",
+                    needed=0,
+                    given=self._assembly.memory,
+                ) from error
             raise
 
     def _decoding(
@@ -319,6 +328,12 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    # torch has a class for a device that is full, and only words for a CPU.
+    refused = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return refused or isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
 class _Ending:

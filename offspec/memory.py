@@ -164,7 +164,8 @@ def _too_small(given: int, needs: Needs, error: TooSmallError, apart: bool) -> C
     kind, option = ("device memory", "--vram") if on_device else ("memory", "--memory")
     return CapacityError(
         f"{format_bytes(given)} of {kind} is too little: the least that would do is "
-        f"{format_bytes(-(-least // 10**7) * 10**7)} ({listing}); give more {option} or ask for less --context",
+        f"{format_bytes(-(-least // 10**7) * 10**7)} ({listing}); "
+        f"give more {option} or ask for less --context",
         needed=least,
         given=given,
     )

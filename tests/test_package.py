@@ -26,6 +26,7 @@ PUBLIC = {
     "Mismatch",
     "Result",
     "Finished",
+    "Timeline",
     "OffspecError",
     "RequestError",
     "CheckpointError",

@@ -1,13 +1,13 @@
 """Token embeddings that stay on disk: only the rows of the tokens in a pass are ever read."""
 
-import os
 from collections import OrderedDict
 from typing import Any
 
 import torch
 
 from offspec.checkpoint.tensors import TensorInfo, torch_dtype
-from offspec.errors import StreamError
+from offspec.store.arena import PAGE, Arena, round_up
+from offspec.store.reader import DirectReader
 
 _KEPT_ROWS = 2048  # rows of common tokens kept in memory; a few megabytes
 
@@ -19,12 +19,13 @@ class RowGather:
     indices into that.
     """
 
-    def __init__(self, module: Any, info: TensorInfo, dtype: torch.dtype, device: torch.device) -> None:
-        self._info, self._dtype, self._device = info, dtype, device
+    def __init__(
+        self, module: Any, info: TensorInfo, dtype: torch.dtype, device: torch.device, reader: DirectReader
+    ) -> None:
+        self._info, self._dtype, self._device, self._reader = info, dtype, device, reader
         self._row_bytes = info.nbytes // info.shape[0]
         self._kept: OrderedDict[int, torch.Tensor] = OrderedDict()
-        self._file = os.open(info.file, os.O_RDONLY | os.O_CLOEXEC)
-        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_RANDOM)
+        self._page = Arena(self._row_bytes + 2 * PAGE)  # a row need not begin where a page does
         module.padding_idx = None  # matters to gradients alone, and must lie within the rows that are here
         self._hook = module.register_forward_pre_hook(self._feed)
 
@@ -45,19 +46,10 @@ class RowGather:
 
     def _read(self, token: int) -> torch.Tensor:
         offset = self._info.offset + token * self._row_bytes
-        data = bytearray(self._row_bytes)
-        try:
-            count = os.preadv(self._file, [data], offset)
-        except OSError as error:
-            raise StreamError(
-                f"read failed: {error.strerror}", file=self._info.file, offset=offset
-            ) from error
-        if count != self._row_bytes:
-            raise StreamError("the file ended early", file=self._info.file, offset=offset)
-        return torch.frombuffer(data, dtype=torch_dtype(self._info.dtype))
+        lead = offset % PAGE
+        needed = lead + self._row_bytes
+        self._reader.read_into(self._info.file, offset - lead, self._page.buffer[: round_up(needed)], needed)
+        return self._page.tensor[lead:needed].clone().view(torch_dtype(self._info.dtype))
 
     def close(self) -> None:
-        if self._file >= 0:
-            self._hook.remove()
-            os.close(self._file)
-            self._file = -1
+        self._hook.remove()

@@ -96,7 +96,13 @@ class LayerFeeder:
             self.shape = choose_shape(read, self._reader)
             slots = self._placement.staging if copied else self._placement.slots
             disk = DiskStream(
-                read, slots, self._reader, shape=self.shape, pin=self._apart, timeline=self._timeline
+                read,
+                slots,
+                self._reader,
+                shape=self.shape,
+                pin=self._apart,
+                waits="copy 0" if copied else "compute",
+                timeline=self._timeline,
             )
         if not copied:
             assert disk is not None

@@ -218,7 +218,9 @@ class LoadedModel:
         elif self.skeleton.tied:
             model.get_output_embeddings().weight = model.get_input_embeddings().weight
         if rows is not None:
-            self._gather = RowGather(model.get_input_embeddings(), rows, self.dtype, self.device)
+            self._gather = RowGather(
+                model.get_input_embeddings(), rows, self.dtype, self.device, self._reader
+            )
         if self.device.type != "cpu":
             for module in model.modules():
                 for name, buffer in module._buffers.items():

@@ -9,8 +9,8 @@ import errno
 import hashlib
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -62,6 +62,15 @@ class DirectReader:
     def buffered(self) -> set[Path]:
         return {path for path, file in self._files.items() if not file.direct}
 
+    def open(self, paths: Iterable[Path]) -> None:
+        """Open files now, so that what is done to them from here on is noticed.
+
+        One that cannot be opened is told about when it is read.
+        """
+        for path in paths:
+            with suppress(StreamError):
+                self._file(path)
+
     def _file(self, path: Path) -> _File:
         with self._lock:
             if path not in self._files:
@@ -94,6 +103,10 @@ class DirectReader:
         must exist, the rest is padding that may lie beyond the file's end. Raises StreamError.
         """
         assert offset % PAGE == 0 and len(target) % PAGE == 0 and needed <= len(target)
+        with _errors_at(path, offset):
+            return self._read_into(path, offset, target, needed)
+
+    def _read_into(self, path: Path, offset: int, target: memoryview, needed: int) -> int:
         file, done = self._file(path), 0
         while done < needed:
             try:
@@ -126,7 +139,7 @@ class DirectReader:
 
 
 @contextmanager
-def errors_at(path: Path, offset: int) -> Iterator[None]:
+def _errors_at(path: Path, offset: int) -> Iterator[None]:
     """Any failure becomes a StreamError that names the place."""
     try:
         yield
@@ -168,7 +181,7 @@ def _stamp(descriptor: int) -> tuple[int, int]:
 
 def _sample(path: Path, size: int) -> bytes:
     digest = hashlib.blake2b()
-    with open(path, "rb", buffering=0) as file:
+    with path.open("rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead into the page cache
         for place in range(_SAMPLES):
             digest.update(os.pread(file.fileno(), PAGE, size * place // _SAMPLES))

@@ -7,7 +7,7 @@ import torch
 from offspec.errors import StreamError
 from offspec.store.arena import Arena
 from offspec.store.layout import Extent, UnitLayout
-from offspec.store.reader import DirectReader, ReadShape, errors_at
+from offspec.store.reader import DirectReader, ReadShape
 from offspec.stream.ring import Job, Ring, RingStats, WorkerDiedError
 from offspec.timeline import OFF, Timeline
 
@@ -23,6 +23,7 @@ class DiskStream:
         *,
         shape: ReadShape | None = None,
         pin: bool = False,
+        waits: str = "compute",
         timeline: Timeline = OFF,
     ) -> None:
         self.layouts = layouts
@@ -31,6 +32,7 @@ class DiskStream:
         self._reader = reader
         self._ring: Ring | None = None
         slot_bytes = max(layout.nbytes for layout in layouts)
+        reader.open({extent.file for layout in layouts for extent in layout.extents})
         try:
             self.memory += (Arena(slot_bytes, pin=pin) for _ in range(slots))
             self._ring = Ring(
@@ -39,6 +41,7 @@ class DiskStream:
                 self._jobs,
                 workers=self.shape.depth,
                 name="read",
+                waits=waits,
                 timeline=timeline,
             )
         except BaseException:
@@ -70,10 +73,8 @@ class DiskStream:
         def read(slot: int) -> int:
             start = extent.start + at
             target = self.memory[slot].buffer[start : start + length]
-            with errors_at(extent.file, extent.offset + at):
-                return self._reader.read_into(
-                    extent.file, extent.offset + at, target, min(length, extent.needed - at)
-                )
+            needed = min(length, extent.needed - at)
+            return self._reader.read_into(extent.file, extent.offset + at, target, needed)
 
         return read
 
@@ -107,8 +108,7 @@ def read_unit(layout: UnitLayout, reader: DirectReader, *, pin: bool = False) ->
     try:
         for extent in layout.extents:
             target = arena.buffer[extent.start : extent.start + extent.length]
-            with errors_at(extent.file, extent.offset):
-                reader.read_into(extent.file, extent.offset, target, extent.needed)
+            reader.read_into(extent.file, extent.offset, target, extent.needed)
     except BaseException:
         arena.close()
         raise

@@ -4,19 +4,24 @@ Units (layers) are needed in the same order for ever, so the ring wraps from one
 the draft grows a tree, the first layers of the next pass are already being read. A slot is filled job by
 job (a job is one block of a file, or one copy to the device), several workers at a time, and belongs to
 the caller between `acquire` and `release`.
+
+Ctrl-C strikes the consumer, at any instruction, also just after it has taken a lock. So the consumer takes
+none: it writes whole values, rings bells that are queues, and never waits for more than a bell. Only the
+workers, which no signal reaches, share a lock.
 """
 
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 
 from offspec.errors import ClosedError
 from offspec.timeline import OFF, Timeline
 
 Job = Callable[[int], int]  # (slot) -> bytes moved
 
-_LOOK_AFTER_S = 1.0  # how often a waiting consumer makes sure that there are workers left to wait for
+_LOOK_AFTER_S = 1.0  # how often one who waits makes sure that there are workers left to wait for
 
 
 class WorkerDiedError(RuntimeError):
@@ -33,7 +38,7 @@ class _Filling:
 
     @property
     def running(self) -> bool:
-        return any(worker.is_alive() for worker in self.workers)
+        return any(worker.is_alive() for worker in list(self.workers))
 
 
 @dataclass(slots=True)
@@ -45,15 +50,14 @@ class RingStats:
 
 
 @dataclass(slots=True)
-class _State:
-    head: int = 0  # the sequence number that `acquire` hands out next
-    next_fill: int = 0  # the next sequence number to be filled
-    held: int | None = None
+class _Round:
+    """The ring's state between two restarts. Once it is stale, workers begin nothing more in it."""
+
+    head: int  # the sequence number that `acquire` hands out next
+    next_fill: int  # the next sequence number to be filled
     fillings: dict[int, _Filling] = field(default_factory=dict)
     error: Exception | None = None
-    paused: bool = False
-    stale: bool = False  # a restart was begun and not finished
-    closed: bool = False
+    stale: bool = False
 
 
 class Ring:
@@ -61,7 +65,7 @@ class Ring:
 
     Sequence number s stands for unit s mod n in slot s mod `slots`. One thread consumes: it acquires units
     in cyclic order and releases each before the next. An error in a worker surfaces in `acquire`. names:
-    one per unit, for the timeline, where worker i has a track "<name> <i>".
+    one per unit, for the timeline, where worker i has a track "<name> <i>"; waits: the consumer's track.
     """
 
     def __init__(
@@ -72,14 +76,20 @@ class Ring:
         *,
         workers: int,
         name: str,
+        waits: str = "compute",
         timeline: Timeline = OFF,
     ) -> None:
         assert names and slots >= 1 and workers >= 1
         self.units, self.slots = len(names), slots
         self.stats = RingStats()
-        self._names, self._name, self._jobs_of, self._timeline = tuple(names), name, jobs_of, timeline
-        self._state = _State()
-        self._changed = threading.Condition()
+        self._names, self._name, self._jobs_of = tuple(names), name, jobs_of
+        self._timeline, self._waits = timeline, waits
+        self._round = _Round(0, 0)
+        self._held = False
+        self._closed = False
+        self._taking = threading.Lock()  # among workers
+        self._work_bell: SimpleQueue[None] = SimpleQueue()  # there may be something to fill
+        self._done_bell: SimpleQueue[None] = SimpleQueue()  # a job has ended
         self._threads = [self._start(index) for index in range(workers)]
 
     def _start(self, index: int) -> threading.Thread:
@@ -93,124 +103,146 @@ class Ring:
 
         Asking for another unit than the next in order (after a pass was broken off) starts the ring anew.
         """
-        with self._changed:
-            state = self._state
-            assert state.held is None, "release a unit before acquiring the next"
-            if state.paused:
-                state.paused = False
-                self._changed.notify_all()
-            if state.stale or state.head % self.units != unit:
-                self._restart(unit)
-            if not self._arrived(state):
-                self._wait(state, unit)
-            state.held = state.head
-            return state.head % self.slots
+        assert not self._held, "release a unit before acquiring the next"
+        if self._round.stale or self._round.head % self.units != unit:
+            self._restart(unit)
+        if not self._arrived():
+            self._wait(unit)
+        self._held = True
+        return self._round.head % self.slots
 
-    def _wait(self, state: _State, unit: int) -> None:
-        with self._timeline.span("compute", "wait", unit=self._names[unit]):
+    def _wait(self, unit: int) -> None:
+        with self._timeline.span(self._waits, "wait", unit=self._names[unit]):
             asked = time.perf_counter()
             try:
-                while not self._arrived(state):
-                    self._changed.wait(_LOOK_AFTER_S)
+                while not self._arrived():
+                    self._listen()
             finally:
                 self.stats.wait_seconds += time.perf_counter() - asked
 
-    def _arrived(self, state: _State) -> bool:
+    def _listen(self) -> None:
+        """Wait until a job has ended, or for a while."""
+        try:
+            self._done_bell.get(timeout=_LOOK_AFTER_S)
+        except Empty:
+            return
+
+    def _arrived(self) -> bool:
         """Whether the unit at the head is whole. Raises what keeps it from ever being so."""
-        # A failed job leaves its unit looking filled, so the error is looked for first.
-        if state.error is not None:
-            raise state.error
-        filling = state.fillings.get(state.head)
-        if filling is not None and not filling.waiting and not filling.workers:
+        # A failed job leaves its unit looking filled, so the error is looked for last.
+        filling = self._round.fillings.get(self._round.head)
+        whole = filling is not None and not filling.waiting and not filling.workers
+        if self._round.error is not None:
+            raise self._round.error
+        if whole:
             return True
-        if state.closed:
+        if self._closed:
             raise ClosedError("the engine was closed while a model was being streamed")
-        if not any(thread.is_alive() for thread in self._threads):
-            raise WorkerDiedError(f"every {self._name} thread has ended")
+        lost = filling is not None and any(not worker.is_alive() for worker in list(filling.workers))
+        if lost or not any(thread.is_alive() for thread in self._threads):
+            raise WorkerDiedError(f"a {self._name} thread has ended")
         return False
 
     def release(self) -> None:
         """Give the acquired slot back to be filled anew."""
-        with self._changed:
-            state = self._state
-            assert state.held is not None
-            state.fillings.pop(state.held, None)
-            state.head, state.held = state.head + 1, None
-            self._changed.notify_all()
+        assert self._held
+        # In this order an interrupt between two of these leaves a slot that is still taken, never one that
+        # is refilled while it is held.
+        self._round.fillings.pop(self._round.head, None)
+        self._round.head += 1
+        self._held = False
+        self._ring_for_work()
 
     def abandon(self) -> None:
         """After an error or an interrupt: forget what is held and what failed; the ring can be used again.
 
         It stands still until the next `acquire`, by which time what failed may have been mended.
         """
-        with self._changed:
-            self._state.held = None
-            self._restart(0)
-            self._state.error = None
-            self._state.paused = True
-            if not self._state.closed:
-                self._threads = [
-                    thread if thread.is_alive() else self._start(index)
-                    for index, thread in enumerate(self._threads)
-                ]
+        self._held = False
+        self._stop_round()
 
     def close(self) -> None:
         """Stop the workers and wait for them. May be called twice."""
-        with self._changed:
-            self._state.closed = True
-            self._changed.notify_all()
+        self._closed = True
+        self._ring_for_work()
+        self._tell_done()
         for thread in self._threads:
             thread.join()
 
-    def _restart(self, unit: int) -> None:
-        state = self._state
-        # An interrupt while waiting here must not let a half-filled slot pass for a whole one.
-        state.stale = True
-        for filling in state.fillings.values():
-            filling.waiting.clear()
-        while any(filling.running for filling in state.fillings.values()):
-            self._changed.wait(_LOOK_AFTER_S)
-        state.fillings.clear()
-        state.head = state.next_fill = unit
-        state.stale = False
-        self._changed.notify_all()
+    def _ring_for_work(self) -> None:
+        for _ in range(len(self._threads) - self._work_bell.qsize()):
+            self._work_bell.put(None)
 
-    def _take(self) -> tuple[_Filling, Job, int] | None:
-        """The next job in order, or None when the ring closes. Called with the lock held."""
-        state = self._state
-        while not state.closed:
-            if state.error is None and not state.paused and not state.stale:
-                for sequence in sorted(state.fillings):
-                    filling = state.fillings[sequence]
-                    if filling.waiting:
-                        filling.workers.append(threading.current_thread())
-                        return filling, filling.waiting.pop(0), sequence % self.slots
-                if state.next_fill < state.head + self.slots:
-                    unit = state.next_fill % self.units
-                    state.fillings[state.next_fill] = _Filling(unit, self._jobs_of(unit))
-                    state.next_fill += 1
-                    continue
-            self._changed.wait()
+    def _tell_done(self) -> None:
+        if self._done_bell.empty():  # one ring is enough, and rings that nobody hears would pile up
+            self._done_bell.put(None)
+
+    def _stop_round(self) -> None:
+        """Let the workers come to rest, with nothing more to begin."""
+        old = self._round
+        old.stale = True
+        while any(filling.running for filling in list(old.fillings.values())):
+            self._listen()
+
+    def _restart(self, unit: int) -> None:
+        self._stop_round()
+        self._round = _Round(unit, unit)
+        if not self._closed:
+            self._threads = [
+                thread if thread.is_alive() else self._start(index)
+                for index, thread in enumerate(self._threads)
+            ]
+        self._ring_for_work()
+
+    def _take(self) -> tuple[_Round, _Filling, Job, int] | None:
+        """The next job in order, or None when there is nothing to do now."""
+        with self._taking:
+            state = self._round
+            while state.error is None and not state.stale:
+                for sequence in sorted(state.fillings.copy()):
+                    filling = state.fillings.get(sequence)
+                    if filling is None or not filling.waiting:
+                        continue
+                    # First on the list, then a look whether the round goes on: so either this worker sees
+                    # that it is over, or the consumer that ends it sees this worker.
+                    filling.workers.append(threading.current_thread())
+                    if state.stale:
+                        filling.workers.remove(threading.current_thread())
+                        return None
+                    return state, filling, filling.waiting.pop(0), sequence % self.slots
+                if state.next_fill >= state.head + self.slots:
+                    return None
+                unit = state.next_fill % self.units
+                state.fillings[state.next_fill] = _Filling(unit, self._jobs_of(unit))
+                state.next_fill += 1
         return None
 
     def _work(self, track: str) -> None:
-        while True:
-            with self._changed:
-                taken = self._take()
-            if taken is None:
-                return
-            filling, job, slot = taken
-            moved, error = 0, None
+        while not self._closed:
             try:
-                with self._timeline.span(track, self._names[filling.unit], slot=slot):
-                    moved = job(slot)
-            except Exception as caught:  # every failure must reach the caller, none may end the thread
-                error = caught
-            except BaseException as caught:  # an exit asked for in a worker must not end the caller
-                error = WorkerDiedError(f"a {self._name} thread was told to end: {caught!r}")
-            with self._changed:
-                filling.workers.remove(threading.current_thread())
-                self.stats.bytes_moved += moved
-                if error is not None and self._state.error is None:
-                    self._state.error = error
-                self._changed.notify_all()
+                taken = self._take()
+            except Exception as caught:  # jobs_of failed: the caller must hear of it, and the thread go on
+                self._round.error = caught
+                self._tell_done()
+                taken = None
+            if taken is None:
+                self._work_bell.get()
+            else:
+                self._run(track, *taken)
+
+    def _run(self, track: str, state: _Round, filling: _Filling, job: Job, slot: int) -> None:
+        moved, error = 0, None
+        try:
+            with self._timeline.span(track, self._names[filling.unit], slot=slot) as span:
+                moved = job(slot)
+                span.note(bytes=moved)
+        except Exception as caught:  # every failure must reach the caller, none may end the thread
+            error = caught
+        except BaseException as caught:  # an exit asked for in a worker must not end the caller
+            error = WorkerDiedError(f"a {self._name} thread was told to end: {caught!r}")
+        with self._taking:
+            self.stats.bytes_moved += moved
+            if error is not None and state.error is None:
+                state.error = error
+            filling.workers.remove(threading.current_thread())
+        self._tell_done()

@@ -25,6 +25,7 @@ from offspec.events import (
     Result,
     TextDelta,
 )
+from offspec.timeline import OFF, Timeline
 
 PIECES = ("The sky", " is", " blue [really].")
 TEXT = "".join(PIECES)
@@ -41,6 +42,7 @@ class Script:
     loaded: dict[str, Any] = field(default_factory=dict)
     asked: dict[str, Any] = field(default_factory=dict)
     closed: list[str] = field(default_factory=list)
+    timeline: Timeline | None = None
 
     def note(self, what: str) -> None:
         self.closed.append(what)
@@ -48,8 +50,8 @@ class Script:
 
 
 class ScriptedEngine:
-    def __init__(self, script: Script) -> None:
-        self.script = script
+    def __init__(self, script: Script, timeline: Timeline) -> None:
+        self.script, self.timeline = script, timeline
 
     def __enter__(self) -> Self:
         return self
@@ -60,8 +62,9 @@ class ScriptedEngine:
     def stream(self, prompt: Any, params: SamplingParams, **asked: Any) -> Iterator[Event]:
         self.script.asked = {"prompt": prompt, "params": params, **asked}
         try:
-            yield Prefill(tokens=12, reused=3, layer=0, layers=30)
-            yield Prefill(tokens=12, reused=3, layer=30, layers=30)
+            with self.timeline.span("prefill", "prompt", tokens=12):
+                yield Prefill(tokens=12, reused=3, layer=0, layers=30)
+                yield Prefill(tokens=12, reused=3, layer=30, layers=30)
             if self.script.name == "endless":
                 yield from self._endless()
             if self.script.name == "broken-disk":
@@ -107,8 +110,15 @@ class ScriptedEngine:
         )
 
 
-def load(script: Script, model: str, *, notify: Notify | None = None, **options: Any) -> ScriptedEngine:
-    script.loaded = {"model": model, **options}
+def load(
+    script: Script,
+    model: str,
+    *,
+    notify: Notify | None = None,
+    timeline: Timeline | None = None,
+    **options: Any,
+) -> ScriptedEngine:
+    script.loaded, script.timeline = {"model": model, **options}, timeline
     if model == "missing/model":
         raise ModelNotFoundError("no model 'missing/model': neither a folder\nnor a hub id")
     if model == "too-big":
@@ -123,7 +133,7 @@ def load(script: Script, model: str, *, notify: Notify | None = None, **options:
             time.sleep(60)
         finally:
             script.note("load")
-    return ScriptedEngine(script)
+    return ScriptedEngine(script, timeline or OFF)
 
 
 def module(script: Script) -> ModuleType:

@@ -107,6 +107,7 @@ def test_defaults_reach_the_engine(offspec: Call, script: Script) -> None:
         "draft": "auto",
         "draft_bits": 16,
         "memory": None,
+        "vram": None,
         "device": "cpu",
         "dtype": "bfloat16",
         "budget": 256,
@@ -117,8 +118,8 @@ def test_defaults_reach_the_engine(offspec: Call, script: Script) -> None:
 
 
 def test_every_option_reaches_the_engine(offspec: Call, script: Script) -> None:
-    args = """--draft small --draft-bits 4 --memory 1.5GB --device cuda:1 --dtype float32 --budget 64
-    --width 8 --context 999 --verify plain --check --raw --max-tokens 5 --temperature 0.5
+    args = """--draft small --draft-bits 4 --memory 1.5GB --vram 8GB --device cuda:1 --dtype float32
+    --budget 64 --width 8 --context 999 --verify plain --check --raw --max-tokens 5 --temperature 0.5
     --top-p 0.9 --top-k 40 --min-p 0.05 --repetition-penalty 1.1 --presence-penalty 0.2
     --frequency-penalty 0.3 --seed 1 --stop END --stop ### --ignore-eos"""
     result = offspec("generate", "demo", "Why?", *args.split())
@@ -128,6 +129,7 @@ def test_every_option_reaches_the_engine(offspec: Call, script: Script) -> None:
         "draft": "small",
         "draft_bits": 4,
         "memory": 1_500_000_000,
+        "vram": 8_000_000_000,
         "device": "cuda:1",
         "dtype": "float32",
         "budget": 64,

@@ -251,16 +251,13 @@ def test_an_interrupted_restart_hands_out_no_half_filled_slot(monkeypatch: pytes
         return 1
 
     ring = Ring([f"unit {i}" for i in range(3)], 1, lambda unit: [job] * 8, workers=1, name="test")
-    real = ring._changed.wait
 
-    def interrupted(timeout: float | None = None) -> bool:
-        if threading.current_thread() is threading.main_thread():
-            raise KeyboardInterrupt
-        return real(timeout)
+    def interrupted() -> None:
+        raise KeyboardInterrupt
 
-    while not any(filling.running for filling in ring._state.fillings.values()):
+    while not any(filling.running for filling in list(ring._round.fillings.values())):
         pass
-    monkeypatch.setattr(ring._changed, "wait", interrupted)
+    monkeypatch.setattr(ring, "_listen", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ring.abandon()
     monkeypatch.undo()

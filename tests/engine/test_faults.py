@@ -1,0 +1,264 @@
+"""Faults of disks, memory and threads, and Ctrl-C at any moment, injected into whole engines.
+
+Whatever happens, the caller gets one typed error, nothing hangs or leaks, and the engine goes on.
+"""
+
+import ctypes
+import errno
+import mmap
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+import offspec
+from offspec import CapacityError, SamplingParams, StreamError
+from offspec.engine import Engine
+from offspec_planners.placement import Placement, Tier
+from tests.tiny import tiny_engine, write_model
+
+PROMPT = [5, 9, 17, 33, 64]
+PARAMS = SamplingParams(max_tokens=12, ignore_eos=True, temperature=1.0, seed=4)
+
+# Reads alone, and reads behind copies.
+PLACEMENTS = {
+    "disk": Placement((Tier.DISK,) * 4, 2),
+    "tiers": Placement((Tier.DISK, Tier.HOST, Tier.DEVICE, Tier.DISK), 2, 2, Tier.DISK),
+}
+
+
+@pytest.fixture(params=sorted(PLACEMENTS))
+def placement(request: pytest.FixtureRequest) -> Placement:
+    return PLACEMENTS[request.param]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "model", num_hidden_layers=4)
+
+
+@pytest.fixture
+def expected(model: Path) -> tuple[int, ...]:
+    with tiny_engine(model, "none", budget=1) as engine:
+        return engine.generate(PROMPT, PARAMS).token_ids
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    def census() -> tuple[int, int]:
+        ours = [thread for thread in threading.enumerate() if thread.name.startswith("offspec-")]
+        return len(os.listdir("/proc/self/fd")), len(ours)
+
+    before = census()
+    yield
+    assert census() == before, "a thread or a descriptor was left behind"
+
+
+Preadv = Callable[[int, list[memoryview], int], int]
+
+
+def _inject(monkeypatch: pytest.MonkeyPatch, fault: Callable[[Preadv, int], Preadv]) -> None:
+    """Make the n-th read and later ones go through `fault(real, n)`."""
+    real, calls = os.preadv, iter(range(10**9))
+
+    def read(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        return fault(real, next(calls))(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", read)
+
+
+def _generate(engine: Engine) -> tuple[int, ...]:
+    return engine.generate(PROMPT, PARAMS).token_ids
+
+
+def test_short_and_interrupted_reads_change_nothing(
+    model: Path, expected: tuple[int, ...], placement: Placement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fault(real: Preadv, call: int) -> Preadv:
+        def read(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+            if call % 3 == 0:
+                raise InterruptedError(errno.EINTR, "Interrupted system call")
+            if call % 3 == 1 and len(buffers[0]) > mmap.PAGESIZE:
+                return real(descriptor, [memoryview(buffers[0])[: mmap.PAGESIZE]], offset)
+            return real(descriptor, buffers, offset)
+
+        return read
+
+    _inject(monkeypatch, fault)
+    with tiny_engine(model, model, placement=placement) as engine:
+        assert _generate(engine) == expected
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [OSError(errno.EIO, "Input/output error"), MemoryError(), RuntimeError("a bug"), SystemExit(3)],
+    ids=lambda failure: type(failure).__name__,
+)
+@pytest.mark.parametrize("moment", [0, 1, 7])
+def test_a_failing_read_is_one_error_with_its_place(
+    model: Path,
+    expected: tuple[int, ...],
+    placement: Placement,
+    failure: BaseException,
+    moment: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tiny_engine(model, model, placement=placement) as engine:
+        assert _generate(engine) == expected
+        broken = threading.Event()
+
+        def fault(real: Preadv, call: int) -> Preadv:
+            def read(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+                main = threading.current_thread() is threading.main_thread()
+                if call >= moment and not broken.is_set() and not (main and isinstance(failure, SystemExit)):
+                    broken.set()
+                    raise failure
+                return real(descriptor, buffers, offset)
+
+            return read
+
+        _inject(monkeypatch, fault)
+        with pytest.raises(StreamError) as caught:
+            for _ in range(20):
+                _generate(engine)
+        assert caught.value.file.name == "model.safetensors" and caught.value.offset >= 0
+        assert "\n" not in str(caught.value)
+        assert _generate(engine) == expected
+
+
+def test_a_file_that_is_replaced_is_noticed(
+    model: Path, expected: tuple[int, ...], placement: Placement, tmp_path: Path
+) -> None:
+    """Written over in place: an error, since half of a pass would be another model's. Renamed over: no
+    matter, the old file is still what is open. Touched: no matter."""
+    file = model / "model.safetensors"
+    other = write_model(tmp_path / "other", num_hidden_layers=4, seed=8) / "model.safetensors"
+    with tiny_engine(model, "none", placement=placement) as engine:
+        os.utime(file)
+        assert _generate(engine) == expected
+        whole = file.read_bytes()
+        file.write_bytes(other.read_bytes())
+        for _ in range(2):
+            with pytest.raises(StreamError, match="replaced"):
+                _generate(engine)
+        file.write_bytes(whole)
+        assert _generate(engine) == expected
+        os.replace(other, file)
+        assert _generate(engine) == expected
+
+
+def _kill(name: str) -> None:
+    """End threads where they stand, as nothing in Python ever should."""
+    for thread in threading.enumerate():
+        if thread.name.startswith(name) and thread.ident is not None:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
+            )
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("name", ["offspec-read", "offspec-copy"])
+def test_threads_that_die_are_replaced(model: Path, expected: tuple[int, ...], name: str) -> None:
+    with tiny_engine(model, "none", placement=PLACEMENTS["tiers"]) as engine:
+        assert _generate(engine) == expected
+        _kill(name)
+        with pytest.raises(StreamError, match="thread"):
+            for _ in range(20):
+                _generate(engine)
+        assert _generate(engine) == expected
+
+
+def test_memory_that_is_refused_while_loading(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = mmap.mmap
+    for moment in range(6):
+        calls = iter(range(1000))
+
+        def refusing(
+            *args: Any, moment: int = moment, calls: Iterator[int] = calls, **kwargs: Any
+        ) -> mmap.mmap:
+            if args[0] == -1 and next(calls) == moment:
+                raise OSError(errno.ENOMEM, "Cannot allocate memory")
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(mmap, "mmap", refusing)
+        with pytest.raises(CapacityError, match="refused"):
+            offspec.load(str(model), budget=16).close()
+        monkeypatch.undo()
+    with offspec.load(str(model), budget=16) as engine:
+        assert engine.generate(PROMPT, PARAMS).tokens
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        torch.OutOfMemoryError("none"),
+    ],
+    ids=lambda failure: type(failure).__name__,
+)
+def test_memory_that_is_refused_in_a_pass(
+    model: Path,
+    expected: tuple[int, ...],
+    placement: Placement,
+    failure: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tiny_engine(model, "none", placement=placement) as engine:
+        stack = engine._assembly.target.skeleton.layers[2]
+
+        def failing(*args: Any, **kwargs: Any) -> Any:
+            raise failure
+
+        monkeypatch.setattr(stack.mlp, "forward", failing)
+        with pytest.raises(CapacityError, match="--context"):
+            _generate(engine)
+        monkeypatch.undo()
+        assert _generate(engine) == expected
+
+
+def test_ctrl_c_at_any_moment(model: Path, expected: tuple[int, ...], placement: Placement) -> None:
+    """Interrupts spread over a whole answer, and one more while the first is being dealt with."""
+
+    def strike(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, strike)
+    try:
+        with tiny_engine(model, model, placement=placement) as engine:
+            assert _generate(engine) == expected
+            began = time.perf_counter()
+            assert _generate(engine) == expected
+            whole, struck = time.perf_counter() - began, 0
+            for turn in range(60):
+                moment = whole * (turn + 1) / 70
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, moment, 0.004 if turn % 2 else 0)
+                    _generate(engine)
+                except KeyboardInterrupt:
+                    struck += 1
+                finally:
+                    _disarm()
+                if turn % 4 == 3:
+                    assert _generate(engine) == expected
+            assert struck > 10, "the interrupts came too late to show anything"
+            assert _generate(engine) == expected
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def _disarm() -> None:
+    """Stop the timer, though it may strike once more meanwhile."""
+    while True:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            return
+        except KeyboardInterrupt:
+            continue
