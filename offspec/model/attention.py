@@ -14,6 +14,7 @@ from offspec.errors import UnsupportedModelError
 
 NAME = "offspec_tree"
 _UNSAID = "not said"
+ROWS = 256  # that attend together: more waste work on keys that the first of them may not see
 _KEPT_MASKS = 32 << 20  # bytes of masks kept from layer to layer; a long prompt's are made anew
 
 
@@ -95,22 +96,45 @@ def tree_attention(
             "with it"
         )
     _, heads, rows, size = query.shape
-    groups = heads // key.shape[1]
     end = key.shape[2] - tree.prefix
     window = _window(module) if isinstance(sliding_window, str) else sliding_window
     scale = size**-0.5 if scaling is None else scaling
+    out = query.new_empty(1, rows, heads, value.shape[-1])
+    for start in range(0, rows, ROWS):
+        stop = min(start + ROWS, rows)
+        # No row sees a later one, so what lies behind the last row of a block is not even looked at.
+        seen = tree.prefix + end - rows + stop
+        if rows == 1 and not window and end == 1:
+            bias = None  # a lone root sees everything
+        else:
+            bias = tree.mask(end - rows + start, end - rows + stop, window, query.dtype)
+        block = _attend(
+            query[:, :, start:stop], key[:, :, :seen], value[:, :, :seen], bias, scale, softcap, s_aux
+        )
+        out[:, start:stop] = block.transpose(1, 2)
+    return out, None
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    scale: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """query [1, H, T, D] over key and value [1, KV, S, D] to [1, H, T, D]; bias [T, S] or None."""
+    _, heads, rows, size = query.shape
+    groups = heads // key.shape[1]
     folded = query.reshape(1, key.shape[1], groups * rows, size)
-    if rows == 1 and not window and end == 1:
-        bias = None  # a lone root sees everything
-    else:
-        bias = tree.mask(end - rows, end, window, query.dtype)
-        bias = bias.expand(groups, -1, -1).reshape(groups * rows, -1) if groups > 1 else bias
-    if softcap or s_aux is not None:
-        out = _capped(folded, key, value, bias, scale, softcap, s_aux, groups)
+    if bias is not None and groups > 1:
+        bias = bias.expand(groups, -1, -1).reshape(groups * rows, -1)
+    if softcap or sinks is not None:
+        out = _capped(folded, key, value, bias, scale, softcap, sinks, groups)
     else:
         out = F.scaled_dot_product_attention(folded, key, value, attn_mask=bias, scale=scale)
-    out = out.reshape(1, heads, rows, value.shape[-1])
-    return out.transpose(1, 2).contiguous(), None
+    return out.reshape(1, heads, rows, value.shape[-1])
 
 
 def _window(module: torch.nn.Module) -> int | None:

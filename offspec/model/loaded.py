@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from offspec.checkpoint import TensorInfo
-from offspec.model.attention import TreeContext
+from offspec.model.attention import ROWS, TreeContext
 from offspec.model.binding import Binder
 from offspec.model.cache import TreeCache
 from offspec.model.embedding import RowGather
@@ -121,9 +121,10 @@ class LoadedModel:
         chunk = min(rows, CHUNK)
         heads: int = config.num_attention_heads
         groups = heads // (getattr(config, "num_key_value_heads", None) or heads)
-        attention = chunk * (length + rows) * (item * (1 + groups) + 1)
+        attending = min(rows, ROWS)
+        attention = attending * (length + rows) * (item * (1 + groups) + 1)
         if getattr(config, "attn_logit_softcapping", None) or self._has_sinks():
-            attention += 4 * heads * chunk * (length + rows) * 4  # written out, in float32
+            attention += 4 * heads * attending * (length + rows) * 4  # written out, in float32
         largest = max((a * b for a, b in self._matrix_shapes()), default=0)  # reordered by the GEMM
         return (
             rows * hidden * item * 4

@@ -15,7 +15,7 @@ from offspec.model.cache import TreeCache
 from offspec.model.head import StreamedHead
 from offspec.model.skeleton import Skeleton
 
-CHUNK = 512  # rows that go through a layer together; bounds the activations of a long prompt
+CHUNK = 1024  # rows that go through a layer together; bounds the activations of a long prompt
 
 
 class TreeModel:

@@ -1,10 +1,13 @@
 """Tree attention and the cache against the obvious: one path at a time, no cache, dense softmax."""
 
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from offspec.model import attention
 from offspec.model.attention import TreeContext, tree_attention
 from offspec.model.cache import TreeCache
 
@@ -33,6 +36,7 @@ def _obvious(
     window=st.sampled_from([None, 1, 4]),
     cap=st.sampled_from([None, 2.0]),
     chunk=st.integers(1, 9),
+    block=st.sampled_from([1, 3, 256]),
     seed=st.integers(0, 100),
 )
 def test_attention_equals_each_path_alone(
@@ -43,9 +47,10 @@ def test_attention_equals_each_path_alone(
     window: int | None,
     cap: float | None,
     chunk: int,
+    block: int,
     seed: int,
 ) -> None:
-    """Any prefix, prompt, tree, window and chunking; parents[i] is taken modulo i + 1."""
+    """Any prefix, prompt, tree, window, chunking and blocks of rows; parents[i] is taken modulo i + 1."""
     tree = [-1, *(above % (i + 1) for i, above in enumerate(parents))]
     depth = [0] * len(tree)
     paths: list[list[int]] = []
@@ -70,17 +75,18 @@ def test_attention_equals_each_path_alone(
     outs = []
     for begin in range(0, rows, chunk):
         end = min(begin + chunk, rows)
-        out, _ = tree_attention(
-            torch.nn.Module(),
-            q[None, :, begin:end],
-            k[None, :, : prefix + end],
-            v[None, :, : prefix + end],
-            None,
-            scaling=0.3,
-            sliding_window=window,
-            softcap=cap,
-            tree=context,
-        )
+        with mock.patch.object(attention, "ROWS", block):
+            out, _ = tree_attention(
+                torch.nn.Module(),
+                q[None, :, begin:end],
+                k[None, :, : prefix + end],
+                v[None, :, : prefix + end],
+                None,
+                scaling=0.3,
+                sliding_window=window,
+                softcap=cap,
+                tree=context,
+            )
         outs.append(out[0])
     assert torch.allclose(torch.cat(outs).double(), _obvious(q, k, v, seen, 0.3, cap), atol=1e-5)
 

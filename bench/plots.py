@@ -1,0 +1,115 @@
+"""Plots of results, as SVG beside their JSON. matplotlib is loaded when one is drawn, and not needed else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.harness import RESULTS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MISSING = "no plot: matplotlib is not installed; it comes with pip install -e '.[dev]'"
+_SETTINGS: Any = {
+    "svg.hashsalt": "offspec",  # the same figures give the same file
+    "svg.fonttype": "none",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+}
+
+
+def plot_file(name: str, record: Path | None = None) -> Path:
+    """Where a bench's plot goes: beside its record."""
+    return record.with_suffix(".svg") if record else RESULTS / f"{name}.svg"
+
+
+def save(out: Path, draw: Callable[[Sequence[Axes]], None], *, rows: int = 1, columns: int = 1) -> str:
+    """Draw a grid of axes, handed over row by row, into an SVG file; returns a line for the report."""
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError:
+        return MISSING
+    with mpl.rc_context(_SETTINGS):
+        figure = Figure(figsize=(4.6 * columns, 3.4 * rows), layout="constrained")
+        draw(list(figure.subplots(rows, columns, squeeze=False).flat))
+        out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out, metadata={"Date": None})
+    return f"plot in {out.parent.name}/{out.name}"
+
+
+def stream_plot(groups: Mapping[str, Sequence[dict[str, Any]]], out: Path) -> str:
+    """By tokens in a pass: its seconds over its floors, and shares of the ceiling. One row for each title.
+
+    groups: title to rows as `stream_window.summarise` makes them.
+    """
+
+    def draw(axes: Sequence[Axes]) -> None:
+        for place, (title, rows) in enumerate(groups.items()):
+            seconds, shares = axes[2 * place : 2 * place + 2]
+            _seconds(seconds, rows)
+            _shares(shares, rows)
+            seconds.set(title=title)
+            for axis in (seconds, shares):
+                axis.set(xlabel="tokens in a pass")
+                axis.set_xticks(range(len(rows)), [str(row["tokens"]) for row in rows])
+                axis.legend()
+
+    return save(out, draw, rows=len(groups), columns=2)
+
+
+def _seconds(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
+    """Three bars for each number of tokens: the pass, the link alone, the processor alone."""
+    bars = (("seconds", "a pass"), ("link_seconds", "link alone"), ("gemm_seconds", "GEMM alone"))
+    for offset, (key, label) in enumerate(bars):
+        at = [place + 0.27 * (offset - 1) for place in range(len(rows))]
+        axis.bar(at, [row[key] for row in rows], 0.25, label=label)
+    floor, attention = ([row[key] for row in rows] for key in ("gemm_seconds", "attention_seconds"))
+    axis.bar(at, attention, 0.25, bottom=floor, label="attention alone")
+    axis.set(ylabel="seconds a pass")
+
+
+def _shares(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
+    """Medians, with the least and the most as whiskers."""
+    top = 1.1
+    for key, label in (
+        ("utilisation", "link in use"),
+        ("of_bound", "of max(link, GEMM)"),
+        ("of_bound_with_attention", "of max(link, GEMM + attention)"),
+    ):
+        middle = [row[key] for row in rows]
+        least, most = ([row["spread"][key][end] for row in rows] for end in (0, 1))
+        whiskers = [
+            [value - low for value, low in zip(middle, least, strict=True)],
+            [high - value for value, high in zip(middle, most, strict=True)],
+        ]
+        axis.errorbar(range(len(rows)), middle, yerr=whiskers, marker="o", capsize=2, label=label)
+        top = max(top, *most)
+    axis.axhline(0.95, linestyle=":", color="black", linewidth=0.8)
+    axis.set(ylim=(0, top), ylabel="share of the ceiling")
+
+
+def prefill_plot(rows: Sequence[dict[str, Any]], title: str, out: Path) -> str:
+    """Seconds to the first token by length of the prompt, over one trip and over the compute floor."""
+
+    def draw(axes: Sequence[Axes]) -> None:
+        tokens = [row["tokens"] for row in rows]
+        for key, label, style in (
+            ("seconds", "to the first token", "o-"),
+            ("trip_seconds", "one trip of the weights", "s--"),
+            ("gemm_seconds", "GEMM", "^:"),
+            ("compute_seconds", "GEMM and attention", "v-."),
+        ):
+            axes[0].plot(tokens, [row[key] for row in rows], style, label=label)
+        axes[0].set(xlabel="tokens of the prompt", ylabel="seconds", title=title, ylim=(0, None))
+        axes[0].set_xticks(tokens)
+        axes[0].legend()
+
+    return save(out, draw)

@@ -1,0 +1,168 @@
+"""What a pass costs the processor when nothing streams: its products, its attention, its layers as they are.
+
+Three floors, each with what the one before leaves out. `gemm`: the matrices of all layers, with the rows of
+the pass. `attention`: torch's own, at the pass's shapes. `layers`: decoder layers of transformers with their
+weights in memory, which adds norms, rotations and gates. All are timed on a few random layers of the model's
+shape, more bytes than a cache holds, taken in turns, and scaled to the number of layers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+_LEAST_BYTES = 256_000_000  # of weights: eight times the caches of the machines this was written on
+_LEAST_SECONDS = 0.3  # that a timing lasts
+_VOCABULARY = 64  # of the layers' input; nothing here depends on it
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Seconds of one pass through all layers. attention is not part of gemm; both are part of layers."""
+
+    gemm: float
+    attention: float
+    layers: float
+
+    def mean(self, other: Compute) -> Compute:
+        """Halfway between two readings."""
+        return Compute(
+            (self.gemm + other.gemm) / 2,
+            (self.attention + other.attention) / 2,
+            (self.layers + other.layers) / 2,
+        )
+
+    def to_json(self) -> dict[str, float]:
+        return {f"{name}_seconds": value for name, value in asdict(self).items()}
+
+
+class Floor:
+    """A few layers of a llama checkpoint's shape, random, in memory on a device, to time passes with.
+
+    folder: where its config.json is. Raises what transformers raises for a configuration it cannot read.
+    """
+
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+        import torch
+        from transformers import AutoConfig, AutoModel
+
+        config: Any = AutoConfig.from_pretrained(folder)
+        self.layers: int = config.num_hidden_layers
+        small = {"vocab_size": _VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+        one = AutoConfig.from_pretrained(folder, num_hidden_layers=1, **small)
+        with torch.device("meta"):
+            layer = AutoModel.from_config(one, dtype=dtype).layers[0]
+        self.layer_bytes = sum(weight.nbytes for weight in layer.parameters())
+        self.kept: int = min(self.layers, max(1, -(-_LEAST_BYTES // self.layer_bytes)))
+        some = AutoConfig.from_pretrained(folder, num_hidden_layers=self.kept, **small)
+        with torch.device(device):
+            self._model: Any = AutoModel.from_config(some, dtype=dtype, attn_implementation="sdpa").eval()
+        self._config, self._dtype, self._device = config, dtype, device
+        self._seen: set[tuple[str, int, int]] = set()
+
+    @property
+    def flops_per_row(self) -> int:
+        """Of the products alone, through all layers."""
+        shapes = [linear.weight.shape for linear in self._linears()]
+        weights: int = sum(rows * columns for rows, columns in shapes)
+        return 2 * weights * self.layers // self.kept
+
+    def measure(self, rows: int, chunk: int | None = None) -> Compute:
+        """Time a pass of `rows` rows over an empty cache; chunk: how many go through a layer together."""
+        import torch
+
+        chunk = min(chunk or rows, rows)
+        with torch.inference_mode():
+            share = self.layers / self.kept
+            return Compute(
+                self._gemm(chunk) * share * rows / chunk,
+                self.layers * self._attention(rows, chunk),
+                self._whole(rows) * share,
+            )
+
+    def _linears(self) -> list[Any]:
+        import torch
+
+        return [module for module in self._model.layers.modules() if isinstance(module, torch.nn.Linear)]
+
+    def _gemm(self, rows: int) -> float:
+        import torch
+
+        weights = [linear.weight for linear in self._linears()]
+        widths = {weight.shape[1] for weight in weights}
+        inputs = {width: self._random(rows, width) for width in widths}
+
+        def multiply() -> None:
+            for weight in weights:
+                torch.nn.functional.linear(inputs[weight.shape[1]], weight)
+
+        return self._seconds("gemm", rows, rows, multiply)
+
+    def _attention(self, rows: int, chunk: int) -> float:
+        """Of one layer, by torch: the faster of causal at once, and in chunks with a mask, as trees need."""
+        import torch
+
+        heads, groups = self._config.num_attention_heads, self._config.num_key_value_heads
+        size: int = getattr(self._config, "head_dim", None) or self._config.hidden_size // heads
+        query = self._random(1, heads, rows, size)
+        key, value = self._random(1, groups, rows, size), self._random(1, groups, rows, size)
+        shared = heads // groups
+        attend = torch.nn.functional.scaled_dot_product_attention
+
+        def causal() -> None:
+            attend(query, key, value, is_causal=True, enable_gqa=True)
+
+        parts = []
+        for start in range(0, rows, chunk):
+            end = min(start + chunk, rows)
+            ahead = torch.ones(end - start, end, dtype=torch.bool, device=self._device).triu_(start + 1)
+            mask = torch.zeros(end - start, end, dtype=self._dtype, device=self._device)
+            mask = mask.masked_fill_(ahead, float("-inf")).repeat(shared, 1)
+            part = query[:, :, start:end].reshape(1, groups, shared * (end - start), size)
+            parts.append((part, end, mask))
+
+        def masked() -> None:
+            for part, end, mask in parts:
+                attend(part, key[:, :, :end], value[:, :, :end], attn_mask=mask)
+
+        return min(self._seconds("causal", rows, chunk, causal), self._seconds("masked", rows, chunk, masked))
+
+    def _whole(self, rows: int) -> float:
+        import torch
+
+        tokens = torch.randint(0, _VOCABULARY, (1, rows), device=self._device)
+        return self._seconds(
+            "layers", rows, rows, lambda: self._model(input_ids=tokens, use_cache=False) and None
+        )
+
+    def _random(self, *shape: int) -> torch.Tensor:
+        import torch
+
+        return torch.randn(*shape, device=self._device, dtype=self._dtype)
+
+    def _seconds(self, what: str, rows: int, chunk: int, call: Callable[[], None]) -> float:
+        """The mean time of a call, warmed up the first time that a shape is seen."""
+        if (what, rows, chunk) not in self._seen:
+            self._seen.add((what, rows, chunk))
+            call()
+        synchronize(self._device)
+        done, start = 0, time.perf_counter()
+        while (spent := time.perf_counter() - start) < _LEAST_SECONDS or not done:
+            call()
+            done += 1
+            synchronize(self._device)
+        return spent / done
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a CUDA device has done what it was asked for; nothing where it is the processor."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
