@@ -25,10 +25,10 @@ from bench.harness import Report, command_line, environment, write_result
 from bench.offload import child
 from bench.stream_cuda import describe, measure_cuda, summarise_all
 from bench.stream_endurance import endure
-from bench.stream_floor import Floor
+from bench.stream_floor import Compute, Floor
 from bench.stream_link import RawDisk
 from bench.stream_view import shares, show_compute, show_disk, show_endurance, show_row
-from bench.stream_window import Passes, Reading, Window, run_window
+from bench.stream_window import Passes, Window, run_window
 from offspec.config import EngineConfig, format_bytes, parse_bytes
 from offspec.errors import OffspecError
 
@@ -92,13 +92,17 @@ def layer_files(target: LoadedModel, placement: Placement) -> list[Path]:
 
 
 def run_rounds(
-    args: argparse.Namespace, passes: Passes, read: Callable[[int], Reading], report: Report
+    args: argparse.Namespace,
+    passes: Passes,
+    read_link: Callable[[], float],
+    floor: Callable[[int], Compute],
+    report: Report,
 ) -> list[Window]:
     """All numbers of tokens in turns, round after round."""
     windows: list[Window] = []
     for turn in range(args.rounds):
         for tokens in args.tokens:
-            window = run_window(passes, tokens, args.seconds, read)
+            window = run_window(passes, tokens, args.seconds, read_link, floor)
             windows.append(window)
             report.progress(
                 f"round {turn + 1}, {tokens} tokens: {window.seconds / window.passes:.3f} s a pass, link "
@@ -127,10 +131,7 @@ def measure_cpu(args: argparse.Namespace, folder: Path, report: Report) -> dict[
         for count in args.tokens:
             show_compute(count, floor.measure(max(count, 2)), floor.flops_per_row, report)
 
-        def read(tokens: int) -> Reading:
-            return Reading(raw.read(), floor.measure(max(tokens, 2)))
-
-        windows = run_rounds(args, passes, read, report)
+        windows = run_rounds(args, passes, raw.read, lambda tokens: floor.measure(max(tokens, 2)), report)
         where = describe(target, placement)
     finally:
         target.close()
@@ -199,7 +200,7 @@ def bench(args: argparse.Namespace, words: Sequence[str], report: Report) -> dic
             args,
             folder,
             lambda vram: load(args, folder, vram),
-            lambda passes, read: run_rounds(args, passes, read, report),
+            lambda passes, read_link, floor: run_rounds(args, passes, read_link, floor, report),
             report,
         )
     else:

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from bench.cgroup import BenchError
 from bench.harness import Report
-from bench.stream_floor import Floor
+from bench.stream_floor import Compute, Floor
 from bench.stream_link import copy_bandwidth
 from bench.stream_view import show_compute, show_row
-from bench.stream_window import Passes, Reading, Window, summarise
+from bench.stream_window import Passes, Window, summarise
 from offspec.config import format_bytes
 
 if TYPE_CHECKING:
     import torch
 
 Load = Callable[[str | None], tuple[Any, Any]]
-Rounds = Callable[[Passes, Callable[[int], Reading]], list[Window]]
+Rounds = Callable[[Passes, Callable[[], float], Callable[[int], Compute]], list[Window]]
 
 
 def measure_cuda(
@@ -39,13 +39,13 @@ def measure_cuda(
     link = copy_bandwidth()
     report.ceiling(f"{format_bytes(link)}/s from pinned memory to the device")
     floor = Floor(folder, dtype, device)
-    readings = {count: Reading(link, floor.measure(max(count, 2))) for count in args.tokens}
-    for count, reading in readings.items():
-        show_compute(count, reading.compute, floor.flops_per_row, report)
+    floors = {count: floor.measure(max(count, 2)) for count in args.tokens}
+    for count, compute in floors.items():
+        show_compute(count, compute, floor.flops_per_row, report)
     del floor
     runs, every = [], list[dict[str, Any]]()
     for vram in args.vram or [None]:
-        run, windows = _run(vram, device, load, rounds, readings)
+        run, windows = _run(vram, device, load, rounds, link, floors)
         runs.append(run)
         every += ({"vram": vram, **window.to_json()} for window in windows)
         report.reached(f"{vram or 'all memory'} of the device, peak {format_bytes(run['vram_peak_bytes'])}:")
@@ -53,7 +53,7 @@ def measure_cuda(
             show_row(figures, "link to the device", report)
     return {
         "link_bytes_per_s": link,
-        "compute": {str(count): reading.compute.to_json() for count, reading in readings.items()},
+        "compute": {str(count): compute.to_json() for count, compute in floors.items()},
         **{
             key: {str(run["vram"]): {str(row["tokens"]): row[key] for row in run["rows"]} for run in runs}
             for key in ("utilisation", "of_bound", "seconds")
@@ -64,7 +64,12 @@ def measure_cuda(
 
 
 def _run(
-    vram: str | None, device: torch.device, load: Load, rounds: Rounds, readings: dict[int, Reading]
+    vram: str | None,
+    device: torch.device,
+    load: Load,
+    rounds: Rounds,
+    link: float,
+    floors: dict[int, Compute],
 ) -> tuple[dict[str, Any], list[Window]]:
     """One promise of device memory; when this returns, nothing refers to the engine any more."""
     from offspec import memory
@@ -74,8 +79,8 @@ def _run(
     target, placement = load(vram)
     try:
         passes = Passes(target, head=str(placement.head) != "device")
-        passes.run(max(readings))
-        windows = rounds(passes, readings.__getitem__)
+        passes.run(max(floors))
+        windows = rounds(passes, lambda: link, floors.__getitem__)
         run = {
             "vram": vram,
             "placement": describe(target, placement),

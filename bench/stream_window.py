@@ -136,10 +136,23 @@ class Passes:
                 before, changed = self.moved, time.perf_counter()
 
 
-def run_window(passes: Passes, tokens: int, seconds: float, read: Callable[[int], Reading]) -> Window:
-    """A reading, a pass to get going, passes for at least `seconds` (two at least), a reading."""
+def run_window(
+    passes: Passes,
+    tokens: int,
+    seconds: float,
+    read_link: Callable[[], float],
+    floor: Callable[[int], Compute],
+) -> Window:
+    """Readings, a pass to get going, passes for at least `seconds` (two at least), readings.
+
+    The link is read right before and right after the passes. A disk that stood idle while the processor was
+    read may be faster for a moment than it can stay (shared ones save up), so the first reading is made
+    twice and the second one counts.
+    """
+    compute = floor(tokens)
     passes.settle()
-    before = read(tokens)
+    read_link()
+    before = Reading(read_link(), compute)
     passes.run(tokens)
     start, moved, waited, done = time.perf_counter(), passes.moved, passes.waited, 0
     while (spent := time.perf_counter() - start) < seconds or done < 2:
@@ -147,7 +160,7 @@ def run_window(passes: Passes, tokens: int, seconds: float, read: Callable[[int]
         done += 1
     moved, waited = passes.moved - moved, passes.waited - waited
     passes.settle()
-    return Window(tokens, done, spent, moved, waited, before, read(tokens))
+    return Window(tokens, done, spent, moved, waited, before, Reading(read_link(), floor(tokens)))
 
 
 def summarise(windows: Sequence[Window]) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import sys
 import time
-from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
+
+from bench.peer_worker import process_peak, read_bytes
 
 
 def work(job: dict[str, Any]) -> dict[str, Any]:
@@ -28,11 +28,11 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     start = time.perf_counter()
     answers = []
     with offspec.load(**job["load"], notify=_notify) as engine:
-        load_seconds = time.perf_counter() - start
+        load_seconds, load_reads = time.perf_counter() - start, read_bytes()
         for prompt in job["prompts"]:
             params = SamplingParams(**job["params"], seed=job["seed"] + prompt["number"])
             passes: list[PassStats] = []
-            result = None
+            result, reads = None, read_bytes()
             for event in engine.stream(
                 prompt["text"], params, speculate=job["speculate"], check=job["check"]
             ):
@@ -43,18 +43,15 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
                 elif isinstance(event, Finished):
                     result = event.result
             assert result is not None, "a stream ends with Finished"
-            answers.append({"id": prompt["id"], **result.to_json(), "per_pass": [asdict(p) for p in passes]})
+            figures = {**result.to_json(), "per_pass": [asdict(p) for p in passes]}
+            answers.append({"id": prompt["id"], **figures, "read_bytes": read_bytes() - reads})
             _say(f"{prompt['id']:<12} {result.tokens} tokens, {result.passes} passes, {result.seconds:.1f} s")
-    return {"load_seconds": load_seconds, "process_peak_bytes": process_peak(), "answers": answers}
-
-
-def process_peak() -> int:
-    """The most resident memory this process has had, in bytes; file pages it maps are counted."""
-    with suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return 0
+    return {
+        "load_seconds": load_seconds,
+        "load_read_bytes": load_reads,
+        "process_peak_bytes": process_peak(),
+        "answers": answers,
+    }
 
 
 def _notify(event: Any) -> None:

@@ -14,11 +14,13 @@ from offspec import device as devices
 from offspec import memory
 from offspec.checkpoint import Checkpoint, open_checkpoint
 from offspec.config import EngineConfig
-from offspec.draft.lm import LMDrafter
+from offspec.draft.lm import DraftModel, LMDrafter
+from offspec.draft.pace import measure_steps
 from offspec.errors import CapacityError, DraftError
 from offspec.events import Event, LoadProgress, Notice
 from offspec.fit import Fit, decide, draft_rows, no_room
 from offspec.model.calibration import TEXT
+from offspec.model.lean import LeanModel
 from offspec.model.loaded import LoadedModel
 from offspec.text import TextCodec, load_tokenizer, same_vocabulary
 from offspec.timeline import OFF, Timeline
@@ -118,12 +120,12 @@ def _load_draft(
     codec: TextCodec,
     notify: Notify,
 ) -> LMDrafter:
-    rows, device = fit.context + draft_rows(config), target.device
+    rows = fit.context + draft_rows(config)
     if fit.draft_mode == "full":
         name = Path(config.draft).name
         everywhere = Placement.in_memory(len(draft.layers), range(len(draft.layers)), 0)
         draft.load(everywhere, rows, _progress(notify, "Loading the draft"))
-        return LMDrafter(name, draft.tree_model, device, draft.close)
+        return _drafter(name, draft, rows, config)
     shared = config.draft == "auto"
     stage = "Making a 4-bit substitute of the target" if shared else "Rounding the draft to 4 bits"
     draft.load_packed(
@@ -134,7 +136,21 @@ def _load_draft(
         target.rest_tensors if shared else None,
     )
     name = "substitute (4-bit)" if shared else f"{Path(config.draft).name} (4-bit)"
-    return LMDrafter(name, draft.tree_model, device, draft.close)
+    return _drafter(name, draft, rows, config)
+
+
+def _drafter(name: str, draft: LoadedModel, rows: int, config: EngineConfig) -> LMDrafter:
+    """A drafter over a loaded draft, lean where it can be, its steps measured if need be."""
+    lean = draft.lean(rows)
+    model: DraftModel = lean or draft.tree_model
+    seconds = measure_steps(model, draft.device) if config.width is None else {}
+    return LMDrafter(name, model, draft.device, lambda: _release(lean, draft), seconds)
+
+
+def _release(lean: LeanModel | None, draft: LoadedModel) -> None:
+    if lean is not None:
+        lean.close()
+    draft.close()
 
 
 def calibration_ids(codec: TextCodec, most: int) -> list[int]:

@@ -94,7 +94,8 @@ class EngineConfig:
     context: tokens of KV cache to make room for, or None for a default that fits.
     draft: a model id or path, "auto" (a 4-bit substitute of the target), or "none".
     draft_bits: 16 keeps a named draft in `dtype`; 4 rounds its linears to 4 bits.
-    budget: most nodes verified in one pass. width: nodes a draft step expands.
+    budget: most nodes verified in one pass. width: nodes a draft step expands, or None for the
+    number that measuring the draft's steps suggests.
     """
 
     model: str
@@ -105,14 +106,14 @@ class EngineConfig:
     device: str = "cpu"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     budget: int = 256
-    width: int = 32
+    width: int | None = None
     context: int | None = None
     verify: Verify = "coupled"
 
     def __post_init__(self) -> None:
         if self.budget < 1:
             raise RequestError(f"budget must be 1 or above, not {self.budget}: the root is a node too")
-        if self.width < 1:
+        if self.width is not None and self.width < 1:
             raise RequestError(f"width must be 1 or above, not {self.width}")
         if self.memory is not None and self.memory <= 0:
             raise RequestError(f"memory must be above 0, not {self.memory}")

@@ -17,6 +17,7 @@ from offspec import memory as process_memory
 from offspec.assemble import Assembly, assemble, describe
 from offspec.config import EngineConfig, SamplingParams, Verify, parse_bytes
 from offspec.draft.base import Scorer
+from offspec.draft.pace import choose_width
 from offspec.errors import CapacityError, ClosedError, RequestError
 from offspec.events import (
     Event,
@@ -49,7 +50,7 @@ def load(
     device: str = "cpu",
     dtype: Literal["bfloat16", "float32"] = "bfloat16",
     budget: int = 256,
-    width: int = 32,
+    width: int | None = None,
     context: int | None = None,
     verify: Verify = "coupled",
     notify: Callable[[Event], None] | None = None,
@@ -60,8 +61,9 @@ def load(
     model: a hub id, a folder, a .gguf file, or "demo". draft: the same, or "auto" (a 4-bit substitute of
     the target), or "none". memory: a promise for the whole process, "1.5GB" or bytes; vram: the same for
     the memory of a CUDA device. budget: most nodes verified in a pass; width: nodes that a draft step
-    expands. notify: takes LoadProgress and Notice events now, and Prefill ones as layers of a first pass
-    complete. timeline: records what runs when, for its `write`. Raises OffspecError.
+    expands, None for what measuring its steps while loading suggests. notify: takes LoadProgress and Notice
+    events now, and Prefill ones as layers of a first pass complete. timeline: records what runs when, for
+    its `write`. Raises OffspecError.
     """
     config = EngineConfig(
         model=model,
@@ -111,6 +113,14 @@ class Engine:
     def draft(self) -> str:
         """What drafts: a name for people, or "none"."""
         return self._assembly.drafter.name if self._assembly.drafter else "none"
+
+    @property
+    def width(self) -> int:
+        """Nodes that a draft step expands: as configured, or as measuring the draft's steps suggested."""
+        if self.config.width is not None:
+            return self.config.width
+        drafter = self._assembly.drafter
+        return choose_width(drafter.step_seconds if drafter else {}, self.config.budget)
 
     @property
     def context(self) -> int:
@@ -296,12 +306,13 @@ class Engine:
             processor=processor,
             noise=noise,
             scorer=Scorer(processor, coupled, fit) if speculate else None,
-            policy=GrowthPolicy(self.config.budget, self.config.width),
+            policy=GrowthPolicy(self.config.budget, self.width),
             stop=ending.after,
         )
 
     def _check(self, ids: list[int], params: SamplingParams, result: Result) -> tuple[Mismatch, ...]:
         """The first place where decoding without speculation differs; what follows it is another text."""
+        self._session.forget()  # keys and values that came with a tree would be taken for right
         for event in self._answer(ids, params, speculate=False):
             if isinstance(event, Finished):
                 alone = event.result.token_ids

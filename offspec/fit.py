@@ -6,8 +6,10 @@ from typing import Literal
 from offspec import device as devices
 from offspec import memory
 from offspec.config import EngineConfig, format_bytes
+from offspec.draft.pace import WIDEST
 from offspec.errors import CapacityError, RequestError
 from offspec.grow import GrowthPolicy
+from offspec.model.lean_graph import PADDING
 from offspec.model.loaded import LoadedModel
 from offspec.model.packing import packed_bytes
 from offspec_planners.placement import Placement
@@ -86,7 +88,8 @@ def _needs(
         runtime=runtime,
         rest=target.rest_bytes,
         caches=target.cache_bytes(capacity),
-        scratch=target.scratch_bytes(capacity, capacity) + (64 + 3 * config.width) * 4 * vocabulary,
+        scratch=target.scratch_bytes(capacity, capacity)
+        + (64 + 3 * (config.width or WIDEST)) * 4 * vocabulary,
         draft=draft_bytes(mode, draft, config, context),
         layers=target.layer_bytes,
         extra=target.layer_extra,
@@ -101,11 +104,10 @@ def draft_bytes(mode: DraftMode, draft: LoadedModel | None, config: EngineConfig
     """Bytes that the draft takes when it is held in this way, its cache included."""
     if draft is None or mode == "none":
         return 0
-    rows = context + draft_rows(config)
+    rows = context + draft_rows(config) + PADDING
     shared = config.draft == "auto"
     fixed = draft.cache_bytes(rows) + (0 if shared else draft.rest_bytes)
-    if mode != "full":
-        fixed += max(draft.layer_bytes) + max(draft.layer_extra)  # the layer that is being rounded
+    fixed += max(draft.layer_bytes) + max(draft.layer_extra)  # the layer that is being rounded or fused
     if mode == "full":
         return fixed + sum(
             size + extra for size, extra in zip(draft.layer_bytes, draft.layer_extra, strict=True)
@@ -127,5 +129,5 @@ def no_room(config: EngineConfig, given: int, draft: LoadedModel) -> str:
 
 
 def draft_rows(config: EngineConfig) -> int:
-    """Rows that a growing tree may take in the draft's cache."""
-    return GrowthPolicy(config.budget, config.width).max_expanded
+    """Rows that a growing tree may take in the draft's cache, whatever width is chosen once it is loaded."""
+    return GrowthPolicy(config.budget, config.width or WIDEST).max_expanded

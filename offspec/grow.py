@@ -78,10 +78,11 @@ def grow(
             break
         with timeline.span("draft", "step", width=len(nodes)):
             children = drafter.expand(candidates, nodes, scorer)
-        for row, node in enumerate(nodes):
-            candidates.expanded[node] = True
-            candidates.add(node, children.token[row], children.log_prob[row].astype(np.float64))
-            seen[node] = (children, row)
+        candidates.expanded[nodes] = True
+        # What is no better than the last of a full tree can never be in it: the best only get better.
+        floor = float(candidates.score[best].min()) if len(best) == policy.budget else -math.inf
+        candidates.extend(np.array(nodes), children.token, children.log_prob, floor)
+        seen.update({node: (children, row) for row, node in enumerate(nodes)})
         steps += 1
         best = candidates.best(policy.budget)
         expected = float(np.exp(candidates.score[best]).sum())
@@ -98,7 +99,7 @@ def _frontier(candidates: Candidates, best: NDArray[np.int64], width: int, max_d
 
 
 def _worth(candidates: Candidates, nodes: list[int]) -> float:
-    return float(sum(math.exp(candidates.score[node]) for node in nodes))
+    return float(np.exp(candidates.score[nodes]).sum())
 
 
 def no_growth(root_token: int) -> Growth:

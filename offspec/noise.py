@@ -129,6 +129,14 @@ class GumbelNoise:
             return torch.empty(0, self.vocab_size, device=self.device)
         return torch.stack([self.row(position) for position in positions])
 
+    def add_to(self, scores: Tensor, positions: Sequence[int]) -> None:
+        """Add to each row of scores [n, V] float32, in place, the noise of its absolute position."""
+        if len(set(positions)) == 1:
+            scores += self.row(positions[0])
+            return
+        for row, position in zip(scores, positions, strict=True):
+            row += self.row(position)
+
     def bits(self, position: int) -> Tensor:
         """The uniform bits behind `row(position)`, [V] int64 in [0, 2^32), for checking kernels.
 

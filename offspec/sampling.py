@@ -76,40 +76,56 @@ class LogitsProcessor:
             return scores
         return self._filtered(scores)
 
-    def draft_scores(self, logits: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
+    @property
+    def penalises(self) -> bool:
+        """Whether scores depend on what was said, so that `draft_scores` needs paths."""
+        return self._penalises
+
+    def draft_scores(
+        self, logits: Tensor, paths: Sequence[Sequence[int]], out: Tensor | None = None
+    ) -> Tensor:
         """Penalties and temperature without the filters: [W, V] any float -> [W, V] float32.
 
-        A draft must not filter: its top_p would hide tokens that the target's keeps. The result may share
-        memory with the input when nothing is to be done; the input is left as it is.
+        A draft must not filter: its top_p would hide tokens that the target's keeps. Without `out` the
+        result may share memory with the input when nothing is to be done; the input is left as it is. With
+        it, [W, V] float32, the result is there; logits may then be of another width, since one family pads
+        its heads to several: what they lack is -inf.
         """
-        scores = self._penalised(logits, paths) if self._penalises else logits.float()
+        if out is not None:
+            known = min(logits.shape[1], self.vocab_size)
+            out[:, :known] = logits[:, :known]
+            out[:, known:] = -math.inf
+        elif self._penalises:
+            out = logits.to(torch.float32, copy=True)
+        scores = logits.float() if out is None else out
+        if self._penalises:
+            self._penalise(scores, paths)
         if self.params.temperature in (0.0, 1.0):
             return scores
         if scores is logits:
             return scores / self._temperature
         return scores.div_(self._temperature)  # in place: memory for [W, V] costs more than the division
 
-    def _penalised(self, logits: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
-        """[W, V] any float -> [W, V] float32 of its own."""
+    def _penalise(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> None:
+        """Lower the scores [W, V] float32 in place."""
         if self._tables is None:
             self._tables = (
                 torch.tensor(list(self._counts), dtype=torch.int64, device=self.device),
                 torch.tensor(list(self._counts.values()), dtype=torch.float32, device=self.device),
             )
-        tokens, counts = self._tables
-        scores = logits.to(torch.float32, copy=True)
-        scores[:, tokens] = self._lowered(scores[:, tokens], counts)
-
-        # The tokens of a path again, from the raw logits, with its own counts on top.
+        # The tokens of a path again, from their raw scores, with its own counts on top of the history's.
         hits = [
             (node, token, self._counts[token] + times)
             for node, path in enumerate(paths)
             for token, times in Counter(path).items()
         ]
-        if hits:
-            nodes, tokens, counts = torch.tensor(hits, device=self.device).unbind(dim=1)
-            scores[nodes, tokens] = self._lowered(logits[nodes, tokens].float(), counts.float())
-        return scores
+        nodes, of_path, times = (
+            torch.tensor(hits, dtype=torch.int64, device=self.device).view(-1, 3).unbind(1)
+        )
+        on_path = self._lowered(scores[nodes, of_path], times.float())
+        tokens, counts = self._tables
+        scores[:, tokens] = self._lowered(scores[:, tokens], counts)
+        scores[nodes, of_path] = on_path
 
     def _lowered(self, scores: Tensor, counts: Tensor) -> Tensor:
         """Penalised scores of tokens that were seen; counts are of the output alone."""

@@ -110,11 +110,11 @@ class Session:
         tokens = torch.tensor([*pending, *tree.token.tolist()], device=device)
         positions = torch.cat([torch.arange(root - len(pending), root), root + torch.from_numpy(tree.depth)])
         ancestors = torch.from_numpy(tree.ancestors())
-        if len(tokens) == 1:
+        if len(tree) == 1:
             # A product with a single row takes another path through the processor's library and rounds
             # otherwise; the products of two rows or two hundred agree to the last bit. So a lone root gets
             # company that nobody looks at, and plain decoding says what a tree says in bfloat16 too.
-            tokens, positions = tokens.repeat(2), positions.repeat(2)
+            tokens, positions = (torch.cat([rows, rows[-1:]]) for rows in (tokens, positions))
             ancestors = torch.eye(2, dtype=torch.bool)
         context = TreeContext(
             prefix=model.cache.length,
@@ -134,6 +134,10 @@ class Session:
             self._drafter.commit([int(growth.candidates[node]) for node in result.nodes])
             if decoding.scorer is not None:
                 growth.learn(decoding.scorer, result.nodes, result.tokens)
+
+    def forget(self) -> None:
+        """Let the next prompt be computed anew, whatever the caches hold of it."""
+        self._target.tree_model.cache.rewind(0)
 
     def recover(self) -> None:
         """After a pass was broken off: drop its rows and set the stream going again."""

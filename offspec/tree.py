@@ -120,15 +120,27 @@ class Candidates:
 
     def add(self, parent: int, tokens: NDArray[np.int64], log_probs: NDArray[np.float64]) -> None:
         """Append children [K] of one node, with their log-probabilities given that node (at most 0)."""
-        start, end = self.count, self.count + len(tokens)
+        self.extend(np.array([parent]), tokens[None], log_probs[None])
+
+    def extend(
+        self,
+        parents: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+        log_probs: NDArray[np.floating],
+        floor: float = -np.inf,
+    ) -> None:
+        """Append children [W, K] of W nodes, but for those that score no better than `floor`."""
+        scores = self.score[parents][:, None] + np.minimum(log_probs.astype(np.float64), 0.0)
+        row, column = np.nonzero(~(scores <= floor))
+        start, end = self.count, self.count + len(row)
         while end > len(self.token):
             for name in ("token", "parent", "depth", "score", "expanded"):
-                column = getattr(self, name)
-                setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
-        self.token[start:end] = tokens
-        self.parent[start:end] = parent
-        self.depth[start:end] = self.depth[parent] + 1
-        self.score[start:end] = self.score[parent] + np.minimum(log_probs, 0.0)
+                kept = getattr(self, name)
+                setattr(self, name, np.concatenate([kept, np.zeros_like(kept)]))
+        self.token[start:end] = tokens[row, column]
+        self.parent[start:end] = parents[row]
+        self.depth[start:end] = self.depth[parents[row]] + 1
+        self.score[start:end] = scores[row, column]
         self.expanded[start:end] = False
         self.count = end
 

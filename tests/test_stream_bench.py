@@ -81,12 +81,17 @@ class ScriptedPasses:
 def test_the_pass_before_a_window_and_reading_ahead_do_not_count() -> None:
     passes: Any = ScriptedPasses()
 
-    def read(tokens: int) -> Reading:
-        passes.log.append(f"read {tokens}")
-        return reading(100.0)
+    def read_link() -> float:
+        passes.log.append("link")
+        return 100.0
 
-    window = run_window(passes, 16, 0.0, read)
-    assert passes.log == ["settle", "read 16", "pass", "pass", "pass", "settle", "read 16"]
+    def floor(tokens: int) -> Compute:
+        passes.log.append(f"floor {tokens}")
+        return Compute(1.0, 0.5, 2.0)
+
+    window = run_window(passes, 16, 0.0, read_link, floor)
+    around = ["floor 16", "settle", "link", "link"], ["settle", "link", "floor 16"]
+    assert passes.log == [*around[0], "pass", "pass", "pass", *around[1]]
     assert (window.passes, window.nbytes, window.waited) == (2, 20, 1.0)
     assert window.seconds > 0
 
@@ -213,7 +218,11 @@ def test_the_gpus_bench_goes_through_every_promise(tiny: Path, monkeypatch: pyte
 
     report = Report()
     found = stream_cuda.measure_cuda(
-        args, tiny, load, lambda passes, read: stream.run_rounds(args, passes, read, report), report
+        args,
+        tiny,
+        load,
+        lambda passes, link, floor: stream.run_rounds(args, passes, link, floor, report),
+        report,
     )
     assert asked == ["8GB", "12GB"]
     assert found["link_bytes_per_s"] == 1e9

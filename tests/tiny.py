@@ -134,6 +134,16 @@ def open_model(folder: Path, dtype: torch.dtype = torch.float32, device: torch.d
     return LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, device)
 
 
+def load_all(model: LoadedModel, capacity: int) -> None:
+    """Every layer kept in memory."""
+    model.load(Placement.in_memory(len(model.layers), range(len(model.layers)), 0), capacity, nothing)
+
+
+def _drafter(model: LoadedModel, capacity: int, lean: bool) -> LMDrafter:
+    drafts = (model.lean(capacity) if lean else None) or model.tree_model
+    return LMDrafter("draft", drafts, model.device, model.close)
+
+
 def nothing(done: int, total: int) -> None:
     """Progress that goes nowhere."""
 
@@ -151,12 +161,14 @@ def tiny_engine(
     verify: str = "coupled",
     dtype: torch.dtype = torch.float32,
     expand: bool = True,
+    lean: bool = True,
     device: torch.device = _CPU,
     wrap: Callable[[Any], Any] | None = None,
 ) -> Engine:
     """An engine whose placement is given instead of decided; draft is a folder, "auto" or "none".
 
-    resident and slots: a placement in one memory, unless a whole `placement` is given.
+    resident and slots: a placement in one memory, unless a whole `placement` is given. lean: draft by the
+    lean forward where the family has one.
     """
     checkpoint = open_checkpoint(str(folder))
     codec = TextCodec(load_tokenizer(folder), folder, checkpoint.config)
@@ -169,11 +181,11 @@ def tiny_engine(
     if draft == "auto":
         substitute = open_model(folder, dtype, device)
         substitute.load_packed(expand, context, nothing, CALIBRATION, target.rest_tensors)
-        drafter = LMDrafter("substitute", substitute.tree_model, device, substitute.close)
+        drafter = _drafter(substitute, context, lean)
     elif draft != "none":
         other = open_model(Path(draft), dtype, device)
-        other.load(Placement.in_memory(len(other.layers), range(len(other.layers)), 0), context, nothing)
-        drafter = LMDrafter("draft", other.tree_model, device, other.close)
+        load_all(other, context)
+        drafter = _drafter(other, context, lean)
     if wrap is not None:
         drafter = wrap(drafter)
     config = EngineConfig(

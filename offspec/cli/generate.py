@@ -49,7 +49,7 @@ def generate(
     draft: opt.Draft = "auto",
     draft_bits: opt.DraftBits = 16,
     budget: opt.Budget = 256,
-    width: opt.Width = 32,
+    width: opt.Width = "auto",
     verify: opt.VerifyRule = "coupled",
     no_speculation: opt.NoSpeculation = False,
     check: opt.Check = False,
@@ -80,7 +80,7 @@ def generate(
         device=device,
         dtype=dtype,
         budget=budget,
-        width=width,
+        width=None if width == "auto" else int(width),
         context=context,
         verify=verify,
     )

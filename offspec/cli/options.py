@@ -20,6 +20,12 @@ def _device(value: str) -> str:
     return value
 
 
+def _width(value: str) -> str:
+    if value != "auto" and not re.fullmatch(r"\d+", value):
+        raise typer.BadParameter(f"{value!r} is neither a number of nodes nor auto")
+    return value
+
+
 Model = Annotated[
     str,
     typer.Argument(
@@ -104,9 +110,13 @@ Budget = Annotated[
     ),
 ]
 Width = Annotated[
-    int,
+    str,
     typer.Option(
-        metavar="NODES", help="Guesses that one draft step continues at once.", rich_help_panel=DRAFT_PANEL
+        metavar="NODES|auto",
+        callback=_width,
+        help="Guesses that one draft step continues at once; [bold]auto[/] measures the draft's steps "
+        "while loading and takes what fills the tree soonest.",
+        rich_help_panel=DRAFT_PANEL,
     ),
 ]
 VerifyRule = Annotated[

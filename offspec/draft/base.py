@@ -31,7 +31,8 @@ class Scorer:
 
     x = the draft's processed logits (penalties, temperature; no filters, which would hide what the target
     may keep) plus the noise the target will add; softmax(x / tau) is the estimate. noise is None for
-    greedy decoding and for SpecExec's ranking.
+    greedy decoding and for SpecExec's ranking. One buffer [W, V] is kept from step to step and worked on in
+    place: fresh memory of that size costs several times what is computed in it.
     """
 
     def __init__(
@@ -41,28 +42,62 @@ class Scorer:
         self._noise = noise
         self._children = children
         self.fit = fit
+        self._room = torch.empty(0, 0)
+
+    @property
+    def needs_paths(self) -> bool:
+        """Whether `children` looks at the paths it is given."""
+        return self._processor.penalises
 
     def children(
         self, logits: torch.Tensor, paths: Sequence[Sequence[int]], positions: Sequence[int]
     ) -> Children:
-        """logits [W, V] at nodes with these paths below the root; positions [W] of the children."""
-        missing = self._processor.vocab_size - logits.shape[1]
-        if (
-            missing
-        ):  # heads of one family are padded to different sizes; ids beyond the draft's are never guessed
-            logits = torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
-        x = self._processor.draft_scores(logits, paths)
+        """logits [W, V] at nodes with these paths below the root; positions [W] of the children.
+
+        The draft's V may be smaller than the target's: ids beyond it are never guessed. paths may be empty
+        unless `needs_paths`.
+        """
+        size = self._processor.vocab_size
+        x = self._buffer(len(logits), logits.device)
+        scores = self._processor.draft_scores(logits, paths, out=x[:, :size])
         if self._noise is not None:
-            x = x + self._noise.rows(positions)
-        count = min(self._children, x.shape[1])
-        top, token = torch.topk(x, count, dim=1)
+            self._noise.add_to(scores, positions)
+        top, token = _top(x, min(self._children, size))
         tau = self.fit.tau
-        total = torch.logsumexp(x if tau == 1.0 else x / tau, dim=1, keepdim=True)
+        # What follows destroys x: the log of the sum of exp(x / tau), all relative to the best.
+        total = x.sub_(top[:, :1]).div_(tau).exp_().sum(dim=1, keepdim=True).log_()
+        relative = top - top[:, :1]
         return Children(
             token=token.cpu().numpy(),
-            log_prob=(top / tau - total).cpu().numpy(),
-            x=(top - top[:, :1]).cpu().numpy(),
+            log_prob=(relative / tau - total).cpu().numpy(),
+            x=relative.cpu().numpy(),
         )
+
+    def _buffer(self, count: int, device: torch.device) -> torch.Tensor:
+        """[W, V] in whole blocks; what is behind V loses against everything."""
+        if len(self._room) < count or self._room.device != device:
+            blocks = -(-self._processor.vocab_size // _BLOCK)
+            self._room = torch.empty(count, blocks * _BLOCK, device=device)
+        self._room[:count, self._processor.vocab_size :] = -torch.inf
+        return self._room[:count]
+
+
+_BLOCK = 128
+
+
+def _top(x: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `count` largest of each row of x [W, n blocks of 128] and their places, largest first.
+
+    They lie in the `count` blocks with the largest maxima, and a maximum is found at the speed of memory,
+    which sorting is not.
+    """
+    blocks = x.unflatten(1, (-1, _BLOCK))  # [W, n, 128]
+    if blocks.shape[1] < 2 * count:
+        return torch.topk(x, count, dim=1)
+    chosen = torch.topk(blocks.amax(dim=2), count, dim=1).indices  # [W, count]
+    some = blocks.gather(1, chosen[:, :, None].expand(-1, -1, _BLOCK)).flatten(1)
+    top, place = torch.topk(some, count, dim=1)
+    return top, chosen.gather(1, place // _BLOCK) * _BLOCK + place % _BLOCK
 
 
 class Drafter(Protocol):

@@ -1,26 +1,58 @@
 """A language model as drafter: one forward for the W nodes of a step, over its own tree cache."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
+import numpy as np
 import torch
 
 from offspec.draft.base import Children, Scorer
 from offspec.model.attention import TreeContext
-from offspec.model.runner import TreeModel
+from offspec.model.skeleton import Skeleton
 from offspec.tree import Candidates
+
+
+class DraftCache(Protocol):
+    """What `TreeCache` and `LeanCache` have in common."""
+
+    length: int
+
+    def commit(self, pending: int, nodes: Sequence[int]) -> None: ...
+
+    def rewind(self, length: int) -> None: ...
+
+
+class DraftModel(Protocol):
+    """What `TreeModel` and `LeanModel` have in common."""
+
+    skeleton: Skeleton
+
+    @property
+    def cache(self) -> DraftCache: ...
+
+    def hidden(self, tokens: torch.Tensor, context: TreeContext) -> torch.Tensor: ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
 class LMDrafter:
     """Drafts with a causal LM that shares the target's vocabulary.
 
     Rows of its cache behind the committed ones belong to expanded nodes, in the order of expansion; the
-    tokens committed since the last pass run together with the root.
+    tokens committed since the last pass run together with the root. step_seconds: what a step of so many
+    nodes takes, where it was measured (`draft.pace`).
     """
 
     def __init__(
-        self, name: str, model: TreeModel, device: torch.device, release: Callable[[], None]
+        self,
+        name: str,
+        model: DraftModel,
+        device: torch.device,
+        release: Callable[[], None],
+        step_seconds: Mapping[int, float] | None = None,
     ) -> None:
         self.name = name
+        self.step_seconds: dict[int, float] = dict(step_seconds or {})
         self._model = model
         self._device = device
         self._release = release
@@ -28,14 +60,14 @@ class LMDrafter:
         self._row_of: dict[int, int] = {}  # candidate to row of the tree
         self._pending = 0  # rows before the tree's: tokens committed since the cache was last committed
         self._positions: list[int] = []  # of the pending rows, then of the tree's
-        self._sees = torch.zeros(0, 0, dtype=torch.bool)
+        self._sees = np.zeros((64, 64), dtype=np.bool_)
 
     def start(self, ids: Sequence[int]) -> None:
         cache = self._model.cache
         cache.rewind(min(cache.length, len(ids) - 1))
         self._ids = list(ids)
         self._row_of.clear()
-        self._sees = torch.zeros(64, 64, dtype=torch.bool)
+        self._sees[:] = False
 
     def expand(self, candidates: Candidates, nodes: Sequence[int], scorer: Scorer) -> Children:
         cache, root = self._model.cache, len(self._ids) - 1
@@ -43,32 +75,31 @@ class LMDrafter:
         if not self._row_of:
             self._pending, self._positions = len(fresh), list(range(cache.length, root))
         self._place(candidates, nodes)
-        depths = [int(candidates.depth[node]) for node in nodes]
-        self._positions += [root + depth for depth in depths]
-        tree_rows = len(self._row_of)
+        positions: list[int] = (candidates.depth[nodes] + root).tolist()
+        self._positions += positions
+        rows = len(self._row_of)
         context = TreeContext(
             prefix=cache.length,
             position=torch.tensor(self._positions, device=self._device),
             causal=self._pending,
-            ancestors=self._sees[:tree_rows, :tree_rows].to(self._device),
+            ancestors=torch.from_numpy(self._sees[:rows, :rows]).to(self._device),
         )
         last = self._model.skeleton.vocab_size - 1  # the target's head may be padded beyond the draft's
-        tokens = [min(token, last) for token in (*fresh, *(int(candidates.token[node]) for node in nodes))]
+        tokens = [min(token, last) for token in (*fresh, *candidates.token[nodes].tolist())]
         hidden = self._model.hidden(torch.tensor(tokens, device=self._device), context)
         logits = self._model.logits(hidden[len(fresh) :])
-        paths = [candidates.path_tokens(node) for node in nodes]
-        return scorer.children(logits, paths, [root + depth + 1 for depth in depths])
+        paths = [candidates.path_tokens(node) for node in nodes] if scorer.needs_paths else []
+        return scorer.children(logits, paths, [position + 1 for position in positions])
 
     def _place(self, candidates: Candidates, nodes: Sequence[int]) -> None:
         """Give the nodes their rows, and note which rows each may see."""
         needed = len(self._row_of) + len(nodes)
         if needed > len(self._sees):
-            grown = torch.zeros(2 * needed, 2 * needed, dtype=torch.bool)
+            grown = np.zeros((2 * needed, 2 * needed), dtype=np.bool_)
             grown[: len(self._sees), : len(self._sees)] = self._sees
             self._sees = grown
-        for node in nodes:
+        for node, parent in zip(nodes, candidates.parent[nodes].tolist(), strict=True):
             row = self._row_of[node] = len(self._row_of)
-            parent = int(candidates.parent[node])
             if parent >= 0:
                 self._sees[row] = self._sees[self._row_of[parent]]
             self._sees[row, row] = True

@@ -13,6 +13,7 @@ from offspec.model.cache import TreeCache
 from offspec.model.embedding import RowGather
 from offspec.model.feeder import LayerFeeder, PackedLayers
 from offspec.model.head import HeadBlock, StreamedHead, head_blocks
+from offspec.model.lean import LeanModel, lean_model
 from offspec.model.runner import CHUNK, TreeModel
 from offspec.model.skeleton import build_skeleton
 from offspec.model.weights import Recipe, map_weights
@@ -195,6 +196,19 @@ class LoadedModel:
         with torch.inference_mode():
             self.tree_model.hidden(torch.tensor(list(calibration), device=self.device), context)
         self.tree_model.cache.rewind(0)
+
+    def lean(self, capacity: int) -> LeanModel | None:
+        """A faster model that takes the place of `tree_model`; None where there is none for this one.
+
+        Only for a model whose layers are all in memory; they are taken over. capacity: of its cache.
+        """
+        model = lean_model(self.skeleton, capacity, self.device, lambda index: self.layers[index].unbind())
+        if model is not None:
+            self.tree_model.cache = TreeCache(
+                1, 0
+            )  # the old one's memory goes, whoever still holds the model
+            self._tree_model = None
+        return model
 
     def _assemble(
         self,

@@ -120,16 +120,27 @@ def _in_chunks(forward: Callable[..., Any], hidden: torch.Tensor, args: Any, kwa
     The states of a long prompt are overwritten chunk by chunk, so that only one set of them waits.
     """
     rows = hidden.shape[1]
-    if rows <= CHUNK:
+    parts = _chunks(rows, kwargs.get("tree"))
+    if len(parts) == 1:
         return forward(hidden, *args, **kwargs)
     wrapped = False
-    for start in range(0, rows, CHUNK):
-        part = slice(start, min(start + CHUNK, rows))
+    for part in parts:
         sliced = {name: _rows(value, part, rows) for name, value in kwargs.items()}
         out = forward(hidden[:, part], *(_rows(value, part, rows) for value in args), **sliced)
         wrapped = isinstance(out, tuple)
         hidden[:, part] = out[0] if wrapped else out
     return (hidden,) if wrapped else hidden
+
+
+def _chunks(rows: int, tree: TreeContext | None) -> list[slice]:
+    """At most CHUNK rows each, and none with rows of both the prompt and a tree.
+
+    In bfloat16 the shape of a product can move its last bit. Kept apart, the keys and values of a prompt
+    are the same whatever tree, or none, rides behind it.
+    """
+    prompt = max(tree.causal - (len(tree.position) - rows), 0) if tree is not None else 0
+    starts = [*range(0, prompt, CHUNK), *range(prompt, rows, CHUNK)]
+    return [slice(start, end) for start, end in zip(starts, [*starts[1:], rows], strict=True)]
 
 
 def _rows(value: Any, part: slice, rows: int) -> Any:

@@ -111,7 +111,7 @@ def test_defaults_reach_the_engine(offspec: Call, script: Script) -> None:
         "device": "cpu",
         "dtype": "bfloat16",
         "budget": 256,
-        "width": 32,
+        "width": None,
         "context": None,
         "verify": "coupled",
     }

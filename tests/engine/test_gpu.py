@@ -8,9 +8,10 @@ import torch
 import offspec
 from offspec import CapacityError, SamplingParams
 from offspec.device import RUNTIME
+from offspec.model.attention import TreeContext
 from offspec.store.arena import Arena
 from offspec_planners.placement import Placement, Tier
-from tests.tiny import reference, tiny_engine, write_model
+from tests.tiny import load_all, open_model, reference, tiny_engine, write_model
 
 pytestmark = pytest.mark.gpu
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
@@ -51,6 +52,48 @@ def test_every_tier_says_the_same(tiers: str, head: Tier, tmp_path: Path) -> Non
         draft = "auto" if head is Tier.DEVICE else model
         with tiny_engine(model, draft, placement=placement, device=torch.device("cuda")) as engine:
             assert list(engine.generate(PROMPT, params).token_ids) == expected
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_graphs_of_draft_steps_say_what_the_cpu_says(family: str, tmp_path: Path) -> None:
+    """Prompts, trees and commits in turn, each count of rows twice: captured, then replayed."""
+    folder, said = write_model(tmp_path / "model", family, spread=0.2), list[torch.Tensor]()
+    for name in ("cpu", "cuda"):
+        device = torch.device(name)
+        draft = open_model(folder, device=device)
+        load_all(draft, 64)
+        lean = draft.lean(64)
+        assert lean is not None
+        outs = []
+        with torch.inference_mode():
+            for rows in (9, 5, 1, 5, 9):
+                length = lean.cache.length
+                position = torch.arange(length, length + rows, device=device)
+                context = TreeContext(
+                    length, position, 0, torch.ones(rows, rows, device=device).tril().bool()
+                )
+                outs.append(lean.logits(lean.hidden(position % 90 + 3, context)).cpu())
+                lean.cache.commit(0, [0, *range(2, rows)])
+        if name == "cuda":
+            assert lean._steps is not None and lean._steps._graphs
+            assert all(step.graph is not None for step in lean._steps._steps.values())
+        said.append(torch.cat(outs))
+        lean.close()
+        draft.close()
+    assert torch.allclose(said[0], said[1], atol=1e-3)
+
+
+def test_a_graph_that_cannot_be_captured_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise RuntimeError("no graphs today")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", refuse)
+    model = write_model(tmp_path / "model")
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    with tiny_engine(model, model, device=torch.device("cuda")) as engine:
+        assert list(engine.generate(PROMPT, params).token_ids) == reference(model, PROMPT, 20)
 
 
 def test_a_promise_of_device_memory_is_kept(tmp_path: Path) -> None:

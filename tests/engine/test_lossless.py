@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import offspec
 from offspec import SamplingParams
 from offspec.model import runner
 from offspec_planners.placement import Placement, Tier
@@ -124,6 +125,32 @@ def test_any_budget_and_width(
                 result = engine.generate(PROMPT, _sampling(temperature))
                 assert result.token_ids == tokens
                 assert result.passes <= len(tokens)
+
+
+def test_lean_drafts_and_others_are_believed_alike(
+    models: tuple[Path, Path, Path], expected: dict[float, tuple[int, ...]]
+) -> None:
+    passes = []
+    for lean in (True, False):
+        with tiny_engine(models[0], models[1], lean=lean) as engine:
+            results = [engine.generate(PROMPT, _sampling(temperature)) for temperature in expected]
+        assert [result.token_ids for result in results] == list(expected.values())
+        passes.append([result.passes for result in results])
+    assert passes[0] == passes[1]
+
+
+def test_a_width_is_chosen_by_measuring(models: tuple[Path, Path, Path]) -> None:
+    for draft in ("none", str(models[1])):
+        with offspec.load(str(models[0]), draft=draft, dtype="float32", budget=64) as engine:
+            drafter = engine._assembly.drafter
+            found = drafter.step_seconds if drafter else {}
+            assert (set(found) <= {4, 8, 16, 32} and found) if drafter else not found
+            assert engine.width in (found or {16})
+            greedy = SamplingParams(max_tokens=20, ignore_eos=True)
+            assert list(engine.generate(PROMPT, greedy).token_ids) == reference(models[0], PROMPT, 20)
+    with offspec.load(str(models[0]), draft=str(models[1]), dtype="float32", width=3) as engine:
+        drafter = engine._assembly.drafter
+        assert engine.width == 3 and drafter is not None and not drafter.step_seconds
 
 
 @pytest.mark.parametrize("size", [80, 112])

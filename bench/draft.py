@@ -1,0 +1,246 @@
+"""What a draft step costs, by its width: transformers' forward beside the lean one, and the floor below both.
+
+    python -m bench.draft [MODEL] [--widths 8 16 32]
+
+A step is what the engine repeats while it grows a tree: a forward of so many nodes over a prefix, the head,
+the noise, and the ranking of children. Both forwards have the same weights and the same ranking, and take
+turns. The floor is the larger of two times: reading the weights once at the rate at which memory is read
+here, and multiplying at the rate of a product that is large enough to be efficient.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from bench.harness import Report, command_line, environment, model_name, ratio, write_result
+from bench.rates import gemm_rates
+from offspec.config import SamplingParams, format_bytes
+
+if TYPE_CHECKING:
+    from offspec.draft.base import Scorer
+    from offspec.draft.lm import DraftModel
+    from offspec.model.loaded import LoadedModel
+
+NAME = "draft"
+_READ_BYTES = 256 << 20
+_EFFICIENT_ROWS = 256
+_TURNS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """What no step can beat here. nbytes and weights: of all layers and the head."""
+
+    nbytes: int
+    weights: int
+    bytes_per_s: float
+    flops_per_s: float
+
+    def seconds(self, width: int) -> float:
+        """The least that a step of `width` nodes can take."""
+        return max(self.nbytes / self.bytes_per_s, 2.0 * self.weights * width / self.flops_per_s)
+
+
+def measure_floor(draft: LoadedModel, dtype: str) -> Floor:
+    """Sizes from the draft's own headers, rates from this machine."""
+    sizes = [parameter.numel() for layer in draft.skeleton.layers for parameter in layer.parameters()]
+    head: int = draft.skeleton.model.get_output_embeddings().weight.numel()
+    config = draft.skeleton.config
+    rate = gemm_rates(
+        [_EFFICIENT_ROWS], rows=config.intermediate_size, columns=config.hidden_size, dtype=dtype
+    )[0]
+    weights = sum(sizes) + head
+    return Floor(weights * draft.dtype.itemsize, weights, read_rate(), rate.flops_per_s)
+
+
+def read_rate(nbytes: int = _READ_BYTES) -> float:
+    """Bytes per second at which memory is read, with torch's threads; the best of a few."""
+    import torch
+
+    block = torch.ones(nbytes // 4)  # not zeros, which the system may keep on one page
+    best = min(_timed(block.sum) for _ in range(8))
+    return block.nbytes / best
+
+
+def _timed(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+class Steps:
+    """One way of computing a draft step, over a prefix of its own."""
+
+    def __init__(self, model: DraftModel, scorer: Scorer, prefix: int) -> None:
+        import torch
+
+        from offspec.model.attention import TreeContext
+
+        self._model, self._scorer, self._prefix = model, scorer, prefix
+        device = torch.device("cpu")
+        tokens = torch.arange(prefix).remainder(model.skeleton.vocab_size)
+        with torch.inference_mode():
+            model.cache.rewind(0)
+            model.hidden(tokens, TreeContext.chain(prefix, device))
+            model.cache.commit(prefix, [])
+
+    def run(self, width: int) -> tuple[float, int]:
+        """Seconds of a step of `width` siblings, and the likeliest child of the first of them."""
+        import torch
+
+        from offspec.model.attention import TreeContext
+
+        nodes = torch.arange(7, 7 + width).remainder(self._model.skeleton.vocab_size)
+        start = time.perf_counter()
+        with torch.inference_mode():
+            context = TreeContext(
+                self._prefix, torch.full((width,), self._prefix), 0, torch.eye(width, dtype=torch.bool)
+            )
+            logits = self._model.logits(self._model.hidden(nodes, context))
+            children = self._scorer.children(logits, [], [self._prefix + 1] * width)
+        spent = time.perf_counter() - start
+        self._model.cache.rewind(self._prefix)
+        return spent, int(children.token[0, 0])
+
+
+def open_draft(name: str, bits: int, dtype: str, capacity: int) -> LoadedModel:
+    """The draft with all of its layers in memory, rounded as the engine rounds it where `bits` is 4."""
+    import torch
+
+    from offspec.assemble import calibration_ids
+    from offspec.checkpoint import open_checkpoint
+    from offspec.model.loaded import LoadedModel
+    from offspec.text import TextCodec, load_tokenizer
+    from offspec_planners.placement import Placement
+
+    checkpoint = open_checkpoint(name)
+    draft = LoadedModel(checkpoint.folder, checkpoint.tensors, getattr(torch, dtype), torch.device("cpu"))
+    if bits == 16:
+        draft.load(Placement.in_memory(len(draft.layers), range(len(draft.layers)), 0), capacity, _nothing)
+    else:
+        codec = TextCodec(load_tokenizer(checkpoint.folder), checkpoint.folder, checkpoint.config)
+        most = min(capacity, draft.skeleton.context_length)
+        draft.load_packed(True, capacity, _nothing, calibration_ids(codec, most))
+    return draft
+
+
+def _nothing(done: int, total: int) -> None:
+    """Progress that goes nowhere."""
+
+
+def new_scorer(vocabulary: int, temperature: float) -> Scorer:
+    from offspec.draft.base import Scorer
+    from offspec.noise import GumbelNoise
+    from offspec.sampling import LogitsProcessor
+    from offspec_planners.calibrate import TemperatureFit
+
+    processor = LogitsProcessor(SamplingParams(temperature=temperature, seed=0), vocabulary, [])
+    noise = GumbelNoise(0, vocabulary) if processor.uses_noise else None
+    return Scorer(processor, noise, TemperatureFit())
+
+
+def measure(ways: dict[str, Steps], floor: Floor, widths: Sequence[int], rounds: int) -> list[dict[str, Any]]:
+    """One row a width: the floor, and of each way the median step and the least and the most."""
+    rows = []
+    for width in widths:
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(_TURNS):
+            for name, steps in ways.items():
+                # Several in a row, as when a tree grows: the first finds the caches full of the other's.
+                spent = [steps.run(width)[0] for _ in range(rounds + 1)]
+                times[name] += spent[1:]
+        row: dict[str, Any] = {"width": width, "floor_seconds": floor.seconds(width)}
+        for name, spent_all in times.items():
+            row[f"{name}_seconds"] = median(spent_all)
+            row[f"{name}_spread"] = [min(spent_all), max(spent_all)]
+        if "lean" in ways:
+            row["speedup"] = ratio(row["transformers_seconds"], row["lean_seconds"])
+            row["of_floor"] = ratio(row["floor_seconds"], row["lean_seconds"])
+        rows.append(row)
+    return rows
+
+
+def show(row: dict[str, Any], report: Report) -> None:
+    parts = [
+        f"{name} {1e3 * row[f'{name}_seconds']:.1f} ms"
+        for name in ("transformers", "lean")
+        if f"{name}_seconds" in row
+    ]
+    faster = f", {row['speedup']:.2f} times as fast" if "speedup" in row else ""
+    report.reached(
+        f"{row['width']:>3} nodes: {', '.join(parts)}{faster}; floor {1e3 * row['floor_seconds']:.1f} ms",
+        row.get("of_floor"),
+    )
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"python -m bench.{NAME}", description="What a draft step costs.")
+    parser.add_argument("model", nargs="?", default="demo", help="the draft")
+    parser.add_argument("--draft-bits", type=int, choices=(4, 16), default=4)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--widths", type=int, nargs="+", default=[1, 4, 8, 16, 32])
+    parser.add_argument("--prefix", type=int, default=200, help="committed tokens before the tree")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--budget", type=int, default=128, help="of the tree that a width is chosen for")
+    parser.add_argument("--rounds", type=int, default=6, help="steps in a row, in three turns")
+    parser.add_argument("--json", type=Path, help="result file (default bench/results/draft.json)")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    args = parse(argv)
+    from offspec.draft.pace import choose_width
+
+    report = Report()
+    capacity = args.prefix + max(args.widths)
+    report.progress("loading the draft twice")
+    plain, taken = (open_draft(args.model, args.draft_bits, args.dtype, capacity) for _ in range(2))
+    floor = measure_floor(plain, args.dtype)
+    report.ceiling(
+        f"{1e3 * floor.nbytes / floor.bytes_per_s:.1f} ms to read {format_bytes(floor.nbytes)} of weights at "
+        f"{format_bytes(floor.bytes_per_s)}/s; {2e3 * floor.weights / floor.flops_per_s:.2f} ms a node to "
+        f"multiply at {floor.flops_per_s / 1e9:.0f} GFLOP/s"
+    )
+    vocabulary = plain.skeleton.vocab_size
+    models: dict[str, DraftModel | None] = {"transformers": plain.tree_model, "lean": taken.lean(capacity)}
+    ways = {
+        name: Steps(model, new_scorer(vocabulary, args.temperature), args.prefix)
+        for name, model in models.items()
+        if model is not None
+    }
+    if "lean" not in ways:
+        report.note("this draft is not of a plain shape: it keeps transformers' forward")
+    rows = measure(ways, floor, args.widths, args.rounds)
+    for row in rows:
+        show(row, report)
+    fastest = "lean" if "lean" in ways else "transformers"
+    chosen = choose_width({row["width"]: row[f"{fastest}_seconds"] for row in rows}, args.budget)
+    report.note(f"of these widths, {chosen} fills a tree of {args.budget} nodes soonest")
+    summary = {
+        "bench": NAME,
+        "draft": model_name(args.model),
+        **{key: getattr(args, key) for key in ("draft_bits", "dtype", "prefix", "temperature", "budget")},
+        "weight_bytes": floor.nbytes,
+        "read_bytes_per_s": floor.bytes_per_s,
+        "flops_per_s": floor.flops_per_s,
+        "chosen_width": chosen,
+        "steps": rows,
+    }
+    command = command_line(f"bench.{NAME}", argv)
+    write_result(NAME, {**summary, "command": command, "environment": environment()}, args.json)
+    report.last_line(summary)
+    for draft in (plain, taken):
+        draft.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""A forward for small, plain decoders whose weights are all in memory: what drafting spends its time in.
+
+transformers runs a layer in some forty operations, each of them a microsecond's work and ten of overhead
+when there are 16 rows. Here it is fifteen, over fused and prearranged weights (`lean_weights`), with the
+keys and values of all layers in one block. On a CUDA device a step is one graph (`lean_graph`).
+
+Letters: T rows of a pass, S rows they can look at, H hidden size, Q query heads, KV key heads, G = Q / KV,
+D head size, I inner size, V vocabulary.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from offspec.model.attention import TreeContext
+from offspec.model.lean_cache import LeanCache
+from offspec.model.lean_graph import PADDING, GraphedSteps
+from offspec.model.lean_weights import FusedLayer, PlainShape, fuse_layers, norm_gain, plain_shape
+from offspec.model.skeleton import Skeleton
+
+_CHUNK = 256  # rows of a long prompt that go through the layers together
+
+Rows = slice | torch.Tensor
+
+
+def lean_model(
+    skeleton: Skeleton, capacity: int, device: torch.device, release: Callable[[int], None]
+) -> "LeanModel | None":
+    """A lean model of the weights bound in `skeleton`; None if its shape is not plain or some are missing.
+
+    Takes the layers over: release(i) frees the originals of layer i, after which the skeleton's own forward
+    has no layers to run. Embedding, final norm and head are used where they are, and left as they are.
+    """
+    shape = plain_shape(skeleton)
+    if shape is None or any(parameter.is_meta for parameter in skeleton.layers.parameters()):
+        return None
+    with torch.inference_mode():
+        return LeanModel(skeleton, shape, fuse_layers(skeleton, release), capacity, device)
+
+
+class LeanModel:
+    """Hidden states and logits of token trees, with a cache; used as `TreeModel` is.
+
+    static: run steps at fixed shapes, as a CUDA graph needs; by default where the device is one.
+    """
+
+    def __init__(
+        self,
+        skeleton: Skeleton,
+        shape: PlainShape,
+        layers: list[FusedLayer],
+        capacity: int,
+        device: torch.device,
+        static: bool | None = None,
+    ) -> None:
+        self.skeleton = skeleton
+        self._shape, self._layers, self._device = shape, layers, device
+        self._dtype: torch.dtype = skeleton.model.dtype
+        last: torch.Tensor = skeleton.decoder.norm.weight
+        self._last = norm_gain(last.detach())
+        self._least = torch.tensor((len(last) * shape.eps) ** 0.5, device=device)
+        use_static = device.type == "cuda" if static is None else static
+        self._steps = GraphedSteps(self.layers_over, device) if use_static else None
+        room = capacity + (PADDING if use_static else 0)
+        self.cache = LeanCache(len(layers), shape.kv_heads, room, shape.size, self._dtype, device)
+        self._cos, self._sin = self._rotations(room)
+
+    def _rotations(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin [count, 1, D] of every position, as the family makes them.
+
+        The sine's first half is negated: x turned is then x cos + (x rolled by D / 2) sin.
+        """
+        like = torch.empty(0, dtype=self._dtype, device=self._device)
+        cos, sin = self.skeleton.decoder.rotary_emb(like, torch.arange(count, device=self._device)[None])
+        sin = sin[0].clone()
+        sin[:, : self._shape.size // 2].neg_()
+        return cos[0][:, None], sin[:, None]
+
+    @torch.inference_mode()
+    def hidden(self, tokens: torch.Tensor, context: TreeContext) -> torch.Tensor:
+        """Final hidden states [T, H] of tokens [T]; their keys and values are appended to the cache."""
+        count = len(tokens)
+        if self.cache.reserve(self.cache.filled + count + (PADDING if self._steps else 0)):
+            self._cos, self._sin = self._rotations(self.cache.capacity)
+            if self._steps is not None:
+                self._steps.forget()
+        parts = [self._chunk(tokens[start : start + _CHUNK], context) for start in range(0, count, _CHUNK)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _chunk(self, tokens: torch.Tensor, context: TreeContext) -> torch.Tensor:
+        cache, count = self.cache, len(tokens)
+        start, end = cache.filled, cache.filled + count
+        first, last = start - context.prefix, end - context.prefix
+        position = context.position[first:last]
+        # Summed up in float32: no slower, since norms want it so, and nearer to the truth in bfloat16.
+        hidden = self.skeleton.model.get_input_embeddings()(tokens).to(torch.float32, copy=True)
+        turn = self._cos[position], self._sin[position]
+        masks = {
+            window: context.mask(first, last, window, self._dtype) for window in set(self._shape.windows)
+        }
+        if self._steps is not None and self._steps.takes(count):
+            out = self._steps.run(hidden, turn, masks, start, cache.capacity)
+        else:
+            out = self.layers_over(hidden, turn, masks, slice(start, end), end)
+        cache.filled = end
+        return out
+
+    def layers_over(
+        self,
+        hidden: torch.Tensor,
+        turn: tuple[torch.Tensor, torch.Tensor],
+        masks: dict[int | None, torch.Tensor],
+        rows: Rows,
+        end: int,
+    ) -> torch.Tensor:
+        """Embeddings [T, H] float32, overwritten, to final hidden states [T, H].
+
+        turn: cos and sin [T, 1, D]; masks by window [T, end]; rows: where in the cache the T rows go; end:
+        rows of the cache that are looked at.
+        """
+        shape, (cos, sin) = self._shape, turn
+        queries, turning, count = shape.heads, shape.heads + shape.kv_heads, len(hidden)
+        wide = {window: mask.repeat(shape.groups, 1) for window, mask in masks.items()}  # [G T, end]
+        for layer, kept, window in zip(self._layers, self.cache.layers, shape.windows, strict=True):
+            heads = layer.qkv(self._normed(hidden, layer.before)).view(count, -1, shape.size)
+            turned = heads[:, :turning]  # [T, Q + KV, D]; the values behind them do not turn
+            if layer.q_norm is not None and layer.k_norm is not None:
+                turned[:, :queries] = _head_norm(turned[:, :queries], layer.q_norm, shape.eps)
+                turned[:, queries:] = _head_norm(turned[:, queries:], layer.k_norm, shape.eps)
+            rolled = turned.roll(shape.size // 2, -1)
+            torch.addcmul(turned * cos, rolled, sin, out=turned)
+            kept[:, rows] = heads[:, queries:].transpose(0, 1)
+            hidden += layer.out(self._attend(heads[:, :queries], kept[:, :end], wide[window]))
+            gate, up = layer.gate_up(self._normed(hidden, layer.between)).chunk(2, dim=1)
+            hidden += layer.down(F.silu(gate).mul_(up))
+        return self._normed(hidden, self._last)
+
+    def _normed(self, hidden: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+        """The RMS norm of hidden [T, H] float32, in the model's dtype."""
+        length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True).hypot_(self._least)
+        return torch.div(hidden, length).mul_(gain).to(self._dtype)
+
+    def _attend(self, query: torch.Tensor, seen: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """query [T, Q, D], keys and values [2 KV, S, D], mask [G T, S] to [T, Q D]; groups become rows."""
+        count, pairs, size = len(query), self._shape.kv_heads, self._shape.size
+        folded = query.unflatten(1, (pairs, -1)).permute(1, 2, 0, 3).reshape(1, pairs, -1, size)
+        out = F.scaled_dot_product_attention(folded, seen[None, :pairs], seen[None, pairs:], attn_mask=mask)
+        return out.view(pairs, -1, count, size).permute(2, 0, 1, 3).reshape(count, -1)
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, H] to [n, V]."""
+        out: torch.Tensor = self.skeleton.model.get_output_embeddings()(hidden)
+        return out
+
+    def close(self) -> None:
+        """Drop the weights and the cache."""
+        self._layers = []
+        self.cache = LeanCache(0, 0, 0, 0, self._dtype, self._device)
+        if self._steps is not None:
+            self._steps.forget()
+
+
+def _head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return F.rms_norm(x, weight.shape, weight, eps)

@@ -1,0 +1,57 @@
+"""Keys and values of a lean model: all layers in one block, committed and rewound at once.
+
+Letters: N layers, KV key heads, C capacity, D head size.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+
+class LeanCache:
+    """`TreeCache`'s semantics over one block [N, 2 KV, C, D]: of each layer the keys, then the values.
+
+    `length` rows are committed; rows up to `filled` belong to the tree in work. What lies behind them is
+    finite, since a step at fixed capacity reads it, if only to multiply it by nought.
+    """
+
+    def __init__(
+        self, layers: int, heads: int, capacity: int, size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.block = torch.zeros(layers, 2 * heads, capacity, size, dtype=dtype, device=device)
+        self.layers = self.block.unbind()
+        self.length = 0
+        self.filled = 0
+
+    @property
+    def capacity(self) -> int:
+        return self.block.shape[2]
+
+    def reserve(self, capacity: int) -> bool:
+        """Make room for `capacity` rows, keeping what is there; says whether anything moved."""
+        if capacity <= self.capacity:
+            return False
+        layers, heads, _, size = self.block.shape
+        grown = self.block.new_zeros(layers, heads, capacity, size)
+        grown[:, :, : self.filled] = self.block[:, :, : self.filled]
+        self.block, self.layers = grown, grown.unbind()
+        return True
+
+    @torch.inference_mode()
+    def commit(self, pending: int, nodes: Sequence[int]) -> None:
+        """Commit `pending` rows in order, then the rows of `nodes` (counted from behind the pending ones).
+
+        Every other uncommitted row is dropped. Rows must be ascending, which a path down a tree is.
+        """
+        start = self.length + pending
+        end = start + len(nodes)
+        assert end <= self.filled
+        if list(nodes) != list(range(len(nodes))):
+            rows = torch.tensor([start + node for node in nodes], device=self.block.device)
+            self.block[:, :, start:end] = self.block[:, :, rows]
+        self.length = self.filled = end
+
+    def rewind(self, length: int) -> None:
+        """Go back to `length` committed positions, dropping everything behind them."""
+        assert 0 <= length <= self.length
+        self.length = self.filled = length
