@@ -59,7 +59,7 @@ def assemble(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) -> 
             notify(Notice(no_room(config, given if vram is None else vram, draft)))
             draft = None
         capacity = fit.context + config.budget
-        target.load(fit.placement, capacity, _progress(notify, "Loading the target"))
+        target.load(fit.placement, capacity, _progress(notify, "Loading the target"), fit.chunk)
         for file in sorted(target.buffered_files):
             notify(Notice(f"{file.name} is read through the page cache: its file system refuses O_DIRECT"))
         drafter = None

@@ -12,6 +12,7 @@ from offspec.grow import GrowthPolicy
 from offspec.model.lean_graph import PADDING
 from offspec.model.loaded import LoadedModel
 from offspec.model.packing import packed_bytes
+from offspec.model.runner import CHUNK, SMALL_CHUNK
 from offspec_planners.placement import Placement
 
 # How a draft is held: as stored, as 4-bit values at 16 bits each, packed, or not at all.
@@ -22,11 +23,12 @@ _CONTEXTS = (4096, 2048, 1024, 512)  # tried in turn when the caller does not sa
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What was decided. context: tokens of prompt and answer together."""
+    """What was decided. context: tokens of prompt and answer together; chunk: rows of a prompt at a time."""
 
     context: int
     draft_mode: DraftMode
     placement: Placement
+    chunk: int = CHUNK
 
 
 def decide(
@@ -46,12 +48,17 @@ def decide(
     runtime, failure = memory.resident_bytes(), None
     for mode in _modes(config, draft):
         for context in contexts:
-            needs = _needs(config, target, draft, mode, context, runtime)
-            try:
-                return Fit(context, mode, memory.divide(given, needs, device_memory))
-            except CapacityError as error:
-                if failure is None or error.needed < failure.needed:
-                    failure = error
+            for chunk in (CHUNK, SMALL_CHUNK):
+                needs = _needs(config, target, draft, mode, context, runtime, chunk)
+                try:
+                    fit = Fit(context, mode, memory.divide(given, needs, device_memory), chunk)
+                except CapacityError as error:
+                    if failure is None or error.needed < failure.needed:
+                        failure = error
+                    continue
+                # Where not even one layer stays, a smaller chunk may make room for it, or for the head.
+                if fit.placement.resident or chunk == SMALL_CHUNK:
+                    return fit
     assert failure is not None
     raise failure
 
@@ -80,6 +87,7 @@ def _needs(
     mode: DraftMode,
     context: int,
     runtime: int,
+    chunk: int,
 ) -> memory.Needs:
     capacity = context + config.budget
     vocabulary = target.skeleton.vocab_size
@@ -88,7 +96,7 @@ def _needs(
         runtime=runtime,
         rest=target.rest_bytes,
         caches=target.cache_bytes(capacity),
-        scratch=target.scratch_bytes(capacity, capacity)
+        scratch=target.scratch_bytes(capacity, capacity, chunk)
         + (64 + 3 * (config.width or WIDEST)) * 4 * vocabulary,
         draft=draft_bytes(mode, draft, config, context),
         layers=target.layer_bytes,

@@ -1,6 +1,7 @@
 """How much memory there is, how much this process takes, and how a promise of memory is divided."""
 
 import ctypes
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -101,9 +102,6 @@ class Needs:
         """Everything but layers and the process itself."""
         return self.rest + self.caches + self.scratch + self.draft
 
-    def sizes(self) -> Sizes:
-        return Sizes(tuple(self.layers), tuple(self.extra))
-
     def with_streamed_head(self) -> "Needs":
         """The same with the head as the last units of a pass."""
         return replace(self, rest=self.rest - self.head, scratch=self.scratch + self.logits, head=0)
@@ -114,18 +112,20 @@ def divide(memory: int, needs: Needs, device_memory: int | None = None) -> Place
 
     device_memory is None where the computing is done in RAM. Raises CapacityError, which lists the parts.
     """
-    try:
-        return _place(memory, needs, needs.sizes(), device_memory)
-    except TooSmallError as error:
-        failure, failed = error, needs
-    if needs.head:
-        streamed = needs.with_streamed_head()
-        sizes = replace(needs.sizes(), head=needs.head, block=needs.block)
+    placements, failures = list[Placement](), list[tuple[TooSmallError, Needs]]()
+    for wanted, sizes in _heads(needs):
         try:
-            return _place(memory, streamed, sizes, device_memory)
+            placements.append(_place(memory, wanted, sizes, device_memory))
         except TooSmallError as error:
-            if error.where is not Tier.DEVICE or _least(streamed, error) < _least(failed, failure):
-                failure, failed = error, streamed
+            failures.append((error, wanted))
+            continue
+        if not _cramped(placements[-1]):
+            return placements[-1]
+    if placements:
+        return placements[0]
+    failure, failed = min(
+        failures, key=lambda found: (found[0].where is Tier.DEVICE, _least(found[1], found[0]))
+    )
     given = memory if device_memory is None or failure.where is Tier.HOST else device_memory
     raise _too_small(given, failed, failure, device_memory is not None)
 
@@ -135,6 +135,23 @@ def _place(memory: int, needs: Needs, sizes: Sizes, device_memory: int | None) -
     if device_memory is None:
         return place_layers(sizes, usable - needs.weights_aside)
     return place_on_device(sizes, device_memory - needs.device_runtime - needs.weights_aside, usable)
+
+
+def _cramped(placement: Placement) -> bool:
+    """Whether there was room for no layer, and for two slots only.
+
+    With two the link stands still whenever one is full and the other in use: a third is worth more than a
+    head that stays.
+    """
+    return placement.slots == 2 and not placement.resident
+
+
+def _heads(needs: Needs) -> Iterator[tuple[Needs, Sizes]]:
+    """The head kept, and the head streaming where it may."""
+    sizes = Sizes(tuple(needs.layers), tuple(needs.extra))
+    yield needs, sizes
+    if needs.head:
+        yield needs.with_streamed_head(), replace(sizes, head=needs.head, block=needs.block)
 
 
 def _least(needs: Needs, error: TooSmallError) -> int:

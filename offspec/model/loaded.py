@@ -14,7 +14,7 @@ from offspec.model.embedding import RowGather
 from offspec.model.feeder import LayerFeeder, PackedLayers
 from offspec.model.head import HeadBlock, StreamedHead, head_blocks
 from offspec.model.lean import LeanModel, lean_model
-from offspec.model.runner import CHUNK, TreeModel
+from offspec.model.runner import TreeModel
 from offspec.model.skeleton import build_skeleton
 from offspec.model.weights import Recipe, map_weights
 from offspec.store.arena import Arena
@@ -114,12 +114,12 @@ class LoadedModel:
     def cache_bytes(self, capacity: int) -> int:
         return capacity * self.skeleton.kv_bytes_per_token()
 
-    def scratch_bytes(self, rows: int, length: int) -> int:
+    def scratch_bytes(self, rows: int, length: int, chunk: int) -> int:
         """Most bytes of activations in a pass of `rows` rows over a cache of `length` positions."""
         config, item = self.skeleton.config, self.dtype.itemsize
         hidden: int = config.hidden_size
         inner = max((max(shape) for shape in self._matrix_shapes()), default=hidden)
-        chunk = min(rows, CHUNK)
+        chunk = min(rows, chunk)
         heads: int = config.num_attention_heads
         groups = heads // (getattr(config, "num_key_value_heads", None) or heads)
         attending = min(rows, ROWS)
@@ -160,10 +160,10 @@ class LoadedModel:
         """Files whose file system refuses O_DIRECT."""
         return self._reader.buffered
 
-    def load(self, placement: Placement, capacity: int, progress: Progress) -> None:
+    def load(self, placement: Placement, capacity: int, progress: Progress, chunk: int | None = None) -> None:
         """Read the rest and the layers that stay in memory, and start streaming the others.
 
-        capacity: positions of the cache. Raises StreamError, CapacityError; `close` afterwards.
+        capacity: positions of the cache; chunk: rows that go through a layer together. Raises StreamError, CapacityError; `close` afterwards.
         """
         blocks = self._head_blocks() if placement.head is not Tier.DEVICE else []
         feeder = LayerFeeder(
@@ -174,7 +174,7 @@ class LoadedModel:
             self.device,
             self.timeline,
         )
-        self._assemble(feeder, capacity, None, blocks)
+        self._assemble(feeder, capacity, None, blocks, chunk)
         feeder.load(progress)
 
     def load_packed(
@@ -216,6 +216,7 @@ class LoadedModel:
         capacity: int,
         rest: dict[str, torch.Tensor] | None,
         blocks: Sequence[HeadBlock],
+        chunk: int | None = None,
     ) -> None:
         self._feeder = feeder
         model: Any = self.skeleton.model
@@ -242,7 +243,9 @@ class LoadedModel:
                     if buffer is not None:
                         module._buffers[name] = buffer.to(self.device)
         cache = TreeCache(len(self.layers), capacity)
-        self._tree_model = TreeModel(self.skeleton, cache, enter=feeder.enter, leave=feeder.leave, head=head)
+        self._tree_model = TreeModel(
+            self.skeleton, cache, enter=feeder.enter, leave=feeder.leave, head=head, chunk=chunk
+        )
 
     def _read_rest(self, *, without_head: bool) -> dict[str, torch.Tensor]:
         """Everything that is no layer and stays, by parameter name."""

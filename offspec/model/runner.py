@@ -15,14 +15,16 @@ from offspec.model.cache import TreeCache
 from offspec.model.head import StreamedHead
 from offspec.model.skeleton import Skeleton
 
-CHUNK = 1024  # rows that go through a layer together; bounds the activations of a long prompt
+# Rows that go through a layer together, which bounds the activations of a long prompt; and where memory is so
+# tight that fewer make room for something better.
+CHUNK, SMALL_CHUNK = 1024, 256
 
 
 class TreeModel:
     """A causal LM with a tree cache. Its weights are someone else's business (`enter`, `leave`).
 
     enter(i) and leave(i) are called around layer i, once a pass however many chunks run through it. head:
-    given where the head streams, too.
+    given where the head streams, too. chunk: most rows that go through a layer together.
     """
 
     def __init__(
@@ -33,8 +35,10 @@ class TreeModel:
         enter: Callable[[int], None] | None = None,
         leave: Callable[[int], None] | None = None,
         head: StreamedHead | None = None,
+        chunk: int | None = None,
     ) -> None:
         self.skeleton = skeleton
+        self.chunk = chunk or CHUNK
         self._head = head
         self.cache = cache
         self.on_layer: Callable[[int], None] | None = None
@@ -62,7 +66,7 @@ class TreeModel:
             if enter is not None:
                 enter(index)
             try:
-                out = _in_chunks(forward, hidden, args, kwargs)
+                out = _in_chunks(forward, hidden, self.chunk, args, kwargs)
             finally:
                 if leave is not None:
                     leave(index)
@@ -114,13 +118,15 @@ class TreeModel:
         return rows[0]
 
 
-def _in_chunks(forward: Callable[..., Any], hidden: torch.Tensor, args: Any, kwargs: dict[str, Any]) -> Any:
+def _in_chunks(
+    forward: Callable[..., Any], hidden: torch.Tensor, chunk: int, args: Any, kwargs: dict[str, Any]
+) -> Any:
     """Run a layer over [1, T, H] in chunks of rows, slicing with it whatever is per row.
 
     The states of a long prompt are overwritten chunk by chunk, so that only one set of them waits.
     """
     rows = hidden.shape[1]
-    parts = _chunks(rows, kwargs.get("tree"))
+    parts = _chunks(rows, chunk, kwargs.get("tree"))
     if len(parts) == 1:
         return forward(hidden, *args, **kwargs)
     wrapped = False
@@ -132,14 +138,14 @@ def _in_chunks(forward: Callable[..., Any], hidden: torch.Tensor, args: Any, kwa
     return (hidden,) if wrapped else hidden
 
 
-def _chunks(rows: int, tree: TreeContext | None) -> list[slice]:
-    """At most CHUNK rows each, and none with rows of both the prompt and a tree.
+def _chunks(rows: int, chunk: int, tree: TreeContext | None) -> list[slice]:
+    """At most `chunk` rows each, and none with rows of both the prompt and a tree.
 
     In bfloat16 the shape of a product can move its last bit. Kept apart, the keys and values of a prompt
     are the same whatever tree, or none, rides behind it.
     """
     prompt = max(tree.causal - (len(tree.position) - rows), 0) if tree is not None else 0
-    starts = [*range(0, prompt, CHUNK), *range(prompt, rows, CHUNK)]
+    starts = [*range(0, prompt, chunk), *range(prompt, rows, chunk)]
     return [slice(start, end) for start, end in zip(starts, [*starts[1:], rows], strict=True)]
 
 

@@ -108,6 +108,13 @@ def test_a_head_streams_where_it_does_not_fit() -> None:
     assert memory.divide(caught.value.needed, needs).head is Tier.DISK
 
 
+def test_a_third_slot_is_worth_more_than_a_head_that_stays() -> None:
+    needs = memory.Needs(10**8, 3 * 10**7, 0, 0, 0, [10**7] * 9, [0] * 9, 2 * 10**7, 10**7)
+    found = [memory.divide(size * 10**6, needs) for size in (212, 228, 240, 244, 300)]
+    assert [placement.slots for placement in found] == [2, 3, 3, 3, 3]
+    assert [placement.head is Tier.DEVICE for placement in found] == [False, False, False, True, True]
+
+
 def test_a_device_and_ram_are_told_apart() -> None:
     needs = memory.Needs(10**8, 10**8, 10**7, 10**7, 0, [10**7] * 40, [0] * 40, device_runtime=10**8)
     placement = memory.divide(4 * 10**8, needs, 3 * 10**8)
