@@ -91,6 +91,7 @@ def run_worker(
             "dtype": args.dtype,
             "budget": args.budget,
             "width": args.width,
+            "context": args.context,
         },
         "params": {"temperature": temperature, "max_tokens": args.tokens if on else args.off_tokens},
         "seed": args.seed,
@@ -158,6 +159,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     p.add_argument("--budget", type=int, default=256)
     p.add_argument("--width", type=int, default=32)
+    p.add_argument("--context", type=int, help="tokens of prompt and answer (default: what fits)")
     p.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--raw-bytes", default="4GB", help="how much is read to find the raw rate (default 4GB)")
@@ -184,7 +186,7 @@ def bench(args: argparse.Namespace, words: Sequence[str], report: Report) -> dic
     if _liberties(args):
         report.note("measured without " + " and without ".join(_liberties(args)))
     runs = measure(args, folder, recipe, prompts, report)
-    keys = ("factor", "draft_bits", "dtype", "budget", "width", "tokens", "off_tokens", "seed")
+    keys = ("factor", "draft_bits", "dtype", "budget", "width", "context", "tokens", "off_tokens", "seed")
     summary = {
         "bench": NAME,
         "model": folder.name,

@@ -107,6 +107,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     p.add_argument("--budget", type=int, default=128)
     p.add_argument("--width", type=int, default=16)
+    p.add_argument("--context", type=int, default=1024, help="of offspec, whose cache is set aside for it")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--peer-seconds", type=int, default=600, help="a peer's process is ended after so long")
     p.add_argument("--raw-bytes", default="2GB", help="how much is read to find the raw rate (default 2GB)")
@@ -136,7 +137,18 @@ def bench(args: argparse.Namespace, words: Sequence[str], report: Report) -> tup
         report.note("measured without " + " and without ".join(liberties))
     runs = measure(args, scene, prompts, report)
     rows = [summarise(runs, temperature) for temperature in args.temperatures]
-    keys = ("factor", "dtype", "budget", "width", "tokens", "off_tokens", "airllm_tokens", "seed", "only")
+    keys = (
+        "factor",
+        "dtype",
+        "budget",
+        "width",
+        "context",
+        "tokens",
+        "off_tokens",
+        "airllm_tokens",
+        "seed",
+        "only",
+    )
     summary = {
         "bench": NAME,
         "model": target.name,

@@ -163,7 +163,8 @@ class LoadedModel:
     def load(self, placement: Placement, capacity: int, progress: Progress, chunk: int | None = None) -> None:
         """Read the rest and the layers that stay in memory, and start streaming the others.
 
-        capacity: positions of the cache; chunk: rows that go through a layer together. Raises StreamError, CapacityError; `close` afterwards.
+        capacity: positions of the cache; chunk: rows that go through a layer together. Raises StreamError,
+        CapacityError; `close` afterwards.
         """
         blocks = self._head_blocks() if placement.head is not Tier.DEVICE else []
         feeder = LayerFeeder(
