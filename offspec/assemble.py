@@ -56,7 +56,7 @@ def assemble(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) -> 
             draft = _open_draft(config, checkpoint, codec, target, dtype, device, notify)
         fit = decide(config, given, vram, target, draft)
         if draft is not None and fit.draft_mode == "none":
-            notify(Notice(no_room(config, given if vram is None else vram, draft)))
+            notify(Notice(no_room(config, given, vram, draft)))
             draft = None
         capacity = fit.context + config.budget
         target.load(fit.placement, capacity, _progress(notify, "Loading the target"), fit.chunk)
@@ -71,12 +71,12 @@ def assemble(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) -> 
         target.close()
         if draft is not None:
             draft.close()
-        if isinstance(error, torch.OutOfMemoryError):
+        if devices.is_out_of_memory(error):
             raise CapacityError(
-                f"{device} ran out of memory while loading; try a smaller --vram (which keeps fewer layers "
-                "there), a smaller --context, a smaller draft or --draft none",
+                f"{device} ran out of memory while loading; try a smaller --context or --budget, a smaller "
+                "draft, or --draft none",
                 needed=0,
-                given=vram or 0,
+                given=vram or given,
             ) from error
         raise
 
@@ -124,7 +124,7 @@ def _load_draft(
     if fit.draft_mode == "full":
         name = Path(config.draft).name
         everywhere = Placement.in_memory(len(draft.layers), range(len(draft.layers)), 0)
-        draft.load(everywhere, rows, _progress(notify, "Loading the draft"))
+        draft.load(everywhere, rows, _progress(notify, "Loading the draft"), fit.chunk)
         return _drafter(name, draft, rows, config)
     shared = config.draft == "auto"
     stage = "Making a 4-bit substitute of the target" if shared else "Rounding the draft to 4 bits"
@@ -134,6 +134,7 @@ def _load_draft(
         lambda done, total: notify(LoadProgress(stage, done, total, "layers")),
         calibration_ids(codec, min(rows, draft.skeleton.context_length)),
         target.rest_tensors if shared else None,
+        fit.chunk,
     )
     name = "substitute (4-bit)" if shared else f"{Path(config.draft).name} (4-bit)"
     return _drafter(name, draft, rows, config)
@@ -170,6 +171,7 @@ def describe(assembly: Assembly) -> dict[str, Any]:
         "slots": placement.slots,
         "staging": placement.staging,
         "head": str(placement.head),
+        "chunk": assembly.target.tree_model.chunk,
         "memory": assembly.memory,
         "vram": assembly.vram,
     }

@@ -5,9 +5,11 @@ import torch
 from offspec.config import format_bytes
 from offspec.errors import CapacityError, RequestError
 
-# What a process takes on a CUDA device before its first tensor, and cuBLAS beside its last: not counted by
-# torch's allocator, so set aside.
+# What a process takes on a CUDA device before its first tensor, which torch's allocator does not count.
 RUNTIME = 700_000_000
+
+# What it does count and nobody plans: work space of libraries, pools of graphs, rounding of blocks.
+SLACK = 256_000_000
 
 
 def find_device(name: str) -> torch.device:
@@ -37,9 +39,11 @@ def claim(device: torch.device, vram: int | None) -> int | None:
         if vram is not None:
             raise RequestError("--vram is for a CUDA device; on a CPU, limit RAM with --memory")
         return None
+    torch.cuda.set_device(device)  # or streams and graphs would be made on the first one
+    torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     if vram is None:
-        vram = int(0.95 * free)
+        vram = int(0.95 * free) + RUNTIME  # which is taken by now, so not free
     elif vram > free + RUNTIME:
         raise CapacityError(
             f"{format_bytes(vram)} of device memory were promised, and {format_bytes(free)} are free; close "
@@ -47,9 +51,17 @@ def claim(device: torch.device, vram: int | None) -> int | None:
             needed=vram,
             given=free,
         )
-    torch.cuda.set_per_process_memory_fraction(min(max(vram - RUNTIME, 1) / total, 1.0), device)
+    # Another engine of this process may hold memory already.
+    most = torch.cuda.memory_reserved(device) + max(vram - RUNTIME, 1)
+    torch.cuda.set_per_process_memory_fraction(min(most / total, 1.0), device)
     torch.cuda.reset_peak_memory_stats(device)
     return vram
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation was refused: torch has a class for a device that is full, and words for a CPU."""
+    refused = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return refused or isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
 def peak_bytes(device: torch.device) -> int:

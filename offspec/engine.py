@@ -10,8 +10,6 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, cast
 
-import torch
-
 from offspec import device as devices
 from offspec import memory as process_memory
 from offspec.assemble import Assembly, assemble, describe
@@ -283,12 +281,12 @@ class Engine:
         except BaseException as error:
             self._assembly.target.tree_model.on_layer = None
             self._session.recover()
-            if _is_out_of_memory(error):
+            if devices.is_out_of_memory(error):
                 raise CapacityError(
                     "memory ran out in the middle of a pass; give a smaller --context or --budget, or close "
                     "what else uses memory",
                     needed=0,
-                    given=self._assembly.memory,
+                    given=self._assembly.vram or self._assembly.memory,
                 ) from error
             raise
 
@@ -339,12 +337,6 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    # torch has a class for a device that is full, and only words for a CPU.
-    refused = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    return refused or isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
 class _Ending:

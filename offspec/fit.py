@@ -48,6 +48,7 @@ def decide(
     runtime, failure = memory.resident_bytes(), None
     for mode in _modes(config, draft):
         for context in contexts:
+            found: Fit | None = None
             for chunk in (CHUNK, SMALL_CHUNK):
                 needs = _needs(config, target, draft, mode, context, runtime, chunk)
                 try:
@@ -56,9 +57,13 @@ def decide(
                     if failure is None or error.needed < failure.needed:
                         failure = error
                     continue
-                # Where not even one layer stays, a smaller chunk may make room for it, or for the head.
-                if fit.placement.resident or chunk == SMALL_CHUNK:
-                    return fit
+                # Where not even one layer stays, a smaller chunk may make room for one, a slot or the head.
+                if found is None or fit.placement != found.placement:
+                    found = fit
+                if found.placement.resident:
+                    break
+            if found is not None:
+                return found
     assert failure is not None
     raise failure
 
@@ -104,7 +109,7 @@ def _needs(
         head=0 if shares_head else target.head_bytes,
         block=target.head_block_bytes,
         logits=2 * max(config.budget, 2) * vocabulary * target.dtype.itemsize,
-        device_runtime=devices.RUNTIME if target.device.type == "cuda" else 0,
+        device_runtime=devices.RUNTIME + devices.SLACK if target.device.type == "cuda" else 0,
     )
 
 
@@ -127,12 +132,13 @@ def draft_bytes(mode: DraftMode, draft: LoadedModel | None, config: EngineConfig
     return fixed + sum(packed_bytes(elements) for elements in draft.layer_elements) + unpacked
 
 
-def no_room(config: EngineConfig, given: int, draft: LoadedModel) -> str:
+def no_room(config: EngineConfig, given: int, vram: int | None, draft: LoadedModel) -> str:
     """The notice that a substitute was left out, and what to do about it."""
-    needed = draft_bytes("packed", draft, config, _CONTEXTS[-1])
+    needed = draft_bytes("packed", draft, config, config.context or _CONTEXTS[-1])
+    memory_given, option = (given, "--memory") if vram is None else (vram, "--vram")
     return (
         f"no draft: a 4-bit substitute of the target takes {format_bytes(needed)}, too much beside it in "
-        f"{format_bytes(given)}; name a smaller model with --draft, or give more --memory"
+        f"{format_bytes(memory_given)}; name a smaller model with --draft, or give more {option}"
     )
 
 

@@ -27,7 +27,7 @@ class GrowthPolicy:
     """
 
     budget: int
-    width: int = 32
+    width: int
     min_gain: float = 0.01
 
     @property

@@ -134,7 +134,10 @@ def _place(memory: int, needs: Needs, sizes: Sizes, device_memory: int | None) -
     usable = int(memory * (1 - _KERNEL_SHARE)) - needs.runtime - MARGIN
     if device_memory is None:
         return place_layers(sizes, usable - needs.weights_aside)
-    return place_on_device(sizes, device_memory - needs.device_runtime - needs.weights_aside, usable)
+    # What goes to the device passes through RAM, a layer or the head at a time.
+    passing = max(needs.rest, max(needs.layers))
+    aside = needs.device_runtime + needs.weights_aside
+    return place_on_device(sizes, device_memory - aside, usable - passing)
 
 
 def _cramped(placement: Placement) -> bool:

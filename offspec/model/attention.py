@@ -15,7 +15,7 @@ from offspec.errors import UnsupportedModelError
 NAME = "offspec_tree"
 _UNSAID = "not said"
 ROWS = 256  # that attend together: more waste work on keys that the first of them may not see
-_KEPT_MASKS = 32 << 20  # bytes of masks kept from layer to layer; a long prompt's are made anew
+KEPT_MASKS = 32 << 20  # bytes of masks kept from layer to layer; a long prompt's are made anew
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class TreeContext:
         if key not in self._masks:
             visible = self._visible(start, end, window)
             bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-            if sum(mask.nbytes for mask in self._masks.values()) > _KEPT_MASKS:
+            if sum(mask.nbytes for mask in self._masks.values()) > KEPT_MASKS:
                 self._masks.clear()
             self._masks[key] = bias.masked_fill_(~visible, float("-inf"))
         return self._masks[key]
@@ -100,8 +100,8 @@ def tree_attention(
     window = _window(module) if isinstance(sliding_window, str) else sliding_window
     scale = size**-0.5 if scaling is None else scaling
     out = query.new_empty(1, rows, heads, value.shape[-1])
-    for start in range(0, rows, ROWS):
-        stop = min(start + ROWS, rows)
+    for part in pieces(0, rows, ROWS):
+        start, stop = part.start, part.stop
         # No row sees a later one, so what lies behind the last row of a block is not even looked at.
         seen = tree.prefix + end - rows + stop
         if rows == 1 and not window and end == 1:
@@ -113,6 +113,13 @@ def tree_attention(
         )
         out[:, start:stop] = block.transpose(1, 2)
     return out, None
+
+
+def pieces(start: int, end: int, most: int) -> list[slice]:
+    """Pieces of at most `most` rows, as even as can be: a lone one at the end would round otherwise."""
+    rows = end - start
+    count = -(-rows // most)
+    return [slice(start + rows * i // count, start + rows * (i + 1) // count) for i in range(count)]
 
 
 def _attend(

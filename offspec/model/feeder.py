@@ -164,6 +164,7 @@ class LayerFeeder:
     def close(self) -> None:
         if self._stream is not None:
             self._stream.close()
+            self._stream = None
         for arena in self._hosted.values():
             arena.close()
         self._hosted.clear()

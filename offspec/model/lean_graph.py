@@ -9,6 +9,7 @@ Letters: T rows of a step, P those of its graph, C capacity, H hidden size, D he
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -40,6 +41,9 @@ class GraphedSteps:
         self._device = device
         self._steps: dict[int, _Step] = {}
         self._graphs = device.type == "cuda"
+        # One stream and one pool of memory for all captures: steps never run at the same time.
+        self._aside: torch.cuda.Stream | None = None
+        self._pool: Any = None
 
     def takes(self, count: int) -> bool:
         return count <= _MOST_ROWS
@@ -83,20 +87,27 @@ class GraphedSteps:
         def work() -> torch.Tensor:
             return self._layers(step.hidden.clone(), step.turn, step.masks, step.rows, capacity)
 
+        before = torch.cuda.current_stream(self._device)
         try:
-            aside = torch.cuda.Stream(self._device)
-            aside.wait_stream(torch.cuda.current_stream(self._device))
-            with torch.cuda.stream(aside):
+            if self._aside is None:
+                self._aside = torch.cuda.Stream(self._device)
+                self._pool = torch.cuda.graph_pool_handle()
+            self._aside.wait_stream(before)
+            with torch.cuda.stream(self._aside):
                 work()
-            torch.cuda.current_stream(self._device).wait_stream(aside)
+            before.wait_stream(self._aside)
             graph = torch.cuda.CUDAGraph()
             # Only this thread's calls count: others go on copying layers meanwhile.
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._aside, capture_error_mode="thread_local"
+            ):
                 step.out = work()
             step.graph = graph
         except RuntimeError:  # an operation that cannot be captured, or no memory for the graph's own
             step.graph = step.out = None
             self._graphs = False
+        finally:
+            torch.cuda.set_stream(before)  # a capture that fails does not give it back
 
 
 def _make(padded: int, hidden: torch.Tensor, turn: Turn, masks: Masks, capacity: int) -> _Step:

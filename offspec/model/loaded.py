@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from offspec.checkpoint import TensorInfo
-from offspec.model.attention import ROWS, TreeContext
+from offspec.model.attention import KEPT_MASKS, ROWS, TreeContext
 from offspec.model.binding import Binder
 from offspec.model.cache import TreeCache
 from offspec.model.embedding import RowGather
@@ -123,7 +123,8 @@ class LoadedModel:
         heads: int = config.num_attention_heads
         groups = heads // (getattr(config, "num_key_value_heads", None) or heads)
         attending = min(rows, ROWS)
-        attention = attending * (length + rows) * (item * (1 + groups) + 1)
+        attention = attending * (length + rows) * (item * groups + 1)
+        attention += min(rows * (length + rows) * item, KEPT_MASKS + attending * (length + rows) * item)
         if getattr(config, "attn_logit_softcapping", None) or self._has_sinks():
             attention += 4 * heads * attending * (length + rows) * 4  # written out, in float32
         largest = max((a * b for a, b in self._matrix_shapes()), default=0)  # reordered by the GEMM
@@ -185,6 +186,7 @@ class LoadedModel:
         progress: Progress,
         calibration: Sequence[int],
         rest: dict[str, torch.Tensor] | None = None,
+        chunk: int | None = None,
     ) -> None:
         """Read all layers and round their matrices to 4 bits; see `PackedLayers`. Progress is in layers.
 
@@ -192,7 +194,9 @@ class LoadedModel:
         loaded by another, to be shared.
         """
         layers = list(self.skeleton.layers)
-        self._assemble(PackedLayers(self.layers, layers, self._reader, expand, progress), capacity, rest, ())
+        self._assemble(
+            PackedLayers(self.layers, layers, self._reader, expand, progress), capacity, rest, (), chunk
+        )
         context = TreeContext.chain(len(calibration), self.device)
         with torch.inference_mode():
             self.tree_model.hidden(torch.tensor(list(calibration), device=self.device), context)
@@ -276,4 +280,6 @@ class LoadedModel:
         self._reader.close()
         self.rest_tensors = {}
         self._memory.clear()
+        if self._tree_model is not None:
+            self._tree_model.cache = TreeCache(0, 0)  # the skeleton's layers still refer to the model
         self._feeder = self._gather = self._tree_model = None

@@ -10,7 +10,7 @@ import torch
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import ModelOutput
 
-from offspec.model.attention import TreeContext
+from offspec.model.attention import TreeContext, pieces
 from offspec.model.cache import TreeCache
 from offspec.model.head import StreamedHead
 from offspec.model.skeleton import Skeleton
@@ -104,7 +104,9 @@ class TreeModel:
         if self._head is not None:
             rows = self._head.logits(hidden, self._project)
             return lambda row: rows[row]
-        return lambda row: self._project(hidden[row : row + 1])[0]
+        # A pair, since the product of a single row rounds otherwise than that of many, and a head that
+        # streams makes many: what is said must not depend on where the head lies.
+        return lambda row: self._project(hidden[[row, row]])[0]
 
     def _project(self, hidden: torch.Tensor) -> torch.Tensor:
         self._given = hidden[None]
@@ -145,8 +147,7 @@ def _chunks(rows: int, chunk: int, tree: TreeContext | None) -> list[slice]:
     are the same whatever tree, or none, rides behind it.
     """
     prompt = max(tree.causal - (len(tree.position) - rows), 0) if tree is not None else 0
-    starts = [*range(0, prompt, chunk), *range(prompt, rows, chunk)]
-    return [slice(start, end) for start, end in zip(starts, [*starts[1:], rows], strict=True)]
+    return pieces(0, prompt, chunk) + pieces(prompt, rows, chunk)
 
 
 def _rows(value: Any, part: slice, rows: int) -> Any:

@@ -79,6 +79,10 @@ def _rate(
     threads = [threading.Thread(target=read, args=(worker,)) for worker in range(shape.depth)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    finally:
+        for thread in threads:  # after Ctrl-C, too: the files will be closed
+            thread.join()
     return sum(moved) / (time.perf_counter() - began)

@@ -9,6 +9,7 @@ import errno
 import hashlib
 import os
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ _CHANGED = (
     "Have it whole again (download it again if need be) and load the model anew"
 )
 
+_SETTLED_NS = 10 * 10**9  # a file that was changed longer ago than this is not being written
 _SAMPLES = 16  # pages of a file that must be as they were for it to pass as the same file
 
 
@@ -57,6 +59,7 @@ class DirectReader:
         self._files: dict[Path, _File] = {}
         self._retired: list[int] = []
         self._lock = threading.Lock()
+        self._closed = False
 
     @property
     def buffered(self) -> set[Path]:
@@ -73,6 +76,8 @@ class DirectReader:
 
     def _file(self, path: Path) -> _File:
         with self._lock:
+            if self._closed:
+                raise StreamError("the model was closed", file=path, offset=0)
             if path not in self._files:
                 self._files[path] = _open(path)
             return self._files[path]
@@ -93,8 +98,9 @@ class DirectReader:
             return
         if size != file.stamp[0] or _sample(path, size) != file.sample:
             raise StreamError(_CHANGED, file=path, offset=size if size < file.stamp[0] else offset)
-        with self._lock:
-            self._files[path] = replace(self._files[path], stamp=stamp)
+        if time.time_ns() - stamp[1] > _SETTLED_NS:  # else it may be in the middle of being written over
+            with self._lock:
+                self._files[path] = replace(self._files[path], stamp=stamp)
 
     def read_into(self, path: Path, offset: int, target: memoryview, needed: int) -> int:
         """Fill `target` from `offset`; returns the bytes that came from the file.
@@ -132,6 +138,7 @@ class DirectReader:
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             for descriptor in (*(file.descriptor for file in self._files.values()), *self._retired):
                 os.close(descriptor)
             self._files.clear()

@@ -38,6 +38,9 @@ class DeviceStream:
         slot_bytes = max(layout.nbytes for layout in layouts)
         self.memory = [torch.empty(slot_bytes, dtype=torch.uint8, device=device) for _ in range(slots)]
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        if self._copies is not None:
+            # The slots may lie where kernels still read what lay there before.
+            self._copies.wait_stream(torch.cuda.current_stream(device))
         self._free: list[torch.cuda.Event | None] = [None] * slots
         self._slot = 0
         self.ring = Ring(
@@ -105,16 +108,19 @@ class DeviceStream:
         self.ring.release()
 
     def abandon(self) -> None:
-        if self._copies is not None:
-            # Kernels of the broken-off pass may still read the slot that was held.
-            torch.cuda.current_stream(self._device).synchronize()
-        self.ring.abandon()
-        if self._disk is not None:
-            self._disk.abandon()
+        try:
+            if self._copies is not None:
+                # Kernels of the broken-off pass may still read the slot that was held.
+                torch.cuda.current_stream(self._device).synchronize()
+        finally:
+            try:
+                self.ring.abandon()
+            finally:
+                if self._disk is not None:
+                    self._disk.abandon()
 
     def close(self) -> None:
         self.ring.close()
         if self._disk is not None:
             self._disk.close()
-        for arena in self._hosted.values():
-            arena.close()
+        self.memory.clear()

@@ -100,6 +100,7 @@ class DiskStream:
             self._ring.close()
         for arena in self.memory:
             arena.close()
+        self.memory.clear()
 
 
 def read_unit(layout: UnitLayout, reader: DirectReader, *, pin: bool = False) -> Arena:

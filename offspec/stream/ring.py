@@ -90,7 +90,15 @@ class Ring:
         self._taking = threading.Lock()  # among workers
         self._work_bell: SimpleQueue[None] = SimpleQueue()  # there may be something to fill
         self._done_bell: SimpleQueue[None] = SimpleQueue()  # a job has ended
-        self._threads = [self._start(index) for index in range(workers)]
+        self._threads: list[threading.Thread] = []
+        try:
+            for index in range(workers):
+                self._threads.append(self._start(index))
+        except BaseException:  # no more threads to be had, or Ctrl-C
+            self._closed = True
+            for _ in range(workers):
+                self._work_bell.put(None)
+            raise
 
     def _start(self, index: int) -> threading.Thread:
         name = f"{self._name} {index}"
@@ -208,6 +216,7 @@ class Ring:
                     filling.workers.append(threading.current_thread())
                     if state.stale:
                         filling.workers.remove(threading.current_thread())
+                        self._tell_done()
                         return None
                     return state, filling, filling.waiting.pop(0), sequence % self.slots
                 if state.next_fill >= state.head + self.slots:
@@ -229,6 +238,7 @@ class Ring:
                 self._work_bell.get()
             else:
                 self._run(track, *taken)
+        self._work_bell.put(None)  # for a worker that nobody counted
 
     def _run(self, track: str, state: _Round, filling: _Filling, job: Job, slot: int) -> None:
         moved, error = 0, None

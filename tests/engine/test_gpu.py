@@ -7,7 +7,7 @@ import torch
 
 import offspec
 from offspec import CapacityError, SamplingParams
-from offspec.device import RUNTIME
+from offspec.device import RUNTIME, SLACK
 from offspec.model.attention import TreeContext
 from offspec.store.arena import Arena
 from offspec_planners.placement import Placement, Tier
@@ -100,13 +100,13 @@ def test_a_promise_of_device_memory_is_kept(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", hidden_size=256, intermediate_size=2048, num_hidden_layers=12)
     params = SamplingParams(max_tokens=20, ignore_eos=True)
     expected = reference(model, PROMPT, 20)
-    vram = RUNTIME + 60_000_000
+    vram = RUNTIME + SLACK + 60_000_000
     with offspec.load(str(model), device="cuda", dtype="float32", vram=vram, budget=32) as engine:
         result = engine.generate(PROMPT, params)
         assert list(result.token_ids) == expected
         assert 0 < result.peak_device_bytes <= vram
     with pytest.raises(CapacityError, match="--vram"):
-        offspec.load(str(model), device="cuda", vram=RUNTIME + 1_000_000)
+        offspec.load(str(model), device="cuda", vram=RUNTIME + SLACK + 1_000_000)
     with pytest.raises(CapacityError, match="free"):
         offspec.load(str(model), device="cuda", vram="4TB")
 

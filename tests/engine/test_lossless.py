@@ -96,6 +96,22 @@ def test_any_tiers(
             assert (result.bytes_streamed > 0) == ("d" in tiers + head)
 
 
+def test_in_bfloat16_the_place_of_the_head_and_the_chunk_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products of many rows round alike, so what is split otherwise still says the same."""
+    model = write_model(tmp_path / "model", vocab_size=3000, hidden_size=128, intermediate_size=256)
+    prompt = [3 + (7 * i * i + i) % 2900 for i in range(65)]
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=24, ignore_eos=True)
+    said = set()
+    for head, chunk in ((Tier.DEVICE, 1024), (Tier.DISK, 1024), (Tier.HOST, 64), (Tier.DEVICE, 33)):
+        monkeypatch.setattr(runner, "CHUNK", chunk)
+        placement = Placement((Tier.DISK, Tier.DEVICE, Tier.DISK), 2, 2, head)
+        with tiny_engine(model, "none", budget=1, placement=placement, dtype=torch.bfloat16) as engine:
+            said.add(engine.generate(prompt, params).token_ids)
+    assert len(said) == 1
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_large_head_streams_in_blocks(tied: bool, tmp_path: Path) -> None:
     """Also where it is the embedding as well, whose rows are then read one by one."""

@@ -91,6 +91,14 @@ def test_attention_equals_each_path_alone(
     assert torch.allclose(torch.cat(outs).double(), _obvious(q, k, v, seen, 0.3, cap), atol=1e-5)
 
 
+@given(start=st.integers(0, 50), rows=st.integers(0, 500), most=st.integers(2, 64))
+def test_pieces_cover_all_rows_and_leave_none_alone(start: int, rows: int, most: int) -> None:
+    parts = attention.pieces(start, start + rows, most)
+    assert [row for part in parts for row in range(part.start, part.stop)] == list(range(start, start + rows))
+    sizes = [part.stop - part.start for part in parts]
+    assert all(1 < size <= most for size in sizes) or rows == 1
+
+
 def test_sinks_take_their_share() -> None:
     q, k, v = torch.randn(3, 1, 2, 4, 8, generator=torch.Generator().manual_seed(0))
     sinks = torch.tensor([0.5, -1.0])

@@ -135,7 +135,7 @@ def test_growth_stops_when_a_step_is_not_worth_it() -> None:
     ]
     assert steps[0] > steps[1] > steps[2] >= 1
     assert all(len(nodes) <= 2 for nodes in drafter.steps)
-    assert grow(drafter, _scorer(), [2], GrowthPolicy(200), max_depth=0).steps == 0
+    assert grow(drafter, _scorer(), [2], GrowthPolicy(200, 32), max_depth=0).steps == 0
 
 
 def test_the_temperature_fit_finds_the_truth() -> None:
