@@ -50,6 +50,7 @@ def assemble(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) -> 
     checkpoint = open_checkpoint(config.model, notify=notify)
     target = LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, device, timeline)
     draft: LoadedModel | None = None
+    recording = torch.is_grad_enabled()
     try:
         codec = TextCodec(load_tokenizer(checkpoint.folder), checkpoint.folder, checkpoint.config)
         if config.draft != "none" and config.budget > 1:
@@ -68,6 +69,7 @@ def assemble(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) -> 
         memory.trim()
         return Assembly(target, drafter, codec, fit.context, fit.placement, given, vram)
     except BaseException as error:
+        torch.set_grad_enabled(recording)
         target.close()
         if draft is not None:
             draft.close()

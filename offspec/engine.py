@@ -10,6 +10,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, cast
 
+import torch
+
 from offspec import device as devices
 from offspec import memory as process_memory
 from offspec.assemble import Assembly, assemble, describe
@@ -272,6 +274,7 @@ class Engine:
         )
 
     def _run_pass(self, decoding: Decoding, max_depth: int) -> PassResult:
+        recording = torch.is_grad_enabled()
         try:
             with self.timeline.span("engine", "pass") as span:
                 done = self._session.run_pass(decoding, max_depth)
@@ -279,6 +282,7 @@ class Engine:
             self.timeline.counter("bytes streamed", self._assembly.target.bytes_streamed)
             return done
         except BaseException as error:
+            torch.set_grad_enabled(recording)  # Ctrl-C may have struck where it was about to be set back
             self._assembly.target.tree_model.on_layer = None
             self._session.recover()
             if devices.is_out_of_memory(error):

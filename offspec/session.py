@@ -67,7 +67,7 @@ class Session:
         self.ids = list(prompt)
         return shared
 
-    @torch.inference_mode()
+    @torch.no_grad()  # and not inference_mode, which an interrupt at its edge leaves on, with no way back
     def run_pass(self, decoding: Decoding, max_depth: int) -> PassResult:
         """Grow a tree, take it through the target with all pending tokens, walk it, commit the path.
 

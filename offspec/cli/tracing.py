@@ -16,7 +16,7 @@ def traced(file: Path | None, config: EngineConfig, say: Callable[[str], None]) 
     """A timeline to record into, written to `file` when the block ends; None where there is no file.
 
     After an error or Ctrl-C in the block what was recorded by then is written, and that error goes on:
-    should the file fail as well, that is only said. Where loading failed at once, no file is touched.
+    should the file fail as well, that is only said. Where nothing was recorded no file appears.
     """
     if file is None:
         yield None
@@ -25,7 +25,7 @@ def traced(file: Path | None, config: EngineConfig, say: Callable[[str], None]) 
     try:
         yield timeline
     except BaseException:
-        if timeline.kept > 1:  # more than that it was begun
+        if timeline.kept:
             try:
                 say(_write(timeline, file, config))
             except OffspecError as error:

@@ -26,7 +26,7 @@ _ROUNDS = 3
 _ENOUGH_S = 1.0  # a slow draft is measured at fewer widths
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def measure_steps(
     model: DraftModel, device: torch.device, widths: Sequence[int] = WIDTHS
 ) -> dict[int, float]:

@@ -35,7 +35,7 @@ def lean_model(
     shape = plain_shape(skeleton)
     if shape is None or any(parameter.is_meta for parameter in skeleton.layers.parameters()):
         return None
-    with torch.inference_mode():
+    with torch.no_grad():
         return LeanModel(skeleton, shape, fuse_layers(skeleton, release), capacity, device)
 
 
@@ -77,7 +77,7 @@ class LeanModel:
         sin[:, : self._shape.size // 2].neg_()
         return cos[0][:, None], sin[:, None]
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def hidden(self, tokens: torch.Tensor, context: TreeContext) -> torch.Tensor:
         """Final hidden states [T, H] of tokens [T]; their keys and values are appended to the cache."""
         count = len(tokens)
@@ -148,7 +148,7 @@ class LeanModel:
         out = F.scaled_dot_product_attention(folded, seen[None, :pairs], seen[None, pairs:], attn_mask=mask)
         return out.view(pairs, -1, count, size).permute(2, 0, 1, 3).reshape(count, -1)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, H] to [n, V]."""
         out: torch.Tensor = self.skeleton.model.get_output_embeddings()(hidden)

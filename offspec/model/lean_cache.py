@@ -37,7 +37,7 @@ class LeanCache:
         self.block, self.layers = grown, grown.unbind()
         return True
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def commit(self, pending: int, nodes: Sequence[int]) -> None:
         """Commit `pending` rows in order, then the rows of `nodes` (counted from behind the pending ones).
 

@@ -198,7 +198,7 @@ class LoadedModel:
             PackedLayers(self.layers, layers, self._reader, expand, progress), capacity, rest, (), chunk
         )
         context = TreeContext.chain(len(calibration), self.device)
-        with torch.inference_mode():
+        with torch.no_grad():
             self.tree_model.hidden(torch.tensor(list(calibration), device=self.device), context)
         self.tree_model.cache.rewind(0)
 

@@ -96,7 +96,7 @@ class DirectReader:
         size, _ = stamp = _stamp(file.descriptor)
         if stamp == file.stamp:
             return
-        if size != file.stamp[0] or _sample(path, size) != file.sample:
+        if size != file.stamp[0] or _sample(file.descriptor, size) != file.sample:
             raise StreamError(_CHANGED, file=path, offset=size if size < file.stamp[0] else offset)
         if time.time_ns() - stamp[1] > _SETTLED_NS:  # else it may be in the middle of being written over
             with self._lock:
@@ -175,7 +175,7 @@ def _opened(path: Path, with_direct: int) -> _File:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | with_direct)
     try:
         stamp = _stamp(descriptor)
-        return _File(descriptor, stamp, _sample(path, stamp[0]), direct=bool(with_direct))
+        return _File(descriptor, stamp, _sample(descriptor, stamp[0]), direct=bool(with_direct))
     except BaseException:
         os.close(descriptor)
         raise
@@ -186,9 +186,10 @@ def _stamp(descriptor: int) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _sample(path: Path, size: int) -> bytes:
+def _sample(descriptor: int, size: int) -> bytes:
     digest = hashlib.blake2b()
-    with path.open("rb", buffering=0) as file:
+    # The very file that is open, whatever has its name by now, and opened without O_DIRECT's rules.
+    with Path(f"/proc/self/fd/{descriptor}").open("rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead into the page cache
         for place in range(_SAMPLES):
             digest.update(os.pread(file.fileno(), PAGE, size * place // _SAMPLES))

@@ -52,13 +52,14 @@ def expected(model: Path) -> tuple[int, ...]:
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    def census() -> tuple[int, int]:
+    def census() -> tuple[int, int, bool, bool]:
         ours = [thread for thread in threading.enumerate() if thread.name.startswith("offspec-")]
-        return len(os.listdir("/proc/self/fd")), len(ours)
+        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        return len(os.listdir("/proc/self/fd")), len(ours), *modes
 
     before = census()
     yield
-    assert census() == before, "a thread or a descriptor was left behind"
+    assert census() == before, "a thread, a descriptor or a mode of torch was left behind"
 
 
 Preadv = Callable[[int, list[memoryview], int], int]

@@ -91,7 +91,7 @@ def test_attention_equals_each_path_alone(
     assert torch.allclose(torch.cat(outs).double(), _obvious(q, k, v, seen, 0.3, cap), atol=1e-5)
 
 
-@given(start=st.integers(0, 50), rows=st.integers(0, 500), most=st.integers(2, 64))
+@given(start=st.integers(0, 50), rows=st.integers(0, 500), most=st.integers(3, 64))
 def test_pieces_cover_all_rows_and_leave_none_alone(start: int, rows: int, most: int) -> None:
     parts = attention.pieces(start, start + rows, most)
     assert [row for part in parts for row in range(part.start, part.stop)] == list(range(start, start + rows))
