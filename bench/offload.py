@@ -50,6 +50,20 @@ def child(module: str, *words: str) -> str:
     return done.stdout
 
 
+def target_options(p: argparse.ArgumentParser) -> None:
+    """Which widened model is measured; for `widened`."""
+    p.add_argument("--model", default="demo", help="the small model that is widened (default demo)")
+    p.add_argument("--factor", type=int, default=4)
+    p.add_argument("--target", type=Path, help="folder of the widened model (default: in the user's cache)")
+
+
+def widened(args: argparse.Namespace) -> Path:
+    """The folder of the widened model that `target_options` name, built on the first run."""
+    place = [str(args.target)] if args.target else []
+    built = child("bench.widen", args.model, *place, "--factor", str(args.factor))
+    return Path(built.splitlines()[-1])
+
+
 def find_ceiling(args: argparse.Namespace, folder: Path, recipe: dict[str, Any]) -> Ceiling:
     """Measure the disk on the model's own files, and the processor on its largest matrix."""
     config = json.loads((folder / "config.json").read_text("utf-8"))
@@ -72,7 +86,7 @@ def raw_bandwidth(args: argparse.Namespace, folder: Path, recipe: dict[str, Any]
     return max(readings, key=lambda reading: reading.bytes_per_s)
 
 
-def _liberties(args: argparse.Namespace) -> list[str]:
+def liberties_of(args: argparse.Namespace) -> list[str]:
     named = ((args.no_cgroup, "a memory cgroup"), (args.keep_caches, "dropping the caches"))
     return [name for taken, name in named if taken]
 
@@ -145,9 +159,7 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog=f"python -m bench.{NAME}", description="Speculation off and on, streamed."
     )
-    p.add_argument("--model", default="demo", help="the small model that is widened (default demo)")
-    p.add_argument("--factor", type=int, default=4)
-    p.add_argument("--target", type=Path, help="folder of the widened model (default: in the user's cache)")
+    target_options(p)
     p.add_argument("--draft", help="default: the small model")
     p.add_argument("--draft-bits", type=int, choices=(4, 16), default=4)
     p.add_argument("--memory", default="1.5GB", help="the cgroup's limit (default 1.5GB)")
@@ -176,15 +188,13 @@ def parser() -> argparse.ArgumentParser:
 def bench(args: argparse.Namespace, words: Sequence[str], report: Report) -> dict[str, Any]:
     """Build what is missing, measure, print, and write the result; returns the last line's object."""
     prompts = read_prompts(args.prompts)
-    place = [str(args.target)] if args.target else []
-    built = child("bench.widen", args.model, *place, "--factor", str(args.factor))
-    folder = Path(built.splitlines()[-1])
+    folder = widened(args)
     args.draft = args.draft or args.model
     recipe = read_recipe(folder)
     ceiling = find_ceiling(args, folder, recipe)
     show_ceiling(ceiling, report)
-    if _liberties(args):
-        report.note("measured without " + " and without ".join(_liberties(args)))
+    if liberties_of(args):
+        report.note("measured without " + " and without ".join(liberties_of(args)))
     runs = measure(args, folder, recipe, prompts, report)
     keys = ("factor", "draft_bits", "dtype", "budget", "width", "context", "tokens", "off_tokens", "seed")
     summary = {
@@ -193,7 +203,7 @@ def bench(args: argparse.Namespace, words: Sequence[str], report: Report) -> dic
         "draft": f"draft {model_name(args.draft)} in {args.draft_bits} bits",
         "memory_bytes": parse_bytes(args.memory),
         **{key: getattr(args, key) for key in keys},
-        "liberties": _liberties(args),
+        "liberties": liberties_of(args),
         "ceiling": ceiling.to_json(args.budget),
         "runs": [tally(runs, temperature, ceiling) for temperature in args.temperatures],
         "note": NOTE,

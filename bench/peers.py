@@ -29,7 +29,7 @@ from bench.harness import (
     read_prompts,
     write_result,
 )
-from bench.offload import child, raw_bandwidth
+from bench.offload import child, liberties_of, raw_bandwidth, target_options, widened
 from bench.peers_jobs import ACCELERATE, ASSISTED, CONTENDERS, OFFSPEC, TITLES, Scene, prepare, run, variants
 from bench.peers_tally import GOALS, answers_of, fastest, shortfalls, speed_ups, summarise
 from bench.peers_view import NOTE, ceiling_json, plot, show, show_ceiling
@@ -90,9 +90,7 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog=f"python -m bench.{NAME}", description="offspec and its peers, side by side."
     )
-    p.add_argument("--model", default="demo", help="the small model that is widened (default demo)")
-    p.add_argument("--factor", type=int, default=4)
-    p.add_argument("--target", type=Path, help="folder of the widened model (default: in the user's cache)")
+    target_options(p)
     p.add_argument("--memory", default="1.5GB", help="the cgroup's limit for each contender (default 1.5GB)")
     p.add_argument("--engine-memory", help="what offspec's engine is promised (default: the limit)")
     p.add_argument("--peer-memory", default="600MB", help="weights a peer may keep in RAM (default 600MB)")
@@ -124,15 +122,13 @@ def parser() -> argparse.ArgumentParser:
 def bench(args: argparse.Namespace, words: Sequence[str], report: Report) -> tuple[dict[str, Any], list[str]]:
     """Build what is missing, measure, print, write; returns the last line's object and what fell short."""
     prompts = read_prompts(args.prompts)
-    place = [str(args.target)] if args.target else []
-    target = Path(child("bench.widen", args.model, *place, "--factor", str(args.factor)).splitlines()[-1])
+    target = widened(args)
     draft = Path(child("bench.rounded", args.model).splitlines()[-1])
     args.draft, recipe = str(draft), read_recipe(target)
     scene = prepare(target, recipe, draft, args.only)
     ceiling = ceiling_json(raw_bandwidth(args, target, recipe), recipe)
     show_ceiling(ceiling, report)
-    named = ((args.no_cgroup, "a memory cgroup"), (args.keep_caches, "dropping the caches"))
-    liberties = [name for taken, name in named if taken]
+    liberties = liberties_of(args)
     if liberties:
         report.note("measured without " + " and without ".join(liberties))
     runs = measure(args, scene, prompts, report)

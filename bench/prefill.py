@@ -22,7 +22,7 @@ from typing import Any
 from bench import plots
 from bench.cgroup import MemoryCgroup
 from bench.harness import Report, command_line, environment, ratio, write_result
-from bench.offload import child
+from bench.offload import child, target_options, widened
 from bench.stream_floor import Compute, Floor
 from bench.stream_link import RawDisk
 from bench.stream_view import show_disk
@@ -112,9 +112,7 @@ def show(rows: Sequence[dict[str, Any]], draft: str, report: Report) -> None:
 def parser() -> argparse.ArgumentParser:
     """The command line of this bench."""
     p = argparse.ArgumentParser(prog=f"python -m bench.{NAME}", description="A long prompt in one trip.")
-    p.add_argument("--model", default="demo", help="the small model that is widened (default demo)")
-    p.add_argument("--factor", type=int, default=4)
-    p.add_argument("--target", type=Path, help="folder of the widened model (default: in the user's cache)")
+    target_options(p)
     p.add_argument("--tokens", type=int, nargs="+", default=[4096])
     p.add_argument("--repeats", type=int, default=3)
     p.add_argument("--draft", help="measure once more with this draft (default: only without one)")
@@ -140,9 +138,7 @@ def bench(args: argparse.Namespace, words: Sequence[str], report: Report) -> dic
     from offspec.model.runner import CHUNK
 
     args.tokens = sorted(set(args.tokens))
-    place = [str(args.target)] if args.target else []
-    built = child("bench.widen", args.model, *place, "--factor", str(args.factor))
-    folder = Path(built.splitlines()[-1])
+    folder = widened(args)
     recipe = read_recipe(folder)
     files = [folder / name for name in recipe["layer_files"]]
     shape = (args.raw_threads, 4 << 20) if args.raw_threads else None

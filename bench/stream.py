@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from bench import plots, random_model
 from bench.cgroup import BenchError
 from bench.harness import Report, command_line, environment, write_result
-from bench.offload import child
+from bench.offload import widened
 from bench.stream_cuda import describe, measure_cuda, summarise_all
 from bench.stream_endurance import endure
 from bench.stream_floor import Compute, Floor
@@ -46,9 +46,7 @@ def find_model(args: argparse.Namespace) -> Path:
             raise BenchError("name a folder for the random model with --target: it takes gigabytes")
         shape = random_model.SHAPES[args.shape]
         return random_model.build(replace(shape, layers=args.layers or shape.layers), args.target)
-    place = [str(args.target)] if args.target else []
-    built = child("bench.widen", args.model, *place, "--factor", str(args.factor))
-    return Path(built.splitlines()[-1])
+    return widened(args)
 
 
 def load(args: argparse.Namespace, folder: Path, vram: str | None) -> tuple[LoadedModel, Placement]:

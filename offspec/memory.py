@@ -98,6 +98,11 @@ class Needs:
     device_runtime: int = 0
 
     @property
+    def passing(self) -> int:
+        """What goes to a device passes through RAM: a layer, or the head, at a time."""
+        return max(self.rest, *self.layers)
+
+    @property
     def weights_aside(self) -> int:
         """Everything but layers and the process itself."""
         return self.rest + self.caches + self.scratch + self.draft
@@ -134,10 +139,8 @@ def _place(memory: int, needs: Needs, sizes: Sizes, device_memory: int | None) -
     usable = int(memory * (1 - _KERNEL_SHARE)) - needs.runtime - MARGIN
     if device_memory is None:
         return place_layers(sizes, usable - needs.weights_aside)
-    # What goes to the device passes through RAM, a layer or the head at a time.
-    passing = max(needs.rest, max(needs.layers))
     aside = needs.device_runtime + needs.weights_aside
-    return place_on_device(sizes, device_memory - aside, usable - passing)
+    return place_on_device(sizes, device_memory - aside, usable - needs.passing)
 
 
 def _cramped(placement: Placement) -> bool:
@@ -167,6 +170,7 @@ def _too_small(given: int, needs: Needs, error: TooSmallError, apart: bool) -> C
     parts = {}
     if not on_device:
         parts["Python and libraries"] = needs.runtime + MARGIN
+        parts["on its way to the device"] = needs.passing if apart else 0
     if on_device or not apart:
         parts |= {
             "the device's own share": needs.device_runtime,

@@ -137,7 +137,8 @@ class Ring:
 
     def _arrived(self) -> bool:
         """Whether the unit at the head is whole. Raises what keeps it from ever being so."""
-        # A failed job leaves its unit looking filled, so the error is looked for last.
+        # A failed job leaves its unit looking filled, but only after the error is there: so a look at the
+        # unit first, and at the error then, cannot miss it.
         filling = self._round.fillings.get(self._round.head)
         whole = filling is not None and not filling.waiting and not filling.workers
         if self._round.error is not None:

@@ -121,8 +121,9 @@ def test_a_device_and_ram_are_told_apart() -> None:
     assert all(placement.layers(tier) for tier in Tier)
     with pytest.raises(CapacityError, match=r"of device memory is too little.*--vram"):
         memory.divide(10**9, needs, 2 * 10**8)
-    with pytest.raises(CapacityError, match=r"of memory is too little.*--memory"):
+    with pytest.raises(CapacityError, match=r"of memory is too little.*--memory") as caught:
         memory.divide(18 * 10**7, needs, 3 * 10**8)
+    assert memory.divide(caught.value.needed, needs, 3 * 10**8).staging == 2
 
 
 def test_this_process_has_a_size() -> None:
