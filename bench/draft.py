@@ -13,15 +13,15 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from bench.harness import Report, command_line, environment, model_name, ratio, write_result
-from bench.rates import gemm_rates
 from offspec.config import SamplingParams, format_bytes
+from offspec_planners.measure import gemm_rates, memory_bandwidth
 
 if TYPE_CHECKING:
     from offspec.draft.base import Scorer
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from offspec.model.loaded import LoadedModel
 
 NAME = "draft"
-_READ_BYTES = 256 << 20
 _EFFICIENT_ROWS = 256
 _TURNS = 3
 
@@ -60,19 +59,9 @@ def measure_floor(draft: LoadedModel, dtype: str) -> Floor:
     return Floor(weights * draft.dtype.itemsize, weights, read_rate(), rate.flops_per_s)
 
 
-def read_rate(nbytes: int = _READ_BYTES) -> float:
+def read_rate() -> float:
     """Bytes per second at which memory is read, with torch's threads; the best of a few."""
-    import torch
-
-    block = torch.ones(nbytes // 4)  # not zeros, which the system may keep on one page
-    best = min(_timed(block.sum) for _ in range(8))
-    return block.nbytes / best
-
-
-def _timed(work: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+    return memory_bandwidth().high
 
 
 class Steps:
@@ -139,11 +128,11 @@ def new_scorer(vocabulary: int, temperature: float) -> Scorer:
     from offspec.draft.base import Scorer
     from offspec.noise import GumbelNoise
     from offspec.sampling import LogitsProcessor
-    from offspec_planners.calibrate import TemperatureFit
+    from offspec_planners.calibrate import Calibration
 
     processor = LogitsProcessor(SamplingParams(temperature=temperature, seed=0), vocabulary, [])
     noise = GumbelNoise(0, vocabulary) if processor.uses_noise else None
-    return Scorer(processor, noise, TemperatureFit())
+    return Scorer(processor, noise, Calibration())
 
 
 def measure(ways: dict[str, Steps], floor: Floor, widths: Sequence[int], rounds: int) -> list[dict[str, Any]]:
@@ -197,7 +186,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     args = parse(argv)
-    from offspec.draft.pace import choose_width
 
     report = Report()
     capacity = args.prefix + max(args.widths)
@@ -221,17 +209,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = measure(ways, floor, args.widths, args.rounds)
     for row in rows:
         show(row, report)
-    fastest = "lean" if "lean" in ways else "transformers"
-    chosen = choose_width({row["width"]: row[f"{fastest}_seconds"] for row in rows}, args.budget)
-    report.note(f"of these widths, {chosen} fills a tree of {args.budget} nodes soonest")
     summary = {
         "bench": NAME,
         "draft": model_name(args.model),
-        **{key: getattr(args, key) for key in ("draft_bits", "dtype", "prefix", "temperature", "budget")},
+        **{key: getattr(args, key) for key in ("draft_bits", "dtype", "prefix", "temperature")},
         "weight_bytes": floor.nbytes,
         "read_bytes_per_s": floor.bytes_per_s,
         "flops_per_s": floor.flops_per_s,
-        "chosen_width": chosen,
         "steps": rows,
     }
     command = command_line(f"bench.{NAME}", argv)

@@ -113,3 +113,28 @@ def prefill_plot(rows: Sequence[dict[str, Any]], title: str, out: Path) -> str:
         axes[0].legend()
 
     return save(out, draw)
+
+
+def calibration_plot(runs: Sequence[dict[str, Any]], titles: Mapping[str, str], out: Path) -> str:
+    """Observed over expected acceptance by tenth, a line for each temperature, and tokens per pass.
+
+    runs: as `calibration.summarise` makes them; titles: of the kinds of acceptance in them.
+    """
+
+    def draw(axes: Sequence[Axes]) -> None:
+        for axis, (kind, title) in zip(axes, titles.items(), strict=False):
+            axis.plot([0, 1], [0, 1], color="black", linewidth=0.8, linestyle=":")
+            for run in runs:
+                rows = [row for row in run[kind] if row["nodes"]]
+                points = ([row[key] for row in rows] for key in ("expected", "observed"))
+                axis.plot(*points, "o-", label=f"T {run['temperature']:g}")
+            axis.set(title=f"nodes, {title}", xlabel="expected", ylabel="observed", ylim=(0, 1))
+            axis.legend()
+        for offset, key in enumerate(("expected", "observed")):
+            at = [place + 0.4 * (offset - 0.5) for place in range(len(runs))]
+            axes[-1].bar(at, [run[key] for run in runs], 0.38, label=key)
+        axes[-1].set(title="tokens a pass", ylabel="tokens")
+        axes[-1].set_xticks(range(len(runs)), [f"T {run['temperature']:g}" for run in runs])
+        axes[-1].legend()
+
+    return save(out, draw, columns=len(titles) + 1)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 PAGE = Path(__file__).with_name("cli.md")
 ROOT = Path(__file__).parents[1]
-COMMANDS: tuple[tuple[str, ...], ...] = ((), ("generate",))
+COMMANDS: tuple[tuple[str, ...], ...] = ((), ("generate",), ("plan",), ("hardware",))
 
 _INTRO = """# The command line
 
@@ -37,6 +37,11 @@ A usage error is shown with the usage. A traceback is a bug: please report it.
 `finish_reason` (`eos`, `stop`, `length`, `context`), `draft`, `budget`, `seed`, `draft_seconds`,
 `target_seconds`, `prompt_tokens`, `reused_tokens`, and `mismatches`: null without `--check`, else a
 list of `index`, `token`, `unspeculated_token` and `gap`.
+
+`offspec plan` prints a page as wide as the terminal (80 columns where there is none, or `COLUMNS`), and
+with `--json` the plan itself: what `--save` writes and a person may edit. With `--json --validate` the plan
+is under `plan`, beside `seconds_per_pass`, `tok_per_s` and `tokens_per_pass` (medians over the prompts, each
+`predicted`, `measured` and `error`, a share of what was measured) and `rows`, the same for each prompt.
 
 `--trace FILE` writes a timeline in the trace-event format: open https://ui.perfetto.dev and drop the
 file on it. From top to bottom it has a track for the passes (`engine`), the draft's steps, the walk that

@@ -3,6 +3,8 @@
 Everything is opened and measured before anything is read, so that what does not fit is an error at once.
 """
 
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +17,9 @@ from offspec import memory
 from offspec.checkpoint import Checkpoint, open_checkpoint
 from offspec.config import EngineConfig
 from offspec.draft.lm import DraftModel, LMDrafter
-from offspec.draft.pace import measure_steps
 from offspec.errors import CapacityError, DraftError
 from offspec.events import Event, LoadProgress, Notice
-from offspec.fit import Fit, decide, draft_rows, no_room
+from offspec.fit import Fit, decide, draft_rows, holds, no_room, parts
 from offspec.model.calibration import TEXT
 from offspec.model.lean import LeanModel
 from offspec.model.loaded import LoadedModel
@@ -27,6 +28,60 @@ from offspec.timeline import OFF, Timeline
 from offspec_planners.placement import Placement, Tier
 
 Notify = Callable[[Event], None]
+
+_opened: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A target and a draft whose headers were read, and the memory there is for them.
+
+    target_print, draft_print: what tells them from others, the way the draft is rounded included; "none"
+    where nobody drafts. memory: bytes of RAM for the process; vram: of a device with memory of its own;
+    runtime: what the process takes without any weights.
+    """
+
+    config: EngineConfig
+    target: LoadedModel
+    target_print: str
+    draft: LoadedModel | None
+    draft_print: str
+    memory: int
+    vram: int | None
+    runtime: int
+    codec: TextCodec | None = None  # only where the models are to be loaded
+
+    def close(self) -> None:
+        """Close files and free what was loaded."""
+        self.target.close()
+        if self.draft is not None:
+            self.draft.close()
+
+    def fit(self, config: EngineConfig) -> Fit:
+        """What fits where with these settings. Raises CapacityError, RequestError."""
+        return decide(config, self.memory, self.vram, self.target, self.draft, self.runtime)
+
+    def holds(self, config: EngineConfig, fit: Fit) -> bool:
+        """Whether an arrangement that was made before fits."""
+        return holds(fit, config, self.memory, self.vram, self.target, self.draft, self.runtime)
+
+    def parts(self, config: EngineConfig, fit: Fit) -> tuple[tuple[str, str, int], ...]:
+        """(what, tier, bytes) of all that takes room under an arrangement, and of what stays on disk."""
+        return parts(config, self.target, self.draft, fit, self.runtime)
+
+    def least(self, config: EngineConfig) -> tuple[int, int | None]:
+        """The smallest RAM, and the smallest device memory, with which the rest as given would still do."""
+        return (
+            self._needed(config, 1, self.vram),
+            None if self.vram is None else self._needed(config, self.memory, 1),
+        )
+
+    def _needed(self, config: EngineConfig, memory: int, vram: int | None) -> int:
+        try:
+            decide(config, memory, vram, self.target, self.draft, self.runtime)
+        except CapacityError as error:
+            return error.needed
+        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +97,38 @@ class Assembly:
     vram: int | None = None
 
 
-def assemble(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) -> Assembly:
-    """Open, place and load. Raises any OffspecError; on an error nothing stays open."""
+def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) -> Opened:
+    """Open what a configuration names. Raises any OffspecError; on an error nothing stays open."""
     device, dtype = devices.find_device(config.device), getattr(torch, config.dtype)
     vram = devices.claim(device, config.vram)
     given = config.memory or int(0.9 * (memory.available_bytes() + memory.resident_bytes()))
     checkpoint = open_checkpoint(config.model, notify=notify)
     target = LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, device, timeline)
-    draft: LoadedModel | None = None
-    recording = torch.is_grad_enabled()
     try:
         codec = TextCodec(load_tokenizer(checkpoint.folder), checkpoint.folder, checkpoint.config)
-        if config.draft != "none" and config.budget > 1:
-            draft = _open_draft(config, checkpoint, codec, target, dtype, device, notify)
-        fit = decide(config, given, vram, target, draft)
+        draft, draft_print = None, "none"
+        if config.draft != "none" and config.budget != 1:
+            draft, draft_print = _open_draft(config, checkpoint, codec, target, dtype, device, notify)
+    except BaseException:
+        target.close()
+        raise
+    gc.collect()
+    memory.trim()
+    runtime = memory.steady_runtime(fresh=any(model.is_loaded for model in _opened))
+    _opened.update(model for model in (target, draft) if model is not None)
+    return Opened(config, target, checkpoint.fingerprint, draft, draft_print, given, vram, runtime, codec)
+
+
+def load_models(opened: Opened, config: EngineConfig, fit: Fit, notify: Notify) -> Assembly:
+    """Load what was opened, as `fit` says. Raises any OffspecError; on an error all of it is closed."""
+    recording = torch.is_grad_enabled()
+    target, draft, codec = opened.target, opened.draft, opened.codec
+    assert codec is not None
+    try:
         if draft is not None and fit.draft_mode == "none":
-            notify(Notice(no_room(config, given, vram, draft)))
+            notify(Notice(no_room(config, opened.memory, opened.vram, draft)))
             draft = None
-        capacity = fit.context + config.budget
+        capacity = fit.context + (config.budget or 1)
         target.load(fit.placement, capacity, _progress(notify, "Loading the target"), fit.chunk)
         for file in sorted(target.buffered_files):
             notify(Notice(f"{file.name} is read through the page cache: its file system refuses O_DIRECT"))
@@ -67,20 +136,29 @@ def assemble(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) -> 
         if draft is not None:
             drafter = _load_draft(config, fit, draft, target, codec, notify)
         memory.trim()
-        return Assembly(target, drafter, codec, fit.context, fit.placement, given, vram)
+        return Assembly(target, drafter, codec, fit.context, fit.placement, opened.memory, opened.vram)
     except BaseException as error:
         torch.set_grad_enabled(recording)
-        target.close()
-        if draft is not None:
-            draft.close()
+        opened.close()
         if devices.is_out_of_memory(error):
             raise CapacityError(
-                f"{device} ran out of memory while loading; try a smaller --context or --budget, a smaller "
-                "draft, or --draft none",
+                f"{target.device} ran out of memory while loading; try a smaller --context or --budget, a "
+                "smaller draft, or --draft none",
                 needed=0,
-                given=vram or given,
+                given=opened.vram or opened.memory,
             ) from error
         raise
+
+
+def assemble(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) -> Assembly:
+    """Open and load with the budget and width of the configuration. Raises any OffspecError."""
+    opened = open_models(config, notify, timeline)
+    try:
+        fit = opened.fit(config)
+    except BaseException:
+        opened.close()
+        raise
+    return load_models(opened, config, fit, notify)
 
 
 def _progress(notify: Notify, stage: str) -> Callable[[int, int], None]:
@@ -95,10 +173,11 @@ def _open_draft(
     dtype: torch.dtype,
     device: torch.device,
     notify: Notify,
-) -> LoadedModel:
-    """The draft's headers, checked against the target. Raises DraftError."""
+) -> tuple[LoadedModel, str]:
+    """The draft's headers, checked against the target, and its fingerprint. Raises DraftError."""
     if config.draft == "auto":
-        return LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, device)
+        substitute = LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, device)
+        return substitute, f"{checkpoint.fingerprint} substitute"
     other = open_checkpoint(config.draft, notify=notify)
     reason = same_vocabulary(codec.tokenizer, load_tokenizer(other.folder))
     if reason is not None:
@@ -111,7 +190,7 @@ def _open_draft(
         raise DraftError(
             f"{config.draft} knows {draft.skeleton.vocab_size} tokens, the target's tokenizer more"
         )
-    return draft
+    return draft, f"{other.fingerprint} {config.draft_bits} bits"
 
 
 def _load_draft(
@@ -127,7 +206,7 @@ def _load_draft(
         name = Path(config.draft).name
         everywhere = Placement.in_memory(len(draft.layers), range(len(draft.layers)), 0)
         draft.load(everywhere, rows, _progress(notify, "Loading the draft"), fit.chunk)
-        return _drafter(name, draft, rows, config)
+        return _drafter(name, draft, rows)
     shared = config.draft == "auto"
     stage = "Making a 4-bit substitute of the target" if shared else "Rounding the draft to 4 bits"
     draft.load_packed(
@@ -139,15 +218,14 @@ def _load_draft(
         fit.chunk,
     )
     name = "substitute (4-bit)" if shared else f"{Path(config.draft).name} (4-bit)"
-    return _drafter(name, draft, rows, config)
+    return _drafter(name, draft, rows)
 
 
-def _drafter(name: str, draft: LoadedModel, rows: int, config: EngineConfig) -> LMDrafter:
-    """A drafter over a loaded draft, lean where it can be, its steps measured if need be."""
+def _drafter(name: str, draft: LoadedModel, rows: int) -> LMDrafter:
+    """A drafter over a loaded draft, lean where it can be."""
     lean = draft.lean(rows)
     model: DraftModel = lean or draft.tree_model
-    seconds = measure_steps(model, draft.device) if config.width is None else {}
-    return LMDrafter(name, model, draft.device, lambda: _release(lean, draft), seconds)
+    return LMDrafter(name, model, draft.device, lambda: _release(lean, draft))
 
 
 def _release(lean: LeanModel | None, draft: LoadedModel) -> None:

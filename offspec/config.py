@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from offspec.errors import RequestError
+from offspec_planners.units import format_bytes as format_bytes
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 Verify = Literal["coupled", "plain"]
+Tree = Literal["dynamic", "sequoia"]
+Dtype = Literal["bfloat16", "float32"]
 
 
 def parse_bytes(text: str | int) -> int:
@@ -27,15 +30,6 @@ def parse_bytes(text: str | int) -> int:
     if size <= 0:
         raise RequestError(f"a memory size must be above 0, not {text!r}")
     return size
-
-
-def format_bytes(size: int | float) -> str:
-    """`1_500_000_000` as `1.50 GB` (decimal units, as disks and `parse_bytes` count)."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if abs(size) < 1000:
-            return f"{size:.0f} {unit}" if unit in ("B", "KB") else f"{size:.2f} {unit}"
-        size /= 1000
-    return f"{size:.2f} TB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +88,10 @@ class EngineConfig:
     context: tokens of KV cache to make room for, or None for a default that fits.
     draft: a model id or path, "auto" (a 4-bit substitute of the target), or "none".
     draft_bits: 16 keeps a named draft in `dtype`; 4 rounds its linears to 4 bits.
-    budget: most nodes verified in one pass. width: nodes a draft step expands, or None for the
-    number that measuring the draft's steps suggests.
+    budget: most nodes verified in one pass; width: nodes a draft step expands; None for what a plan says
+    is fastest. tree: "dynamic" grows each tree best first, "sequoia" fills one shape that was optimised
+    beforehand. temperature: what a plan is made for; each request has its own. learn: whether what answers
+    teach about the draft is kept for the next run.
     """
 
     model: str
@@ -104,14 +100,17 @@ class EngineConfig:
     memory: int | None = None
     vram: int | None = None
     device: str = "cpu"
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    budget: int = 256
+    dtype: Dtype = "bfloat16"
+    budget: int | None = None
     width: int | None = None
     context: int | None = None
     verify: Verify = "coupled"
+    tree: Tree = "dynamic"
+    temperature: float = 0.0
+    learn: bool = True
 
     def __post_init__(self) -> None:
-        if self.budget < 1:
+        if self.budget is not None and self.budget < 1:
             raise RequestError(f"budget must be 1 or above, not {self.budget}: the root is a node too")
         if self.width is not None and self.width < 1:
             raise RequestError(f"width must be 1 or above, not {self.width}")
@@ -123,6 +122,8 @@ class EngineConfig:
             raise RequestError(f"context must be 2 or above, not {self.context}")
         if self.verify not in ("coupled", "plain"):
             raise RequestError(f"verify must be 'coupled' or 'plain', not {self.verify!r}")
+        if self.tree not in ("dynamic", "sequoia"):
+            raise RequestError(f"tree must be 'dynamic' or 'sequoia', not {self.tree!r}")
         if self.dtype not in ("bfloat16", "float32"):
             raise RequestError(f"dtype must be 'bfloat16' or 'float32', not {self.dtype!r}")
         if self.draft_bits not in (4, 16):

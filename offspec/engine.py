@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, cast
 
@@ -14,10 +15,10 @@ import torch
 
 from offspec import device as devices
 from offspec import memory as process_memory
-from offspec.assemble import Assembly, assemble, describe
-from offspec.config import EngineConfig, SamplingParams, Verify, parse_bytes
+from offspec.assemble import Assembly, describe
+from offspec.choose import Way, prepare
+from offspec.config import EngineConfig, SamplingParams, Tree, Verify, parse_bytes
 from offspec.draft.base import Scorer
-from offspec.draft.pace import choose_width
 from offspec.errors import CapacityError, ClosedError, RequestError
 from offspec.events import (
     Event,
@@ -29,13 +30,19 @@ from offspec.events import (
     Result,
     TextDelta,
 )
-from offspec.grow import GrowthPolicy
+from offspec.ledger import DraftRecord, read_plan
 from offspec.noise import GumbelNoise
+from offspec.preview import preview
 from offspec.sampling import LogitsProcessor
 from offspec.session import Decoding, PassResult, Session
 from offspec.text import Messages, TextStream
 from offspec.timeline import OFF, Timeline
-from offspec_planners.calibrate import TemperatureFit
+from offspec_planners.best_first import Grown
+from offspec_planners.calibrate import Calibration
+from offspec_planners.plan import Plan
+
+_PREVIEWED = 128  # nodes at least of a previewed tree
+_STRIDE = 10  # tokens from one previewed tree to the next: about a pass
 
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
 
@@ -49,10 +56,15 @@ def load(
     vram: str | int | None = None,
     device: str = "cpu",
     dtype: Literal["bfloat16", "float32"] = "bfloat16",
-    budget: int = 256,
+    budget: int | None = None,
     width: int | None = None,
     context: int | None = None,
     verify: Verify = "coupled",
+    tree: Tree = "dynamic",
+    temperature: float = 0.0,
+    plan: str | Path | Plan | None = None,
+    replan: bool = False,
+    learn: bool = True,
     notify: Callable[[Event], None] | None = None,
     timeline: Timeline | None = None,
 ) -> "Engine":
@@ -61,10 +73,13 @@ def load(
     model: a hub id, a folder, a .gguf file, or "demo". draft: the same, or "auto" (a 4-bit substitute of
     the target), or "none". memory: a promise for the whole process, "1.5GB" or bytes; vram: the same for
     the memory of a CUDA device. budget: most nodes verified in a pass; width: nodes that a draft step
-    expands, None for what measuring its steps while loading suggests. notify: takes LoadProgress and Notice
-    events now, and Prefill ones as layers of a first pass complete. timeline: records what runs when, for
-    its `write`. Raises OffspecError.
+    expands; None for what a plan says is fastest, which is measured once and kept for later runs. tree:
+    "sequoia" fills one optimised shape instead of growing each tree anew. temperature: what is planned for.
+    plan: one to follow instead, or its file; replan: make one anew. learn: keep for later runs what answers
+    teach about the draft. notify: takes LoadProgress and Notice events now, and Prefill ones as layers of a
+    first pass complete. timeline: records what runs when, for its `write`. Raises OffspecError.
     """
+    named = read_plan(Path(plan)) if isinstance(plan, str | Path) else plan
     config = EngineConfig(
         model=model,
         draft=draft,
@@ -77,11 +92,21 @@ def load(
         width=width,
         context=context,
         verify=verify,
+        tree=tree,
+        temperature=temperature,
+        learn=learn,
     )
     notify, timeline = notify or _ignore, timeline or OFF
     with timeline.span("engine", "load"):
-        assembly = assemble(config, notify, timeline)
-    return Engine(config, assembly, notify, timeline)
+        ready = prepare(config, notify, timeline, named=named, replan=replan)
+    return Engine(
+        ready.config,
+        ready.assembly,
+        notify,
+        timeline,
+        way=ready.way,
+        record=ready.record if learn else None,
+    )
 
 
 def _ignore(event: Event) -> None:
@@ -97,13 +122,19 @@ class Engine:
         assembly: Assembly,
         notify: Callable[[Event], None],
         timeline: Timeline = OFF,
+        *,
+        way: Way | None = None,
+        record: DraftRecord | None = None,
     ) -> None:
+        """way: how trees are grown, by default as `config` says; record: where learning is kept, if it is."""
         self.config = config
+        self._way = way or Way.fixed(config)
+        self._record = record
         self.timeline = timeline
         self._assembly = assembly
         self._notify = notify
         self._session = Session(assembly.target, assembly.drafter, timeline)
-        self._fits: dict[tuple[float, bool], TemperatureFit] = {}
+        self._calibrations: dict[tuple[float, bool], Calibration] = {}
         self._lock = threading.Lock()
         self._holder: int | None = None  # the thread that holds the lock
         self._streams: weakref.WeakSet[Generator[Event, None, None]] = weakref.WeakSet()
@@ -116,11 +147,18 @@ class Engine:
 
     @property
     def width(self) -> int:
-        """Nodes that a draft step expands: as configured, or as measuring the draft's steps suggested."""
-        if self.config.width is not None:
-            return self.config.width
-        drafter = self._assembly.drafter
-        return choose_width(drafter.step_seconds if drafter else {}, self.config.budget)
+        """Nodes that a draft step expands at most."""
+        return self._way.policy.width
+
+    @property
+    def budget(self) -> int:
+        """The most nodes verified in a pass."""
+        return self._way.policy.budget
+
+    @property
+    def plan(self) -> Plan | None:
+        """What is expected of this engine and why it is set up so; None where all settings were given."""
+        return self._way.plan
 
     @property
     def context(self) -> int:
@@ -263,7 +301,7 @@ class Engine:
                 peak_memory_bytes=process_memory.peak_bytes(),
                 finish_reason=ending.reason,
                 draft=self.draft if speculate else "none",
-                budget=self.config.budget if speculate else 1,
+                budget=self.budget if speculate else 1,
                 seed=params.seed,
                 draft_seconds=draft_seconds,
                 target_seconds=target_seconds,
@@ -303,14 +341,43 @@ class Engine:
         assert params.seed is not None
         noise = GumbelNoise(params.seed, vocabulary, device) if processor.uses_noise else None
         coupled = noise if self.config.verify == "coupled" else None
-        fit = self._fits.setdefault((params.temperature, coupled is not None), TemperatureFit())
+        calibration = self._calibration(params.temperature, coupled is not None)
         return Decoding(
             processor=processor,
             noise=noise,
-            scorer=Scorer(processor, coupled, fit) if speculate else None,
-            policy=GrowthPolicy(self.config.budget, self.width),
+            scorer=Scorer(processor, coupled, calibration) if speculate else None,
+            policy=self._way.recording(calibration),
+            shape=self._way.shape,
             stop=ending.after,
         )
+
+    def _calibration(self, temperature: float, coupled: bool) -> Calibration:
+        """What is known of the draft for such requests, to learn into."""
+        if self._record is not None:
+            return self._record.entry(temperature, coupled)
+        return self._calibrations.setdefault((temperature, coupled), Calibration())
+
+    def preview(
+        self, prompt: Prompt, params: SamplingParams, *, trees: int = 3, raw: bool = False
+    ) -> list[Grown]:
+        """Trees that the draft grows along an answer of its own, without a pass; see `offspec.preview`.
+
+        Raises OffspecError.
+        """
+        with self._turn():
+            ids = self._encode(prompt, raw)
+            drafter = self._assembly.drafter
+            ending = _Ending(params, frozenset(), TextStream(self._assembly.codec, ()))
+            decoding = self._decoding(ids, params, True, ending)
+            if drafter is None or decoding.scorer is None:
+                return []
+            nodes = min(self.config.budget or 1, max(_PREVIEWED, 2 * self.budget))
+            policy = replace(self._way.policy, budget=nodes // 2, record=nodes, costs=None)
+            return preview(drafter, decoding.scorer, ids, policy, _STRIDE, trees)
+
+    def follow(self, way: Way) -> None:
+        """Grow trees in another way from the next answer on. Its budget must be within the room there is."""
+        self._way = way
 
     def _check(self, ids: list[int], params: SamplingParams, result: Result) -> tuple[Mismatch, ...]:
         """The first place where decoding without speculation differs; what follows it is another text."""
@@ -329,6 +396,8 @@ class Engine:
             with suppress(ValueError):  # it is running in another thread, whose turn is waited for
                 events.close()
         with self._lock:
+            if not self._closed and self._record is not None:
+                self._record.save()
             self._closed = True
             if self._assembly.drafter is not None:
                 self._assembly.drafter.close()

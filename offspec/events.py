@@ -13,7 +13,7 @@ class LoadProgress:
     stage: str
     done: int
     total: int
-    unit: Literal["bytes", "layers", "files", "tensors"] = "bytes"
+    unit: Literal["bytes", "layers", "files", "tensors", "steps"] = "bytes"
 
 
 @dataclass(frozen=True, slots=True)

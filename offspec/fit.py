@@ -6,17 +6,17 @@ from typing import Literal
 from offspec import device as devices
 from offspec import memory
 from offspec.config import EngineConfig, format_bytes
-from offspec.draft.pace import WIDEST
 from offspec.errors import CapacityError, RequestError
-from offspec.grow import GrowthPolicy
 from offspec.model.lean_graph import PADDING
 from offspec.model.loaded import LoadedModel
 from offspec.model.packing import packed_bytes
 from offspec.model.runner import CHUNK, SMALL_CHUNK
-from offspec_planners.placement import Placement
+from offspec_planners.placement import Placement, Tier
 
 # How a draft is held: as stored, as 4-bit values at 16 bits each, packed, or not at all.
 DraftMode = Literal["full", "expanded", "packed", "none"]
+
+WIDEST = 64  # nodes that a draft step expands at most, where the caller does not say
 
 _CONTEXTS = (4096, 2048, 1024, 512)  # tried in turn when the caller does not say
 
@@ -37,15 +37,17 @@ def decide(
     device_memory: int | None,
     target: LoadedModel,
     draft: LoadedModel | None,
+    runtime: int,
 ) -> Fit:
     """The first arrangement that fits: the fastest draft, then the longest context.
 
     given: bytes of RAM for the process; device_memory: bytes of the device, None where it computes in RAM.
+    config.budget and .width: the most that will be used. runtime: bytes that the process takes without
+    any weights.
     Raises CapacityError, RequestError for a context that is over the model's.
     """
     contexts = _contexts(config, target)
-    memory.trim()
-    runtime, failure = memory.resident_bytes(), None
+    failure: CapacityError | None = None
     for mode in _modes(config, draft):
         for context in contexts:
             found: Fit | None = None
@@ -66,6 +68,24 @@ def decide(
                 return found
     assert failure is not None
     raise failure
+
+
+def holds(
+    fit: Fit,
+    config: EngineConfig,
+    given: int,
+    device_memory: int | None,
+    target: LoadedModel,
+    draft: LoadedModel | None,
+    runtime: int,
+) -> bool:
+    """Whether an arrangement that was made before fits these models and this memory; see `decide`."""
+    if len(fit.placement.tiers) != len(target.layers) or fit.draft_mode not in _modes(config, draft):
+        return False
+    if fit.placement.head is not Tier.DEVICE and not target.head_bytes:
+        return False
+    needs = _needs(config, target, draft, fit.draft_mode, fit.context, runtime, fit.chunk)
+    return memory.holds(given, needs, fit.placement, device_memory)
 
 
 def _contexts(config: EngineConfig, target: LoadedModel) -> list[int]:
@@ -94,7 +114,8 @@ def _needs(
     runtime: int,
     chunk: int,
 ) -> memory.Needs:
-    capacity = context + config.budget
+    budget = config.budget or 1
+    capacity = context + budget
     vocabulary = target.skeleton.vocab_size
     shares_head = config.draft == "auto" and mode != "none"  # a substitute drafts with the target's own head
     return memory.Needs(
@@ -108,7 +129,7 @@ def _needs(
         extra=target.layer_extra,
         head=0 if shares_head else target.head_bytes,
         block=target.head_block_bytes,
-        logits=2 * max(config.budget, 2) * vocabulary * target.dtype.itemsize,
+        logits=2 * max(budget, 2) * vocabulary * target.dtype.itemsize,
         device_runtime=devices.RUNTIME + devices.SLACK if target.device.type == "cuda" else 0,
     )
 
@@ -132,6 +153,31 @@ def draft_bytes(mode: DraftMode, draft: LoadedModel | None, config: EngineConfig
     return fixed + sum(packed_bytes(elements) for elements in draft.layer_elements) + unpacked
 
 
+def parts(
+    config: EngineConfig, target: LoadedModel, draft: LoadedModel | None, fit: Fit, runtime: int
+) -> tuple[tuple[str, str, int], ...]:
+    """(what, tier, bytes) of all that takes room under an arrangement, and of what stays on disk."""
+    needs = _needs(config, target, draft, fit.draft_mode, fit.context, runtime, fit.chunk)
+    placement, apart = fit.placement, target.device.type != "cpu"
+    head = target.head_bytes if placement.head is not Tier.DEVICE else 0
+    slot = max(*target.layer_bytes, target.head_block_bytes if head else 0)
+    found = [("Python and libraries", Tier.HOST if apart else Tier.DEVICE, needs.runtime + memory.MARGIN)]
+    found += [
+        ("layers", tier, sum(target.layer_bytes[layer] for layer in placement.layers(tier))) for tier in Tier
+    ]
+    found += [
+        ("head", placement.head, head or target.head_bytes),
+        ("norms", Tier.DEVICE, needs.rest - target.head_bytes),
+        ("caches", Tier.DEVICE, needs.caches),
+        ("draft", Tier.DEVICE, needs.draft),
+        ("scratch", Tier.DEVICE, needs.scratch + (needs.logits if head else 0) + max(needs.extra)),
+        ("slots", Tier.DEVICE, placement.slots * slot),
+        ("staging slots", Tier.HOST, placement.staging * slot),
+        ("the device's own share", Tier.DEVICE, needs.device_runtime),
+    ]
+    return tuple((what, str(tier), size) for what, tier, size in found if size > 0)
+
+
 def no_room(config: EngineConfig, given: int, vram: int | None, draft: LoadedModel) -> str:
     """The notice that a substitute was left out, and what to do about it."""
     needed = draft_bytes("packed", draft, config, config.context or _CONTEXTS[-1])
@@ -144,4 +190,4 @@ def no_room(config: EngineConfig, given: int, vram: int | None, draft: LoadedMod
 
 def draft_rows(config: EngineConfig) -> int:
     """Rows that a growing tree may take in the draft's cache, whatever width is chosen once it is loaded."""
-    return GrowthPolicy(config.budget, config.width or WIDEST).max_expanded
+    return 2 * (config.budget or 1) + (config.width or WIDEST)

@@ -17,44 +17,76 @@ from numpy.typing import NDArray
 from offspec.draft.base import Children, Drafter, Scorer
 from offspec.timeline import OFF, Timeline
 from offspec.tree import ROOT, Candidates, TokenTree
+from offspec_planners.best_first import Grown, best_size, max_expanded, pays
+from offspec_planners.cost import PassCosts
+
+_RECORDED = 128  # nodes
 
 
 @dataclass(frozen=True, slots=True)
 class GrowthPolicy:
     """budget: most nodes of the tree, root included; width: nodes a draft step expands.
 
-    min_gain: stop when one more step is expected to add less than this share of the expected tokens.
+    min_gain: stop when one more step is expected to add less than this share of the expected tokens. costs:
+    where given, stop instead when no step can raise tokens per second, and verify as many nodes as give the
+    most. record: grow on to so many nodes for the record, whatever it costs, if that is more than the budget.
     """
 
     budget: int
     width: int
     min_gain: float = 0.01
+    costs: PassCosts | None = None
+    record: int = 0
+
+    @property
+    def grown(self) -> int:
+        """Most nodes that are grown, of which the best `budget` are verified."""
+        return max(self.budget, self.record)
+
+    @property
+    def recording(self) -> bool:
+        return self.grown > self.budget
 
     @property
     def max_expanded(self) -> int:
         """Most nodes expanded for one tree: a bound on the draft's work and on the rows of its cache."""
-        return 2 * self.budget + self.width
+        return max_expanded(self.grown, self.width)
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """A grown tree, the candidate behind each of its nodes, and what calibration can learn from."""
+    """A grown tree, the candidate behind each of its nodes, and what calibration can learn from.
+
+    recorded: the larger tree that was grown for the record, where it came to its full size.
+    """
 
     tree: TokenTree
     candidates: NDArray[np.int64]
     steps: int
     children: dict[int, tuple[Children, int]]
+    recorded: Grown | None = None
 
     def learn(self, scorer: Scorer, nodes: Sequence[int], tokens: Sequence[int]) -> None:
-        """Fit the draft's temperature to the tokens that the target picked at these tree nodes."""
-        for node, token in zip(nodes, tokens, strict=True):
+        """Teach the calibration which tokens the target picked at these tree nodes, the walk in order.
+
+        A walked node that was not expanded says nothing about ranks. Where the text ended in the middle of
+        the tree, only the levels down to that end count as promised.
+        """
+        calibration = scorer.calibration
+        for depth, (node, token) in enumerate(zip(nodes, tokens, strict=True)):
             found = self.children.get(int(self.candidates[node]))
             if found is None:
                 continue
             children, row = found
             hits = np.flatnonzero(children.token[row] == token)
             rank = int(hits[0]) if len(hits) else None
-            scorer.fit.observe(children.x[row], children.log_prob[row], rank)
+            calibration.observe(depth, children.x[row], children.log_prob[row], rank)
+        promised = self.tree.score
+        if tokens[-1] in self.tree.children(nodes[-1]):
+            promised = promised[self.tree.depth < len(tokens)]
+        calibration.end_pass(float(np.exp(promised).sum()), len(tokens))
+        if self.recorded is not None:
+            calibration.remember(self.recorded)
 
 
 def grow(
@@ -68,25 +100,32 @@ def grow(
     """A tree below the last of the committed ids, no deeper than `max_depth` tokens."""
     candidates = Candidates(ids[-1])
     seen: dict[int, tuple[Children, int]] = {}
-    steps, expected = 0, 1.0
-    best = candidates.best(policy.budget)
+    costs, steps = policy.costs, 0
+    seconds = costs.start if costs else 0.0
+    best = candidates.best(policy.grown)
     drafter.start(ids)
     while len(seen) + policy.width <= policy.max_expanded:
         nodes = _frontier(candidates, best, policy.width, max_depth)
-        # No step adds more than the paths it extends are worth.
-        if not nodes or (steps and _worth(candidates, nodes) < policy.min_gain * expected):
+        if not nodes or (steps and not _pays(candidates, best, nodes, seconds, policy)):
             break
         with timeline.span("draft", "step", width=len(nodes)):
             children = drafter.expand(candidates, nodes, scorer)
         candidates.expanded[nodes] = True
         # What is no better than the last of a full tree can never be in it: the best only get better.
-        floor = float(candidates.score[best].min()) if len(best) == policy.budget else -math.inf
+        floor = float(candidates.score[best].min()) if len(best) == policy.grown else -math.inf
         candidates.extend(np.array(nodes), children.token, children.log_prob, floor)
         seen.update({node: (children, row) for row, node in enumerate(nodes)})
+        seconds += float(costs.step_seconds(len(nodes))) if costs else 0.0
         steps += 1
-        best = candidates.best(policy.budget)
-        expected = float(np.exp(candidates.score[best]).sum())
-    return Growth(candidates.tree(best), best, steps, seen)
+        best = candidates.best(policy.grown)
+    kept = candidates.best(policy.budget)
+    if costs is not None:
+        kept = candidates.best(best_size(-np.sort(-candidates.score[kept]), seconds, costs))
+    recorded = None
+    if policy.recording and len(best) == policy.record and candidates.depth[best].max() < max_depth:
+        record = candidates.tree(best)
+        recorded = Grown(record.parent.astype(np.int32), record.score.astype(np.float32))
+    return Growth(candidates.tree(kept), kept, steps, seen, recorded)
 
 
 def _frontier(candidates: Candidates, best: NDArray[np.int64], width: int, max_depth: int) -> list[int]:
@@ -98,8 +137,15 @@ def _frontier(candidates: Candidates, best: NDArray[np.int64], width: int, max_d
     return [int(node) for node in np.sort(open_nodes[order])]
 
 
-def _worth(candidates: Candidates, nodes: list[int]) -> float:
-    return float(np.exp(candidates.score[nodes]).sum())
+def _pays(
+    candidates: Candidates, best: NDArray[np.int64], nodes: list[int], seconds: float, policy: GrowthPolicy
+) -> bool:
+    """Whether to expand these nodes, after so many seconds of drafting."""
+    score = candidates.score
+    if policy.recording:
+        # A record must be whole, however narrow its steps: `min_gain` is asked of so many nodes together.
+        return pays(score[best], score[nodes], seconds, None, policy.min_gain * len(nodes) / _RECORDED)
+    return pays(score[best], score[nodes], seconds, policy.costs, policy.min_gain)
 
 
 def no_growth(root_token: int) -> Growth:

@@ -7,8 +7,18 @@ from pathlib import Path
 
 from offspec.config import format_bytes
 from offspec.errors import CapacityError
-from offspec_planners.placement import Placement, Sizes, Tier, TooSmallError, place_layers, place_on_device
+from offspec_planners.placement import (
+    Placement,
+    Sizes,
+    Tier,
+    TooSmallError,
+    place_layers,
+    place_on_device,
+    taken,
+)
 
+_RUNTIME, _RUNTIME_STEP = 440_000_000, 64_000_000  # bytes of Python, torch and transformers, about
+_first_runtime = 0
 MARGIN = 64 << 20  # thread stacks, the allocator's slack, Python objects made while decoding
 
 
@@ -22,6 +32,22 @@ def _status_kb(key: str) -> int:
 def resident_bytes() -> int:
     """Memory that this process holds now."""
     return _status_kb("VmRSS")
+
+
+def steady_runtime(*, fresh: bool) -> int:
+    """What to set aside for this process as it is without weights, in steps.
+
+    It differs by a few megabytes from run to run; what fits must not, or every plan would be made twice. Nor
+    must it grow with what an engine that was closed left on the heap, where the next one will find room:
+    unless this is `fresh`, as where another engine is open, the first answer stands.
+    """
+    global _first_runtime
+    if fresh or not _first_runtime:
+        steps = -(-max(resident_bytes() - _RUNTIME, 0) // _RUNTIME_STEP)
+        found = _RUNTIME + steps * _RUNTIME_STEP
+        _first_runtime = _first_runtime or found
+        return found
+    return _first_runtime
 
 
 def peak_bytes() -> int:
@@ -133,6 +159,17 @@ def divide(memory: int, needs: Needs, device_memory: int | None = None) -> Place
     )
     given = memory if device_memory is None or failure.where is Tier.HOST else device_memory
     raise _too_small(given, failed, failure, device_memory is not None)
+
+
+def holds(memory: int, needs: Needs, placement: Placement, device_memory: int | None = None) -> bool:
+    """Whether a placement that was decided elsewhere fits as well; see `divide`."""
+    wanted, sizes = list(_heads(needs))[-1 if placement.head is not Tier.DEVICE else 0]
+    device, host = taken(sizes, placement)
+    usable = int(memory * (1 - _KERNEL_SHARE)) - needs.runtime - MARGIN
+    if device_memory is None:
+        return device <= usable - wanted.weights_aside
+    aside = wanted.device_runtime + wanted.weights_aside
+    return device <= device_memory - aside and host <= usable - wanted.passing
 
 
 def _place(memory: int, needs: Needs, sizes: Sizes, device_memory: int | None) -> Placement:

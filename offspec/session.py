@@ -8,23 +8,30 @@ import torch
 
 from offspec.draft.base import Drafter, Scorer
 from offspec.grow import Growth, GrowthPolicy, grow, no_growth
+from offspec.grow_static import grow_static
 from offspec.model.attention import TreeContext
 from offspec.model.loaded import LoadedModel
 from offspec.noise import GumbelNoise
 from offspec.sampling import LogitsProcessor
 from offspec.timeline import OFF, Timeline
 from offspec.verify import Walk, walk
+from offspec_planners.sequoia import Shape
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """What stays the same from pass to pass of one request. scorer is None without speculation."""
+    """What stays the same from pass to pass of one request.
+
+    scorer: None without speculation. shape: of all trees, where they are not grown best first; it has no
+    more nodes than the policy's budget.
+    """
 
     processor: LogitsProcessor
     noise: GumbelNoise | None
     scorer: Scorer | None
     policy: GrowthPolicy
     stop: Callable[[int], bool]
+    shape: Shape | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +81,7 @@ class Session:
         After an exception the committed ids are what they were; call `recover` before the next pass.
         """
         began = time.perf_counter()
-        if self._drafter is None or decoding.scorer is None or decoding.policy.budget == 1 or max_depth < 1:
-            growth = no_growth(self.ids[-1])
-        else:
-            with self._timeline.span("draft", "grow") as span:
-                growth = grow(
-                    self._drafter, decoding.scorer, self.ids, decoding.policy, max_depth, self._timeline
-                )
-                span.note(nodes=len(growth.tree), steps=growth.steps)
+        growth = self._grow(decoding, max_depth)
         grown = time.perf_counter()
         with self._timeline.span("engine", "target", nodes=len(growth.tree)):
             hidden = self._forward(growth)
@@ -100,6 +100,20 @@ class Session:
         with self._timeline.span("engine", "commit"):
             self._commit(growth, result, decoding)
         return PassResult(result, growth, grown - began, time.perf_counter() - grown)
+
+    def _grow(self, decoding: Decoding, max_depth: int) -> Growth:
+        drafter, scorer, policy = self._drafter, decoding.scorer, decoding.policy
+        if drafter is None or scorer is None or policy.budget == 1 or max_depth < 1:
+            return no_growth(self.ids[-1])
+        with self._timeline.span("draft", "grow") as span:
+            if decoding.shape is None:
+                growth = grow(drafter, scorer, self.ids, policy, max_depth, self._timeline)
+            else:
+                growth = grow_static(
+                    drafter, scorer, self.ids, decoding.shape, max_depth, policy.width, self._timeline
+                )
+            span.note(nodes=len(growth.tree), steps=growth.steps)
+        return growth
 
     def _forward(self, growth: Growth) -> torch.Tensor:
         """Hidden states [N, H] of the tree's nodes; the pending tokens go through in front of them."""

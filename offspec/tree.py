@@ -118,7 +118,7 @@ class Candidates:
         self.score = np.zeros(1024, dtype=np.float64)
         self.expanded = np.zeros(1024, dtype=np.bool_)
 
-    def add(self, parent: int, tokens: NDArray[np.int64], log_probs: NDArray[np.float64]) -> None:
+    def add(self, parent: int, tokens: NDArray[np.int64], log_probs: NDArray[np.floating]) -> None:
         """Append children [K] of one node, with their log-probabilities given that node (at most 0)."""
         self.extend(np.array([parent]), tokens[None], log_probs[None])
 

@@ -1,12 +1,26 @@
 """What all tests share: few threads, and the `gpu` marker."""
 
 import os
+import shutil
+import tempfile
 
 import pytest
 
 # Before anything imports torch: two threads are enough for tiny models, and more fight over small machines.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+_CACHE = pytest.StashKey[str]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What engines learn from tiny models is no business of the user's cache."""
+    config.stash[_CACHE] = os.environ["OFFSPEC_CACHE"] = tempfile.mkdtemp(prefix="offspec-tests-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    shutil.rmtree(config.stash[_CACHE], ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

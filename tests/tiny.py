@@ -114,6 +114,18 @@ def write_model(
     return folder
 
 
+def disturb(folder: Path) -> None:
+    """Change a model's weights a little, so that it agrees with what it was in part."""
+    from safetensors.torch import load_file, save_file
+
+    torch.manual_seed(3)
+    file = folder / "model.safetensors"
+    tensors = {
+        name: tensor * (1 + 0.03 * torch.randn_like(tensor)) for name, tensor in load_file(file).items()
+    }
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
 def write_tokenizer(folder: Path, size: int = VOCABULARY) -> None:
     """Word-level: token i is the word "w<i>"; 0 pads, 1 begins, 2 ends."""
     from tokenizers import Tokenizer, models, pre_tokenizers

@@ -4,7 +4,6 @@ import sys
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from offspec.cli import options as opt
 from offspec.cli.render import Screen
@@ -36,6 +35,7 @@ class Question:
     speculate: bool
     check: bool
     trace: Path | None
+    plan: Path | None = None
 
 
 def generate(
@@ -48,8 +48,10 @@ def generate(
     context: opt.Context = None,
     draft: opt.Draft = "auto",
     draft_bits: opt.DraftBits = 16,
-    budget: opt.Budget = 256,
+    budget: opt.Budget = "auto",
     width: opt.Width = "auto",
+    tree: opt.TreeKind = "dynamic",
+    plan: opt.PlanFile = None,
     verify: opt.VerifyRule = "coupled",
     no_speculation: opt.NoSpeculation = False,
     check: opt.Check = False,
@@ -74,15 +76,17 @@ def generate(
     config = EngineConfig(
         model=model,
         draft="none" if no_speculation else draft,  # what would not be asked need not be loaded
-        draft_bits=_draft_bits(draft_bits),
+        draft_bits=opt.checked_bits(draft_bits),
         memory=None if memory is None else parse_bytes(memory),
         vram=None if vram is None else parse_bytes(vram),
         device=device,
         dtype=dtype,
-        budget=budget,
-        width=None if width == "auto" else int(width),
+        budget=opt.number_or_auto(budget),
+        width=opt.number_or_auto(width),
         context=context,
         verify=verify,
+        tree=tree,
+        temperature=temperature,
     )
     params = SamplingParams(
         temperature=temperature,
@@ -105,6 +109,7 @@ def generate(
         speculate=not no_speculation,
         check=check,
         trace=trace,
+        plan=plan,
     )
     if trace is not None:
         check_writable(trace)  # now, not after minutes of work
@@ -132,6 +137,9 @@ def _answer(question: Question, screen: Screen) -> None:
                     width=config.width,
                     context=config.context,
                     verify=config.verify,
+                    tree=config.tree,
+                    temperature=config.temperature,
+                    plan=question.plan,
                     notify=screen.show,
                     timeline=timeline,
                 ) as engine,
@@ -150,14 +158,6 @@ def _answer(question: Question, screen: Screen) -> None:
         except KeyboardInterrupt:
             screen.interrupted()
             raise
-
-
-def _draft_bits(bits: int) -> Literal[4, 16]:
-    if bits == 4:
-        return 4
-    if bits == 16:
-        return 16
-    raise RequestError(f"--draft-bits must be 4 or 16, not {bits}")
 
 
 def _prompt_text(prompt: str | None) -> str:

@@ -19,7 +19,11 @@ from typer.core import TyperGroup
 
 from offspec import __version__
 from offspec.cli.generate import EPILOG, generate
+from offspec.cli.hardware import EPILOG as HARDWARE_EPILOG
+from offspec.cli.hardware import hardware
 from offspec.cli.output import StdoutClosed, abandon_stdout
+from offspec.cli.plan import EPILOG as PLAN_EPILOG
+from offspec.cli.plan import plan
 from offspec.errors import OffspecError
 
 _INTERRUPTED = 128 + 2  # SIGINT
@@ -79,6 +83,8 @@ def offspec(
 
 
 app.command(epilog=EPILOG)(generate)
+app.command(epilog=PLAN_EPILOG)(plan)
+app.command(epilog=HARDWARE_EPILOG)(hardware)
 
 
 def main() -> None:

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from offspec.config import Verify
+from offspec.config import Tree, Verify
+from offspec.errors import RequestError
 
 MODEL_PANEL = "Model and machine"
 DRAFT_PANEL = "Speculation: how fast"
@@ -20,10 +21,24 @@ def _device(value: str) -> str:
     return value
 
 
-def _width(value: str) -> str:
+def checked_bits(bits: int) -> Literal[4, 16]:
+    """The bits of a draft's weights. Raises RequestError."""
+    if bits == 4:
+        return 4
+    if bits == 16:
+        return 16
+    raise RequestError(f"--draft-bits must be 4 or 16, not {bits}")
+
+
+def _number_or_auto(value: str) -> str:
     if value != "auto" and not re.fullmatch(r"\d+", value):
         raise typer.BadParameter(f"{value!r} is neither a number of nodes nor auto")
     return value
+
+
+def number_or_auto(value: str) -> int | None:
+    """What a checked `--budget` or `--width` means: None where a plan is to choose."""
+    return None if value == "auto" else int(value)
 
 
 Model = Annotated[
@@ -67,6 +82,17 @@ Device = Annotated[
     str,
     typer.Option(metavar="cpu|cuda", callback=_device, help="Where to compute.", rich_help_panel=MODEL_PANEL),
 ]
+DeviceOrDefault = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="cpu|cuda",
+        callback=lambda value: value if value is None else _device(value),
+        help="Where to compute. Without it: the CPU, or with [bold]--hardware[/] what that machine computes "
+        "with.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
 Dtype = Annotated[
     Literal["bfloat16", "float32"],
     typer.Option(
@@ -101,11 +127,12 @@ DraftBits = Annotated[
     ),
 ]
 Budget = Annotated[
-    int,
+    str,
     typer.Option(
-        metavar="NODES",
+        metavar="NODES|auto",
+        callback=_number_or_auto,
         help="The most guesses checked in one pass. More cost compute, and pay while the disk is the "
-        "slower part.",
+        "slower part; [bold]auto[/] takes what a plan found fastest, which is made on first use.",
         rich_help_panel=DRAFT_PANEL,
     ),
 ]
@@ -113,9 +140,26 @@ Width = Annotated[
     str,
     typer.Option(
         metavar="NODES|auto",
-        callback=_width,
-        help="Guesses that one draft step continues at once; [bold]auto[/] measures the draft's steps "
-        "while loading and takes what fills the tree soonest.",
+        callback=_number_or_auto,
+        help="Guesses that one draft step continues at once; [bold]auto[/] takes what the plan found.",
+        rich_help_panel=DRAFT_PANEL,
+    ),
+]
+TreeKind = Annotated[
+    Tree,
+    typer.Option(
+        "--tree",
+        help="[bold]dynamic[/] grows every tree along its likeliest paths; [bold]sequoia[/] fills one shape "
+        "that was optimised for what this draft was seen to guess.",
+        rich_help_panel=DRAFT_PANEL,
+    ),
+]
+PlanFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--plan",
+        metavar="FILE",
+        help="Follow a plan that [bold]offspec plan --save[/] wrote, with whatever you changed in it.",
         rich_help_panel=DRAFT_PANEL,
     ),
 ]

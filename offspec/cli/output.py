@@ -11,6 +11,11 @@ from offspec.errors import DiskFullError
 _CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "�")
 
 
+def printable(text: str) -> str:
+    """The text with a sign in place of every character that a terminal would obey."""
+    return text.translate(_CONTROLS)
+
+
 class StdoutClosed(Exception):
     """Whoever read our standard output has gone (`offspec … | head -1`): stop, and say nothing."""
 
@@ -28,10 +33,12 @@ class Output:
 
     def write(self, text: str) -> None:
         """Write and flush at once, so that a pipe sees every token as it is decided."""
+        self.write_styled(printable(text) if self.is_terminal else text)
+
+    def write_styled(self, text: str) -> None:
+        """Write text of our own making, in which control characters such as colours may act."""
         if not text:
             return
-        if self.is_terminal:
-            text = text.translate(_CONTROLS)
         encoding = self._stream.encoding or "utf-8"
         text = text.encode(encoding, errors="replace").decode(encoding)
         try:

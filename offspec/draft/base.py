@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from offspec.noise import GumbelNoise
 from offspec.sampling import LogitsProcessor
 from offspec.tree import Candidates
-from offspec_planners.calibrate import TemperatureFit
+from offspec_planners.calibrate import Calibration
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +30,23 @@ class Scorer:
     """Turns a draft's logits into the probability that the target picks each token.
 
     x = the draft's processed logits (penalties, temperature; no filters, which would hide what the target
-    may keep) plus the noise the target will add; softmax(x / tau) is the estimate. noise is None for
-    greedy decoding and for SpecExec's ranking. One buffer [W, V] is kept from step to step and worked on in
-    place: fresh memory of that size costs several times what is computed in it.
+    may keep) plus the noise the target will add; softmax(x / tau), corrected by the calibration's table, is
+    the estimate. noise is None for greedy decoding and for SpecExec's ranking. One buffer [W, V] is kept
+    from step to step and worked on in place: fresh memory of that size costs several times what is computed
+    in it.
     """
 
     def __init__(
-        self, processor: LogitsProcessor, noise: GumbelNoise | None, fit: TemperatureFit, children: int = 32
+        self,
+        processor: LogitsProcessor,
+        noise: GumbelNoise | None,
+        calibration: Calibration,
+        children: int = 32,
     ) -> None:
         self._processor = processor
         self._noise = noise
         self._children = children
-        self.fit = fit
+        self.calibration = calibration
         self._room = torch.empty(0, 0)
 
     @property
@@ -50,12 +55,16 @@ class Scorer:
         return self._processor.penalises
 
     def children(
-        self, logits: torch.Tensor, paths: Sequence[Sequence[int]], positions: Sequence[int]
+        self,
+        logits: torch.Tensor,
+        paths: Sequence[Sequence[int]],
+        positions: Sequence[int],
+        depths: Sequence[int] = (0,),
     ) -> Children:
         """logits [W, V] at nodes with these paths below the root; positions [W] of the children.
 
-        The draft's V may be smaller than the target's: ids beyond it are never guessed. paths may be empty
-        unless `needs_paths`.
+        depths [W] of the nodes, or [1] of all of them; 0 is the root. The draft's V may be smaller than the
+        target's: ids beyond it are never guessed. paths may be empty unless `needs_paths`.
         """
         size = self._processor.vocab_size
         x = self._buffer(len(logits), logits.device)
@@ -63,13 +72,14 @@ class Scorer:
         if self._noise is not None:
             self._noise.add_to(scores, positions)
         top, token = _top(x, min(self._children, size))
-        tau = self.fit.tau
+        tau = self.calibration.fit.tau
         # What follows destroys x: the log of the sum of exp(x / tau), all relative to the best.
         total = x.sub_(top[:, :1]).div_(tau).exp_().sum(dim=1, keepdim=True).log_()
         relative = top - top[:, :1]
+        log_prob = (relative / tau - total).cpu().numpy()
         return Children(
             token=token.cpu().numpy(),
-            log_prob=(relative / tau - total).cpu().numpy(),
+            log_prob=self.calibration.table.apply(log_prob, depths),
             x=relative.cpu().numpy(),
         )
 

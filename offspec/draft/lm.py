@@ -1,6 +1,6 @@
 """A language model as drafter: one forward for the W nodes of a step, over its own tree cache."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -39,8 +39,7 @@ class LMDrafter:
     """Drafts with a causal LM that shares the target's vocabulary.
 
     Rows of its cache behind the committed ones belong to expanded nodes, in the order of expansion; the
-    tokens committed since the last pass run together with the root. step_seconds: what a step of so many
-    nodes takes, where it was measured (`draft.pace`).
+    tokens committed since the last pass run together with the root.
     """
 
     def __init__(
@@ -49,10 +48,8 @@ class LMDrafter:
         model: DraftModel,
         device: torch.device,
         release: Callable[[], None],
-        step_seconds: Mapping[int, float] | None = None,
     ) -> None:
         self.name = name
-        self.step_seconds: dict[int, float] = dict(step_seconds or {})
         self._model = model
         self._device = device
         self._release = release
@@ -75,7 +72,8 @@ class LMDrafter:
         if not self._row_of:
             self._pending, self._positions = len(fresh), list(range(cache.length, root))
         self._place(candidates, nodes)
-        positions: list[int] = (candidates.depth[nodes] + root).tolist()
+        depths: list[int] = candidates.depth[nodes].tolist()
+        positions = [depth + root for depth in depths]
         self._positions += positions
         rows = len(self._row_of)
         context = TreeContext(
@@ -89,7 +87,7 @@ class LMDrafter:
         hidden = self._model.hidden(torch.tensor(tokens, device=self._device), context)
         logits = self._model.logits(hidden[len(fresh) :])
         paths = [candidates.path_tokens(node) for node in nodes] if scorer.needs_paths else []
-        return scorer.children(logits, paths, [position + 1 for position in positions])
+        return scorer.children(logits, paths, [position + 1 for position in positions], depths)
 
     def _place(self, candidates: Candidates, nodes: Sequence[int]) -> None:
         """Give the nodes their rows, and note which rows each may see."""

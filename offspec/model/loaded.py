@@ -111,6 +111,11 @@ class LoadedModel:
     def _head_blocks(self) -> list[HeadBlock]:
         return head_blocks(self._head.sources[0][0], max(self.layer_bytes)) if self._head else []
 
+    @property
+    def weight_files(self) -> list[Path]:
+        """Files that layers are read from."""
+        return sorted({extent.file for binder in self.layers for extent in binder.layout.extents})
+
     def cache_bytes(self, capacity: int) -> int:
         return capacity * self.skeleton.kv_bytes_per_token()
 
@@ -146,6 +151,11 @@ class LoadedModel:
     def tree_model(self) -> TreeModel:
         assert self._tree_model is not None, "load the model first"
         return self._tree_model
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it holds weights."""
+        return self._feeder is not None
 
     @property
     def bytes_streamed(self) -> int:

@@ -3,7 +3,9 @@
 Letters: T rows of a pass, H hidden size, V vocabulary.
 """
 
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,11 +22,21 @@ from offspec.model.skeleton import Skeleton
 CHUNK, SMALL_CHUNK = 1024, 256
 
 
+@dataclass(slots=True)
+class Spent:
+    """Where a pass's time went: layers that are done, seconds computed in them, seconds waited for them."""
+
+    layers: int = 0
+    computed: float = 0.0
+    waited: float = 0.0
+
+
 class TreeModel:
     """A causal LM with a tree cache. Its weights are someone else's business (`enter`, `leave`).
 
     enter(i) and leave(i) are called around layer i, once a pass however many chunks run through it. head:
-    given where the head streams, too. chunk: most rows that go through a layer together.
+    given where the head streams, too. chunk: most rows that go through a layer together. spent: of the
+    latest pass; settle: called before a clock is read, where work goes on after a call returns.
     """
 
     def __init__(
@@ -42,6 +54,8 @@ class TreeModel:
         self._head = head
         self.cache = cache
         self.on_layer: Callable[[int], None] | None = None
+        self.settle: Callable[[], None] | None = None
+        self.spent = Spent()
         self._given: torch.Tensor | None = None
         self._output: type[ModelOutput] = BaseModelOutputWithPast  # what this family's decoder returns
         decoder_forward = skeleton.decoder.forward
@@ -55,6 +69,11 @@ class TreeModel:
         for index, layer in enumerate(skeleton.layers):
             layer.forward = self._fed(index, layer.forward, enter, leave)
 
+    @property
+    def streams_head(self) -> bool:
+        """Whether the head comes as the last units of a pass, which must then ask for logits."""
+        return self._head is not None
+
     def _fed(
         self,
         index: int,
@@ -63,10 +82,17 @@ class TreeModel:
         leave: Callable[[int], None] | None,
     ) -> Callable[..., Any]:
         def run(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            asked = time.perf_counter()
             if enter is not None:
                 enter(index)
+            began = time.perf_counter()
             try:
                 out = _in_chunks(forward, hidden, self.chunk, args, kwargs)
+                if self.settle is not None:
+                    self.settle()
+                self.spent.layers += 1
+                self.spent.computed += time.perf_counter() - began
+                self.spent.waited += began - asked
             finally:
                 if leave is not None:
                     leave(index)
@@ -79,6 +105,7 @@ class TreeModel:
     def hidden(self, tokens: torch.Tensor, context: TreeContext) -> torch.Tensor:
         """Final hidden states [T, H] of tokens [T]; their keys and values are appended to the cache."""
         rows = len(tokens)
+        self.spent = Spent()
         out = self.skeleton.decoder(
             input_ids=tokens[None],
             position_ids=context.position[-rows:][None],

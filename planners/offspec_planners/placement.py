@@ -119,6 +119,16 @@ def place_on_device(sizes: Sizes, device: int, host: int, *, slots: int = 3, sta
     return Placement(tuple(tiers), ring, stages, head)
 
 
+def taken(sizes: Sizes, placement: Placement) -> tuple[int, int]:
+    """(bytes of the memory that is computed from, bytes of the RAM behind it) that a placement takes."""
+    device = sum(sizes.kept(layer) for layer in placement.resident) + placement.slots * sizes.slot
+    if placement.slots:
+        device += max(sizes.extra)
+    host = sum(sizes.layers[layer] for layer in placement.layers(Tier.HOST))
+    host += placement.staging * sizes.slot + (sizes.head if placement.head is Tier.HOST else 0)
+    return device, host
+
+
 def spread(count: int, chosen: int) -> list[int]:
     """`chosen` of `count` places, as evenly apart as can be."""
     return [int((place + 0.5) * count / chosen) for place in range(chosen)]

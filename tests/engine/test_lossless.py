@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import offspec
-from offspec import SamplingParams
+from offspec import SamplingParams, choose
 from offspec.model import runner
 from offspec_planners.placement import Placement, Tier
-from tests.tiny import reference, tiny_engine, write_model
+from tests.tiny import disturb, reference, tiny_engine, write_model
 
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
 
@@ -22,19 +22,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Pat
     folder = tmp_path_factory.mktemp("models")
     target = write_model(folder / "target", num_hidden_layers=5)
     near = write_model(folder / "near", num_hidden_layers=5)
-    _disturb(near)
+    disturb(near)
     yield target, near, write_model(folder / "hostile", "qwen2", seed=5)
-
-
-def _disturb(folder: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    torch.manual_seed(3)
-    file = folder / "model.safetensors"
-    tensors = {
-        name: tensor * (1 + 0.03 * torch.randn_like(tensor)) for name, tensor in load_file(file).items()
-    }
-    save_file(tensors, file, metadata={"format": "pt"})
 
 
 def _sampling(temperature: float, tokens: int = 40) -> SamplingParams:
@@ -155,18 +144,37 @@ def test_lean_drafts_and_others_are_believed_alike(
     assert passes[0] == passes[1]
 
 
-def test_a_width_is_chosen_by_measuring(models: tuple[Path, Path, Path]) -> None:
-    for draft in ("none", str(models[1])):
-        with offspec.load(str(models[0]), draft=draft, dtype="float32", budget=64) as engine:
-            drafter = engine._assembly.drafter
-            found = drafter.step_seconds if drafter else {}
-            assert (set(found) <= {4, 8, 16, 32} and found) if drafter else not found
-            assert engine.width in (found or {16})
-            greedy = SamplingParams(max_tokens=20, ignore_eos=True)
-            assert list(engine.generate(PROMPT, greedy).token_ids) == reference(models[0], PROMPT, 20)
-    with offspec.load(str(models[0]), draft=str(models[1]), dtype="float32", width=3) as engine:
-        drafter = engine._assembly.drafter
-        assert engine.width == 3 and drafter is not None and not drafter.step_seconds
+def test_what_is_not_given_is_planned(
+    models: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    greedy = SamplingParams(max_tokens=20, ignore_eos=True)
+    wanted = reference(models[0], PROMPT, 20)
+    for draft in ("auto", str(models[1])):
+        with offspec.load(str(models[0]), draft=draft, dtype="float32", context=128) as engine:
+            plan = engine.plan
+            assert plan is not None and 1 <= engine.budget <= plan.budget and engine.width <= 64
+            assert list(engine.generate(PROMPT, greedy).token_ids) == wanted
+        monkeypatch.setattr(choose, "measure", _not_again)
+        with offspec.load(str(models[0]), draft=draft, dtype="float32", context=128) as engine:
+            assert engine.plan == plan and engine.budget == plan.budget
+            assert list(engine.generate(PROMPT, greedy).token_ids) == wanted
+        monkeypatch.undo()
+
+
+def test_what_is_given_is_not_planned(models: tuple[Path, Path, Path]) -> None:
+    load = {"dtype": "float32", "context": 128}
+    with offspec.load(str(models[0]), draft=str(models[1]), budget=9, width=3, **load) as engine:
+        assert (engine.plan, engine.budget, engine.width) == (None, 9, 3)
+    with offspec.load(str(models[0]), draft="none", **load) as engine:
+        assert (engine.plan, engine.budget) == (None, 1)
+    with offspec.load(str(models[0]), draft=str(models[1]), width=3, **load) as engine:
+        assert engine.plan is not None and engine.width == min(3, engine.budget)
+    with offspec.load(str(models[0]), draft=str(models[1]), budget=9, **load) as engine:
+        assert engine.plan is not None and engine.plan.budget == 9
+
+
+def _not_again(*given: object) -> None:
+    raise AssertionError("a kept plan needs no measuring")
 
 
 @pytest.mark.parametrize("size", [80, 112])

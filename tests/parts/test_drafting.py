@@ -12,7 +12,7 @@ from offspec.errors import RequestError
 from offspec.noise import GumbelNoise
 from offspec.sampling import LogitsProcessor
 from offspec.tree import Candidates
-from offspec_planners.calibrate import TemperatureFit
+from offspec_planners.calibrate import Calibration, TemperatureFit
 
 _HISTORY = [1, 5, 5, 9]
 _PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.4}
@@ -65,7 +65,7 @@ def test_children_are_the_likeliest(
     params = SamplingParams(temperature=temperature, seed=3, **(_PENALTIES if penalised else {}))
     processor = LogitsProcessor(params, size, [token % size for token in _HISTORY])
     noise = GumbelNoise(5, size) if temperature else None
-    scorer = Scorer(processor, noise, TemperatureFit(tau), children=32)
+    scorer = Scorer(processor, noise, Calibration(TemperatureFit(tau)), children=32)
     generator = torch.Generator().manual_seed(seed)
     assert scorer.needs_paths == penalised
     for rows in (count, count + 2, 1):
@@ -91,7 +91,7 @@ def test_tokens_are_those_of_their_scores() -> None:
     processor = LogitsProcessor(SamplingParams(), 20_000, [])
     logits = torch.linspace(0, 8, 20_000)[torch.randperm(20_000, generator=torch.Generator().manual_seed(1))]
     logits[4000:4020] += 8
-    found = Scorer(processor, None, TemperatureFit()).children(logits[None], [], [9])
+    found = Scorer(processor, None, Calibration()).children(logits[None], [], [9])
     assert found.token[0].tolist() == logits.topk(32).indices.tolist()
 
 

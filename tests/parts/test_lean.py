@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from offspec.draft.pace import choose_width, measure_steps
 from offspec.model import lean, lean_weights
 from offspec.model.attention import TreeContext
 from offspec.model.lean import LeanModel, lean_model
@@ -241,25 +240,3 @@ def test_a_torch_without_the_layout_does_without(
         assert not lean_weights.can_pack()
     finally:
         lean_weights.can_pack.cache_clear()
-
-
-@pytest.mark.parametrize("plain", [False, True])
-def test_steps_are_measured_and_the_cache_is_left_empty(tmp_path: Path, plain: bool) -> None:
-    folder = write_model(tmp_path / "model", spread=_SPREAD)
-    draft: TreeModel | LeanModel = _loaded(folder).tree_model
-    if plain:
-        draft = _take(_loaded(folder))
-    found = measure_steps(draft, _CPU, (4, 2))
-    assert list(found) == [2, 4] and all(seconds > 0 for seconds in found.values())
-    assert draft.cache.length == 0
-    _Both(_loaded(folder).tree_model, draft).run(5, [-1, 0])
-
-
-def test_the_width_that_fills_the_tree_soonest() -> None:
-    linear = {width: width * 1.0 for width in (4, 8, 16, 32)}
-    flat = dict.fromkeys((4, 8, 16, 32), 1.0)
-    assert choose_width(linear, 256) == 4  # nothing is gained by width
-    assert choose_width(flat, 256) == 32  # width is free
-    assert choose_width(flat, 64) == 8  # and nothing is gained by more once the depth takes the steps
-    assert choose_width({4: 13.0, 8: 15.0, 16: 22.0, 32: 36.0}, 128) == 16
-    assert choose_width({16: 1.0}, 1) == 16

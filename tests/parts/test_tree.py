@@ -11,7 +11,7 @@ from offspec.draft.base import Children, Scorer
 from offspec.grow import GrowthPolicy, grow
 from offspec.sampling import LogitsProcessor
 from offspec.tree import Candidates, TokenTree
-from offspec_planners.calibrate import TemperatureFit
+from offspec_planners.calibrate import Calibration, TemperatureFit
 
 VOCABULARY = 6
 
@@ -102,7 +102,7 @@ class TableDrafter:
 
 
 def _scorer() -> Scorer:
-    return Scorer(LogitsProcessor(SamplingParams(), VOCABULARY, []), None, TemperatureFit())
+    return Scorer(LogitsProcessor(SamplingParams(), VOCABULARY, []), None, Calibration())
 
 
 def _brute_force(table: torch.Tensor, root: int, budget: int, depth: int) -> float:

@@ -1,0 +1,116 @@
+"""What runs leave for later runs: plans, and what was learnt about drafts. Files in the user's cache.
+
+A file that is damaged is as good as none here: it is made anew. Only a plan that the user names is read
+strictly.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from offspec.checkpoint.cache import cache_root
+from offspec.checkpoint.disk import write_file
+from offspec.errors import OffspecError, PlanError
+from offspec_planners.calibrate import Calibration
+from offspec_planners.plan import Plan
+
+_VERSION = 1
+
+
+def key_of(*parts: object) -> str:
+    """A file's name from whatever tells one case from another."""
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]
+
+
+def read_plan(file: Path) -> Plan:
+    """A plan that the user names. Raises PlanError."""
+    try:
+        return Plan.from_text(file.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(
+            f"cannot read the plan {file}: {getattr(error, 'strerror', None) or error}"
+        ) from error
+    except ValueError as error:
+        raise PlanError(f"{file} is not a plan that can be used: {error}") from error
+
+
+def kept_plan(key: str) -> Plan | None:
+    """The plan that an earlier run made for the same case."""
+    try:
+        return Plan.from_text(_plan_file(key).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def keep_plan(key: str, plan: Plan) -> None:
+    """Leave a plan for later runs; where nothing can be written, they make it again."""
+    _write(_plan_file(key), plan.to_text())
+
+
+def _plan_file(key: str) -> Path:
+    return cache_root() / "plans" / f"{key}.json"
+
+
+class DraftRecord:
+    """What is known of one draft's guesses for one target, by temperature and rule.
+
+    entry(...) is a calibration that engines go on learning into; `save` keeps them all.
+    """
+
+    def __init__(self, target: str, draft: str) -> None:
+        self._file = cache_root() / "drafts" / f"{key_of(target, draft)}.json"
+        self._entries: dict[str, Calibration] = {}
+        for name, value in self._read().items():
+            try:
+                self._entries[name] = Calibration.from_json(value)
+            except ValueError:
+                continue
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self._file.read_text("utf-8"))
+        except (OSError, ValueError):
+            return {}
+        entries = (
+            found.get("entries") if isinstance(found, dict) and found.get("version") == _VERSION else None
+        )
+        return entries if isinstance(entries, dict) else {}
+
+    def find(self, temperature: float, coupled: bool) -> Calibration | None:
+        """What was learnt at this temperature, if anything was."""
+        return self._entries.get(_name(temperature, coupled))
+
+    def nearest(self, temperature: float, coupled: bool) -> Calibration | None:
+        """The same, or what was learnt at the nearest other temperature."""
+        rule = _name(0.0, coupled).partition(" ")[2]
+        known = {
+            float(name.split()[0]): entry
+            for name, entry in self._entries.items()
+            if name.endswith(rule) and entry.passes
+        }
+        if not known:
+            return None
+        return known[min(known, key=lambda other: abs(other - temperature))]
+
+    def entry(self, temperature: float, coupled: bool) -> Calibration:
+        """The calibration to learn into."""
+        return self._entries.setdefault(_name(temperature, coupled), Calibration())
+
+    def save(self) -> None:
+        """Keep what was learnt; where nothing can be written, it is learnt again."""
+        entries = {name: entry.to_json() for name, entry in self._entries.items() if entry.passes}
+        if entries:
+            _write(self._file, json.dumps({"version": _VERSION, "entries": entries}, separators=(",", ":")))
+
+
+def _name(temperature: float, coupled: bool) -> str:
+    return f"{temperature:.2g} {'coupled' if coupled and temperature > 0 else 'alone'}"
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_file(file, text.encode())
+    except (OSError, OffspecError):
+        return

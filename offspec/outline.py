@@ -1,0 +1,86 @@
+"""The outline of a model: its bytes and arithmetic, from its headers, or from a config.json alone."""
+
+import hashlib
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from offspec.checkpoint import open_checkpoint
+from offspec.checkpoint.folder import CONFIG, read_json
+from offspec.checkpoint.shapes import known_config
+from offspec.checkpoint.tensors import TensorInfo
+from offspec.model.loaded import LoadedModel
+from offspec.model.skeleton import build_skeleton
+from offspec_planners.cost import ModelSizes
+
+_DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+
+
+def sizes_of(model: LoadedModel, name: str) -> ModelSizes:
+    """What the planners know of an opened model."""
+    config = model.skeleton.config
+    heads: int = config.num_attention_heads
+    size: int = getattr(config, "head_dim", None) or config.hidden_size // heads
+    head = model.skeleton.model.get_output_embeddings().weight
+    weights = [_multiplied(layer, config) for layer in model.skeleton.layers]
+    return ModelSizes(
+        name=name,
+        layers=tuple(model.layer_bytes),
+        weights=sum(weights) // len(weights),
+        head=head.numel() * model.dtype.itemsize,
+        head_weights=head.numel(),
+        kv_per_token=model.cache_bytes(1),
+        attention=4 * heads * size,
+        hidden=config.hidden_size,
+        vocabulary=model.skeleton.vocab_size,
+    )
+
+
+def _multiplied(layer: torch.nn.Module, config: Any) -> int:
+    """Weights of a layer that one row meets: all of its matrices, and of its experts those it is sent to."""
+    chosen = getattr(config, "num_experts_per_tok", None) or 1
+    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 1
+    total = 0.0
+    for name, weight in layer.named_parameters():
+        if weight.dim() >= 2:
+            total += weight.numel() * (chosen / experts if ".experts." in f".{name}." else 1.0)
+    return int(total)
+
+
+def imagine(model: str, dtype: torch.dtype, device: torch.device) -> tuple[LoadedModel, str]:
+    """A model to plan for, which need not be here, and its fingerprint: config.json is enough.
+
+    model: a config.json, a folder with one, anything `open_checkpoint` opens without a network, or the hub
+    id of a well-known model. Nothing can be loaded from what is returned unless its weights are here.
+    Raises CheckpointError.
+    """
+    path = Path(model).expanduser()
+    if path.is_file() and path.suffix == ".json":
+        return _from_config(read_json(path), dtype, device)
+    if path.is_dir() and (path / CONFIG).is_file() and not any(path.glob("*.safetensors")):
+        return _from_config(read_json(path / CONFIG), dtype, device)
+    known = None if path.exists() else known_config(model)
+    if known is not None:
+        return _from_config(known, dtype, device)
+    checkpoint = open_checkpoint(model)
+    return LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, device), checkpoint.fingerprint
+
+
+def _from_config(config: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[LoadedModel, str]:
+    """Tensors as a checkpoint of this configuration would hold them, one behind the other in no file."""
+    config = {key: value for key, value in config.items() if key != "quantization_config"}
+    text = json.dumps(config, sort_keys=True)
+    with TemporaryDirectory() as place:
+        folder = Path(place)
+        (folder / CONFIG).write_text(text, "utf-8")
+        skeleton = build_skeleton(folder, dtype)
+        tensors, offset = dict[str, TensorInfo](), 0
+        for name, tensor in skeleton.model.state_dict().items():
+            nbytes = tensor.numel() * dtype.itemsize
+            file = folder / f"{skeleton.layer_of(name)}.safetensors"
+            tensors[name] = TensorInfo(name, _DTYPES[dtype], tuple(tensor.shape), file, offset, nbytes)
+            offset += nbytes
+        return LoadedModel(folder, tensors, dtype, device), hashlib.sha256(text.encode()).hexdigest()

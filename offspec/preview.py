@@ -1,0 +1,57 @@
+"""What a draft expects of an answer, by itself: trees along a text that it continues in its own words.
+
+A draft that guesses well says nearly what the target would, so the trees that it grows along its own answer
+are like those that the target's answer will meet: as deep where the text is easy, as bushy where it is not.
+That costs no pass, and tells how many tokens a pass will bring for this very prompt.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from offspec.draft.base import Drafter, Scorer
+from offspec.grow import Growth, GrowthPolicy, grow
+from offspec.tree import ROOT
+from offspec_planners.best_first import Grown
+
+_DEEPEST = 400  # levels: an answer that repeats itself is guessed as far as there are nodes
+
+
+@torch.no_grad()
+def preview(
+    drafter: Drafter, scorer: Scorer, ids: Sequence[int], policy: GrowthPolicy, stride: int, trees: int
+) -> list[Grown]:
+    """`trees` trees of `policy.record` nodes, each some `stride` tokens further down the draft's own answer.
+
+    ids: the prompt. The first tree, at the answer's very beginning, is left out. Leaves the draft's cache
+    empty.
+    """
+    text, found = list(ids), list[Grown]()
+    try:
+        while len(found) <= trees:
+            growth = grow(drafter, scorer, text, policy, _DEEPEST)
+            if growth.recorded is None:
+                break
+            found.append(growth.recorded)
+            nodes, tokens = _favourites(growth, stride)
+            drafter.commit(nodes)
+            text += tokens
+    finally:
+        drafter.rewind(0)
+    return found[1:]
+
+
+def _favourites(growth: Growth, count: int) -> tuple[list[int], list[int]]:
+    """The expanded candidates along the draft's first choices, and those choices: at most `count`."""
+    tree, node = growth.tree, ROOT
+    nodes, tokens = list[int](), list[int]()
+    while len(tokens) < count and int(growth.candidates[node]) in growth.children:
+        children, row = growth.children[int(growth.candidates[node])]
+        token = int(children.token[row][0])
+        nodes.append(int(growth.candidates[node]))
+        tokens.append(token)
+        below = tree.children(node).get(token)
+        if below is None:
+            break
+        node = below
+    return nodes, tokens

@@ -1,0 +1,249 @@
+"""Trying a loaded model: what its passes and its draft's steps take on this machine, in a few seconds.
+
+A pass over a large model takes a minute, so a trial breaks it off as soon as enough layers have run. What it
+has measured is the layers as they will run: over their own weights, with the reading threads at work beside
+them.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from offspec.config import SamplingParams
+from offspec.draft.base import Children, Scorer
+from offspec.draft.lm import LMDrafter
+from offspec.grow import GrowthPolicy, grow
+from offspec.model.attention import TreeContext
+from offspec.model.loaded import LoadedModel
+from offspec.noise import GumbelNoise
+from offspec.sampling import LogitsProcessor
+from offspec.tree import ROOT, Candidates, TokenTree
+from offspec.verify import walk
+from offspec_planners.calibrate import Calibration
+from offspec_planners.cost import ModelSizes
+from offspec_planners.hardware import Hardware, Processor, Rate
+from offspec_planners.measure import disk_rate, identify
+from offspec_planners.measured import Measured
+
+ROWS = (2, 16, 64, 128, 256, 512)
+WIDTHS = (1, 4, 8, 16, 32, 64)
+PREFIX = 128  # committed positions behind which is measured: an answer's beginning
+
+_SECONDS = 0.7  # that a pass is given before it is broken off
+_LEAST_LAYERS = 3
+_LINK_SECONDS = 1.5  # of reading, to know how fast the link is
+_DRAFT_SECONDS = 2.5  # for steps of all widths
+_COMMITTED = 8  # tokens that run together with a root, as after a pass that went well
+
+Progress = Callable[[int, int], None]
+
+
+class _EnoughError(Exception):
+    """The pass has run for long enough."""
+
+
+class PassTrial:
+    """Tries passes over a loaded target. ids: text to run, for embeddings of real tokens."""
+
+    def __init__(self, target: LoadedModel, ids: Sequence[int], capacity: int) -> None:
+        self._target, self._ids = target, list(ids) or [0]
+        self._prefix = min(PREFIX, capacity // 2)
+        self._rows = [rows for rows in ROWS if self._prefix + rows <= capacity] or [1]
+
+    @torch.no_grad()
+    def measure(self, progress: Progress, seconds: float = _SECONDS) -> Measured:
+        """Passes of several row counts, the link, and the walk. Nothing is left in the target's cache."""
+        target = self._target
+        layer, outside = list[tuple[int, float]](), list[tuple[int, float]]()
+        try:
+            for done, rows in enumerate(self._rows):
+                progress(done, len(self._rows) + 1)
+                each, around = self._pass(rows, seconds)
+                layer.append((rows, each))
+                outside.append((rows, around))
+            link = self.link()
+            progress(len(self._rows) + 1, len(self._rows) + 1)
+            return Measured(tuple(layer), tuple(outside), self._walk(), link=link)
+        finally:
+            target.tree_model.settle = None
+            target.tree_model.on_layer = None
+            target.recover()
+            target.tree_model.cache.rewind(0)
+
+    def link(self) -> Rate | None:
+        """Bytes per second while passes of two rows wait for weights; None where nothing streams."""
+        if self._target.ring_stats.bytes_moved == 0:
+            return None
+        rates = [self._rate() for _ in range(3)]
+        return Rate(statistics.median(rates), min(rates), max(rates))
+
+    def _rate(self) -> float:
+        moved, began = self._target.ring_stats.bytes_moved, time.perf_counter()
+        self._pass(2, _LINK_SECONDS / 3)
+        return (self._target.ring_stats.bytes_moved - moved) / (time.perf_counter() - began)
+
+    def _pass(self, rows: int, seconds: float) -> tuple[float, float]:
+        """Seconds of one layer, and of a pass around its layers: the medians of as many as there is time for.
+
+        Of several passes the first, which makes what later ones find made, does not count.
+        """
+        tried, began = list[tuple[float, float]](), time.perf_counter()
+        while not tried or time.perf_counter() - began < seconds:
+            tried.append(self._one(rows, seconds))
+        counted = tried[1:] or tried
+        return (
+            statistics.median(each for each, _ in counted),
+            statistics.median(around for _, around in counted),
+        )
+
+    def _one(self, rows: int, seconds: float) -> tuple[float, float]:
+        """The same of one pass, which is broken off when it has run that long."""
+        model, device = self._target.tree_model, self._target.device
+        self._pretend()
+        tokens = torch.tensor([self._ids[i % len(self._ids)] for i in range(rows)], device=device)
+        context = TreeContext(
+            prefix=self._prefix,
+            position=torch.arange(self._prefix, self._prefix + rows, device=device),
+            causal=0,
+            ancestors=torch.ones(rows, rows, dtype=torch.bool, device=device).tril(),
+        )
+        if device.type == "cuda":
+            model.settle = lambda: torch.cuda.synchronize(device)
+        began = time.perf_counter()
+
+        def stop(done: int) -> None:
+            if done >= _LEAST_LAYERS and time.perf_counter() - began > seconds:
+                raise _EnoughError
+
+        model.on_layer = stop
+        hidden: torch.Tensor | None = None
+        with suppress(_EnoughError):
+            hidden = model.hidden(tokens, context)
+        spent = model.spent
+        around = max(time.perf_counter() - began - spent.computed - spent.waited, 0.0)
+        if hidden is None:
+            self._target.recover()
+        elif model.streams_head:
+            model.logits(hidden[:2])  # or the ring would be out of step
+        return spent.computed / spent.layers, around
+
+    def _pretend(self) -> None:
+        """Make the cache as long as after a prompt. What it holds is of no interest."""
+        cache = self._target.tree_model.cache
+        for rows in cache.rows:
+            rows.filled = self._prefix
+        cache.length = self._prefix
+
+    def _walk(self) -> float:
+        """Seconds of choosing one token."""
+        target, vocabulary = self._target, self._target.skeleton.vocab_size
+        config = target.skeleton.config
+        hidden = torch.zeros(2, config.hidden_size, dtype=target.dtype, device=target.device)
+        processor = LogitsProcessor(SamplingParams(temperature=1.0), vocabulary, [], target.device)
+        noise = GumbelNoise(0, vocabulary, target.device)
+        times = []
+        for position in range(4):
+            if target.tree_model.streams_head:
+                logits: Callable[[int], torch.Tensor] = lambda row: torch.zeros(  # noqa: E731
+                    vocabulary, device=target.device
+                )
+            else:
+                logits = target.tree_model.logits_by_row(hidden)
+            began = time.perf_counter()
+            walk(TokenTree.single(0), logits, processor, noise, position, lambda token: True)
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+
+def tried_machine(target: LoadedModel, measured: Measured, sizes: ModelSizes) -> Hardware:
+    """A profile of this machine as far as the trial of one model tells it.
+
+    Products are whole layers, attention and all; memory is as fast as a layer of two rows fetched its
+    weights; the disk is the link of the trial, or a short reading of the model's files.
+    """
+    which = identify(str(target.device))
+    fetched = sizes.weights * target.dtype.itemsize / measured.layer[0][1]
+    products = tuple((rows, 2.0 * sizes.weights * rows / seconds) for rows, seconds in measured.layer)
+    processor = Processor(which.processor, which.memory, Rate.exactly(fetched), products, 0.0)
+    disk = measured.link or disk_rate(target.weight_files)
+    return Hardware(which.name, which.ram, disk, measured.link if which.apart else None, processor)
+
+
+class _Clock:
+    """A drafter that notes when each of its steps began, and how wide it was."""
+
+    def __init__(self, drafter: LMDrafter) -> None:
+        self._drafter, self.name = drafter, drafter.name
+        self.began: list[tuple[float, int]] = []
+
+    def expand(self, candidates: Candidates, nodes: Sequence[int], scorer: Scorer) -> Children:
+        self.began.append((time.perf_counter(), len(nodes)))
+        return self._drafter.expand(candidates, nodes, scorer)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._drafter, name)
+
+
+@torch.no_grad()
+def measure_steps(
+    drafter: LMDrafter,
+    vocabulary: int,
+    device: torch.device,
+    ids: Sequence[int],
+    budget: int,
+    temperature: float = 0.0,
+) -> tuple[tuple[tuple[int, float], ...], float]:
+    """((width, seconds) of a draft step, what the first step after a pass takes more), from trees grown.
+
+    ids: text below whose end trees are grown; budget: most nodes that the draft has room for. Leaves the
+    draft's cache empty.
+    """
+    params = SamplingParams(temperature=temperature)
+    processor = LogitsProcessor(params, vocabulary, [], device)
+    noise = GumbelNoise(0, vocabulary, device) if temperature else None
+    scorer = Scorer(processor, noise, Calibration())
+    text = list(ids)[: PREFIX + _COMMITTED]
+    known = max(len(text) - _COMMITTED, 1)
+    widths = [width for width in (16, 8, 32, 4, 64) if width <= budget] or [1]
+    steps, first = list[tuple[int, float]](), list[float]()
+    started = time.perf_counter()
+    try:
+        _grow(drafter, scorer, text[:known], 2, 1)
+        drafter.commit([ROOT])  # what follows finds the prompt known
+        for turn, width in enumerate(2 * widths):
+            if turn >= len(widths) and time.perf_counter() - started > _DRAFT_SECONDS:
+                break
+            grown = _grow(drafter, scorer, text, min(budget, 4 * width), width)
+            first += [seconds for _, seconds in grown[:1]]
+            steps += grown[1:]
+    finally:
+        drafter.rewind(0)
+    return _by_width(steps, first)
+
+
+def _grow(
+    drafter: LMDrafter, scorer: Scorer, ids: Sequence[int], budget: int, width: int
+) -> list[tuple[int, float]]:
+    """(width, seconds) of the steps that grew one tree."""
+    clock = _Clock(drafter)
+    grow(clock, scorer, ids, GrowthPolicy(budget, width, min_gain=0.0), 12)
+    ends = [began for began, _ in clock.began[1:]] + [time.perf_counter()]
+    return [(width, end - began) for (began, width), end in zip(clock.began, ends, strict=True)]
+
+
+def _by_width(
+    steps: Sequence[tuple[int, float]], first: Sequence[float]
+) -> tuple[tuple[tuple[int, float], ...], float]:
+    """The median step near each of the widths, never falling; and the median first step beyond the least."""
+    points: list[tuple[int, float]] = []
+    for width in WIDTHS:
+        near = [seconds for wide, seconds in steps if abs(wide - width) <= width // 8]
+        if near:
+            points.append((width, max(statistics.median(near), points[-1][1] if points else 0.0)))
+    if not points:
+        return ((1, statistics.median(first)),), 0.0
+    return tuple(points), max(statistics.median(first) - points[0][1], 0.0)

@@ -1,0 +1,69 @@
+"""A plan held to its word: what it predicts beside what real passes take.
+
+A disk's speed drifts by the minute, and one text is easier to guess than another. So before each prompt the
+passes are tried anew, the draft previews an answer of its own, and the prediction for this prompt is what the
+plan would say by that.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from offspec.choose import Notify, Ready, calibration_for, measure, prepare, way_of
+from offspec.config import EngineConfig, SamplingParams
+from offspec.engine import Engine
+from offspec.events import LoadProgress
+from offspec.outline import sizes_of
+from offspec.planning import answer_passes
+from offspec.prompts import VALIDATION
+from offspec_planners.calibrate import Calibration
+from offspec_planners.plan import Comparison, Plan, Validation, ValidationRow
+from offspec_planners.search import outlook
+
+_TREES = 6  # that are previewed for a prompt
+_PASSES = 6  # of each prompt that count; the one before them carries the prompt
+
+
+def validate(
+    config: EngineConfig, plan: Plan, *, prompts: Sequence[str] = VALIDATION, notify: Notify
+) -> Validation:
+    """Load as planned, and for each prompt predict, answer, and compare. Raises any OffspecError."""
+    ready = prepare(config, notify, named=plan)
+    target = sizes_of(ready.opened.target, config.model)
+    record = ready.record if config.learn else None
+    rows = list[ValidationRow]()
+    with Engine(ready.config, ready.assembly, notify, way=ready.way, record=record) as engine:
+        engine.follow(replace(way_of(plan, ready.config, ready.record), record=0))
+        for number, prompt in enumerate(prompts):
+            notify(LoadProgress("Comparing with real passes", number, len(prompts), "steps"))
+            costs = measure(ready.opened, ready.assembly, ready.config, _quiet).costs(
+                target, ready.assembly.placement, plan.forecast.tokens_per_pass
+            )
+            params = SamplingParams(plan.temperature, seed=number, max_tokens=512)
+            expected = outlook(
+                _guesses(engine, ready, prompt, params), costs, engine.budget, engine.width
+            ).choice
+            (began, _), *passes = answer_passes(engine, prompt, params, 1 + _PASSES)
+            if not passes:
+                continue
+            seconds, tokens = passes[-1][0] - began, sum(stats.emitted for _, stats in passes)
+            rows.append(
+                ValidationRow(
+                    prompt,
+                    seconds_per_pass=Comparison(expected.seconds_per_pass, seconds / len(passes)),
+                    tok_per_s=Comparison(expected.tok_per_s, tokens / seconds),
+                    tokens_per_pass=Comparison(expected.tokens_per_pass, tokens / len(passes)),
+                )
+            )
+    return Validation(tuple(rows))
+
+
+def _guesses(engine: Engine, ready: Ready, prompt: str, params: SamplingParams) -> Calibration:
+    """What is known of the draft, half of it from trees that it grows for this very prompt."""
+    known, _ = calibration_for(ready.record, ready.opened.config)
+    forest = engine.preview(prompt, params, trees=_TREES)
+    step = max(1, len(known.forest) // max(len(forest), 1))
+    return replace(known, forest=forest + known.forest[::step]) if forest else known
+
+
+def _quiet(event: object) -> None:
+    """Progress of what is a part of something else."""

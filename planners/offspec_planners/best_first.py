@@ -1,0 +1,212 @@
+"""Best-first growth as arithmetic: when another draft step pays, which nodes do, what a tree would have been.
+
+A tree of N nodes is worth G = the sum of its path probabilities, in expected tokens, and costs t seconds of
+drafting and verifying; what is to be as large as can be is G / t. The growth itself is in the engine, which
+asks the draft. Here it is repeated on trees that were recorded, to tell what another budget or width gives.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offspec_planners.cost import PassCosts
+from offspec_planners.jsonfile import Fields
+from offspec_planners.tabulated import Tabulated, tabulated
+
+Costs = PassCosts | Tabulated
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grown:
+    """A recorded tree in topological order, root first: all that replaying its growth takes.
+
+    parent [N] int32, -1 for the root; score [N] float32, log of the path's probability, never above the
+    parent's.
+    """
+
+    parent: NDArray[np.int32]
+    score: NDArray[np.float32]
+
+    def depth(self) -> NDArray[np.int32]:
+        """[N], 0 for the root."""
+        depth = np.zeros(len(self.parent), np.int32)
+        for node, parent in enumerate(self.parent[1:].tolist(), 1):
+            depth[node] = depth[parent] + 1
+        return depth
+
+    def to_json(self) -> dict[str, Any]:
+        score = np.round(self.score.astype(np.float64), 4)
+        return {"parent": self.parent.tolist(), "score": score.tolist()}
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> "Grown":
+        """Raises ValueError, one line: the key, what it is, what it should be."""
+        should = "a list of earlier nodes, beginning with -1"
+        parent = fields.array("parent", should)
+        if parent.ndim != 1 or not len(parent) or parent[0] != -1 or (parent[1:] < 0).any():
+            fields.wrong("parent", should)
+        if (parent[1:] >= np.arange(1, len(parent))).any() or (parent % 1).any():
+            fields.wrong("parent", should)
+        should = "a list of numbers, one for each node, beginning with 0, none above its parent's"
+        score = fields.array("score", should)
+        if score.shape != parent.shape or score[0] != 0 or (score[1:] > score[parent[1:].astype(int)]).any():
+            fields.wrong("score", should)
+        fields.done()
+        return cls(parent.astype(np.int32), score.astype(np.float32))
+
+
+@dataclass(frozen=True, slots=True)
+class Growing:
+    """How a tree is grown: nodes expanded by each draft step; then its nodes, expected tokens and levels."""
+
+    widths: tuple[int, ...]
+    nodes: int
+    expected: float
+    depth: int
+
+
+def worth_a_step(worth: float, expected: float, draft: float, width: int, rows: int, costs: Costs) -> bool:
+    """Whether a draft step of `width` nodes can raise tokens per second.
+
+    worth: sum of exp(score) of the nodes to be expanded, which is the most that their children can add;
+    expected: tokens of the tree as it stands, of which `rows` are verified; draft: seconds spent drafting.
+    """
+    now = float(costs.iteration(draft, rows))
+    then = float(costs.iteration(draft + float(costs.step_seconds(width)), rows))
+    return (expected + worth) * now > expected * then
+
+
+def best_size(scores: NDArray[np.floating], draft: float, costs: Costs) -> int:
+    """How many of the best nodes give the most tokens per second, after `draft` seconds of drafting.
+
+    scores [N]: logs of the path probabilities, descending, the root's first. Of equals the smallest.
+    """
+    return _best_rows(np.cumsum(np.exp(scores, dtype=np.float64)), draft, costs)
+
+
+def _best_rows(expected: NDArray[np.float64], draft: float, costs: Costs) -> int:
+    """The same by the tokens that the first node, the first two, and so on are expected to give."""
+    rows = np.arange(1, len(expected) + 1)
+    return int(np.argmax(expected / costs.iteration(draft, rows))) + 1
+
+
+def pays(
+    scores: NDArray[np.floating],
+    frontier: NDArray[np.floating],
+    draft: float,
+    costs: PassCosts | None,
+    min_gain: float,
+) -> bool:
+    """Whether to take the step that expands nodes of these scores [W], the tree's being `scores` [N].
+
+    With costs: while it can raise tokens per second. Without: while it can add `min_gain` of the tokens.
+    """
+    probability = np.exp(-np.sort(-scores), dtype=np.float64)
+    worth = float(np.exp(frontier, dtype=np.float64).sum())
+    return _pays(probability, worth, len(frontier), draft, costs, min_gain)
+
+
+def _pays(
+    probability: NDArray[np.float64],
+    worth: float,
+    width: int,
+    draft: float,
+    costs: Costs | None,
+    min_gain: float,
+) -> bool:
+    """The same by the probabilities of the tree's paths, descending, and the sum of the frontier's."""
+    if costs is None:
+        return worth >= min_gain * float(probability.sum())
+    if costs.iteration(draft + costs.step_seconds(width), len(probability)) <= costs.link:
+        return worth > 0  # the link takes longer, whatever is drafted and verified
+    expected = probability.cumsum()
+    rows = _best_rows(expected, draft, costs)
+    return worth_a_step(worth, float(expected[rows - 1]), draft, width, rows, costs)
+
+
+def max_expanded(budget: int, width: int) -> int:
+    """Most nodes expanded for a tree: a bound on the draft's work and on the rows of its cache."""
+    return 2 * budget + width
+
+
+def replay(
+    tree: Grown,
+    budget: int,
+    width: int,
+    costs: PassCosts | None,
+    min_gain: float = 0.01,
+    max_depth: int | None = None,
+) -> Growing:
+    """What growing to `budget` nodes, `width` at a time, would have made where `tree` was recorded.
+
+    The record must hold more than `budget` nodes. Nodes that only a growth in its first steps would have
+    looked at, since it had no better ones yet, are not in it. max_depth: the deepest level allowed.
+    """
+    return _ordered(tree).replay(budget, width, costs, min_gain, max_depth)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ordered:
+    """A recorded tree with its best nodes first: [N] each, a parent by its place here."""
+
+    parent: NDArray[np.int64]
+    probability: NDArray[np.float64]
+    depth: NDArray[np.int32]
+
+    def replay(
+        self,
+        budget: int,
+        width: int,
+        costs: PassCosts | None,
+        min_gain: float,
+        max_depth: int | None,
+    ) -> Growing:
+        """See the function of this name."""
+        looked_up = tabulated(costs, budget, width) if costs else None
+        closed = np.zeros(len(self.depth), np.bool_)  # expanded, or too deep to be
+        if max_depth is not None:
+            closed = self.depth >= max_depth
+        expanded = np.zeros(len(self.depth), np.bool_)
+        best, known = np.zeros(1, np.int64), np.arange(len(self.depth)) == 0
+        widths, draft = list[int](), costs.start if costs else 0.0
+        while sum(widths) + width <= max_expanded(budget, width):
+            nodes = best[~closed[best]][:width]
+            worth, probability = float(self.probability[nodes].sum()), self.probability[best]
+            if not len(nodes) or (
+                widths and not _pays(probability, worth, len(nodes), draft, looked_up, min_gain)
+            ):
+                break
+            expanded[nodes] = closed[nodes] = True
+            widths.append(len(nodes))
+            draft += float(looked_up.step_seconds(len(nodes))) if looked_up else 0.0
+            known |= expanded[self.parent]
+            best = known.nonzero()[0][:budget]
+        expected = self.probability[best].cumsum()
+        size = _best_rows(expected, draft, looked_up) if looked_up else len(best)
+        return Growing(tuple(widths), size, float(expected[size - 1]), int(self.depth[best[:size]].max()))
+
+
+@lru_cache(maxsize=64)
+def _ordered(tree: Grown) -> _Ordered:
+    """Of equally good nodes the older comes first. Kept, since a tree is replayed under many settings."""
+    order = np.argsort(-tree.score, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    parent = place[np.maximum(tree.parent[order], 0)]
+    return _Ordered(parent, np.exp(tree.score[order], dtype=np.float64), tree.depth()[order])
+
+
+def mean_growing(grown: Sequence[Growing]) -> Growing:
+    """The mean of several, at least one: rounded to whole nodes, steps and levels."""
+    steps = round(float(np.mean([len(one.widths) for one in grown])))
+    by_step = [[one.widths[step] for one in grown if len(one.widths) > step] for step in range(steps)]
+    return Growing(
+        widths=tuple(round(float(np.mean(widths))) for widths in by_step),
+        nodes=round(float(np.mean([one.nodes for one in grown]))),
+        expected=float(np.mean([one.expected for one in grown])),
+        depth=round(float(np.mean([one.depth for one in grown]))),
+    )

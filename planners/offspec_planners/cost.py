@@ -1,0 +1,234 @@
+"""What a pass costs: from bytes, FLOPs and measured points to seconds, with what overlaps taken out.
+
+Three things go on in an iteration. The draft works, then the target computes, and beside both of them the
+link brings weights into a ring of slots. The ring may run ahead of the computation by its slots and no
+further, so in steady state an iteration takes the longest of
+
+    draft + compute        the processor is never idle
+    link                   the link is never idle
+    draft + rest + edge    the ring filled up while the draft worked, and the link stood still
+
+`rest` is the time of all that streams but what fits in the ring, `edge` that of computing before the link
+goes on and after the last unit has come: see `crossing`. Checked against a simulation of the ring, slot by
+slot, in the tests.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from offspec_planners.crossing import Links, crossing_seconds, edge_layers, streamed_units
+from offspec_planners.hardware import Hardware, Processor
+from offspec_planners.placement import Placement, Tier
+
+Points = tuple[tuple[int, float], ...]
+
+# Row counts at which compute is tabulated from a hardware profile; between them it is piecewise linear.
+ROWS = (1, 2, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
+WIDTHS = (1, 4, 8, 16, 32, 64, 128)
+
+_ATTENTION_SHARE = 0.3  # of a product's rate: what attention over a mask reaches
+_FULL = 64  # rows from which arithmetic, not memory, bounds a product
+_RANKING = 6  # times that a draft's logits are read and written while children are ranked
+_STEP_OVERHEAD = 1e-3  # seconds of a step that no device sees: choosing nodes, placing their children
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """The bytes and the arithmetic of a model.
+
+    layers: bytes of each decoder layer, as it streams or stays. weights: of one layer, that each row is
+    multiplied with. head, head_weights: bytes and weights of the output head. kv_per_token: bytes of cache
+    that one position takes over all layers. attention: FLOPs of one layer for each pair of row and key.
+    """
+
+    name: str
+    layers: tuple[int, ...]
+    weights: int
+    head: int
+    head_weights: int
+    kv_per_token: int
+    attention: int
+    hidden: int
+    vocabulary: int
+
+    @property
+    def parameters(self) -> int:
+        """Weights that a row is multiplied with, head included."""
+        return self.weights * len(self.layers) + self.head_weights
+
+
+@dataclass(frozen=True, slots=True)
+class PassCosts:
+    """Seconds of a pass and of draft steps, as functions of what is put through them.
+
+    compute: (rows, seconds) of layers, head and walk, rows ascending, and step: (width, seconds) of a draft
+    step, both piecewise linear and continued by their last slope. start: seconds that the draft takes in
+    every pass besides its steps. link: seconds in which all that streams crosses the slowest link. rest: of
+    those, what cannot be ahead of a pass. edge: (rows, seconds) of the part of compute that has no link time
+    beside it where the ring is full when a pass begins.
+    """
+
+    compute: Points
+    step: Points
+    start: float = 0.0
+    link: float = 0.0
+    rest: float = 0.0
+    edge: Points = ((1, 0.0),)
+
+    def compute_seconds(self, rows: ArrayLike) -> NDArray[np.float64]:
+        """Of a pass of so many rows with its weights in place."""
+        return _piecewise(self.compute, rows)
+
+    def step_seconds(self, width: ArrayLike) -> NDArray[np.float64]:
+        """Of a draft step that expands so many nodes."""
+        return _piecewise(self.step, width)
+
+    def draft_seconds(self, widths: Sequence[int]) -> float:
+        """Of growing a tree in steps of these widths; 0 where there is none."""
+        if not len(widths):
+            return 0.0
+        return self.start + float(self.step_seconds(np.asarray(widths)).sum())
+
+    def pass_seconds(self, rows: ArrayLike) -> NDArray[np.float64]:
+        """Of a pass of so many rows behind a draft that gave the ring time to fill."""
+        return np.maximum(self.compute_seconds(rows), self.rest + _piecewise(self.edge, rows))
+
+    def iteration(self, draft: float | NDArray[np.float64], rows: ArrayLike) -> NDArray[np.float64]:
+        """Of drafting for `draft` seconds and verifying so many rows, in steady state."""
+        return np.maximum(draft + self.pass_seconds(rows), self.link)
+
+    def bound(self, draft: float, rows: int) -> str:
+        """What an iteration waits for: "link", "compute", or "draft" where that takes longer than compute."""
+        compute = float(self.compute_seconds(rows))
+        if float(self.iteration(draft, rows)) > draft + compute:
+            return "link"
+        return "draft" if draft > compute else "compute"
+
+
+class Pricing(Protocol):
+    """Something that knows what passes cost under any placement: from measured parts, or from a profile."""
+
+    def costs(self, target: ModelSizes, placement: Placement, walked: float) -> PassCosts:
+        """walked: nodes that a pass walks on average."""
+
+    def with_faster_link(self, factor: float) -> "Pricing":
+        """The same where bytes came so many times as fast."""
+
+
+def _piecewise(points: Points, at: ArrayLike) -> NDArray[np.float64]:
+    """Linear between the points; below the first it is flat, above the last it goes on as it went."""
+    x, y = _columns(points)
+    wanted = np.asarray(at, np.float64)
+    found = np.interp(wanted, x, y)
+    if len(x) > 1:
+        slope = (y[-1] - y[-2]) / (x[-1] - x[-2])
+        found = found + np.maximum(wanted - x[-1], 0.0) * max(slope, 0.0)
+    return np.asarray(found, np.float64)
+
+
+@lru_cache(maxsize=64)
+def _columns(points: Points) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Points are asked for far more often than they change."""
+    return np.array([x for x, _ in points], np.float64), np.array([y for _, y in points], np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The costs of passes on a machine from its profile alone.
+
+    packed: the draft's weights are kept in 4 bits and unpacked whenever they are used. prefix: committed
+    positions that attention looks back on.
+    """
+
+    hardware: Hardware
+    draft: ModelSizes | None
+    packed: bool = False
+    prefix: int = 128
+
+    def costs(self, target: ModelSizes, placement: Placement, walked: float) -> PassCosts:
+        """Implements `Pricing`."""
+        step, start = [(1, 0.0)], 0.0
+        if self.draft is not None:
+            step = [
+                (width, draft_step(self.hardware.processor, self.draft, width, self.packed))
+                for width in WIDTHS
+            ]
+            start = step[2][1] - step[0][1]  # the tokens committed last run with the root
+        units = streamed_units(target.layers, target.head, placement)
+        link, rest = crossing_seconds(units, placement, self._links())
+        compute, edge = self._compute(target, placement, walked)
+        return PassCosts(compute, tuple(step), start, link, rest, edge)
+
+    def _links(self) -> Links:
+        link = self.hardware.link
+        return Links(self.hardware.disk.value, None if link is None else link.value)
+
+    def _compute(self, target: ModelSizes, placement: Placement, walked: float) -> tuple[Points, Points]:
+        """(rows, seconds) of all layers and of the head, and of those at the edges of a pass.
+
+        A head that stays runs for the nodes that are walked, one that streams for all.
+        """
+        processor = self.hardware.processor
+        compute, edge = list[tuple[int, float]](), list[tuple[int, float]]()
+        for rows in ROWS:
+            layer = layer_seconds(processor, target, rows, self.prefix)
+            head = product_seconds(processor, target.head_weights, rows)
+            walk = 0.0
+            if placement.head is Tier.DEVICE:
+                head, walk = 0.0, min(rows, walked) * product_seconds(processor, target.head_weights, 2)
+            compute.append((rows, len(target.layers) * layer + head + walk))
+            edges = edge_layers(placement, target.layers, target.head, head / layer)
+            edge.append((rows, edges * layer + walk))
+        return tuple(compute), tuple(edge)
+
+    def with_faster_link(self, factor: float) -> "Estimate":
+        """Implements `Pricing`."""
+        link = self.hardware.link
+        faster = replace(
+            self.hardware,
+            disk=self.hardware.disk.times(factor),
+            link=None if link is None else link.times(factor),
+        )
+        return replace(self, hardware=faster)
+
+
+def layer_seconds(processor: Processor, sizes: ModelSizes, rows: int, prefix: int) -> float:
+    """One layer over so many rows behind so many positions, its weights in place."""
+    attention = sizes.attention * rows * (prefix + rows / 2) / (_ATTENTION_SHARE * processor.flops(rows))
+    return product_seconds(processor, sizes.weights, rows) + attention + processor.layer_overhead
+
+
+def product_seconds(processor: Processor, weights: int, rows: int, bytes_per_weight: float = 2.0) -> float:
+    """Of multiplying rows with matrices: as long as arithmetic takes, or fetching the matrices."""
+    # A profile's rate at few rows is that of fetching 16-bit weights, which has a term of its own here.
+    rate = processor.flops(max(rows, _FULL))
+    return max(2.0 * weights * rows / rate, weights * bytes_per_weight / processor.bandwidth.value)
+
+
+def draft_step(processor: Processor, draft: ModelSizes, width: int, packed: bool = False) -> float:
+    """One step of a draft that is all in memory: its layers, its head, the ranking of children."""
+    unpacking = 0.56 + 4.0  # bytes a weight: read packed, written and read unpacked
+    layers = product_seconds(processor, draft.weights, width, unpacking if packed else 2.0)
+    ranking = _RANKING * 4.0 * draft.vocabulary * width / processor.bandwidth.value
+    return (
+        len(draft.layers) * (layers + processor.layer_overhead)
+        + product_seconds(processor, draft.head_weights, width)
+        + ranking
+        + _STEP_OVERHEAD
+    )
+
+
+def prefill_seconds(costs: PassCosts, target: ModelSizes, processor: Processor, tokens: int) -> float:
+    """Of the pass that takes a prompt of so many tokens along: layer by layer, its chunks in each.
+
+    The weights are read once; what grows with the square of the prompt is attention.
+    """
+    beyond = max(tokens - costs.compute[-1][0], 0)  # what the points do not know of
+    attention = target.attention * len(target.layers) * tokens * beyond / 2
+    seconds = float(costs.compute_seconds(tokens)) + attention / (_ATTENTION_SHARE * processor.flops(1024))
+    return max(costs.link, seconds)

@@ -1,0 +1,93 @@
+"""How weights cross links into rings of slots, and what of that cannot hide behind the draft.
+
+While the draft works, the link goes on until all slots are full, and then stands still. It goes on when the
+pass releases its first unit. From there to the end of the pass takes at least as long as the units that did
+not fit take to come, and the first and the last one to be computed with: `rest` and `edge`. The formulas are
+paths through the events of `offspec.stream`, each a bound from below; the tests hold the largest of them
+against a simulation of all events.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from offspec_planners.placement import Placement, Tier
+
+
+class Unit(NamedTuple):
+    """What comes into a slot at a time, a layer or a block of the head: its bytes, and the tier it is in."""
+
+    size: int
+    tier: Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Bytes per second from disk, and from RAM to a device; copy is None where units are read into slots."""
+
+    read: float
+    copy: float | None = None
+
+
+def streamed_units(layers: Sequence[int], head: int, placement: Placement) -> list[Unit]:
+    """The units that stream, in the order of a pass. layers: bytes of each; head: of the output head."""
+    units = [
+        Unit(size, tier)
+        for size, tier in zip(layers, placement.tiers, strict=True)
+        if tier is not Tier.DEVICE
+    ]
+    if placement.head is not Tier.DEVICE:
+        units += [Unit(size, placement.head) for size in _blocks(head, max(layers))]
+    return units
+
+
+def _blocks(head: int, most: int) -> list[int]:
+    """The head in blocks as large as the largest layer, and one with what is left."""
+    whole, left = divmod(head, most)
+    return [most] * whole + ([left] if left else [])
+
+
+def crossing_seconds(units: Sequence[Unit], placement: Placement, links: Links) -> tuple[float, float]:
+    """(link, rest): seconds in which all units cross the slowest link; and what is left of a pass's units
+    when the rings are full and the first slot is released, up to the arrival of the last.
+    """
+    near = [unit.size / (links.copy or links.read) for unit in units]
+    rest = sum(near[placement.slots :])
+    if links.copy is None:
+        return sum(near), rest
+    read = [unit.size / links.read if unit.tier is Tier.DISK else 0.0 for unit in units]
+    late = [place for place, seconds in enumerate(read) if seconds and place >= placement.slots]
+    if len(late) > placement.staging:
+        # Copies go on as far as the first unit in staging. Its slot is then read into again, and when the
+        # last unit has been read, that one and what stands behind it are still to be copied.
+        reading = sum(read[place] for place in late[placement.staging :])
+        rest = max(rest, sum(near[placement.slots : late[0] + 1]) + reading + sum(near[late[-1] :]))
+    return max(sum(near), sum(read)), rest
+
+
+def measured_links(units: Sequence[Unit], placement: Placement, rate: float) -> Links:
+    """The links behind a measured rate at which units came, all in all.
+
+    Where some of them come from disk to a device, reading is taken to be what the others waited for.
+    """
+    if placement.staging == 0:
+        return Links(rate) if Tier.HOST not in {unit.tier for unit in units} else Links(math.inf, rate)
+    total = sum(unit.size for unit in units)
+    return Links(rate * sum(unit.size for unit in units if unit.tier is Tier.DISK) / total, math.inf)
+
+
+def edge_layers(placement: Placement, layers: Sequence[int], head: int, head_layers: float) -> float:
+    """Layers that are computed up to the first unit that streams, and from the last one on, these included.
+
+    No link time is beside them where the rings are full when a pass begins. head_layers: what the head
+    counts for where it streams.
+    """
+    streamed = [index for index, tier in enumerate(placement.tiers) if tier is not Tier.DEVICE]
+    count = len(placement.tiers)
+    if placement.head is Tier.DEVICE:
+        first, last = (streamed[0], streamed[-1]) if streamed else (count, count)
+        return float(first + 1 + count - last) if first < last else float(count)
+    blocks = _blocks(head, max(layers))
+    before = streamed[0] + 1.0 if streamed else count + head_layers * blocks[0] / head
+    return min(before + head_layers * blocks[-1] / head, count + head_layers)

@@ -1,0 +1,219 @@
+"""What a machine can do: rates of its disk, its link and its processor, and their JSON.
+
+A profile is measured (`measure`), taken from a preset, or written by hand; whatever reads one does not care
+which. Bytes are plain numbers, rates are per second.
+"""
+
+import hashlib
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offspec_planners.jsonfile import Fields, layout, parse
+
+VERSION = 1
+_GB = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Something per second, measured several times: the median and the extremes.
+
+    For a published figure all three are the same.
+    """
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, readings: Sequence[float]) -> "Rate":
+        """Of at least one reading."""
+        return cls(statistics.median(readings), min(readings), max(readings))
+
+    @classmethod
+    def exactly(cls, value: float) -> "Rate":
+        return cls(value, value, value)
+
+    @property
+    def spread(self) -> float:
+        """How far apart the extremes are, as a share of the median."""
+        return (self.high - self.low) / self.value
+
+    def times(self, factor: float) -> "Rate":
+        """So many times as fast."""
+        return Rate(self.value * factor, self.low * factor, self.high * factor)
+
+    def to_json(self) -> Any:
+        """A number where there is no spread."""
+        if self.low == self.value == self.high:
+            return _plain(self.value)
+        return {"value": _plain(self.value), "low": _plain(self.low), "high": _plain(self.high)}
+
+    @classmethod
+    def take(cls, fields: Fields, key: str) -> "Rate":
+        """The rate under a key: a number, or an object of three. Raises ValueError."""
+        if not isinstance(fields.take(key, "a number above 0"), dict):
+            return cls.exactly(fields.number(key, above_zero=True))
+        inner = fields.inner(key)
+        rate = cls(*(inner.number(name, above_zero=True) for name in ("value", "low", "high")))
+        inner.done()
+        if not rate.low <= rate.value <= rate.high:
+            fields.wrong(key, "low, value and high in this order")
+        return rate
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """What computes: a CPU with its RAM, or a GPU with a memory of its own.
+
+    memory: bytes. bandwidth: bytes per second read from it. gemm: (rows, FLOP/s) of rows times 16-bit weights
+    that lie in that memory, rows ascending; with few rows it is the reading of the weights that shows.
+    layer_overhead: seconds that a decoder layer takes however small it is: kernel launches, Python.
+    """
+
+    name: str
+    memory: int
+    bandwidth: Rate
+    gemm: tuple[tuple[int, float], ...]
+    layer_overhead: float
+
+    def flops(self, rows: float) -> float:
+        """FLOP/s for that many rows: a power law between two measured points, the nearest beyond them."""
+        counts, rates = (np.log(column) for column in zip(*self.gemm, strict=True))
+        return math.exp(np.interp(math.log(max(rows, 1.0)), counts, rates))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "memory": self.memory,
+            "bandwidth": self.bandwidth.to_json(),
+            "gemm": [[rows, _plain(rate)] for rows, rate in self.gemm],
+            "layer_overhead": self.layer_overhead,
+        }
+
+    @classmethod
+    def take(cls, fields: Fields) -> "Processor":
+        """The processor that an object describes. Raises ValueError."""
+        gemm = fields.points("gemm")
+        if not all(rate > 0 for _, rate in gemm):
+            fields.wrong("gemm", "pairs [rows, FLOP/s] with rates above 0")
+        found = cls(
+            name=fields.text("name"),
+            memory=fields.whole("memory", low=1),
+            bandwidth=Rate.take(fields, "bandwidth"),
+            gemm=gemm,
+            layer_overhead=fields.number("layer_overhead"),
+        )
+        fields.done()
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What tells a machine from another, without its rates. ram and memory in bytes."""
+
+    name: str
+    ram: int
+    processor: str
+    memory: int
+    apart: bool
+
+    def fingerprint(self) -> str:
+        """12 hex digits. Sizes count in whole GB: what a kernel keeps for itself changes with updates."""
+        parts = (self.name, round(self.ram / _GB), self.processor, round(self.memory / _GB), self.apart)
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """A whole machine.
+
+    ram: bytes. disk: bytes per second, read past the page cache. link: bytes per second from RAM to the
+    processor's memory; None where the processor computes in RAM. sources: where the figures come from;
+    empty where they were measured.
+    """
+
+    name: str
+    ram: int
+    disk: Rate
+    link: Rate | None
+    processor: Processor
+    sources: tuple[str, ...] = ()
+
+    @property
+    def identity(self) -> Identity:
+        chip = self.processor
+        return Identity(self.name, self.ram, chip.name, chip.memory, self.link is not None)
+
+    def fingerprint(self) -> str:
+        """12 hex digits of what identifies the machine: names and sizes, not rates."""
+        return self.identity.fingerprint()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "name": self.name,
+            "ram": self.ram,
+            "disk": self.disk.to_json(),
+            "link": self.link.to_json() if self.link else None,
+            "processor": self.processor.to_json(),
+            "sources": list(self.sources),
+        }
+
+    @classmethod
+    def from_json(cls, found: object) -> "Hardware":
+        """Raises ValueError, one line: the key, what it is, what it should be."""
+        fields = Fields(found)
+        if fields.whole("version") != VERSION:
+            fields.wrong("version", f"{VERSION}, which is what this program reads")
+        link = fields.take("link", "a rate, or null where the processor computes in RAM")
+        hardware = cls(
+            name=fields.text("name"),
+            ram=fields.whole("ram", low=1),
+            disk=Rate.take(fields, "disk"),
+            link=None if link is None else Rate.take(fields, "link"),
+            processor=Processor.take(fields.inner("processor")),
+            sources=fields.texts("sources"),
+        )
+        fields.done()
+        return hardware
+
+    def text(self) -> str:
+        """The JSON as a person would want to edit it."""
+        return layout(self.to_json()) + "\n"
+
+    def save(self, path: Path) -> None:
+        """Raises OSError."""
+        path.write_text(self.text(), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> "Hardware":
+        """Raises OSError, and ValueError for a file that is no profile."""
+        return cls.from_json(parse(path.read_text(encoding="utf-8")))
+
+
+def preset_names() -> tuple[str, ...]:
+    """Names of the machines that come with the package, in alphabetical order."""
+    files = resources.files("offspec_planners").joinpath("presets").iterdir()
+    return tuple(sorted(file.name.removesuffix(".json") for file in files if file.name.endswith(".json")))
+
+
+def preset(name: str) -> Hardware:
+    """A machine that comes with the package. Raises ValueError, which lists the names."""
+    if name not in preset_names():
+        raise ValueError(f"there is no preset {name!r}; there are: {', '.join(preset_names())}")
+    file = resources.files("offspec_planners").joinpath("presets", f"{name}.json")
+    return Hardware.from_json(parse(file.read_text(encoding="utf-8")))
+
+
+def _plain(value: float) -> int | float:
+    """Without the `.0` that a person would not write."""
+    return int(value) if value.is_integer() else value

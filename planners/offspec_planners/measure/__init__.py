@@ -1,0 +1,102 @@
+"""Measuring a machine. The only part of the planners that needs torch, and loads it when it is called."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from offspec_planners.hardware import Hardware, Identity, Processor
+from offspec_planners.measure.disk import Bandwidth, RawDisk, disk_rate, read_bandwidth, reads_past_cache
+from offspec_planners.measure.processor import (
+    GemmRate,
+    copy_bandwidth,
+    gemm_rates,
+    layer_overhead,
+    memory_bandwidth,
+)
+
+__all__ = [
+    "Bandwidth",
+    "GemmRate",
+    "RawDisk",
+    "copy_bandwidth",
+    "disk_rate",
+    "gemm_rates",
+    "identify",
+    "layer_overhead",
+    "measure",
+    "memory_bandwidth",
+    "read_bandwidth",
+    "reads_past_cache",
+]
+
+_ROWS = {"cpu": (1, 4, 16, 64, 256, 1024), "cuda": (1, 4, 16, 64, 256, 1024, 4096)}
+_SIDE = 4096  # of the square matrices that are multiplied with
+_SECONDS = 0.25  # for each number of rows
+
+
+class Progress(Protocol):
+    """Told of what is measured next, and that `done` of `total` measurements are over."""
+
+    def __call__(self, what: str, done: int, total: int) -> None: ...
+
+
+def _unheard(what: str, done: int, total: int) -> None:
+    pass
+
+
+def identify(device: str = "cpu") -> Identity:
+    """Which machine this is, as `measure` would name it, without measuring."""
+    import torch
+
+    ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    place = torch.device(device)
+    if place.type == "cuda":
+        processor = torch.cuda.get_device_name(place)
+        memory = torch.cuda.get_device_properties(place).total_memory
+    else:
+        threads = torch.get_num_threads()
+        processor, memory = f"{_cpu_name()}, {threads} thread{'s' if threads > 1 else ''}", ram
+    apart = place.type != "cpu"
+    return Identity(f"{processor}, {ram / 1e9:.0f} GB RAM", ram, processor, memory, apart)
+
+
+def measure(disk_files: Sequence[Path], device: str = "cpu", progress: Progress = _unheard) -> Hardware:
+    """Measure this machine with `device`, its disk by reading `disk_files`; some seven seconds.
+
+    The files should hold 256 MB or more. Takes up to 200 MB of RAM, or 1.1 GB of the device's memory and
+    256 MB of pinned RAM. Raises OSError where the files cannot be read.
+    """
+    which = identify(device)
+    steps = ["disk", "memory", *(["link"] if which.apart else []), "products", "launches"]
+
+    def begin(what: str) -> None:
+        progress(what, steps.index(what), len(steps))
+
+    begin("disk")
+    disk = disk_rate(disk_files)
+    begin("memory")
+    memory = memory_bandwidth(device)
+    link = None
+    if which.apart:
+        begin("link")
+        link = copy_bandwidth(device)
+    begin("products")
+    rows = _ROWS["cuda" if which.apart else "cpu"]
+    gemm = gemm_rates(rows, rows=_SIDE, columns=_SIDE, dtype="bfloat16", seconds=_SECONDS, device=device)
+    begin("launches")
+    overhead = float(f"{layer_overhead(device):.3g}")
+    progress("done", len(steps), len(steps))
+    points = tuple((rate.tokens, rate.flops_per_s) for rate in gemm)
+    processor = Processor(which.processor, which.memory, memory, points, overhead)
+    return Hardware(which.name, which.ram, disk, link, processor)
+
+
+def _cpu_name() -> str:
+    """What the processor calls itself."""
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return os.uname().machine  # processors that are not x86 need not say

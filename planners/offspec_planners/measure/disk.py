@@ -1,0 +1,183 @@
+"""How fast the disk gives bytes: large files read past the page cache."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from offspec_planners.hardware import Rate
+
+_BLOCK = 4 << 20  # bytes of one read
+# Threads and bytes of one read. Disks differ in what they like best, and the ceiling is the best of them.
+_SHAPES = ((1, 4 << 20), (2, 4 << 20), (2, 16 << 20), (4, 1 << 20), (4, 4 << 20), (8, 1 << 20))
+_SWEEP_SHARE = 4  # a trial of a shape reads so much less than a reading
+_FIRST_LOOK = 0.1  # seconds of reading that say how much to read
+_READINGS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Bandwidth:
+    """A read rate: `nbytes` in `seconds`; `direct` is False where the file system refused O_DIRECT."""
+
+    nbytes: int
+    seconds: float
+    direct: bool
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.nbytes / self.seconds if self.seconds > 0 else 0.0
+
+
+class _BlockReader:
+    """Reads blocks of files on several threads, each into a buffer of its own."""
+
+    def __init__(self, work: Iterator[tuple[Path, int]], block: int, seconds: float | None) -> None:
+        self._block = block
+        self._work = work
+        self._lock = threading.Lock()
+        self._until = None if seconds is None else time.perf_counter() + seconds
+        self.nbytes = 0
+        self.direct = True
+        self.error: OSError | None = None
+
+    def run(self) -> None:
+        """Read until no work or no time is left; an error ends this thread and is kept for the caller."""
+        buffer = mmap.mmap(-1, self._block)  # anonymous memory starts at a page, as O_DIRECT wants
+        path, fd = None, -1
+        try:
+            while (item := self._next()) is not None:
+                if item[0] != path:
+                    if fd >= 0:
+                        os.close(fd)
+                    path, fd = item[0], self._open(item[0])
+                count = os.preadv(fd, [buffer], item[1])
+                with self._lock:
+                    self.nbytes += count
+        except OSError as error:
+            self.error = error
+        finally:
+            if fd >= 0:
+                os.close(fd)
+            buffer.close()
+
+    def stop(self) -> None:
+        """Let every thread end with the block that it is at."""
+        self._until = 0.0
+
+    def _next(self) -> tuple[Path, int] | None:
+        with self._lock:
+            if self._until is not None and time.perf_counter() > self._until:
+                return None
+            return next(self._work, None)
+
+    def _open(self, path: Path) -> int:
+        fd, direct = _open(path)
+        if not direct:
+            self.direct = False
+        return fd
+
+
+def _open(path: Path) -> tuple[int, bool]:
+    """A descriptor, and whether it reads past the page cache."""
+    if hasattr(os, "O_DIRECT"):
+        try:
+            return os.open(path, os.O_RDONLY | os.O_DIRECT), True
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+    return os.open(path, os.O_RDONLY), False
+
+
+def reads_past_cache(path: Path) -> bool:
+    """Whether the file's system lets it be read with O_DIRECT. Raises OSError."""
+    fd, direct = _open(path)
+    os.close(fd)
+    return direct
+
+
+def read_bandwidth(
+    files: Sequence[Path],
+    *,
+    limit_bytes: int,
+    threads: int = 2,
+    block: int = _BLOCK,
+    start: int = 0,
+    seconds: float | None = None,
+) -> Bandwidth:
+    """Read files in order past the page cache, and time it.
+
+    Begins `start` bytes into them, goes round at their end, and stops after about `limit_bytes`, once every
+    byte was read, or after `seconds`. Raises OSError as the reads do. `block` must be a multiple of 4096.
+    """
+    blocks = [(path, offset) for path in files for offset in range(0, path.stat().st_size, block)]
+    first = start // block % len(blocks) if blocks else 0
+    ring = blocks[first:] + blocks[:first]
+    reader = _BlockReader(islice(ring, -(-limit_bytes // block)), block, seconds)
+    workers = [threading.Thread(target=reader.run) for _ in range(threads)]
+    begun = time.perf_counter()
+    try:
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    except BaseException:
+        reader.stop()
+        raise
+    spent = time.perf_counter() - begun
+    if reader.error is not None:
+        raise reader.error
+    return Bandwidth(reader.nbytes, spent, reader.direct)
+
+
+class RawDisk:
+    """Readings of files with O_DIRECT, in the shape (threads, block) that was fastest at the start.
+
+    Each reading of about `nbytes` goes on where the last one ended, so that none is read twice in a row.
+    readings: all of them so far, bytes per second. Raises OSError as reads do.
+    """
+
+    def __init__(self, files: Sequence[Path], nbytes: int, shape: tuple[int, int] | None = None) -> None:
+        self._files, self._nbytes, self._at = list(files), nbytes, 0
+        self.readings: list[float] = []
+        self.direct = True
+        self.sweep: dict[tuple[int, int], float] = {}
+        if shape is None:
+            for tried in (*_SHAPES, *reversed(_SHAPES)):  # in turns: the disk drifts
+                rate = self._read(tried, max(nbytes // _SWEEP_SHARE, tried[0] * tried[1]))
+                self.sweep[tried] = max(self.sweep.get(tried, 0.0), rate)
+            shape = max(self.sweep, key=lambda tried: self.sweep[tried])
+        self.threads, self.block = shape
+
+    def _read(self, shape: tuple[int, int], nbytes: int) -> float:
+        threads, block = shape
+        reading = read_bandwidth(
+            self._files, limit_bytes=nbytes, threads=threads, block=block, start=self._at
+        )
+        self._at += max(nbytes, block)
+        self.direct = self.direct and reading.direct
+        return reading.bytes_per_s
+
+    def read(self) -> float:
+        """Bytes per second, now."""
+        self.readings.append(self._read((self.threads, self.block), self._nbytes))
+        return self.readings[-1]
+
+    def sweep_json(self) -> dict[str, float]:
+        return {f"{threads}x{block >> 20}MiB": rate for (threads, block), rate in self.sweep.items()}
+
+
+def disk_rate(files: Sequence[Path], seconds: float = 0.3) -> Rate:
+    """What the disk of these files gives in the shape of read that it likes best.
+
+    Takes some nine times `seconds`, each reading about as long. Raises OSError as reads do.
+    """
+    look = read_bandwidth(files, limit_bytes=1 << 40, seconds=_FIRST_LOOK)
+    disk = RawDisk(files, max(int(look.bytes_per_s * seconds), _BLOCK))
+    return Rate.of([float(round(disk.read())) for _ in range(_READINGS)])

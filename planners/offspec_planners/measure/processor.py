@@ -1,0 +1,173 @@
+"""How fast a processor multiplies, reads its memory and is given work.
+
+With torch, and as many threads as it has. A device is named as torch names it: cpu, cuda, cuda:1.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from offspec_planners.hardware import Rate
+
+if TYPE_CHECKING:
+    import torch
+
+_READINGS = 5
+_READ_BYTES = {"cpu": 128 << 20, "cuda": 1 << 30}  # of one reading; far more than a cache holds
+_WEIGHT_BYTES = {"cpu": 128_000_000, "cuda": 512_000_000}
+_COPIED = (64 << 20, 256 << 20)  # bytes of an arena that is copied to the device
+_COPIES = 8
+_SMALL = 64  # width of a layer in which nothing takes time but being asked for
+
+
+@dataclass(frozen=True, slots=True)
+class GemmRate:
+    """A batch of `tokens` against matrices that lie in memory, not in the processor's cache."""
+
+    tokens: int
+    flops_per_s: float
+
+
+def gemm_rates(
+    tokens: Sequence[int],
+    *,
+    rows: int,
+    columns: int,
+    dtype: str,
+    seconds: float = 0.4,
+    device: str = "cpu",
+) -> list[GemmRate]:
+    """FLOP/s of `x [T, columns] @ w [rows, columns]^T` for each T, each timed for about `seconds`.
+
+    The matrices are taken in turns from 128 MB or more, as the layers of a streamed model are, so that a
+    batch of one shows what memory gives and a large one what the processor can do.
+    """
+    import torch
+
+    kind: torch.dtype = getattr(torch, dtype)
+    place = torch.device(device)
+    count = max(2, math.ceil(_WEIGHT_BYTES[place.type] / (rows * columns * kind.itemsize)))
+    rates = []
+    with torch.inference_mode():
+        first = torch.randn(rows, columns, dtype=kind, device=place)
+        matrices = [first, *(first.clone() for _ in range(count - 1))]
+        for size in tokens:
+            x = torch.randn(size, columns, dtype=kind, device=place)  # [T, columns]
+
+            def multiply(turn: int, x: torch.Tensor = x) -> object:
+                return torch.nn.functional.linear(x, matrices[turn % count])
+
+            each = _seconds_each(multiply, seconds, place)
+            rates.append(GemmRate(size, float(round(2 * size * rows * columns / each))))
+    return rates
+
+
+def memory_bandwidth(device: str = "cpu", seconds: float = 0.05) -> Rate:
+    """Bytes per second at which the processor reads its memory: a long sum, in readings of `seconds` each."""
+    import torch
+
+    place = torch.device(device)
+    with torch.inference_mode():
+        # Ones, not zeros, which the system may keep on one page.
+        block = torch.ones(_READ_BYTES[place.type] // 4, device=place)
+        each = [_seconds_each(lambda _: block.sum(), seconds, place) for _ in range(_READINGS)]
+    return Rate.of([float(round(block.nbytes / spent)) for spent in each])
+
+
+def copy_bandwidth(device: str = "cuda") -> Rate:
+    """Bytes per second from pinned memory to a CUDA device, over several large copies.
+
+    cudaMemcpyAsync on a stream of its own, timed by the device's events.
+    """
+    import torch
+
+    place, rates = torch.device(device), list[float]()
+    stream = torch.cuda.Stream(place)
+    for size in _COPIED:
+        source = torch.empty(size, dtype=torch.uint8, pin_memory=True).fill_(1)
+        target = torch.empty(size, dtype=torch.uint8, device=place)
+        torch.cuda.synchronize(place)
+        with torch.cuda.stream(stream):
+            target.copy_(source, non_blocking=True)
+            for _ in range(_COPIES):
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start.record(stream)
+                target.copy_(source, non_blocking=True)
+                end.record(stream)
+                end.synchronize()
+                rates.append(float(round(size / (start.elapsed_time(end) / 1000))))
+        del source, target
+    torch.cuda.empty_cache()
+    return Rate.of(rates)
+
+
+def layer_overhead(device: str = "cpu", seconds: float = 0.2) -> float:
+    """Seconds that a decoder layer takes when it has next to nothing to compute."""
+    import torch
+
+    place = torch.device(device)
+    with torch.inference_mode():
+        layer = _SmallLayer(place)
+        hidden = torch.randn(1, _SMALL, device=place)
+        return _seconds_each(lambda _: layer(hidden), seconds, place)
+
+
+class _SmallLayer:
+    """The operations of a decoder layer of today's models, one after the other, on 64 numbers."""
+
+    def __init__(self, place: torch.device) -> None:
+        import torch
+
+        self._weight = torch.randn(_SMALL, _SMALL, device=place)
+        self._gain = torch.ones(_SMALL, device=place)
+        self._turn = torch.ones(1, 1, 1, _SMALL, device=place)
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        import torch
+        from torch.nn import functional
+
+        normed = functional.rms_norm(hidden, (_SMALL,), self._gain)
+        query, key, value = (functional.linear(normed, self._weight).view(1, 1, 1, _SMALL) for _ in range(3))
+        query, key = self._rotated(query), self._rotated(key)
+        seen = functional.scaled_dot_product_attention(query, key, value).view(1, _SMALL)
+        hidden = hidden + functional.linear(seen, self._weight)
+        normed = functional.rms_norm(hidden, (_SMALL,), self._gain)
+        gate = functional.silu(functional.linear(normed, self._weight))
+        up = functional.linear(normed, self._weight)
+        return torch.add(hidden, functional.linear(gate * up, self._weight))
+
+    def _rotated(self, vector: torch.Tensor) -> torch.Tensor:
+        """What a rotary embedding launches."""
+        import torch
+
+        left, right = vector.chunk(2, dim=-1)
+        return vector * self._turn + torch.cat((-right, left), dim=-1) * self._turn
+
+
+def _seconds_each(work: Callable[[int], object], seconds: float, place: torch.device) -> float:
+    """Seconds of one call of `work`, which is given its turn, from about `seconds` of calls in a row."""
+    for turn in range(2):
+        work(turn)
+    done = 1
+    while True:
+        _wait(place)
+        start = time.perf_counter()
+        for turn in range(done):
+            work(turn)
+        _wait(place)
+        spent = time.perf_counter() - start
+        if spent >= seconds:
+            return spent / done
+        done = max(2 * done, math.ceil(1.1 * done * seconds / max(spent, 1e-9)))
+
+
+def _wait(place: torch.device) -> None:
+    """Until the device has done what it was asked for."""
+    import torch
+
+    if place.type == "cuda":
+        torch.cuda.synchronize(place)

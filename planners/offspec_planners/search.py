@@ -1,0 +1,81 @@
+"""Which budget and width give most tokens a second: every pair tried on recorded trees.
+
+A tree that the draft grew is replayed under each pair (`best_first.replay`), which says what it would have
+cost and brought. Nothing is drafted or verified again.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from offspec_planners.best_first import Growing, Grown, replay
+from offspec_planners.calibrate import Calibration
+from offspec_planners.cost import PassCosts
+from offspec_planners.forecast import Choice
+
+BUDGETS = (1, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+WIDTHS = (4, 8, 16, 32, 64)
+
+_TREES = 16  # of a forest, evenly taken: more change little
+_AS_GOOD = 0.995  # of equals within this, the one that takes less room
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """A choice, and the means over the trees behind it. draft: seconds of a pass that it drafts."""
+
+    choice: Choice
+    nodes: float
+    depth: float
+    steps: float
+    draft: float
+
+
+def outlook(calibration: Calibration, costs: PassCosts, budget: int, width: int) -> Outlook:
+    """What a pass costs and brings with this budget and width, on average."""
+    trees = [
+        replay(tree, budget, width, costs) if budget > 1 else Growing((), 1, 1.0, 0)
+        for tree in _some(calibration)
+    ]
+    count = len(trees)
+    drafts = [costs.draft_seconds(tree.widths) for tree in trees]
+    seconds = sum(
+        float(costs.iteration(draft, tree.nodes)) for draft, tree in zip(drafts, trees, strict=True)
+    )
+    tokens = sum(tree.expected for tree in trees) / count
+    if budget > 1:
+        tokens = max(1.0, tokens * calibration.correction)
+    return Outlook(
+        Choice(budget, width, tokens * count / seconds, tokens, seconds / count),
+        nodes=sum(tree.nodes for tree in trees) / count,
+        depth=sum(tree.depth for tree in trees) / count,
+        steps=sum(len(tree.widths) for tree in trees) / count,
+        draft=sum(drafts) / count,
+    )
+
+
+def _some(calibration: Calibration) -> Sequence[Grown]:
+    forest = calibration.forest
+    step = max(1, math.ceil(len(forest) / _TREES))
+    return forest[::step]
+
+
+def sweep(
+    calibration: Calibration,
+    costs: PassCosts,
+    budgets: Sequence[int] = BUDGETS,
+    widths: Sequence[int] = WIDTHS,
+) -> list[Outlook]:
+    """Every budget with every width that is not above it."""
+    return [
+        outlook(calibration, costs, budget, width)
+        for budget in budgets
+        for width in ([width for width in widths if width <= budget] or [1])
+    ]
+
+
+def best(outlooks: Sequence[Outlook]) -> Outlook:
+    """The fastest; of those as good as it, the one with the smallest budget, then width."""
+    most = max(found.choice.tok_per_s for found in outlooks)
+    good = [found for found in outlooks if found.choice.tok_per_s >= _AS_GOOD * most]
+    return min(good, key=lambda found: (found.choice.budget, found.choice.width))

@@ -1,0 +1,37 @@
+"""Figures as a person reads them: three digits that count, and the unit that suits them."""
+
+import math
+
+
+def format_bytes(size: int | float) -> str:
+    """`1_500_000_000` as `1.50 GB` (decimal units, as disks count)."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if abs(size) < 1000:
+            return f"{size:.0f} {unit}" if unit in ("B", "KB") else f"{size:.2f} {unit}"
+        size /= 1000
+    return f"{size:.2f} TB"
+
+
+def format_number(value: float, digits: int = 3) -> str:
+    """A number to three digits that count, and never with an exponent: 0.0213, 1.60, 24.8, 1,940."""
+    if not value or not math.isfinite(value):
+        return f"{value:.0f}"
+    places = digits - 1 - math.floor(math.log10(abs(value)))
+    rounded = round(value, places)  # 9.996 is 10.0, and has one place less than it seemed
+    places = digits - 1 - math.floor(math.log10(abs(rounded)))
+    return f"{rounded:,.{max(places, 0)}f}"
+
+
+def format_seconds(seconds: float) -> str:
+    """`0.0213` as `21.3 ms`, `1.6` as `1.60 s`, `7200` as `2 h 00 min`."""
+    if 0 < seconds < 0.1:
+        return f"{format_number(seconds * 1e3)} ms"
+    if seconds < 120:
+        return f"{format_number(seconds) if seconds else 0} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def format_rate(per_second: float) -> str:
+    """Bytes a second, `2_100_000_000` as `2.10 GB/s`."""
+    return f"{format_bytes(per_second)}/s"

@@ -1,0 +1,77 @@
+"""Configurations of well-known models: complete, and with as many parameters as their makers publish."""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from offspec.checkpoint.shapes import known_config, known_models
+
+# Parameters, each tensor once, as the hub counts them (tied heads are no tensors of their own).
+PUBLISHED = {
+    "meta-llama/Llama-2-7b-hf": 6_738_415_616,
+    "meta-llama/Llama-2-13b-chat-hf": 13_015_864_320,
+    "meta-llama/Llama-2-70b-hf": 68_976_648_192,
+    "meta-llama/Meta-Llama-3-8B": 8_030_261_248,
+    "meta-llama/Meta-Llama-3-70B-Instruct": 70_553_706_496,
+    "meta-llama/Llama-3.1-8B-Instruct": 8_030_261_248,
+    "meta-llama/Llama-3.1-70B-Instruct": 70_553_706_496,
+    "meta-llama/Llama-3.1-405B": 405_853_388_800,
+    "meta-llama/Llama-3.2-1B": 1_235_814_400,
+    "meta-llama/Llama-3.2-3B-Instruct": 3_212_749_824,
+    "meta-llama/Llama-3.3-70B-Instruct": 70_553_706_496,
+    "Qwen/Qwen2.5-0.5B": 494_032_768,
+    "Qwen/Qwen2.5-1.5B-Instruct": 1_543_714_304,
+    "Qwen/Qwen2.5-3B": 3_085_938_688,
+    "Qwen/Qwen2.5-7B-Instruct": 7_615_616_512,
+    "Qwen/Qwen2.5-14B": 14_770_033_664,
+    "Qwen/Qwen2.5-32B-Instruct": 32_763_876_352,
+    "Qwen/Qwen2.5-72B-Instruct": 72_706_203_648,
+    "Qwen/Qwen3-0.6B": 596_049_920,
+    "Qwen/Qwen3-1.7B": 1_720_574_976,
+    "Qwen/Qwen3-4B-Base": 4_022_468_096,
+    "Qwen/Qwen3-8B": 8_190_735_360,
+    "Qwen/Qwen3-14B": 14_768_307_200,
+    "Qwen/Qwen3-32B": 32_762_123_264,
+    "mistralai/Mistral-7B-v0.1": 7_241_732_096,
+    "mistralai/Mistral-7B-Instruct-v0.2": 7_241_732_096,
+    "mistralai/Mistral-7B-Instruct-v0.3": 7_248_023_552,
+    "mistralai/Mistral-Large-Instruct-2407": 122_610_069_504,
+}
+
+
+def parameters(hub_id: str) -> int:
+    found = known_config(hub_id)
+    assert found is not None
+    config = AutoConfig.for_model(found.pop("model_type"), **found)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("hub_id", PUBLISHED)
+def test_it_has_as_many_parameters_as_published(hub_id: str) -> None:
+    assert parameters(hub_id) == PUBLISHED[hub_id]
+
+
+def test_every_known_model_has_the_configuration_of_one_that_is_counted() -> None:
+    counted = [known_config(hub_id) for hub_id in PUBLISHED]
+    assert all(known_config(hub_id) in counted for hub_id in known_models())
+
+
+def test_capital_letters_do_not_matter_and_the_unknown_is_none() -> None:
+    assert known_config("META-LLAMA/llama-3.1-8b") == known_config("meta-llama/Llama-3.1-8B")
+    assert known_config("meta-llama/Llama-9-1T") is None
+
+
+def test_what_a_caller_changes_is_changed_for_him_alone() -> None:
+    mine = known_config("Qwen/Qwen3-8B")
+    assert mine is not None
+    mine["hidden_size"] = 1
+    assert known_config("Qwen/Qwen3-8B") != mine
+
+
+def test_long_contexts_are_scaled_as_the_makers_say() -> None:
+    found = known_config("meta-llama/Llama-3.1-70B-Instruct")
+    assert found is not None
+    assert found["rope_scaling"]["factor"] == 8.0
+    assert found["max_position_embeddings"] == 131_072

@@ -1,0 +1,228 @@
+"""The profile of this machine: which disk it is of, where it is kept, when it is measured again."""
+
+import errno
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import offspec_planners.measure as measuring
+from offspec import machine
+from offspec.errors import CapacityError, CheckpointError, DiskFullError, PlanError, RequestError
+from offspec.events import Event, LoadProgress, Notice
+from offspec_planners.hardware import Hardware, Processor, Rate
+
+
+@dataclass
+class Bench:
+    """In place of measuring: counts how often, and keeps what was to be read."""
+
+    times: int = 0
+    files: list[Path] = field(default_factory=list)
+    bytes_read: int = 0
+    events: list[Event] = field(default_factory=list)
+    failure: BaseException | None = None
+
+    def measure(self, files: Sequence[Path], device: str, progress: Any) -> Hardware:
+        self.times += 1
+        self.files = list(files)
+        self.bytes_read = sum(os.stat(file).st_size for file in files)
+        progress("disk", 0, 4)
+        if self.failure is not None:
+            raise self.failure
+        which = measuring.identify(device)
+        chip = Processor(which.processor, which.memory, Rate.exactly(1e10), ((1, 1e10),), 1e-4)
+        return Hardware(which.name, which.ram, Rate.exactly(self.times * 1e9), None, chip)
+
+    @property
+    def notices(self) -> list[str]:
+        return [event.text for event in self.events if isinstance(event, Notice)]
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
+    from huggingface_hub import constants
+
+    bench = Bench()
+    monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(measuring, "measure", bench.measure)
+    monkeypatch.setattr(machine, "_WRITTEN", 1 << 20)
+    monkeypatch.setattr(machine, "_BLOCK", 1 << 18)
+    monkeypatch.setattr(machine, "_LARGE", 1000)
+    monkeypatch.setattr(machine, "_ENOUGH", 3000)
+    return bench
+
+
+def ask(bench: Bench, **options: Any) -> machine.Profile:
+    return machine.profile("cpu", bench.events.append, **options)
+
+
+def kept(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "hardware.json"
+
+
+def test_it_is_measured_once_and_kept(bench: Bench, tmp_path: Path) -> None:
+    first = ask(bench)
+    assert ask(bench) == first
+    assert machine.this_machine("cpu", bench.events.append) == first.hardware
+    assert bench.times == 1
+    assert machine.machine_print("cpu") == first.hardware.fingerprint()
+    assert LoadProgress("measuring this machine", 0, 4, "steps") in bench.events
+    [entry] = json.loads(kept(tmp_path).read_text())["profiles"].values()
+    assert entry["measured"] == first.measured
+
+
+def test_again_measures_again(bench: Bench) -> None:
+    ask(bench)
+    assert ask(bench, again=True).hardware.disk.value == 2e9
+    assert ask(bench).hardware.disk.value == 2e9
+
+
+def test_another_machine_is_measured_and_the_first_one_still_known(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    ask(bench)
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
+    ask(bench)
+    assert bench.times == 2
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert ask(bench).hardware.disk.value == 1e9
+    assert bench.times == 2
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "3", '{"version": 2}', '{"version": 1, "profiles": {"x": {"measured": "now"}}}']
+)
+def test_a_damaged_file_is_made_anew_and_said_so(bench: Bench, tmp_path: Path, text: str) -> None:
+    kept(tmp_path).parent.mkdir()
+    kept(tmp_path).write_text(text)
+    ask(bench)
+    assert bench.times == 1
+    assert bench.notices == [f"{kept(tmp_path)} is damaged and is made anew"]
+    ask(bench)
+    assert bench.times == 1
+
+
+def test_without_large_files_one_is_written_and_nothing_is_left_of_it(bench: Bench, tmp_path: Path) -> None:
+    ask(bench)
+    assert bench.bytes_read == 1 << 20
+    assert os.listdir(tmp_path / "cache") == ["hardware.json"]
+
+
+def test_an_interrupt_leaves_nothing(bench: Bench, tmp_path: Path) -> None:
+    bench.failure = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        ask(bench)
+    assert os.listdir(tmp_path / "cache") == []
+
+
+def test_models_in_the_caches_are_read_the_largest_first(bench: Bench, tmp_path: Path) -> None:
+    made = {"cache/unpacked/model/a.safetensors": 2000, "hub/models--x--y/blobs/b": 1500}
+    small = {"cache/unpacked/model/config.json": 5000, "hub/models--x--y/blobs/c": 999}
+    for name, size in (made | small).items():
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(bytes(size))
+    ask(bench)
+    assert bench.files == [tmp_path / name for name in made]
+
+
+def test_a_folder_is_looked_into_and_links_are_followed(bench: Bench, tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "one"
+    folder.mkdir(parents=True)
+    (tmp_path / "blob").write_bytes(bytes(4000))
+    (folder / "model.safetensors").symlink_to(tmp_path / "blob")
+    (folder / "broken").symlink_to(tmp_path / "nowhere")
+    ask(bench, folder=tmp_path / "models")
+    assert bench.files == [folder / "model.safetensors"]
+
+
+def test_given_files_are_read(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(bytes(100))
+    machine.this_machine("cpu", bench.events.append, files=[tmp_path / "x"])
+    assert bench.files == [tmp_path / "x"]
+
+
+def test_a_folder_that_is_not_there(bench: Bench, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="no folder"):
+        ask(bench, folder=tmp_path / "none")
+
+
+def test_a_device_that_is_not_there(bench: Bench) -> None:
+    with pytest.raises(RequestError, match="CUDA"):
+        machine.profile("cuda:99", bench.events.append)
+
+
+def test_a_full_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DiskFullError, match="make room"):
+        ask(bench)
+    assert bench.times == 0
+
+
+def test_too_little_room_is_seen_before_anything_is_written(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "_WRITTEN", 1 << 60)
+    monkeypatch.setattr(tempfile, "TemporaryFile", None)
+    with pytest.raises(DiskFullError, match="OFFSPEC_CACHE"):
+        ask(bench)
+
+
+def test_a_file_that_cannot_be_read(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(bytes(100))
+    bench.failure = OSError(errno.EIO, "Input/output error")
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        ask(bench, files=[tmp_path / "x"])
+
+
+def test_a_cache_that_takes_no_file_costs_the_keeping_only(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise DiskFullError("the disk filled up")
+
+    monkeypatch.setattr(machine, "write_file", full)
+    assert ask(bench).hardware.disk.value == 1e9
+    assert bench.notices == ["the profile of this machine could not be kept: the disk filled up"]
+
+
+def test_a_file_system_without_direct_reads_is_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "reads_past_cache", lambda path: False)
+    ask(bench)
+    assert "O_DIRECT" in bench.notices[0]
+
+
+def test_a_device_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**9, 10**10))
+    with pytest.raises(CapacityError, match=r"1\.00 GB are free"):
+        machine._require_room("cuda")
+    machine._require_room("cpu")
+
+
+def test_a_known_machine_is_a_preset_or_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(machine.known_machine("rtx-4090").text())
+    assert machine.known_machine(str(file)) == machine.known_machine("rtx-4090")
+    with pytest.raises(RequestError, match=r"no preset.*rtx-5090"):
+        machine.known_machine("rtx-9090")
+    file.write_text('{"version": 1}')
+    with pytest.raises(PlanError, match=r"mine\.json is no hardware profile: link"):
+        machine.known_machine(str(file))
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(PlanError, match=r"mine\.json"):
+        machine.known_machine(str(file))

@@ -1,0 +1,156 @@
+"""When a step pays, how many nodes do, and a replay that says what growing would have done."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offspec.config import SamplingParams
+from offspec.draft.base import Scorer
+from offspec.grow import Growth, GrowthPolicy, grow
+from offspec.sampling import LogitsProcessor
+from offspec_planners.best_first import Growing, Grown, best_size, mean_growing, replay, worth_a_step
+from offspec_planners.calibrate import Calibration
+from offspec_planners.cost import PassCosts
+from offspec_planners.jsonfile import Fields
+from tests.planners.tables import VOCABULARY, TableDrafter, random_table
+
+_SECONDS = st.floats(0.0, 2.0)
+_COSTS = st.builds(
+    lambda base, row, step, node, start, link, rest: PassCosts(
+        compute=((1, base + row), (1001, base + 1001 * row)),
+        step=((1, step), (65, step + 64 * node)),
+        start=start,
+        link=link,
+        rest=rest * link,
+    ),
+    base=st.floats(0.01, 1.0),
+    row=st.floats(0.0, 0.02),
+    step=st.floats(0.001, 0.2),
+    node=st.floats(0.0, 0.01),
+    start=_SECONDS,
+    link=_SECONDS,
+    rest=st.floats(0.0, 1.0),
+)
+
+
+@given(st.lists(st.floats(-12.0, 0.0), max_size=60), _SECONDS, _COSTS)
+def test_the_best_size_is_that_of_an_obvious_loop(found: list[float], draft: float, costs: PassCosts) -> None:
+    scores = [0.0, *sorted(found, reverse=True)]
+    rates, expected = [], 0.0
+    for rows, score in enumerate(scores, 1):
+        expected += np.exp(score)
+        rates.append(expected / float(costs.iteration(draft, rows)))
+    size = best_size(np.array(scores), draft, costs)
+    assert rates[size - 1] == pytest.approx(max(rates), rel=1e-12)
+
+
+@given(st.floats(0.0, 20.0), st.floats(1.0, 30.0), _SECONDS, st.integers(1, 64), st.integers(1, 900), _COSTS)
+def test_growth_goes_on_while_a_step_can_raise_the_rate(
+    worth: float, expected: float, draft: float, width: int, rows: int, costs: PassCosts
+) -> None:
+    now = expected / costs.iteration(draft, rows)
+    then = (expected + worth) / costs.iteration(draft + costs.step_seconds(width), rows)
+    if abs(now - then) > 1e-9 * now:
+        assert worth_a_step(worth, expected, draft, width, rows, costs) == (then > now)
+
+
+def test_a_step_in_the_shadow_of_the_link_is_free() -> None:
+    costs = PassCosts(compute=((1, 0.5), (100, 0.5)), step=((1, 0.1), (32, 0.1)), link=2.0)
+    assert worth_a_step(1e-6, 10.0, 0.5, 32, 64, costs)
+    assert not worth_a_step(1e-6, 10.0, 1.5, 32, 64, costs)
+    assert best_size(np.array([0.0, -1.0, -9.0]), 0.5, costs) == 3
+
+
+def _grow(table: torch.Tensor, policy: GrowthPolicy, depth: int = 20) -> tuple[Growth, list[int]]:
+    drafter = TableDrafter(table)
+    scorer = Scorer(LogitsProcessor(SamplingParams(), VOCABULARY, []), None, Calibration())
+    growth = grow(drafter, scorer, [0, 2], policy, depth)
+    growth.tree.check()
+    return growth, [len(nodes) for nodes in drafter.steps]
+
+
+def _same(growth: Growth, widths: list[int], replayed: Growing) -> None:
+    assert list(replayed.widths) == widths and len(widths) == growth.steps
+    assert replayed.nodes == len(growth.tree)
+    assert replayed.expected == pytest.approx(growth.tree.expected_tokens, rel=1e-5)
+    assert replayed.depth == growth.tree.depth.max()
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    budget=st.integers(1, 60),
+    width=st.integers(1, 8),
+    min_gain=st.sampled_from([0.0, 0.01, 0.1]),
+    costs=st.none() | _COSTS,
+)
+def test_a_replay_is_the_growth(
+    seed: int, budget: int, width: int, min_gain: float, costs: PassCosts | None
+) -> None:
+    """The record holds every node that a smaller growth looks at: all of a tree of few levels."""
+    table, depth = random_table(seed, 2.0), 3
+    every = sum(VOCABULARY**level for level in range(depth + 1))
+    whole, _ = _grow(table, GrowthPolicy(every, 64, min_gain=0.0), depth)
+    assert len(whole.tree) == every
+    record = Grown(whole.tree.parent.astype(np.int32), whole.tree.score.astype(np.float32))
+    growth, widths = _grow(table, GrowthPolicy(budget, width, min_gain, costs), depth)
+    _same(growth, widths, replay(record, budget, width, costs, min_gain, depth))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from([4, 16, 40]), st.sampled_from([2, 8]))
+def test_a_recorded_tree_can_be_replayed(seed: int, budget: int, width: int) -> None:
+    """The record is what a growth of its size makes, and of it only the best are verified."""
+    table = random_table(seed, 2.0)
+    recording, _ = _grow(table, GrowthPolicy(budget, width, min_gain=0.0, record=300), depth=300)
+    assert len(recording.tree) == budget and recording.recorded is not None
+    assert len(recording.recorded.parent) == 300
+    growth, widths = _grow(table, GrowthPolicy(budget, width), depth=300)
+    replayed = replay(recording.recorded, budget, width, None)
+    assert replayed.expected == pytest.approx(growth.tree.expected_tokens, rel=0.02)
+    assert abs(len(replayed.widths) - len(widths)) <= 1
+    assert recording.tree.expected_tokens >= growth.tree.expected_tokens * (1 - 1e-6)
+
+
+def test_no_record_of_a_tree_that_the_depth_cut_short() -> None:
+    growth, _ = _grow(random_table(0, 4.0), GrowthPolicy(8, 4, min_gain=0.0, record=60), depth=2)
+    assert growth.recorded is None
+
+
+def test_dear_nodes_are_not_verified_and_dear_steps_not_taken() -> None:
+    table = random_table(1, 3.0)
+    free = PassCosts(compute=((1, 1.0), (300, 1.0)), step=((1, 0.0), (16, 0.0)))
+    dear_rows = PassCosts(compute=((1, 1.0), (300, 31.0)), step=((1, 0.0), (16, 0.0)))
+    dear_steps = PassCosts(compute=((1, 1.0), (300, 1.0)), step=((1, 0.5), (16, 0.5)))
+    everything, few_rows, few_steps = (
+        _grow(table, GrowthPolicy(200, 8, costs=costs))[0] for costs in (free, dear_rows, dear_steps)
+    )
+    assert len(everything.tree) == 200 and len(few_rows.tree) < 100
+    assert 1 <= few_steps.steps < everything.steps
+
+
+def test_means_of_growings() -> None:
+    mean = mean_growing([Growing((1, 8), 20, 4.0, 3), Growing((1, 4, 8, 8), 40, 8.0, 6)])
+    assert mean == Growing((1, 6, 8), 30, 6.0, 4)
+
+
+def test_damaged_trees_are_refused() -> None:
+    good = Grown(np.array([-1, 0, 1], np.int32), np.array([0, -0.5, -2.25], np.float32)).to_json()
+    again = Grown.from_json(Fields(good))
+    assert again.parent.tolist() == [-1, 0, 1] and again.score.tolist() == [0, -0.5, -2.25]
+    assert again.depth().tolist() == [0, 1, 2]
+    for key, value in (
+        ("parent", [-1, 1, 0]),
+        ("parent", [-1, -1, 0]),
+        ("parent", [-1, 0.5, 0]),
+        ("parent", []),
+        ("parent", "root"),
+        ("score", [0, -1]),
+        ("score", [0, -1, -0.5]),
+        ("score", [-1, -1, -2]),
+        ("score", [0, -1, "low"]),
+        ("score", [0, -1, [2]]),
+    ):
+        with pytest.raises(ValueError, match=f"^{key} is .* it should be"):
+            Grown.from_json(Fields({**good, key: value}))

@@ -1,0 +1,287 @@
+"""What passes cost: the closed form beside a simulation of the rings, and seconds from profiles."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offspec_planners.cost import (
+    ROWS,
+    Estimate,
+    ModelSizes,
+    PassCosts,
+    draft_step,
+    layer_seconds,
+    prefill_seconds,
+    product_seconds,
+)
+from offspec_planners.crossing import streamed_units
+from offspec_planners.hardware import Hardware, Processor, Rate, preset, preset_names
+from offspec_planners.measured import Measured
+from offspec_planners.placement import Placement, Sizes, Tier, TooSmallError, place_layers, place_on_device
+from tests.planners.ring_simulation import Unit, seconds_per_pass
+
+GB = 10**9
+
+
+def _model(layers: int, weights: int, head: float = 0.0) -> ModelSizes:
+    """So many layers of so many 16-bit weights; head: its size in layers."""
+    return ModelSizes(
+        name="model",
+        layers=(2 * weights,) * layers,
+        weights=weights,
+        head=int(2 * weights * head),
+        head_weights=int(weights * head),
+        kv_per_token=1000 * layers,
+        attention=32768,
+        hidden=8192,
+        vocabulary=128_256,
+    )
+
+
+LARGE = _model(80, 856_000_000, 1.23)  # Llama 70B
+WIDE = _model(30, 56_600_000, 2.0)  # SmolLM2-135M widened by 4
+DRAFT = replace(_model(16, 60_800_000, 4.3), name="draft", hidden=2048)
+
+
+@st.composite
+def _placed(draw: st.DrawFn, model: ModelSizes, apart: bool) -> Placement:
+    """Where layers go in some memory, from barely enough to nearly all."""
+    stays = draw(st.booleans())
+    size = model.layers[0]
+    sizes = Sizes(
+        model.layers,
+        (0,) * len(model.layers),
+        0 if stays else model.head,
+        0 if stays else min(model.head, size),
+    )
+    near = int(size * (draw(st.floats(2, 4)) + draw(st.floats(0, 0.97)) * len(model.layers)))
+    far = int(size * draw(st.floats(2, 4 + len(model.layers))))
+    try:
+        return place_on_device(sizes, near, far) if apart else place_layers(sizes, near)
+    except TooSmallError:
+        return place_layers(sizes, 10**15)
+
+
+@st.composite
+def _machines(draw: st.DrawFn, apart: bool) -> Hardware:
+    speed = 10 ** draw(st.floats(10, 14))
+    processor = Processor(
+        "chip",
+        10**12,
+        Rate.exactly(draw(st.floats(1e10, 1e12))),
+        ((64, speed / 2), (1024, speed)),
+        draw(st.floats(0, 1e-3)),
+    )
+    disk = Rate.exactly(10 ** draw(st.floats(8.5, 10)))
+    link = Rate.exactly(10 ** draw(st.floats(9.7, 10.8))) if apart else None
+    return Hardware("machine", 10**12, disk, link, processor)
+
+
+def _units(
+    hardware: Hardware, model: ModelSizes, placement: Placement, layer: float, head: float
+) -> list[Unit]:
+    """For the simulation. layer, head: seconds of computing with a layer, and with the whole head."""
+
+    def unit(size: int, tier: Tier, compute: float) -> Unit:
+        if tier is Tier.DEVICE:
+            return Unit(compute)
+        read = size / hardware.disk.value if tier is Tier.DISK else 0.0
+        return Unit(compute, read, size / hardware.link.value if hardware.link else 0.0)
+
+    layers = zip(model.layers, placement.tiers, strict=True)
+    units = [unit(size, tier, layer) for size, tier in layers]
+    if placement.head is not Tier.DEVICE:
+        blocks = streamed_units(model.layers, model.head, placement)
+        blocks = blocks[len(placement.tiers) - len(placement.resident) :]
+        units += [unit(block.size, placement.head, head * block.size / model.head) for block in blocks]
+    return units
+
+
+def _off(
+    hardware: Hardware, model: ModelSizes, placement: Placement, rows: int, share: float, walked: float = 4.0
+) -> float:
+    """How far an estimate is from the simulation, as a share. share: the draft's of all that takes time."""
+    costs = Estimate(hardware, None).costs(model, placement, walked)
+    draft = share * max(float(costs.compute_seconds(rows)), costs.link)
+    processor = hardware.processor
+    head, around = product_seconds(processor, model.head_weights, rows), 0.0
+    if placement.head is Tier.DEVICE:
+        head, around = 0.0, min(rows, walked) * product_seconds(processor, model.head_weights, 2)
+    layer = layer_seconds(processor, model, rows, 128)
+    units = _units(hardware, model, placement, layer, head)
+    simulated = seconds_per_pass(units, draft, around, placement.slots, placement.staging)
+    return float(costs.iteration(draft, rows)) / simulated - 1.0
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    data=st.data(),
+    layers=st.integers(8, 90),
+    head=st.sampled_from([0.3, 1.0, 1.23, 2.6]),
+    rows=st.sampled_from(ROWS),
+    share=st.sampled_from([0.0, 0.05, 0.2, 0.5, 0.9, 1.5]),
+    apart=st.booleans(),
+)
+def test_any_pass_takes_what_the_simulation_says(
+    data: st.DataObject, layers: int, head: float, rows: int, share: float, apart: bool
+) -> None:
+    """Never more, since every term is a bound from below; and rarely less by as much as this allows."""
+    model = _model(layers, 100_000_000, head)
+    hardware, placement = data.draw(_machines(apart)), data.draw(_placed(model, apart))
+    assert -0.1 < _off(hardware, model, placement, rows, share) < 5e-3
+
+
+@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize("host", [10 * GB, 45 * GB, 230 * GB])
+def test_a_large_model_on_each_preset(name: str, host: int) -> None:
+    hardware = preset(name)
+    sizes = Sizes(LARGE.layers, (0,) * 80)
+    device = hardware.processor.memory - 3 * GB
+    placement = place_on_device(sizes, device, host)
+    for rows in (1, 64, 256, 1024):
+        for share in (0.05, 0.3, 1.0):
+            assert _off(hardware, LARGE, placement, rows, share) == pytest.approx(0.0, abs=0.02)
+
+
+CPU = Hardware(
+    "laptop",
+    16 * GB,
+    Rate.exactly(2e9),
+    None,
+    Processor("8 cores", 16 * GB, Rate.exactly(2e10), ((1, 1e10), (64, 2.5e11), (512, 3e11)), 2e-4),
+)
+
+
+@pytest.mark.parametrize(("resident", "slots"), [(0, 2), (0, 3), (2, 3), (5, 3), (10, 3), (20, 3), (27, 3)])
+@pytest.mark.parametrize("head", [Tier.DEVICE, Tier.DISK])
+def test_a_small_model_from_disk(resident: int, slots: int, head: Tier) -> None:
+    kept = [int((place + 0.5) * 30 / resident) for place in range(resident)]
+    placement = Placement.in_memory(30, kept, slots, head)
+    for rows in (1, 16, 96, 256, 512):
+        for share in (0.02, 0.2, 0.6):
+            assert _off(CPU, WIDE, placement, rows, share) == pytest.approx(0.0, abs=0.02)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), rows=st.sampled_from([2, 64, 512]), share=st.sampled_from([0.0, 0.2, 0.8]))
+def test_measured_parts_add_up_to_what_the_simulation_says(
+    data: st.DataObject, rows: int, share: float
+) -> None:
+    """Read from disk, and what stays on the device beside it; two links in the test after this."""
+    placement = data.draw(_placed(WIDE, apart=False))
+    layer, around, walk = 0.04, 0.03, 0.02
+    measured = Measured(((rows, layer),), ((rows, around),), walk, link=CPU.disk)
+    costs = measured.costs(WIDE, placement, walked=8.0)
+    draft = share * max(float(costs.compute_seconds(rows)), costs.link)
+    units = _units(CPU, WIDE, placement, layer, layer * WIDE.head_weights / WIDE.weights)
+    simulated = seconds_per_pass(units, draft, around + 8 * walk, placement.slots, 0)
+    assert float(costs.iteration(draft, rows)) == pytest.approx(simulated, rel=0.03)
+
+
+@pytest.mark.parametrize(("host", "near"), [(0.0, 0.03), (0.3, 0.03), (0.7, 0.15), (1.0, 0.03)])
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.8])
+def test_one_measured_rate_stands_for_two_links(host: float, near: float, share: float) -> None:
+    """host: share of the layers that RAM holds. With 0.7 both links take the same time: the worst case."""
+    hardware = preset("rtx-4090")
+    sizes = Sizes(LARGE.layers, (0,) * 80)
+    placement = place_on_device(sizes, 12 * GB, int(sum(LARGE.layers) * host) + 6 * GB)
+    estimate = Estimate(hardware, None).costs(LARGE, placement, 8.0)
+    streamed = sum(unit.size for unit in streamed_units(LARGE.layers, LARGE.head, placement))
+    measured = Measured(((256, 0.004),), ((256, 0.01),), 0.001, link=Rate.exactly(streamed / estimate.link))
+    costs = measured.costs(LARGE, placement, walked=8.0)
+    assert costs.link == pytest.approx(estimate.link)
+    draft = share * costs.link
+    units = _units(hardware, LARGE, placement, 0.004, 0.0)
+    simulated = seconds_per_pass(units, draft, 0.018, placement.slots, placement.staging)
+    assert float(costs.iteration(draft, 256)) == pytest.approx(simulated, rel=near)
+
+
+def test_a_faster_link_only_helps_where_something_streams() -> None:
+    measured = Measured(((1, 0.04), (64, 0.05)), ((1, 0.01), (64, 0.01)), 0.002, link=Rate.exactly(2e9))
+    streams = Placement.in_memory(30, range(5), 3)
+    stays = Placement.in_memory(30, range(30), 0)
+    for pricing in (measured, Estimate(CPU, None)):
+        fast = pricing.with_faster_link(2.0)
+        assert fast.costs(WIDE, streams, 4).link == pytest.approx(pricing.costs(WIDE, streams, 4).link / 2)
+        assert fast.costs(WIDE, stays, 4) == pricing.costs(WIDE, stays, 4)
+        assert pricing.costs(WIDE, stays, 4).link == 0.0
+
+
+def _curves() -> Iterator[tuple[str, PassCosts]]:
+    for name in preset_names():
+        sizes = Sizes(LARGE.layers, (0,) * 80)
+        placement = place_on_device(sizes, preset(name).processor.memory - 3 * GB, 200 * GB)
+        yield name, Estimate(preset(name), DRAFT).costs(LARGE, placement, 8.0)
+
+
+def test_more_never_costs_less() -> None:
+    rows, widths = np.arange(1, 5000, 7), np.arange(1, 200)
+    for name, costs in _curves():
+        for seconds in (
+            costs.compute_seconds(rows),
+            costs.step_seconds(widths),
+            costs.pass_seconds(rows),
+            costs.iteration(0.3, rows),
+            costs.iteration(np.linspace(0, 10, 50), 64),
+        ):
+            assert (np.diff(seconds) >= -1e-12).all(), name
+
+
+def test_no_pass_is_faster_than_its_parts() -> None:
+    for _, costs in _curves():
+        for rows in (1, 64, 1024):
+            for draft in (0.0, 0.5, 20.0):
+                found = float(costs.iteration(draft, rows))
+                alone = draft + float(costs.compute_seconds(rows))
+                assert max(alone, costs.link) <= found <= alone + costs.link + 1e-9
+                bound = costs.bound(draft, rows)
+                assert (bound == "link") == (found > alone)
+
+
+def test_computing_is_bound_by_memory_and_then_by_arithmetic() -> None:
+    processor = preset("rtx-4090").processor
+    few, many = product_seconds(processor, 10**9, 1), product_seconds(processor, 10**9, 4096)
+    assert few == pytest.approx(2e9 / processor.bandwidth.value)
+    assert few == product_seconds(processor, 10**9, 16)
+    assert many == pytest.approx(2e9 * 4096 / processor.flops(4096))
+    assert product_seconds(processor, 2 * 10**9, 4096) == pytest.approx(2 * many)
+    twice = replace(processor, gemm=tuple((rows, 2 * rate) for rows, rate in processor.gemm))
+    assert product_seconds(twice, 10**9, 4096) == pytest.approx(many / 2)
+
+
+def test_attention_grows_with_what_it_looks_back_on() -> None:
+    processor = preset("rtx-4090").processor
+    near, far = (layer_seconds(processor, LARGE, 256, prefix) for prefix in (128, 16384))
+    assert near < far < 2 * near
+
+
+def test_a_draft_step_reads_its_weights_once() -> None:
+    processor = preset("rtx-4090").processor
+    narrow = draft_step(processor, DRAFT, 1)
+    weights = 2 * DRAFT.parameters / processor.bandwidth.value
+    assert weights < narrow < 3 * weights + len(DRAFT.layers) * processor.layer_overhead
+    assert draft_step(processor, DRAFT, 64) < 2 * narrow
+    assert draft_step(processor, DRAFT, 1, packed=True) > narrow
+    assert draft_step(processor, _model(32, 218_000_000, 2.4), 1) > 2 * narrow
+
+
+def test_nothing_is_drafted_without_a_draft() -> None:
+    placement = Placement.in_memory(30, range(5), 3)
+    costs = Estimate(CPU, None).costs(WIDE, placement, 1.0)
+    assert costs.draft_seconds(()) == 0.0 == costs.draft_seconds((8, 8))
+    drafting = Estimate(CPU, DRAFT).costs(WIDE, placement, 1.0)
+    assert drafting.draft_seconds(()) == 0.0
+    one, two = drafting.draft_seconds((8,)), drafting.draft_seconds((8, 8))
+    assert two - one == pytest.approx(float(drafting.step_seconds(8)))
+
+
+def test_a_prompt_rides_on_one_trip_until_it_computes_for_longer() -> None:
+    placement = Placement.in_memory(30, range(5), 3)
+    costs = Estimate(CPU, None).costs(WIDE, placement, 1.0)
+    seconds = [prefill_seconds(costs, WIDE, CPU.processor, tokens) for tokens in (1, 64, 1024, 8192, 16384)]
+    assert seconds[0] == costs.link and seconds == sorted(seconds)
+    assert seconds[-1] > 2 * seconds[-2] > 4 * seconds[2] > 4 * costs.link

@@ -1,0 +1,163 @@
+"""Profiles of machines: JSON and back, hand-edited files, interpolation, and presets that make sense."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offspec_planners.hardware import Hardware, Processor, Rate, preset, preset_names
+
+MACHINE = Hardware(
+    name="desk, 16 GB RAM",
+    ram=16_000_000_000,
+    disk=Rate(2e9, 1.5e9, 2.25e9),
+    link=Rate.exactly(12e9),
+    processor=Processor("chip", 8_000_000_000, Rate.exactly(2e11), ((1, 1e11), (100, 1e13)), 1e-4),
+    sources=("a leaflet",),
+)
+# As the makers publish them: bytes per second of memory, FLOP/s of 16-bit products summed in float32.
+PEAKS = {
+    "NVIDIA GeForce RTX 3060": (360e9, 25.5e12),
+    "NVIDIA GeForce RTX 3090": (936e9, 71.2e12),
+    "NVIDIA GeForce RTX 4060 Laptop GPU": (256e9, 21.5e12),
+    "NVIDIA GeForce RTX 4070 Ti": (504e9, 80.2e12),
+    "NVIDIA GeForce RTX 4080 SUPER": (736e9, 104.4e12),
+    "NVIDIA GeForce RTX 4090": (1008e9, 165.2e12),
+    "NVIDIA GeForce RTX 5090": (1792e9, 209.5e12),
+    "NVIDIA L40": (864e9, 181.05e12),
+    "NVIDIA A100 80GB PCIe": (1935e9, 312e12),
+}
+
+
+def test_json_and_back(tmp_path: Path) -> None:
+    for machine in (MACHINE, replace(MACHINE, link=None, sources=())):
+        assert Hardware.from_json(json.loads(json.dumps(machine.to_json()))) == machine
+        machine.save(tmp_path / "machine.json")
+        assert Hardware.load(tmp_path / "machine.json") == machine
+
+
+def test_a_rate_without_spread_is_a_number_in_the_file() -> None:
+    written = MACHINE.to_json()
+    assert written["link"] == 12_000_000_000
+    assert written["disk"] == {"value": 2e9, "low": 1.5e9, "high": 2.25e9}
+    assert '"disk": 6500000000,' in preset("rtx-4090").text()
+
+
+def edited(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    values = MACHINE.to_json()
+    change(values)
+    return values
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda v: v.pop("disk"), "disk"),
+        (lambda v: v.update(speed=1), "speed"),
+        (lambda v: v.update(version=2), "version"),
+        (lambda v: v.update(ram="16GB"), "ram"),
+        (lambda v: v.update(ram=-1), "ram"),
+        (lambda v: v.update(disk=0), "disk"),
+        (lambda v: v.update(link=[]), "link"),
+        (lambda v: v.update(name=3), "name"),
+        (lambda v: v["disk"].update(low=3e9), "disk"),
+        (lambda v: v["disk"].pop("high"), "disk.high"),
+        (lambda v: v.update(processor=None), "processor"),
+        (lambda v: v["processor"].update(gemm=[]), "processor.gemm"),
+        (lambda v: v["processor"].update(gemm=[[4, 1e9], [2, 1e9]]), "processor.gemm"),
+        (lambda v: v["processor"].update(gemm=[[1, 0]]), "processor.gemm"),
+        (lambda v: v["processor"].update(bandwidth=True), "processor.bandwidth"),
+        (lambda v: v["processor"].update(layer_overhead=-1), "processor.layer_overhead"),
+        (lambda v: v.update(sources="a leaflet"), "sources"),
+    ],
+)
+def test_a_wrong_value_is_named_in_one_line(change: Callable[[dict[str, Any]], object], named: str) -> None:
+    with pytest.raises(ValueError, match=named.replace(".", r"\.")) as caught:
+        Hardware.from_json(edited(change))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", '{"version": 1}', "\x00", "{" * 10_000])
+def test_a_file_that_is_no_profile(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    file.write_text(text)
+    with pytest.raises(ValueError):
+        Hardware.load(file)
+
+
+def test_products_follow_a_power_law_between_points_and_stay_level_outside() -> None:
+    chip = MACHINE.processor
+    assert chip.flops(1) == pytest.approx(1e11)
+    assert chip.flops(100) == pytest.approx(1e13)
+    assert chip.flops(10) == pytest.approx(1e12)
+    assert chip.flops(7) == pytest.approx(7e11)  # as many more operations as rows: weights are what is read
+    assert chip.flops(0.5) == pytest.approx(1e11)
+    assert chip.flops(5000) == pytest.approx(1e13)
+
+
+@given(st.lists(st.floats(1.0, 1e12), min_size=1, max_size=9))
+def test_a_rate_of_readings(readings: list[float]) -> None:
+    rate = Rate.of(readings)
+    assert (rate.low, rate.high) == (min(readings), max(readings))
+    assert rate.low <= rate.value <= rate.high
+    assert rate.spread >= 0
+
+
+def test_the_fingerprint_is_of_the_machine_not_of_its_rates() -> None:
+    kept = MACHINE.fingerprint()
+    assert len(kept) == 12 and int(kept, 16) >= 0
+    chip = MACHINE.processor
+    assert replace(MACHINE, disk=Rate.exactly(1.0), sources=()).fingerprint() == kept
+    assert replace(MACHINE, ram=16_100_000_000).fingerprint() == kept  # what the kernel keeps varies
+    assert replace(MACHINE, ram=32_000_000_000).fingerprint() != kept
+    assert replace(MACHINE, link=None).fingerprint() != kept
+    assert replace(MACHINE, name="other").fingerprint() != kept
+    assert replace(MACHINE, processor=replace(chip, name="other")).fingerprint() != kept
+
+
+def test_an_unknown_preset_is_told_which_there_are() -> None:
+    with pytest.raises(ValueError, match="rtx-4090"):
+        preset("rtx-9090")
+
+
+def test_presets_cover_the_cards_that_people_have() -> None:
+    cards = {
+        "rtx-3060-12gb",
+        "rtx-3090",
+        "rtx-4070-ti",
+        "rtx-4080-super",
+        "rtx-4090",
+        "rtx-5090",
+        "laptop-8gb",
+    }
+    assert cards <= set(preset_names())
+    assert len({preset(name).fingerprint() for name in preset_names()}) == len(preset_names())
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_stays_below_what_is_published(name: str) -> None:
+    machine = preset(name)
+    chip = machine.processor
+    bandwidth, flops = PEAKS[chip.name]
+    assert 0.85 <= chip.bandwidth.value / bandwidth <= 0.95
+    assert 0.6 <= chip.flops(4096) / flops <= 0.9
+    assert machine.link is not None
+    assert machine.disk.value < machine.link.value < chip.bandwidth.value
+    assert chip.memory < machine.ram
+    parts = ("GPU", "Link", "Disk", "RAM", "Bandwidth", "gemm", "layer_overhead")
+    for part in parts:
+        assert any(source.startswith(part) for source in machine.sources), part
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_few_rows_of_a_preset_are_bound_by_its_memory(name: str) -> None:
+    chip = preset(name).processor
+    for rows, rate in chip.gemm:
+        assert rate <= rows * chip.bandwidth.value * 1.01  # two bytes and two operations a weight and row
+    assert chip.flops(1) == pytest.approx(chip.bandwidth.value)
+    assert [rate for _, rate in chip.gemm] == sorted(rate for _, rate in chip.gemm)

@@ -1,0 +1,146 @@
+"""Measuring: what is read and multiplied, and in what order; no figure is expected of any machine."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from offspec_planners import measure as package
+from offspec_planners.hardware import Hardware
+from offspec_planners.measure import (
+    RawDisk,
+    copy_bandwidth,
+    disk,
+    disk_rate,
+    gemm_rates,
+    identify,
+    layer_overhead,
+    measure,
+    memory_bandwidth,
+    read_bandwidth,
+)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    made = [tmp_path / name for name in "ab"]
+    for file in made:
+        file.write_bytes(os.urandom(20_000))
+    return made
+
+
+def test_reading_begins_where_it_is_told_and_goes_round(
+    files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[tuple[str, int]]()
+    names = dict[int, str]()
+    opened, read = os.open, os.preadv
+
+    def noted_open(path: Path, flags: int) -> int:
+        fd = opened(path, flags)
+        names[fd] = Path(path).name
+        return fd
+
+    def noted_read(fd: int, buffers: list[memoryview], offset: int) -> int:
+        seen.append((names[fd], offset))
+        return read(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "open", noted_open)
+    monkeypatch.setattr(os, "preadv", noted_read)
+    found = read_bandwidth(files, limit_bytes=12_288, threads=1, block=4096, start=8 * 4096)
+    assert seen == [("b", 12_288), ("b", 16_384), ("a", 0)]
+    assert found.nbytes == 4096 + 20_000 - 16_384 + 4096
+
+
+def test_reading_ends_when_its_time_is_over(files: list[Path]) -> None:
+    assert read_bandwidth(files, limit_bytes=1 << 40, block=4096, seconds=-1.0).nbytes == 0
+
+
+def test_an_error_of_a_thread_reaches_the_caller(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", broken)
+    with pytest.raises(OSError, match="Input/output"):
+        read_bandwidth(files, limit_bytes=4096)
+
+
+def test_interrupted_reading_leaves_no_thread(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    readers = list[disk._BlockReader]()
+    run = disk._BlockReader.run
+
+    class Interrupted(threading.Thread):
+        def join(self, timeout: float | None = None) -> None:
+            raise KeyboardInterrupt
+
+    def noted(reader: disk._BlockReader) -> None:
+        readers.append(reader)
+        run(reader)
+
+    monkeypatch.setattr(disk._BlockReader, "run", noted)
+    monkeypatch.setattr(threading, "Thread", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        read_bandwidth(files, limit_bytes=1 << 40, block=4096)
+    assert all(reader._next() is None for reader in readers)
+
+
+def test_a_disk_has_a_rate_with_its_extremes(files: list[Path]) -> None:
+    rate = disk_rate(files, seconds=0.001)
+    assert 0 < rate.low <= rate.value <= rate.high
+    raw = RawDisk(files, 4096, (1, 4096))
+    assert raw.read() > 0 and raw.sweep == {}
+
+
+def test_products_memory_and_launches_have_rates() -> None:
+    found = gemm_rates([1, 8], rows=64, columns=32, dtype="float32", seconds=0.001)
+    assert [rate.tokens for rate in found] == [1, 8]
+    assert all(rate.flops_per_s > 0 for rate in found)
+    memory = memory_bandwidth(seconds=0.001)
+    assert 0 < memory.low <= memory.value <= memory.high
+    assert 0 < layer_overhead(seconds=0.001) < 1
+
+
+def test_a_machine_is_measured_part_by_part(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(package, "_SIDE", 64)
+    monkeypatch.setattr(package, "_SECONDS", 0.001)
+    told = list[tuple[str, int, int]]()
+    found = measure(files, progress=lambda what, done, total: told.append((what, done, total)))
+    assert [what for what, *_ in told] == ["disk", "memory", "products", "launches", "done"]
+    assert [done for _, done, _ in told] == [0, 1, 2, 3, 4]
+    assert {total for *_, total in told} == {4}
+    assert found.link is None and found.sources == ()
+    assert found.identity == identify()
+    assert found.processor.memory == found.ram
+    assert [rows for rows, _ in found.processor.gemm] == [1, 4, 16, 64, 256, 1024]
+    assert Hardware.from_json(found.to_json()) == found
+
+
+def test_the_number_of_threads_makes_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    three = identify()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert identify().fingerprint() != three.fingerprint()
+
+
+def test_torch_is_loaded_when_something_is_measured_and_not_before() -> None:
+    code = "import sys, offspec_planners.measure; print('torch' in sys.modules)"
+    shown = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[2])},
+    )
+    assert shown.stdout == "False\n"
+
+
+@pytest.mark.gpu
+def test_a_device_is_measured_with_its_link(files: list[Path]) -> None:
+    found = measure(files, "cuda")
+    assert found.link is not None and found.link.value > 1e9
+    assert found.processor.memory != found.ram
+    assert copy_bandwidth().high >= found.link.low / 2
