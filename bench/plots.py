@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,3 +140,46 @@ def calibration_plot(runs: Sequence[dict[str, Any]], titles: Mapping[str, str], 
         axes[-1].legend()
 
     return save(out, draw, columns=len(titles) + 1)
+
+
+def sweep_plot(cases: Sequence[dict[str, Any]], out: Path) -> str:
+    """Tokens a second by budget and width, a map for each case, with the best pair and the plan's choice.
+
+    cases: with `cells`, `best` and `chosen` as `sweep_tally.summarise` makes them, and the `plan`.
+    """
+
+    def draw(axes: Sequence[Axes]) -> None:
+        for axis, case in zip(axes, cases, strict=True):
+            _map(axis, case)
+
+    return save(out, draw, columns=len(cases))
+
+
+def _map(axis: Axes, case: dict[str, Any]) -> None:
+    """Budgets from left to right, widths upwards, both by their logarithm."""
+    budgets, widths = (sorted({cell[key] for cell in case["cells"]}) for key in ("budget", "width"))
+    speed = {(cell["width"], cell["budget"]): cell["tok_per_s"] for cell in case["cells"]}
+    most = max(speed.values())
+    image = [[speed.get((width, budget), math.nan) for budget in budgets] for width in widths]
+    axis.imshow(image, origin="lower", aspect="auto", vmin=0.0, vmax=most)
+    for (width, budget), value in speed.items():
+        colour = "black" if value > 0.7 * most else "white"
+        axis.text(
+            budgets.index(budget), widths.index(width) - 0.25, f"{value:.3g}", ha="center", color=colour
+        )
+    for figure, marker, label in ((case["best"], "o", "best pair"), (case["plan"], "*", "plan")):
+        at = _between(figure["budget"], budgets), _between(figure["width"], widths)
+        axis.plot(*at, marker, color="red", markerfacecolor="none", label=label)
+    axis.set(title=f"{case['case']}: plan {case['of_best']:.2f} of best", xlabel="budget", ylabel="width")
+    axis.set_xticks(range(len(budgets)), [str(budget) for budget in budgets])
+    axis.set_yticks(range(len(widths)), [str(width) for width in widths])
+    axis.grid(False)
+    axis.legend()
+
+
+def _between(value: float, ticks: Sequence[int]) -> float:
+    """Where a value lies among ticks that are drawn at 0, 1, 2, …, by its logarithm."""
+    for place, (low, high) in enumerate(pairwise(ticks)):
+        if low <= value <= high:
+            return place + math.log(value / low) / math.log(high / low)
+    return 0.0 if value < ticks[0] else len(ticks) - 1.0

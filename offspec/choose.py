@@ -7,36 +7,30 @@ measured then makes the plan: this run grows its trees by it, and the next one i
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from pathlib import Path
+from typing import cast
 
 from offspec import ledger
-from offspec.assemble import Assembly, Opened, calibration_ids, load_models, open_models
+from offspec.assemble import Assembly, Opened, load_models, open_models
 from offspec.config import Dtype, EngineConfig, Tree, format_bytes
+from offspec.draw_up import calibration_for, is_measured, measure, plan_by
 from offspec.errors import PlanError
-from offspec.events import Event, LoadProgress, Notice
+from offspec.events import Event, Notice
 from offspec.fit import WIDEST, DraftMode, Fit
 from offspec.grow import GrowthPolicy
 from offspec.ledger import DraftRecord
-from offspec.machine import kept_machine, machine_print
-from offspec.outline import sizes_of
+from offspec.machine import machine_print
 from offspec.timeline import OFF, Timeline
-from offspec.trial import PassTrial, measure_steps, tried_machine
-from offspec.whatif import WhatIfs
-from offspec_planners.calibrate import Calibration, typical
-from offspec_planners.cost import ModelSizes, PassCosts, Pricing, prefill_seconds
-from offspec_planners.hardware import Hardware
+from offspec_planners.calibrate import Calibration
 from offspec_planners.measured import Measured
-from offspec_planners.plan import Forecast, Plan
-from offspec_planners.search import BUDGETS, WIDTHS, Outlook, best, outlook, sweep
+from offspec_planners.plan import Plan
 from offspec_planners.sequoia import Shape, choose_shape
 
 Notify = Callable[[Event], None]
 
 _ALLOWANCES = {"cpu": (512, 256, 128), "cuda": (1024, 512, 256)}  # nodes to make room for, before it is known
-_MEASURED = "measured"  # how a plan begins to say where its acceptance comes from, if it was
-_WALKED = 8.0  # nodes that a first estimate takes a pass to walk
-_PROMPT = 512  # tokens of the prompt that the time to a first token is told for
-_ENOUGH_TREES, _WHOLE_FOREST = 8, 24  # recorded, to know a draft by; and to know it well
+_WHOLE_FOREST = 24  # recorded trees, to know a draft well
+_RECORDED = 2  # times the budget: nodes of a recorded tree, which tells what larger budgets would bring
 _MORE = 1.25  # a plan is remade where so much more memory is free than when it was made
 
 
@@ -110,8 +104,10 @@ def prepare(
     try:
         record = DraftRecord(opened.target_print, opened.draft_print)
         key = plan_key(opened)
-        kept = None if replan else _up_to_date(ledger.kept_plan(key), record, config, notify)
-        start = outset(opened, named, kept, notify)
+        kept = None
+        if named is None and not replan:
+            kept = _up_to_date(ledger.kept_plan(key), record, config, notify)
+        start = outset(opened, None if replan else named, kept, notify)
     except BaseException:
         opened.close()
         raise
@@ -132,31 +128,17 @@ def prepare(
 
 def _up_to_date(kept: Plan | None, record: DraftRecord, config: EngineConfig, notify: Notify) -> Plan | None:
     """The kept plan, unless it was made before anything was known of the draft, and now something is."""
-    if kept is None or is_measured(kept):
+    if kept is None or is_measured(kept.acceptance):
         return kept
-    if not calibration_for(record, config)[1].startswith(_MEASURED):
+    if not is_measured(calibration_for(record, config)[1]):
         return kept
     notify(Notice("the plan is remade: how well the draft guesses is known by now"))
     return None
 
 
-def is_measured(plan: Plan) -> bool:
-    """Whether the plan knows how well the draft guesses, or only how such drafts do."""
-    return plan.acceptance.startswith(_MEASURED)
-
-
-def plan_by(opened: Opened, loaded: EngineConfig, measured: Measured, record: DraftRecord) -> Plan:
-    """A plan by what was measured of loaded models and what is on record of the draft."""
-    calibration, origin = calibration_for(record, opened.config)
-    hardware = kept_machine(opened.config.device)
-    if hardware is None:
-        hardware = tried_machine(opened.target, measured, sizes_of(opened.target, opened.config.model))
-    return make_plan(opened, loaded, measured, calibration, origin, hardware)
-
-
 def _as_planned(config: EngineConfig, plan: Plan) -> EngineConfig:
     """The plan's own settings, where the caller did not say otherwise."""
-    rounded = plan.draft not in ("auto", "none") and plan.draft_mode != "full"
+    rounded = plan.draft not in ("auto", "none") and plan.draft_mode in ("expanded", "packed")
     return replace(
         config,
         draft=plan.draft if config.draft == "auto" else config.draft,
@@ -181,17 +163,24 @@ def outset(opened: Opened, named: Plan | None, kept: Plan | None, notify: Notify
     config = opened.config
     if named is not None:
         _belongs(named, opened)
-    elif opened.draft is None or (config.budget and config.width):
+    elif opened.draft is None or (config.budget and config.width and config.tree == "dynamic"):
         alone = config if opened.draft is not None else replace(config, budget=1, width=1)
         return Outset(alone, opened.fit(alone), plans=False)
     plan = named or kept
-    if plan is not None:
-        found = _still_fits(plan, opened)
-        if isinstance(found, Outset):
-            return found
-        notify(Notice(f"the plan is remade: {found}"))
+    found = followed(plan, opened, notify) if plan is not None else None
+    if found is not None:
+        return found
     allowed = _allowance(opened)
     return Outset(allowed, opened.fit(allowed))
+
+
+def followed(plan: Plan, opened: Opened, notify: Notify) -> Outset | None:
+    """How to load as a plan says; None, and a notice, where it no longer fits what was opened."""
+    found = _still_fits(plan, opened)
+    if isinstance(found, Outset):
+        return found
+    notify(Notice(f"the plan is remade: {found}"))
+    return None
 
 
 def _belongs(plan: Plan, opened: Opened) -> None:
@@ -205,6 +194,12 @@ def _belongs(plan: Plan, opened: Opened) -> None:
 
 def _still_fits(plan: Plan, opened: Opened) -> Outset | str:
     """How to load as the plan says, or why that cannot be."""
+    for name, made, here in (
+        (plan.target, plan.target_print, opened.target_print),
+        (plan.draft, plan.draft_print, opened.draft_print),
+    ):
+        if made != here:
+            return f"it was made for another version of {name}"
     config = replace(opened.config, budget=plan.budget, width=plan.width, context=plan.context)
     free = format_bytes(opened.memory)
     fit = Fit(plan.context, cast(DraftMode, plan.draft_mode), plan.placement, plan.chunk)
@@ -212,6 +207,9 @@ def _still_fits(plan: Plan, opened: Opened) -> Outset | str:
         return f"it was made for {format_bytes(plan.memory)} and does not fit in {free}"
     if opened.config.memory is None and plan.placement.slots and opened.memory > _MORE * plan.memory:
         return f"it was made for {format_bytes(plan.memory)}, and {free} are free now"
+    more = replace(config, budget=_RECORDED * plan.budget)
+    if plan.budget > 1 and not is_measured(plan.acceptance) and opened.holds(more, fit):
+        config = more  # until it is known how well the draft guesses, there must be room to find out
     return Outset(config, fit, plan)
 
 
@@ -233,12 +231,19 @@ def _allowance(opened: Opened) -> EngineConfig:
     return allowances[-1]
 
 
+def _place(model: str) -> str:
+    """What a model is called wherever the caller stands."""
+    path = Path(model).expanduser()
+    return str(path.resolve()) if path.exists() else model
+
+
 def plan_key(opened: Opened) -> str:
-    """The name under which a plan for this case is kept."""
+    """The name under which a plan for this case is kept, whatever version of its models it was made for."""
     config = opened.config
     return ledger.key_of(
-        opened.target_print,
-        opened.draft_print,
+        _place(config.model),
+        _place(config.draft),
+        config.draft_bits,
         machine_print(config.device),
         config.memory,
         config.vram,
@@ -253,120 +258,6 @@ def plan_key(opened: Opened) -> str:
     )
 
 
-def measure(opened: Opened, assembly: Assembly, config: EngineConfig, notify: Notify) -> Measured:
-    """Try the loaded models; takes some seconds."""
-    stage = "Measuring passes and draft steps"
-    assert opened.codec is not None
-    ids = calibration_ids(opened.codec, 512)
-    capacity = assembly.context + (config.budget or 1)
-    trial = PassTrial(assembly.target, ids, capacity)
-    measured = trial.measure(lambda done, total: notify(LoadProgress(stage, done, total, "layers")))
-    if assembly.drafter is None:
-        return measured
-    step, start = measure_steps(
-        assembly.drafter,
-        assembly.target.skeleton.vocab_size,
-        assembly.target.device,
-        ids,
-        config.budget or 1,
-        config.temperature,
-    )
-    return replace(measured, step=step, start=start)
-
-
-def calibration_for(record: DraftRecord, config: EngineConfig) -> tuple[Calibration, str]:
-    """What is known of the draft at the planned temperature, and in words where it comes from."""
-    coupled = config.verify == "coupled"
-    found = record.find(config.temperature, coupled)
-    if found is not None and len(found.forest) >= _ENOUGH_TREES:
-        return found, f"{_MEASURED} over {found.passes} passes"
-    near = record.nearest(config.temperature, coupled)
-    if near is not None and len(near.forest) >= _ENOUGH_TREES:
-        return near, f"{_MEASURED} over {near.passes} passes at another temperature"
-    kind: Literal["substitute", "model"] = "substitute" if config.draft == "auto" else "model"
-    name = "a 4-bit substitute" if kind == "substitute" else "a small model of the same family"
-    return typical(kind), f"typical of {name}, not measured"
-
-
-def make_plan(
-    opened: Opened,
-    loaded: EngineConfig,
-    pricing: Pricing,
-    calibration: Calibration,
-    origin: str,
-    hardware: Hardware,
-) -> Plan:
-    """The fastest settings by these costs.
-
-    loaded: settings with the most nodes there is room for. origin: where the calibration comes from. Raises
-    CapacityError.
-    """
-    wanted = opened.config
-    target = sizes_of(opened.target, wanted.model)
-    most = loaded.budget or 1
-    budgets = [wanted.budget] if wanted.budget else [budget for budget in BUDGETS if budget <= most]
-    widths = [wanted.width] if wanted.width else [width for width in WIDTHS if width <= (loaded.width or 1)]
-    if opened.draft is None:
-        budgets, widths = [1], [1]
-    settled, walked, found = loaded, _WALKED, list[Outlook]()
-    for _ in range(2):  # the best budget leaves other room for layers than the most, and walks another path
-        costs = pricing.costs(target, opened.fit(settled).placement, walked)
-        found = sweep(calibration, costs, budgets, widths)
-        choice = best(found).choice
-        settled, walked = replace(wanted, budget=choice.budget, width=choice.width), choice.tokens_per_pass
-    fit = opened.fit(settled)
-    costs = pricing.costs(target, fit.placement, walked)
-    chosen = outlook(calibration, costs, choice.budget, choice.width)
-    least_memory, least_vram = opened.least(settled)
-    return Plan(
-        target=wanted.model,
-        target_print=opened.target_print,
-        draft=wanted.draft if opened.draft is not None else "none",
-        draft_print=opened.draft_print,
-        hardware=hardware,
-        device=wanted.device,
-        dtype=wanted.dtype,
-        memory=opened.memory,
-        vram=opened.vram,
-        context=fit.context,
-        temperature=wanted.temperature,
-        draft_mode=fit.draft_mode,
-        chunk=fit.chunk,
-        parts=opened.parts(settled, fit),
-        placement=fit.placement,
-        budget=chosen.choice.budget,
-        width=chosen.choice.width,
-        depth=round(chosen.depth),
-        tree=wanted.tree,
-        costs=costs,
-        forecast=forecast(chosen, costs, target, hardware),
-        sweep=tuple(row.choice for row in found),
-        what_ifs=WhatIfs(opened, settled, fit, pricing, target, calibration, chosen).rows(),
-        acceptance=origin,
-        least_memory=least_memory,
-        least_vram=least_vram,
-        notes=(),
-    )
-
-
-def forecast(chosen: Outlook, costs: PassCosts, target: ModelSizes, hardware: Hardware) -> Forecast:
-    """What to expect of a choice, with the time to the first token of a prompt of common length."""
-    nodes = max(1, round(chosen.nodes))
-    drafted = float(costs.step_seconds(_PROMPT)) + chosen.draft if chosen.draft else 0.0
-    prefill = prefill_seconds(costs, target, hardware.processor, _PROMPT + nodes)
-    return Forecast(
-        ttft_s=drafted + prefill,
-        prompt_tokens=_PROMPT,
-        seconds_per_pass=chosen.choice.seconds_per_pass,
-        tokens_per_pass=chosen.choice.tokens_per_pass,
-        tok_per_s=chosen.choice.tok_per_s,
-        draft_seconds=chosen.draft,
-        compute_seconds=float(costs.compute_seconds(nodes)),
-        link_seconds=costs.link,
-        bound=costs.bound(chosen.draft, nodes),
-    )
-
-
 def way_of(plan: Plan, loaded: EngineConfig, record: DraftRecord) -> Way:
     """How to grow trees by a plan, within the room that was made."""
     budget = min(plan.budget, loaded.budget or 1)
@@ -376,5 +267,8 @@ def way_of(plan: Plan, loaded: EngineConfig, record: DraftRecord) -> Way:
         calibration, _ = calibration_for(record, loaded)
         shape = choose_shape(calibration.acceptance(), plan.costs, budget, width)
     return Way(
-        GrowthPolicy(budget, width, costs=plan.costs), shape, plan, min(2 * budget, loaded.budget or 1)
+        GrowthPolicy(budget, width, costs=plan.costs),
+        shape,
+        plan,
+        record=min(_RECORDED * budget, loaded.budget or 1),
     )

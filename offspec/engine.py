@@ -19,11 +19,11 @@ from offspec.assemble import Assembly, describe
 from offspec.choose import Way, prepare
 from offspec.config import EngineConfig, SamplingParams, Tree, Verify, parse_bytes
 from offspec.draft.base import Scorer
+from offspec.ending import Ending
 from offspec.errors import CapacityError, ClosedError, RequestError
 from offspec.events import (
     Event,
     Finished,
-    FinishReason,
     Mismatch,
     PassStats,
     Prefill,
@@ -268,7 +268,7 @@ class Engine:
         reused = session.begin(ids)
         yield Prefill(len(ids) - reused, reused, 0, layers)
         text = TextStream(self._assembly.codec, params.stop)
-        ending = _Ending(params, frozenset() if params.ignore_eos else self._assembly.codec.eos_ids, text)
+        ending = Ending(params, frozenset() if params.ignore_eos else self._assembly.codec.eos_ids, text)
         ending.room = self.context - len(ids)
         decoding = self._decoding(ids, params, speculate, ending)
         tree_model = target.tree_model
@@ -333,7 +333,7 @@ class Engine:
             raise
 
     def _decoding(
-        self, ids: list[int], params: SamplingParams, speculate: bool, ending: "_Ending"
+        self, ids: list[int], params: SamplingParams, speculate: bool, ending: "Ending"
     ) -> Decoding:
         target = self._assembly.target
         vocabulary, device = target.skeleton.vocab_size, target.device
@@ -367,13 +367,13 @@ class Engine:
         with self._turn():
             ids = self._encode(prompt, raw)
             drafter = self._assembly.drafter
-            ending = _Ending(params, frozenset(), TextStream(self._assembly.codec, ()))
+            ending = Ending(params, frozenset(), TextStream(self._assembly.codec, ()))
             decoding = self._decoding(ids, params, True, ending)
             if drafter is None or decoding.scorer is None:
                 return []
             nodes = min(self.config.budget or 1, max(_PREVIEWED, 2 * self.budget))
             policy = replace(self._way.policy, budget=nodes // 2, record=nodes, costs=None)
-            return preview(drafter, decoding.scorer, ids, policy, _STRIDE, trees)
+            return preview(drafter, decoding.scorer, ids, policy, _STRIDE, trees, self.context)
 
     def follow(self, way: Way) -> None:
         """Grow trees in another way from the next answer on. Its budget must be within the room there is."""
@@ -410,31 +410,6 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class _Ending:
-    """Decides after each token whether the answer is over, and why."""
-
-    def __init__(self, params: SamplingParams, eos: frozenset[int], text: TextStream) -> None:
-        self._eos, self._text, self._max = eos, text, params.max_tokens
-        self._count = 0
-        self.room = 0  # tokens until the context is full
-        self.reason: FinishReason | None = None
-
-    @property
-    def left(self) -> int:
-        """Tokens that may still come."""
-        return min(self._max, self.room) - self._count
-
-    def after(self, token: int) -> bool:
-        self._count += 1
-        if token in self._eos:
-            self.reason = "eos"
-        elif self._text.push(token):
-            self.reason = "stop"
-        elif self.left <= 0:
-            self.reason = "length" if self._count >= self._max else "context"
-        return self.reason is not None
 
 
 def _stats(index: int, done: PassResult, nbytes: int) -> PassStats:

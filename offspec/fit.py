@@ -82,9 +82,11 @@ def holds(
     """Whether an arrangement that was made before fits these models and this memory; see `decide`."""
     if len(fit.placement.tiers) != len(target.layers) or fit.draft_mode not in _modes(config, draft):
         return False
-    if fit.placement.head is not Tier.DEVICE and not target.head_bytes:
+    if fit.context > target.skeleton.context_length:
         return False
     needs = _needs(config, target, draft, fit.draft_mode, fit.context, runtime, fit.chunk)
+    if fit.placement.head is not Tier.DEVICE and not needs.head:
+        return False
     return memory.holds(given, needs, fit.placement, device_memory)
 
 

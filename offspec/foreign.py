@@ -6,8 +6,8 @@ import torch
 
 from offspec import memory
 from offspec.assemble import Opened
-from offspec.choose import make_plan
 from offspec.config import EngineConfig
+from offspec.draw_up import make_plan
 from offspec.errors import CapacityError, CheckpointError, RequestError
 from offspec.fit import WIDEST
 from offspec.model.loaded import LoadedModel

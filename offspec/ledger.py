@@ -6,6 +6,7 @@ strictly.
 
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ from offspec.checkpoint.cache import cache_root
 from offspec.checkpoint.disk import write_file
 from offspec.errors import OffspecError, PlanError
 from offspec_planners.calibrate import Calibration
+from offspec_planners.jsonfile import parse
 from offspec_planners.plan import Plan
 
 _VERSION = 1
+
+_Case = tuple[float, bool]  # temperature, to two digits, and whether the noise is coupled
 
 
 def key_of(*parts: object) -> str:
@@ -60,16 +64,16 @@ class DraftRecord:
 
     def __init__(self, target: str, draft: str) -> None:
         self._file = cache_root() / "drafts" / f"{key_of(target, draft)}.json"
-        self._entries: dict[str, Calibration] = {}
+        self._entries: dict[_Case, Calibration] = {}
         for name, value in self._read().items():
             try:
-                self._entries[name] = Calibration.from_json(value)
+                self._entries[_case_named(name)] = Calibration.from_json(value)
             except ValueError:
                 continue
 
     def _read(self) -> dict[str, Any]:
         try:
-            found = json.loads(self._file.read_text("utf-8"))
+            found = parse(self._file.read_text("utf-8"))
         except (OSError, ValueError):
             return {}
         entries = (
@@ -79,15 +83,14 @@ class DraftRecord:
 
     def find(self, temperature: float, coupled: bool) -> Calibration | None:
         """What was learnt at this temperature, if anything was."""
-        return self._entries.get(_name(temperature, coupled))
+        return self._entries.get(_case(temperature, coupled))
 
     def nearest(self, temperature: float, coupled: bool) -> Calibration | None:
-        """The same, or what was learnt at the nearest other temperature."""
-        rule = _name(0.0, coupled).partition(" ")[2]
+        """The same, or what was learnt at the nearest other temperature; greedy decoding knows no rule."""
         known = {
-            float(name.split()[0]): entry
-            for name, entry in self._entries.items()
-            if name.endswith(rule) and entry.passes
+            case[0]: entry
+            for case, entry in self._entries.items()
+            if entry.passes and case == _case(case[0], coupled)
         }
         if not known:
             return None
@@ -95,17 +98,30 @@ class DraftRecord:
 
     def entry(self, temperature: float, coupled: bool) -> Calibration:
         """The calibration to learn into."""
-        return self._entries.setdefault(_name(temperature, coupled), Calibration())
+        return self._entries.setdefault(_case(temperature, coupled), Calibration())
 
     def save(self) -> None:
         """Keep what was learnt; where nothing can be written, it is learnt again."""
-        entries = {name: entry.to_json() for name, entry in self._entries.items() if entry.passes}
+        entries = {_name(case): entry.to_json() for case, entry in self._entries.items() if entry.passes}
         if entries:
             _write(self._file, json.dumps({"version": _VERSION, "entries": entries}, separators=(",", ":")))
 
 
-def _name(temperature: float, coupled: bool) -> str:
-    return f"{temperature:.2g} {'coupled' if coupled and temperature > 0 else 'alone'}"
+def _case(temperature: float, coupled: bool) -> _Case:
+    return float(f"{temperature:.2g}"), coupled and temperature > 0
+
+
+def _name(case: _Case) -> str:
+    return f"{case[0]:.2g} {'coupled' if case[1] else 'alone'}"
+
+
+def _case_named(name: str) -> _Case:
+    """The case that a file names. Raises ValueError for what is no name of ours."""
+    number, _, rule = name.partition(" ")
+    case = _case(float(number), rule == "coupled")
+    if not 0 <= case[0] < math.inf or _name(case) != name:
+        raise ValueError(f"{name} is no temperature and rule")
+    return case
 
 
 def _write(file: Path, text: str) -> None:

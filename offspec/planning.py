@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from offspec import ledger
-from offspec.assemble import open_models
-from offspec.choose import Notify, Ready, is_measured, outset, plan_by, plan_key, prepare, way_of
+from offspec.assemble import Notify, open_models
+from offspec.choose import Ready, followed, plan_key, prepare, way_of
 from offspec.config import EngineConfig, SamplingParams
+from offspec.draw_up import is_measured, plan_by
 from offspec.engine import Engine
 from offspec.events import LoadProgress, PassStats
 from offspec.foreign import plan_elsewhere
@@ -30,7 +31,7 @@ def make_plan(
 
     hardware: a machine that need not be here; of the models a config.json is then enough. Otherwise they are
     loaded and tried: passes, draft steps, and, once for each pair of models, how many guesses hold. replan:
-    do all of that anew. Raises any OffspecError.
+    measure again, whatever is kept. Raises any OffspecError.
     """
     notify = notify or (lambda event: None)
     if hardware is not None:
@@ -48,13 +49,14 @@ def _kept(config: EngineConfig, notify: Notify) -> Plan | None:
         plan = ledger.kept_plan(plan_key(opened))
         if plan is None or not _is_measured(plan):
             return None
-        return outset(opened, None, plan, notify).plan
+        found = followed(plan, opened, notify)
+        return plan if found is not None else None
     finally:
         opened.close()
 
 
 def _is_measured(plan: Plan) -> bool:
-    return plan.draft == "none" or is_measured(plan)
+    return plan.draft_mode == "none" or is_measured(plan.acceptance)
 
 
 class Rehearsal:

@@ -19,17 +19,24 @@ _DEEPEST = 400  # levels: an answer that repeats itself is guessed as far as the
 
 @torch.no_grad()
 def preview(
-    drafter: Drafter, scorer: Scorer, ids: Sequence[int], policy: GrowthPolicy, stride: int, trees: int
+    drafter: Drafter,
+    scorer: Scorer,
+    ids: Sequence[int],
+    policy: GrowthPolicy,
+    stride: int,
+    trees: int,
+    room: int,
 ) -> list[Grown]:
     """`trees` trees of `policy.record` nodes, each some `stride` tokens further down the draft's own answer.
 
-    ids: the prompt. The first tree, at the answer's very beginning, is left out. Leaves the draft's cache
-    empty.
+    ids: the prompt; room: tokens that a text may have with the deepest path of its tree. There are fewer
+    trees where that is too little. The first tree, at the answer's very beginning, is left out. Leaves the
+    draft's cache empty.
     """
     text, found = list(ids), list[Grown]()
     try:
         while len(found) <= trees:
-            growth = grow(drafter, scorer, text, policy, _DEEPEST)
+            growth = grow(drafter, scorer, text, policy, min(_DEEPEST, room - len(text)))
             if growth.recorded is None:
                 break
             found.append(growth.recorded)

@@ -8,9 +8,12 @@ plan would say by that.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from offspec.choose import Notify, Ready, calibration_for, measure, prepare, way_of
+from offspec.assemble import Notify
+from offspec.choose import Ready, prepare, way_of
 from offspec.config import EngineConfig, SamplingParams
+from offspec.draw_up import calibration_for, measure
 from offspec.engine import Engine
+from offspec.errors import RequestError
 from offspec.events import LoadProgress
 from offspec.outline import sizes_of
 from offspec.planning import answer_passes
@@ -54,6 +57,11 @@ def validate(
                     tokens_per_pass=Comparison(expected.tokens_per_pass, tokens / len(passes)),
                 )
             )
+    if not rows:
+        raise RequestError(
+            "nothing to compare: each answer was over with its first pass, which does not count; ask for "
+            "longer answers with more --prompts, or give a larger --context"
+        )
     return Validation(tuple(rows))
 
 

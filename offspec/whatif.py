@@ -85,5 +85,5 @@ class WhatIfs:
             target or self._target, (fit or self._fit).placement, self._chosen.tokens_per_pass
         )
         budget = self._chosen.budget
-        budgets = sorted({1, max(budget // 2, 1), budget, 2 * budget})
+        budgets = sorted({1, max(budget // 2, 1), budget, 2 * budget}) if self._opened.draft else [1]
         return best(sweep(self._calibration, costs, budgets, [self._chosen.width])).choice.tok_per_s

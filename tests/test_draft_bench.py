@@ -35,7 +35,7 @@ def test_both_forwards_are_told_beside_the_floor(
     bits: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     summary = _run(write_model(tmp_path / "model"), tmp_path, capsys, "--draft-bits", bits)
-    assert [row["width"] for row in summary["steps"]] == [2, 5] and summary["chosen_width"] in (2, 5)
+    assert [row["width"] for row in summary["steps"]] == [2, 5]
     for row in summary["steps"]:
         assert row["floor_seconds"] > 0
         assert row["of_floor"] == pytest.approx(row["floor_seconds"] / row["lean_seconds"])

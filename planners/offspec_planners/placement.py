@@ -121,11 +121,13 @@ def place_on_device(sizes: Sizes, device: int, host: int, *, slots: int = 3, sta
 
 def taken(sizes: Sizes, placement: Placement) -> tuple[int, int]:
     """(bytes of the memory that is computed from, bytes of the RAM behind it) that a placement takes."""
-    device = sum(sizes.kept(layer) for layer in placement.resident) + placement.slots * sizes.slot
-    if placement.slots:
+    layers_stream = len(placement.resident) < len(placement.tiers)
+    slot = sizes.slot if layers_stream else sizes.block
+    device = sum(sizes.kept(layer) for layer in placement.resident) + placement.slots * slot
+    if layers_stream:
         device += max(sizes.extra)
     host = sum(sizes.layers[layer] for layer in placement.layers(Tier.HOST))
-    host += placement.staging * sizes.slot + (sizes.head if placement.head is Tier.HOST else 0)
+    host += placement.staging * slot + (sizes.head if placement.head is Tier.HOST else 0)
     return device, host
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from typer.testing import Result
@@ -110,10 +111,13 @@ def test_defaults_reach_the_engine(offspec: Call, script: Script) -> None:
         "vram": None,
         "device": "cpu",
         "dtype": "bfloat16",
-        "budget": 256,
+        "budget": None,
         "width": None,
         "context": None,
         "verify": "coupled",
+        "tree": "dynamic",
+        "temperature": 0.0,
+        "plan": None,
     }
 
 
@@ -121,7 +125,7 @@ def test_every_option_reaches_the_engine(offspec: Call, script: Script) -> None:
     args = """--draft small --draft-bits 4 --memory 1.5GB --vram 8GB --device cuda:1 --dtype float32
     --budget 64 --width 8 --context 999 --verify plain --check --raw --max-tokens 5 --temperature 0.5
     --top-p 0.9 --top-k 40 --min-p 0.05 --repetition-penalty 1.1 --presence-penalty 0.2
-    --frequency-penalty 0.3 --seed 1 --stop END --stop ### --ignore-eos"""
+    --frequency-penalty 0.3 --seed 1 --stop END --stop ### --ignore-eos --tree sequoia --plan mine.json"""
     result = offspec("generate", "demo", "Why?", *args.split())
     assert result.exit_code == 0, result.output
     assert script.loaded == {
@@ -136,6 +140,9 @@ def test_every_option_reaches_the_engine(offspec: Call, script: Script) -> None:
         "width": 8,
         "context": 999,
         "verify": "plain",
+        "tree": "sequoia",
+        "temperature": 0.5,
+        "plan": Path("mine.json"),
     }
     assert script.asked["params"] == SamplingParams(
         temperature=0.5,
@@ -151,6 +158,19 @@ def test_every_option_reaches_the_engine(offspec: Call, script: Script) -> None:
         ignore_eos=True,
     )
     assert (script.asked["raw"], script.asked["speculate"], script.asked["check"]) == (True, True, True)
+
+
+@pytest.mark.parametrize("option", ["budget", "width"])
+def test_what_is_left_to_the_plan(offspec: Call, script: Script, option: str) -> None:
+    assert offspec("generate", "demo", "Why?", f"--{option}", "auto").exit_code == 0
+    assert script.loaded[option] is None
+    for wrong in ("many", "0"):
+        result = offspec("generate", "demo", "Why?", f"--{option}", wrong)
+        assert result.exit_code == 2 and option in result.stderr
+
+
+def test_trees_are_of_two_kinds(offspec: Call) -> None:
+    assert offspec("generate", "demo", "Why?", "--tree", "oak").exit_code == 2
 
 
 def test_without_speculation_no_draft_is_loaded(offspec: Call, script: Script) -> None:

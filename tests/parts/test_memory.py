@@ -45,6 +45,39 @@ def test_a_placement_keeps_to_its_budget(layers: list[int], grown: int, head: in
     assert placement.slots >= min(2, streamed)
 
 
+@given(
+    _LAYERS,
+    st.integers(0, 50),
+    st.integers(0, 500),
+    st.integers(0, 100),
+    st.integers(0, 6000),
+    st.none() | st.integers(0, 6000),
+)
+def test_what_was_placed_holds(
+    layers: list[int], grown: int, head: int, logits: int, ram: int, device: int | None
+) -> None:
+    """In the same memory and in more, and not in less than the least that would do."""
+    extra = [grown] * len(layers)
+    block = min(head, max(layers))
+    needs = memory.Needs(9, head + 5, 7, 3, 11, layers, extra, head, block, logits, 13)
+    given = int((ram + memory.MARGIN) / 0.94) + 1
+    try:
+        placement = memory.divide(given, needs, device)
+    except CapacityError as error:
+        on_device = device is not None and error.given == device
+        enough = (given, error.needed) if on_device else (error.needed, device)
+        if device is None:
+            placement = memory.divide(error.needed, needs)
+            assert memory.holds(error.needed, needs, placement)
+            assert not memory.holds(given, needs, placement)
+        else:
+            assert not memory.holds(given, needs, Placement((Tier.DISK,) * len(layers), 2, 2), device)
+            assert enough > (given, device)
+        return
+    assert memory.holds(given, needs, placement, device)
+    assert memory.holds(given + 1000, needs, placement, None if device is None else device + 1000)
+
+
 def test_more_memory_keeps_more_layers_spread_out() -> None:
     sizes = _sizes([10] * 30)
     counts = [len(place_layers(sizes, budget).resident) for budget in range(20, 400, 10)]

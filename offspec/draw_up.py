@@ -1,0 +1,154 @@
+"""Drawing up a plan for opened models, from what was measured and what is known of the draft."""
+
+from dataclasses import replace
+from typing import Literal
+
+from offspec.assemble import Assembly, Notify, Opened, calibration_ids
+from offspec.config import EngineConfig
+from offspec.events import LoadProgress
+from offspec.ledger import DraftRecord
+from offspec.machine import kept_machine
+from offspec.outline import sizes_of
+from offspec.trial import PassTrial, measure_steps, tried_machine
+from offspec.whatif import WhatIfs
+from offspec_planners.calibrate import Calibration, typical
+from offspec_planners.cost import ModelSizes, PassCosts, Pricing, prefill_seconds
+from offspec_planners.hardware import Hardware
+from offspec_planners.measured import Measured
+from offspec_planners.plan import Forecast, Plan
+from offspec_planners.search import BUDGETS, WIDTHS, Outlook, best, outlook, sweep
+
+_WALKED = 8.0  # nodes that a first estimate takes a pass to walk
+_PROMPT = 512  # tokens of the prompt that the time to a first token is told for
+_ENOUGH_TREES = 8  # recorded, to know a draft by
+_MEASURED = "measured"  # how a plan begins to say where its acceptance comes from, if it was
+
+
+def measure(opened: Opened, assembly: Assembly, config: EngineConfig, notify: Notify) -> Measured:
+    """Try the loaded models; takes some seconds."""
+    stage = "Measuring passes and draft steps"
+    assert opened.codec is not None
+    ids = calibration_ids(opened.codec, 512)
+    capacity = assembly.context + (config.budget or 1)
+    trial = PassTrial(assembly.target, ids, capacity)
+    measured = trial.measure(lambda done, total: notify(LoadProgress(stage, done, total, "layers")))
+    if assembly.drafter is None:
+        return measured
+    step, start = measure_steps(
+        assembly.drafter,
+        assembly.target.skeleton.vocab_size,
+        assembly.target.device,
+        ids,
+        config.budget or 1,
+        config.temperature,
+    )
+    return replace(measured, step=step, start=start)
+
+
+def calibration_for(record: DraftRecord, config: EngineConfig) -> tuple[Calibration, str]:
+    """What is known of the draft at the planned temperature, and in words where it comes from."""
+    coupled = config.verify == "coupled"
+    found = record.find(config.temperature, coupled)
+    if found is not None and len(found.forest) >= _ENOUGH_TREES:
+        return found, f"{_MEASURED} over {found.passes} passes"
+    near = record.nearest(config.temperature, coupled)
+    if near is not None and len(near.forest) >= _ENOUGH_TREES:
+        return near, f"{_MEASURED} over {near.passes} passes at another temperature"
+    kind: Literal["substitute", "model"] = "substitute" if config.draft == "auto" else "model"
+    name = "a 4-bit substitute" if kind == "substitute" else "a small model of the same family"
+    return typical(kind), f"typical of {name}, not measured"
+
+
+def is_measured(acceptance: str) -> bool:
+    """Whether a plan's word for it says that this draft's guesses were counted, and not those of its like."""
+    return acceptance.startswith(_MEASURED)
+
+
+def plan_by(opened: Opened, loaded: EngineConfig, measured: Measured, record: DraftRecord) -> Plan:
+    """A plan by what was measured of loaded models and what is on record of the draft."""
+    calibration, origin = calibration_for(record, opened.config)
+    hardware = kept_machine(opened.config.device)
+    if hardware is None:
+        hardware = tried_machine(opened.target, measured, sizes_of(opened.target, opened.config.model))
+    if opened.fit(loaded).draft_mode == "none":  # there was no room for it, and so it was not tried
+        opened = replace(opened, draft=None)
+    return make_plan(opened, loaded, measured, calibration, origin, hardware)
+
+
+def make_plan(
+    opened: Opened,
+    loaded: EngineConfig,
+    pricing: Pricing,
+    calibration: Calibration,
+    origin: str,
+    hardware: Hardware,
+) -> Plan:
+    """The fastest settings by these costs.
+
+    loaded: settings with the most nodes there is room for. origin: where the calibration comes from. Raises
+    CapacityError.
+    """
+    wanted = opened.config
+    target = sizes_of(opened.target, wanted.model)
+    most = loaded.budget or 1
+    budgets = [wanted.budget] if wanted.budget else [budget for budget in BUDGETS if budget <= most]
+    widths = [wanted.width] if wanted.width else [width for width in WIDTHS if width <= (loaded.width or 1)]
+    if opened.draft is None:
+        budgets, widths = [1], [1]
+    settled, walked, found = loaded, _WALKED, list[Outlook]()
+    for _ in range(2):  # the best budget leaves other room for layers than the most, and walks another path
+        costs = pricing.costs(target, opened.fit(settled).placement, walked)
+        found = sweep(calibration, costs, budgets, widths)
+        choice = best(found).choice
+        settled, walked = replace(wanted, budget=choice.budget, width=choice.width), choice.tokens_per_pass
+    fit = opened.fit(settled)
+    costs = pricing.costs(target, fit.placement, walked)
+    chosen = outlook(calibration, costs, choice.budget, choice.width)
+    least_memory, least_vram = opened.least(settled)
+    return Plan(
+        target=wanted.model,
+        target_print=opened.target_print,
+        draft=wanted.draft if opened.draft_print != "none" else "none",
+        draft_print=opened.draft_print,
+        hardware=hardware,
+        device=wanted.device,
+        dtype=wanted.dtype,
+        memory=opened.memory,
+        vram=opened.vram,
+        context=fit.context,
+        temperature=wanted.temperature,
+        draft_mode=fit.draft_mode,
+        chunk=fit.chunk,
+        parts=opened.parts(settled, fit),
+        placement=fit.placement,
+        budget=chosen.choice.budget,
+        width=chosen.choice.width,
+        depth=round(chosen.depth),
+        tree=wanted.tree,
+        costs=costs,
+        forecast=forecast(chosen, costs, target, hardware),
+        sweep=tuple(row.choice for row in found),
+        what_ifs=WhatIfs(opened, settled, fit, pricing, target, calibration, chosen).rows(),
+        acceptance=origin,
+        least_memory=least_memory,
+        least_vram=least_vram,
+        notes=(),
+    )
+
+
+def forecast(chosen: Outlook, costs: PassCosts, target: ModelSizes, hardware: Hardware) -> Forecast:
+    """What to expect of a choice, with the time to the first token of a prompt of common length."""
+    nodes = max(1, round(chosen.nodes))
+    drafted = float(costs.step_seconds(_PROMPT)) + chosen.draft if chosen.draft else 0.0
+    prefill = prefill_seconds(costs, target, hardware.processor, _PROMPT + nodes)
+    return Forecast(
+        ttft_s=drafted + prefill,
+        prompt_tokens=_PROMPT,
+        seconds_per_pass=chosen.choice.seconds_per_pass,
+        tokens_per_pass=chosen.choice.tokens_per_pass,
+        tok_per_s=chosen.choice.tok_per_s,
+        draft_seconds=chosen.draft,
+        compute_seconds=float(costs.compute_seconds(nodes)),
+        link_seconds=costs.link,
+        bound=costs.bound(chosen.draft, nodes),
+    )

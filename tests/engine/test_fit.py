@@ -1,0 +1,85 @@
+"""What fits where: whatever is decided is also found to fit, and nothing that is not."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from offspec import CapacityError
+from offspec import memory as process_memory
+from offspec.assemble import Opened, open_models
+from offspec.config import EngineConfig
+from offspec_planners.placement import Placement, Tier
+from tests.engine.world import MB, write_large
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Opened]]:
+    """Models that were opened with these settings, and not loaded."""
+    folder = write_large(tmp_path_factory.mktemp("models") / "large")
+    every = list[Opened]()
+
+    def open_with(**settings: Any) -> Opened:
+        config = EngineConfig(str(folder), **({"context": 128, "budget": 64, "width": 16} | settings))
+        every.append(open_models(config, lambda event: None))
+        return every[-1]
+
+    yield open_with
+    for found in every:
+        found.close()
+
+
+@pytest.mark.parametrize("draft", ["auto", "none", "itself"])
+@pytest.mark.parametrize("context", [None, 128])
+def test_what_was_decided_holds(opened: Callable[..., Opened], draft: str, context: int | None) -> None:
+    """Whatever is placed, in whatever memory, fits there, and not in less than the least."""
+    found = opened(draft="none" if draft == "none" else "auto", context=context)
+    if draft == "itself":
+        found = replace(found, config=replace(found.config, draft=found.config.model))
+    config, seen = found.config, set[Placement]()
+    least, _ = found.least(config)
+    for memory in range(least, least + 80 * MB, 2 * MB):
+        given = replace(found, memory=memory)
+        decided = given.fit(config)
+        seen.add(decided.placement)
+        assert given.holds(config, decided)
+        assert replace(found, memory=2 * memory).holds(config, decided), "more is no harm"
+        assert not replace(found, memory=least - MB).holds(config, decided)
+        assert not given.holds(replace(config, budget=10**8), decided)
+    assert len(seen) > 3 and any(not placement.slots for placement in seen)
+    with pytest.raises(CapacityError):
+        replace(found, memory=least - MB).fit(config)
+
+
+def test_what_does_not_belong_does_not_hold(opened: Callable[..., Opened]) -> None:
+    found = replace(opened(), memory=10**12)
+    decided = found.fit(found.config)
+    assert found.holds(found.config, decided)
+    tiers = decided.placement.tiers
+    for wrong in (
+        replace(decided, placement=replace(decided.placement, tiers=tiers[:-1])),
+        replace(decided, placement=replace(decided.placement, tiers=(*tiers, Tier.DEVICE))),
+        replace(decided, placement=replace(decided.placement, head=Tier.DISK, slots=2)),
+        replace(decided, draft_mode="full"),
+        replace(decided, context=found.target.skeleton.context_length + 1),
+    ):
+        assert not found.holds(found.config, wrong)
+
+
+def test_the_process_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few megabytes more or less, and what a closed engine left behind, change no plan."""
+    monkeypatch.setattr(process_memory, "_first_runtime", 0)
+    held = [300_000_000]
+    monkeypatch.setattr(process_memory, "resident_bytes", lambda: held[0])
+    first = process_memory.steady_runtime(fresh=False)
+    assert first >= held[0]
+    held[0] = 439_000_000
+    assert process_memory.steady_runtime(fresh=True) == first, "steps hide what runs differ by"
+    held[0] = 900_000_000
+    assert process_memory.steady_runtime(fresh=False) == first
+    beside = process_memory.steady_runtime(fresh=True)
+    assert beside >= held[0] and beside - held[0] < 64_000_001, "another engine that is open counts"
+    assert process_memory.steady_runtime(fresh=False) == first
+    monkeypatch.setattr(process_memory, "_first_runtime", 0)
+    assert process_memory.steady_runtime(fresh=False) == beside
