@@ -177,7 +177,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--widths", type=int, nargs="+", default=[1, 4, 8, 16, 32])
     parser.add_argument("--prefix", type=int, default=200, help="committed tokens before the tree")
     parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--budget", type=int, default=128, help="of the tree that a width is chosen for")
     parser.add_argument("--rounds", type=int, default=6, help="steps in a row, in three turns")
     parser.add_argument("--json", type=Path, help="result file (default bench/results/draft.json)")
     return parser.parse_args(argv)

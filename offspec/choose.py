@@ -7,14 +7,16 @@ measured then makes the plan: this run grows its trees by it, and the next one i
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import cast
 
-from offspec import ledger
+import torch
+
+from offspec import ledger, memory
 from offspec.assemble import Assembly, Opened, load_models, open_models
+from offspec.checkpoint import local_path
 from offspec.config import Dtype, EngineConfig, Tree, format_bytes
-from offspec.draw_up import calibration_for, is_measured, measure, plan_by
-from offspec.errors import PlanError
+from offspec.draw_up import LEAST_BUDGET, calibration_for, is_measured, measure, plan_by
+from offspec.errors import CapacityError, PlanError
 from offspec.events import Event, Notice
 from offspec.fit import WIDEST, DraftMode, Fit
 from offspec.grow import GrowthPolicy
@@ -28,7 +30,9 @@ from offspec_planners.sequoia import Shape, choose_shape
 
 Notify = Callable[[Event], None]
 
-_ALLOWANCES = {"cpu": (512, 256, 128), "cuda": (1024, 512, 256)}  # nodes to make room for, before it is known
+# Nodes to make room for, before it is known how many pay.
+_ALLOWANCES = {"cpu": (512, 256, 128, 64, LEAST_BUDGET), "cuda": (1024, 512, 256, 64, LEAST_BUDGET)}
+_RECORD_EVERY = 3  # passes: what is grown for the record takes time
 _WHOLE_FOREST = 24  # recorded trees, to know a draft well
 _RECORDED = 2  # times the budget: nodes of a recorded tree, which tells what larger budgets would bring
 _MORE = 1.25  # a plan is remade where so much more memory is free than when it was made
@@ -53,7 +57,8 @@ class Way:
 
     def recording(self, calibration: Calibration) -> GrowthPolicy:
         """The policy, which grows more than it verifies while little is on record."""
-        if self.record <= self.policy.budget or len(calibration.forest) >= _WHOLE_FOREST:
+        known = len(calibration.forest) >= _WHOLE_FOREST or calibration.passes % _RECORD_EVERY
+        if known or self.record <= self.policy.budget:
             return self.policy
         return replace(self.policy, record=self.record)
 
@@ -99,10 +104,12 @@ def prepare(
     Raises any OffspecError; on an error nothing stays open.
     """
     if named is not None:
+        named = _as_wished(named, config)
         config = _as_planned(config, named)
+        named = named if config.draft != "none" or named.draft == "none" else None
     opened = open_models(config, notify, timeline)
     try:
-        record = DraftRecord(opened.target_print, opened.draft_print)
+        record = DraftRecord(opened.target_print, opened.draft_print, keeps=config.learn)
         key = plan_key(opened)
         kept = None
         if named is None and not replan:
@@ -112,18 +119,23 @@ def prepare(
         opened.close()
         raise
     assembly = load_models(opened, start.config, start.fit, notify)
+    ready = Ready(start.config, assembly, Way.fixed(start.config), record, opened)
     if not start.plans and not replan:
-        return Ready(start.config, assembly, Way.fixed(start.config), record, opened)
-    plan, measured = start.plan, None
-    if plan is None:
-        try:
+        return ready
+    recording = torch.is_grad_enabled()
+    try:
+        plan, measured = start.plan, None
+        if plan is None:
             measured = measure(opened, assembly, start.config, notify)
             plan = plan_by(opened, start.config, measured, record)
-        except BaseException:
-            opened.close()
-            raise
-        ledger.keep_plan(key, plan)
-    return Ready(start.config, assembly, way_of(plan, start.config, record), record, opened, measured)
+            ledger.keep_plan(key, plan)
+        return replace(ready, way=way_of(plan, start.config, record), measured=measured)
+    except BaseException:
+        torch.set_grad_enabled(recording)  # Ctrl-C may have struck where it was about to be set back
+        if assembly.drafter is not None:
+            assembly.drafter.close()
+        opened.close()
+        raise
 
 
 def _up_to_date(kept: Plan | None, record: DraftRecord, config: EngineConfig, notify: Notify) -> Plan | None:
@@ -136,16 +148,36 @@ def _up_to_date(kept: Plan | None, record: DraftRecord, config: EngineConfig, no
     return None
 
 
+def _as_wished(plan: Plan, config: EngineConfig) -> Plan:
+    """A plan that is named, with what the caller says besides."""
+    return replace(
+        plan,
+        budget=config.budget or plan.budget,
+        width=config.width or plan.width,
+        context=config.context or plan.context,
+    )
+
+
 def _as_planned(config: EngineConfig, plan: Plan) -> EngineConfig:
-    """The plan's own settings, where the caller did not say otherwise."""
+    """The plan's own settings, where the caller gave none. Raises PlanError for others than the plan's."""
+    for name, given, planned, usual in (
+        ("device", config.device, plan.device, "cpu"),
+        ("dtype", config.dtype, plan.dtype, "bfloat16"),
+        ("tree", config.tree, plan.tree, "dynamic"),
+        ("context", config.context, plan.context, None),
+        ("budget", config.budget, plan.budget, None),
+        ("width", config.width, plan.width, None),
+    ):
+        if given not in (usual, planned):
+            raise PlanError(f"the plan has {name} {planned}, not {given}: leave out --{name}, or the plan")
     rounded = plan.draft not in ("auto", "none") and plan.draft_mode in ("expanded", "packed")
     return replace(
         config,
         draft=plan.draft if config.draft == "auto" else config.draft,
         draft_bits=4 if rounded else config.draft_bits,
-        memory=config.memory or plan.memory,
+        memory=config.memory or min(plan.memory, memory.available_bytes() + memory.resident_bytes()),
         vram=config.vram or plan.vram,
-        context=config.context or plan.context,
+        context=plan.context,
         device=plan.device,
         dtype=cast(Dtype, plan.dtype),
         tree=cast(Tree, plan.tree),
@@ -186,6 +218,8 @@ def followed(plan: Plan, opened: Opened, notify: Notify) -> Outset | None:
 def _belongs(plan: Plan, opened: Opened) -> None:
     """Raises PlanError unless the plan was made for these very models."""
     made = "make one with `offspec plan`"
+    if plan.hardware.fingerprint() != machine_print(opened.config.device):
+        raise PlanError(f"the plan was made for another machine, {plan.hardware.name}; {made}")
     if plan.target_print != opened.target_print:
         raise PlanError(f"the plan was made for {plan.target}, or for another version of its files; {made}")
     if plan.draft_print != opened.draft_print:
@@ -218,23 +252,22 @@ def _allowance(opened: Opened) -> EngineConfig:
     config = replace(opened.config, width=opened.config.width or WIDEST)
     if config.budget is not None:
         return config
-    allowances = [replace(config, budget=budget) for budget in _ALLOWANCES[opened.target.device.type]]
-    smallest = opened.fit(allowances[-1])
-    for allowed in allowances:
-        fit = opened.fit(allowed)
-        if (fit.placement, fit.context, fit.draft_mode) == (
-            smallest.placement,
-            smallest.context,
-            smallest.draft_mode,
-        ):
+    *larger, smallest = [replace(config, budget=budget) for budget in _ALLOWANCES[opened.target.device.type]]
+    least = opened.fit(smallest)
+    for allowed in larger:
+        try:
+            fit = opened.fit(allowed)
+        except CapacityError:
+            continue
+        if (fit.placement, fit.context, fit.draft_mode) == (least.placement, least.context, least.draft_mode):
             return allowed
-    return allowances[-1]
+    return smallest
 
 
 def _place(model: str) -> str:
     """What a model is called wherever the caller stands."""
-    path = Path(model).expanduser()
-    return str(path.resolve()) if path.exists() else model
+    path, kind = local_path(model)
+    return str(path.resolve()) if kind else model
 
 
 def plan_key(opened: Opened) -> str:
@@ -245,6 +278,7 @@ def plan_key(opened: Opened) -> str:
         _place(config.draft),
         config.draft_bits,
         machine_print(config.device),
+        opened.runtime,
         config.memory,
         config.vram,
         config.device,

@@ -7,7 +7,6 @@ from offspec.assemble import Assembly, Notify, Opened, calibration_ids
 from offspec.config import EngineConfig
 from offspec.events import LoadProgress
 from offspec.ledger import DraftRecord
-from offspec.machine import kept_machine
 from offspec.outline import sizes_of
 from offspec.trial import PassTrial, measure_steps, tried_machine
 from offspec.whatif import WhatIfs
@@ -18,6 +17,7 @@ from offspec_planners.measured import Measured
 from offspec_planners.plan import Forecast, Plan
 from offspec_planners.search import BUDGETS, WIDTHS, Outlook, best, outlook, sweep
 
+LEAST_BUDGET = 16  # nodes that there must be room for
 _WALKED = 8.0  # nodes that a first estimate takes a pass to walk
 _PROMPT = 512  # tokens of the prompt that the time to a first token is told for
 _ENOUGH_TREES = 8  # recorded, to know a draft by
@@ -53,7 +53,7 @@ def calibration_for(record: DraftRecord, config: EngineConfig) -> tuple[Calibrat
         return found, f"{_MEASURED} over {found.passes} passes"
     near = record.nearest(config.temperature, coupled)
     if near is not None and len(near.forest) >= _ENOUGH_TREES:
-        return near, f"{_MEASURED} over {near.passes} passes at another temperature"
+        return near, f"as {_MEASURED} over {near.passes} passes at another temperature"
     kind: Literal["substitute", "model"] = "substitute" if config.draft == "auto" else "model"
     name = "a 4-bit substitute" if kind == "substitute" else "a small model of the same family"
     return typical(kind), f"typical of {name}, not measured"
@@ -67,9 +67,7 @@ def is_measured(acceptance: str) -> bool:
 def plan_by(opened: Opened, loaded: EngineConfig, measured: Measured, record: DraftRecord) -> Plan:
     """A plan by what was measured of loaded models and what is on record of the draft."""
     calibration, origin = calibration_for(record, opened.config)
-    hardware = kept_machine(opened.config.device)
-    if hardware is None:
-        hardware = tried_machine(opened.target, measured, sizes_of(opened.target, opened.config.model))
+    hardware = tried_machine(opened.target, measured, sizes_of(opened.target, opened.config.model))
     if opened.fit(loaded).draft_mode == "none":  # there was no room for it, and so it was not tried
         opened = replace(opened, draft=None)
     return make_plan(opened, loaded, measured, calibration, origin, hardware)
@@ -91,6 +89,8 @@ def make_plan(
     wanted = opened.config
     target = sizes_of(opened.target, wanted.model)
     most = loaded.budget or 1
+    if is_measured(origin):  # of larger trees than were recorded nothing is known
+        most = min(most, max(len(tree.parent) for tree in calibration.forest))
     budgets = [wanted.budget] if wanted.budget else [budget for budget in BUDGETS if budget <= most]
     widths = [wanted.width] if wanted.width else [width for width in WIDTHS if width <= (loaded.width or 1)]
     if opened.draft is None:
@@ -104,7 +104,7 @@ def make_plan(
     fit = opened.fit(settled)
     costs = pricing.costs(target, fit.placement, walked)
     chosen = outlook(calibration, costs, choice.budget, choice.width)
-    least_memory, least_vram = opened.least(settled)
+    least_memory, least_vram = opened.least(replace(settled, budget=LEAST_BUDGET, width=loaded.width))
     return Plan(
         target=wanted.model,
         target_print=opened.target_print,

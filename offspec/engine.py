@@ -41,7 +41,7 @@ from offspec_planners.best_first import Grown
 from offspec_planners.calibrate import Calibration
 from offspec_planners.plan import Plan
 
-_PREVIEWED = 128  # nodes at least of a previewed tree
+_PREVIEWED = 256  # nodes at least of a previewed tree, where there is room
 _STRIDE = 10  # tokens from one previewed tree to the next: about a pass
 
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
@@ -105,7 +105,7 @@ def load(
         notify,
         timeline,
         way=ready.way,
-        record=ready.record if learn else None,
+        record=ready.record,
     )
 
 
@@ -364,14 +364,16 @@ class Engine:
 
         Raises OffspecError.
         """
+        drafter, room = self._assembly.drafter, self.config.budget or 1
+        nodes = min(room, max(_PREVIEWED, 2 * self.budget))
+        params = replace(params, seed=params.seed or 0)
         with self._turn():
+            if drafter is None or nodes < 2:
+                return []
             ids = self._encode(prompt, raw)
-            drafter = self._assembly.drafter
             ending = Ending(params, frozenset(), TextStream(self._assembly.codec, ()))
             decoding = self._decoding(ids, params, True, ending)
-            if drafter is None or decoding.scorer is None:
-                return []
-            nodes = min(self.config.budget or 1, max(_PREVIEWED, 2 * self.budget))
+            assert decoding.scorer is not None
             policy = replace(self._way.policy, budget=nodes // 2, record=nodes, costs=None)
             return preview(drafter, decoding.scorer, ids, policy, _STRIDE, trees, self.context)
 
@@ -396,12 +398,13 @@ class Engine:
             with suppress(ValueError):  # it is running in another thread, whose turn is waited for
                 events.close()
         with self._lock:
-            if not self._closed and self._record is not None:
-                self._record.save()
+            learnt = None if self._closed else self._record
             self._closed = True
             if self._assembly.drafter is not None:
                 self._assembly.drafter.close()
             self._assembly.target.close()
+            if learnt is not None:
+                learnt.save()
 
     def __enter__(self) -> "Engine":
         return self

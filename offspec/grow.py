@@ -102,12 +102,15 @@ def grow(
     seen: dict[int, tuple[Children, int]] = {}
     costs, steps = policy.costs, 0
     seconds = costs.start if costs else 0.0
+    beyond = False  # whether what is grown is for the record alone, and no cost of this tree
     best = candidates.best(policy.grown)
     drafter.start(ids)
     while len(seen) + policy.width <= policy.max_expanded:
         nodes = _frontier(candidates, best, policy.width, max_depth)
         if not nodes or (steps and not _pays(candidates, best, nodes, seconds, policy)):
             break
+        if costs and policy.recording and not beyond:
+            beyond = not pays(candidates.score[best], candidates.score[nodes], seconds, costs, 0.0)
         with timeline.span("draft", "step", width=len(nodes)):
             children = drafter.expand(candidates, nodes, scorer)
         candidates.expanded[nodes] = True
@@ -115,7 +118,7 @@ def grow(
         floor = float(candidates.score[best].min()) if len(best) == policy.grown else -math.inf
         candidates.extend(np.array(nodes), children.token, children.log_prob, floor)
         seen.update({node: (children, row) for row, node in enumerate(nodes)})
-        seconds += float(costs.step_seconds(len(nodes))) if costs else 0.0
+        seconds += float(costs.step_seconds(len(nodes))) if costs and not beyond else 0.0
         steps += 1
         best = candidates.best(policy.grown)
     kept = candidates.best(policy.budget)

@@ -59,10 +59,13 @@ def _plan_file(key: str) -> Path:
 class DraftRecord:
     """What is known of one draft's guesses for one target, by temperature and rule.
 
-    entry(...) is a calibration that engines go on learning into; `save` keeps them all.
+    entry(...) is a calibration that engines go on learning into; `save` keeps those, and leaves what other
+    processes may have learnt at other temperatures. keeps: False to learn and forget.
     """
 
-    def __init__(self, target: str, draft: str) -> None:
+    def __init__(self, target: str, draft: str, *, keeps: bool = True) -> None:
+        self.keeps = keeps
+        self._used = set[_Case]()
         self._file = cache_root() / "drafts" / f"{key_of(target, draft)}.json"
         self._entries: dict[_Case, Calibration] = {}
         for name, value in self._read().items():
@@ -98,13 +101,17 @@ class DraftRecord:
 
     def entry(self, temperature: float, coupled: bool) -> Calibration:
         """The calibration to learn into."""
-        return self._entries.setdefault(_case(temperature, coupled), Calibration())
+        case = _case(temperature, coupled)
+        self._used.add(case)
+        return self._entries.setdefault(case, Calibration())
 
     def save(self) -> None:
         """Keep what was learnt; where nothing can be written, it is learnt again."""
-        entries = {_name(case): entry.to_json() for case, entry in self._entries.items() if entry.passes}
-        if entries:
-            _write(self._file, json.dumps({"version": _VERSION, "entries": entries}, separators=(",", ":")))
+        learnt = {_name(case): self._entries[case] for case in self._used if self._entries[case].passes}
+        if not (self.keeps and learnt):
+            return
+        entries = self._read() | {name: entry.to_json() for name, entry in learnt.items()}
+        _write(self._file, json.dumps({"version": _VERSION, "entries": entries}, separators=(",", ":")))
 
 
 def _case(temperature: float, coupled: bool) -> _Case:

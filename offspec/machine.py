@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from offspec.checkpoint import local_path
 from offspec.checkpoint.cache import cache_root
 from offspec.checkpoint.disk import disk_full, require_space, write_file
 from offspec.errors import CapacityError, CheckpointError, OffspecError, PlanError, RequestError
@@ -39,18 +40,19 @@ def known_machine(name: str) -> Hardware:
 
     A preset may be named as if it were a file, as long as there is no such file.
     """
-    known = name if Path(name).exists() else name.removesuffix(".json")
+    _, kind = local_path(name)
+    known = name if kind else name.removesuffix(".json")
     if known in preset_names():
         return preset(known)
     try:
         return Hardware.load(Path(name))
     except OSError as error:
         raise RequestError(
-            f"{name} is no preset and no file that can be read ({error.strerror or error}); "
+            f"{name[:200]} is no preset and no file that can be read ({error.strerror or error}); "
             f"presets are {', '.join(preset_names())}"
         ) from error
     except ValueError as error:
-        raise PlanError(f"{name} is no hardware profile: {error}") from error
+        raise PlanError(f"{name[:200]} is no hardware profile: {error}") from error
 
 
 def machine_print(device: str) -> str:
@@ -65,19 +67,6 @@ def this_machine(
 ) -> Hardware:
     """The profile of this machine with that device, and with the disk that `files` lie on; see `profile`."""
     return profile(device, notify, again=again, files=files).hardware
-
-
-def kept_machine(device: str) -> Hardware | None:
-    """A profile that was measured of this machine with that device, whichever disk it read; or none."""
-    start = machine_print(device)
-    for key, kept in _read(_unheard).items():
-        if key.startswith(start):
-            return kept.hardware
-    return None
-
-
-def _unheard(event: Event) -> None:
-    """Where nobody is told."""
 
 
 def profile(

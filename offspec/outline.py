@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from offspec.checkpoint import open_checkpoint
+from offspec.checkpoint import local_path, open_checkpoint
 from offspec.checkpoint.folder import CONFIG, read_json
 from offspec.checkpoint.shapes import known_config
 from offspec.checkpoint.tensors import TensorInfo
@@ -57,7 +57,7 @@ def imagine(model: str, dtype: torch.dtype, device: torch.device) -> tuple[Loade
     id of a well-known model. Nothing can be loaded from what is returned unless its weights are here.
     Raises CheckpointError.
     """
-    path = Path(model).expanduser()
+    path, _ = local_path(model)
     if path.is_file() and path.suffix == ".json":
         return _from_config(read_json(path), dtype, device)
     if path.is_dir() and (path / CONFIG).is_file() and not any(path.glob("*.safetensors")):

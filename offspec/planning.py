@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from offspec import ledger
 from offspec.assemble import Notify, open_models
@@ -10,14 +10,16 @@ from offspec.choose import Ready, followed, plan_key, prepare, way_of
 from offspec.config import EngineConfig, SamplingParams
 from offspec.draw_up import is_measured, plan_by
 from offspec.engine import Engine
+from offspec.errors import RequestError
 from offspec.events import LoadProgress, PassStats
 from offspec.foreign import plan_elsewhere
 from offspec.prompts import REHEARSAL
+from offspec_planners.best_first import Grown
 from offspec_planners.hardware import Hardware
 from offspec_planners.plan import Plan
 
-_PASSES_EACH, _TREES_EACH = 4, 4  # of each prompt
-_SECONDS = 40.0  # that passes of a rehearsal take at most, the last prompt's aside
+_PASSES_EACH, _TREES_EACH = 4, 3  # of each prompt
+_SECONDS = 40.0  # that the passes of a rehearsal take, and that its previews take; the last prompt's aside
 
 
 def make_plan(
@@ -76,13 +78,17 @@ class Rehearsal:
         began = time.perf_counter()
         for done, (prompt, params) in enumerate(asked):
             notify(LoadProgress(stage, done, total, "steps"))
-            answer_passes(self.engine, prompt, params, _PASSES_EACH)
+            with suppress(RequestError):  # too long for a small context
+                answer_passes(self.engine, prompt, params, _PASSES_EACH)
             if time.perf_counter() - began > _SECONDS:
                 break
-        forest = []
+        forest, began = list[Grown](), time.perf_counter()
         for done, (prompt, params) in enumerate(asked):
             notify(LoadProgress(stage, len(REHEARSAL) + done, total, "steps"))
-            forest += self.engine.preview(prompt, params, trees=_TREES_EACH)
+            with suppress(RequestError):
+                forest += self.engine.preview(prompt, params, trees=_TREES_EACH)
+            if time.perf_counter() - began > _SECONDS:
+                break
         known = self.ready.record.entry(temperature, self.ready.config.verify == "coupled")
         known.forest = forest or known.forest
 
@@ -115,8 +121,7 @@ def answer_passes(
 def rehearsed(config: EngineConfig, notify: Notify) -> Iterator[Rehearsal]:
     """Load, measure, rehearse answers where nothing is on record of the draft, and plan."""
     ready = prepare(config, notify, replan=True)
-    record = ready.record if config.learn else None
-    with Engine(ready.config, ready.assembly, notify, way=ready.way, record=record) as engine:
+    with Engine(ready.config, ready.assembly, notify, way=ready.way, record=ready.record) as engine:
         assert ready.way.plan is not None
         rehearsal = Rehearsal(engine, ready, ready.way.plan)
         if not _is_measured(rehearsal.plan):

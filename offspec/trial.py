@@ -16,6 +16,7 @@ import torch
 from offspec.config import SamplingParams
 from offspec.draft.base import Children, Scorer
 from offspec.draft.lm import LMDrafter
+from offspec.errors import StreamError
 from offspec.grow import GrowthPolicy, grow
 from offspec.model.attention import TreeContext
 from offspec.model.loaded import LoadedModel
@@ -35,7 +36,8 @@ PREFIX = 128  # committed positions behind which is measured: an answer's beginn
 
 _SECONDS = 0.7  # that a pass is given before it is broken off
 _LEAST_LAYERS = 3
-_LINK_SECONDS = 1.5  # of reading, to know how fast the link is
+_LINK_SECONDS, _READINGS = 1.5, 3  # of reading, to know how fast the link is
+_BUSY = 0.2  # share of that time that passes must wait for the link to call it busy
 _DRAFT_SECONDS = 2.5  # for steps of all widths
 _COMMITTED = 8  # tokens that run together with a root, as after a pass that went well
 
@@ -51,8 +53,9 @@ class PassTrial:
 
     def __init__(self, target: LoadedModel, ids: Sequence[int], capacity: int) -> None:
         self._target, self._ids = target, list(ids) or [0]
-        self._prefix = min(PREFIX, capacity // 2)
-        self._rows = [rows for rows in ROWS if self._prefix + rows <= capacity] or [1]
+        room = min(capacity, target.skeleton.context_length)
+        self._prefix = min(PREFIX, room // 2)
+        self._rows = [rows for rows in ROWS if self._prefix + rows <= room] or [1]
 
     @torch.no_grad()
     def measure(self, progress: Progress, seconds: float = _SECONDS) -> Measured:
@@ -78,12 +81,16 @@ class PassTrial:
         """Bytes per second while passes of two rows wait for weights; None where nothing streams."""
         if self._target.ring_stats.bytes_moved == 0:
             return None
-        rates = [self._rate() for _ in range(3)]
-        return Rate(statistics.median(rates), min(rates), max(rates))
+        waited = self._target.ring_stats.wait_seconds
+        rates = [self._rate() for _ in range(_READINGS)]
+        waited = self._target.ring_stats.wait_seconds - waited
+        if self._target.device.type == "cpu" and waited < _BUSY * _LINK_SECONDS:
+            return read_rate(self._target)  # the ring stood full, and told nothing of the disk
+        return Rate.of(rates)
 
     def _rate(self) -> float:
         moved, began = self._target.ring_stats.bytes_moved, time.perf_counter()
-        self._pass(2, _LINK_SECONDS / 3)
+        self._pass(2, _LINK_SECONDS / _READINGS)
         return (self._target.ring_stats.bytes_moved - moved) / (time.perf_counter() - began)
 
     def _pass(self, rows: int, seconds: float) -> tuple[float, float]:
@@ -159,6 +166,15 @@ class PassTrial:
         return min(times)
 
 
+def read_rate(target: LoadedModel) -> Rate:
+    """Bytes per second that the disk gives of a model's own files. Raises StreamError."""
+    try:
+        return disk_rate(target.weight_files)
+    except OSError as error:
+        file = error.filename or target.weight_files[0]
+        raise StreamError(f"reading failed: {error.strerror or error}", file=file, offset=0) from error
+
+
 def tried_machine(target: LoadedModel, measured: Measured, sizes: ModelSizes) -> Hardware:
     """A profile of this machine as far as the trial of one model tells it.
 
@@ -169,7 +185,7 @@ def tried_machine(target: LoadedModel, measured: Measured, sizes: ModelSizes) ->
     fetched = sizes.weights * target.dtype.itemsize / measured.layer[0][1]
     products = tuple((rows, 2.0 * sizes.weights * rows / seconds) for rows, seconds in measured.layer)
     processor = Processor(which.processor, which.memory, Rate.exactly(fetched), products, 0.0)
-    disk = measured.link or disk_rate(target.weight_files)
+    disk = measured.link or read_rate(target)
     return Hardware(which.name, which.ram, disk, measured.link if which.apart else None, processor)
 
 

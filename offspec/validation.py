@@ -32,9 +32,9 @@ def validate(
     """Load as planned, and for each prompt predict, answer, and compare. Raises any OffspecError."""
     ready = prepare(config, notify, named=plan)
     target = sizes_of(ready.opened.target, config.model)
-    record = ready.record if config.learn else None
+    ready.record.keeps = False  # or the next validation would know the prompts
     rows = list[ValidationRow]()
-    with Engine(ready.config, ready.assembly, notify, way=ready.way, record=record) as engine:
+    with Engine(ready.config, ready.assembly, notify, way=ready.way, record=ready.record) as engine:
         engine.follow(replace(way_of(plan, ready.config, ready.record), record=0))
         for number, prompt in enumerate(prompts):
             notify(LoadProgress("Comparing with real passes", number, len(prompts), "steps"))
@@ -42,10 +42,12 @@ def validate(
                 target, ready.assembly.placement, plan.forecast.tokens_per_pass
             )
             params = SamplingParams(plan.temperature, seed=number, max_tokens=512)
-            expected = outlook(
-                _guesses(engine, ready, prompt, params), costs, engine.budget, engine.width
-            ).choice
-            (began, _), *passes = answer_passes(engine, prompt, params, 1 + _PASSES)
+            try:
+                known = _guesses(engine, ready, prompt, params)
+                expected = outlook(known, costs, engine.budget, engine.width).choice
+                (began, _), *passes = answer_passes(engine, prompt, params, 1 + _PASSES)
+            except RequestError:  # too long for a small context
+                continue
             if not passes:
                 continue
             seconds, tokens = passes[-1][0] - began, sum(stats.emitted for _, stats in passes)
@@ -59,8 +61,8 @@ def validate(
             )
     if not rows:
         raise RequestError(
-            "nothing to compare: each answer was over with its first pass, which does not count; ask for "
-            "longer answers with more --prompts, or give a larger --context"
+            "nothing to compare: no prompt fitted the context, or each answer was over with its first pass, "
+            "which does not count; give a larger --context, or more --prompts"
         )
     return Validation(tuple(rows))
 

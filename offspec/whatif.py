@@ -8,9 +8,11 @@ from offspec.errors import CapacityError
 from offspec.fit import Fit
 from offspec_planners.calibrate import Calibration
 from offspec_planners.cost import ModelSizes, Pricing
+from offspec_planners.placement import Tier
 from offspec_planners.plan import WhatIf
 from offspec_planners.search import Outlook, best, outlook, sweep
 
+_FACTORS = (1.5, 2, 4)  # times the memory there is
 _QUARTER = 0.28  # bytes of a 4-bit format over those of 16 bits, its scales included
 
 
@@ -30,9 +32,10 @@ class WhatIfs:
         self._opened, self._config, self._fit = opened, config, fit
         self._pricing, self._target, self._calibration = pricing, target, calibration
         self._chosen = chosen.choice
+        self._placed = fit.placement
 
     def rows(self) -> tuple[WhatIf, ...]:
-        """More memory, a faster link, a smaller format, no draft. Empty rows are left out."""
+        """More memory, a faster link, a smaller format, no draft: what would make a difference."""
         streams = self._fit.placement.slots > 0
         rows = [WhatIf("no draft", self._plain(), "one token a pass")]
         if streams:
@@ -45,27 +48,31 @@ class WhatIfs:
         return tuple(rows)
 
     def _memory(self) -> list[WhatIf]:
-        """More of the memory that is computed from, until nothing streams."""
+        """More of each memory, until nothing streams."""
         opened, rows = self._opened, list[WhatIf]()
-        name, given = ("RAM", opened.memory) if opened.vram is None else ("VRAM", opened.vram)
-        for factor in (1.5, 2, 3, 4):
-            more = int(given * factor)
-            larger = replace(opened, memory=more) if opened.vram is None else replace(opened, vram=more)
-            try:
-                fit = larger.fit(self._config)
-            except CapacityError:
-                continue
-            kept = len(fit.placement.resident)
-            rows.append(
-                WhatIf(
-                    f"{format_bytes(more)} of {name}",
-                    self._speed(fit=fit),
-                    f"{kept} of {len(fit.placement.tiers)} layers stay in it",
-                )
-            )
-            if not fit.placement.slots:
-                break
+        for factor in _FACTORS:
+            more = int(factor * opened.memory)
+            rows += self._with(replace(opened, memory=more), f"{format_bytes(more)} of RAM")
+            if opened.vram is not None:
+                more = int(factor * opened.vram)
+                rows += self._with(replace(opened, vram=more), f"{format_bytes(more)} of VRAM")
         return rows
+
+    def _with(self, larger: Opened, change: str) -> list[WhatIf]:
+        """One row, or none where nothing would lie elsewhere."""
+        try:
+            fit = larger.fit(self._config)
+        except CapacityError:
+            return []
+        placement = fit.placement
+        if placement == self._placed:
+            return []
+        self._placed = placement
+        kept, host = len(placement.resident), len(placement.layers(Tier.HOST))
+        where = f"{kept} of {len(placement.tiers)} layers stay on the device, {host} in RAM"
+        if larger.vram is None:
+            where = f"{kept} of {len(placement.tiers)} layers stay in it"
+        return [WhatIf(change, self._speed(fit=fit), where)]
 
     def _smaller(self) -> float:
         layers = tuple(int(size * _QUARTER) for size in self._target.layers)
@@ -74,7 +81,8 @@ class WhatIfs:
         )
 
     def _plain(self) -> float:
-        costs = self._pricing.costs(self._target, self._fit.placement, 1.0)
+        alone = replace(self._opened, draft=None).fit(replace(self._config, budget=1, width=1))
+        costs = self._pricing.costs(self._target, alone.placement, 1.0)
         return outlook(self._calibration, costs, 1, 1).choice.tok_per_s
 
     def _speed(

@@ -1,7 +1,7 @@
 """What is on disk, and where each byte is."""
 
 from offspec.checkpoint.folder import Checkpoint
-from offspec.checkpoint.open import open_checkpoint
+from offspec.checkpoint.open import local_path, open_checkpoint
 from offspec.checkpoint.tensors import TensorInfo
 
-__all__ = ["Checkpoint", "TensorInfo", "open_checkpoint"]
+__all__ = ["Checkpoint", "TensorInfo", "local_path", "open_checkpoint"]

@@ -35,7 +35,7 @@ def open_checkpoint(
     notify = notify or _ignore
     if model == DEMO:
         return _unpacked(embedded_model(), model, notify, cache_dir)
-    path, kind = _local(model)
+    path, kind = local_path(model)
     if kind == "folder":
         return open_folder(path, model)
     if kind == "file":
@@ -69,7 +69,7 @@ def _ignore(event: Event) -> None:
     """The default for `notify`."""
 
 
-def _local(model: str) -> tuple[Path, str]:
+def local_path(model: str) -> tuple[Path, str]:
     """The path that was named, and whether it is a "folder", a "file" or nothing ("")."""
     try:
         path = Path(model).expanduser()

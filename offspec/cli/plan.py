@@ -1,6 +1,7 @@
 """`offspec plan`: measure, decide, predict, and on request prove it."""
 
 import json
+import os
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -192,6 +193,8 @@ def _check_place(path: Path) -> None:
     """Whether a file can go there, found out before the work. Raises RequestError."""
     if not path.parent.is_dir():
         raise RequestError(f"there is no folder {path.parent} for the plan; make it, or name another")
+    if not os.access(path.parent, os.W_OK):
+        raise RequestError(f"the plan cannot be written in {path.parent}; name another folder")
     if path.exists() and not path.is_file():
         raise RequestError(f"the plan cannot go to {path}, which is not an ordinary file; name a file")
 

@@ -88,6 +88,8 @@ class DepthRank:
         table.visits = _counts(fields, "visits", (DEPTHS,))
         table.hits = _counts(fields, "hits", (DEPTHS, RANKS))
         table.expected = _counts(fields, "expected", (DEPTHS, RANKS))
+        if (table.hits.sum(axis=1) > table.visits + 1e-3 * (1 + table.visits)).any():
+            fields.wrong("hits", "no more in a row than its visits")
         fields.done()
         table.refresh()
         return table

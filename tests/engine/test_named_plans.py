@@ -7,8 +7,9 @@ import pytest
 
 import offspec
 from offspec import PlanError, RequestError, SamplingParams
+from offspec import memory as process_memory
 from offspec_planners.placement import Tier
-from tests.engine.world import LAYERS, MB, PROMPT, World, least_memory, saved, write_large
+from tests.engine.world import GB, LAYERS, MB, PROMPT, World, least_memory, saved, write_large
 from tests.tiny import reference, write_model
 
 GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
@@ -50,6 +51,28 @@ def test_a_named_plan_brings_its_own_settings(world: World, tmp_path: Path) -> N
     assert (world.measured, world.notices) == (1, [])
     with offspec.load(str(world.target), plan=plan) as engine:
         assert engine.plan == plan, "and not only from a file"
+
+
+def test_what_the_caller_says_goes_before_the_plan(world: World, tmp_path: Path) -> None:
+    file = saved(world.plan(), tmp_path / "plan.json")
+    for budget in (5, 300):
+        with world.load(plan=file, budget=budget, width=2, context=64, memory="2GB") as engine:
+            assert (engine.budget, engine.width, engine.context) == (budget, 2, 64)
+            assert engine.placement["memory"] == 2 * GB
+    assert (world.measured, world.notices) == (1, [])
+
+
+def test_a_plan_for_more_memory_than_there_is(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_large(tmp_path / "large")
+    settings = {"model": folder, "draft": "auto"}
+    file = saved(world.plan(**settings, memory="3GB"), tmp_path / "plan.json")
+    world.followed(plan=file, **settings)
+    free = least_memory(folder, draft="auto", budget=128) + 12 * MB
+    monkeypatch.setattr(process_memory, "available_bytes", lambda: free)
+    monkeypatch.setattr(process_memory, "resident_bytes", lambda: 0)
+    assert world.remade("made for 3.00 GB and does not fit in", plan=file, **settings).placement.slots
 
 
 def test_a_named_plan_is_not_told_about_kept_ones(world: World, tmp_path: Path) -> None:
