@@ -177,7 +177,7 @@ def _open_draft(
     """The draft's headers, checked against the target, and its fingerprint. Raises DraftError."""
     if config.draft == "auto":
         substitute = LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, device)
-        return substitute, f"{checkpoint.fingerprint} substitute"
+        return substitute, draft_print(config, checkpoint.fingerprint)
     other = open_checkpoint(config.draft, notify=notify)
     reason = same_vocabulary(codec.tokenizer, load_tokenizer(other.folder))
     if reason is not None:
@@ -190,7 +190,13 @@ def _open_draft(
         raise DraftError(
             f"{config.draft} knows {draft.skeleton.vocab_size} tokens, the target's tokenizer more"
         )
-    return draft, f"{other.fingerprint} {config.draft_bits} bits"
+    return draft, draft_print(config, other.fingerprint)
+
+
+def draft_print(config: EngineConfig, fingerprint: str) -> str:
+    """What tells a draft from others: the model of this fingerprint, and how it is rounded."""
+    held = "substitute" if config.draft == "auto" else f"{config.draft_bits} bits"
+    return f"{fingerprint} {held}"
 
 
 def _load_draft(

@@ -164,9 +164,6 @@ def _as_planned(config: EngineConfig, plan: Plan) -> EngineConfig:
         ("device", config.device, plan.device, "cpu"),
         ("dtype", config.dtype, plan.dtype, "bfloat16"),
         ("tree", config.tree, plan.tree, "dynamic"),
-        ("context", config.context, plan.context, None),
-        ("budget", config.budget, plan.budget, None),
-        ("width", config.width, plan.width, None),
     ):
         if given not in (usual, planned):
             raise PlanError(f"the plan has {name} {planned}, not {given}: leave out --{name}, or the plan")

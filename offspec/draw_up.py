@@ -15,12 +15,12 @@ from offspec_planners.cost import ModelSizes, PassCosts, Pricing, prefill_second
 from offspec_planners.hardware import Hardware
 from offspec_planners.measured import Measured
 from offspec_planners.plan import Forecast, Plan
-from offspec_planners.search import BUDGETS, WIDTHS, Outlook, best, outlook, sweep
+from offspec_planners.search import BUDGETS, STATIC_WIDTH, WIDTHS, Outlook, best, outlook, static_sweep, sweep
 
 LEAST_BUDGET = 16  # nodes that there must be room for
 _WALKED = 8.0  # nodes that a first estimate takes a pass to walk
 _PROMPT = 512  # tokens of the prompt that the time to a first token is told for
-_ENOUGH_TREES = 8  # recorded, to know a draft by
+_ENOUGH_TREES, _ENOUGH_PASSES = 8, 16  # to know a draft by
 _MEASURED = "measured"  # how a plan begins to say where its acceptance comes from, if it was
 
 
@@ -49,14 +49,21 @@ def calibration_for(record: DraftRecord, config: EngineConfig) -> tuple[Calibrat
     """What is known of the draft at the planned temperature, and in words where it comes from."""
     coupled = config.verify == "coupled"
     found = record.find(config.temperature, coupled)
-    if found is not None and len(found.forest) >= _ENOUGH_TREES:
+    if found is not None and _is_enough(found, config):
         return found, f"{_MEASURED} over {found.passes} passes"
     near = record.nearest(config.temperature, coupled)
-    if near is not None and len(near.forest) >= _ENOUGH_TREES:
+    if near is not None and _is_enough(near, config):
         return near, f"as {_MEASURED} over {near.passes} passes at another temperature"
     kind: Literal["substitute", "model"] = "substitute" if config.draft == "auto" else "model"
     name = "a 4-bit substitute" if kind == "substitute" else "a small model of the same family"
     return typical(kind), f"typical of {name}, not measured"
+
+
+def _is_enough(known: Calibration, config: EngineConfig) -> bool:
+    """Whether a draft is known well enough: a fixed shape asks for counts by rank, growing for whole trees."""
+    if config.tree == "sequoia":
+        return known.passes >= _ENOUGH_PASSES
+    return len(known.forest) >= _ENOUGH_TREES
 
 
 def is_measured(acceptance: str) -> bool:
@@ -89,7 +96,7 @@ def make_plan(
     wanted = opened.config
     target = sizes_of(opened.target, wanted.model)
     most = loaded.budget or 1
-    if is_measured(origin):  # of larger trees than were recorded nothing is known
+    if is_measured(origin) and calibration.forest:  # of larger trees than were recorded nothing is known
         most = min(most, max(len(tree.parent) for tree in calibration.forest))
     budgets = [wanted.budget] if wanted.budget else [budget for budget in BUDGETS if budget <= most]
     widths = [wanted.width] if wanted.width else [width for width in WIDTHS if width <= (loaded.width or 1)]
@@ -98,12 +105,17 @@ def make_plan(
     settled, walked, found = loaded, _WALKED, list[Outlook]()
     for _ in range(2):  # the best budget leaves other room for layers than the most, and walks another path
         costs = pricing.costs(target, opened.fit(settled).placement, walked)
-        found = sweep(calibration, costs, budgets, widths)
-        choice = best(found).choice
+        if wanted.tree == "sequoia" and opened.draft is not None:
+            found = static_sweep(calibration, costs, budgets, min(widths[-1], STATIC_WIDTH))
+        else:
+            found = sweep(calibration, costs, budgets, widths)
+        chosen = best(found)
+        choice = chosen.choice
         settled, walked = replace(wanted, budget=choice.budget, width=choice.width), choice.tokens_per_pass
     fit = opened.fit(settled)
     costs = pricing.costs(target, fit.placement, walked)
-    chosen = outlook(calibration, costs, choice.budget, choice.width)
+    if wanted.tree == "dynamic":
+        chosen = outlook(calibration, costs, choice.budget, choice.width)
     least_memory, least_vram = opened.least(replace(settled, budget=LEAST_BUDGET, width=loaded.width))
     return Plan(
         target=wanted.model,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from offspec import memory
-from offspec.assemble import Opened
+from offspec.assemble import Opened, draft_print
 from offspec.config import EngineConfig
 from offspec.draw_up import make_plan
 from offspec.errors import CapacityError, CheckpointError, RequestError
@@ -66,11 +66,12 @@ def _drafts(config: EngineConfig) -> list[EngineConfig]:
 
 
 def _plan(config: EngineConfig, hardware: Hardware, target: LoadedModel, fingerprint: str) -> Plan:
-    draft, draft_print = None, "none"
+    draft, known = None, "none"
     if config.draft == "auto":
-        draft, draft_print = target, fingerprint
+        draft, known = target, draft_print(config, fingerprint)
     elif config.draft != "none":
-        draft, draft_print = imagine(config.draft, target.dtype, target.device)
+        draft, known = imagine(config.draft, target.dtype, target.device)
+        known = draft_print(config, known)
     vram = None
     if hardware.link is not None:
         vram = config.vram or int(_FREE_DEVICE * hardware.processor.memory)
@@ -79,7 +80,7 @@ def _plan(config: EngineConfig, hardware: Hardware, target: LoadedModel, fingerp
         target,
         fingerprint,
         draft,
-        draft_print,
+        known,
         config.memory or int(_FREE * hardware.ram),
         vram,
         memory.steady_runtime(fresh=False),

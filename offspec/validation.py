@@ -19,8 +19,9 @@ from offspec.outline import sizes_of
 from offspec.planning import answer_passes
 from offspec.prompts import VALIDATION
 from offspec_planners.calibrate import Calibration
-from offspec_planners.plan import Comparison, Plan, Validation, ValidationRow
-from offspec_planners.search import outlook
+from offspec_planners.cost import PassCosts
+from offspec_planners.plan import Choice, Comparison, Plan, Validation, ValidationRow
+from offspec_planners.search import outlook, static_sweep
 
 _TREES = 6  # that are previewed for a prompt
 _PASSES = 6  # of each prompt that count; the one before them carries the prompt
@@ -43,8 +44,7 @@ def validate(
             )
             params = SamplingParams(plan.temperature, seed=number, max_tokens=512)
             try:
-                known = _guesses(engine, ready, prompt, params)
-                expected = outlook(known, costs, engine.budget, engine.width).choice
+                expected = _expected(engine, ready, costs, prompt, params)
                 (began, _), *passes = answer_passes(engine, prompt, params, 1 + _PASSES)
             except RequestError:  # too long for a small context
                 continue
@@ -65,6 +65,14 @@ def validate(
             "which does not count; give a larger --context, or more --prompts"
         )
     return Validation(tuple(rows))
+
+
+def _expected(engine: Engine, ready: Ready, costs: PassCosts, prompt: str, params: SamplingParams) -> Choice:
+    """What passes of this answer should cost and bring."""
+    if ready.config.tree == "sequoia":
+        known, _ = calibration_for(ready.record, ready.config)
+        return static_sweep(known, costs, [engine.budget], engine.width)[0].choice
+    return outlook(_guesses(engine, ready, prompt, params), costs, engine.budget, engine.width).choice
 
 
 def _guesses(engine: Engine, ready: Ready, prompt: str, params: SamplingParams) -> Calibration:

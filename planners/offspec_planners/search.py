@@ -12,9 +12,11 @@ from offspec_planners.best_first import Growing, Grown, replay
 from offspec_planners.calibrate import Calibration
 from offspec_planners.cost import PassCosts
 from offspec_planners.forecast import Choice
+from offspec_planners.sequoia import Shape, choose_shape
 
 BUDGETS = (1, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 WIDTHS = (4, 8, 16, 32, 64)
+STATIC_WIDTH = 32  # of a shape's levels, which are known to be worth it
 
 _TREES = 16  # of a forest, evenly taken: more change little
 _AS_GOOD = 0.995  # of equals within this, the one that takes less room
@@ -72,6 +74,24 @@ def sweep(
         for budget in budgets
         for width in ([width for width in widths if width <= budget] or [1])
     ]
+
+
+def static_sweep(
+    calibration: Calibration, costs: PassCosts, budgets: Sequence[int], width: int
+) -> list[Outlook]:
+    """The same for trees of one shape each, the best for its budget, grown `width` nodes at a time."""
+    acceptance = calibration.acceptance()
+    return [
+        _static(choose_shape(acceptance, costs, budget, width), costs, budget, width) for budget in budgets
+    ]
+
+
+def _static(shape: Shape, costs: PassCosts, budget: int, width: int) -> Outlook:
+    steps = [len(nodes) for nodes in shape.steps(width)]
+    draft = costs.draft_seconds(steps)
+    seconds = float(costs.iteration(draft, len(shape)))
+    choice = Choice(budget, width, shape.expected / seconds, shape.expected, seconds)
+    return Outlook(choice, len(shape), shape.depth, len(steps), draft)
 
 
 def best(outlooks: Sequence[Outlook]) -> Outlook:

@@ -32,4 +32,4 @@ def world(pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer prompts, in words that tiny models know."""
-    monkeypatch.setattr(planning, "REHEARSAL", ("w5 w9 w17 w33", "w64 w20"))
+    monkeypatch.setattr(planning, "REHEARSAL", ("w5 w9 w17 w33", "w64 w20", "w8", "w40 w41"))

@@ -62,6 +62,17 @@ def test_what_the_caller_says_goes_before_the_plan(world: World, tmp_path: Path)
     assert (world.measured, world.notices) == (1, [])
 
 
+def test_what_cannot_go_together_with_the_plan(world: World, tmp_path: Path) -> None:
+    file = saved(world.plan(), tmp_path / "plan.json")
+    static = saved(world.plan(tree="sequoia"), tmp_path / "static.json")
+    assert world.followed(plan=static).tree == "sequoia"
+    with pytest.raises(PlanError, match="tree dynamic, not sequoia: leave out --tree"):
+        world.load(plan=file, tree="sequoia")
+    with pytest.raises(PlanError, match="device cpu, not cuda: leave out --device"):
+        world.load(plan=file, device="cuda")
+    assert world.followed(plan=file).dtype == "float32"
+
+
 def test_a_plan_for_more_memory_than_there_is(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
