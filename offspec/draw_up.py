@@ -60,7 +60,7 @@ def calibration_for(record: DraftRecord, config: EngineConfig) -> tuple[Calibrat
 
 
 def _is_enough(known: Calibration, config: EngineConfig) -> bool:
-    """Whether a draft is known well enough: a fixed shape asks for counts by rank, growing for whole trees."""
+    """Whether it is known well enough: a fixed shape asks for counts by rank, growing for whole trees."""
     if config.tree == "sequoia":
         return known.passes >= _ENOUGH_PASSES
     return len(known.forest) >= _ENOUGH_TREES

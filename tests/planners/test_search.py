@@ -20,10 +20,7 @@ def known() -> Calibration:
 def test_free_nodes_make_large_trees_and_dear_ones_small(known: Calibration) -> None:
     budgets, widths = (1, 16, 64, 256), (4, 32)
     assert best(sweep(known, _FLAT, budgets, widths)).choice.budget == 256
-    steep = best(sweep(known, _STEEP, budgets, widths)).choice
-    assert (
-        steep.budget < 256 and steep.tok_per_s < best(sweep(known, _FLAT, budgets, widths)).choice.tok_per_s
-    )
+    assert best(sweep(known, _STEEP, budgets, widths)).choice.budget == 1
 
 
 def test_widths_are_no_larger_than_budgets(known: Calibration) -> None:
@@ -43,7 +40,7 @@ def test_what_passes_brought_corrects_what_trees_promise(known: Calibration) -> 
 
 
 def test_of_equals_the_smallest(known: Calibration) -> None:
-    one_tree = Calibration(forest=[tree for tree in known.forest[:1]])
+    one_tree = Calibration(forest=known.forest[:1])
     free = PassCosts(compute=((1, 1.0), (1024, 1.0)), step=((1, 0.0), (64, 0.0)))
     rows = sweep(one_tree, free, (1024,), (4, 8, 16))
     speeds = np.array([row.choice.tok_per_s for row in rows])
