@@ -30,7 +30,7 @@ def measure(opened: Opened, assembly: Assembly, config: EngineConfig, notify: No
     assert opened.codec is not None
     ids = calibration_ids(opened.codec, 512)
     capacity = assembly.context + (config.budget or 1)
-    trial = PassTrial(assembly.target, ids, capacity)
+    trial = PassTrial(assembly.target, ids, capacity, config.temperature)
     measured = trial.measure(lambda done, total: notify(LoadProgress(stage, done, total, "layers")))
     if assembly.drafter is None:
         return measured

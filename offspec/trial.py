@@ -36,6 +36,7 @@ PREFIX = 128  # committed positions behind which is measured: an answer's beginn
 
 _SECONDS = 0.7  # that a pass is given before it is broken off
 _LEAST_LAYERS = 3
+_WALKS = 7
 _LINK_SECONDS, _READINGS = 1.5, 3  # of reading, to know how fast the link is
 _BUSY = 0.2  # share of that time that passes must wait for the link to call it busy
 _DRAFT_SECONDS = 2.5  # for steps of all widths
@@ -51,7 +52,10 @@ class _EnoughError(Exception):
 class PassTrial:
     """Tries passes over a loaded target. ids: text to run, for embeddings of real tokens."""
 
-    def __init__(self, target: LoadedModel, ids: Sequence[int], capacity: int) -> None:
+    def __init__(
+        self, target: LoadedModel, ids: Sequence[int], capacity: int, temperature: float = 0.0
+    ) -> None:
+        self._temperature = temperature
         self._target, self._ids = target, list(ids) or [0]
         room = min(capacity, target.skeleton.context_length)
         self._prefix = min(PREFIX, room // 2)
@@ -146,24 +150,21 @@ class PassTrial:
         cache.length = self._prefix
 
     def _walk(self) -> float:
-        """Seconds of choosing one token."""
+        """Seconds of choosing one token, with the noise at hand, as it is where the draft has used it."""
         target, vocabulary = self._target, self._target.skeleton.vocab_size
-        config = target.skeleton.config
-        hidden = torch.zeros(2, config.hidden_size, dtype=target.dtype, device=target.device)
-        processor = LogitsProcessor(SamplingParams(temperature=1.0), vocabulary, [], target.device)
-        noise = GumbelNoise(0, vocabulary, target.device)
+        hidden = torch.zeros(2, target.skeleton.config.hidden_size, dtype=target.dtype, device=target.device)
+        none = torch.zeros(vocabulary, device=target.device)
+        logits = (
+            (lambda row: none) if target.tree_model.streams_head else target.tree_model.logits_by_row(hidden)
+        )
+        processor = LogitsProcessor(SamplingParams(self._temperature), vocabulary, [], target.device)
+        noise = GumbelNoise(0, vocabulary, target.device) if self._temperature else None
         times = []
-        for position in range(4):
-            if target.tree_model.streams_head:
-                logits: Callable[[int], torch.Tensor] = lambda row: torch.zeros(  # noqa: E731
-                    vocabulary, device=target.device
-                )
-            else:
-                logits = target.tree_model.logits_by_row(hidden)
+        for _ in range(_WALKS):
             began = time.perf_counter()
-            walk(TokenTree.single(0), logits, processor, noise, position, lambda token: True)
+            walk(TokenTree.single(0), logits, processor, noise, 0, lambda token: True)
             times.append(time.perf_counter() - began)
-        return min(times)
+        return statistics.median(times)
 
 
 def read_rate(target: LoadedModel) -> Rate:
