@@ -76,11 +76,10 @@ def _expected(engine: Engine, ready: Ready, costs: PassCosts, prompt: str, param
 
 
 def _guesses(engine: Engine, ready: Ready, prompt: str, params: SamplingParams) -> Calibration:
-    """What is known of the draft, half of it from trees that it grows for this very prompt."""
+    """What is known of the draft, with trees that it grows for this very prompt."""
     known, _ = calibration_for(ready.record, ready.opened.config)
     forest = engine.preview(prompt, params, trees=_TREES)
-    step = max(1, len(known.forest) // max(len(forest), 1))
-    return replace(known, forest=forest + known.forest[::step]) if forest else known
+    return replace(known, forest=forest + known.forest[::2])
 
 
 def _quiet(event: object) -> None:
