@@ -1,6 +1,6 @@
 """A plan held to its word: `offspec plan --replan --validate` in a memory cgroup, predicted beside measured.
 
-    python -m bench.plan [--factors 1 2 4] [--cases x1:1GB:0 x4:least:0 x4:3GB:1] [--prompts 5]
+    python -m bench.plan [--factors 1 2 4] [--cases x1:1GB:0 x4:least:0 x4:3GB:1] [--prompts 8]
 
 Targets: SmolLM2-135M-Instruct as it is (x1) and widened (x2, x4; built on the first run), whose draft is the
 small model in 4 bits. Every case is a process of its own in a memory cgroup of exactly the memory that it
@@ -153,7 +153,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--cases", type=Case.parse, nargs="+", metavar="CASE",
                    help=f"factor:memory:temperature instead; standard are {' '.join(CASES)}")  # fmt: skip
     p.add_argument(
-        "--prompts", type=int, default=5, help="to validate with; errors are of medians (default 5)"
+        "--prompts", type=int, default=8, help="to validate with; errors are of medians (default 8)"
     )
     p.add_argument("--first-run", action="store_true",
                    help="a cache of its own for each case: nothing is known of its draft")  # fmt: skip

@@ -5,19 +5,18 @@ are loaded, for which a budget must be known. So the first load takes room for a
 measured then makes the plan: this run grows its trees by it, and the next one is laid out by it as well.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 
 from offspec import ledger, memory
-from offspec.assemble import Assembly, Opened, load_models, open_models
+from offspec.assemble import Assembly, Notify, Opened, load_models, open_models
 from offspec.checkpoint import local_path
 from offspec.config import Dtype, EngineConfig, Tree, format_bytes
 from offspec.draw_up import LEAST_BUDGET, calibration_for, is_measured, measure, plan_by
 from offspec.errors import CapacityError, PlanError
-from offspec.events import Event, Notice
+from offspec.events import Notice
 from offspec.fit import WIDEST, DraftMode, Fit
 from offspec.grow import GrowthPolicy
 from offspec.ledger import DraftRecord
@@ -27,8 +26,6 @@ from offspec_planners.calibrate import Calibration
 from offspec_planners.measured import Measured
 from offspec_planners.plan import Plan
 from offspec_planners.sequoia import Shape, choose_shape
-
-Notify = Callable[[Event], None]
 
 # Nodes to make room for, before it is known how many pay.
 _ALLOWANCES = {"cpu": (512, 256, 128, 64, LEAST_BUDGET), "cuda": (1024, 512, 256, 64, LEAST_BUDGET)}

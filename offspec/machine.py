@@ -62,13 +62,6 @@ def machine_print(device: str) -> str:
     return identify(device).fingerprint()
 
 
-def this_machine(
-    device: str, notify: Callable[[Event], None], again: bool = False, files: Sequence[Path] = ()
-) -> Hardware:
-    """The profile of this machine with that device, and with the disk that `files` lie on; see `profile`."""
-    return profile(device, notify, again=again, files=files).hardware
-
-
 def profile(
     device: str,
     notify: Callable[[Event], None],

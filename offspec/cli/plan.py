@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from offspec_planners.plan import Plan, Validation
 
 PLAN_PANEL = "Plan"
+_ALL = len(VALIDATION)
 
 EPILOG = """[bold]Examples[/]
 
@@ -27,9 +28,9 @@ How fast will it be in four gigabytes, and what would help?
 
   offspec plan ./Qwen3-8B --memory 4GB
 
-Is that true? Real passes over five prompts, beside what was predicted:
+Is that true? Real passes over three prompts, beside what was predicted:
 
-  offspec plan ./Qwen3-8B --memory 4GB --validate --prompts 5
+  offspec plan ./Qwen3-8B --memory 4GB --validate --prompts 3
 
 On a machine that is not at hand, of a model that is not downloaded:
 
@@ -67,7 +68,7 @@ Prompts = Annotated[
     typer.Option(
         metavar="N",
         min=1,
-        max=len(VALIDATION),
+        max=_ALL,
         help="Prompts to validate with; the errors are those of the medians over them.",
         rich_help_panel=PLAN_PANEL,
     ),
@@ -120,7 +121,7 @@ def plan(
     draft_bits: opt.DraftBits = 16,
     temperature: opt.Temperature = 0.0,
     validate: Validate = False,
-    prompts: Prompts = 5,
+    prompts: Prompts = _ALL,
     replan: Replan = False,
     as_json: Json = False,
     save: Save = None,

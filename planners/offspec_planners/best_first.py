@@ -5,7 +5,6 @@ drafting and verifying; what is to be as large as can be is G / t. The growth it
 asks the draft. Here it is repeated on trees that were recorded, to tell what another budget or width gives.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -198,15 +197,3 @@ def _ordered(tree: Grown) -> _Ordered:
     place[order] = np.arange(len(order))
     parent = place[np.maximum(tree.parent[order], 0)]
     return _Ordered(parent, np.exp(tree.score[order], dtype=np.float64), tree.depth()[order])
-
-
-def mean_growing(grown: Sequence[Growing]) -> Growing:
-    """The mean of several, at least one: rounded to whole nodes, steps and levels."""
-    steps = round(float(np.mean([len(one.widths) for one in grown])))
-    by_step = [[one.widths[step] for one in grown if len(one.widths) > step] for step in range(steps)]
-    return Growing(
-        widths=tuple(round(float(np.mean(widths))) for widths in by_step),
-        nodes=round(float(np.mean([one.nodes for one in grown]))),
-        expected=float(np.mean([one.expected for one in grown])),
-        depth=round(float(np.mean([one.depth for one in grown]))),
-    )

@@ -16,8 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from offspec_planners.best_first import Growing, Grown, mean_growing, replay
-from offspec_planners.cost import PassCosts
+from offspec_planners.best_first import Grown
 from offspec_planners.depth_rank import DEPTHS, FORGET, DepthRank
 from offspec_planners.jsonfile import Fields
 from offspec_planners.synthetic import Walks, draw_forest
@@ -115,12 +114,6 @@ class Calibration:
     def acceptance(self) -> NDArray[np.float64]:
         """[depth, rank] probabilities that a walked node's child is picked; a general guess where unseen."""
         return self.table.acceptance()
-
-    def tokens_per_pass(self, budget: int, width: int, costs: PassCosts | None) -> Growing:
-        """What growing with this budget and width comes to: the mean over a forest that is not empty."""
-        assert self.forest
-        grown = mean_growing([replay(tree, budget, width, costs) for tree in self.forest])
-        return Growing(grown.widths, grown.nodes, grown.expected * self.correction, grown.depth)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -70,7 +70,7 @@ def kept(tmp_path: Path) -> Path:
 def test_it_is_measured_once_and_kept(bench: Bench, tmp_path: Path) -> None:
     first = ask(bench)
     assert ask(bench) == first
-    assert machine.this_machine("cpu", bench.events.append) == first.hardware
+    assert machine.profile("cpu", bench.events.append) == first
     assert bench.times == 1
     assert machine.machine_print("cpu") == first.hardware.fingerprint()
     assert LoadProgress("measuring this machine", 0, 4, "steps") in bench.events
@@ -148,7 +148,7 @@ def test_a_folder_is_looked_into_and_links_are_followed(bench: Bench, tmp_path: 
 
 def test_given_files_are_read(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(bytes(100))
-    machine.this_machine("cpu", bench.events.append, files=[tmp_path / "x"])
+    machine.profile("cpu", bench.events.append, files=[tmp_path / "x"])
     assert bench.files == [tmp_path / "x"]
 
 

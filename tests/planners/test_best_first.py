@@ -10,7 +10,7 @@ from offspec.config import SamplingParams
 from offspec.draft.base import Scorer
 from offspec.grow import Growth, GrowthPolicy, grow
 from offspec.sampling import LogitsProcessor
-from offspec_planners.best_first import Growing, Grown, best_size, mean_growing, replay, worth_a_step
+from offspec_planners.best_first import Growing, Grown, best_size, replay, worth_a_step
 from offspec_planners.calibrate import Calibration
 from offspec_planners.cost import PassCosts
 from offspec_planners.jsonfile import Fields
@@ -128,11 +128,6 @@ def test_dear_nodes_are_not_verified_and_dear_steps_not_taken() -> None:
     )
     assert len(everything.tree) == 200 and len(few_rows.tree) < 100
     assert 1 <= few_steps.steps < everything.steps
-
-
-def test_means_of_growings() -> None:
-    mean = mean_growing([Growing((1, 8), 20, 4.0, 3), Growing((1, 4, 8, 8), 40, 8.0, 6)])
-    assert mean == Growing((1, 6, 8), 30, 6.0, 4)
 
 
 def test_damaged_trees_are_refused() -> None:
