@@ -5,6 +5,7 @@ are loaded, for which a budget must be known. So the first load takes room for a
 measured then makes the plan: this run grows its trees by it, and the next one is laid out by it as well.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -27,9 +28,11 @@ from offspec_planners.measured import Measured
 from offspec_planners.plan import Plan
 from offspec_planners.sequoia import Shape, choose_shape
 
-# Nodes to make room for, before it is known how many pay.
-_ALLOWANCES = {"cpu": (512, 256, 128, 64, LEAST_BUDGET), "cuda": (1024, 512, 256, 64, LEAST_BUDGET)}
-_RECORD_EVERY = 3  # passes: what is grown for the record takes time
+# Nodes to make room for, before it is known how many pay: the first that there is room for at all, and more
+# where that takes nothing from the layers.
+_ALLOWANCES = {"cpu": (128, 64, LEAST_BUDGET), "cuda": (256, 64, LEAST_BUDGET)}
+_LARGER = {"cpu": (512, 256), "cuda": (1024, 512)}
+_RECORD_EVERY, _RECORD_WIDTH = 6, 32  # passes from one record to the next, grown in few steps: it takes time
 _WHOLE_FOREST = 24  # recorded trees, to know a draft well
 _RECORDED = 2  # times the budget: nodes of a recorded tree, which tells what larger budgets would bring
 _MORE = 1.25  # a plan is remade where so much more memory is free than when it was made
@@ -57,7 +60,7 @@ class Way:
         known = len(calibration.forest) >= _WHOLE_FOREST or calibration.passes % _RECORD_EVERY
         if known or self.record <= self.policy.budget:
             return self.policy
-        return replace(self.policy, record=self.record)
+        return replace(self.policy, record=self.record, width=max(self.policy.width, _RECORD_WIDTH))
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,20 +245,29 @@ def _still_fits(plan: Plan, opened: Opened) -> Outset | str:
 
 
 def _allowance(opened: Opened) -> EngineConfig:
-    """Settings with room for the largest trees that take nothing away from what the smallest would leave."""
-    config = replace(opened.config, width=opened.config.width or WIDEST)
+    """Settings with room for trees of common sizes, or for larger ones where they cost no layer its place."""
+    config, kind = replace(opened.config, width=opened.config.width or WIDEST), opened.target.device.type
     if config.budget is not None:
         return config
-    *larger, smallest = [replace(config, budget=budget) for budget in _ALLOWANCES[opened.target.device.type]]
-    least = opened.fit(smallest)
-    for allowed in larger:
+    for budget in _ALLOWANCES[kind]:
+        allowed = replace(config, budget=budget)
         try:
             fit = opened.fit(allowed)
         except CapacityError:
+            if budget == LEAST_BUDGET:
+                raise
             continue
-        if (fit.placement, fit.context, fit.draft_mode) == (least.placement, least.context, least.draft_mode):
-            return allowed
-    return smallest
+        break
+    for budget in _LARGER[kind]:
+        with suppress(CapacityError):
+            larger = opened.fit(replace(config, budget=budget))
+            if (larger.placement, larger.context, larger.draft_mode) == (
+                fit.placement,
+                fit.context,
+                fit.draft_mode,
+            ):
+                return replace(config, budget=budget)
+    return allowed
 
 
 def _place(model: str) -> str:

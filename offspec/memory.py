@@ -17,7 +17,7 @@ from offspec_planners.placement import (
     taken,
 )
 
-_RUNTIME, _RUNTIME_STEP = 440_000_000, 64_000_000  # bytes of Python, torch and transformers, about
+_RUNTIME, _RUNTIME_STEP = 450_000_000, 32_000_000  # bytes of Python, torch and transformers, about
 _first_runtime = 0
 MARGIN = 64 << 20  # thread stacks, the allocator's slack, Python objects made while decoding
 
