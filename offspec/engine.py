@@ -29,6 +29,7 @@ from offspec.events import (
     Prefill,
     Result,
     TextDelta,
+    unheard,
 )
 from offspec.ledger import DraftRecord, read_plan
 from offspec.noise import GumbelNoise
@@ -96,7 +97,7 @@ def load(
         temperature=temperature,
         learn=learn,
     )
-    notify, timeline = notify or _ignore, timeline or OFF
+    notify, timeline = notify or unheard, timeline or OFF
     with timeline.span("engine", "load"):
         ready = prepare(config, notify, timeline, named=named, replan=replan)
     return Engine(
@@ -107,10 +108,6 @@ def load(
         way=ready.way,
         record=ready.record,
     )
-
-
-def _ignore(event: Event) -> None:
-    """The default for `notify`."""
 
 
 class Engine:

@@ -124,3 +124,7 @@ class Finished:
 
 
 Event = LoadProgress | Notice | Prefill | TextDelta | PassStats | Finished
+
+
+def unheard(event: Event) -> None:
+    """Takes events where nobody is told."""

@@ -11,7 +11,7 @@ from offspec.config import EngineConfig, SamplingParams
 from offspec.draw_up import is_measured, plan_by
 from offspec.engine import Engine
 from offspec.errors import RequestError
-from offspec.events import LoadProgress, PassStats
+from offspec.events import LoadProgress, PassStats, unheard
 from offspec.foreign import plan_elsewhere
 from offspec.prompts import REHEARSAL
 from offspec_planners.best_first import Grown
@@ -35,7 +35,7 @@ def make_plan(
     loaded and tried: passes, draft steps, and, once for each pair of models, how many guesses hold. replan:
     measure again, whatever is kept. Raises any OffspecError.
     """
-    notify = notify or (lambda event: None)
+    notify = notify or unheard
     if hardware is not None:
         return plan_elsewhere(config, hardware)
     if not replan and (kept := _kept(config, notify)) is not None:

