@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from offspec.draft.base import Children, Drafter, Scorer
 from offspec.timeline import OFF, Timeline
 from offspec.tree import ROOT, Candidates, TokenTree
-from offspec_planners.best_first import Grown, best_size, max_expanded, pays
+from offspec_planners.best_first import Grown, best_size, max_expanded, pays, promising
 from offspec_planners.cost import PassCosts
 
 _RECORDED = 128  # nodes
@@ -106,7 +106,7 @@ def grow(
     best = candidates.best(policy.grown)
     drafter.start(ids)
     while len(seen) + policy.width <= policy.max_expanded:
-        nodes = _frontier(candidates, best, policy.width, max_depth)
+        nodes = _frontier(candidates, best, policy, max_depth)
         if not nodes or (steps and not _pays(candidates, best, nodes, seconds, policy)):
             break
         if costs and policy.recording and not beyond:
@@ -131,13 +131,18 @@ def grow(
     return Growth(candidates.tree(kept), kept, steps, seen, recorded)
 
 
-def _frontier(candidates: Candidates, best: NDArray[np.int64], width: int, max_depth: int) -> list[int]:
-    """The `width` best unexpanded nodes that are in the tree as it stands and may have children."""
+def _frontier(
+    candidates: Candidates, best: NDArray[np.int64], policy: GrowthPolicy, max_depth: int
+) -> list[int]:
+    """The best unexpanded nodes, `width` at most, that are in the tree and may have children worth having."""
     if max_depth < 1:
         return []
     open_nodes = best[~candidates.expanded[best] & (candidates.depth[best] < max_depth)]
-    order = np.argsort(-candidates.score[open_nodes], kind="stable")[:width]
-    return [int(node) for node in np.sort(open_nodes[order])]
+    order = np.argsort(-candidates.score[open_nodes], kind="stable")[: policy.width]
+    nodes = np.sort(open_nodes[order])
+    probability, tree = (np.exp(candidates.score[some], dtype=np.float64) for some in (nodes, best))
+    worth = promising(probability, tree, policy.grown, policy.min_gain)
+    return [int(node) for node in nodes[worth]]
 
 
 def _pays(

@@ -5,11 +5,15 @@ import shutil
 import tempfile
 
 import pytest
+from hypothesis import settings
 
 # Before anything imports torch: two threads are enough for tiny models, and more fight over small machines.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+# A gate says the same of the same code. For fresh examples: --hypothesis-profile=default
+settings.register_profile("same", derandomize=True)
+settings.load_profile("same")
 
 _CACHE = pytest.StashKey[str]()
 

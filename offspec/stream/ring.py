@@ -7,7 +7,8 @@ the caller between `acquire` and `release`.
 
 Ctrl-C strikes the consumer, at any instruction, also just after it has taken a lock. So the consumer takes
 none: it writes whole values, rings bells that are queues, and never waits for more than a bell. Only the
-workers, which no signal reaches, share a lock.
+workers, which no signal reaches, share a lock. Nor does it ask a thread whether it is alive, or join one
+that is: interrupted in the midst of that, Python up to 3.12 marks a living thread as ended for good.
 """
 
 import threading
@@ -28,17 +29,39 @@ class WorkerDiedError(RuntimeError):
     """No worker of a ring is left alive, so nothing will ever fill a slot."""
 
 
+class _Worker(threading.Thread):
+    """A thread that says itself, in a whole value, when it is at its end."""
+
+    def __init__(self, name: str, work: Callable[["_Worker"], None], tell: Callable[[], None]) -> None:
+        super().__init__(name=f"offspec-{name}", daemon=True)
+        self.track = name
+        self.ended = False
+        self._does, self._tell = work, tell
+
+    def run(self) -> None:
+        try:
+            self._does(self)
+        finally:
+            self.ended = True
+            self._tell()
+
+
 @dataclass(slots=True)
 class _Filling:
     """A unit on its way into a slot: jobs still to start, and who works on the others."""
 
     unit: int
     waiting: list[Job]
-    workers: list[threading.Thread] = field(default_factory=list)
+    workers: list[_Worker] = field(default_factory=list)
 
     @property
     def running(self) -> bool:
-        return any(worker.is_alive() for worker in list(self.workers))
+        return any(not worker.ended for worker in list(self.workers))
+
+    @property
+    def lost(self) -> bool:
+        """Whether somebody ended with this in hand."""
+        return any(worker.ended for worker in list(self.workers))
 
 
 @dataclass(slots=True)
@@ -90,7 +113,7 @@ class Ring:
         self._taking = threading.Lock()  # among workers
         self._work_bell: SimpleQueue[None] = SimpleQueue()  # there may be something to fill
         self._done_bell: SimpleQueue[None] = SimpleQueue()  # a job has ended
-        self._threads: list[threading.Thread] = []
+        self._threads: list[_Worker] = []
         try:
             for index in range(workers):
                 self._threads.append(self._start(index))
@@ -100,11 +123,10 @@ class Ring:
                 self._work_bell.put(None)
             raise
 
-    def _start(self, index: int) -> threading.Thread:
-        name = f"{self._name} {index}"
-        thread = threading.Thread(target=self._work, args=(name,), name=f"offspec-{name}", daemon=True)
-        thread.start()
-        return thread
+    def _start(self, index: int) -> _Worker:
+        worker = _Worker(f"{self._name} {index}", self._work, self._tell_done)
+        worker.start()
+        return worker
 
     def acquire(self, unit: int) -> int:
         """The slot that holds `unit`, waiting for it if need be. Raises what a worker raised, ClosedError.
@@ -147,8 +169,7 @@ class Ring:
             return True
         if self._closed:
             raise ClosedError("the engine was closed while a model was being streamed")
-        lost = filling is not None and any(not worker.is_alive() for worker in list(filling.workers))
-        if lost or not any(thread.is_alive() for thread in self._threads):
+        if (filling is not None and filling.lost) or all(worker.ended for worker in self._threads):
             raise WorkerDiedError(f"a {self._name} thread has ended")
         return False
 
@@ -175,8 +196,10 @@ class Ring:
         self._closed = True
         self._ring_for_work()
         self._tell_done()
-        for thread in self._threads:
-            thread.join()
+        for worker in self._threads:
+            while not worker.ended:
+                self._listen()
+            worker.join()
 
     def _ring_for_work(self) -> None:
         for _ in range(len(self._threads) - self._work_bell.qsize()):
@@ -198,12 +221,11 @@ class Ring:
         self._round = _Round(unit, unit)
         if not self._closed:
             self._threads = [
-                thread if thread.is_alive() else self._start(index)
-                for index, thread in enumerate(self._threads)
+                self._start(index) if worker.ended else worker for index, worker in enumerate(self._threads)
             ]
         self._ring_for_work()
 
-    def _take(self) -> tuple[_Round, _Filling, Job, int] | None:
+    def _take(self, worker: _Worker) -> tuple[_Round, _Filling, Job, int] | None:
         """The next job in order, or None when there is nothing to do now."""
         with self._taking:
             state = self._round
@@ -214,9 +236,9 @@ class Ring:
                         continue
                     # First on the list, then a look whether the round goes on: so either this worker sees
                     # that it is over, or the consumer that ends it sees this worker.
-                    filling.workers.append(threading.current_thread())
+                    filling.workers.append(worker)
                     if state.stale:
-                        filling.workers.remove(threading.current_thread())
+                        filling.workers.remove(worker)
                         self._tell_done()
                         return None
                     return state, filling, filling.waiting.pop(0), sequence % self.slots
@@ -227,10 +249,10 @@ class Ring:
                 state.next_fill += 1
         return None
 
-    def _work(self, track: str) -> None:
+    def _work(self, worker: _Worker) -> None:
         while not self._closed:
             try:
-                taken = self._take()
+                taken = self._take(worker)
             except Exception as caught:  # jobs_of failed: the caller must hear of it, and the thread go on
                 self._round.error = caught
                 self._tell_done()
@@ -238,13 +260,13 @@ class Ring:
             if taken is None:
                 self._work_bell.get()
             else:
-                self._run(track, *taken)
+                self._run(worker, *taken)
         self._work_bell.put(None)  # for a worker that nobody counted
 
-    def _run(self, track: str, state: _Round, filling: _Filling, job: Job, slot: int) -> None:
+    def _run(self, worker: _Worker, state: _Round, filling: _Filling, job: Job, slot: int) -> None:
         moved, error = 0, None
         try:
-            with self._timeline.span(track, self._names[filling.unit], slot=slot) as span:
+            with self._timeline.span(worker.track, self._names[filling.unit], slot=slot) as span:
                 moved = job(slot)
                 span.note(bytes=moved)
         except Exception as caught:  # every failure must reach the caller, none may end the thread
@@ -255,5 +277,5 @@ class Ring:
             self.stats.bytes_moved += moved
             if error is not None and state.error is None:
                 state.error = error
-            filling.workers.remove(threading.current_thread())
+            filling.workers.remove(worker)
         self._tell_done()

@@ -127,6 +127,18 @@ def _pays(
     return worth_a_step(worth, float(expected[rows - 1]), draft, width, rows, costs)
 
 
+def promising(
+    probability: NDArray[np.float64], tree: NDArray[np.float64], budget: int, min_gain: float
+) -> NDArray[np.bool_]:
+    """Which nodes [W] are worth a place in a draft step, by the probabilities of their paths.
+
+    One of which a whole tree of `budget` nodes would not add `min_gain` of the tokens of `tree` [N] is not.
+    Where the draft is sure, nearly all are such, and expanding them would use up `max_expanded` long before
+    the one path that matters is deep.
+    """
+    return probability * budget >= min_gain * float(tree.sum())
+
+
 def max_expanded(budget: int, width: int) -> int:
     """Most nodes expanded for a tree: a bound on the draft's work and on the rows of its cache."""
     return 2 * budget + width
@@ -174,7 +186,9 @@ class _Ordered:
         widths, draft = list[int](), costs.start if costs else 0.0
         while sum(widths) + width <= max_expanded(budget, width):
             nodes = best[~closed[best]][:width]
-            worth, probability = float(self.probability[nodes].sum()), self.probability[best]
+            probability = self.probability[best]
+            nodes = nodes[promising(self.probability[nodes], probability, budget, min_gain)]
+            worth = float(self.probability[nodes].sum())
             if not len(nodes) or (
                 widths and not _pays(probability, worth, len(nodes), draft, looked_up, min_gain)
             ):

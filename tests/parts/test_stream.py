@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from offspec.store.layout import UnitLayout, lay_out
 from offspec.store.reader import DirectReader, ReadShape
 from offspec.stream.device import DeviceStream
 from offspec.stream.disk import DiskStream, read_unit
-from offspec.stream.ring import Ring
+from offspec.stream.ring import Ring, _Worker
 
 
 def _file(folder: Path, name: str, size: int, seed: int = 0) -> tuple[Path, bytes]:
@@ -266,6 +267,31 @@ def test_an_interrupted_restart_hands_out_no_half_filled_slot(monkeypatch: pytes
     assert len(filled) >= 8, "unit 0 was handed out before its eight jobs were done"
     ring.release()
     ring.close()
+
+
+def test_no_thread_is_asked_whether_it_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python up to 3.12, interrupted while it asks or joins, takes a living thread for dead ever after."""
+
+    def asked(*args: object, **kwargs: object) -> bool:
+        raise AssertionError("an interrupt here would lose a living worker")
+
+    def job(slot: int) -> int:
+        time.sleep(0.02)
+        return 1
+
+    ring = Ring([f"unit {i}" for i in range(3)], 2, lambda unit: [job] * 3, workers=2, name="test")
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "is_alive", asked)
+        for unit in (0, 1, 2, 0):
+            ring.acquire(unit)
+            ring.release()
+        ring.acquire(1)
+        ring.abandon()
+        ring.acquire(0)
+        ring.release()
+        real = threading.Thread.join
+        patched.setattr(_Worker, "join", lambda worker: real(worker) if worker.ended else asked())
+        ring.close()
 
 
 def test_files_are_closed(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from offspec.config import SamplingParams
@@ -98,19 +98,34 @@ def test_a_replay_is_the_growth(
     _same(growth, widths, replay(record, budget, width, costs, min_gain, depth))
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 10_000), st.sampled_from([4, 16, 40]), st.sampled_from([2, 8]))
-def test_a_recorded_tree_can_be_replayed(seed: int, budget: int, width: int) -> None:
-    """The record is what a growth of its size makes, and of it only the best are verified."""
-    table = random_table(seed, 2.0)
-    recording, _ = _grow(table, GrowthPolicy(budget, width, min_gain=0.0, record=300), depth=300)
-    assert len(recording.tree) == budget and recording.recorded is not None
-    assert len(recording.recorded.parent) == 300
-    growth, widths = _grow(table, GrowthPolicy(budget, width), depth=300)
-    replayed = replay(recording.recorded, budget, width, None)
-    assert replayed.expected == pytest.approx(growth.tree.expected_tokens, rel=0.02)
-    assert abs(len(replayed.widths) - len(widths)) <= 1
-    assert recording.tree.expected_tokens >= growth.tree.expected_tokens * (1 - 1e-6)
+@pytest.mark.parametrize("budget", [4, 16, 40])
+@pytest.mark.parametrize("width", [2, 8])
+def test_a_recorded_tree_can_be_replayed(budget: int, width: int) -> None:
+    """The record is what a growth of its size makes, and of it only the best are verified.
+
+    Poor nodes that only the first steps of a growth expand are not in it, so now and then, by the draft,
+    the growth is a step behind its replay. It is never ahead of it.
+    """
+    off = []
+    for seed in range(40):
+        table = random_table(seed, 2.0)
+        recording, _ = _grow(table, GrowthPolicy(budget, width, min_gain=0.0, record=300), depth=300)
+        assert len(recording.tree) == budget and recording.recorded is not None
+        assert len(recording.recorded.parent) == 300
+        growth, _ = _grow(table, GrowthPolicy(budget, width), depth=300)
+        replayed = replay(recording.recorded, budget, width, None)
+        assert recording.tree.expected_tokens >= growth.tree.expected_tokens * (1 - 1e-6)
+        off.append(replayed.expected / growth.tree.expected_tokens - 1)
+    assert min(off) > -1e-6
+    assert np.quantile(off, 0.9) < 1e-6 and max(off) < 0.02
+
+
+def test_a_sure_draft_grows_deep() -> None:
+    """Two tokens that follow each other almost surely: hopeless nodes beside them take no steps away."""
+    table = random_table(300, 2.0)
+    growth, widths = _grow(table, GrowthPolicy(16, 8))
+    assert growth.tree.expected_tokens > 14 and growth.tree.depth.max() > 13
+    assert sum(widths) < 40
 
 
 def test_no_record_of_a_tree_that_the_depth_cut_short() -> None:
