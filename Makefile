@@ -1,8 +1,9 @@
 # make env     everything installed into .venv (again only when pyproject.toml or constraints.txt change)
 # make demo    a real model, streamed from disk under a memory budget
+# make chat    a conversation with that model, in the terminal
 # make test    the tests
 # make check   what CI runs: lint, format, types, floors, docs, tests
-# make docs    renew docs/cli.md
+# make docs    renew docs/cli.md and the pictures in docs/images
 # make format  let ruff rewrite what it can
 # make clean   remove caches and build products, keep .venv
 
@@ -16,7 +17,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: env demo test check docs format clean
+.PHONY: env demo chat test check docs format clean
 
 env: $(INSTALLED)
 
@@ -36,6 +37,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: env
 	$(BIN)/offspec generate demo "$(PROMPT)" --memory 1GB --max-tokens 160 $(ARGS)
 
+chat: env
+	$(BIN)/offspec chat demo --memory 1.5GB $(ARGS)
+
 test: env
 	$(BIN)/python -m pytest $(ARGS)
 
@@ -45,10 +49,12 @@ check: env
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python docs/make_cli.py --check
+	$(BIN)/python docs/screenshots.py --check
 	$(BIN)/python -m pytest $(ARGS)
 
 docs: env
 	$(BIN)/python docs/make_cli.py
+	$(BIN)/python docs/screenshots.py
 
 format: env
 	$(BIN)/ruff check --fix .

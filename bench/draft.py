@@ -106,7 +106,7 @@ def open_draft(name: str, bits: int, dtype: str, capacity: int) -> LoadedModel:
     from offspec.assemble import calibration_ids
     from offspec.checkpoint import open_checkpoint
     from offspec.model.loaded import LoadedModel
-    from offspec.text import TextCodec, load_tokenizer
+    from offspec.text.codec import TextCodec, load_tokenizer
     from offspec_planners.placement import Placement
 
     checkpoint = open_checkpoint(name)

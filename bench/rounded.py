@@ -58,7 +58,7 @@ def write(checkpoint: Checkpoint, folder: Path) -> None:
 
     from offspec.assemble import calibration_ids
     from offspec.model.loaded import LoadedModel
-    from offspec.text import TextCodec, load_tokenizer
+    from offspec.text.codec import TextCodec, load_tokenizer
 
     codec = TextCodec(load_tokenizer(checkpoint.folder), checkpoint.folder, checkpoint.config)
     loaded = LoadedModel(checkpoint.folder, checkpoint.tensors, torch.bfloat16, torch.device("cpu"))

@@ -24,7 +24,7 @@ from bench.harness import Report, command_line, environment, read_prompts, write
 from offspec.checkpoint import open_checkpoint
 from offspec.model.calibration import TEXT, InputMoments
 from offspec.model.packing import pack, unpack
-from offspec.text import TextCodec, load_tokenizer
+from offspec.text.codec import TextCodec, load_tokenizer
 
 NAME = "rounding"
 Rounding = Callable[[str, torch.Tensor], torch.Tensor]

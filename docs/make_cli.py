@@ -11,7 +11,7 @@ from pathlib import Path
 
 PAGE = Path(__file__).with_name("cli.md")
 ROOT = Path(__file__).parents[1]
-COMMANDS: tuple[tuple[str, ...], ...] = ((), ("generate",), ("plan",), ("hardware",))
+COMMANDS: tuple[tuple[str, ...], ...] = ((), ("generate",), ("chat",), ("plan",), ("hardware",))
 
 _INTRO = """# The command line
 
@@ -30,6 +30,8 @@ nothing more. Bars and status lines appear only on a terminal; `NO_COLOR` is res
 | 141 | whoever read standard output went away, as in `offspec … \\| head -1` |
 
 An error is one line on standard error that begins with `error:` and names the fix where there is one.
+In `offspec chat` such a line does not end the conversation; with questions from a pipe the last one's code is
+the program's in the end.
 A usage error is shown with the usage. A traceback is a bug: please report it.
 
 `--json` prints one object: `text`, `token_ids`, `tokens`, `passes`, `tokens_per_pass`, `seconds`,

@@ -23,7 +23,7 @@ from offspec.fit import Fit, decide, draft_rows, holds, no_room, parts
 from offspec.model.calibration import TEXT
 from offspec.model.lean import LeanModel
 from offspec.model.loaded import LoadedModel
-from offspec.text import TextCodec, load_tokenizer, same_vocabulary
+from offspec.text.codec import TextCodec, load_tokenizer, same_vocabulary
 from offspec.timeline import OFF, Timeline
 from offspec_planners.placement import Placement, Tier
 
@@ -247,13 +247,19 @@ def calibration_ids(codec: TextCodec, most: int) -> list[int]:
 
 def describe(assembly: Assembly) -> dict[str, Any]:
     """What was decided, for logs and benches."""
-    placement = assembly.placement
+    placement, sizes = assembly.placement, assembly.target.layer_bytes
+    streamed = [i for i in range(len(sizes)) if i not in placement.resident]
+    host = placement.layers(Tier.HOST)
     return {
         "context": assembly.context,
         "resident_layers": len(placement.resident),
-        "host_layers": len(placement.layers(Tier.HOST)),
+        "host_layers": len(host),
         "disk_layers": len(placement.layers(Tier.DISK)),
-        "streamed_layers": len(placement.tiers) - len(placement.resident),
+        "streamed_layers": len(streamed),
+        "resident_bytes": sum(sizes[i] for i in placement.resident),
+        "host_bytes": sum(sizes[i] for i in host),
+        "disk_bytes": sum(sizes[i] for i in placement.layers(Tier.DISK)),
+        "slot_bytes": placement.slots * max((sizes[i] for i in streamed), default=0),
         "slots": placement.slots,
         "staging": placement.staging,
         "head": str(placement.head),

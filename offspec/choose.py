@@ -290,6 +290,7 @@ def plan_key(opened: Opened) -> str:
         config.device,
         config.dtype,
         config.context,
+        config.converses,
         config.budget,
         config.width,
         config.verify,

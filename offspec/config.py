@@ -86,6 +86,7 @@ class EngineConfig:
     memory: RAM in bytes that the whole process may use, or None for what the machine has free. vram: the
     same for a CUDA device.
     context: tokens of KV cache to make room for, or None for a default that fits.
+    converses: where the context is not given, room for a conversation goes before a faster draft.
     draft: a model id or path, "auto" (a 4-bit substitute of the target), or "none".
     draft_bits: 16 keeps a named draft in `dtype`; 4 rounds its linears to 4 bits.
     budget: most nodes verified in one pass; width: nodes a draft step expands; None for what a plan says
@@ -108,6 +109,7 @@ class EngineConfig:
     tree: Tree = "dynamic"
     temperature: float = 0.0
     learn: bool = True
+    converses: bool = False
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.budget < 1:

@@ -2,7 +2,11 @@
 
 from offspec.config import SamplingParams
 from offspec.events import FinishReason
-from offspec.text import TextStream
+from offspec.text.stream import TextStream
+
+
+class Halted(Exception):
+    """Somebody asked for the answer to end; raised where a pass can be broken off, and caught above it."""
 
 
 class Ending:

@@ -2,41 +2,38 @@
 
 import secrets
 import threading
-import time
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, cast
 
-import torch
-
-from offspec import device as devices
-from offspec import memory as process_memory
+from offspec.answer import Answer, Request
 from offspec.assemble import Assembly, describe
 from offspec.choose import Way, prepare
+from offspec.concurrent import Turns, in_thread
 from offspec.config import EngineConfig, SamplingParams, Tree, Verify, parse_bytes
+from offspec.conversation import Conversation
 from offspec.draft.base import Scorer
 from offspec.ending import Ending
-from offspec.errors import CapacityError, ClosedError, RequestError
+from offspec.errors import ClosedError, RequestError
 from offspec.events import (
     Event,
     Finished,
     Mismatch,
-    PassStats,
-    Prefill,
     Result,
-    TextDelta,
     unheard,
 )
 from offspec.ledger import DraftRecord, read_plan
 from offspec.noise import GumbelNoise
 from offspec.preview import preview
 from offspec.sampling import LogitsProcessor
-from offspec.session import Decoding, PassResult, Session
-from offspec.text import Messages, TextStream
+from offspec.sequence import Decoding, TokenSequence
+from offspec.session import Session
+from offspec.text.codec import Messages
+from offspec.text.stream import TextStream
 from offspec.timeline import OFF, Timeline
 from offspec_planners.best_first import Grown
 from offspec_planners.calibrate import Calibration
@@ -80,7 +77,6 @@ def load(
     teach about the draft. notify: takes LoadProgress and Notice events now, and Prefill ones as layers of a
     first pass complete. timeline: records what runs when, for its `write`. Raises OffspecError.
     """
-    named = read_plan(Path(plan)) if isinstance(plan, str | Path) else plan
     config = EngineConfig(
         model=model,
         draft=draft,
@@ -97,17 +93,23 @@ def load(
         temperature=temperature,
         learn=learn,
     )
+    return open_engine(config, plan=plan, replan=replan, notify=notify, timeline=timeline)
+
+
+def open_engine(
+    config: EngineConfig,
+    *,
+    plan: str | Path | Plan | None = None,
+    replan: bool = False,
+    notify: Callable[[Event], None] | None = None,
+    timeline: Timeline | None = None,
+) -> "Engine":
+    """What `load` does, with its settings in one piece. Raises OffspecError."""
+    named = read_plan(Path(plan)) if isinstance(plan, str | Path) else plan
     notify, timeline = notify or unheard, timeline or OFF
     with timeline.span("engine", "load"):
         ready = prepare(config, notify, timeline, named=named, replan=replan)
-    return Engine(
-        ready.config,
-        ready.assembly,
-        notify,
-        timeline,
-        way=ready.way,
-        record=ready.record,
-    )
+    return Engine(ready.config, ready.assembly, notify, timeline, way=ready.way, record=ready.record)
 
 
 class Engine:
@@ -130,10 +132,11 @@ class Engine:
         self.timeline = timeline
         self._assembly = assembly
         self._notify = notify
-        self._session = Session(assembly.target, assembly.drafter, timeline)
+        self._sequence = TokenSequence(assembly.target, assembly.drafter, timeline)
         self._calibrations: dict[tuple[float, bool], Calibration] = {}
-        self._lock = threading.Lock()
-        self._holder: int | None = None  # the thread that holds the lock
+        self._turns = Turns(
+            "another answer of this engine is under way; read its stream to the end or close it"
+        )
         self._streams: weakref.WeakSet[Generator[Event, None, None]] = weakref.WeakSet()
         self._closed = False
 
@@ -190,52 +193,58 @@ class Engine:
         raw: bool = False,
         speculate: bool = True,
         check: bool = False,
+        halt: threading.Event | None = None,
+        trees: bool = False,
     ) -> Generator[Event, None, None]:
         """Answer a prompt, yielding events as they happen.
 
         prompt: text (one message of the user, or plain text when `raw`), chat messages, or token ids.
         speculate: False decodes one token a pass, which gives the same tokens, slowly. check: decode once
-        more in that way and report in the result where tokens differ, if they do. Raises OffspecError.
+        more in that way and report in the result where tokens differ, if they do. halt: once it is set, from
+        whichever thread, the pass under way is broken off and the answer ends with what there is. trees:
+        send a TreeSeen for every pass. Raises OffspecError.
         A second thread waits until the first stream has ended or was closed.
         """
-        events = self._stream(prompt, params, raw, speculate, check)
+        events = self._stream(prompt, params, raw, speculate, check, halt, trees)
         self._streams.add(events)
         return events
 
     def _stream(
-        self, prompt: Prompt, params: SamplingParams | None, raw: bool, speculate: bool, check: bool
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        raw: bool,
+        speculate: bool,
+        check: bool,
+        halt: threading.Event | None,
+        trees: bool,
     ) -> Generator[Event, None, None]:
-        params = params or SamplingParams()
-        if params.seed is None:
-            params = replace(params, seed=secrets.randbits(63))
-        with self._turn():
-            ids = self._encode(prompt, raw)
-            result = None
-            for event in self._answer(ids, params, speculate):
+        params = _seeded(params or SamplingParams())
+        with self._turn(halt):
+            request = Request(self._encode(prompt, raw), params, speculate, halt, trees)
+            answer, result = self._answer(request), None
+            for event in answer.events():
                 if isinstance(event, Finished):
                     result = event.result
                 else:
                     yield event
             assert result is not None
-            if check:
-                result = replace(result, mismatches=self._check(ids, params, result))
+            if check and result.finish_reason != "halted":
+                result = replace(result, mismatches=self._check(request, result, answer.gaps))
             yield Finished(result)
 
+    def chat(self, *, system: str | None = None, params: SamplingParams | None = None) -> Session:
+        """A conversation, in which every question follows on what was said before; see `Session`."""
+        conversation = Conversation(model=self.config.model, system=system, params=params or SamplingParams())
+        return Session(self, self._assembly.codec, conversation)
+
     @contextmanager
-    def _turn(self) -> Iterator[None]:
+    def _turn(self, halt: threading.Event | None = None) -> Iterator[None]:
         """One request at a time. Raises ClosedError, or RequestError instead of waiting for itself."""
-        if self._holder == threading.get_ident():
-            raise RequestError(
-                "another answer of this engine is under way; read its stream to the end or close it"
-            )
-        with self._lock:
+        with self._turns.take(halt):
             if self._closed:
                 raise ClosedError("this engine was closed; load the model again")
-            self._holder = threading.get_ident()
-            try:
-                yield
-            finally:
-                self._holder = None
+            yield
 
     def _encode(self, prompt: Prompt, raw: bool) -> list[int]:
         """Token ids of a prompt that leaves room for an answer."""
@@ -256,85 +265,23 @@ class Engine:
             )
         return ids
 
-    def _answer(
-        self, ids: list[int], params: SamplingParams, speculate: bool
-    ) -> Generator[Event, None, None]:
-        began = time.perf_counter()
-        target, session = self._assembly.target, self._session
-        layers, read_before = len(target.layers), target.bytes_streamed
-        reused = session.begin(ids)
-        yield Prefill(len(ids) - reused, reused, 0, layers)
-        text = TextStream(self._assembly.codec, params.stop)
-        ending = Ending(params, frozenset() if params.ignore_eos else self._assembly.codec.eos_ids, text)
-        ending.room = self.context - len(ids)
-        decoding = self._decoding(ids, params, speculate, ending)
-        tree_model = target.tree_model
-        tree_model.on_layer = lambda done: self._notify(Prefill(len(ids) - reused, reused, done, layers))
-        tokens, gaps, shown = list[int](), list[float](), list[str]()
-        passes, ttft, draft_seconds, target_seconds = 0, 0.0, 0.0, 0.0
-        while ending.reason is None:
-            read = target.bytes_streamed
-            done = self._run_pass(decoding, ending.left - 1)
-            tree_model.on_layer = None
-            passes += 1
-            ttft = ttft or time.perf_counter() - began
-            tokens += done.walk.tokens
-            gaps += done.walk.gaps
-            draft_seconds += done.draft_seconds
-            target_seconds += done.target_seconds
-            shown.append(text.finish() if ending.reason else text.take())
-            yield TextDelta(shown[-1], done.walk.tokens)
-            yield _stats(passes, done, target.bytes_streamed - read)
-        self._last_gaps = gaps
-        assert params.seed is not None
-        yield Finished(
-            Result(
-                text="".join(shown),
-                token_ids=tuple(tokens),
-                passes=passes,
-                seconds=time.perf_counter() - began,
-                ttft_s=ttft,
-                bytes_streamed=target.bytes_streamed - read_before,
-                peak_memory_bytes=process_memory.peak_bytes(),
-                finish_reason=ending.reason,
-                draft=self.draft if speculate else "none",
-                budget=self.budget if speculate else 1,
-                seed=params.seed,
-                draft_seconds=draft_seconds,
-                target_seconds=target_seconds,
-                prompt_tokens=len(ids),
-                reused_tokens=reused,
-                peak_device_bytes=devices.peak_bytes(target.device),
-            )
+    def _answer(self, request: Request) -> Answer:
+        return Answer(
+            request,
+            self._assembly,
+            self._sequence,
+            lambda ending, answer: self._decoding(request, ending, answer),
+            context=self.context,
+            draft=self.draft,
+            budget=self.budget,
+            notify=self._notify,
+            timeline=self.timeline,
         )
 
-    def _run_pass(self, decoding: Decoding, max_depth: int) -> PassResult:
-        recording = torch.is_grad_enabled()
-        try:
-            with self.timeline.span("engine", "pass") as span:
-                done = self._session.run_pass(decoding, max_depth)
-                span.note(nodes=len(done.growth.tree), emitted=len(done.walk.tokens))
-            self.timeline.counter("bytes streamed", self._assembly.target.bytes_streamed)
-            return done
-        except BaseException as error:
-            torch.set_grad_enabled(recording)  # Ctrl-C may have struck where it was about to be set back
-            self._assembly.target.tree_model.on_layer = None
-            self._session.recover()
-            if devices.is_out_of_memory(error):
-                raise CapacityError(
-                    "memory ran out in the middle of a pass; give a smaller --context or --budget, or close "
-                    "what else uses memory",
-                    needed=0,
-                    given=self._assembly.vram or self._assembly.memory,
-                ) from error
-            raise
-
-    def _decoding(
-        self, ids: list[int], params: SamplingParams, speculate: bool, ending: "Ending"
-    ) -> Decoding:
-        target = self._assembly.target
+    def _decoding(self, request: Request, ending: Ending, answer: Answer | None = None) -> Decoding:
+        target, params = self._assembly.target, request.params
         vocabulary, device = target.skeleton.vocab_size, target.device
-        processor = LogitsProcessor(params, vocabulary, ids, device)
+        processor = LogitsProcessor(params, vocabulary, request.ids, device)
         assert params.seed is not None
         noise = GumbelNoise(params.seed, vocabulary, device) if processor.uses_noise else None
         coupled = noise if self.config.verify == "coupled" else None
@@ -342,10 +289,12 @@ class Engine:
         return Decoding(
             processor=processor,
             noise=noise,
-            scorer=Scorer(processor, coupled, calibration) if speculate else None,
+            scorer=Scorer(processor, coupled, calibration) if request.speculate else None,
             policy=self._way.recording(calibration),
             shape=self._way.shape,
             stop=ending.after,
+            between=answer.look if answer else None,
+            grown=answer.grown if answer else None,
         )
 
     def _calibration(self, temperature: float, coupled: bool) -> Calibration:
@@ -369,7 +318,7 @@ class Engine:
                 return []
             ids = self._encode(prompt, raw)
             ending = Ending(params, frozenset(), TextStream(self._assembly.codec, ()))
-            decoding = self._decoding(ids, params, True, ending)
+            decoding = self._decoding(Request(ids, params), ending)
             assert decoding.scorer is not None
             policy = replace(self._way.policy, budget=nodes // 2, record=nodes, costs=None)
             return preview(drafter, decoding.scorer, ids, policy, _STRIDE, trees, self.context)
@@ -378,15 +327,15 @@ class Engine:
         """Grow trees in another way from the next answer on. Its budget must be within the room there is."""
         self._way = way
 
-    def _check(self, ids: list[int], params: SamplingParams, result: Result) -> tuple[Mismatch, ...]:
+    def _check(self, request: Request, result: Result, gaps: Sequence[float]) -> tuple[Mismatch, ...]:
         """The first place where decoding without speculation differs; what follows it is another text."""
-        self._session.forget()  # keys and values that came with a tree would be taken for right
-        for event in self._answer(ids, params, speculate=False):
+        self._sequence.forget()  # keys and values that came with a tree would be taken for right
+        for event in self._answer(replace(request, speculate=False, trees=False)).events():
             if isinstance(event, Finished):
                 alone = event.result.token_ids
         for index, (token, other) in enumerate(zip(result.token_ids, alone, strict=False)):
             if token != other:
-                return (Mismatch(index, token, other, self._last_gaps[index]),)
+                return (Mismatch(index, token, other, gaps[index]),)
         return ()
 
     def close(self) -> None:
@@ -394,7 +343,7 @@ class Engine:
         for events in list(self._streams):
             with suppress(ValueError):  # it is running in another thread, whose turn is waited for
                 events.close()
-        with self._lock:
+        with self._turns.take():
             learnt = None if self._closed else self._record
             self._closed = True
             if self._assembly.drafter is not None:
@@ -402,6 +351,39 @@ class Engine:
             self._assembly.target.close()
             if learnt is not None:
                 learnt.save()
+
+    def astream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        raw: bool = False,
+        speculate: bool = True,
+        check: bool = False,
+        trees: bool = False,
+    ) -> AsyncGenerator[Event, None]:
+        """`stream` for `async` callers; cancelled or closed, it halts the answer."""
+        halt = threading.Event()
+        return in_thread(
+            lambda: self.stream(
+                prompt, params, raw=raw, speculate=speculate, check=check, halt=halt, trees=trees
+            ),
+            halt.set,
+        )
+
+    async def agenerate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        raw: bool = False,
+        speculate: bool = True,
+        check: bool = False,
+    ) -> Result:
+        """`generate` for `async` callers; cancelled, it halts the answer."""
+        events = self.astream(prompt, params, raw=raw, speculate=speculate, check=check)
+        finished = [event async for event in events if isinstance(event, Finished)]
+        return finished[0].result
 
     def __enter__(self) -> "Engine":
         return self
@@ -412,15 +394,5 @@ class Engine:
         self.close()
 
 
-def _stats(index: int, done: PassResult, nbytes: int) -> PassStats:
-    tree = done.growth.tree
-    return PassStats(
-        index=index,
-        tree_nodes=len(tree),
-        tree_depth=int(tree.depth.max()),
-        draft_steps=done.growth.steps,
-        emitted=len(done.walk.tokens),
-        draft_seconds=done.draft_seconds,
-        target_seconds=done.target_seconds,
-        bytes_streamed=nbytes,
-    )
+def _seeded(params: SamplingParams) -> SamplingParams:
+    return params if params.seed is not None else replace(params, seed=secrets.randbits(63))

@@ -12,6 +12,7 @@
     ├── DiskFullError             no room to write
     ├── DraftError                the draft cannot draft for this target
     ├── PlanError                 a plan that is damaged or does not belong here
+    ├── SessionError              a saved conversation that is damaged, foreign, or cannot be written
     ├── StreamError               a read failed while a model was being streamed
     └── ClosedError               the engine was closed
 
@@ -80,6 +81,10 @@ class DraftError(OffspecError):
 
 class PlanError(OffspecError):
     """A plan is damaged, or was made for another model or machine."""
+
+
+class SessionError(OffspecError):
+    """A saved conversation is damaged, foreign, or cannot be written."""
 
 
 class StreamError(OffspecError):

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-FinishReason = Literal["stop", "eos", "length", "context"]
+FinishReason = Literal["stop", "eos", "length", "context", "halted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +37,65 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
+class PassProgress:
+    """Where a pass is. Told through `notify` alone, while the pass runs.
+
+    index: from 1. nodes: of the tree on its way through the target, 0 while the draft still grows it; layer:
+    those done, of `layers`; bytes_streamed: in this pass; seconds: since it began.
+    """
+
+    index: int
+    nodes: int
+    layer: int
+    layers: int
+    bytes_streamed: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text that one token made final. source: "draft", or "bonus" for what the target added itself."""
+
+    text: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
-    """Text that is now final, and the token ids committed with it (either may be empty)."""
+    """Text that is now final, and the token ids committed with it (either may be empty).
+
+    pieces: the same text, token by token.
+    """
 
     text: str
     token_ids: tuple[int, ...]
+    pieces: tuple[Piece, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSeen:
+    """A verified tree of N nodes, for people to look at; sent where a request asks for trees.
+
+    index: the pass, from 1. parent [N], -1 for the root; text [N] of each node's token; probability [N] that
+    the target takes the path so far, as the draft saw it; accepted: the nodes of the walk, the root first;
+    bonus: the text of the token that the target chose at the last of them, "" where an answer ends with one
+    that was guessed.
+    """
+
+    index: int
+    parent: tuple[int, ...]
+    text: tuple[str, ...]
+    probability: tuple[float, ...]
+    accepted: tuple[int, ...]
+    bonus: str
 
 
 @dataclass(frozen=True, slots=True)
 class PassStats:
-    """One trip of the target's weights. Seconds are wall time; `emitted` counts the bonus token."""
+    """One trip of the target's weights. Seconds are wall time; `emitted` counts the bonus token.
+
+    Of target_seconds, wait_seconds passed in waiting for weights and compute_seconds in layers.
+    """
 
     index: int
     tree_nodes: int
@@ -56,6 +105,8 @@ class PassStats:
     draft_seconds: float
     target_seconds: float
     bytes_streamed: int
+    wait_seconds: float = 0.0
+    compute_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +174,7 @@ class Finished:
     result: Result
 
 
-Event = LoadProgress | Notice | Prefill | TextDelta | PassStats | Finished
+Event = LoadProgress | Notice | Prefill | PassProgress | TextDelta | TreeSeen | PassStats | Finished
 
 
 def unheard(event: Event) -> None:

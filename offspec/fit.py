@@ -19,6 +19,7 @@ DraftMode = Literal["full", "expanded", "packed", "none"]
 WIDEST = 64  # nodes that a draft step expands at most, where the caller does not say
 
 _CONTEXTS = (4096, 2048, 1024, 512)  # tried in turn when the caller does not say
+_CONVERSATION = 2048  # tokens that some turns of a conversation take
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,35 +40,46 @@ def decide(
     draft: LoadedModel | None,
     runtime: int,
 ) -> Fit:
-    """The first arrangement that fits: the fastest draft, then the longest context.
+    """The first arrangement that fits: the fastest draft, then the longest context; see `_choices`.
 
     given: bytes of RAM for the process; device_memory: bytes of the device, None where it computes in RAM.
     config.budget and .width: the most that will be used. runtime: bytes that the process takes without
     any weights.
     Raises CapacityError, RequestError for a context that is over the model's.
     """
-    contexts = _contexts(config, target)
     failure: CapacityError | None = None
-    for mode in _modes(config, draft):
-        for context in contexts:
-            found: Fit | None = None
-            for chunk in (CHUNK, SMALL_CHUNK):
-                needs = _needs(config, target, draft, mode, context, runtime, chunk)
-                try:
-                    fit = Fit(context, mode, memory.divide(given, needs, device_memory), chunk)
-                except CapacityError as error:
-                    if failure is None or error.needed < failure.needed:
-                        failure = error
-                    continue
-                # Where not even one layer stays, a smaller chunk may make room for one, a slot or the head.
-                if found is None or fit.placement != found.placement:
-                    found = fit
-                if found.placement.resident:
-                    break
-            if found is not None:
-                return found
+    for mode, context in _choices(config, target, draft):
+        found: Fit | None = None
+        for chunk in (CHUNK, SMALL_CHUNK):
+            needs = _needs(config, target, draft, mode, context, runtime, chunk)
+            try:
+                fit = Fit(context, mode, memory.divide(given, needs, device_memory), chunk)
+            except CapacityError as error:
+                if failure is None or error.needed < failure.needed:
+                    failure = error
+                continue
+            # Where not even one layer stays, a smaller chunk may make room for one, a slot or the head.
+            if found is None or fit.placement != found.placement:
+                found = fit
+            if found.placement.resident:
+                break
+        if found is not None:
+            return found
     assert failure is not None
     raise failure
+
+
+def _choices(
+    config: EngineConfig, target: LoadedModel, draft: LoadedModel | None
+) -> list[tuple[DraftMode, int]]:
+    """How a draft may be held and how long the context may be, the most wanted first.
+
+    A conversation wants room: a context that would soon be full is taken only where no other fits.
+    """
+    choices = [(mode, length) for mode in _modes(config, draft) for length in _contexts(config, target)]
+    if config.converses:
+        choices.sort(key=lambda choice: choice[1] < min(_CONVERSATION, target.skeleton.context_length))
+    return choices
 
 
 def holds(

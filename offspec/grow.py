@@ -8,7 +8,7 @@ finds them (SpecExec: Svirschevski et al. 2024; the stopping rule is in the mann
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,8 +96,12 @@ def grow(
     policy: GrowthPolicy,
     max_depth: int,
     timeline: Timeline = OFF,
+    between: Callable[[], None] | None = None,
 ) -> Growth:
-    """A tree below the last of the committed ids, no deeper than `max_depth` tokens."""
+    """A tree below the last of the committed ids, no deeper than `max_depth` tokens.
+
+    between: called before every step; what it raises breaks the growth off.
+    """
     candidates = Candidates(ids[-1])
     seen: dict[int, tuple[Children, int]] = {}
     costs, steps = policy.costs, 0
@@ -111,6 +115,8 @@ def grow(
             break
         if costs and policy.recording and not beyond:
             beyond = not pays(candidates.score[best], candidates.score[nodes], seconds, costs, 0.0)
+        if between is not None:
+            between()
         with timeline.span("draft", "step", width=len(nodes)):
             children = drafter.expand(candidates, nodes, scorer)
         candidates.expanded[nodes] = True

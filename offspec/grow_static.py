@@ -4,7 +4,7 @@ Each level of the shape is drafted when the one above it is known, its nodes in 
 (Chen et al. 2024, Sequoia, arXiv 2402.12374). The b-th place below a node goes to the draft's b-th guess.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -23,10 +23,12 @@ def grow_static(
     max_depth: int,
     width: int,
     timeline: Timeline = OFF,
+    between: Callable[[], None] | None = None,
 ) -> Growth:
     """A tree of this shape below the last of the committed ids, no deeper than `max_depth` tokens.
 
     Where the draft offers fewer children than the shape has places, what would hang below is left out.
+    between: called before every step; what it raises breaks the growth off.
     """
     candidates = Candidates(ids[-1])
     filled = {ROOT: ROOT}  # node of the shape to candidate
@@ -38,6 +40,8 @@ def grow_static(
         nodes = [filled[node] for node in inner]
         if not nodes or candidates.depth[nodes[0]] >= max_depth:  # a step is within one level
             continue
+        if between is not None:
+            between()
         with timeline.span("draft", "step", width=len(nodes)):
             children = drafter.expand(candidates, nodes, scorer)
         candidates.expanded[nodes] = True

@@ -1,158 +1,306 @@
-"""One conversation's state: committed token ids, what both caches hold of them, and a pass over them."""
+"""A conversation with an engine: questions in, events out, and what was said kept in a file as it comes."""
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import threading
+import weakref
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
 
-import torch
+from offspec.concurrent import Turns, in_thread
+from offspec.config import SamplingParams
+from offspec.conversation import Conversation
+from offspec.errors import ClosedError, OffspecError, RequestError
+from offspec.events import Event, Finished, Notice, Result
+from offspec.keeper import Keeper
+from offspec.message import Message, checked_text
+from offspec.reply import Reply
+from offspec.transcript import Encoded, Transcript, Wording
 
-from offspec.draft.base import Drafter, Scorer
-from offspec.grow import Growth, GrowthPolicy, grow, no_growth
-from offspec.grow_static import grow_static
-from offspec.model.attention import TreeContext
-from offspec.model.loaded import LoadedModel
-from offspec.noise import GumbelNoise
-from offspec.sampling import LogitsProcessor
-from offspec.timeline import OFF, Timeline
-from offspec.verify import Walk, walk
-from offspec_planners.sequoia import Shape
+_SEEDS = 2**64
 
-
-@dataclass(frozen=True, slots=True)
-class Decoding:
-    """What stays the same from pass to pass of one request.
-
-    scorer: None without speculation. shape: of all trees, where they are not grown best first; it has no
-    more nodes than the policy's budget.
-    """
-
-    processor: LogitsProcessor
-    noise: GumbelNoise | None
-    scorer: Scorer | None
-    policy: GrowthPolicy
-    stop: Callable[[int], bool]
-    shape: Shape | None = None
+_Asked = tuple[list[Message], SamplingParams]
 
 
-@dataclass(frozen=True, slots=True)
-class PassResult:
-    """What a pass emitted, the tree it checked, and where its seconds went."""
+class Answering(Protocol):
+    """What a session needs of an engine; `offspec.Engine` is one."""
 
-    walk: Walk
-    growth: Growth
-    draft_seconds: float
-    target_seconds: float
+    @property
+    def context(self) -> int: ...
+    def stream(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        *,
+        halt: threading.Event | None = None,
+        trees: bool = False,
+    ) -> Generator[Event, None, None]: ...
+
+
+class Chatting(Protocol):
+    """An engine that begins conversations."""
+
+    def chat(self, *, system: str | None = None, params: SamplingParams | None = None) -> "Session": ...
 
 
 class Session:
-    """Token ids and the caches that follow them.
+    """One conversation. Several threads may use it; their questions wait for each other.
 
-    The target's cache covers `ids` but for the last at most, the root of the next tree; tokens of a new
-    prompt that it does not cover yet ride along with the next pass.
+    A question that is refused, with a RequestError before its first pass, leaves the conversation as it was.
+    Whatever goes wrong later, the question and what came of the answer stay in it.
     """
 
-    def __init__(self, target: LoadedModel, drafter: Drafter | None, timeline: Timeline = OFF) -> None:
-        self._target = target
-        self._drafter = drafter
-        self._timeline = timeline
-        self.ids: list[int] = []
+    def __init__(self, engine: Answering, wording: Wording, conversation: Conversation) -> None:
+        """engine: answers token ids; wording: its tokenizer and chat template."""
+        self.conversation = conversation
+        self.last: Result | None = None  # of the last answer that came to its end
+        self._engine = engine
+        self._transcript = Transcript(wording)
+        self._keeper = Keeper()
+        self._turns = Turns("an answer of this conversation is under way; stop it, or read it to its end")
+        self._halts: weakref.WeakSet[threading.Event] = weakref.WeakSet()
+        self._halting = threading.Lock()
+        self._coming: Reply | None = None
+        self._used = self._count()
 
     @property
-    def cached(self) -> int:
-        """Committed positions whose keys and values the target holds."""
-        return self._target.tree_model.cache.length
+    def messages(self) -> tuple[Message, ...]:
+        """Questions and answers, without the one that is coming."""
+        return tuple(self.conversation.messages)
 
-    def begin(self, prompt: Sequence[int]) -> int:
-        """Make `prompt` the committed ids, keeping what the caches share with it; returns that length."""
-        shared = 0
-        limit = min(self.cached, len(self.ids), len(prompt) - 1)
-        while shared < limit and self.ids[shared] == prompt[shared]:
-            shared += 1
-        self._target.tree_model.cache.rewind(shared)
-        if self._drafter is not None:
-            self._drafter.rewind(shared)
-        self.ids = list(prompt)
-        return shared
+    @property
+    def params(self) -> SamplingParams:
+        """How the next answers are chosen."""
+        return self.conversation.params
 
-    @torch.no_grad()  # and not inference_mode, which an interrupt at its edge leaves on, with no way back
-    def run_pass(self, decoding: Decoding, max_depth: int) -> PassResult:
-        """Grow a tree, take it through the target with all pending tokens, walk it, commit the path.
+    @params.setter
+    def params(self, params: SamplingParams) -> None:
+        self.conversation.params = params
 
-        After an exception the committed ids are what they were; call `recover` before the next pass.
+    @property
+    def system(self) -> str | None:
+        """What the model is told before all else. Setting it raises RequestError while an answer comes."""
+        return self.conversation.system
+
+    @system.setter
+    def system(self, text: str | None) -> None:
+        with self._turns.take(wait=False):
+            self.conversation.system = checked_text(text) if text else None
+            self._used = self._count()
+
+    @property
+    def context(self) -> int:
+        """Tokens that a conversation and its next answer may have together."""
+        return self._engine.context
+
+    @property
+    def used(self) -> int:
+        """Tokens of the conversation, with those of the answer that is coming."""
+        coming = self._coming
+        return self._used + (len(coming.ids) if coming else 0)
+
+    @property
+    def opened(self) -> str:
+        """What the template began the answer with that is coming, such as "<think>"; "" where none comes."""
+        coming = self._coming
+        return coming.opened if coming else ""
+
+    @property
+    def busy(self) -> bool:
+        """An answer is under way."""
+        return self._turns.taken
+
+    def send(self, text: str, *, trees: bool = False) -> Generator[Event, None, None]:
+        """Ask, and yield the events of the answer as `Engine.stream` does. trees: a TreeSeen for every pass.
+
+        Where the conversation cannot be saved, a Notice says so once, and the answer goes on. Raises
+        OffspecError. A generator that is closed early halts the answer, which is kept as far as it came.
         """
-        began = time.perf_counter()
-        growth = self._grow(decoding, max_depth)
-        grown = time.perf_counter()
-        with self._timeline.span("engine", "target", nodes=len(growth.tree)):
-            hidden = self._forward(growth)
-        model = self._target.tree_model
-        root = len(self.ids) - 1
-        with self._timeline.span("verify", "walk") as span:
-            result = walk(
-                growth.tree,
-                model.logits_by_row(hidden),
-                decoding.processor,
-                decoding.noise,
-                root,
-                decoding.stop,
-            )
-            span.note(emitted=len(result.tokens))
-        with self._timeline.span("engine", "commit"):
-            self._commit(growth, result, decoding)
-        return PassResult(result, growth, grown - began, time.perf_counter() - grown)
+        return self._answer(lambda: self._with_question(text), trees, self._halt())
 
-    def _grow(self, decoding: Decoding, max_depth: int) -> Growth:
-        drafter, scorer, policy = self._drafter, decoding.scorer, decoding.policy
-        if drafter is None or scorer is None or policy.budget == 1 or max_depth < 1:
-            return no_growth(self.ids[-1])
-        with self._timeline.span("draft", "grow") as span:
-            if decoding.shape is None:
-                growth = grow(drafter, scorer, self.ids, policy, max_depth, self._timeline)
-            else:
-                growth = grow_static(
-                    drafter, scorer, self.ids, decoding.shape, max_depth, policy.width, self._timeline
+    def retry(self, *, trees: bool = False) -> Generator[Event, None, None]:
+        """As `send`, for another answer in place of the last. A fixed seed moves on by one each time."""
+        return self._answer(self._without_answer, trees, self._halt())
+
+    def asend(self, text: str, *, trees: bool = False) -> AsyncGenerator[Event, None]:
+        """`send` for `async` callers. Cancelled or closed, it halts the answer and keeps what came."""
+        halt = self._halt()
+        return in_thread(lambda: self._answer(lambda: self._with_question(text), trees, halt), halt.set)
+
+    def aretry(self, *, trees: bool = False) -> AsyncGenerator[Event, None]:
+        """`retry` for `async` callers; see `asend`."""
+        halt = self._halt()
+        return in_thread(lambda: self._answer(self._without_answer, trees, halt), halt.set)
+
+    def stop(self) -> None:
+        """Halt the answer under way, and those that wait for it, from any thread. What came is kept."""
+        with self._halting:
+            for halt in self._halts:
+                halt.set()
+
+    def rewind(self, turns: int = 1) -> tuple[Message, ...]:
+        """Take back the last questions with their answers; returns them. Raises RequestError."""
+        with self._turns.take(wait=False):
+            messages = self.conversation.messages
+            asked = [index for index, message in enumerate(messages) if message.role == "user"]
+            if not 1 <= turns <= len(asked):
+                raise RequestError(
+                    f"cannot take back {turns} questions; the conversation has {len(asked)}"
+                    if asked
+                    else "there is no question to take back"
                 )
-            span.note(nodes=len(growth.tree), steps=growth.steps)
-        return growth
+            at = asked[-turns]
+            self.conversation.change(messages[:at])
+            self._used = self._count()
+            self._keeper.write(self.conversation)
+            return tuple(messages[at:])
 
-    def _forward(self, growth: Growth) -> torch.Tensor:
-        """Hidden states [N, H] of the tree's nodes; the pending tokens go through in front of them."""
-        model, device = self._target.tree_model, self._target.device
-        root = len(self.ids) - 1
-        pending = self.ids[model.cache.length : root]
-        tree = growth.tree
-        tokens = torch.tensor([*pending, *tree.token.tolist()], device=device)
-        positions = torch.cat([torch.arange(root - len(pending), root), root + torch.from_numpy(tree.depth)])
-        ancestors = torch.from_numpy(tree.ancestors())
-        if len(tree) == 1:
-            # A product with a single row takes another path through the processor's library and rounds
-            # otherwise; the products of two rows or two hundred agree to the last bit. So a lone root gets
-            # company that nobody looks at, and plain decoding says what a tree says in bfloat16 too.
-            tokens, positions = (torch.cat([rows, rows[-1:]]) for rows in (tokens, positions))
-            ancestors = torch.eye(2, dtype=torch.bool)
-        context = TreeContext(
-            prefix=model.cache.length,
-            position=positions.to(device),
-            causal=len(pending),
-            ancestors=ancestors.to(device),
-        )
-        return model.hidden(tokens, context)[len(pending) :]
+    def clear(self) -> None:
+        """Begin a new conversation with the same system text and parameters; it is kept nowhere yet.
 
-    def _commit(self, growth: Growth, result: Walk, decoding: Decoding) -> None:
-        cache = self._target.tree_model.cache
-        pending = len(self.ids) - 1 - cache.length
-        cache.commit(pending, result.nodes)
-        self.ids.extend(result.tokens)
-        decoding.processor.commit(result.tokens)
-        if growth.steps and self._drafter is not None:
-            self._drafter.commit([int(growth.candidates[node]) for node in result.nodes])
-            if decoding.scorer is not None:
-                growth.learn(decoding.scorer, result.nodes, result.tokens)
+        Raises RequestError while an answer comes.
+        """
+        with self._turns.take(wait=False):
+            old = self.conversation
+            self._keeper.move(None)
+            self.conversation = Conversation(model=old.model, system=old.system, params=old.params)
+            self.last, self._used = None, 0
 
-    def forget(self) -> None:
-        """Let the next prompt be computed anew, whatever the caches hold of it."""
-        self._target.tree_model.cache.rewind(0)
+    def keep(self, file: Path | None) -> None:
+        """From now on write the conversation to a file, after each question and while its answer comes.
 
-    def recover(self) -> None:
-        """After a pass was broken off: drop its rows and set the stream going again."""
-        self._target.recover()
+        A process that is killed loses no question, and two seconds of an answer at most. None: no longer.
+        """
+        self._keeper.move(file)
+        if self.conversation.messages:
+            self._keeper.write(self._snapshot())
+
+    def save(self, file: Path | str) -> None:
+        """Write the conversation to a file, whole or not at all. Raises SessionError, DiskFullError."""
+        self._snapshot().write(Path(file).expanduser())
+
+    @classmethod
+    def load(cls, engine: Chatting, file: Path | str) -> "Session":
+        """Go on with a conversation that was saved. Raises SessionError."""
+        conversation = Conversation.read(Path(file).expanduser())
+        session = engine.chat(system=conversation.system, params=conversation.params)
+        session.resume(conversation)
+        return session
+
+    def resume(self, conversation: Conversation) -> None:
+        """Go on with another conversation, on this engine. Raises RequestError while an answer comes."""
+        with self._turns.take(wait=False):
+            conversation.model = self.conversation.model
+            self._keeper.move(None)
+            self.conversation, self.last = conversation, None
+            self._used = self._count()
+
+    def move_to(self, engine: Answering, wording: Wording) -> None:
+        """Go on with this conversation on another engine. Raises RequestError while an answer comes."""
+        with self._turns.take(wait=False):
+            self._engine, self._transcript = engine, Transcript(wording)
+            self._used = self._count()
+
+    def _halt(self) -> threading.Event:
+        halt = threading.Event()
+        with self._halting:
+            self._halts.add(halt)
+        return halt
+
+    def _with_question(self, text: str) -> _Asked:
+        if not text.strip():
+            raise RequestError("the question is empty")
+        messages = self.messages
+        if messages and messages[-1].role == "user":  # its answer never came, and they take turns
+            messages += (Message("assistant", ""),)
+        return [*messages, Message("user", checked_text(text))], self.params
+
+    def _without_answer(self) -> _Asked:
+        messages, params = list(self.messages), self.params
+        if not messages:
+            raise RequestError("there is no answer to try again")
+        if messages[-1].role == "assistant":
+            figures = messages.pop().figures
+            if params.seed is not None:
+                last = params.seed if figures is None or figures.seed is None else figures.seed
+                params = replace(params, seed=(last + 1) % _SEEDS)
+        return messages, params
+
+    def _answer(
+        self, ask: Callable[[], _Asked], trees: bool, halt: threading.Event
+    ) -> Generator[Event, None, None]:
+        with self._turns.take(halt):
+            messages, params = ask()
+            encoded = self._encode(messages)
+            coming = Reply(params.seed, encoded.opened)
+            events = self._engine.stream(encoded.ids, params, halt=halt, trees=trees)
+            with closing(events), self._recorded(messages, coming, len(encoded.ids)):
+                for event in events:
+                    coming.hear(event)
+                    if isinstance(event, Finished):
+                        break
+                    yield event
+                    yield from self._notices()
+                else:
+                    raise ClosedError(
+                        "the engine was closed in the middle of the answer; load the model again"
+                    )
+        # The turn is over: whoever hears of the end may ask again at once.
+        yield from self._notices()
+        assert coming.result is not None
+        yield Finished(coming.result)
+
+    def _encode(self, messages: list[Message]) -> Encoded:
+        """The prompt that these messages are. Raises RequestError where it leaves no room for an answer."""
+        encoded = self._transcript.encode(replace(self.conversation, messages=messages))
+        if len(encoded.ids) >= self.context:
+            raise RequestError(
+                f"the conversation has {len(encoded.ids):,} tokens with this question, and the context has "
+                f"room for {self.context:,} with the answer; shorten it, take questions back, begin a new "
+                "conversation, or load with a larger --context"
+            )
+        return encoded
+
+    @contextmanager
+    def _recorded(self, messages: list[Message], coming: Reply, tokens: int) -> Iterator[None]:
+        """Keep the question before the block and the answer after it, however the block ends.
+
+        tokens: of the prompt. Of what the engine refuses, before anything came, nothing is kept.
+        """
+        before, used, refused = self.conversation.messages, self._used, False
+        self.conversation.change(messages)
+        self._keeper.write(self.conversation)
+        self._coming, self._used = coming, tokens
+        try:
+            with self._keeper.meanwhile(self._snapshot):
+                yield
+        except (RequestError, ClosedError):
+            refused = not coming.begun
+            raise
+        except (GeneratorExit, KeyboardInterrupt):
+            coming.finish = "halted"
+            raise
+        finally:
+            self.conversation.change(before if refused else [*messages, coming.message()])
+            self._used = used if refused else tokens + len(coming.ids)
+            self._coming, self.last = None, coming.result or self.last
+            self._keeper.write(self.conversation)
+
+    def _snapshot(self) -> Conversation:
+        """The conversation with what came of its next answer."""
+        coming, messages = self._coming, self.conversation.messages
+        if coming and messages[-1].role == "user":
+            messages = messages + coming.so_far()
+        return replace(self.conversation, messages=messages)
+
+    def _notices(self) -> Iterator[Notice]:
+        trouble = self._keeper.trouble()
+        return iter([Notice(trouble)] if trouble else [])
+
+    def _count(self) -> int:
+        """Tokens of the conversation, 0 where its chat template cannot say."""
+        try:
+            return len(self._transcript.encode(self.conversation).ids) if self.conversation.messages else 0
+        except OffspecError:
+            return 0

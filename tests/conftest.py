@@ -19,8 +19,9 @@ _CACHE = pytest.StashKey[str]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What engines learn from tiny models is no business of the user's cache."""
+    """What engines learn from tiny models is no business of the user's cache, nor what is said to them."""
     config.stash[_CACHE] = os.environ["OFFSPEC_CACHE"] = tempfile.mkdtemp(prefix="offspec-tests-")
+    os.environ["OFFSPEC_DATA"] = os.path.join(config.stash[_CACHE], "data")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -18,6 +18,13 @@ def test_the_command_line_page_is_what_help_prints() -> None:
     assert check.returncode == 0, check.stderr
 
 
+def test_the_pictures_are_what_the_chat_looks_like() -> None:
+    check = subprocess.run(
+        [sys.executable, str(ROOT / "docs" / "screenshots.py"), "--check"], capture_output=True, text=True
+    )
+    assert check.returncode == 0, check.stderr
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_between_pages(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):

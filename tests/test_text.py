@@ -14,14 +14,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from offspec.errors import CheckpointError, ModelNotFoundError, RequestError
-from offspec.text import (
-    IncrementalText,
-    StopStrings,
-    TextCodec,
-    TextStream,
-    load_tokenizer,
-    same_vocabulary,
-)
+from offspec.text.codec import TextCodec, load_tokenizer, same_vocabulary
+from offspec.text.stream import IncrementalText, StopStrings, TextStream
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}"
@@ -295,20 +289,20 @@ def test_a_stream_stops_at_the_token_that_completes_the_stop(
         for kept, token in enumerate(ids, 1):  # noqa: B007
             if stream.push(token):
                 break
-            shown += stream.take()
-        shown += stream.finish()
+            shown += "".join(stream.take())
+        shown += "".join(stream.finish())
         assert stream.stopped == (stop in text)
         assert shown == text.split(stop)[0]
         if stream.stopped:
             assert stop in codec.decode(ids[:kept]) and stop not in codec.decode(ids[: kept - 1])
-        assert stream.finish() == stream.take() == ""
+        assert stream.finish() == [""] and stream.take() == []
 
 
 def test_a_stream_takes_each_character_once(codecs: dict[str, TextCodec]) -> None:
     stream = TextStream(codecs["byte-level"])
     for token in encode(codecs["byte-level"], "the cat"):
         assert not stream.push(token)
-    assert (stream.take(), stream.take(), stream.finish()) == ("the cat", "", "")
+    assert (stream.take(), stream.take(), stream.finish()) == (["the ", "c", "at"], [], [""])
 
 
 # Prompts.

@@ -12,8 +12,9 @@ from offspec.checkpoint import open_checkpoint
 from offspec.config import EngineConfig
 from offspec.draft.lm import LMDrafter
 from offspec.engine import Engine
+from offspec.events import Event, unheard
 from offspec.model.loaded import LoadedModel
-from offspec.text import TextCodec, load_tokenizer
+from offspec.text.codec import TextCodec, load_tokenizer
 from offspec_planners.placement import Placement
 
 VOCABULARY = 96
@@ -176,6 +177,7 @@ def tiny_engine(
     lean: bool = True,
     device: torch.device = _CPU,
     wrap: Callable[[Any], Any] | None = None,
+    notify: Callable[[Event], None] = unheard,
 ) -> Engine:
     """An engine whose placement is given instead of decided; draft is a folder, "auto" or "none".
 
@@ -209,7 +211,7 @@ def tiny_engine(
         verify=verify,
     )
     assembly = Assembly(target, drafter, codec, context, placement, 1 << 40)
-    return Engine(config, assembly, lambda event: None)
+    return Engine(config, assembly, notify)
 
 
 def reference(folder: Path, prompt: Sequence[int], tokens: int) -> list[int]:

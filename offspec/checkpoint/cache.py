@@ -18,10 +18,18 @@ def cache_root(given: Path | None = None) -> Path:
     """Where offspec keeps what it makes: as given, else $OFFSPEC_CACHE, $XDG_CACHE_HOME, ~/.cache."""
     if given:
         return given
-    if chosen := os.environ.get("OFFSPEC_CACHE"):
+    return user_folder("OFFSPEC_CACHE", "XDG_CACHE_HOME", ".cache")
+
+
+def user_folder(ours: str, theirs: str, usual: str) -> Path:
+    """A folder for what is the user's: named by our environment variable, else "offspec" in that of theirs.
+
+    usual: what theirs is called in the home folder where nobody named it.
+    """
+    if chosen := os.environ.get(ours):
         return Path(chosen).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "offspec"
+    base = os.environ.get(theirs, "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / usual) / "offspec"
 
 
 def make_folder(folder: Path, fill: Callable[[Path], None], waiting: Callable[[], None]) -> None:

@@ -9,10 +9,11 @@ import typer
 from rich.console import Console, ConsoleRenderable
 from rich.text import Text
 
+from offspec.chatting.printable import printable
 from offspec.cli import options as opt
 from offspec.cli.live import open_live
 from offspec.cli.machine_view import machine_section
-from offspec.cli.output import Output, printable
+from offspec.cli.output import Output
 from offspec.cli.tables import Look, heading, indented, page, plain
 from offspec.errors import RequestError
 from offspec.events import Event, LoadProgress, Notice

@@ -18,6 +18,8 @@ import typer
 from typer.core import TyperGroup
 
 from offspec import __version__
+from offspec.cli.chat import EPILOG as CHAT_EPILOG
+from offspec.cli.chat import chat
 from offspec.cli.generate import EPILOG, generate
 from offspec.cli.hardware import EPILOG as HARDWARE_EPILOG
 from offspec.cli.hardware import hardware
@@ -83,6 +85,7 @@ def offspec(
 
 
 app.command(epilog=EPILOG)(generate)
+app.command(epilog=CHAT_EPILOG)(chat)
 app.command(epilog=PLAN_EPILOG)(plan)
 app.command(epilog=HARDWARE_EPILOG)(hardware)
 

@@ -258,6 +258,34 @@ System = Annotated[
         metavar="TEXT", help="A system message to go before the prompt.", rich_help_panel=OUTPUT_PANEL
     ),
 ]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        metavar="",
+        help="Go on with the latest conversation held with this model.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]
+SessionName = Annotated[
+    str | None,
+    typer.Option(
+        "--session",
+        metavar="NAME",
+        help="Go on with this conversation: its name, the beginning of its id, or its file.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]
+Plain = Annotated[
+    bool,
+    typer.Option(
+        "--plain",
+        metavar="",
+        help="A line mode: questions from standard input, answers on standard output. Taken by itself "
+        "where one of the two is a pipe or a file.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]
 Raw = Annotated[
     bool,
     typer.Option(

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from offspec.cli.output import printable
+from offspec.chatting.printable import printable
 
 LABEL = 22  # columns of what a figure is
 _UNIT = 9

@@ -26,6 +26,7 @@ class DraftModel(Protocol):
     """What `TreeModel` and `LeanModel` have in common."""
 
     skeleton: Skeleton
+    between: Callable[[], None] | None
 
     @property
     def cache(self) -> DraftCache: ...
@@ -58,6 +59,15 @@ class LMDrafter:
         self._pending = 0  # rows before the tree's: tokens committed since the cache was last committed
         self._positions: list[int] = []  # of the pending rows, then of the tree's
         self._sees = np.zeros((64, 64), dtype=np.bool_)
+
+    @property
+    def between(self) -> Callable[[], None] | None:
+        """Called in the midst of long steps; what it raises breaks them off."""
+        return self._model.between
+
+    @between.setter
+    def between(self, look: Callable[[], None] | None) -> None:
+        self._model.between = look
 
     def start(self, ids: Sequence[int]) -> None:
         cache = self._model.cache

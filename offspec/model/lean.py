@@ -42,7 +42,7 @@ def lean_model(
 class LeanModel:
     """Hidden states and logits of token trees, with a cache; used as `TreeModel` is.
 
-    static: run steps at fixed shapes, as a CUDA graph needs; by default where the device is one.
+    between: called before each chunk of a long prompt, and may raise to break it off. static: run steps at fixed shapes, as a CUDA graph needs; by default where the device is one.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class LeanModel:
         use_static = device.type == "cuda" if static is None else static
         self._steps = GraphedSteps(self.layers_over, device) if use_static else None
         room = capacity + (PADDING if use_static else 0)
+        self.between: Callable[[], None] | None = None
         self.cache = LeanCache(len(layers), shape.kv_heads, room, shape.size, self._dtype, device)
         self._cos, self._sin = self._rotations(room)
 
@@ -89,6 +90,8 @@ class LeanModel:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _chunk(self, tokens: torch.Tensor, context: TreeContext) -> torch.Tensor:
+        if self.between is not None:
+            self.between()
         cache, count = self.cache, len(tokens)
         start, end = cache.filled, cache.filled + count
         first, last = start - context.prefix, end - context.prefix

@@ -36,7 +36,9 @@ class TreeModel:
 
     enter(i) and leave(i) are called around layer i, once a pass however many chunks run through it. head:
     given where the head streams, too. chunk: most rows that go through a layer together. spent: of the
-    latest pass; settle: called before a clock is read, where work goes on after a call returns.
+    latest pass; settle: called before a clock is read, where work goes on after a call returns. on_layer: told
+    how many layers are done; between: called before each layer and each chunk, and may raise to break the
+    pass off.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class TreeModel:
         self._head = head
         self.cache = cache
         self.on_layer: Callable[[int], None] | None = None
+        self.between: Callable[[], None] | None = None
         self.settle: Callable[[], None] | None = None
         self.spent = Spent()
         self._given: torch.Tensor | None = None
@@ -82,12 +85,14 @@ class TreeModel:
         leave: Callable[[int], None] | None,
     ) -> Callable[..., Any]:
         def run(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if self.between is not None:
+                self.between()
             asked = time.perf_counter()
             if enter is not None:
                 enter(index)
             began = time.perf_counter()
             try:
-                out = _in_chunks(forward, hidden, self.chunk, args, kwargs)
+                out = _in_chunks(forward, hidden, self.chunk, self.between, args, kwargs)
                 if self.settle is not None:
                     self.settle()
                 self.spent.layers += 1
@@ -148,7 +153,12 @@ class TreeModel:
 
 
 def _in_chunks(
-    forward: Callable[..., Any], hidden: torch.Tensor, chunk: int, args: Any, kwargs: dict[str, Any]
+    forward: Callable[..., Any],
+    hidden: torch.Tensor,
+    chunk: int,
+    between: Callable[[], None] | None,
+    args: Any,
+    kwargs: dict[str, Any],
 ) -> Any:
     """Run a layer over [1, T, H] in chunks of rows, slicing with it whatever is per row.
 
@@ -160,6 +170,8 @@ def _in_chunks(
         return forward(hidden, *args, **kwargs)
     wrapped = False
     for part in parts:
+        if between is not None:
+            between()
         sliced = {name: _rows(value, part, rows) for name, value in kwargs.items()}
         out = forward(hidden[:, part], *(_rows(value, part, rows) for value in args), **sliced)
         wrapped = isinstance(out, tuple)

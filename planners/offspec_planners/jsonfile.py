@@ -29,6 +29,9 @@ class Fields:
         self._path = path
         self._asked = set[str]()
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
     def take(self, key: str, should: str) -> Any:
         """The value of a key, of whatever type. Raises ValueError where it is missing."""
         self._asked.add(key)

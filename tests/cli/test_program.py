@@ -151,7 +151,8 @@ def test_version_and_module() -> None:
 
 
 @pytest.mark.parametrize(
-    "args", [["--help"], ["generate", "--help"], ["generate", "demo", "x", "--top-p", "7"]]
+    "args",
+    [["--help"], ["generate", "--help"], ["chat", "--help"], ["generate", "demo", "x", "--top-p", "7"]],
 )
 def test_help_and_wrong_options_do_not_wait_for_torch(args: list[str]) -> None:
     code = f"""

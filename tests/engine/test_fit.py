@@ -83,3 +83,21 @@ def test_the_process_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert process_memory.steady_runtime(fresh=False) == first
     monkeypatch.setattr(process_memory, "_first_runtime", 0)
     assert process_memory.steady_runtime(fresh=False) == beside
+
+
+def test_a_conversation_has_room_before_a_fast_draft(
+    opened: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = opened(context=None)
+    monkeypatch.setattr(type(found.target.skeleton), "context_length", property(lambda skeleton: 8192))
+    talking = replace(found.config, converses=True)
+    least, _ = found.least(found.config)
+    decided = [
+        [replace(found, memory=memory).fit(config) for config in (found.config, talking)]
+        for memory in range(least, least + 200 * MB, 4 * MB)
+    ]
+    for usual, roomy in decided:
+        assert roomy.context >= usual.context
+        assert roomy.context >= 2048 or roomy == usual, "where there is no room, it is what it always is"
+    assert any(roomy.context > usual.context for usual, roomy in decided)
+    assert decided[-1][0] == decided[-1][1]

@@ -14,7 +14,7 @@ from offspec.grow_static import grow_static
 from offspec.model.loaded import LoadedModel
 from offspec.noise import GumbelNoise
 from offspec.sampling import LogitsProcessor
-from offspec.session import Decoding, Session
+from offspec.sequence import Decoding, TokenSequence
 from offspec_planners.calibrate import Calibration
 from offspec_planners.sequoia import Shape, best_shape
 from tests.parts.test_tree import VOCABULARY as WORDS
@@ -69,7 +69,7 @@ def _say(
         stop=lambda token: False,
         shape=shape,
     )
-    session = Session(target, drafter)
+    session = TokenSequence(target, drafter)
     session.begin(PROMPT)
     passes = 0
     while (left := TOKENS + len(PROMPT) - len(session.ids)) > 0:

@@ -1,0 +1,211 @@
+"""What the commands do: each takes the desk and what was typed after the name, and says what came of it."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from offspec.chatting import settings
+from offspec.chatting.commands import help_of
+from offspec.chatting.keeping import load, save
+from offspec.chatting.outcomes import Answer, Copy, Open, Outcome, Quit, Reload, Reset, Rewound, Say, Sources
+from offspec.chatting.thinking import without_thinking
+from offspec.checkpoint.open import DEMO, local_path
+from offspec.errors import RequestError
+
+if TYPE_CHECKING:
+    from offspec.chatting.desk import Desk
+
+_HUB_ID = re.compile(r"[^./~][^/]*/[^/]+")
+_SWITCH = {"on": True, "off": False}
+
+
+def _help(desk: "Desk", argument: str) -> Outcome:
+    return Say(help_of(argument)) if argument else Open("help")
+
+
+def _retry(desk: "Desk", argument: str) -> Outcome:
+    _check_turns(desk, 1)
+    last = desk.session.messages[-1]
+    dropped = (last,) if last.role == "assistant" else ()
+    return Answer(desk.follow(desk.session.retry(trees=desk.setup.trees)), None, dropped)
+
+
+def _edit(desk: "Desk", argument: str) -> Outcome:
+    _check_turns(desk, 1)
+    dropped = desk.session.rewind(1)
+    if argument:
+        return Answer(desk.ask(argument), argument, dropped)
+    return Rewound(dropped, dropped[0].content)
+
+
+def _undo(desk: "Desk", argument: str) -> Outcome:
+    turns = _count(argument, "/undo 2 takes back the last two questions")
+    _check_turns(desk, turns)
+    return Rewound(desk.session.rewind(turns), None)
+
+
+def _system(desk: "Desk", argument: str) -> Outcome:
+    session = desk.session
+    if not argument:
+        if not session.system:
+            return Say("There is no system message; `/system Answer in one sentence.` sets one.")
+        return Say(f"The system message, which `/system none` removes:\n\n{session.system}")
+    session.system = None if argument.lower() == "none" else argument
+    again = " It will read the whole conversation again, which begins differently now." * bool(
+        session.messages
+    )
+    if session.system is None:
+        return Say(f"No system message from the next answer on.{again}")
+    return Say(f"The model is told so from the next answer on.{again}")
+
+
+def _set(desk: "Desk", argument: str) -> Outcome:
+    params = desk.session.params
+    if not argument:
+        return Say(f"{settings.table(params)}\n\n`/set temperature=0.7` changes one.")
+    if argument == "default":
+        return _take_settings(desk, argument)
+    if len(argument.split()) == 1 and "=" not in argument:
+        name = settings.known(argument)
+        return Say(f"`{name}` is `{settings.shown(params, name)}`: {settings.MEANINGS[name]}.")
+    return _take_settings(desk, argument)
+
+
+def _take_settings(desk: "Desk", argument: str) -> Outcome:
+    before, defaults = desk.session.params, desk.setup.params
+    after = defaults if argument == "default" else settings.changed(before, argument, defaults)
+    desk.session.params = after
+    news = [
+        f"`{name}` is `{settings.shown(after, name)}`"
+        for name in settings.MEANINGS
+        if getattr(before, name) != getattr(after, name)
+    ]
+    if not news:
+        return Say("Nothing changes: it was set so already.")
+    return Say(f"From the next answer on {', '.join(news)}.")
+
+
+def _seed(desk: "Desk", argument: str) -> Outcome:
+    params = desk.session.params
+    if argument:
+        desk.session.params = replace(params, seed=settings.read_seed(argument))
+        if desk.session.params.seed is None:
+            return Say("A fresh seed is drawn for every answer.")
+        return Say(f"The seed is {argument} from the next answer on; `/seed random` frees it again.")
+    seeds = [message.figures.seed for message in desk.session.messages if message.figures]
+    fixed = "A fresh seed is drawn for every answer" if params.seed is None else f"The seed is {params.seed}"
+    last = f"; the last answer had {seeds[-1]}" if seeds else ""
+    return Say(f"{fixed}{last}. `/seed 7` fixes it.")
+
+
+def _sessions(desk: "Desk", argument: str) -> Outcome:
+    return Open("sessions")
+
+
+def _draft(desk: "Desk", argument: str) -> Outcome:
+    if not argument:
+        return Say(
+            f"The draft is {desk.engine.draft}. `/draft MODEL` loads a small model in its place, "
+            "`/draft auto` a 4-bit copy of the target, and `/draft none` goes on without."
+        )
+    if argument == desk.config.draft:
+        return Say(f"The draft is {desk.engine.draft} already.")
+    _check_model(argument)
+    return Reload(replace(desk.config, draft=argument))
+
+
+def _check_model(name: str) -> None:
+    """Raises RequestError for what is plainly missing, before the model on the desk is given up for it."""
+    if name in ("auto", "none", DEMO) or local_path(name)[1] or _HUB_ID.fullmatch(name):
+        return
+    raise RequestError(f"there is no model {name!r}: give a folder, a .gguf file, a hub id, auto or none")
+
+
+def _plan(desk: "Desk", argument: str) -> Outcome:
+    if desk.engine.plan is None:
+        return Say("There is no plan: the budget and the width of trees were given, so none was made.")
+    return Open("plan")
+
+
+def _tree(desk: "Desk", argument: str) -> Outcome:
+    if not desk.trees:
+        return Say("There is no tree yet. Ask something, and look again after the first pass.")
+    return Open("tree")
+
+
+def _sources(desk: "Desk", argument: str) -> Outcome:
+    if argument and argument not in _SWITCH:
+        raise RequestError(f"/sources takes on or off, not {argument!r}")
+    desk.sources = _SWITCH[argument] if argument else not desk.sources
+    return Sources(desk.sources)
+
+
+def _stats(desk: "Desk", argument: str) -> Outcome:
+    return Open("stats")
+
+
+def _copy(desk: "Desk", argument: str) -> Outcome:
+    back = _count(argument, "/copy 2 copies the last answer but one")
+    answers = [m for m in desk.session.messages if m.role == "assistant" and m.content.strip()]
+    if not answers:
+        raise RequestError("there is no answer yet that could be copied")
+    if back > len(answers):
+        raise RequestError(f"there are only {len(answers)} answers; /copy {len(answers)} copies the first")
+    answer = answers[-back]
+    what = "the last answer" if back == 1 else f"answer {len(answers) - back + 1} of {len(answers)}"
+    return Copy(without_thinking(answer.content, answer.opened).strip("\n"), what)
+
+
+def _clear(desk: "Desk", argument: str) -> Outcome:
+    left = desk.session.conversation
+    title, turns = left.title, left.turns
+    desk.begin_anew()
+    if not turns:
+        return Reset("A new conversation.")
+    return Reset(f"A new conversation. `/load {title}` goes on with the one before.")
+
+
+def _quit(desk: "Desk", argument: str) -> Outcome:
+    return Quit()
+
+
+def _check_turns(desk: "Desk", wanted: int) -> None:
+    """Raises RequestError where fewer questions were asked."""
+    turns = desk.session.conversation.turns
+    if not turns:
+        raise RequestError("nothing has been asked yet")
+    if turns < wanted:
+        asked = "one question has" if turns == 1 else f"{turns} questions have"
+        raise RequestError(f"only {asked} been asked; /undo {turns} takes everything back")
+
+
+def _count(argument: str, example: str) -> int:
+    """How many, by default one. Raises RequestError."""
+    if not argument:
+        return 1
+    if not argument.isascii() or not argument.isdigit() or int(argument) < 1:
+        raise RequestError(f"{argument!r} is no number above 0; {example}")
+    return int(argument)
+
+
+ACTIONS: Mapping[str, Callable[["Desk", str], Outcome]] = {
+    "help": _help,
+    "retry": _retry,
+    "edit": _edit,
+    "undo": _undo,
+    "system": _system,
+    "set": _set,
+    "seed": _seed,
+    "save": save,
+    "load": load,
+    "sessions": _sessions,
+    "draft": _draft,
+    "plan": _plan,
+    "tree": _tree,
+    "sources": _sources,
+    "stats": _stats,
+    "copy": _copy,
+    "clear": _clear,
+    "quit": _quit,
+}

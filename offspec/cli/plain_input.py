@@ -1,0 +1,88 @@
+"""Lines from a person or a pipe, put together to questions."""
+
+import sys
+from collections.abc import Callable
+
+from offspec.chatting.commands import is_command
+from offspec.errors import RequestError
+
+_BLOCK = '"""'
+
+
+class PlainInput:
+    """Reads questions and commands from standard input.
+
+    edits: whether lines can be edited, recalled and completed, as at a terminal where Python has readline.
+    """
+
+    def __init__(self, complete: Callable[[str], list[str]]) -> None:
+        """complete: the whole lines that a line may become."""
+        self.is_terminal = sys.stdin.isatty()
+        self._complete = complete
+        self._offered: list[str] = []
+        self.edits = self.is_terminal and sys.stdout.isatty() and self._prepare_editing()
+
+    def read(self, begun: str = "") -> str | None:
+        """The next question or command, None at the end. begun: what the user is to change and send.
+
+        A line that ends in a backslash goes on in the next; what stands between lines of three quotes is one
+        question. Raises RequestError for bytes that are no text, and KeyboardInterrupt.
+        """
+        line = self._line("> ", begun)
+        if line is not None and line.strip() == _BLOCK:
+            return self._block()
+        lines = []
+        while line is not None and line.endswith("\\"):
+            lines.append(line[:-1])
+            line = self._line(". ")
+        if line is None and not lines:
+            return None
+        return "\n".join([*lines, line or ""])
+
+    def _block(self) -> str:
+        lines = []
+        while (line := self._line(". ")) is not None and line.strip() != _BLOCK:
+            lines.append(line)
+        text = "\n".join(lines)
+        return f"/{text}" if is_command(text) else text  # a block is always said to the model
+
+    def _line(self, prompt: str, begun: str = "") -> str | None:
+        try:
+            if self.edits:
+                return self._edited_line(prompt, begun)
+            if self.is_terminal:
+                sys.stderr.write(prompt)
+                sys.stderr.flush()
+            data = sys.stdin.buffer.readline()
+            return data.decode("utf-8").rstrip("\r\n") if data else None
+        except UnicodeDecodeError as error:
+            raise RequestError(f"this line is not UTF-8 text: byte {error.start} is not part of it") from None
+
+    def _edited_line(self, prompt: str, begun: str) -> str | None:
+        import readline
+
+        readline.set_startup_hook((lambda: readline.insert_text(begun)) if begun else None)
+        try:
+            return input(prompt)
+        except EOFError:
+            print()
+            return None
+        finally:
+            readline.set_startup_hook(None)
+
+    def _prepare_editing(self) -> bool:
+        try:
+            import readline
+        except ImportError:
+            return False
+        readline.set_completer_delims("")  # what is completed is the whole line
+        readline.set_completer(self._offer)
+        libedit = "libedit" in (readline.__doc__ or "")
+        readline.parse_and_bind("bind ^I rl_complete" if libedit else "tab: complete")
+        return True
+
+    def _offer(self, line: str, index: int) -> str | None:
+        """readline asks with 0, 1, … until there is nothing more."""
+        if index == 0:
+            self._offered = self._complete(line)
+        return self._offered[index] if index < len(self._offered) else None

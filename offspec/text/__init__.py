@@ -1,0 +1,1 @@
+"""Tokens and text, both ways: `codec` prompts in, `stream` characters out."""

@@ -1,0 +1,59 @@
+"""A dark and a light theme, and which of them a terminal wants.
+
+OFFSPEC_THEME says it: "dark", "light". Else COLORFGBG does, which several terminals set to the numbers of
+their text and background colours. Else it is dark.
+"""
+
+from collections.abc import Mapping
+from os import environ
+from typing import Any
+
+from textual.app import App
+from textual.theme import Theme
+
+DARK = Theme(
+    name="offspec-dark",
+    primary="#6cb6ff",
+    secondary="#a5b4fc",
+    accent="#e3b341",
+    success="#57d68d",
+    warning="#f0b35a",
+    error="#ff7b72",
+    foreground="#dfe5ec",
+    background="#0f141a",
+    surface="#161c24",
+    panel="#1f2731",
+    dark=True,
+)
+LIGHT = Theme(
+    name="offspec-light",
+    primary="#0b5cad",
+    secondary="#4f46a5",
+    accent="#8a5a00",
+    success="#11703c",
+    warning="#8a4b00",
+    error="#b3261e",
+    foreground="#1c2128",
+    background="#fbfbf9",
+    surface="#f2f2ee",
+    panel="#e6e6e0",
+    dark=False,
+)
+
+# The numbers in COLORFGBG are of the sixteen colours; of the backgrounds these are bright.
+_BRIGHT = ("7", "15")
+
+
+def register(app: App[Any], variables: Mapping[str, str] = environ) -> None:
+    """Give the app both themes, and put on the one that the terminal's environment asks for."""
+    app.register_theme(DARK)
+    app.register_theme(LIGHT)
+    app.theme = (LIGHT if wants_light(variables) else DARK).name
+
+
+def wants_light(variables: Mapping[str, str]) -> bool:
+    """Whether the environment says that the background is bright."""
+    named = variables.get("OFFSPEC_THEME", "").strip().lower()
+    if named in ("light", "dark"):
+        return named == "light"
+    return variables.get("COLORFGBG", "").rpartition(";")[2] in _BRIGHT

@@ -1,0 +1,375 @@
+"""An engine that follows a script, so that a chat can be tested without a model or torch.
+
+    engine = ScriptedEngine(["The sky is blue.", Script("Not quite", fail_after=1)])
+    session = engine.chat()
+
+A word is a token, and a pass brings four of them, the last of which the target added itself. All figures are
+made up and always the same, so that pictures of a chat are too. To hold a pass in the middle of its layers:
+
+    engine.gate.clear()         # before the question is asked
+    engine.held.wait(5)         # from here on a pass waits
+    engine.gate.set()
+"""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offspec.concurrent import Turns
+from offspec.config import EngineConfig, SamplingParams
+from offspec.errors import ClosedError, OffspecError, RequestError, StreamError
+from offspec.events import (
+    Event,
+    Finished,
+    FinishReason,
+    LoadProgress,
+    PassProgress,
+    PassStats,
+    Piece,
+    Prefill,
+    Result,
+    TextDelta,
+    TreeSeen,
+    unheard,
+)
+
+if TYPE_CHECKING:
+    from offspec.session import Session
+    from offspec_planners.plan import Plan
+
+SEED = 7
+TOKENS_A_PASS = 4
+SECONDS_A_PASS = 0.5  # as the events tell it; how long one really takes is `delay`
+LAYER_BYTES = 10**8
+
+_WORDS = re.compile(r"<\|\w+\|>|\s+(?=<\|)|\s*[^\s<]+|\s*<|\s+")
+
+
+class ScriptedWording:
+    """A tokenizer and a chat template in one: a word is a token, whose id is given when it is first met."""
+
+    def __init__(self) -> None:
+        self._words: list[str] = []
+        self._ids: dict[str, int] = {}
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Every message after the name of its role; the assistant's turn is opened."""
+        said = "".join(f"<|{message['role']}|>{message['content']}\n" for message in messages)
+        return said + "<|assistant|>"
+
+    def tokenize(self, text: str) -> list[int]:
+        ids = []
+        for word in _WORDS.findall(text):
+            if word not in self._ids:
+                self._ids[word] = len(self._words)
+                self._words.append(word)
+            ids.append(self._ids[word])
+        return ids
+
+    def spell(self, ids: Sequence[int]) -> str:
+        return "".join(self._words[i] for i in ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One answer.
+
+    fail_after: passes that go well before `error` is raised, by default a fault of the disk; None for an
+    answer without a fault. pass_seconds: how long a pass really takes, where not as long as the engine's.
+    """
+
+    text: str
+    fail_after: int | None = None
+    error: OffspecError | None = None
+    pass_seconds: float | None = None
+
+
+class ScriptedEngine:
+    """Answers each question with the next script, and begins again after the last.
+
+    Is what `offspec.chatting` and `Session` expect of an engine. delay: seconds that a pass really takes.
+    asked: the token ids and parameters of every request so far. notify: hears what is told of passes.
+    """
+
+    def __init__(
+        self,
+        answers: Sequence[str | Script] = ("The sky is blue.",),
+        *,
+        layers: int = 8,
+        context: int = 4096,
+        delay: float = 0.0,
+        plan: "Plan | None" = None,
+        config: EngineConfig | None = None,
+    ) -> None:
+        assert answers
+        self.answers = answers
+        self.layers = layers
+        self.context = context
+        self.delay = delay
+        self.plan = plan
+        self.config = config or EngineConfig(model="demo")
+        self.budget = self.config.budget or 64
+        self.width = self.config.width or 8
+        self.notify: Callable[[Event], None] = unheard
+        self.wording = ScriptedWording()
+        self.asked: list[tuple[list[int], SamplingParams]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.held = threading.Event()
+        self.closed = False
+        self._cached: list[int] = []
+        self._turns = Turns("another answer of this engine is under way")
+
+    @property
+    def draft(self) -> str:
+        return "substitute (4-bit)" if self.config.draft == "auto" else self.config.draft
+
+    @property
+    def placement(self) -> dict[str, Any]:
+        return {
+            "context": self.context,
+            "resident_layers": self.layers // 4,
+            "host_layers": 0,
+            "disk_layers": self.layers - self.layers // 4,
+            "streamed_layers": self.layers - self.layers // 4,
+            "slots": 2,
+            "staging": 0,
+            "head": "device",
+            "chunk": 1024,
+            "memory": 1_500_000_000,
+            "vram": None,
+        }
+
+    def chat(self, *, system: str | None = None, params: SamplingParams | None = None) -> "Session":
+        from offspec.conversation import Conversation
+        from offspec.session import Session
+
+        conversation = Conversation(model=self.config.model, system=system, params=params or SamplingParams())
+        return Session(self, self.wording, conversation)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def again(self, config: EngineConfig) -> "ScriptedEngine":
+        """Another engine with the same answers, as loaded for other settings."""
+        return ScriptedEngine(
+            self.answers,
+            layers=self.layers,
+            context=self.context,
+            delay=self.delay,
+            plan=self.plan,
+            config=config,
+        )
+
+    def stream(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        raw: bool = False,
+        speculate: bool = True,
+        check: bool = False,
+        halt: threading.Event | None = None,
+        trees: bool = False,
+    ) -> Generator[Event, None, None]:
+        """As `Engine.stream`, for token ids."""
+        with self._turns.take():
+            if self.closed:
+                raise ClosedError("this engine was closed; load the model again")
+            ids, params = list(prompt), params or SamplingParams()
+            if len(ids) >= self.context:
+                raise RequestError(
+                    f"the prompt has {len(ids)} tokens, and the context has room for {self.context}"
+                )
+            given = self.answers[len(self.asked) % len(self.answers)]
+            self.asked.append((ids, params))
+            script = given if isinstance(given, Script) else Script(given)
+            answer = _Answer(self, ids, params, script, halt or threading.Event(), trees)
+            try:
+                yield from answer.events(self._reused(ids))
+            finally:
+                self._cached = ids + answer.tokens
+
+    def _reused(self, ids: list[int]) -> int:
+        """Tokens that the last request left in the caches; the last of the prompt is always new."""
+        same = 0
+        for ours, theirs in zip(ids[:-1], self._cached, strict=False):
+            if ours != theirs:
+                break
+            same += 1
+        return same
+
+
+class _Answer:
+    """One request on its way."""
+
+    def __init__(
+        self,
+        engine: ScriptedEngine,
+        ids: list[int],
+        params: SamplingParams,
+        script: Script,
+        halt: threading.Event,
+        trees: bool,
+    ) -> None:
+        self._engine, self._ids, self._params = engine, ids, params
+        self._script, self._halt, self._trees = script, halt, trees
+        self._left = engine.wording.tokenize(script.text)
+        room = min(params.max_tokens, engine.context - len(ids))
+        self._reason: FinishReason = "eos" if len(self._left) <= room else "length"
+        self._left = self._left[:room]
+        self._prefill = Prefill(len(ids), 0, 0, engine.layers)
+        self.tokens: list[int] = []
+
+    def events(self, reused: int) -> Iterator[Event]:
+        engine, passes = self._engine, 0
+        self._prefill = Prefill(len(self._ids) - reused, reused, 0, engine.layers)
+        yield self._prefill
+        while self._left:
+            if self._script.fail_after == passes:
+                raise self._script.error or StreamError(
+                    "read failed: Input/output error", file="model.safetensors", offset=4096
+                )
+            passes += 1
+            if not self._run_layers(passes):
+                break
+            yield from self._commit(passes)
+        yield Finished(self._result(passes, reused))
+
+    def _run_layers(self, index: int) -> bool:
+        """One pass, with what is told of it; False where it was broken off."""
+        engine = self._engine
+        given = self._script.pass_seconds
+        step = (engine.delay if given is None else given) / (engine.layers + 1)
+        for layer in range(engine.layers + 1):
+            if layer == engine.layers // 2 and not self._may_go_on():
+                return False
+            engine.notify(
+                PassProgress(
+                    index=index,
+                    nodes=engine.budget if layer else 0,
+                    layer=layer,
+                    layers=engine.layers,
+                    bytes_streamed=layer * LAYER_BYTES,
+                    seconds=SECONDS_A_PASS * layer / engine.layers,
+                )
+            )
+            if index == 1 and layer:
+                engine.notify(Prefill(self._prefill.tokens, self._prefill.reused, layer, engine.layers))
+            if self._halt.is_set():
+                return False
+            if step:
+                time.sleep(step)
+        return True
+
+    def _may_go_on(self) -> bool:
+        """Wait at the gate until it is open; False where the answer was halted meanwhile."""
+        while not self._engine.gate.is_set():
+            self._engine.held.set()
+            if self._halt.is_set():
+                break
+            time.sleep(0.005)
+        self._engine.held.clear()
+        return not self._halt.is_set()
+
+    def _commit(self, index: int) -> Iterator[Event]:
+        now, self._left = self._left[:TOKENS_A_PASS], self._left[TOKENS_A_PASS:]
+        root = self._engine.wording.spell([*self._ids, *self.tokens][-1:])
+        self.tokens += now
+        words = [self._engine.wording.spell([token]) for token in now]
+        sources = ["draft"] * (len(words) - 1) + ["bonus"]
+        pieces = tuple(Piece(word, source) for word, source in zip(words, sources, strict=True))
+        yield TextDelta("".join(words), tuple(now), pieces)
+        if self._trees:
+            yield plausible_tree(index, root, words)
+        yield PassStats(
+            index=index,
+            tree_nodes=self._engine.budget,
+            tree_depth=len(words),
+            draft_steps=len(words),
+            emitted=len(words),
+            draft_seconds=0.1,
+            target_seconds=0.4,
+            bytes_streamed=self._engine.layers * LAYER_BYTES,
+            wait_seconds=0.15,
+            compute_seconds=0.25,
+        )
+
+    def _result(self, passes: int, reused: int) -> Result:
+        engine = self._engine
+        done = -(-len(self.tokens) // TOKENS_A_PASS)
+        return Result(
+            text=engine.wording.spell(self.tokens),
+            token_ids=tuple(self.tokens),
+            passes=done,
+            seconds=SECONDS_A_PASS * passes,
+            ttft_s=SECONDS_A_PASS,
+            bytes_streamed=done * engine.layers * LAYER_BYTES,
+            peak_memory_bytes=1_200_000_000,
+            finish_reason="halted" if self._left else self._reason,
+            draft=engine.draft,
+            budget=engine.budget,
+            seed=SEED if self._params.seed is None else self._params.seed,
+            draft_seconds=0.1 * done,
+            target_seconds=0.4 * done,
+            prompt_tokens=len(self._ids),
+            reused_tokens=reused,
+        )
+
+
+def plausible_tree(index: int, root: str, words: Sequence[str]) -> TreeSeen:
+    """A tree whose accepted path is all words but the last; beside each of its nodes two were rejected."""
+    parent, text, probability, accepted = [-1], [root], [1.0], [0]
+    for word in words[:-1]:
+        above = accepted[-1]
+        here = len(parent)
+        accepted.append(here)
+        parent += [above, above, above]
+        text += [word, " maybe", ","]
+        probability += [probability[above] * share for share in (0.8, 0.12, 0.05)]
+        parent.append(here + 1)
+        text.append(" not")
+        probability.append(probability[here + 1] * 0.5)
+    return TreeSeen(
+        index, tuple(parent), tuple(text), tuple(probability), tuple(accepted), words[-1] if words else ""
+    )
+
+
+class ScriptedOpener:
+    """Opens `engine` at first, and another like it each later time.
+
+    engines: those it gave out, the latest last. fail: raised in place of an engine where set; a test may
+    set and clear it between two calls.
+    """
+
+    def __init__(
+        self, engine: ScriptedEngine, load_steps: int, delay: float, fail: OffspecError | None
+    ) -> None:
+        self.fail = fail
+        self.engines: list[ScriptedEngine] = []
+        self._engine, self._steps, self._delay = engine, load_steps, delay
+
+    def __call__(
+        self, config: EngineConfig, plan: Path | None, notify: Callable[[Event], None]
+    ) -> ScriptedEngine:
+        for step in range(1, self._steps + 1):
+            notify(LoadProgress("reading the model", step * 10**9, self._steps * 10**9))
+            if self._delay:
+                time.sleep(self._delay / self._steps)
+        if self.fail is not None:
+            raise self.fail
+        engine = self._engine.again(config) if self.engines else self._engine
+        engine.config, engine.notify = config, notify
+        self.engines.append(engine)
+        return engine
+
+
+def scripted_opener(
+    engine: ScriptedEngine, *, load_steps: int = 3, delay: float = 0.0, fail: OffspecError | None = None
+) -> ScriptedOpener:
+    """An Opener that tells of a load in so many steps, which takes `delay` seconds, and gives `engine`."""
+    return ScriptedOpener(engine, load_steps, delay, fail)

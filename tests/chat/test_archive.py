@@ -1,0 +1,119 @@
+"""The folder of conversations: the latest first, found by many names, and no damaged file in the way."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from offspec.archive import Archive, data_root
+from offspec.conversation import Conversation, Message
+from offspec.errors import SessionError
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Archive:
+    return Archive(tmp_path / "sessions")
+
+
+def keep(archive: Archive, number: int, question: str = "", model: str = "demo") -> Conversation:
+    talk = Conversation(
+        model=model,
+        id=f"20260101-00000{number}-a{number}",
+        updated=f"2026-01-01T00:00:0{number}Z",
+        messages=[Message("user", question or f"Question {number}"), Message("assistant", "Yes.")],
+    )
+    assert archive.save(talk) == archive.file_for(talk)
+    return talk
+
+
+def test_data_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OFFSPEC_DATA", str(tmp_path / "ours"))
+    assert data_root() == tmp_path / "ours" and Archive().folder == tmp_path / "ours" / "sessions"
+    monkeypatch.delenv("OFFSPEC_DATA")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "theirs"))
+    assert data_root() == tmp_path / "theirs" / "offspec"
+    monkeypatch.setenv("XDG_DATA_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert data_root() == tmp_path / ".local" / "share" / "offspec"
+
+
+def test_the_latest_first(archive: Archive) -> None:
+    assert archive.list() == [] and archive.latest() is None and archive.damaged == 0
+    for number, model in ((2, "demo"), (3, "other"), (1, "demo")):
+        keep(archive, number, model=model)
+    archive.save(Conversation(model="demo"))  # in which nothing was said
+    assert [entry.title for entry in archive.list()] == ["Question 3", "Question 2", "Question 1"]
+    latest, mine = archive.latest(), archive.latest("demo")
+    assert latest and latest.model == "other" and mine and mine.title == "Question 2" and mine.turns == 1
+    assert archive.latest("third") is None
+
+
+def test_damaged_files_are_skipped_and_counted(archive: Archive) -> None:
+    talk = keep(archive, 1)
+    whole = archive.file_for(talk).read_bytes()
+    for name, content in {
+        "empty.json": b"",
+        "noise.json": bytes(range(256)),
+        "foreign.json": b'{"a": 1}',
+        "list.json": b"[]\n]}\n",
+        "cut.json": whole[:-30],
+        "later.json": whole.replace(b'"offspec_session": 1', b'"offspec_session": 9'),
+    }.items():
+        (archive.folder / name).write_bytes(content)
+    (archive.folder / "folder.json").mkdir()
+    (archive.folder / "notes.txt").write_text("mine")
+    (archive.folder / ".x.json.1-ab.partial").write_text("{")
+    assert [entry.id for entry in archive.list()] == [talk.id] and archive.damaged == 6
+
+
+def test_a_file_that_was_laid_out_otherwise(archive: Archive) -> None:
+    talk = keep(archive, 1)
+    file = archive.file_for(talk)
+    file.write_text(json.dumps(json.loads(file.read_text()), indent=2))
+    assert [entry.title for entry in archive.list()] == ["Question 1"] and archive.damaged == 0
+
+
+def test_a_list_does_not_read_what_was_said(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(archive, 1)
+    monkeypatch.setattr(Conversation, "read", None)
+    assert len(archive.list()) == 1
+
+
+def test_found_by_many_names(archive: Archive, tmp_path: Path) -> None:
+    first, second = keep(archive, 1, "Why is the sky blue?"), keep(archive, 2, "Ähnlich?")
+    assert archive.find(first.id) == archive.find(first.id.upper()) == archive.file_for(first)
+    assert archive.find("20260101-000002") == archive.file_for(second)
+    assert archive.find(" why is the SKY blue? ") == archive.file_for(first)
+    assert archive.find("ähnlich?") == archive.file_for(second)
+    elsewhere = tmp_path / "talk.json"
+    first.write(elsewhere)
+    assert archive.find(str(elsewhere)) == elsewhere
+
+
+def test_not_found(archive: Archive) -> None:
+    with pytest.raises(SessionError, match="none was saved"):
+        archive.find("sky")
+    keep(archive, 1, "Why is the sky blue?")
+    keep(archive, 2, "A recipe")
+    keep(archive, 3, "A recipe")
+    with pytest.raises(
+        SessionError, match=r"there is no session 'sky'.*000001-a1 \(Why is the sky blue\?\)"
+    ) as one:
+        archive.find("sky")
+    assert "recipe" not in str(one.value)
+    with pytest.raises(SessionError, match=r"several sessions are called 'a recipe'.*give an id"):
+        archive.find("a recipe")
+    with pytest.raises(SessionError, match="several"):
+        archive.find("2026")
+    for name in ("", "  ", "\0", "x" * 5000, "~nobody-at-all/x", "a\nb\x1b[0m", "\ud800"):
+        with pytest.raises(SessionError) as caught:
+            archive.find(name)
+        assert len(str(caught.value).splitlines()) == 1 and "\x1b" not in str(caught.value)
+
+
+def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    archive = Archive(tmp_path / "file")
+    assert archive.list() == []
+    with pytest.raises(SessionError):
+        archive.save(Conversation(model="demo"))

@@ -1,0 +1,55 @@
+"""The names of commands, what is one, and what the user is told."""
+
+import pytest
+
+from offspec.chatting.actions import ACTIONS
+from offspec.chatting.commands import COMMANDS, find, help_of, is_command, parse, spoken
+from offspec.errors import RequestError
+
+
+def test_every_command_does_something_and_says_what() -> None:
+    assert list(ACTIONS) == list(COMMANDS)
+    for name, command in COMMANDS.items():
+        assert command.name == name
+        assert command.usage.split()[0] == f"/{name}"
+        assert command.help.endswith((".", "it.")) and "\n" not in command.help
+        assert command.help in help_of(name) and command.usage in help_of(f"/{name}")
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "argument"),
+    [
+        ("/help", "help", ""),
+        ("/set  temperature=0.7 ", "set", "temperature=0.7"),
+        ("/QUIT", "quit", ""),
+        ("/exit", "quit", ""),
+        ("/system You are\na poet.", "system", "You are\na poet."),
+        ("/edit\nWhy?", "edit", "Why?"),
+    ],
+)
+def test_parse(line: str, name: str, argument: str) -> None:
+    assert is_command(line)
+    command, rest = parse(line)
+    assert (command.name, rest) == (name, argument)
+
+
+@pytest.mark.parametrize(
+    "line", ["", "/", "//help", " /help", "/usr/bin/env is missing", "/* c */", "/2 + 2", "Why?"]
+)
+def test_what_is_said_to_the_model(line: str) -> None:
+    assert not is_command(line)
+
+
+def test_two_slashes_say_one() -> None:
+    assert spoken("//help me") == "/help me"
+    assert spoken("// a comment\nint x;") == "// a comment\nint x;"
+    assert spoken("/usr/bin") == "/usr/bin"
+
+
+def test_an_unknown_command_names_the_nearest() -> None:
+    with pytest.raises(RequestError, match=r"no command /hlep; the nearest is /help, and //hlep says it"):
+        parse("/hlep")
+    with pytest.raises(RequestError, match=r"no command /xyzzy; /help lists them all"):
+        find("xyzzy")
+    with pytest.raises(RequestError, match="a slash and a name"):
+        parse("hello")

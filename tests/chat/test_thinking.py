@@ -1,0 +1,75 @@
+"""What an answer thought, and what it said."""
+
+import pytest
+
+from offspec.chatting.thinking import Part, split, without_thinking
+
+
+def thinking(text: str, *, closed: bool = True) -> Part:
+    return Part("thinking", text, closed)
+
+
+def said(text: str) -> Part:
+    return Part("text", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("", []),
+        ("Just text.\n", [said("Just text.\n")]),
+        ("<think>\nhm\n</think>\n\nYes.", [thinking("hm"), said("Yes.")]),
+        ("<thinking>hm</thinking>Yes.", [thinking("hm"), said("Yes.")]),
+        ("<reasoning>hm</reasoning>Yes.", [thinking("hm"), said("Yes.")]),
+        ("<think>\n\n</think>\n\nYes.", [said("Yes.")]),
+        ("<think>\nstill at it", [thinking("still at it", closed=False)]),
+        ("<think>", [thinking("", closed=False)]),
+        ("so it is 4\n</think>\n\n4", [thinking("so it is 4"), said("4")]),
+        (
+            "<think>a</think>One.\n<think>b</think>\nTwo.",
+            [thinking("a"), said("One."), thinking("b"), said("Two.")],
+        ),
+    ],
+)
+def test_parts(text: str, parts: list[Part]) -> None:
+    assert split(text) == parts
+
+
+def test_a_template_may_have_opened_the_thought() -> None:
+    assert split("", "<think>\n") == [thinking("", closed=False)]
+    assert split("hm", "<think>\n") == [thinking("hm", closed=False)]
+    assert split("hm\n</think>\nYes.", "<think>\n") == [thinking("hm"), said("Yes.")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Write <think> before what it thinks.",
+        "The tag `</think>` ends it.",
+        "```\n<think>\nx\n</think>\n```\n",
+        "```xml\n</think>",
+        "1 < 2 and <thinker>",
+    ],
+)
+def test_talk_about_tags_is_text(text: str) -> None:
+    assert split(text) == [said(text)]
+
+
+def test_code_left_open_in_a_thought_does_not_swallow_the_answer() -> None:
+    assert split("<think>\n```py\nx = 1\n</think>\nDone.") == [thinking("```py\nx = 1"), said("Done.")]
+
+
+def test_a_growing_answer_never_moves_text_back_into_a_thought() -> None:
+    text = "<think>\nhm `x`\n</think>\n\nYes, `<think>` is a tag.\n```\n<think>\n```\nEnd."
+    spoken = ""
+    for end in range(text.index("Yes") + 1, len(text) + 1):
+        parts = split(text[:end])
+        assert [part.kind for part in parts] == ["thinking", "text"]
+        assert parts[1].text.startswith(spoken.rstrip())
+        spoken = parts[1].text
+
+
+def test_without_thinking() -> None:
+    assert without_thinking("<think>a</think>One.\n<think>b</think>\nTwo.") == "One.\n\nTwo."
+    assert without_thinking("  <think>only this") == "  <think>only this"
+    assert without_thinking("x = 1\n    y\n") == "x = 1\n    y"

@@ -1,0 +1,80 @@
+"""A terminal that a test can look at: tmux, with a server of its own that ends with the test."""
+
+import shlex
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+HAS_TMUX = shutil.which("tmux") is not None
+COLUMNS, ROWS = 90, 36  # under 100 columns there is no side panel, so that lines are those of the chat
+
+
+class Tmux:
+    """One program in one window, which stays when the program has ended."""
+
+    def __init__(self, argv: Sequence[str], variables: Mapping[str, str]) -> None:
+        # The path of a socket may have no more than 107 bytes, which a test's own folder can exceed.
+        self._folder = Path(tempfile.mkdtemp(prefix="offspec-tmux-"))
+        settings = [f"{name}={value}" for name, value in variables.items()]
+        program = shlex.join(["env", "-u", "NO_COLOR", *settings, *argv])
+        inner = shlex.quote(f"echo $$ > pid; exec {program}")
+        shell = f"cd {self._folder} && (sh -c {inner}; echo $? > code); exec sleep 1000"
+        size = ["-x", str(COLUMNS), "-y", str(ROWS)]
+        self._run("-u", "-f", "/dev/null", "new-session", "-d", *size, shell)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._run("kill-server")
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def type(self, text: str) -> None:
+        """Characters as they are."""
+        self._run("send-keys", "-l", "--", text)
+
+    def press(self, key: str) -> None:
+        """A key by the name that tmux has for it: Enter, Escape, C-b."""
+        self._run("send-keys", key)
+
+    def send(self, line: str) -> None:
+        """A line, and Enter once it is to be seen."""
+        self.type(line)
+        self.wait_for(line[-20:], 10)
+        self.press("Enter")
+
+    def screen(self) -> str:
+        """What is to be seen now."""
+        return self._run("capture-pane", "-p")
+
+    def pid(self) -> int:
+        """The process id of the program."""
+        return int((self._folder / "pid").read_text())
+
+    def exit_code(self) -> int | None:
+        """How the program ended, as a shell tells it; None while it runs."""
+        file = self._folder / "code"
+        return int(file.read_text() or 0) if file.exists() else None
+
+    def wait_for(self, text: str, seconds: float = 240) -> str:
+        """The first screen with this text."""
+        self.wait_until(lambda: text in self.screen(), f"{text!r} on the screen", seconds)
+        return self.screen()
+
+    def wait_until(self, reached: Callable[[], bool], what: str, seconds: float = 240) -> None:
+        """Wait, looking ten times a second."""
+        until = time.monotonic() + seconds
+        while not reached():
+            assert time.monotonic() < until, f"no {what} after {seconds} s:\n{self.screen()}"
+            time.sleep(0.1)
+
+    def _run(self, *words: str) -> str:
+        done = subprocess.run(
+            ["tmux", "-S", f"{self._folder}/socket", *words], check=True, capture_output=True, text=True
+        )
+        return done.stdout

@@ -1,0 +1,157 @@
+"""What a face sees while an answer comes, and an answer that is asked to end before its end."""
+
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from offspec import SamplingParams
+from offspec.engine import Engine
+from offspec.events import Event, Finished, PassProgress, PassStats, Result, TextDelta, TreeSeen
+from offspec_planners.placement import Placement, Tier
+from tests.tiny import tiny_engine, write_model
+
+PROMPT = [5, 9, 17, 33, 64]
+PARAMS = SamplingParams(max_tokens=40, ignore_eos=True, temperature=1.0, seed=4)
+SPECIAL = ("<pad>", "<bos>", "<eos>")  # never shown in text, and seen in trees
+TIERS = Placement((Tier.DISK, Tier.HOST, Tier.DEVICE, Tier.DISK), 2, 2)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"), num_hidden_layers=4, spread=0.3)
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> tuple[int, ...]:
+    with tiny_engine(model, "none", budget=1) as engine:
+        return engine.generate(PROMPT, PARAMS).token_ids
+
+
+class Striker:
+    """Sets the event at the n-th moment: any event of `notify`, or of the stream."""
+
+    def __init__(self, moment: int) -> None:
+        self.halt = threading.Event()
+        self._left = moment
+
+    def count(self, event: Event) -> None:
+        self._left -= 1
+        if self._left < 0:
+            self.halt.set()
+
+
+def _halted(engine: Engine, striker: Striker) -> tuple[Result, str]:
+    shown = ""
+    for event in engine.stream(PROMPT, PARAMS, halt=striker.halt):
+        striker.count(event)
+        if isinstance(event, TextDelta):
+            shown += event.text
+        if isinstance(event, Finished):
+            return event.result, shown
+    raise AssertionError("a stream ends with Finished")
+
+
+@pytest.mark.parametrize("draft", ["none", "auto", "good"])
+@pytest.mark.parametrize("placement", [None, TIERS], ids=["memory", "tiers"])
+def test_halted_at_any_moment(
+    model: Path, expected: tuple[int, ...], draft: str, placement: Placement | None
+) -> None:
+    """What came is the beginning of the answer, and the next answer is whole, keeping the prefix."""
+    striker = Striker(10**9)
+    with tiny_engine(
+        model,
+        model if draft == "good" else draft,
+        budget=1 if draft == "none" else 16,
+        width=4,
+        placement=placement,
+        notify=lambda event: striker.count(event),
+    ) as engine:
+        assert engine.generate(PROMPT, PARAMS).token_ids == expected
+        lengths = set()
+        for moment in (0, 1, 2, 3, 5, 8, 13, 21, 34, 55):
+            striker = Striker(moment)
+            result, shown = _halted(engine, striker)
+            assert result.token_ids == expected[: result.tokens]
+            assert result.finish_reason == ("halted" if result.tokens < len(expected) else "length")
+            assert result.text == shown
+            lengths.add(result.tokens)
+            if moment % 2:
+                striker = Striker(10**9)
+                assert engine.generate(PROMPT, PARAMS).token_ids == expected
+        assert len(lengths) > 2 and 0 in lengths
+
+
+def test_halting_breaks_a_pass_off_between_layers(model: Path) -> None:
+    """And in the midst of a long prompt, between its chunks: no answer waits for the pass to end."""
+    layers = list[int]()
+    halt = threading.Event()
+
+    def notify(event: Event) -> None:
+        if isinstance(event, PassProgress):
+            layers.append(event.layer)
+            if event.layer == 2:
+                halt.set()
+
+    with tiny_engine(model, "none", budget=1, placement=TIERS, notify=notify) as engine:
+        events = list(engine.stream(PROMPT, PARAMS, halt=halt))
+        assert layers == [0, 1, 2]
+        assert isinstance(events[-1], Finished) and events[-1].result.tokens == 0
+        chunks = list[int]()
+
+        def between() -> None:
+            chunks.append(1)
+
+        runner = engine._assembly.target.tree_model
+        runner.chunk = 2
+        halt.clear()
+        layers.clear()
+        real = engine._sequence.run_pass
+
+        def watched(*args: object) -> object:
+            runner.between = between
+            return real(*args)
+
+        engine._sequence.run_pass = watched  # type: ignore[method-assign, assignment]
+        list(engine.stream([*PROMPT, 7, 8, 9], PARAMS, halt=halt))
+        assert len(chunks) > 4 * 4, "no look between the chunks of a layer"
+
+
+@pytest.mark.parametrize("draft", ["none", "auto", "good"])
+def test_what_a_face_is_told(model: Path, draft: str) -> None:
+    told = list[Event]()
+    with tiny_engine(
+        model,
+        model if draft == "good" else draft,
+        budget=1 if draft == "none" else 24,
+        placement=Placement((Tier.DISK,) * 4, 2),
+        notify=told.append,
+    ) as engine:
+        events = list(engine.stream(PROMPT, PARAMS, trees=True))
+    result = events[-1].result if isinstance(events[-1], Finished) else None
+    assert result is not None
+    deltas = [event for event in events if isinstance(event, TextDelta)]
+    trees = [event for event in events if isinstance(event, TreeSeen)]
+    stats = [event for event in events if isinstance(event, PassStats)]
+    assert len(trees) == len(stats) == result.passes
+    for delta, tree, done in zip(deltas, trees, stats, strict=True):
+        assert "".join(piece.text for piece in delta.pieces) == delta.text
+        sources = Counter(piece.source for piece in delta.pieces)
+        assert sources["bonus"] <= (1 if tree.bonus else 0) and sources["draft"] <= done.emitted
+        assert len(tree.parent) == len(tree.text) == len(tree.probability) == done.tree_nodes
+        assert [tree.parent[node] for node in tree.accepted] == [-1, *tree.accepted[:-1]]
+        said = " ".join([*(tree.text[node] for node in tree.accepted[1:]), tree.bonus]).split()
+        assert [word for word in said if word not in SPECIAL] == delta.text.split()
+        assert max(tree.probability) == tree.probability[0] == 1
+        assert done.wait_seconds + done.compute_seconds <= done.target_seconds
+        assert done.compute_seconds > 0
+    assert [tree.index for tree in trees] == [done.index for done in stats]
+    passes = [event for event in told if isinstance(event, PassProgress)]
+    assert {event.index for event in passes} == {done.index for done in stats}
+    for done in stats:
+        mine = [event for event in passes if event.index == done.index]
+        assert [event.layer for event in mine] == [0, 1, 2, 3, 4]
+        assert [event.nodes for event in mine] == [0, *[done.tree_nodes] * 4]
+        assert all(a.bytes_streamed <= b.bytes_streamed for a, b in zip(mine, mine[1:], strict=False))
+        assert all(a.seconds <= b.seconds for a, b in zip(mine, mine[1:], strict=False))

@@ -1,0 +1,201 @@
+"""Pages to read, the help, the list of saved conversations, and the themes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.app import App
+from textual.binding import Binding
+from textual.pilot import Pilot
+from textual.screen import Screen
+from textual.widgets import OptionList, Static
+
+from offspec.chatting.commands import COMMANDS
+from offspec.tui import themes
+from offspec.tui.help_screen import KEYS, HelpScreen, help_page
+from offspec.tui.page_screen import PageScreen
+from offspec.tui.sessions_screen import SessionsScreen
+
+
+class Host(App[None]):
+    """Remembers what a screen is dismissed with."""
+
+    got: object = "nothing yet"
+
+    def on_mount(self) -> None:
+        themes.register(self)
+
+
+def with_screen(
+    screen: Screen[Any],
+    check: Callable[[Pilot[None], Host], Awaitable[None]],
+    size: tuple[int, int] = (80, 24),
+) -> None:
+    async def run() -> None:
+        app = Host()
+        async with app.run_test(size=size) as pilot:
+            await app.push_screen(screen, lambda got: setattr(app, "got", got))
+            await app.workers.wait_for_complete()
+            await pilot.pause()
+            await check(pilot, app)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("key", ["escape", "q", "enter"])
+def test_a_page_is_read_and_closed(key: str) -> None:
+    page = PageScreen("The [plan]", "\n\n".join(f"Sentence {n}." for n in range(60)))
+
+    async def check(pilot: Pilot[None], app: Host) -> None:
+        assert str(page.query_one("#page").border_title) == "The \\[plan]"
+        await pilot.press("j", "down", "pagedown")
+        await pilot.pause(0.3)
+        assert page.query_one("#page").scroll_offset.y > 2
+        await pilot.press(key)
+        await pilot.pause()
+        assert app.screen is not page
+
+    with_screen(page, check)
+
+
+def test_a_short_page_takes_no_more_room_than_it_needs() -> None:
+    page = PageScreen("Plan", "One line.")
+
+    async def check(pilot: Pilot[None], app: Host) -> None:
+        assert page.query_one("#page").size.height < 8
+
+    with_screen(page, check)
+
+
+def test_help_names_every_command() -> None:
+    for command in COMMANDS.values():
+        assert f"`{command.usage}`".replace("|", "\\|") in help_page()
+
+
+def test_help_names_every_key_of_the_app() -> None:
+    from offspec.tui.app import ChatApp
+
+    listed = " ".join(key for key, _ in KEYS).lower().replace("+", "").replace("esc", "escape")
+    for binding in ChatApp.BINDINGS:
+        assert isinstance(binding, Binding)
+        for key in binding.key.split(","):
+            assert key.replace("+", "") in listed, f"the help does not know {key}"
+
+
+def test_help_scrolls_in_a_small_terminal() -> None:
+    async def check(pilot: Pilot[None], app: Host) -> None:
+        await pilot.press("end")
+        await pilot.pause(0.3)
+        assert app.screen.query_one("#page").scroll_offset.y > 10
+
+    with_screen(HelpScreen(), check, size=(40, 12))
+
+
+@dataclass
+class Entry:
+    file: Path
+    title: str
+    model: str = "demo"
+    updated: str = "2026-01-02T03:04:05Z"
+    turns: int = 2
+    id: str = ""
+
+
+@dataclass
+class Shelf:
+    """As much of an archive as the screen looks at."""
+
+    entries: list[Entry] = field(default_factory=list)
+    damaged: int = 0
+
+    def list(self) -> list[Entry]:
+        return self.entries
+
+
+SHELF = [
+    Entry(Path("a.json"), "Why is the sky blue?"),
+    Entry(Path("b.json"), "[b]Holiday[/b] plans", "org/large"),
+    Entry(Path("c.json"), "Rivers in the sky", turns=1),
+]
+
+
+def options(screen: SessionsScreen) -> list[str]:
+    return [str(option.prompt) for option in screen.query_one(OptionList).options]
+
+
+def note(screen: SessionsScreen) -> str:
+    return str(screen.query_one("#sessions-note", Static).visual)
+
+
+def test_a_conversation_is_chosen_with_the_arrows() -> None:
+    async def check(pilot: Pilot[None], app: Host) -> None:
+        await pilot.press("down", "down", "up", "enter")
+        await pilot.pause()
+        assert app.got == Path("b.json")
+
+    with_screen(SessionsScreen(Shelf(SHELF)), check)
+
+
+def test_typing_narrows_the_list() -> None:
+    screen = SessionsScreen(Shelf(SHELF))
+
+    async def check(pilot: Pilot[None], app: Host) -> None:
+        assert note(screen).startswith("3 of 3")
+        await pilot.press(*"sky")
+        assert [option.split("\n")[0] for option in options(screen)] == [
+            "Why is the sky blue?",
+            "Rivers in the sky",
+        ]
+        await pilot.press("space", *"riv")
+        assert "1 question" in options(screen)[0]
+        assert note(screen).startswith("1 of 3")
+        await pilot.press("enter")
+        await pilot.pause()
+        assert app.got == Path("c.json")
+
+    with_screen(screen, check)
+
+
+def test_titles_are_no_markup_and_models_are_searched_too() -> None:
+    screen = SessionsScreen(Shelf(SHELF))
+
+    async def check(pilot: Pilot[None], app: Host) -> None:
+        await pilot.press(*"LARGE")
+        assert options(screen)[0].startswith("[b]Holiday[/b] plans\n")
+
+    with_screen(screen, check)
+
+
+def test_enter_on_nothing_stays_and_escape_leaves_without_a_choice() -> None:
+    screen = SessionsScreen(Shelf([], damaged=2))
+
+    async def check(pilot: Pilot[None], app: Host) -> None:
+        assert note(screen) == "No conversation is saved yet.   2 damaged left out"
+        await pilot.press("enter", "down")
+        assert app.screen is screen
+        await pilot.press("escape")
+        await pilot.pause()
+        assert app.got is None
+
+    with_screen(screen, check)
+
+
+@pytest.mark.parametrize(
+    ("variables", "light"),
+    [
+        ({}, False),
+        ({"OFFSPEC_THEME": "light"}, True),
+        ({"OFFSPEC_THEME": " Dark ", "COLORFGBG": "0;15"}, False),
+        ({"COLORFGBG": "0;15"}, True),
+        ({"COLORFGBG": "0;default;7"}, True),
+        ({"COLORFGBG": "15;0"}, False),
+        ({"OFFSPEC_THEME": "purple", "COLORFGBG": "0;15"}, True),
+    ],
+)
+def test_the_theme_is_the_terminals(variables: dict[str, str], light: bool) -> None:
+    app: App[None] = App()
+    themes.register(app, variables)
+    assert app.theme == ("offspec-light" if light else "offspec-dark")
