@@ -38,7 +38,7 @@ demo: env
 	$(BIN)/offspec generate demo "$(PROMPT)" --memory 1GB --max-tokens 160 $(ARGS)
 
 chat: env
-	$(BIN)/offspec chat demo --memory 1.5GB $(ARGS)
+	$(BIN)/offspec chat demo --memory 1.3GB $(ARGS)
 
 test: env
 	$(BIN)/python -m pytest $(ARGS)

@@ -111,8 +111,10 @@ def _given(ctx: typer.Context) -> frozenset[str]:
 
 
 def _has_screen() -> bool:
-    """Whether the terminal UI can be shown: a terminal at both ends that can move its cursor."""
-    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    """Whether the terminal UI can be shown: a terminal at all ends (it draws on stderr) that can move its
+    cursor."""
+    ends = (sys.stdin, sys.stdout, sys.stderr)
+    return all(end.isatty() for end in ends) and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def _begin(setup: Setup, *, plain: bool, quiet: bool) -> None:

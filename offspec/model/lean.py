@@ -42,7 +42,8 @@ def lean_model(
 class LeanModel:
     """Hidden states and logits of token trees, with a cache; used as `TreeModel` is.
 
-    between: called before each chunk of a long prompt, and may raise to break it off. static: run steps at fixed shapes, as a CUDA graph needs; by default where the device is one.
+    between: called before each chunk of a long prompt, and may raise to break it off. static: run steps at
+    fixed shapes, as a CUDA graph needs; by default where the device is one.
     """
 
     def __init__(

@@ -36,9 +36,9 @@ class TreeModel:
 
     enter(i) and leave(i) are called around layer i, once a pass however many chunks run through it. head:
     given where the head streams, too. chunk: most rows that go through a layer together. spent: of the
-    latest pass; settle: called before a clock is read, where work goes on after a call returns. on_layer: told
-    how many layers are done; between: called before each layer and each chunk, and may raise to break the
-    pass off.
+    latest pass; settle: called before a clock is read, where work goes on after a call returns. on_layer:
+    told how many layers are done; between: called before each layer and each chunk, and may raise to break
+    the pass off.
     """
 
     def __init__(

@@ -115,4 +115,5 @@ class TreeScreen(Screen[None]):
 def _said(tree: TreeSeen) -> Content:
     """What came of the pass, in one line."""
     guessed = "".join(visible(tree.text[node]) for node in tree.accepted[1:])
-    return Content.assemble("said  ", (guessed, "$text-success bold"), f"★{visible(tree.bonus)}")
+    bonus = f"★{visible(tree.bonus)}" if tree.bonus else ""
+    return Content.assemble("said  ", (guessed, "$text-success bold"), bonus)

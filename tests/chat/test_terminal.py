@@ -103,6 +103,7 @@ def test_a_conversation_is_stopped_asked_again_saved_and_resumed(tmp_path: Path)
         terminal.send("/stats")
         figures = words_of(terminal.wait_for("known"))
         terminal.press("Escape")
+        terminal.wait_for(READY)  # keys right behind an escape would be taken for one key with it
         new, known = new_and_known(figures)
         assert known > new > 0
 

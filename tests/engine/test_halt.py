@@ -2,6 +2,7 @@
 
 import threading
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -153,5 +154,5 @@ def test_what_a_face_is_told(model: Path, draft: str) -> None:
         mine = [event for event in passes if event.index == done.index]
         assert [event.layer for event in mine] == [0, 1, 2, 3, 4]
         assert [event.nodes for event in mine] == [0, *[done.tree_nodes] * 4]
-        assert all(a.bytes_streamed <= b.bytes_streamed for a, b in zip(mine, mine[1:], strict=False))
-        assert all(a.seconds <= b.seconds for a, b in zip(mine, mine[1:], strict=False))
+        assert all(a.bytes_streamed <= b.bytes_streamed for a, b in pairwise(mine))
+        assert all(a.seconds <= b.seconds for a, b in pairwise(mine))
