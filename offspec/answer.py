@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -14,7 +14,7 @@ from offspec import memory as process_memory
 from offspec.assemble import Assembly
 from offspec.config import SamplingParams
 from offspec.ending import Ending, Halted
-from offspec.errors import CapacityError
+from offspec.errors import CapacityError, OffspecError
 from offspec.events import (
     Event,
     Finished,
@@ -80,6 +80,7 @@ class Answer:
         self._shown: list[str] = []
         self._first = 0.0
         self._nodes = 0  # of the tree that is on its way through the target
+        self._tell: Callable[[int], None] = lambda layer: None
 
     def look(self) -> None:
         """Called wherever a pass can be broken off. Raises Halted where that is asked for."""
@@ -89,6 +90,7 @@ class Answer:
     def grown(self, nodes: int) -> None:
         """Called when the tree of a pass is complete."""
         self._nodes = nodes
+        self._tell(0)
 
     def events(self) -> Generator[Event, None, None]:
         """All of it, `Finished` last. Raises OffspecError."""
@@ -106,11 +108,11 @@ class Answer:
                 done = self._run_pass(prefill, read)
             except Halted:
                 reason = "halted"
-                rest = "".join(self._text.finish())
-                self._shown.append(rest)
-                if rest:
-                    yield TextDelta(rest, (), (Piece(rest, "bonus"),))
+                yield from self._held_back()
                 break
+            except OffspecError:
+                yield from self._held_back()
+                raise
             reason = self._ending.reason
             self._first = self._first or time.perf_counter() - began
             self._tokens += done.walk.tokens
@@ -124,6 +126,13 @@ class Answer:
                 yield self._seen(done)
             yield stats
         yield Finished(self._result(reason, began, target.bytes_streamed - read_before, reused))
+
+    def _held_back(self) -> Iterator[Event]:
+        """Text of tokens that were committed, now that nothing follows which could complete it."""
+        rest = "".join(self._text.finish())
+        self._shown.append(rest)
+        if rest:
+            yield TextDelta(rest, (), (Piece(rest, "bonus"),))
 
     def _run_pass(self, prefill: Prefill, read: int) -> PassResult:
         target, recording = self._assembly.target, torch.is_grad_enabled()
@@ -159,6 +168,7 @@ class Answer:
             streamed, seconds = target.bytes_streamed - read, time.perf_counter() - began
             self._notify(PassProgress(index, self._nodes, layer, prefill.layers, streamed, seconds))
 
+        self._tell = tell
         tell(0)
         target.tree_model.on_layer = tell
         target.tree_model.between = self.look

@@ -9,6 +9,7 @@ from pathlib import Path
 from offspec.checkpoint.cache import user_folder
 from offspec.conversation import Conversation, clean_title
 from offspec.errors import SessionError
+from offspec.lockfile import is_claimed
 from offspec_planners.jsonfile import parse
 
 _SHOWN = 5  # names that an error proposes
@@ -48,11 +49,9 @@ class Archive:
         """Where a conversation is kept here."""
         return self.folder / f"{conversation.id}.json"
 
-    def save(self, conversation: Conversation) -> Path:
-        """Keep a conversation as it is now. Raises SessionError, DiskFullError."""
-        file = self.file_for(conversation)
-        conversation.write(file)
-        return file
+    def is_open(self, file: Path) -> bool:
+        """Whether a session, in whichever process, keeps its conversation in that file now."""
+        return is_claimed(file)
 
     def list(self) -> Entries:
         """All conversations in which something was said, those that changed last first."""
@@ -97,7 +96,10 @@ class Archive:
 
 
 def _is_session(file: Path) -> bool:
-    return file.suffix == ".json" and not file.name.startswith(".") and file.is_file()
+    try:
+        return file.suffix == ".json" and not file.name.startswith(".") and file.is_file()
+    except OSError:  # it is there and may not be looked at: one that is damaged
+        return True
 
 
 def _entry(file: Path) -> Entry | None:

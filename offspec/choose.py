@@ -290,7 +290,7 @@ def plan_key(opened: Opened) -> str:
         config.device,
         config.dtype,
         config.context,
-        config.converses,
+        config.converses and config.context is None,
         config.budget,
         config.width,
         config.verify,

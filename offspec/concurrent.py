@@ -42,10 +42,8 @@ class Turns:
             self._lock.release()
 
     def _wait(self, halt: threading.Event | None, wait: bool) -> bool:
-        if self._lock.acquire(blocking=wait and halt is None):
-            return True
-        if not wait or halt is None:
-            return False
+        if halt is None or not wait:
+            return self._lock.acquire(blocking=wait)
         while not self._lock.acquire(timeout=_LOOK_S):
             if halt.is_set():
                 raise RequestError(_STOPPED)

@@ -32,6 +32,15 @@ def parse_bytes(text: str | int) -> int:
     return size
 
 
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written in UTF-8, which one with half of a character in it cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen, and when to stop.
@@ -68,6 +77,7 @@ class SamplingParams:
             (math.isfinite(self.frequency_penalty), "frequency_penalty", "a finite number"),
             (self.max_tokens >= 1, "max_tokens", "1 or above"),
             (all(self.stop), "stop", "strings that are not empty"),
+            (all(map(is_unicode, self.stop)), "stop", "valid Unicode text"),
             (self.seed is None or 0 <= self.seed < 2**64, "seed", "between 0 and 2^64 - 1"),
         )
         for ok, name, wanted in checks:

@@ -4,7 +4,9 @@ The file is JSON in UTF-8 that a person may read and edit: its first line says w
 each further line is one message. It begins with "offspec_session", the version of its format.
 """
 
+import hashlib
 import json
+import os
 import re
 import secrets
 from collections.abc import Iterable, Sequence
@@ -13,19 +15,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from offspec.checkpoint.disk import write_file
+from offspec.checkpoint.disk import private_folder, real_path, write_file
 from offspec.config import SamplingParams
 from offspec.errors import SessionError
-from offspec.message import AnswerFigures, Message, read_message, read_params, read_text
+from offspec.message import AnswerFigures, Message, checked_text, read_message, read_params, read_text
 from offspec_planners.jsonfile import Fields, parse
 
-__all__ = ["VERSION", "AnswerFigures", "Conversation", "Message", "clean_title", "headline"]
+__all__ = ["VERSION", "AnswerFigures", "Conversation", "Message", "clean_title", "copy_id", "headline"]
 
 VERSION = 1
 
 _TITLE = 60  # characters of a first question that name a conversation
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}", re.ASCII)
+_MODE = 0o600  # of a session file: what somebody says to a model is nobody else's
 
 
 def now() -> str:
@@ -43,7 +46,8 @@ class Conversation:
     """What was said so far. Questions and answers take turns; only the last question may lack its answer.
 
     model: as the user named it. title: the first line of the first question unless the user chose another.
-    created, updated: ISO 8601 in UTC. system: what the model is told before everything else.
+    created, updated: ISO 8601 in UTC. system: what the model is told before everything else. Raises
+    RequestError for a text that is not valid Unicode.
     """
 
     model: str
@@ -56,7 +60,8 @@ class Conversation:
     messages: list[Message] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.title = self.title or headline(self.messages)
+        checked_text(self.system or "")
+        self.title = checked_text(self.title or headline(self.messages))
 
     @property
     def turns(self) -> int:
@@ -87,11 +92,8 @@ class Conversation:
                 said.append({"role": message.role, "content": content})
         return said
 
-    def to_json(self) -> dict[str, Any]:
-        """The object of a session file, which `from_json` reads."""
-        return {**self._about(), "messages": [message.to_json() for message in self.messages]}
-
     def _about(self) -> dict[str, Any]:
+        """The object of a session file without its messages."""
         names = ("id", "title", "model", "created", "updated", "turns", "system")
         about = {name: getattr(self, name) for name in names}
         params = {**asdict(self.params), "stop": list(self.params.stop)}
@@ -126,18 +128,27 @@ class Conversation:
             raise SessionError(_printable(f"{file} is not a session that can be used: {error}")) from error
 
     def write(self, file: Path) -> None:
-        """Write the file, whole or not at all, and its folder where there is none yet.
+        """Write the file, whole or not at all, and its folder where there is none yet; both for the user alone.
 
-        Raises SessionError where nothing can be written, DiskFullError.
+        Raises SessionError where nothing can be written, DiskFullError, RequestError for a title that could
+        not be read again.
         """
+        checked_text(self.title)
         # What is half of a character, as in a model's path that is not UTF-8, is written as JSON's escape.
         data = self.to_text().encode("utf-8", "backslashreplace")
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_file(file, data)
+            target = real_path(file)  # a link to a session stays one
+            private_folder(target.parent)
+            write_file(target, data, _MODE)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise SessionError(f"cannot write the session to {file} ({reason}); name another file") from error
+
+
+def copy_id(name: str, file: Path) -> str:
+    """The id of the copy that a conversation of this id has in a file; always the same, so it can be told."""
+    mark = "-" + hashlib.sha256(os.fsencode(real_path(file))).hexdigest()[:8]
+    return name if name.endswith(mark) else name[: 64 - len(mark)] + mark
 
 
 def headline(messages: Sequence[Message]) -> str:

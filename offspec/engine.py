@@ -327,16 +327,19 @@ class Engine:
         """Grow trees in another way from the next answer on. Its budget must be within the room there is."""
         self._way = way
 
-    def _check(self, request: Request, result: Result, gaps: Sequence[float]) -> tuple[Mismatch, ...]:
-        """The first place where decoding without speculation differs; what follows it is another text."""
+    def _check(self, request: Request, result: Result, gaps: Sequence[float]) -> tuple[Mismatch, ...] | None:
+        """The first place where decoding without speculation differs; what follows it is another text.
+
+        None where it was halted before it came to an end.
+        """
         self._sequence.forget()  # keys and values that came with a tree would be taken for right
         for event in self._answer(replace(request, speculate=False, trees=False)).events():
             if isinstance(event, Finished):
-                alone = event.result.token_ids
+                alone, reason = event.result.token_ids, event.result.finish_reason
         for index, (token, other) in enumerate(zip(result.token_ids, alone, strict=False)):
             if token != other:
                 return (Mismatch(index, token, other, gaps[index]),)
-        return ()
+        return None if reason == "halted" else ()
 
     def close(self) -> None:
         """Stop reading ahead and free the models. Streams that are still open end. May be called twice."""

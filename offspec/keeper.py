@@ -2,42 +2,87 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
+from offspec.checkpoint.disk import real_path
 from offspec.conversation import Conversation
 from offspec.errors import OffspecError
+from offspec.lockfile import Claim
+from offspec.message import Message
 
 EVERY_S = 2.0  # an answer that is killed has lost no more than what came in this time
 
 
 class Keeper:
-    """Writes a conversation to a file, once it has one. Trouble with the disk is told and never raised."""
+    """Writes a conversation to a file, once it has one, which no other keeper may write meanwhile.
 
-    def __init__(self) -> None:
+    snapshot: gives the conversation as it is at that moment, asked while nobody else writes, so that no early
+    one comes to lie over a later one.
+    """
+
+    def __init__(self, snapshot: Callable[[], Conversation]) -> None:
+        self._snapshot = snapshot
         self._file: Path | None = None
+        self._claim: Claim | None = None
         self._lock = threading.Lock()
         self._failing = False
         self._trouble: str | None = None
 
     def move(self, file: Path | None) -> None:
-        """Write to this file from now on, or nowhere."""
-        with self._lock:
-            self._file, self._failing, self._trouble = file, False, None
+        """Write to this file from now on, or nowhere. It is claimed now if it exists, else when it is first written.
 
-    def write(self, conversation: Conversation) -> None:
-        """Write what was said so far."""
+        What the file before should hold and does not, its disk being full, is written to it first. Raises
+        SessionError where that fails again or the new file is claimed, DiskFullError; nothing has changed then.
+        """
+        file = None if file is None else real_path(file)
         with self._lock:
-            if self._file is None:
+            if file is not None and file == self._file:
                 return
+            claim = Claim(file) if file is not None and file.exists() else None
             try:
-                conversation.write(self._file)
+                if self._failing:
+                    self._put()
+            except OffspecError:
+                if claim is not None:
+                    claim.release()
+                raise
+            self._let_go()
+            self._file, self._claim = file, claim
+
+    def close(self) -> None:
+        """As `move` to nowhere, which it is even where it raises."""
+        try:
+            self.move(None)
+        finally:
+            with self._lock:
+                self._let_go()
+
+    def keeps(self, file: Path) -> bool:
+        """Whether this is the file."""
+        return self._file is not None and self._file == real_path(file)
+
+    def save(self) -> None:
+        """Write what was said so far. Raises SessionError, DiskFullError."""
+        with self._lock:
+            self._put()
+
+    def write(self) -> None:
+        """As `save`, but trouble is told by `trouble`."""
+        with self._lock:
+            try:
+                self._put()
             except OffspecError as error:
                 if not self._failing:
                     self._trouble = f"what is said is not being saved: {error}"
                 self._failing = True
-            else:
-                self._failing = False
+
+    def erase(self) -> None:
+        """Take the file away again, in which nothing was said."""
+        with self._lock, suppress(OSError):
+            if self._claim is not None and self._file is not None:
+                self._file.unlink(missing_ok=True)
 
     def trouble(self) -> str | None:
         """What the user should know, once, until writing has gone well again."""
@@ -45,12 +90,10 @@ class Keeper:
         return trouble
 
     @contextmanager
-    def meanwhile(self, snapshot: Callable[[], Conversation]) -> Iterator[None]:
-        """In a thread, every two seconds of the block, write what `snapshot` gives where that is new."""
+    def meanwhile(self) -> Iterator[None]:
+        """In a thread, every two seconds of the block, write what was said where that is more than before."""
         over = threading.Event()
-        thread = threading.Thread(
-            target=self._watch, args=(snapshot, over), name="offspec keeper", daemon=True
-        )
+        thread = threading.Thread(target=self._watch, args=(over,), name="offspec keeper", daemon=True)
         thread.start()
         try:
             yield
@@ -58,10 +101,28 @@ class Keeper:
             over.set()
             thread.join()
 
-    def _watch(self, snapshot: Callable[[], Conversation], over: threading.Event) -> None:
-        written = snapshot().messages
+    def _watch(self, over: threading.Event) -> None:
+        written = _said(self._snapshot())
         while not over.wait(EVERY_S):
-            conversation = snapshot()
-            if conversation.messages != written:
-                self.write(conversation)
-                written = conversation.messages
+            said = _said(self._snapshot())
+            if said != written:
+                self.write()
+                written = said
+
+    def _put(self) -> None:
+        if self._file is None:
+            return
+        if self._claim is None:
+            self._claim = Claim(self._file)
+        self._snapshot().write(self._file)
+        self._failing, self._trouble = False, None
+
+    def _let_go(self) -> None:
+        if self._claim is not None:
+            self._claim.release()
+        self._file, self._claim, self._failing, self._trouble = None, None, False, None
+
+
+def _said(conversation: Conversation) -> list[Message]:
+    """The messages without their figures: the seconds of an answer pass though nothing new was said."""
+    return [replace(message, figures=None) for message in conversation.messages]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from offspec.config import SamplingParams
+from offspec.config import SamplingParams, is_unicode
 from offspec.errors import RequestError
 from offspec.events import FinishReason
 from offspec_planners.jsonfile import Fields
@@ -94,22 +94,14 @@ def read_text(fields: Fields, key: str) -> str:
 
 
 def _checked(fields: Fields, key: str, text: str) -> str:
-    return text if _is_unicode(text) else fields.wrong(key, "valid Unicode text")
+    return text if is_unicode(text) else fields.wrong(key, "valid Unicode text")
 
 
 def checked_text(text: str) -> str:
     """Text that somebody typed. Raises RequestError where it is not valid Unicode."""
-    if not _is_unicode(text):
+    if not is_unicode(text):
         raise RequestError("the text is not valid Unicode: it has half of a character in it")
     return text
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _read_ids(fields: Fields) -> tuple[int, ...]:

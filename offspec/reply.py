@@ -9,17 +9,17 @@ from offspec.message import AnswerFigures, Message
 class Reply:
     """Gathers what a stream of events says, so that it is there whatever ends the stream.
 
-    begun: an event came. finish: why it ended, "failed" unless something else is known. result: None until
+    begun: an event came. seed: the one that was asked for, if any. finish: why it ended, "failed" unless something else is known. result: None until
     the stream has come to its end.
     """
 
     def __init__(self, seed: int | None, opened: str) -> None:
-        """seed: the one that was asked for, if any; opened: what the prompt has begun the answer with."""
+        """opened: what the prompt has begun the answer with."""
         self.begun = False
         self.finish = "failed"
         self.result: Result | None = None
         self.ids: list[int] = []
-        self._seed, self.opened = seed, opened
+        self.seed, self.opened = seed, opened
         self._parts: list[str] = []
         self._passes, self._bytes, self._began = 0, 0, time.perf_counter()
 
@@ -47,7 +47,7 @@ class Reply:
     def _message(self, finish: str | None) -> Message:
         ids = tuple(self.ids)
         passes, seconds = self._passes, time.perf_counter() - self._began
-        nbytes, seed = self._bytes, self._seed
+        nbytes, seed = self._bytes, self.seed
         if self.result:
             seconds, nbytes, seed = self.result.seconds, self.result.bytes_streamed, self.result.seed
         figures = AnswerFigures(len(ids), passes, seconds, nbytes, seed)

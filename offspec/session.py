@@ -3,14 +3,14 @@
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from offspec.concurrent import Turns, in_thread
 from offspec.config import SamplingParams
-from offspec.conversation import Conversation
+from offspec.conversation import Conversation, copy_id
 from offspec.errors import ClosedError, OffspecError, RequestError
 from offspec.events import Event, Finished, Notice, Result
 from offspec.keeper import Keeper
@@ -19,6 +19,7 @@ from offspec.reply import Reply
 from offspec.transcript import Encoded, Transcript, Wording
 
 _SEEDS = 2**64
+_CHARACTERS = 4  # of a token, about
 
 _Asked = tuple[list[Message], SamplingParams]
 
@@ -57,12 +58,14 @@ class Session:
         self.last: Result | None = None  # of the last answer that came to its end
         self._engine = engine
         self._transcript = Transcript(wording)
-        self._keeper = Keeper()
+        self._keeper = Keeper(self._snapshot)
         self._turns = Turns("an answer of this conversation is under way; stop it, or read it to its end")
         self._halts: weakref.WeakSet[threading.Event] = weakref.WeakSet()
         self._halting = threading.Lock()
         self._coming: Reply | None = None
-        self._used = self._count()
+        self._used = self._estimate()
+        # The seed that was fixed for the last answer, and the one that it was made with after some retries.
+        self._seeds: tuple[int | None, int | None] = (None, None)
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -71,23 +74,28 @@ class Session:
 
     @property
     def params(self) -> SamplingParams:
-        """How the next answers are chosen."""
+        """How the next answers are chosen. May be set at any time; an answer that comes is not changed."""
         return self.conversation.params
 
     @params.setter
     def params(self, params: SamplingParams) -> None:
         self.conversation.params = params
+        if not self.busy:  # else the answer under way will be written with it
+            self._write()
 
     @property
     def system(self) -> str | None:
-        """What the model is told before all else. Setting it raises RequestError while an answer comes."""
+        """What the model is told before all else.
+
+        Setting it raises RequestError while an answer comes, or where the text is not valid Unicode.
+        """
         return self.conversation.system
 
     @system.setter
     def system(self, text: str | None) -> None:
         with self._turns.take(wait=False):
             self.conversation.system = checked_text(text) if text else None
-            self._used = self._count()
+            self._write()
 
     @property
     def context(self) -> int:
@@ -96,7 +104,11 @@ class Session:
 
     @property
     def used(self) -> int:
-        """Tokens of the conversation, with those of the answer that is coming."""
+        """Tokens of the conversation, with those of the answer that is coming.
+
+        Roughly, until the next question is asked, where the conversation was resumed, or changed since the
+        last one: counting a long one takes a while.
+        """
         coming = self._coming
         return self._used + (len(coming.ids) if coming else 0)
 
@@ -120,8 +132,15 @@ class Session:
         return self._answer(lambda: self._with_question(text), trees, self._halt())
 
     def retry(self, *, trees: bool = False) -> Generator[Event, None, None]:
-        """As `send`, for another answer in place of the last. A fixed seed moves on by one each time."""
+        """As `send`, for another answer in place of the last.
+
+        A fixed seed moves on by one each time, from the answer that was made with it itself.
+        """
         return self._answer(self._without_answer, trees, self._halt())
+
+    def edit(self, text: str, *, trees: bool = False) -> Generator[Event, None, None]:
+        """As `send`, in place of the last question and its answer, which stay where this one is refused."""
+        return self._answer(lambda: self._with_other_question(text), trees, self._halt())
 
     def asend(self, text: str, *, trees: bool = False) -> AsyncGenerator[Event, None]:
         """`send` for `async` callers. Cancelled or closed, it halts the answer and keeps what came."""
@@ -133,6 +152,11 @@ class Session:
         halt = self._halt()
         return in_thread(lambda: self._answer(self._without_answer, trees, halt), halt.set)
 
+    def aedit(self, text: str, *, trees: bool = False) -> AsyncGenerator[Event, None]:
+        """`edit` for `async` callers; see `asend`."""
+        halt = self._halt()
+        return in_thread(lambda: self._answer(lambda: self._with_other_question(text), trees, halt), halt.set)
+
     def stop(self) -> None:
         """Halt the answer under way, and those that wait for it, from any thread. What came is kept."""
         with self._halting:
@@ -143,7 +167,7 @@ class Session:
         """Take back the last questions with their answers; returns them. Raises RequestError."""
         with self._turns.take(wait=False):
             messages = self.conversation.messages
-            asked = [index for index, message in enumerate(messages) if message.role == "user"]
+            asked = self._questions()
             if not 1 <= turns <= len(asked):
                 raise RequestError(
                     f"cannot take back {turns} questions; the conversation has {len(asked)}"
@@ -153,13 +177,14 @@ class Session:
             at = asked[-turns]
             self.conversation.change(messages[:at])
             self._used = self._count()
-            self._keeper.write(self.conversation)
+            self._keeper.write()
             return tuple(messages[at:])
 
     def clear(self) -> None:
         """Begin a new conversation with the same system text and parameters; it is kept nowhere yet.
 
-        Raises RequestError while an answer comes.
+        Raises RequestError while an answer comes, and SessionError or DiskFullError where the conversation is
+        kept in a file that could not be written lately, nor can now; it goes on then.
         """
         with self._turns.take(wait=False):
             old = self.conversation
@@ -170,37 +195,57 @@ class Session:
     def keep(self, file: Path | None) -> None:
         """From now on write the conversation to a file, after each question and while its answer comes.
 
-        A process that is killed loses no question, and two seconds of an answer at most. None: no longer.
+        A process that is killed loses no question, and two seconds of an answer at most. No other session,
+        in this process or another, can keep its conversation in the same file, until this one is kept
+        elsewhere or nowhere (None), closed, cleared or collected. Raises SessionError where another does, and
+        as `clear` does for the file before.
         """
         self._keeper.move(file)
-        if self.conversation.messages:
-            self._keeper.write(self._snapshot())
+        self._write()
+
+    def close(self) -> None:
+        """Let go of the file in which the conversation is kept; nothing more is written.
+
+        Raises SessionError or DiskFullError where what was said last cannot be written; it lets go all the same.
+        """
+        self._keeper.close()
 
     def save(self, file: Path | str) -> None:
-        """Write the conversation to a file, whole or not at all. Raises SessionError, DiskFullError."""
-        self._snapshot().write(Path(file).expanduser())
+        """Write the conversation to a file, whole or not at all. Raises SessionError, DiskFullError.
+
+        It is a conversation of its own then, with an id of its own, unless it is the file in which this one is
+        kept.
+        """
+        file = Path(file).expanduser()
+        if self._keeper.keeps(file):
+            self._keeper.save()
+        else:
+            replace(self._snapshot(), id=copy_id(self.conversation.id, file)).write(file)
 
     @classmethod
     def load(cls, engine: Chatting, file: Path | str) -> "Session":
         """Go on with a conversation that was saved. Raises SessionError."""
-        conversation = Conversation.read(Path(file).expanduser())
-        session = engine.chat(system=conversation.system, params=conversation.params)
-        session.resume(conversation)
+        session = engine.chat()
+        session.resume(Conversation.read(Path(file).expanduser()))
         return session
 
-    def resume(self, conversation: Conversation) -> None:
-        """Go on with another conversation, on this engine. Raises RequestError while an answer comes."""
-        with self._turns.take(wait=False):
-            conversation.model = self.conversation.model
-            self._keeper.move(None)
-            self.conversation, self.last = conversation, None
-            self._used = self._count()
+    def resume(self, conversation: Conversation, file: Path | None = None) -> None:
+        """Go on with another conversation, on this engine.
 
-    def move_to(self, engine: Answering, wording: Wording) -> None:
-        """Go on with this conversation on another engine. Raises RequestError while an answer comes."""
+        file: where it is kept from now on, in which it lies as it is: it is not written before something is
+        said or set. Raises RequestError while an answer comes, SessionError where another session keeps that
+        file, and as `clear` does for the conversation before.
+        """
         with self._turns.take(wait=False):
-            self._engine, self._transcript = engine, Transcript(wording)
-            self._used = self._count()
+            self._keeper.move(file)
+            model, other = self.conversation.model, conversation.model
+            conversation.model = model
+            conversation.messages = [
+                message if model == other and self._knows(message) else replace(message, token_ids=None)
+                for message in conversation.messages
+            ]
+            self.conversation, self.last, self._seeds = conversation, None, (None, None)
+            self._used = self._estimate()
 
     def _halt(self) -> threading.Event:
         halt = threading.Event()
@@ -208,13 +253,24 @@ class Session:
             self._halts.add(halt)
         return halt
 
-    def _with_question(self, text: str) -> _Asked:
+    def _with_question(self, text: str, messages: tuple[Message, ...] | None = None) -> _Asked:
+        """messages: what it goes on from, where not from all that was said."""
         if not text.strip():
             raise RequestError("the question is empty")
-        messages = self.messages
+        messages = self.messages if messages is None else messages
         if messages and messages[-1].role == "user":  # its answer never came, and they take turns
             messages += (Message("assistant", ""),)
         return [*messages, Message("user", checked_text(text))], self.params
+
+    def _with_other_question(self, text: str) -> _Asked:
+        asked = self._questions()
+        if not asked:
+            raise RequestError("there is no question to ask differently")
+        return self._with_question(text, self.messages[: asked[-1]])
+
+    def _questions(self) -> list[int]:
+        """Where in the messages the questions are."""
+        return [index for index, message in enumerate(self.messages) if message.role == "user"]
 
     def _without_answer(self) -> _Asked:
         messages, params = list(self.messages), self.params
@@ -222,9 +278,9 @@ class Session:
             raise RequestError("there is no answer to try again")
         if messages[-1].role == "assistant":
             figures = messages.pop().figures
-            if params.seed is not None:
-                last = params.seed if figures is None or figures.seed is None else figures.seed
-                params = replace(params, seed=(last + 1) % _SEEDS)
+            made = figures.seed if figures else None
+            if made is not None and (made == params.seed or self._seeds == (params.seed, made)):
+                params = replace(params, seed=(made + 1) % _SEEDS)
         return messages, params
 
     def _answer(
@@ -236,16 +292,23 @@ class Session:
             coming = Reply(params.seed, encoded.opened)
             events = self._engine.stream(encoded.ids, params, halt=halt, trees=trees)
             with closing(events), self._recorded(messages, coming, len(encoded.ids)):
-                for event in events:
-                    coming.hear(event)
-                    if isinstance(event, Finished):
-                        break
-                    yield event
-                    yield from self._notices()
-                else:
-                    raise ClosedError(
-                        "the engine was closed in the middle of the answer; load the model again"
-                    )
+                try:
+                    for event in events:
+                        coming.hear(event)
+                        if isinstance(event, Finished):
+                            break
+                        yield event
+                        yield from self._notices()
+                    else:
+                        raise ClosedError(
+                            "the engine was closed in the middle of the answer; load the model again"
+                        )
+                except GeneratorExit:
+                    halt.set()
+                    with suppress(OffspecError):  # nobody is there to hear of it
+                        for event in events:  # what was held back, and the end
+                            coming.hear(event)
+                    raise
         # The turn is over: whoever hears of the end may ask again at once.
         yield from self._notices()
         assert coming.result is not None
@@ -268,35 +331,56 @@ class Session:
 
         tokens: of the prompt. Of what the engine refuses, before anything came, nothing is kept.
         """
-        before, used, refused = self.conversation.messages, self._used, False
+        before, updated = self.conversation.messages, self.conversation.updated
+        used, seed, refused = self._used, self.params.seed, False
         self.conversation.change(messages)
-        self._keeper.write(self.conversation)
+        self._keeper.write()
         self._coming, self._used = coming, tokens
         try:
-            with self._keeper.meanwhile(self._snapshot):
+            with self._keeper.meanwhile():
                 yield
         except (RequestError, ClosedError):
             refused = not coming.begun
             raise
         except (GeneratorExit, KeyboardInterrupt):
-            coming.finish = "halted"
+            if coming.result is None:
+                coming.finish = "halted"
             raise
         finally:
             self.conversation.change(before if refused else [*messages, coming.message()])
-            self._used = used if refused else tokens + len(coming.ids)
             self._coming, self.last = None, coming.result or self.last
-            self._keeper.write(self.conversation)
+            if refused:
+                self._used, self.conversation.updated = used, updated
+            else:
+                self._used, self._seeds = tokens + len(coming.ids), (seed, coming.seed)
+            if self.messages:
+                self._keeper.write()
+            else:
+                self._keeper.erase()
 
     def _snapshot(self) -> Conversation:
         """The conversation with what came of its next answer."""
         coming, messages = self._coming, self.conversation.messages
-        if coming and messages[-1].role == "user":
+        if coming and messages and messages[-1].role == "user":
             messages = messages + coming.so_far()
         return replace(self.conversation, messages=messages)
 
     def _notices(self) -> Iterator[Notice]:
         trouble = self._keeper.trouble()
         return iter([Notice(trouble)] if trouble else [])
+
+    def _write(self) -> None:
+        """Write what was set between questions. A conversation in which nothing was said has no file."""
+        if self.messages:
+            self._keeper.write()
+
+    def _knows(self, message: Message) -> bool:
+        return not message.token_ids or self._transcript.knows(max(message.token_ids))
+
+    def _estimate(self) -> int:
+        """About how many tokens the conversation has, without making any."""
+        said = (m.token_ids or m.content[::_CHARACTERS] for m in self.messages)
+        return sum(map(len, said))
 
     def _count(self) -> int:
         """Tokens of the conversation, 0 where its chat template cannot say."""

@@ -68,6 +68,13 @@ class Transcript:
         opened = _OPENED.search(self._text)
         return Encoded(list(self._ids), opened[0] if opened else "")
 
+    def knows(self, token: int) -> bool:
+        """Whether the vocabulary has this token: one that it lacks is spelt as nothing, or with an error."""
+        try:
+            return bool(self._wording.spell([token, token]))  # alone, one that is a space may be nothing too
+        except Exception:  # tokenizers raise whatever comes to them
+            return False
+
     @property
     def _covered(self) -> int:
         """Messages that the text holds."""

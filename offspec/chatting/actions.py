@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from offspec.chatting import settings
-from offspec.chatting.commands import help_of
-from offspec.chatting.keeping import load, save
+from offspec.chatting.commands import help_of, spoken, written
+from offspec.chatting.keeping import load, save, titled
 from offspec.chatting.outcomes import Answer, Copy, Open, Outcome, Quit, Reload, Reset, Rewound, Say, Sources
 from offspec.chatting.thinking import without_thinking
 from offspec.checkpoint.open import DEMO, local_path
@@ -33,10 +33,17 @@ def _retry(desk: "Desk", argument: str) -> Outcome:
 
 def _edit(desk: "Desk", argument: str) -> Outcome:
     _check_turns(desk, 1)
-    dropped = desk.session.rewind(1)
     if argument:
-        return Answer(desk.ask(argument), argument, dropped)
-    return Rewound(dropped, dropped[0].content)
+        question = spoken(argument)
+        events = desk.session.edit(question, trees=desk.setup.trees)
+        return Answer(desk.follow(events), question, desk.session.messages[_last_question(desk) :])
+    dropped = desk.session.rewind(1)
+    return Rewound(dropped, written(dropped[0].content))
+
+
+def _last_question(desk: "Desk") -> int:
+    """Where it is in the messages."""
+    return max(at for at, message in enumerate(desk.session.messages) if message.role == "user")
 
 
 def _undo(desk: "Desk", argument: str) -> Outcome:
@@ -93,7 +100,8 @@ def _seed(desk: "Desk", argument: str) -> Outcome:
         if desk.session.params.seed is None:
             return Say("A fresh seed is drawn for every answer.")
         return Say(f"The seed is {argument} from the next answer on; `/seed random` frees it again.")
-    seeds = [message.figures.seed for message in desk.session.messages if message.figures]
+    answered = [message.figures for message in desk.session.messages if message.figures]
+    seeds = [figures.seed for figures in answered if figures.seed is not None]
     fixed = "A fresh seed is drawn for every answer" if params.seed is None else f"The seed is {params.seed}"
     last = f"; the last answer had {seeds[-1]}" if seeds else ""
     return Say(f"{fixed}{last}. `/seed 7` fixes it.")
@@ -159,11 +167,11 @@ def _copy(desk: "Desk", argument: str) -> Outcome:
 
 def _clear(desk: "Desk", argument: str) -> Outcome:
     left = desk.session.conversation
-    title, turns = left.title, left.turns
+    name = left.id if not left.title or titled(desk, left.title) else left.title
     desk.begin_anew()
-    if not turns:
+    if not left.turns:
         return Reset("A new conversation.")
-    return Reset(f"A new conversation. `/load {title}` goes on with the one before.")
+    return Reset(f"A new conversation. `/load {name}` goes on with the one before.")
 
 
 def _quit(desk: "Desk", argument: str) -> Outcome:
@@ -184,9 +192,10 @@ def _count(argument: str, example: str) -> int:
     """How many, by default one. Raises RequestError."""
     if not argument:
         return 1
-    if not argument.isascii() or not argument.isdigit() or int(argument) < 1:
+    digits = argument.lstrip("0") if argument.isascii() and argument.isdigit() else ""
+    if not digits:
         raise RequestError(f"{argument!r} is no number above 0; {example}")
-    return int(argument)
+    return int(digits[:9])  # no conversation has more, and Python reads no more than 4300
 
 
 ACTIONS: Mapping[str, Callable[["Desk", str], Outcome]] = {

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from offspec.errors import RequestError
 
 _NAMED = re.compile(r"/([A-Za-z]+)(?:\s+|$)")
+_BEGUN = re.compile(r"/+([A-Za-z]+)(?:\s|$)")
 _ALIASES = {"exit": "quit", "new": "clear"}  # what other programs taught people's fingers
 
 
@@ -34,8 +35,8 @@ _LIST = (
         "help",
         "/help [command]",
         "Explain all commands, or one of them.",
-        """`/help set` tells what can be set. A question that begins with a slash and a word is said to the
-model with two: `//help` asks it about `/help`.""",
+        """`/help set` tells what can be set. A question that begins with the name of a command is written
+with two slashes: `//help` asks the model about `/help`.""",
         while_busy=True,
     ),
     Command(
@@ -190,12 +191,23 @@ def find(name: str) -> Command:
         return COMMANDS[name]
     near = get_close_matches(name, [*COMMANDS, *_ALIASES], n=1)
     meant = f"the nearest is /{near[0]}" if near else "/help lists them all"
-    raise RequestError(f"there is no command /{name}; {meant}, and //{name} says it to the model")
+    raise RequestError(f"there is no command /{name}; {meant}, and a space before it says it to the model")
 
 
 def spoken(text: str) -> str:
-    """What is said to the model: `//word` is said as `/word`."""
-    return text[1:] if text.startswith("//") and is_command(text[1:]) else text
+    """What is said to the model where this was written: `//help` is said as `/help`, `//TODO` as it is."""
+    return text[1:] if text.startswith("//") and _begins_as_command(text) else text
+
+
+def written(text: str) -> str:
+    """How a question is written so that it is said and not run: what `spoken` takes away, put back."""
+    return f"/{text}" if _begins_as_command(text) else text
+
+
+def _begins_as_command(text: str) -> bool:
+    """Whether the name of a command stands at its beginning, after any number of slashes."""
+    match = _BEGUN.match(text)
+    return match is not None and (match[1].lower() in COMMANDS or match[1].lower() in _ALIASES)
 
 
 def help_of(name: str) -> str:

@@ -1,21 +1,21 @@
 """The desk: one engine, the conversation on it, and everything a face can ask of the two."""
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 from offspec.archive import Archive
-from offspec.chatting import completing
 from offspec.chatting.actions import ACTIONS
-from offspec.chatting.commands import parse, spoken
-from offspec.chatting.completing import Completion
+from offspec.chatting.commands import parse
+from offspec.chatting.completing import Completer, Completion
 from offspec.chatting.figures import Figures
-from offspec.chatting.opening import ChatEngine, Setup
+from offspec.chatting.opening import ChatEngine, Opener, Setup
 from offspec.chatting.outcomes import Outcome
+from offspec.config import EngineConfig
 from offspec.conversation import Conversation
-from offspec.errors import RequestError
+from offspec.errors import OffspecError, RequestError
 from offspec.events import Event, Notice, TreeSeen
 
 __all__ = ["Completion", "Desk"]
@@ -42,16 +42,30 @@ class Desk:
         self.trees: deque[TreeSeen] = deque(maxlen=_TREES)
         self.notes: list[str] = []
         self.sources = False
+        self._completer = Completer(archive)
         self.session = engine.chat(system=setup.system, params=setup.params)
         self.file = archive.file_for(self.session.conversation)
-        if setup.resume is None:
-            self.session.keep(self.file)
-        else:
-            self._resume(setup.resume)
+        file = setup.resumed(archive)
+        if file is not None:
+            self._resume(file)
+            return
+        self.session.keep(self.file)
+        if setup.resume is not None:
+            self.notes.append(f"No conversation with {self.config.model} is saved yet; this is a new one.")
+
+    @classmethod
+    def open(cls, setup: Setup, opener: Opener, archive: Archive, notify: Callable[[Event], None]) -> "Desk":
+        """Load the model, and lay out its conversation. Raises OffspecError."""
+        engine = opener(setup.config, setup.plan, notify)
+        try:
+            return cls(engine, setup, archive)
+        except BaseException:
+            engine.close()
+            raise
 
     def ask(self, text: str) -> Generator[Event, None, None]:
-        """Say something to the model. Raises OffspecError, when the generator is run."""
-        return self.follow(self.session.send(spoken(text), trees=self.setup.trees))
+        """Say this to the model, as it is. Raises OffspecError, when the generator is run."""
+        return self.follow(self.session.send(text, trees=self.setup.trees))
 
     def follow(self, events: Generator[Event, None, None]) -> Generator[Event, None, None]:
         """The same events, which figures and trees take note of."""
@@ -68,6 +82,7 @@ class Desk:
 
     def run(self, line: str) -> Outcome:
         """Do what a command says. Raises OffspecError; nothing has changed then."""
+        self._completer.forget()
         command, argument = parse(line)
         if self.session.busy and not command.while_busy:
             raise RequestError("stop the answer first (Esc)")
@@ -77,7 +92,7 @@ class Desk:
 
     def complete(self, line: str) -> list[Completion]:
         """Whole lines that could take the place of one that begins a command."""
-        return completing.complete(line, self.archive)
+        return self._completer.complete(line)
 
     def stop(self) -> None:
         """End the answer under way; what came is kept."""
@@ -90,13 +105,33 @@ class Desk:
         else:
             self.figures.hear(event)
 
-    def adopt(self, engine: ChatEngine) -> None:
-        """Go on with the same conversation on another engine. The one before should be closed by now."""
+    def exchange(
+        self,
+        config: EngineConfig,
+        opener: Opener,
+        notify: Callable[[Event], None],
+        failed: Callable[[OffspecError], None],
+    ) -> None:
+        """Load the model with other settings under the same conversation, or as it was where that fails.
+
+        notify: the listener of the new engine. failed: hears why it is as it was, before it is loaded again.
+        Raises OffspecError where no engine is open in the end.
+        """
+        self.engine.close()  # two do not fit in memory
+        try:
+            engine = opener(config, self._plan_for(config), notify)
+        except OffspecError as error:
+            failed(error)
+            config = self.config
+            engine = opener(config, self._plan_for(config), notify)
         session = engine.chat()
         session.resume(self.session.conversation)
         session.keep(self.file)
-        self.engine, self.session = engine, session
-        self.config = replace(self.config, draft=engine.config.draft)
+        self.engine, self.session, self.config = engine, session, config
+
+    def _plan_for(self, config: EngineConfig) -> Path | None:
+        """The plan file was made for the settings of the command line, so only they get it."""
+        return self.setup.plan if config == self.setup.config else None
 
     def begin_anew(self) -> None:
         """A new conversation with the same system message and parameters."""
@@ -127,15 +162,8 @@ class Desk:
         self.stop()
         self.engine.close()
 
-    def _resume(self, name: str) -> None:
-        if name:
-            self.notes.append(self.take_up(self.archive.find(name)))
-        elif (latest := self.archive.latest(self.config.model)) is not None:
-            self.notes.append(self.take_up(latest.file))
-        else:
-            self.session.keep(self.file)
-            self.notes.append(f"No conversation with {self.config.model} is saved yet; this is a new one.")
-            return
+    def _resume(self, file: Path) -> None:
+        self.notes.append(self.take_up(file))
         given = {key: getattr(self.setup.params, key) for key in self.setup.given}
         self.session.params = replace(self.session.params, **given)
         if self.setup.system is not None:

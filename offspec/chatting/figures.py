@@ -128,16 +128,15 @@ class Figures:
 
     def _doing(self, at: PassProgress, prefill: Prefill, seconds: float) -> list[str]:
         """The parts of a line on a pass: what it is at, how fast, and how long it takes."""
+        prompt = [_reading(prefill)] if at.index == 1 else []
+        tree = [f"tree of {at.nodes:,}"] if at.nodes and not prompt else []
         if not at.layer:
-            drafting = "drafting" if not at.nodes else f"drafted a tree of {at.nodes:,}"
-            return [*([_reading(prefill)] if at.index == 1 else []), drafting, _seconds(seconds)]
-        parts = [f"layer {at.layer:,}/{at.layers:,}"]
+            waiting = [*tree, "waiting for layer 1"] if at.nodes else ["drafting"]
+            return [*prompt, *waiting, _seconds(seconds)]
+        parts = [*prompt, f"layer {at.layer:,}/{at.layers:,}"]
         if at.bytes_streamed and at.seconds:
             parts.append(format_rate(at.bytes_streamed / at.seconds))
-        if at.index == 1:
-            parts.insert(0, _reading(prefill))
-        elif at.nodes:
-            parts.append(f"tree of {at.nodes:,}")
+        parts += tree
         usual = self._usual if at.index > 1 else 0.0
         return [
             *parts,

@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from offspec.archive import Entry
 from offspec.chatting.outcomes import Open, Outcome, Reset, Say
+from offspec.chatting.refusing import refusing
 from offspec.conversation import Conversation, clean_title
-from offspec.errors import RequestError, SessionError
+from offspec.errors import OffspecError, RequestError, SessionError
 
 if TYPE_CHECKING:
     from offspec.chatting.desk import Desk
@@ -16,13 +18,18 @@ def save(desk: "Desk", argument: str) -> Outcome:
     if not desk.session.conversation.turns:
         raise RequestError("nothing has been asked yet, so there is nothing to save")
     if _names_file(argument):
-        return _copy_to(desk, Path(argument).expanduser())
+        with refusing(f"{clean_title(argument)} cannot be written"):
+            return _copy_to(desk, Path(argument).expanduser())
+    conversation = desk.session.conversation
+    before = conversation.title
     if argument:
-        _give_title(desk, clean_title(argument))
-    desk.session.save(desk.file)
-    return Say(
-        f"Saved as **{desk.session.conversation.title}**, and from now on by itself, in `{desk.file}`."
-    )
+        conversation.title = _free_title(desk, clean_title(argument))
+    try:
+        desk.session.save(desk.file)
+    except OffspecError:
+        conversation.title = before
+        raise
+    return Say(f"Saved as **{conversation.title}**, and from now on by itself, in `{desk.file}`.")
 
 
 def _names_file(argument: str) -> bool:
@@ -48,12 +55,21 @@ def _check_same(desk: "Desk", file: Path) -> None:
         raise RequestError(f"{file} holds another conversation, {there.title!r}; name another file")
 
 
-def _give_title(desk: "Desk", title: str) -> None:
-    conversation = desk.session.conversation
-    for entry in desk.archive.list():
-        if entry.title.lower() == title.lower() and entry.id != conversation.id:
-            raise RequestError(f"another conversation is called {entry.title!r}; choose another name")
-    conversation.title = title
+def _free_title(desk: "Desk", title: str) -> str:
+    """The title. Raises RequestError where another conversation has it."""
+    others = titled(desk, title)
+    if others:
+        raise RequestError(f"another conversation is called {others[0].title!r}; choose another name")
+    return title
+
+
+def titled(desk: "Desk", title: str) -> list[Entry]:
+    """Conversations in the archive with this title, without the one on the desk."""
+    return [
+        entry
+        for entry in desk.archive.list()
+        if entry.title.casefold() == title.casefold() and entry.id != desk.session.conversation.id
+    ]
 
 
 def load(desk: "Desk", argument: str) -> Outcome:

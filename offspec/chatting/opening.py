@@ -9,6 +9,7 @@ from offspec.config import EngineConfig, SamplingParams
 from offspec.events import Event, LoadProgress
 
 if TYPE_CHECKING:
+    from offspec.archive import Archive
     from offspec.session import Session
     from offspec_planners.plan import Plan
 
@@ -29,6 +30,13 @@ class Setup:
     resume: str | None = None
     given: frozenset[str] = frozenset()
     trees: bool = True
+
+    def resumed(self, archive: "Archive") -> Path | None:
+        """The file of the conversation to take up, None for a new one. Raises SessionError."""
+        if self.resume:
+            return archive.find(self.resume)
+        latest = None if self.resume is None else archive.latest(self.config.model)
+        return None if latest is None else latest.file
 
 
 class ChatEngine(Protocol):

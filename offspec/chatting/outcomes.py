@@ -24,8 +24,8 @@ class Say:
 class Answer:
     """An answer to run, where answers are run, and to show as it comes.
 
-    dropped: messages to take away from the end of what is shown, first. question: what is asked, where that
-    is not shown yet.
+    dropped: messages to take away from the end of what is shown, first; they are there again where the answer
+    is refused. question: what is asked, where that is not shown yet.
     """
 
     events: Generator[Event, None, None]
@@ -35,7 +35,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Rewound:
-    """These messages are no longer part of the conversation. text: a question to write anew, if any."""
+    """These messages are no longer part of the conversation.
+
+    text: a question to change and send, if any, as it is typed.
+    """
 
     dropped: "tuple[Message, ...]"
     text: str | None

@@ -74,7 +74,7 @@ def known(name: str) -> str:
 def _pairs(text: str) -> list[tuple[str, str]]:
     """Names and values as written. Raises RequestError."""
     try:
-        words = shlex.split(text)
+        words = list(_words(text))
     except ValueError:
         raise RequestError("a quote is left open; close it, or leave both out") from None
     if len(words) == 2 and not any("=" in word for word in words):
@@ -86,6 +86,13 @@ def _pairs(text: str) -> list[tuple[str, str]]:
             raise RequestError(f"write {known(name)}=value, with no space around the sign")
         pairs.append((known(name), value))
     return pairs
+
+
+def _words(text: str) -> shlex.shlex:
+    """Words as a shell has them, but that a backslash is one: `stop=\\n` is a new line, not an n."""
+    lexer = shlex.shlex(text, posix=True)
+    lexer.whitespace_split, lexer.escape, lexer.commenters = True, "", ""
+    return lexer
 
 
 def _number(name: str, text: str) -> float:

@@ -66,12 +66,28 @@ def write_all(fd: int, data: memoryview) -> None:
         data = data[os.write(fd, data) :]
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Write a small file whole or not at all, and make it durable. Raises DiskFullError."""
+def private_folder(folder: Path) -> None:
+    """Make a folder, where there is none, that nobody else may look into. Raises OSError."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def real_path(path: Path) -> Path:
+    """Where a path leads to through links, so that all its names are one."""
+    try:
+        return Path(os.path.realpath(path))
+    except (OSError, ValueError):  # whoever uses it hears of it
+        return path
+
+
+def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Write a small file whole or not at all, and make it durable. Raises DiskFullError.
+
+    mode: its permissions, less what the user's mask takes away.
+    """
     partial = partial_name(path)
     try:
         with disk_full(path, len(data)):
-            fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             try:
                 write_all(fd, memoryview(data))
                 os.fsync(fd)

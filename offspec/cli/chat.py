@@ -63,8 +63,8 @@ def chat(
     quiet: opt.Quiet = False,
 ) -> None:
     """Talk with a model. What was said stays in its caches, so each question costs only itself."""
-    if resume and session is not None:
-        raise RequestError("--session NAME goes on with that conversation already; leave out --resume")
+    if session is not None:
+        _check_name(session, resume)
     config = EngineConfig(
         model=model,
         draft=draft,
@@ -104,6 +104,13 @@ def chat(
     _begin(setup, plain=plain or not _has_screen(), quiet=quiet)
 
 
+def _check_name(session: str, resume: bool) -> None:
+    if resume:
+        raise RequestError("--session NAME goes on with that conversation already; leave out --resume")
+    if not session.strip():
+        raise RequestError("--session needs a name; --resume goes on with the latest conversation")
+
+
 def _given(ctx: typer.Context) -> frozenset[str]:
     """The sampling parameters that the user set, as a resumed conversation should take them over."""
     sources = {name: ctx.get_parameter_source(name) for name in SamplingParams.__dataclass_fields__}
@@ -119,10 +126,12 @@ def _has_screen() -> bool:
 
 def _begin(setup: Setup, *, plain: bool, quiet: bool) -> None:
     from offspec.archive import Archive
+    from offspec.conversation import Conversation
 
     archive = Archive()
-    if setup.resume:
-        archive.find(setup.resume)  # a name that is not there is told now, not after minutes of loading
+    file = setup.resumed(archive)
+    if file is not None:
+        Conversation.read(file)  # what is wrong with it is told now, not after minutes of loading
     if plain:
         from offspec.cli import plain as line_mode
 

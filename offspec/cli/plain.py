@@ -9,9 +9,8 @@ from types import FrameType
 import typer
 
 from offspec.archive import Archive
-from offspec.chatting.commands import is_command
 from offspec.chatting.desk import Desk
-from offspec.chatting.opening import ChatEngine, Opener, Setup
+from offspec.chatting.opening import Opener, Setup
 from offspec.chatting.outcomes import (
     Answer,
     Copy,
@@ -63,14 +62,13 @@ class _LineMode:
 
     def open(self) -> None:
         """Load the model and lay out the conversation."""
-        engine = self._load(self._setup.config, first=True)
         try:
-            self._desk = Desk(engine, self._setup, self._archive)
-        except BaseException:
-            engine.close()
-            raise
+            self._desk = Desk.open(self._setup, self._opener, self._archive, self._hear)
+        finally:
+            self._screen.still()
         if self._input.is_terminal:
-            drafted = "without a draft" if engine.draft == "none" else f"drafted by {engine.draft}"
+            draft = self._desk.engine.draft
+            drafted = "without a draft" if draft == "none" else f"drafted by {draft}"
             self._screen.note(f"{self._setup.config.model}, {drafted}. /help lists the commands.")
 
     def chat(self) -> None:
@@ -79,12 +77,15 @@ class _LineMode:
             self._tell_notes()
             try:
                 begun, self._begun = self._begun, ""
-                line = self._input.read(begun)
-                if line is None:
+                typed = self._input.read(begun)
+                if typed is None:
                     break
-                if not line.strip():
+                if not typed.text.strip():
                     continue
-                outcome = self.desk.run(line) if is_command(line) else Answer(self.desk.ask(line), line)
+                if typed.is_command:
+                    outcome = self.desk.run(typed.text)
+                else:
+                    outcome = Answer(self.desk.ask(typed.text), typed.text)
             except OffspecError as error:
                 self._complain(error)
                 continue
@@ -190,22 +191,16 @@ class _LineMode:
 
         Raises OffspecError where there is none in the end.
         """
-        before = self.desk.config
-        self.desk.engine.close()  # there is no room for two
-        try:
-            self.desk.adopt(self._load(config, first=False))
-        except OffspecError as error:
+
+        def failed(error: OffspecError) -> None:
             self._complain(error)
             self._screen.note("loading the model as it was before")
-            self.desk.adopt(self._load(before, first=False))
-        self._screen.page(f"The draft is {self.desk.engine.draft}.")
 
-    def _load(self, config: EngineConfig, *, first: bool) -> ChatEngine:
-        """A plan file was made for the settings of the command line, so only they get it."""
         try:
-            return self._opener(config, self._setup.plan if first else None, self._hear)
+            self.desk.exchange(config, self._opener, self._hear, failed)
         finally:
             self._screen.still()
+        self._screen.page(f"The draft is {self.desk.engine.draft}.")
 
     def _hear(self, event: Event) -> None:
         """What the engine tells aside, in this thread."""

@@ -1,12 +1,21 @@
 """Lines from a person or a pipe, put together to questions."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from offspec.chatting.commands import is_command
+from offspec.chatting.commands import is_command, spoken
 from offspec.errors import RequestError
 
 _BLOCK = '"""'
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """A question, as it is to be said, or a command."""
+
+    text: str
+    is_command: bool = False
 
 
 class PlainInput:
@@ -22,11 +31,12 @@ class PlainInput:
         self._offered: list[str] = []
         self.edits = self.is_terminal and sys.stdout.isatty() and self._prepare_editing()
 
-    def read(self, begun: str = "") -> str | None:
+    def read(self, begun: str = "") -> Typed | None:
         """The next question or command, None at the end. begun: what the user is to change and send.
 
         A line that ends in a backslash goes on in the next; what stands between lines of three quotes is one
-        question. Raises RequestError for bytes that are no text, and KeyboardInterrupt.
+        question. Raises RequestError for bytes that are no text, once all of the question was read, and
+        KeyboardInterrupt.
         """
         line = self._line("> ", begun)
         if line is not None and line.strip() == _BLOCK:
@@ -37,26 +47,24 @@ class PlainInput:
             line = self._line(". ")
         if line is None and not lines:
             return None
-        return "\n".join([*lines, line or ""])
+        text = _joined([*lines, line or ""])
+        return Typed(text, is_command=True) if is_command(text) else Typed(spoken(text))
 
-    def _block(self) -> str:
+    def _block(self) -> Typed:
         lines = []
         while (line := self._line(". ")) is not None and line.strip() != _BLOCK:
             lines.append(line)
-        text = "\n".join(lines)
-        return f"/{text}" if is_command(text) else text  # a block is always said to the model
+        return Typed(_joined(lines))
 
     def _line(self, prompt: str, begun: str = "") -> str | None:
-        try:
-            if self.edits:
-                return self._edited_line(prompt, begun)
-            if self.is_terminal:
-                sys.stderr.write(prompt)
-                sys.stderr.flush()
-            data = sys.stdin.buffer.readline()
-            return data.decode("utf-8").rstrip("\r\n") if data else None
-        except UnicodeDecodeError as error:
-            raise RequestError(f"this line is not UTF-8 text: byte {error.start} is not part of it") from None
+        """One line, in which surrogates stand for bytes that are no text."""
+        if self.edits:
+            return self._edited_line(prompt, begun)
+        if self.is_terminal:
+            sys.stderr.write(prompt)
+            sys.stderr.flush()
+        data = sys.stdin.buffer.readline()
+        return data.decode("utf-8", "surrogateescape").rstrip("\r\n") if data else None
 
     def _edited_line(self, prompt: str, begun: str) -> str | None:
         import readline
@@ -67,6 +75,8 @@ class PlainInput:
         except EOFError:
             print()
             return None
+        except UnicodeDecodeError as error:
+            return error.object.decode("utf-8", "surrogateescape").rstrip("\r\n")
         finally:
             readline.set_startup_hook(None)
 
@@ -86,3 +96,14 @@ class PlainInput:
         if index == 0:
             self._offered = self._complete(line)
         return self._offered[index] if index < len(self._offered) else None
+
+
+def _joined(lines: Sequence[str]) -> str:
+    """The text of these lines. Raises RequestError where bytes of them are no text."""
+    for number, line in enumerate(lines, 1):
+        try:
+            line.encode("utf-8", "surrogateescape").decode("utf-8")
+        except UnicodeDecodeError as error:
+            which = "this line" if len(lines) == 1 else f"line {number} of this question"
+            raise RequestError(f"{which} is not UTF-8 text: byte {error.start} is not part of it") from None
+    return "\n".join(lines)

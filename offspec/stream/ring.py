@@ -11,6 +11,7 @@ workers, which no signal reaches, share a lock. Nor does it ask a thread whether
 that is: interrupted in the midst of that, Python up to 3.12 marks a living thread as ended for good.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -110,6 +111,7 @@ class Ring:
         self._round = _Round(0, 0)
         self._held = False
         self._closed = False
+        self._process = os.getpid()
         self._taking = threading.Lock()  # among workers
         self._work_bell: SimpleQueue[None] = SimpleQueue()  # there may be something to fill
         self._done_bell: SimpleQueue[None] = SimpleQueue()  # a job has ended
@@ -194,6 +196,8 @@ class Ring:
     def close(self) -> None:
         """Stop the workers and wait for them. May be called twice."""
         self._closed = True
+        if os.getpid() != self._process:
+            return  # a child of a fork has this object, and none of its threads
         self._ring_for_work()
         self._tell_done()
         for worker in self._threads:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from textual.containers import Vertical
@@ -16,13 +17,14 @@ from offspec.tui.sources import coloured
 from offspec.tui.thinking_block import ThinkingBlock
 
 _BETWEEN = 1 / 30  # seconds between two paintings, at least
+_SHARE = 25  # and this many times what one costs, until it is on the screen: the machine is for the model
+_LONGEST = 0.4  # but no more than so many seconds
 _ENDINGS = {
     "halted": "⋯ stopped",
     "length": "⋯ as long as max_tokens allows; /set max_tokens=N allows more",
     "context": "⋯ the context is full; /undo or /clear makes room",
     "failed": "⋯ broken off by an error",
 }
-_SHARE = 10  # and this many times what the last one took, so that long code does not eat the machine
 
 
 @dataclass(slots=True)
@@ -44,7 +46,7 @@ class Answer(Vertical):
         self.said = said
         self.sources = sources
         self.painted = 0
-        self._fresh = asyncio.Event()
+        self._fresh, self._over = asyncio.Event(), asyncio.Event()
         self._painting = asyncio.Lock()
         self._blocks: list[Prose | ThinkingBlock] = []
         self._tokens: Static | None = None
@@ -65,6 +67,7 @@ class Answer(Vertical):
     def finish(self, ending: str = "") -> None:
         self.said.ending, self.said.over = ending, True
         self._fresh.set()
+        self._over.set()
 
     def show_sources(self, shown: bool) -> None:
         self.sources = shown
@@ -87,10 +90,16 @@ class Answer(Vertical):
             await self._fresh.wait()
             self._fresh.clear()
             over = self.said.over
-            began = time.perf_counter()
+            began = time.thread_time()
             await self._paint()
             if not over:
-                await asyncio.sleep(max(_BETWEEN, _SHARE * (time.perf_counter() - began)))
+                await self._pause(_BETWEEN)  # in which the screen is laid out and drawn
+                await self._pause(min(_SHARE * (time.thread_time() - began), _LONGEST))
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait so long, or until the answer is over."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._over.wait(), seconds)
 
     async def _paint(self) -> None:
         async with self._painting:
@@ -107,8 +116,9 @@ class Answer(Vertical):
             block.display = not coloured_now
         if self._tokens is not None:
             self._tokens.display = coloured_now
+        if self.said.ending:
+            self._ending.update(Content(self.said.ending))
         self._ending.display = bool(self.said.ending)
-        self._ending.update(Content(self.said.ending))
 
     async def _paint_tokens(self) -> None:
         if self._tokens is None:
@@ -121,10 +131,9 @@ class Answer(Vertical):
         for place, part in enumerate(parts):
             if place == len(self._blocks) or not await _goes_on(self._blocks[place], part):
                 await self._drop(place)
-                block = ThinkingBlock(part) if part.kind == "thinking" else Prose()
+                block = ThinkingBlock(part) if part.kind == "thinking" else Prose(part.text)
                 self._blocks.append(block)
                 await self.mount(block, before=self._ending)
-                await block.become(part)
         await self._drop(len(parts))
 
     async def _drop(self, place: int) -> None:
@@ -135,9 +144,9 @@ class Answer(Vertical):
 
 async def _goes_on(block: Prose | ThinkingBlock, part: Part) -> bool:
     """Let the block show the part; False where it is not made for it."""
-    if isinstance(block, ThinkingBlock) != (part.kind == "thinking"):
-        return False
-    return await block.become(part)
+    if isinstance(block, ThinkingBlock):
+        return part.kind == "thinking" and await block.become(part)
+    return part.kind == "text" and block.become(part.text)
 
 
 def ending_of(finish: str | None) -> str:

@@ -13,7 +13,7 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Collapsible
 
 from offspec.archive import Archive
-from offspec.chatting.commands import is_command
+from offspec.chatting.commands import is_command, spoken, written
 from offspec.chatting.desk import Completion, Desk
 from offspec.chatting.opening import Opener, Setup
 from offspec.config import EngineConfig
@@ -127,7 +127,7 @@ class ChatApp(App[None]):
         if is_command(message.text):
             await run_command(self, message.text)
         else:
-            await self.asking.ask(message.text)
+            await self.asking.ask(spoken(message.text))
 
     async def action_command(self, line: str) -> None:
         await run_command(self, line)
@@ -214,8 +214,10 @@ class ChatApp(App[None]):
         await self.asking.end(message)
         if self._leaving:
             self.exit()
-        else:
-            await self.asking.go_on()
+            return
+        if line := self.asking.take_command():
+            await run_command(self, line)
+        await self.asking.go_on()
 
     # What the screen shows
 
@@ -224,7 +226,7 @@ class ChatApp(App[None]):
         assert self.desk is not None
         messages = self.desk.session.messages
         await self.transcript.show(messages, self.asking.waiting)
-        self.composer.recalled = [message.content for message in messages if message.role == "user"]
+        self.composer.recalled = [written(m.content) for m in messages if m.role == "user"]
         self._show_figures()
 
     def busy(self, now: bool) -> None:

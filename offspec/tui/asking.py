@@ -3,6 +3,7 @@
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
+from offspec.chatting.commands import written
 from offspec.errors import OffspecError, RequestError
 from offspec.events import Event
 from offspec.tui.answer import Answer, ending_of
@@ -16,15 +17,18 @@ if TYPE_CHECKING:
 class Asking:
     """One question after the other: what is asked meanwhile waits in the transcript, to be seen.
 
-    answer: the one under way. stopping: it was told to stop.
+    answer: the one under way. stopping: it was told to stop. next_command: what the user wants done as soon
+    as it has.
     """
 
     def __init__(self, app: "ChatApp") -> None:
         self._app = app
         self._waiting: list[Entry] = []
         self._asked: Entry | None = None
+        self._edits = False
         self.answer: Answer | None = None
         self.stopping = False
+        self.next_command = ""
 
     @property
     def waiting(self) -> tuple[Entry, ...]:
@@ -44,26 +48,38 @@ class Asking:
         app.transcript.send(entry)
         await self.begin(app.desk.ask(entry.text), entry)
 
-    async def begin(self, events: Generator[Event, None, None], asked: Entry | None) -> None:
-        """Run an answer. asked: its question where it is new, which comes back if it is refused."""
-        assert self._app.engine is not None
-        self._asked, self.stopping = asked, False
+    async def begin(
+        self, events: Generator[Event, None, None], asked: Entry | None, *, edits: bool = False
+    ) -> None:
+        """Run an answer. asked: its question where it is new, which comes back if it is refused.
+
+        edits: it takes the place of what is shown no more, which comes back as well.
+        """
+        assert self._app.engine is not None and self.answer is None
+        self._asked, self._edits, self.stopping = asked, edits, False
         self.answer = await self._app.transcript.begin_answer()
         self._app.engine.answer(events)
         self._app.busy(True)
 
     def stop(self) -> None:
         """Break the answer off; what came is kept."""
+        self.next_command = ""
         if self.answer is not None and self._app.engine is not None:
             self.stopping = True
             self._app.engine.stop()
 
+    def take_command(self) -> str:
+        """The command that waited for the end; "" where none did."""
+        line, self.next_command = self.next_command, ""
+        return line
+
     async def call_back(self) -> bool:
         """Return what waits to the composer; False where nothing does."""
         waiting, self._waiting = self._waiting, []
-        for entry in reversed(waiting):
+        for entry in waiting:
             await self._app.transcript.take_back(entry)
-            self._app.composer.give_back(entry.text)
+        if waiting:
+            self._app.composer.give_back(written("\n".join(entry.text for entry in waiting)))
         return bool(waiting)
 
     def begun(self, message: Answering) -> None:
@@ -77,7 +93,8 @@ class Asking:
     async def end(self, message: Done) -> None:
         """The answer is over. After a fault nothing is sent by itself: what waited comes back."""
         answer, result, error = self.answer, message.result, message.error
-        assert answer is not None
+        if answer is None:
+            return
         self.answer, self.stopping = None, False
         self._app.busy(False)
         if result is not None:
@@ -91,13 +108,14 @@ class Asking:
 
     async def _refused(self, answer: Answer) -> None:
         """The conversation is as it was, and so is what is shown."""
-        app = self._app
-        await app.transcript.take_back(app.transcript.entry_of(answer))
-        if self._asked is None:
+        app, asked = self._app, self._asked
+        if asked is None or self._edits:
             await app.show_conversation()
         else:
-            await app.transcript.take_back(self._asked)
-            app.composer.give_back(self._asked.text)
+            await app.transcript.take_back(app.transcript.entry_of(answer))
+            await app.transcript.take_back(asked)
+        if asked is not None:
+            app.composer.give_back(f"/edit {asked.text}" if self._edits else written(asked.text))
 
 
 def _what_to_do(error: Exception | None) -> str:

@@ -77,7 +77,7 @@ class Composer(TextArea):
         if (choice := self._choices.chosen()) is not None:
             self._take(choice)
             return
-        text = self.text.strip()
+        text = self.text.lstrip("\n").rstrip()  # a space before a slash says that it is no command
         if not text:
             return
         if not self.recalled or self.recalled[-1] != text:

@@ -31,12 +31,20 @@ if TYPE_CHECKING:
 
 
 async def run_command(app: "ChatApp", line: str) -> None:
-    """Run a command and show what came of it. One that is refused says why."""
+    """Run a command and show what came of it. One that is refused says why.
+
+    The engine's thread may be ahead of the screen: an answer is over when the screen says so.
+    """
     try:
-        if app.desk is not None and not app.is_loading:
+        command = parse(line)[0]
+        if app.desk is None or app.is_loading:
+            await _without_a_model(app, command.name)
+        elif app.answer is None or command.while_busy:
             await _do(app, app.desk.run(line))
+        elif app.asking.stopping:
+            app.asking.next_command = line
         else:
-            await _without_a_model(app, parse(line)[0].name)
+            raise RequestError("stop the answer first (Esc)")
     except OffspecError as error:
         await app.transcript.note(str(error), "error")
 
@@ -58,7 +66,7 @@ async def _do(app: "ChatApp", outcome: Outcome) -> None:
         case Answer(events, question, dropped):
             await transcript.drop(dropped)
             asked = None if question is None else await transcript.ask(question)
-            await app.asking.begin(events, asked)
+            await app.asking.begin(events, asked, edits=bool(dropped))
         case Rewound(dropped, text):
             await transcript.drop(dropped)
             if text is not None:

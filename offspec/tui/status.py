@@ -1,5 +1,6 @@
 """The line above the composer: what the machine is doing, and how full the context is."""
 
+from rich.cells import cell_len
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.content import Content
@@ -30,8 +31,9 @@ class StatusLine(Horizontal):
         """used: tokens of the conversation, of the `room` that there are."""
         text = meter(used, room, narrow=self.app.size.width < _NARROW)
         if text != self._right:
+            fits = cell_len(text) == cell_len(self._right)  # else the line is laid out anew, which costs more
             self._right = text
-            self.query_one("#meter", Static).update(Content(text))
+            self.query_one("#meter", Static).update(Content(text), layout=not fits)
 
 
 def meter(used: int, room: int, *, narrow: bool = False) -> str:

@@ -18,13 +18,14 @@ from offspec.tui.answer import Answer, Said, ending_of
 from offspec.tui.note import Kind, Note
 from offspec.tui.question import Question
 
-LIVE = 30  # entries that are widgets, at most, while the end is in view
-_STEP = 10  # entries that come at first, and when one scrolls up
+LIVE = 12  # entries that are widgets, at most, while the end is in view: a layout walks all of them
+_KEPT = 6  # and that stay when the earlier ones are let go
+_STEP = 3  # entries that come at once; a key must not wait for more of them to be painted
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Entry:
-    """One thing in the transcript: what it shows, and its widget while it has one."""
+    """One thing in the transcript: what it shows, and its widget while it has one. Equal to itself only."""
 
     content: str | Said
     kind: Kind | None = None  # of a note
@@ -34,6 +35,11 @@ class Entry:
     @property
     def is_question(self) -> bool:
         return self.kind is None and isinstance(self.content, str)
+
+    @property
+    def is_settled(self) -> bool:
+        """Nothing more will come of it: no question that waits, no answer under way."""
+        return self.content.over if isinstance(self.content, Said) else not self.waiting
 
     @property
     def text(self) -> str:
@@ -57,13 +63,12 @@ class TranscriptView(VerticalScroll, can_focus=False):
 
     async def show(self, messages: Sequence[Message], waiting: Sequence[Entry] = ()) -> None:
         """Show these messages and what still waits to be sent, and nothing else."""
-        for entry in self.entries:
-            if entry.widget is not None:
-                await entry.widget.remove()
-        self.entries = [*(_entry(message) for message in messages), *waiting]
+        before, self.entries = self.entries, [*(_entry(message) for message in messages), *waiting]
         self._first = len(self.entries)
-        await self._reveal(_STEP)
+        await self._let_go(before)
+        await self._reveal(max(_STEP, len(waiting)))
         self.anchor()
+        self.call_after_refresh(self._fill)
 
     async def ask(self, text: str, *, waiting: bool = False) -> Entry:
         entry = Entry(text, waiting=waiting)
@@ -94,10 +99,9 @@ class TranscriptView(VerticalScroll, can_focus=False):
         """The entry was never there."""
         place = self.entries.index(entry)
         del self.entries[place]
-        if entry.widget is not None:
-            await entry.widget.remove()
-        else:
+        if place < self._first:
             self._first -= 1
+        await self._let_go([entry])
 
     async def drop(self, messages: Sequence[Message]) -> None:
         """Take these messages away from the end, with what the program said in between."""
@@ -106,10 +110,13 @@ class TranscriptView(VerticalScroll, can_focus=False):
         if not messages or not questions:
             return
         start = questions[-min(asked, len(questions))] if asked else questions[-1] + 1
-        for entry in self.entries[start:]:
-            await self.take_back(entry)
+        dropped = self.entries[start:]
+        del self.entries[start:]
+        self._first = min(self._first, start)
+        await self._let_go(dropped)
         if self._first == len(self.entries):
             await self._reveal(_STEP)
+            self.call_after_refresh(self._fill)
 
     def show_sources(self, shown: bool) -> None:
         self.sources = shown
@@ -130,14 +137,40 @@ class TranscriptView(VerticalScroll, can_focus=False):
 
     async def page(self, by: int) -> None:
         """A page up or down. Before the first page come the entries that had no widget."""
-        if by < 0 and self.scroll_y <= 0 and self._first:
-            below = self.virtual_size.height
-            await self._reveal(_STEP)
-            self.call_after_refresh(lambda: self.scroll_to(y=self.virtual_size.height - below, animate=False))
-        elif by < 0 and self.scroll_y > 0:
-            self.scroll_page_up(animate=False)
+        if by > 0 and self.scroll_y + self._page >= self.max_scroll_y:
+            self.anchor()  # there is nothing below: what comes is followed again
         elif by > 0:
             self.scroll_page_down(animate=False)
+        elif self.scroll_y > 0 or self._first:
+            await self._look_back(round(self._height - self.scroll_y) + self._page)
+
+    async def _look_back(self, lines: int) -> None:
+        """Show what is so many lines before the end. Entries come until there are as many."""
+        if self._first and self._height < lines:
+            await self._reveal(_STEP)
+            self.call_after_refresh(self._look_back, lines)
+        else:
+            self.scroll_to(y=self._height - lines, animate=False)
+
+    async def _fill(self) -> None:
+        """Let earlier entries come one by one, until there is a page above the end that is in view."""
+        if self._first and self._height < 2 * self._page and self._at_end:
+            await self._reveal(1)
+            self.call_after_refresh(self._fill)
+
+    @property
+    def _page(self) -> int:
+        """Lines of the view."""
+        return self.scrollable_content_region.height
+
+    @property
+    def _height(self) -> float:
+        """Lines of the widgets. The virtual size is never less than the view, at whose foot few lines stand."""
+        return self.virtual_size.height + min(self.scroll_y, 0)
+
+    @property
+    def _at_end(self) -> bool:
+        return self.scroll_y + self._page >= self._height - 1
 
     async def _add(self, entry: Entry, before: Entry | None = None) -> None:
         place = len(self.entries) if before is None else self.entries.index(before)
@@ -148,14 +181,29 @@ class TranscriptView(VerticalScroll, can_focus=False):
 
     async def _retire(self) -> None:
         """Let go of the earliest widgets where there are many, unless the user is reading there."""
-        if len(self.entries) - self._first > LIVE and self.scroll_y >= self.max_scroll_y - 1:
-            keep = len(self.entries) - LIVE // 2
-            for entry in self.entries[self._first : keep]:
-                if entry.widget is not None:
-                    await entry.widget.remove()
-                    entry.widget = None
-            self._first = keep
-            self._count_earlier()
+        if len(self.entries) - self._first <= LIVE or not self._at_end:
+            return
+        keep = self._first
+        while keep < len(self.entries) - _KEPT and self._is_past(self.entries[keep]):
+            keep += 1
+        past, self._first = self.entries[self._first : keep], keep
+        self._count_earlier()
+        await self._let_go(past)
+
+    def _is_past(self, entry: Entry) -> bool:
+        """It is settled, and above what is in view."""
+        if entry.widget is None or not entry.is_settled:
+            return False
+        region = entry.widget.virtual_region
+        return region.width > 0 and region.bottom <= self.scroll_y  # without a width it is not laid out yet
+
+    async def _let_go(self, entries: Sequence[Entry]) -> None:
+        """Remove their widgets, all at once: each removal lays the whole transcript out."""
+        widgets = [entry.widget for entry in entries if entry.widget is not None]
+        for entry in entries:
+            entry.widget = None
+        if widgets:
+            await self.remove_children(widgets)
 
     async def _reveal(self, count: int) -> None:
         """Give widgets to the `count` entries before the first that has one."""

@@ -14,7 +14,7 @@ from textual.message import Message
 
 from offspec.archive import Archive
 from offspec.chatting.desk import Desk
-from offspec.chatting.opening import ChatEngine, Opener, Setup
+from offspec.chatting.opening import Opener, Setup
 from offspec.config import EngineConfig
 from offspec.errors import OffspecError
 from offspec.events import Event, Finished, LoadProgress, Notice, PassStats, Prefill, Result, TextDelta
@@ -70,31 +70,19 @@ class EngineThread:
         desk = self._desk
         try:
             if desk is None:
-                desk = Desk(self._open(config, first=True), self._setup, self._archive)
+                desk = Desk.open(self._setup, self._opener, self._archive, self._hear)
                 notes = tuple(desk.notes)
             else:
-                notes = (self._exchange(desk, config),)
+                desk.exchange(config, self._opener, self._hear, self._go_back)
+                notes = (f"the draft is {desk.engine.draft}",)
         except Exception as error:
             self._post(LoadFailed(error))
         else:
             self._desk = desk
             self._post(Loaded(desk, notes))
 
-    def _exchange(self, desk: Desk, config: EngineConfig) -> str:
-        """Another engine under the same conversation, or the same again where that one cannot be opened."""
-        before = desk.engine.config
-        desk.engine.close()  # two do not fit in memory
-        try:
-            engine = self._open(config, first=False)
-        except OffspecError as error:
-            desk.adopt(self._open(before, first=False))
-            return f"{error}; the model is loaded as it was before"
-        desk.adopt(engine)
-        return f"drafting with {engine.draft} from now on"
-
-    def _open(self, config: EngineConfig, *, first: bool) -> ChatEngine:
-        """A plan file was made for the settings of the command line, so only they get it."""
-        return self._opener(config, self._setup.plan if first else None, self._hear)
+    def _go_back(self, error: OffspecError) -> None:
+        self._post(Noticed(f"{error}; loading the model as it was before"))
 
     def _answer(self, events: Generator[Event, None, None]) -> None:
         result: Result | None = None

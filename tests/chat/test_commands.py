@@ -1,9 +1,11 @@
 """The names of commands, what is one, and what the user is told."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from offspec.chatting.actions import ACTIONS
-from offspec.chatting.commands import COMMANDS, find, help_of, is_command, parse, spoken
+from offspec.chatting.commands import COMMANDS, find, help_of, is_command, parse, spoken, written
 from offspec.errors import RequestError
 
 
@@ -40,16 +42,35 @@ def test_what_is_said_to_the_model(line: str) -> None:
     assert not is_command(line)
 
 
-def test_two_slashes_say_one() -> None:
-    assert spoken("//help me") == "/help me"
-    assert spoken("// a comment\nint x;") == "// a comment\nint x;"
-    assert spoken("/usr/bin") == "/usr/bin"
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("//help me", "/help me"),
+        ("//Exit", "/Exit"),
+        ("///quit", "//quit"),
+        ("// a comment\nint x;", "// a comment\nint x;"),
+        ("//TODO fix", "//TODO fix"),
+        ("//helpful", "//helpful"),
+        ("/usr/bin", "/usr/bin"),
+    ],
+)
+def test_two_slashes_say_one_where_one_would_be_a_command(typed: str, said: str) -> None:
+    assert spoken(typed) == said
+    assert written(said) == typed
+
+
+@given(st.text("/aqut ", max_size=8) | st.sampled_from(["/quit", "//new x", "///help", "/TODO"]))
+def test_what_is_handed_back_is_said_again_and_never_run(text: str) -> None:
+    assert spoken(written(text)) == text
+    if is_command(written(text)):
+        with pytest.raises(RequestError, match="no command"):
+            parse(written(text))
 
 
 def test_an_unknown_command_names_the_nearest() -> None:
-    with pytest.raises(RequestError, match=r"no command /hlep; the nearest is /help, and //hlep says it"):
+    with pytest.raises(RequestError, match=r"no command /hlep; the nearest is /help, and a space before"):
         parse("/hlep")
-    with pytest.raises(RequestError, match=r"no command /xyzzy; /help lists them all"):
+    with pytest.raises(RequestError, match=r"no command /xyzzy; /help lists them all, and a space"):
         find("xyzzy")
     with pytest.raises(RequestError, match="a slash and a name"):
         parse("hello")

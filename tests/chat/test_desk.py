@@ -1,6 +1,6 @@
 """Every command, in every state of a desk: nothing said, idle, busy, after an error."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from offspec.chatting.opening import Setup
 from offspec.chatting.outcomes import Answer, Copy, Open, Quit, Reload, Reset, Rewound, Say, Sources
 from offspec.config import EngineConfig, SamplingParams
 from offspec.conversation import Conversation
-from offspec.errors import OffspecError, RequestError, SessionError, StreamError
+from offspec.errors import DraftError, OffspecError, RequestError, SessionError, StreamError
 from offspec.events import Event, Finished, Notice, TreeSeen
 from tests.chat.scripted import Script, ScriptedEngine
 from tests.planners import samples
@@ -108,9 +108,13 @@ def test_an_answer_is_followed_and_kept(desk: Desk, archive: Archive) -> None:
     assert desk.run("/tree") == Open("tree")
 
 
-def test_two_slashes_reach_the_model_as_one(desk: Desk) -> None:
-    say(desk, "//help me")
+def test_a_question_is_said_as_it_is_and_handed_back_as_it_is_typed(desk: Desk) -> None:
+    say(desk, "/quit now")
+    assert said(desk)[0] == "/quit now"
+    finished(desk.run("/edit //help me").events)  # type: ignore[union-attr]
     assert said(desk)[0] == "/help me"
+    outcome = desk.run("/edit")
+    assert isinstance(outcome, Rewound) and outcome.text == "//help me"
 
 
 def test_trees_are_gathered_only_where_wanted(engine: ScriptedEngine, archive: Archive) -> None:
@@ -138,6 +142,18 @@ def test_edit_with_a_text_asks_in_place_of_the_last_question(desk: Desk) -> None
     assert said(desk) == ["First?", ANSWER, "Why not?", ANSWER]
 
 
+def test_an_edit_that_is_refused_changes_nothing(desk: Desk, engine: ScriptedEngine) -> None:
+    say(desk, "First?")
+    say(desk, "Why?")
+    before, engine.context = desk.session.messages, 60
+    outcome = desk.run("/edit " + "word " * 100)
+    assert isinstance(outcome, Answer) and outcome.dropped == before[2:]
+    with pytest.raises(RequestError, match="context"):
+        list(outcome.events)
+    assert desk.session.messages == before
+    assert Conversation.read(desk.file).messages == list(before)
+
+
 def test_edit_alone_hands_the_question_back(desk: Desk) -> None:
     say(desk, "Why?\nTell me.")
     outcome = desk.run("/edit")
@@ -153,9 +169,11 @@ def test_undo(desk: Desk) -> None:
     assert said(desk) == ["One?", ANSWER, "Two?", ANSWER]
     with pytest.raises(RequestError, match="only 2 questions have been asked; /undo 2"):
         desk.run("/undo 3")
-    for wrong in ("0", "-1", "all", "²"):
+    for wrong in ("0", "00", "-1", "all", "²"):
         with pytest.raises(RequestError, match="no number above 0"):
             desk.run(f"/undo {wrong}")
+    with pytest.raises(RequestError, match="only 2 questions"):
+        desk.run("/undo " + "9" * 5000)  # more digits than Python reads
     assert len(desk.run("/undo 2").dropped) == 4  # type: ignore[union-attr]
     assert said(desk) == []
 
@@ -185,6 +203,8 @@ def test_set_shows_everything_and_one(desk: Desk) -> None:
         ("seed=7", {"seed": 7}),
         ("ignore_eos=on", {"ignore_eos": True}),
         ('stop="The end" stop="\\n\\n"', {"stop": ("The end", "\n\n")}),
+        (r"stop=\n stop=a\tb", {"stop": ("\n", "a\tb")}),
+        ("stop=### stop='say \"so\"'", {"stop": ("###", 'say "so"')}),
     ],
 )
 def test_set_changes(desk: Desk, line: str, changes: dict[str, Any]) -> None:
@@ -242,6 +262,15 @@ def test_seed(desk: Desk) -> None:
         desk.run("/seed -5")
 
 
+def test_seed_leaves_out_answers_that_were_told_none(desk: Desk) -> None:
+    say(desk, "Why?")
+    question, answer = desk.session.messages
+    assert answer.figures is not None
+    untold = replace(answer, figures=replace(answer.figures, seed=None))
+    desk.session.conversation.change([question, untold])
+    assert "the last answer" not in shown(desk, "/seed")
+
+
 def test_save_and_load_by_name(desk: Desk, archive: Archive) -> None:
     say(desk, "Why?")
     assert "**Holiday plans**" in shown(desk, "/save Holiday plans")
@@ -288,6 +317,42 @@ def test_save_destroys_nothing(desk: Desk, tmp_path: Path) -> None:
         desk.run(f"/save {tmp_path}/")
 
 
+@pytest.mark.parametrize(
+    "path", ["~nobody-of-that-name/copy.json", f"./{'long' * 100}/copy.json", "a\0b.json", "{locked}/copy.json"]
+)
+def test_paths_that_cannot_be(path: str, desk: Desk, tmp_path: Path) -> None:
+    say(desk, "Why?")
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0)
+    try:
+        for name in ("save", "load", "draft"):
+            line = f"/{name} {path.format(locked=locked)}"
+            with pytest.raises(OffspecError) as error:
+                desk.run(line)
+            assert "\n" not in str(error.value)
+            desk.complete(line)
+    finally:
+        locked.chmod(0o700)
+
+
+def test_a_title_is_not_taken_where_it_cannot_be_written(desk: Desk) -> None:
+    say(desk, "Why?")
+    desk.file.unlink()
+    desk.file.mkdir()
+    with pytest.raises(OffspecError):
+        desk.run("/save Holiday")
+    assert desk.session.conversation.title == "Why?"
+
+
+def test_a_conversation_whose_title_is_not_its_own_is_named_by_its_id(desk: Desk) -> None:
+    say(desk, "Why?")
+    assert desk.run("/clear") == Reset("A new conversation. `/load Why?` goes on with the one before.")
+    say(desk, "why?")
+    second = desk.session.conversation.id
+    assert desk.run("/clear") == Reset(f"A new conversation. `/load {second}` goes on with the one before.")
+    assert isinstance(desk.run(f"/load {second}"), Reset)
+
+
 def test_a_conversation_with_another_model_says_so(desk: Desk, archive: Archive, tmp_path: Path) -> None:
     say(desk, "Why?")
     other = Conversation(model="other/model", title="Elsewhere", messages=desk.session.conversation.messages)
@@ -306,18 +371,59 @@ def test_draft(desk: Desk, tmp_path: Path) -> None:
             desk.run(f"/draft {wrong}")
 
 
-def test_adopt(desk: Desk, engine: ScriptedEngine) -> None:
+class Openings:
+    """An opener that is told what fails, and what it was asked for."""
+
+    def __init__(self, *failing: str) -> None:
+        self.failing = failing
+        self.asked: list[tuple[EngineConfig, Path | None]] = []
+        self.engines: list[ScriptedEngine] = []
+
+    def __call__(
+        self, config: EngineConfig, plan: Path | None, notify: Callable[[Event], None]
+    ) -> ScriptedEngine:
+        self.asked.append((config, plan))
+        if config.draft in self.failing:
+            raise DraftError(f"{config.draft} has another vocabulary")
+        # An engine may make more of what it was asked for.
+        self.engines.append(ScriptedEngine([ANSWER], config=replace(config, budget=32, width=4)))
+        return self.engines[-1]
+
+
+def test_an_exchange_goes_on_with_the_conversation(desk: Desk, engine: ScriptedEngine) -> None:
     say(desk, "Why?")
     desk.run("/set temperature=0.5")
-    engine.close()
-    other = engine.again(EngineConfig("demo", draft="none"))
-    desk.adopt(other)
+    opener, none = Openings(), EngineConfig("demo", draft="none")
+    desk.exchange(none, opener, desk.hear, pytest.fail)
+    assert engine.closed and desk.config == none
     say(desk, "And?")
     assert said(desk) == ["Why?", ANSWER, "And?", ANSWER]
     assert desk.session.params.temperature == 0.5
     assert Conversation.read(desk.file).turns == 2
     assert "already" in shown(desk, "/draft none")
-    assert len(other.asked) == 1
+    assert len(opener.engines[0].asked) == 1
+    engine.closed = True
+
+
+def test_what_comes_back_after_a_failed_exchange_follows_its_plan(archive: Archive, tmp_path: Path) -> None:
+    plan, opener = tmp_path / "plan.json", Openings("bad/draft")
+    desk = Desk.open(replace(SETUP, plan=plan), opener, archive, lambda event: None)
+    say(desk, "Why?")
+    failures: list[OffspecError] = []
+    bad = replace(SETUP.config, draft="bad/draft")
+    desk.exchange(bad, opener, desk.hear, failures.append)
+    assert opener.asked == [(SETUP.config, plan), (bad, None), (SETUP.config, plan)]
+    assert [str(failure) for failure in failures] == ["bad/draft has another vocabulary"]
+    say(desk, "And?")
+    assert len(said(desk)) == 4 and desk.config == SETUP.config
+    desk.close()
+
+
+def test_an_engine_under_which_there_is_no_desk_is_closed(archive: Archive) -> None:
+    opener = Openings()
+    with pytest.raises(SessionError):
+        Desk.open(replace(SETUP, resume="nowhere"), opener, archive, lambda event: None)
+    assert opener.engines[0].closed
 
 
 def test_sources(desk: Desk) -> None:
@@ -466,6 +572,24 @@ def test_completion(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert completions(desk, "/sources o") == ["/sources on", "/sources off"]
     assert completions(desk, "/clear ") == completions(desk, "hello") == completions(desk, "//he") == []
     assert all(completion.help for completion in desk.complete("/"))
+
+
+def test_conversations_are_looked_for_once_a_line(
+    desk: Desk, archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say(desk, "Why is it so?")
+    looked: list[int] = []
+    look = archive.list
+    monkeypatch.setattr(archive, "list", lambda: (looked.append(1), look())[1])
+    for line in ("/load ", "/load w", "/load wh"):
+        assert completions(desk, line) == ["/load Why is it so?"]
+    assert len(looked) == 1
+    assert completions(desk, "/lo") == ["/load "]
+    completions(desk, "/load ")
+    assert len(looked) == 2
+    desk.run("/help")
+    completions(desk, "/load ")
+    assert len(looked) == 3
 
 
 def test_completion_of_names_and_files(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

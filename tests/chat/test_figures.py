@@ -33,6 +33,8 @@ def test_the_line_follows_an_answer() -> None:
     figures.hear(PREFILL)
     clock.now += 0.4
     assert figures.live_line() == "reading the prompt: 214 tokens, 1,020 known · 0.4 s"
+    figures.hear(PassProgress(1, 412, 0, 80, 0, 0.5))
+    assert figures.live_line().endswith("1,020 known · waiting for layer 1 · 0.5 s")
     figures.hear(PassProgress(1, 412, 3, 80, 2_850_000_000, 1.5))
     assert (
         figures.live_line() == "reading the prompt: 214 tokens, 1,020 known · layer 3/80 · 1.90 GB/s · 1.5 s"
@@ -43,6 +45,9 @@ def test_the_line_follows_an_answer() -> None:
     figures.hear(PassProgress(2, 0, 0, 80, 0, 0.0))
     clock.now += 0.8
     assert figures.live_line() == "drafting · 0.8 s"
+    figures.hear(PassProgress(2, 412, 0, 80, 0, 0.9))
+    clock.now += 0.2
+    assert figures.live_line() == "tree of 412 · waiting for layer 1 · 1.1 s"
     figures.hear(PassProgress(2, 412, 37, 80, 1_900_000_000, 1.0))
     assert figures.live_line() == "layer 37/80 · 1.90 GB/s · tree of 412 · 1.0 of 26.0 s"
     clock.now += 30  # the disk stands still, and the line says so

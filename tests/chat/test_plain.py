@@ -148,8 +148,9 @@ def test_quiet_leaves_what_was_asked_for(offspec: Program) -> None:
 
 
 def test_questions_of_many_lines(offspec: Program) -> None:
-    offspec.pipe('one \\\ntwo\n"""\n/help is\nnot a command\n\n"""\nlast \\\n')
-    assert offspec.questions() == ["one \ntwo", "/help is\nnot a command\n", "last \n"]
+    offspec.pipe('one \\\ntwo\n"""\n/help is\nnot a command\n\n"""\n"""\n//quit\n"""\n//quit\nlast \\\n')
+    questions = ["one \ntwo", "/help is\nnot a command\n", "//quit", "/quit", "last \n"]
+    assert offspec.questions() == questions
 
 
 def test_a_block_without_its_end_is_asked_all_the_same(offspec: Program) -> None:
@@ -174,6 +175,16 @@ def test_bytes_that_are_no_text(offspec: Program) -> None:
     assert "error: this line is not UTF-8 text: byte 2" in err
 
 
+@pytest.mark.parametrize(
+    "question", [b'"""\none\ntw\xffo\nthree\n/quit\n"""\n', b"one \\\ntw\xffo \\\nthree\n"]
+)
+def test_no_rest_of_a_question_with_such_bytes_is_asked(question: bytes, offspec: Program) -> None:
+    out, err, code = offspec.pipe(question + b"Why?\n")
+    assert (out, code) == (f"{ANSWER}\n", 2)
+    assert "error: line 2 of this question is not UTF-8 text: byte 2" in err
+    assert offspec.questions() == ["Why?"]
+
+
 def test_resume_goes_on_with_the_latest(offspec: Program) -> None:
     assert "this is a new one" in offspec.pipe("Why?\n", "--resume")[1]
     assert "Going on with 'Why?': one question so far." in offspec.pipe("And?\n", "--resume")[1]
@@ -195,6 +206,25 @@ def test_a_session_that_is_not_there_is_told_before_the_model_is_loaded(offspec:
     out, err, code = offspec.pipe("Why?\n", "--session", "nowhere")
     assert (out, code) == ("", 1)
     assert err.startswith("error: there is no session 'nowhere'") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("options", [("--session", "why?"), ("--resume",)])
+def test_a_damaged_session_is_told_before_the_model_is_loaded(
+    options: tuple[str, ...], offspec: Program
+) -> None:
+    offspec.pipe("Why?\n")
+    (entry,) = offspec.archive.list()
+    entry.file.write_text(entry.file.read_text().replace('"role": "assistant"', '"role": "nobody"'))
+    out, err, code = offspec.pipe("And?\n", *options)
+    assert (out, code) == ("", 1)
+    assert err.startswith("error: ") and "not a session that can be used" in err and err.count("\n") == 1
+
+
+def test_no_name_is_no_session(offspec: Program) -> None:
+    assert offspec.pipe("", "--session", "")[1:] == (
+        "error: --session needs a name; --resume goes on with the latest conversation\n",
+        2,
+    )
 
 
 def test_resume_and_session_exclude_each_other(offspec: Program) -> None:

@@ -2,12 +2,13 @@
 
 import threading
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from offspec import SamplingParams
+from offspec import SamplingParams, StreamError
 from offspec.engine import Engine
 from offspec.events import Event, Finished, PassProgress, PassStats, Result, TextDelta, TreeSeen
 from offspec_planners.placement import Placement, Tier
@@ -97,7 +98,7 @@ def test_halting_breaks_a_pass_off_between_layers(model: Path) -> None:
 
     with tiny_engine(model, "none", budget=1, placement=TIERS, notify=notify) as engine:
         events = list(engine.stream(PROMPT, PARAMS, halt=halt))
-        assert layers == [0, 1, 2]
+        assert layers == [0, 0, 1, 2]  # drafting, grown, and two layers
         assert isinstance(events[-1], Finished) and events[-1].result.tokens == 0
         chunks = list[int]()
 
@@ -152,7 +153,43 @@ def test_what_a_face_is_told(model: Path, draft: str) -> None:
     assert {event.index for event in passes} == {done.index for done in stats}
     for done in stats:
         mine = [event for event in passes if event.index == done.index]
-        assert [event.layer for event in mine] == [0, 1, 2, 3, 4]
-        assert [event.nodes for event in mine] == [0, *[done.tree_nodes] * 4]
+        assert [event.layer for event in mine] == [0, 0, 1, 2, 3, 4]
+        assert [event.nodes for event in mine] == [0, *[done.tree_nodes] * 5]
         assert all(a.bytes_streamed <= b.bytes_streamed for a, b in pairwise(mine))
         assert all(a.seconds <= b.seconds for a, b in pairwise(mine))
+
+
+def test_a_fault_gives_out_what_was_held_back(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens that were committed are text that was said, though it might have become a stop string."""
+    with tiny_engine(model, "none", budget=1) as engine:
+        whole = engine.generate(PROMPT, PARAMS)
+        third = whole.text.split()[2]
+        params = replace(PARAMS, stop=(third + " never said",))
+        events, shown = engine.stream(PROMPT, params), ""
+        with pytest.raises(StreamError):
+            for event in events:
+                if isinstance(event, TextDelta):
+                    shown += event.text
+                if isinstance(event, PassStats) and event.index == 3:
+                    assert not shown.split()[2:], "it is not held back"
+                    monkeypatch.setattr(engine._sequence, "run_pass", _broken)
+        assert shown.split() == whole.text.split()[:3]
+
+
+def test_a_check_that_is_halted_says_nothing(model: Path) -> None:
+    halt, passes = threading.Event(), list[int]()
+
+    def notify(event: Event) -> None:
+        if isinstance(event, PassProgress) and event.layer == 0:
+            passes.append(event.index)
+            if passes.count(1) > 2:
+                halt.set()
+
+    with tiny_engine(model, "none", budget=1, notify=notify) as engine:
+        *_, last = engine.stream(PROMPT, PARAMS, check=True, halt=halt)
+        assert isinstance(last, Finished) and last.result.mismatches is None
+        assert last.result.tokens == PARAMS.max_tokens
+
+
+def _broken(*args: object) -> None:
+    raise StreamError("broken", file="weights", offset=0)

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 from textual.pilot import Pilot
-from textual.widgets import Markdown
 
 from offspec.conversation import Message
 from offspec.events import Piece
 from offspec.tui import transcript_view
 from offspec.tui.answer import Answer
 from offspec.tui.app import ChatApp
+from offspec.tui.prose import Prose
 from offspec.tui.question import Question, folded
 from offspec.tui.thinking_block import ThinkingBlock
 from tests.tui.play import play, said, seen, send
@@ -47,7 +47,7 @@ def test_a_long_answer_is_not_read_again_for_each_delta(
         for _ in range(100):
             answer.write(paragraph, ())
             await answer._paint()
-        assert answer.query_one(Markdown).source == paragraph * 100
+        assert answer.query_one(Prose).source == paragraph * 100
         assert read < 4 * 100 * len(paragraph)
         answer.finish()
 
@@ -66,7 +66,7 @@ def test_text_that_comes_fast_is_painted_thirty_times_a_second_at_most(tmp_path:
                 await pilot.pause()
         answer.finish()
         await settled(pilot)
-        assert answer.query_one(Markdown).source == "".join(f"{number} " for number in range(1000))
+        assert answer.query_one(Prose).source == "".join(f"{number} " for number in range(1000))
         assert answer.painted < 50
 
     play(app, scene)
@@ -130,7 +130,7 @@ def test_thinking_that_the_template_opened_is_thinking_from_the_first_word(tmp_p
         answer.write(" see</think>\n\nSo.", ())
         await answer._paint()
         assert answer.query_one(ThinkingBlock).title == "thinking, 3 words"
-        assert answer.query_one(Markdown).source == "So."
+        assert answer.query_one(Prose).source == "So."
         answer.finish()
 
     play(app, scene)
@@ -206,16 +206,16 @@ def test_two_hundred_turns_are_a_few_widgets(tmp_path: Path, monkeypatch: pytest
             await pilot.pause()
         assert len(view.query(Answer)) + len(view.query(Question)) <= transcript_view.LIVE
         measured = 0
-        measure = Markdown.get_content_height
+        measure = Prose.get_content_height
 
-        def counted(self: Markdown, *sizes: object) -> int:
+        def counted(self: Prose, *sizes: object) -> int:
             nonlocal measured
             measured += 1
             return measure(self, *sizes)
 
         answer = await view.begin_answer()
         await pilot.pause()
-        monkeypatch.setattr(Markdown, "get_content_height", counted)
+        monkeypatch.setattr(Prose, "get_content_height", counted)
         for _ in range(20):
             answer.write("word ", ())
             await answer._paint()

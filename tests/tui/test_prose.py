@@ -1,0 +1,163 @@
+"""Markdown as lines: the same however it came, whatever a model writes, and cheap where nothing moves."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from textual.app import App, ComposeResult
+
+from offspec.tui.markdown_lines import MarkdownLines
+from offspec.tui.prose import Prose
+
+PIECES = (
+    "\n",
+    "\n\n",
+    "- a",
+    "1. ",
+    "| a | b |",
+    "\n|---|---|\n",
+    "```",
+    "~~~",
+    "`",
+    "**",
+    "_",
+    "# ",
+    "> ",
+    "    ",
+)
+WORDS = (
+    "sky ",
+    "日本 ",
+    "🎉",
+    "<b>",
+    "[x](http://y) ",
+    "![i](u)",
+    "\\",
+    "&amp;",
+    "---",
+    "$x^2$",
+    "[/path]",
+    "[1]: u",
+)
+documents = st.lists(st.sampled_from(PIECES + WORDS), max_size=30).map("".join)
+DOCUMENT = """# Title
+
+Some *words*, `code` and a [link](https://example.org/a).
+
+1. one
+2. two
+   - deeper
+
+```python
+def blue(sky: float) -> float:
+    return sky ** -4
+```
+
+> said
+
+| a | b |
+|---|--:|
+| 1 | 2 |
+
+***
+
+<script>alert(1)</script>
+"""
+
+
+def shown(lines: MarkdownLines, width: int = 40) -> list[str]:
+    return ["".join(segment.text for segment in line).rstrip() for line in lines.lines(width, dark=True)]
+
+
+def drawn(text: str, width: int = 40) -> list[str]:
+    lines = MarkdownLines()
+    assert lines.become(text)
+    return shown(lines, width)
+
+
+@given(text=documents, cuts=st.lists(st.integers(0, 120), max_size=6), width=st.integers(1, 60))
+def test_how_it_came_makes_no_difference(text: str, cuts: list[int], width: int) -> None:
+    grown = MarkdownLines()
+    for cut in [*sorted(cuts), len(text)]:
+        assert grown.become(text[:cut])
+        grown.lines(width, dark=False)
+    assert grown.source == text and shown(grown, width) == drawn(text, width)
+    if width > 4:  # a table may need more
+        assert "|" in text or all(cell_len(line) <= width for line in shown(grown, width))
+
+
+def test_what_everything_looks_like() -> None:
+    text = "\n".join(drawn(DOCUMENT))
+    assert "Title\n\nSome words, code and a link" in text
+    assert "(https://example.org/a)" in text, "an address is seen before it is followed"
+    assert " 1 one\n 2 two\n" in text and "• deeper" in text
+    assert "def blue(sky: float) -> float:" in text and "```" not in text
+    assert "▌ said" in text and "<script>alert(1)</script>" in text
+    assert "\n\n\n" not in text and not text.endswith("\n")
+
+
+def test_code_is_coloured_and_an_unknown_language_is_no_matter() -> None:
+    def colours(language: str) -> int:
+        lines = MarkdownLines()
+        lines.become(f"```{language}\nreturn 'a' + 1\n```")
+        return len(
+            {segment.style.color for line in lines.lines(40, dark=True) for segment in line if segment.style}
+        )
+
+    assert colours("python") > colours("") == colours("no-such-language")
+    assert colours("python title=x") == colours("python")
+
+
+def test_only_the_last_block_is_read_again() -> None:
+    lines, block = MarkdownLines(), "word " * 20 + "\n\n"
+    for count in range(1, 101):
+        assert lines.become(block * count)
+    assert lines.read < 4 * len(block) * 100
+    assert not lines.become("another text") and lines.source == block * 100
+
+
+class Page(App[None]):
+    def __init__(self, prose: Prose) -> None:
+        super().__init__()
+        self.prose = prose
+
+    def compose(self) -> ComposeResult:
+        yield self.prose
+
+
+def test_it_is_laid_out_anew_only_where_it_is_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[bool]()
+    refresh = Prose.refresh
+
+    def counted(self: Prose, *regions: object, layout: bool = False, **others: object) -> object:
+        asked.append(layout)
+        return refresh(self, *regions, layout=layout, **others)
+
+    async def run() -> None:
+        prose = Prose("one")
+        async with Page(prose).run_test(size=(40, 20)) as pilot:
+            await pilot.pause()
+            monkeypatch.setattr(Prose, "refresh", counted)
+            assert prose.become("one two") and asked == [False]
+            assert prose.become("one two") and asked == [False]
+            assert prose.become("one two\n\nthree") and asked == [False, True]
+            await pilot.pause()
+            assert prose.size.height == 3 and not prose.become("two")
+            await pilot.resize_terminal(6, 20)
+            await pilot.pause()
+            assert prose.size.height == 4
+
+    asyncio.run(run())
+
+
+def test_what_is_selected_can_be_copied() -> None:
+    async def run() -> None:
+        async with Page(Prose("A *long* line that is wrapped.\n\n- item")).run_test(size=(20, 10)) as pilot:
+            await pilot.pause()
+            pilot.app.screen.text_select_all()
+            await pilot.pause()
+            assert pilot.app.screen.get_selected_text() == "A long line that is\nwrapped.\n\n • item"
+
+    asyncio.run(run())
