@@ -26,31 +26,34 @@ class Turns:
         """Somebody has a turn."""
         return self._lock.locked()
 
+    @property
+    def mine(self) -> bool:
+        """The thread that asks has one."""
+        return self._holder == threading.get_ident()
+
     @contextmanager
     def take(self, halt: threading.Event | None = None, *, wait: bool = True) -> Iterator[None]:
         """A turn, for as long as the block runs. halt: gives up waiting once it is set.
 
         Raises RequestError where it was halted, would wait for its own thread, or may not `wait` and must.
         """
-        if self._holder == threading.get_ident() or not self._wait(halt, wait):
+        if self.mine:
             raise RequestError(self._busy)
-        self._holder = threading.get_ident()
-        try:
-            yield
-        finally:
-            self._holder = None
-            self._lock.release()
-
-    def _wait(self, halt: threading.Event | None, wait: bool) -> bool:
-        if halt is None or not wait:
-            return self._lock.acquire(blocking=wait)
-        while not self._lock.acquire(timeout=_LOOK_S):
-            if halt.is_set():
-                raise RequestError(_STOPPED)
-        if halt.is_set():
-            self._lock.release()
+        while self._lock.locked() and (halt is not None or not wait):
+            if halt is None or not wait:
+                raise RequestError(self._busy)
+            if halt.wait(_LOOK_S):
+                break
+        if halt is not None and halt.is_set():
             raise RequestError(_STOPPED)
-        return True
+        with self._lock:  # and not `acquire`: Ctrl-C just behind that would leave it taken for good
+            if halt is not None and halt.is_set():
+                raise RequestError(_STOPPED)
+            self._holder = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._holder = None
 
 
 @dataclass(frozen=True, slots=True)

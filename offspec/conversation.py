@@ -47,7 +47,7 @@ class Conversation:
 
     model: as the user named it. title: the first line of the first question unless the user chose another.
     created, updated: ISO 8601 in UTC. system: what the model is told before everything else. Raises
-    RequestError for a text that is not valid Unicode.
+    RequestError where that is not valid Unicode.
     """
 
     model: str
@@ -61,7 +61,7 @@ class Conversation:
 
     def __post_init__(self) -> None:
         checked_text(self.system or "")
-        self.title = checked_text(self.title or headline(self.messages))
+        self.title = self.title or headline(self.messages)
 
     @property
     def turns(self) -> int:
@@ -128,7 +128,7 @@ class Conversation:
             raise SessionError(_printable(f"{file} is not a session that can be used: {error}")) from error
 
     def write(self, file: Path) -> None:
-        """Write the file, whole or not at all, and its folder where there is none yet; both for the user alone.
+        """Write the file, whole or not at all, and its folder where there is none yet, for the user alone.
 
         Raises SessionError where nothing can be written, DiskFullError, RequestError for a title that could
         not be read again.

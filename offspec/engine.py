@@ -2,6 +2,7 @@
 
 import secrets
 import threading
+import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,13 +20,7 @@ from offspec.conversation import Conversation
 from offspec.draft.base import Scorer
 from offspec.ending import Ending
 from offspec.errors import ClosedError, RequestError
-from offspec.events import (
-    Event,
-    Finished,
-    Mismatch,
-    Result,
-    unheard,
-)
+from offspec.events import Event, Finished, Mismatch, Result, unheard
 from offspec.ledger import DraftRecord, read_plan
 from offspec.noise import GumbelNoise
 from offspec.preview import preview
@@ -40,6 +35,7 @@ from offspec_planners.calibrate import Calibration
 from offspec_planners.plan import Plan
 
 _PREVIEWED = 256  # nodes at least of a previewed tree, where there is room
+_CLOSING_S = 0.02  # how often `close` looks whether an answer in another thread has ended
 _STRIDE = 10  # tokens from one previewed tree to the next: about a pass
 
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
@@ -138,6 +134,7 @@ class Engine:
             "another answer of this engine is under way; read its stream to the end or close it"
         )
         self._streams: weakref.WeakSet[Generator[Event, None, None]] = weakref.WeakSet()
+        self._halt: threading.Event | None = None  # of the latest answer
         self._closed = False
 
     @property
@@ -205,23 +202,17 @@ class Engine:
         send a TreeSeen for every pass. Raises OffspecError.
         A second thread waits until the first stream has ended or was closed.
         """
-        events = self._stream(prompt, params, raw, speculate, check, halt, trees)
+        request = Request((), _seeded(params), speculate, halt or threading.Event(), trees)
+        events = self._stream(prompt, raw, check, request)
         self._streams.add(events)
         return events
 
     def _stream(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None,
-        raw: bool,
-        speculate: bool,
-        check: bool,
-        halt: threading.Event | None,
-        trees: bool,
+        self, prompt: Prompt, raw: bool, check: bool, request: Request
     ) -> Generator[Event, None, None]:
-        params = _seeded(params or SamplingParams())
-        with self._turn(halt):
-            request = Request(self._encode(prompt, raw), params, speculate, halt, trees)
+        with self._turn(request.halt):
+            self._halt = request.halt
+            request = replace(request, ids=self._encode(prompt, raw))
             answer, result = self._answer(request), None
             for event in answer.events():
                 if isinstance(event, Finished):
@@ -342,18 +333,29 @@ class Engine:
         return None if reason == "halted" else ()
 
     def close(self) -> None:
-        """Stop reading ahead and free the models. Streams that are still open end. May be called twice."""
-        for events in list(self._streams):
-            with suppress(ValueError):  # it is running in another thread, whose turn is waited for
-                events.close()
-        with self._turns.take():
-            learnt = None if self._closed else self._record
-            self._closed = True
-            if self._assembly.drafter is not None:
-                self._assembly.drafter.close()
-            self._assembly.target.close()
-            if learnt is not None:
-                learnt.save()
+        """Stop reading ahead and free the models. May be called twice.
+
+        Streams that are still open end; an answer that is read in another thread is halted, and waited for.
+        """
+        while True:
+            for events in list(self._streams):
+                with suppress(ValueError):  # it is running in another thread
+                    events.close()
+            if self._halt is not None:
+                self._halt.set()
+            with suppress(*() if self._turns.mine else (RequestError,)), self._turns.take(wait=False):
+                self._free()
+                return
+            time.sleep(_CLOSING_S)
+
+    def _free(self) -> None:
+        learnt = None if self._closed else self._record
+        self._closed = True
+        if self._assembly.drafter is not None:
+            self._assembly.drafter.close()
+        self._assembly.target.close()
+        if learnt is not None:
+            learnt.save()
 
     def astream(
         self,
@@ -397,5 +399,6 @@ class Engine:
         self.close()
 
 
-def _seeded(params: SamplingParams) -> SamplingParams:
+def _seeded(params: SamplingParams | None) -> SamplingParams:
+    params = params or SamplingParams()
     return params if params.seed is not None else replace(params, seed=secrets.randbits(63))

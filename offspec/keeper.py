@@ -14,27 +14,29 @@ from offspec.message import Message
 
 EVERY_S = 2.0  # an answer that is killed has lost no more than what came in this time
 
+Snapshot = Callable[[], Conversation]
+
 
 class Keeper:
     """Writes a conversation to a file, once it has one, which no other keeper may write meanwhile.
 
-    snapshot: gives the conversation as it is at that moment, asked while nobody else writes, so that no early
-    one comes to lie over a later one.
+    snapshot: gives the conversation as it is at that moment. It is asked while nobody else writes, so that no
+    early one comes to lie over a later one.
     """
 
-    def __init__(self, snapshot: Callable[[], Conversation]) -> None:
-        self._snapshot = snapshot
+    def __init__(self) -> None:
         self._file: Path | None = None
         self._claim: Claim | None = None
         self._lock = threading.Lock()
         self._failing = False
         self._trouble: str | None = None
 
-    def move(self, file: Path | None) -> None:
-        """Write to this file from now on, or nowhere. It is claimed now if it exists, else when it is first written.
+    def move(self, file: Path | None, snapshot: Snapshot) -> None:
+        """Write to this file from now on, or nowhere. It is claimed now if it is there, else later.
 
         What the file before should hold and does not, its disk being full, is written to it first. Raises
-        SessionError where that fails again or the new file is claimed, DiskFullError; nothing has changed then.
+        SessionError or DiskFullError where that fails again or another has claimed the new file; nothing has
+        changed then.
         """
         file = None if file is None else real_path(file)
         with self._lock:
@@ -43,7 +45,7 @@ class Keeper:
             claim = Claim(file) if file is not None and file.exists() else None
             try:
                 if self._failing:
-                    self._put()
+                    self._put(snapshot)
             except OffspecError:
                 if claim is not None:
                     claim.release()
@@ -51,10 +53,10 @@ class Keeper:
             self._let_go()
             self._file, self._claim = file, claim
 
-    def close(self) -> None:
+    def close(self, snapshot: Snapshot) -> None:
         """As `move` to nowhere, which it is even where it raises."""
         try:
-            self.move(None)
+            self.move(None, snapshot)
         finally:
             with self._lock:
                 self._let_go()
@@ -63,16 +65,16 @@ class Keeper:
         """Whether this is the file."""
         return self._file is not None and self._file == real_path(file)
 
-    def save(self) -> None:
+    def save(self, snapshot: Snapshot) -> None:
         """Write what was said so far. Raises SessionError, DiskFullError."""
         with self._lock:
-            self._put()
+            self._put(snapshot)
 
-    def write(self) -> None:
+    def write(self, snapshot: Snapshot) -> None:
         """As `save`, but trouble is told by `trouble`."""
         with self._lock:
             try:
-                self._put()
+                self._put(snapshot)
             except OffspecError as error:
                 if not self._failing:
                     self._trouble = f"what is said is not being saved: {error}"
@@ -90,10 +92,12 @@ class Keeper:
         return trouble
 
     @contextmanager
-    def meanwhile(self) -> Iterator[None]:
+    def meanwhile(self, snapshot: Snapshot) -> Iterator[None]:
         """In a thread, every two seconds of the block, write what was said where that is more than before."""
         over = threading.Event()
-        thread = threading.Thread(target=self._watch, args=(over,), name="offspec keeper", daemon=True)
+        thread = threading.Thread(
+            target=self._watch, args=(snapshot, over), name="offspec keeper", daemon=True
+        )
         thread.start()
         try:
             yield
@@ -101,20 +105,20 @@ class Keeper:
             over.set()
             thread.join()
 
-    def _watch(self, over: threading.Event) -> None:
-        written = _said(self._snapshot())
+    def _watch(self, snapshot: Snapshot, over: threading.Event) -> None:
+        written = _said(snapshot())
         while not over.wait(EVERY_S):
-            said = _said(self._snapshot())
+            said = _said(snapshot())
             if said != written:
-                self.write()
+                self.write(snapshot)
                 written = said
 
-    def _put(self) -> None:
+    def _put(self, snapshot: Snapshot) -> None:
         if self._file is None:
             return
         if self._claim is None:
             self._claim = Claim(self._file)
-        self._snapshot().write(self._file)
+        snapshot().write(self._file)
         self._failing, self._trouble = False, None
 
     def _let_go(self) -> None:

@@ -1,7 +1,7 @@
 """A claim to a file that is replaced at every write, so that two processes do not write over each other.
 
-The file itself is another one after every write, so the kernel locks a hidden file beside it. The lock ends with the
-process, however that ends: what a dead one left behind is in nobody's way.
+The file itself is another one after every write, so the kernel locks a hidden file beside it. The lock ends
+with the process, however that ends: what a dead one left behind is in nobody's way.
 """
 
 import fcntl
@@ -35,7 +35,8 @@ class Claim:
             return
         if descriptor is None:
             raise SessionError(
-                f"the conversation in {file} is open in another terminal; leave it there first, or begin a new one"
+                f"the conversation in {file} is open in another terminal; leave it there first, or begin "
+                "a new one"
             )
         self._held = weakref.finalize(self, _unlock, descriptor, lock)
 

@@ -9,8 +9,8 @@ from offspec.message import AnswerFigures, Message
 class Reply:
     """Gathers what a stream of events says, so that it is there whatever ends the stream.
 
-    begun: an event came. seed: the one that was asked for, if any. finish: why it ended, "failed" unless something else is known. result: None until
-    the stream has come to its end.
+    begun: an event came. seed: the one that was asked for, if any. finish: why it ended, "failed" unless
+    something else is known. result: None until the stream has come to its end.
     """
 
     def __init__(self, seed: int | None, opened: str) -> None:

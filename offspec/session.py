@@ -15,13 +15,14 @@ from offspec.errors import ClosedError, OffspecError, RequestError
 from offspec.events import Event, Finished, Notice, Result
 from offspec.keeper import Keeper
 from offspec.message import Message, checked_text
+from offspec.questions import asked, seeded_anew, with_other_question, with_question, without_answer
 from offspec.reply import Reply
 from offspec.transcript import Encoded, Transcript, Wording
 
-_SEEDS = 2**64
 _CHARACTERS = 4  # of a token, about
 
 _Asked = tuple[list[Message], SamplingParams]
+_Ask = Callable[[], _Asked]  # called when its turn has come
 
 
 class Answering(Protocol):
@@ -58,7 +59,7 @@ class Session:
         self.last: Result | None = None  # of the last answer that came to its end
         self._engine = engine
         self._transcript = Transcript(wording)
-        self._keeper = Keeper(self._snapshot)
+        self._keeper = Keeper()
         self._turns = Turns("an answer of this conversation is under way; stop it, or read it to its end")
         self._halts: weakref.WeakSet[threading.Event] = weakref.WeakSet()
         self._halting = threading.Lock()
@@ -129,33 +130,30 @@ class Session:
         Where the conversation cannot be saved, a Notice says so once, and the answer goes on. Raises
         OffspecError. A generator that is closed early halts the answer, which is kept as far as it came.
         """
-        return self._answer(lambda: self._with_question(text), trees, self._halt())
+        return self._answer(self._question(text), trees, self._halt())
 
     def retry(self, *, trees: bool = False) -> Generator[Event, None, None]:
         """As `send`, for another answer in place of the last.
 
         A fixed seed moves on by one each time, from the answer that was made with it itself.
         """
-        return self._answer(self._without_answer, trees, self._halt())
+        return self._answer(self._again, trees, self._halt())
 
     def edit(self, text: str, *, trees: bool = False) -> Generator[Event, None, None]:
         """As `send`, in place of the last question and its answer, which stay where this one is refused."""
-        return self._answer(lambda: self._with_other_question(text), trees, self._halt())
+        return self._answer(self._other_question(text), trees, self._halt())
 
     def asend(self, text: str, *, trees: bool = False) -> AsyncGenerator[Event, None]:
         """`send` for `async` callers. Cancelled or closed, it halts the answer and keeps what came."""
-        halt = self._halt()
-        return in_thread(lambda: self._answer(lambda: self._with_question(text), trees, halt), halt.set)
+        return self._answer_in_thread(self._question(text), trees)
 
     def aretry(self, *, trees: bool = False) -> AsyncGenerator[Event, None]:
         """`retry` for `async` callers; see `asend`."""
-        halt = self._halt()
-        return in_thread(lambda: self._answer(self._without_answer, trees, halt), halt.set)
+        return self._answer_in_thread(self._again, trees)
 
     def aedit(self, text: str, *, trees: bool = False) -> AsyncGenerator[Event, None]:
         """`edit` for `async` callers; see `asend`."""
-        halt = self._halt()
-        return in_thread(lambda: self._answer(lambda: self._with_other_question(text), trees, halt), halt.set)
+        return self._answer_in_thread(self._other_question(text), trees)
 
     def stop(self) -> None:
         """Halt the answer under way, and those that wait for it, from any thread. What came is kept."""
@@ -166,19 +164,19 @@ class Session:
     def rewind(self, turns: int = 1) -> tuple[Message, ...]:
         """Take back the last questions with their answers; returns them. Raises RequestError."""
         with self._turns.take(wait=False):
-            messages = self.conversation.messages
-            asked = self._questions()
-            if not 1 <= turns <= len(asked):
+            messages = self.messages
+            questions = asked(messages)
+            if not 1 <= turns <= len(questions):
                 raise RequestError(
-                    f"cannot take back {turns} questions; the conversation has {len(asked)}"
-                    if asked
+                    f"cannot take back {turns} questions; the conversation has {len(questions)}"
+                    if questions
                     else "there is no question to take back"
                 )
-            at = asked[-turns]
+            at = questions[-turns]
             self.conversation.change(messages[:at])
             self._used = self._count()
-            self._keeper.write()
-            return tuple(messages[at:])
+            self._keeper.write(self._snapshot)
+            return messages[at:]
 
     def clear(self) -> None:
         """Begin a new conversation with the same system text and parameters; it is kept nowhere yet.
@@ -188,7 +186,7 @@ class Session:
         """
         with self._turns.take(wait=False):
             old = self.conversation
-            self._keeper.move(None)
+            self._keeper.move(None, self._snapshot)
             self.conversation = Conversation(model=old.model, system=old.system, params=old.params)
             self.last, self._used = None, 0
 
@@ -200,25 +198,25 @@ class Session:
         elsewhere or nowhere (None), closed, cleared or collected. Raises SessionError where another does, and
         as `clear` does for the file before.
         """
-        self._keeper.move(file)
+        self._keeper.move(file, self._snapshot)
         self._write()
 
     def close(self) -> None:
-        """Let go of the file in which the conversation is kept; nothing more is written.
+        """Let go of the file in which the conversation is kept, after the answer under way: it ends here.
 
-        Raises SessionError or DiskFullError where what was said last cannot be written; it lets go all the same.
+        Raises SessionError or DiskFullError where what was said last cannot be written; it lets go even so.
         """
-        self._keeper.close()
+        with self._turns.take():
+            self._keeper.close(self._snapshot)
 
     def save(self, file: Path | str) -> None:
         """Write the conversation to a file, whole or not at all. Raises SessionError, DiskFullError.
 
-        It is a conversation of its own then, with an id of its own, unless it is the file in which this one is
-        kept.
+        It is a conversation of its own there, with an id of its own, unless this one is kept in that file.
         """
         file = Path(file).expanduser()
         if self._keeper.keeps(file):
-            self._keeper.save()
+            self._keeper.save(self._snapshot)
         else:
             replace(self._snapshot(), id=copy_id(self.conversation.id, file)).write(file)
 
@@ -233,11 +231,14 @@ class Session:
         """Go on with another conversation, on this engine.
 
         file: where it is kept from now on, in which it lies as it is: it is not written before something is
-        said or set. Raises RequestError while an answer comes, SessionError where another session keeps that
-        file, and as `clear` does for the conversation before.
+        said or set. Raises RequestError while an answer comes, and where this session keeps that file
+        already; SessionError where another does; and as `clear` does for the conversation before.
         """
         with self._turns.take(wait=False):
-            self._keeper.move(file)
+            if file is not None and self._keeper.keeps(file):
+                # What was read from it may lack what could not be written lately.
+                raise RequestError(f"the conversation in {file} is the one that goes on here already")
+            self._keeper.move(file, self._snapshot)
             model, other = self.conversation.model, conversation.model
             conversation.model = model
             conversation.messages = [
@@ -253,39 +254,21 @@ class Session:
             self._halts.add(halt)
         return halt
 
-    def _with_question(self, text: str, messages: tuple[Message, ...] | None = None) -> _Asked:
-        """messages: what it goes on from, where not from all that was said."""
-        if not text.strip():
-            raise RequestError("the question is empty")
-        messages = self.messages if messages is None else messages
-        if messages and messages[-1].role == "user":  # its answer never came, and they take turns
-            messages += (Message("assistant", ""),)
-        return [*messages, Message("user", checked_text(text))], self.params
+    def _question(self, text: str) -> _Ask:
+        return lambda: (with_question(self.messages, text), self.params)
 
-    def _with_other_question(self, text: str) -> _Asked:
-        asked = self._questions()
-        if not asked:
-            raise RequestError("there is no question to ask differently")
-        return self._with_question(text, self.messages[: asked[-1]])
+    def _other_question(self, text: str) -> _Ask:
+        return lambda: (with_other_question(self.messages, text), self.params)
 
-    def _questions(self) -> list[int]:
-        """Where in the messages the questions are."""
-        return [index for index, message in enumerate(self.messages) if message.role == "user"]
+    def _again(self) -> _Asked:
+        messages = without_answer(self.messages)
+        return messages, seeded_anew(self.params, self.messages[-1], self._seeds)
 
-    def _without_answer(self) -> _Asked:
-        messages, params = list(self.messages), self.params
-        if not messages:
-            raise RequestError("there is no answer to try again")
-        if messages[-1].role == "assistant":
-            figures = messages.pop().figures
-            made = figures.seed if figures else None
-            if made is not None and (made == params.seed or self._seeds == (params.seed, made)):
-                params = replace(params, seed=(made + 1) % _SEEDS)
-        return messages, params
+    def _answer_in_thread(self, ask: _Ask, trees: bool) -> AsyncGenerator[Event, None]:
+        halt = self._halt()
+        return in_thread(lambda: self._answer(ask, trees, halt), halt.set)
 
-    def _answer(
-        self, ask: Callable[[], _Asked], trees: bool, halt: threading.Event
-    ) -> Generator[Event, None, None]:
+    def _answer(self, ask: _Ask, trees: bool, halt: threading.Event) -> Generator[Event, None, None]:
         with self._turns.take(halt):
             messages, params = ask()
             encoded = self._encode(messages)
@@ -334,10 +317,10 @@ class Session:
         before, updated = self.conversation.messages, self.conversation.updated
         used, seed, refused = self._used, self.params.seed, False
         self.conversation.change(messages)
-        self._keeper.write()
+        self._keeper.write(self._snapshot)
         self._coming, self._used = coming, tokens
         try:
-            with self._keeper.meanwhile():
+            with self._keeper.meanwhile(self._snapshot):
                 yield
         except (RequestError, ClosedError):
             refused = not coming.begun
@@ -354,7 +337,7 @@ class Session:
             else:
                 self._used, self._seeds = tokens + len(coming.ids), (seed, coming.seed)
             if self.messages:
-                self._keeper.write()
+                self._keeper.write(self._snapshot)
             else:
                 self._keeper.erase()
 
@@ -372,7 +355,7 @@ class Session:
     def _write(self) -> None:
         """Write what was set between questions. A conversation in which nothing was said has no file."""
         if self.messages:
-            self._keeper.write()
+            self._keeper.write(self._snapshot)
 
     def _knows(self, message: Message) -> bool:
         return not message.token_ids or self._transcript.knows(max(message.token_ids))

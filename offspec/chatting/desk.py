@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Generator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,7 +110,7 @@ class Desk:
         config: EngineConfig,
         opener: Opener,
         notify: Callable[[Event], None],
-        failed: Callable[[OffspecError], None],
+        failed: Callable[[Exception], None],
     ) -> None:
         """Load the model with other settings under the same conversation, or as it was where that fails.
 
@@ -120,12 +120,14 @@ class Desk:
         self.engine.close()  # two do not fit in memory
         try:
             engine = opener(config, self._plan_for(config), notify)
-        except OffspecError as error:
+        except Exception as error:
             failed(error)
             config = self.config
             engine = opener(config, self._plan_for(config), notify)
         session = engine.chat()
         session.resume(self.session.conversation)
+        with suppress(OffspecError):  # what it could not write, the next one will, or say so
+            self.session.close()
         session.keep(self.file)
         self.engine, self.session, self.config = engine, session, config
 
@@ -147,8 +149,7 @@ class Desk:
         """
         talk = Conversation.read(file)
         before = talk.model
-        self.session.resume(talk)
-        self.session.keep(file)
+        self.session.resume(talk, file)
         self.file = file
         self.trees.clear()
         questions = "one question" if talk.turns == 1 else f"{talk.turns} questions"
@@ -161,6 +162,8 @@ class Desk:
         """Stop what runs, and close the engine."""
         self.stop()
         self.engine.close()
+        with suppress(OffspecError):  # it was told when it could not be written
+            self.session.close()
 
     def _resume(self, file: Path) -> None:
         self.notes.append(self.take_up(file))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from offspec.archive import Entry
 from offspec.chatting.outcomes import Open, Outcome, Reset, Say
 from offspec.chatting.refusing import refusing
-from offspec.conversation import Conversation, clean_title
+from offspec.conversation import Conversation, clean_title, copy_id
 from offspec.errors import OffspecError, RequestError, SessionError
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ def _check_same(desk: "Desk", file: Path) -> None:
         there = Conversation.read(file)
     except SessionError:
         raise RequestError(f"{file} is there already and is no conversation; name another file") from None
-    if there.id != desk.session.conversation.id:
+    name = desk.session.conversation.id
+    if there.id not in (name, copy_id(name, file)):
         raise RequestError(f"{file} holds another conversation, {there.title!r}; name another file")
 
 

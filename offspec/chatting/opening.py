@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from offspec.chatting.preload import preload_torch
 from offspec.config import EngineConfig, SamplingParams
 from offspec.events import Event, LoadProgress
 
@@ -79,6 +80,7 @@ def open_engine(config: EngineConfig, plan: Path | None, notify: Callable[[Event
     The first call imports torch, which takes seconds: call it where nothing waits for it.
     """
     notify(LoadProgress("starting", 0, 0, "steps"))
+    preload_torch()
     from offspec import engine
 
     return engine.open_engine(config, plan=plan, notify=notify)

@@ -8,7 +8,7 @@ import typer
 from offspec.chatting.opening import Setup, open_engine
 from offspec.cli import options as opt
 from offspec.config import EngineConfig, SamplingParams, parse_bytes
-from offspec.errors import RequestError
+from offspec.errors import RequestError, SessionError
 
 EPILOG = """[bold]Examples[/]
 
@@ -131,7 +131,12 @@ def _begin(setup: Setup, *, plain: bool, quiet: bool) -> None:
     archive = Archive()
     file = setup.resumed(archive)
     if file is not None:
-        Conversation.read(file)  # what is wrong with it is told now, not after minutes of loading
+        # What is wrong with it is told now, not after minutes of loading.
+        Conversation.read(file)
+        if archive.is_open(file):
+            raise SessionError(
+                f"the conversation in {file} is open in another terminal; leave it there first"
+            )
     if plain:
         from offspec.cli import plain as line_mode
 

@@ -192,7 +192,7 @@ class _LineMode:
         Raises OffspecError where there is none in the end.
         """
 
-        def failed(error: OffspecError) -> None:
+        def failed(error: Exception) -> None:
             self._complain(error)
             self._screen.note("loading the model as it was before")
 
@@ -221,6 +221,6 @@ class _LineMode:
         for note in notes:
             self._screen.note(note)
 
-    def _complain(self, error: OffspecError) -> None:
+    def _complain(self, error: Exception) -> None:
         self._failure = error
         self._screen.complain(error)

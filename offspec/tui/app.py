@@ -6,11 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import ClassVar
 
-from textual import on
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
-from textual.widgets import Collapsible
 
 from offspec.archive import Archive
 from offspec.chatting.commands import is_command, spoken, written
@@ -32,8 +30,8 @@ from offspec.tui.status import StatusLine
 from offspec.tui.transcript_view import TranscriptView
 from offspec.tui.worker import EngineThread
 
-_TICK = 0.1  # seconds; nothing moves by itself more often
-_PANEL_TICKS = 3
+_TICK = 0.2  # seconds; nothing moves by itself more often
+_FIGURES_TICKS = 2  # from one look at the figures to the next, while passes come
 _STOPPING = 5.0  # seconds that leaving waits for a pass to be broken off
 _TWICE = 3.0  # seconds in which a second Ctrl+C leaves
 _IDLE = "Enter sends · / commands · F1 help"
@@ -73,6 +71,7 @@ class ChatApp(App[None]):
         self.asking = Asking(self)
         self._leaving = False
         self._ticks = 0
+        self._passed = False  # a pass has ended since the figures were shown
         self._interrupted_at = -_TWICE
 
     @property
@@ -164,10 +163,6 @@ class ChatApp(App[None]):
     def action_folds(self) -> None:
         self.transcript.toggle_folds()
 
-    @on(Collapsible.Toggled)
-    def _write_on(self) -> None:
-        self.composer.focus()
-
     def action_panel(self) -> None:
         if self.screen.has_class("-narrow"):
             self.status.doing("The side panel needs 100 columns; /stats shows its figures")
@@ -188,7 +183,7 @@ class ChatApp(App[None]):
         self.desk, self.is_loading = message.desk, False
         self.query_one(LoadingView).end()
         if first:
-            await self.show_conversation()
+            await self._show_first()
         for note in message.notes:
             await self.transcript.note(note, "notice")
         self.busy(False)
@@ -205,7 +200,10 @@ class ChatApp(App[None]):
         self.asking.add(message)
 
     def on_passed(self, message: Passed) -> None:
-        self._show_figures()
+        self._passed = True
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self._show_figures)
 
     async def on_noticed(self, message: Noticed) -> None:
         await self.transcript.note(message.text, "notice")
@@ -249,10 +247,18 @@ class ChatApp(App[None]):
             line = f"stopping · {line}"
         self.status.doing(line or "starting")
         self._ticks += 1
-        if self._ticks % _PANEL_TICKS == 0:
-            self.query_one(SidePanel).update_from(self.desk)
+        if self._passed and self._ticks % _FIGURES_TICKS == 0:
+            self._show_figures()
+
+    async def _show_first(self) -> None:
+        """What is resumed, above what the program has said while it loaded."""
+        notes = [entry for entry in self.transcript.entries if entry.kind is not None]
+        await self.show_conversation()
+        for note in notes:
+            await self.transcript.note(note.text, note.kind or "notice")
 
     def _show_figures(self) -> None:
+        self._passed = False
         if self.desk is not None:
             self.query_one(Header).tell(self.desk)
             self.query_one(SidePanel).update_from(self.desk)

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
+from rich.cells import cell_len
 from textual.content import Content
+from textual.message import Message
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
@@ -14,6 +16,13 @@ _WIDE = 30  # columns at most before the help
 
 class CompletionList(OptionList, can_focus=False):
     """Shows while there is something to choose from."""
+
+    class Taken(Message):
+        """The user clicked on a completion. Posted to the composer, which is not among the parents."""
+
+        def __init__(self, line: str) -> None:
+            super().__init__()
+            self.line = line
 
     def __init__(self) -> None:
         super().__init__(id="completion", markup=False)
@@ -32,7 +41,7 @@ class CompletionList(OptionList, can_focus=False):
         """Show these; nothing where there are none."""
         self._offered = list(completions[:_MOST])
         self.clear_options()
-        width = max((len(choice.text) for choice in self._offered), default=0)
+        width = max((cell_len(choice.text) for choice in self._offered), default=0)
         self.add_options([Option(_row(choice, min(width, _WIDE))) for choice in self._offered])
         self.display = bool(self._offered)
 
@@ -51,6 +60,12 @@ class CompletionList(OptionList, can_focus=False):
         at = self.highlighted
         return None if at is None or not self.shown else self._offered[at].text
 
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        event.stop()
+        if event.option_index < len(self._offered):  # what was clicked may be gone by now
+            line = self._offered[event.option_index].text
+            self.screen.query_one("#composer").post_message(self.Taken(line))
+
     def common(self) -> str:
         """What all completions begin with."""
         texts = [choice.text for choice in self._offered]
@@ -63,4 +78,5 @@ class CompletionList(OptionList, can_focus=False):
 
 
 def _row(choice: Completion, width: int) -> Content:
-    return Content.assemble(f"{choice.text:<{width}}  ", (choice.help, "$text-muted"))
+    gap = " " * (max(width - cell_len(choice.text), 0) + 2)
+    return Content.assemble(choice.text, gap, (choice.help, "$text-muted"))

@@ -41,6 +41,7 @@ class Composer(TextArea):
         self.recalled: list[str] = []
         self._at: int | None = None  # in `recalled`; None while the user's own text is shown
         self._own = ""
+        self._offered_for = ""
 
     def put(self, text: str) -> None:
         """Show this text, with the cursor at its end."""
@@ -49,6 +50,7 @@ class Composer(TextArea):
 
     def give_back(self, text: str) -> None:
         """Text that was not sent comes back, before whatever was written since."""
+        self._at = None
         self.put(f"{text}\n{self.text}" if self.text else text)
 
     def dismiss(self) -> bool:
@@ -74,6 +76,7 @@ class Composer(TextArea):
             acts[event.key]()
 
     def _send(self) -> None:
+        self._offer()
         if (choice := self._choices.chosen()) is not None:
             self._take(choice)
             return
@@ -92,6 +95,7 @@ class Composer(TextArea):
 
     def _complete_line(self) -> None:
         """One completion is taken, of several what they share; then tab goes through them."""
+        self._offer()
         if not self._choices.shown:
             self._choices.offer(self._complete(self.text))
         if len(self._choices.offered) == 1:
@@ -120,9 +124,19 @@ class Composer(TextArea):
     def on_text_area_changed(self, event: TextArea.Changed) -> None:
         """A command is completed as it is written."""
         event.stop()
+        self._offer()
+
+    def _offer(self) -> None:
+        """What the line may become, where it is another than before: keys overtake the news of a change."""
         line = self.text
+        if line == self._offered_for:
+            return
+        self._offered_for = line
         wanted = line.startswith("/") and not line.startswith("//") and "\n" not in line
         self._choices.offer([c for c in self._complete(line) if c.text != line] if wanted else ())
+
+    def on_completion_list_taken(self, message: CompletionList.Taken) -> None:
+        self._take(message.line)
 
     async def _on_paste(self, event: events.Paste) -> None:
         """Terminals send the end of a line as a carriage return."""
@@ -133,16 +147,16 @@ class Composer(TextArea):
 
     def _take(self, line: str) -> None:
         self.put(line)
+        self._offered_for = line
         self._choices.hide()
 
     def _recall(self, by: int) -> None:
         """Go through what was sent; past the latest is what the user was writing."""
         if not self.recalled or (self._at is None and by > 0):
             return
-        if self._at is None:
-            self._own, at = self.text, len(self.recalled)
-        else:
-            at = self._at
+        if self._at is None or self.text != self.recalled[self._at]:
+            self._own = self.text  # what was recalled and then changed is the user's own
+        at = len(self.recalled) if self._at is None else self._at
         at = max(at + by, 0)
         self._at = at if at < len(self.recalled) else None
         self.put(self._own if self._at is None else self.recalled[at])

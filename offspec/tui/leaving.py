@@ -6,6 +6,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from offspec.chatting.printable import printable
+
 if TYPE_CHECKING:
     from offspec.tui.app import ChatApp
     from offspec.tui.worker import EngineThread
@@ -24,8 +26,9 @@ def leave(app: "ChatApp") -> int:
     if not closed and not app.is_loading:
         print("closing the model ...", file=sys.stderr)
         closed = app.engine is None or app.engine.close(_AT_MOST)
-    for entry in app.asking.waiting:
-        print(f"not sent: {entry.text}", file=sys.stderr)
+    for text in (*(entry.text for entry in app.asking.waiting), app.composer.text.strip()):
+        if text:
+            print(f"not sent: {printable(text)}", file=sys.stderr)
     code = app.return_code or 0
     if not closed:
         sys.stderr.flush()

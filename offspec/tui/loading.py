@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 
+from rich.cells import cell_len
 from textual.content import Content
 from textual.widgets import Static
 
@@ -18,6 +19,7 @@ class LoadingView(Static):
     def __init__(self, model: str, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(markup=False, id="loading")
         self._clock = clock
+        self._widths: list[int] = []  # of the lines that are shown
         self._set(model)
 
     def on_mount(self) -> None:
@@ -46,7 +48,9 @@ class LoadingView(Static):
         self._event = event
 
     def tick(self) -> None:
-        self.update(Content(self.text(self._clock())))
+        text = self.text(self._clock())
+        before, self._widths = self._widths, [cell_len(line) for line in text.split("\n")]
+        self.update(Content(text), layout=self._widths != before)  # lines as wide as before wrap as before
 
     def text(self, now: float) -> str:
         """Lines as of `now`, in the clock's seconds."""

@@ -2,16 +2,34 @@
 
 from typing import Literal
 
+from textual.content import Content
+from textual.widget import Widget
+from textual.widgets import Static
+
 from offspec.chatting.printable import printable
 from offspec.tui.prose import Prose
 
 Kind = Literal["say", "notice", "error"]
 
 
-class Note(Prose):
+def note_of(text: str, kind: Kind = "say") -> Widget:
+    """What a command says is Markdown. The others are not: there are titles, paths and names in them."""
+    text = printable(text)
+    shown = Prose(text) if kind == "say" else PlainNote(text, kind)
+    shown.add_class("note", kind)
+    return shown
+
+
+class PlainNote(Static):
     """An error begins with its name, so that it is one without colour too."""
 
-    def __init__(self, text: str, kind: Kind = "say") -> None:
-        text = printable(text)
-        super().__init__(f"**error:** {text}" if kind == "error" else text)
-        self.add_class("note", kind)
+    DEFAULT_CSS = """
+    PlainNote {
+        margin: 0 0 1 0;
+        padding: 0 2;
+    }
+    """
+
+    def __init__(self, text: str, kind: Kind) -> None:
+        said = Content(text)
+        super().__init__(Content.assemble(("error:", "bold"), " ", said) if kind == "error" else said)

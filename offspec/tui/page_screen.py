@@ -7,7 +7,8 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import Markdown
+
+from offspec.tui.prose import Prose
 
 
 class PageScreen(ModalScreen[None]):
@@ -17,6 +18,8 @@ class PageScreen(ModalScreen[None]):
     AUTO_FOCUS = "#page"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,enter", "close", "Close"),
+        Binding("ctrl+c", "copy_text", show=False),  # passes where nothing is selected
+        Binding("ctrl+c", "close", show=False),
         Binding("j", "scroll(1)", "Down", show=False),
         Binding("k", "scroll(-1)", "Up", show=False),
     ]
@@ -29,7 +32,7 @@ class PageScreen(ModalScreen[None]):
         with VerticalScroll(id="page") as page:
             page.border_title = Content(self._heading)
             page.border_subtitle = "esc closes   ↑ ↓ scroll"
-            yield Markdown(self._markdown, open_links=False)
+            yield Prose(self._markdown)
 
     def action_close(self) -> None:
         self.dismiss()

@@ -1,5 +1,6 @@
 """The panel beside the conversation: how fast it goes, where the time goes, and what lies where."""
 
+import weakref
 from typing import TYPE_CHECKING
 
 from textual.app import ComposeResult
@@ -11,6 +12,7 @@ from offspec.tui import figures_text
 
 if TYPE_CHECKING:
     from offspec.chatting.desk import Desk
+    from offspec.chatting.opening import ChatEngine
 
 _SECTIONS = {
     "speed": "Speed",
@@ -25,6 +27,11 @@ _SECTIONS = {
 class SidePanel(VerticalScroll, can_focus=False):
     """Figures of the desk. A section is painted again only when its text has changed."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        # Whose memory and plan are shown: weak, or a model that was closed would stay in memory.
+        self._engine: weakref.ref[ChatEngine] | None = None
+
     def compose(self) -> ComposeResult:
         for name, title in _SECTIONS.items():
             yield Static(title, classes="panel-title", markup=False)
@@ -38,10 +45,12 @@ class SidePanel(VerticalScroll, can_focus=False):
             "speed": figures_text.speed(desk.figures),
             "split": figures_text.split(desk.figures.last_split),
             "spark": figures_text.sparkline(desk.figures.history),
-            "memory": figures_text.memory(desk.engine),
-            "plan": figures_text.plan_line(desk.engine),
             "session": figures_text.session(desk),
         }
+        if self._engine is None or self._engine() is not desk.engine:
+            self._engine = weakref.ref(desk.engine)
+            shown["memory"] = figures_text.memory(desk.engine)
+            shown["plan"] = figures_text.plan_line(desk.engine)
         for name, content in shown.items():
             self.query_one(f"#panel-{name}", _Section).show(content)
 

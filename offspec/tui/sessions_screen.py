@@ -25,7 +25,7 @@ class SessionsScreen(ModalScreen[Path | None]):
     CSS_PATH = "sessions_screen.tcss"
     AUTO_FOCUS = "#sessions-wanted"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "dismiss(None)", "Close"),
+        Binding("escape,ctrl+c", "dismiss(None)", "Close"),
         Binding("down", "move('cursor_down')", "Down", show=False),
         Binding("up", "move('cursor_up')", "Up", show=False),
         Binding("pagedown", "move('page_down')", "Page down", show=False),

@@ -1,6 +1,7 @@
 """An answer whose tokens show where they came from: guessed by the draft, or added by the target."""
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from textual.content import Content
 
@@ -15,11 +16,11 @@ LEGEND = "underlined: the target's own token, one a pass; the others were guesse
 
 
 def coloured(pieces: Sequence[Piece]) -> Content:
-    """The text of the pieces, of which no character can act on a terminal."""
+    """The text of the pieces, of which no character can act on a terminal, with a span for each run."""
+    runs = groupby((piece for piece in pieces if piece.text), key=lambda piece: piece.source)
     return Content.assemble(
         *(
-            (printable(piece.text), _BONUS if piece.source == "bonus" else _DRAFT)
-            for piece in pieces
-            if piece.text
+            (printable("".join(piece.text for piece in run)), _BONUS if source == "bonus" else _DRAFT)
+            for source, run in runs
         )
     )

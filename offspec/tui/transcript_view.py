@@ -15,7 +15,7 @@ from textual.widgets import Static
 from offspec.chatting.printable import printable
 from offspec.conversation import Message
 from offspec.tui.answer import Answer, Said, ending_of
-from offspec.tui.note import Kind, Note
+from offspec.tui.note import Kind, note_of
 from offspec.tui.question import Question
 
 LIVE = 12  # entries that are widgets, at most, while the end is in view: a layout walks all of them
@@ -165,7 +165,7 @@ class TranscriptView(VerticalScroll, can_focus=False):
 
     @property
     def _height(self) -> float:
-        """Lines of the widgets. The virtual size is never less than the view, at whose foot few lines stand."""
+        """Lines of the widgets. The virtual size is never less than the view, at whose foot a few stand."""
         return self.virtual_size.height + min(self.scroll_y, 0)
 
     @property
@@ -225,7 +225,7 @@ class TranscriptView(VerticalScroll, can_focus=False):
             return Answer(entry.content, sources=self.sources)
         if entry.kind is None:
             return Question(entry.content, waiting=entry.waiting)
-        return Note(entry.content, entry.kind)
+        return note_of(entry.content, entry.kind)
 
 
 def _entry(message: Message) -> Entry:

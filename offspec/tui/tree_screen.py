@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
+from rich.cells import cell_len
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
@@ -26,6 +27,8 @@ class TreeScreen(Screen[None]):
     AUTO_FOCUS = ""
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,ctrl+t", "close", "Close", key_display="esc"),
+        Binding("ctrl+c", "copy_text", show=False),  # passes where nothing is selected
+        Binding("ctrl+c", "close", show=False),
         Binding("left", "turn(-1)", "Earlier pass", key_display="←"),
         Binding("right", "turn(1)", "Later pass", key_display="→"),
         Binding("space", "fold", "Fold or unfold"),
@@ -46,6 +49,7 @@ class TreeScreen(Screen[None]):
         self._trees = tuple(trees)
         self._at = range(len(self._trees))[at] if self._trees else 0
         self._folded = True
+        self._caption = ""
 
     def compose(self) -> ComposeResult:
         yield Static(id="tree-caption")
@@ -74,12 +78,19 @@ class TreeScreen(Screen[None]):
     def _draw(self) -> None:
         view = self.query_one(TreeView)
         if not self._trees:
-            self.query_one("#tree-caption", Static).update(_NONE)
+            self._caption_as(_NONE)
             return
         tree = self._trees[self._at]
-        self.query_one("#tree-caption", Static).update(Content(caption(tree, self._at + 1, len(self._trees))))
-        self.query_one("#tree-said", Static).update(_said(tree))
+        self._caption_as(caption(tree, self._at + 1, len(self._trees)))
+        self.query_one("#tree-said", Static).update(_said(tree), layout=False)
         view.show(draw(tree, folded=self._folded))
+
+    def _caption_as(self, text: str) -> None:
+        """Words as wide as before need no new layout, of which there would be one in every pass."""
+        if text != self._caption:
+            fits = cell_len(text) == cell_len(self._caption)
+            self._caption = text
+            self.query_one("#tree-caption", Static).update(Content(text), layout=not fits)
 
     def _go(self, place: int) -> None:
         place = max(0, min(place, len(self._trees) - 1))

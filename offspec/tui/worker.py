@@ -16,7 +16,6 @@ from offspec.archive import Archive
 from offspec.chatting.desk import Desk
 from offspec.chatting.opening import Opener, Setup
 from offspec.config import EngineConfig
-from offspec.errors import OffspecError
 from offspec.events import Event, Finished, LoadProgress, Notice, PassStats, Prefill, Result, TextDelta
 from offspec.tui.messages import Answering, Delta, Done, Loaded, LoadFailed, Loading, Noticed, Passed
 
@@ -81,7 +80,7 @@ class EngineThread:
             self._desk = desk
             self._post(Loaded(desk, notes))
 
-    def _go_back(self, error: OffspecError) -> None:
+    def _go_back(self, error: Exception) -> None:
         self._post(Noticed(f"{error}; loading the model as it was before"))
 
     def _answer(self, events: Generator[Event, None, None]) -> None:

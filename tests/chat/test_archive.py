@@ -22,7 +22,7 @@ def keep(archive: Archive, number: int, question: str = "", model: str = "demo")
         updated=f"2026-01-01T00:00:0{number}Z",
         messages=[Message("user", question or f"Question {number}"), Message("assistant", "Yes.")],
     )
-    assert archive.save(talk) == archive.file_for(talk)
+    talk.write(archive.file_for(talk))
     return talk
 
 
@@ -41,7 +41,8 @@ def test_the_latest_first(archive: Archive) -> None:
     assert archive.list() == [] and archive.latest() is None and archive.damaged == 0
     for number, model in ((2, "demo"), (3, "other"), (1, "demo")):
         keep(archive, number, model=model)
-    archive.save(Conversation(model="demo"))  # in which nothing was said
+    silent = Conversation(model="demo")
+    silent.write(archive.file_for(silent))
     assert [entry.title for entry in archive.list()] == ["Question 3", "Question 2", "Question 1"]
     latest, mine = archive.latest(), archive.latest("demo")
     assert latest and latest.model == "other" and mine and mine.title == "Question 2" and mine.turns == 1
@@ -115,5 +116,6 @@ def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     archive = Archive(tmp_path / "file")
     assert archive.list() == []
+    talk = Conversation(model="demo")
     with pytest.raises(SessionError):
-        archive.save(Conversation(model="demo"))
+        talk.write(archive.file_for(talk))

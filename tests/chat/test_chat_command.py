@@ -1,6 +1,8 @@
 """`offspec chat`: what its options become, and which face is chosen."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,7 @@ def test_the_terminal_ui_needs_a_terminal(
 ) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: stdin, raising=False)
     monkeypatch.setattr("sys.stdout.isatty", lambda: stdout, raising=False)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     if term is None:
         monkeypatch.delenv("TERM", raising=False)
     else:
@@ -88,3 +91,12 @@ def test_help_teaches_by_examples() -> None:
     shown = CliRunner().invoke(app, ["chat", "--help"], prog_name="offspec").stdout
     for line in ("offspec chat demo", "--resume", "--session", "/save shopping", "/help"):
         assert re.search(re.escape(line), shown), line
+
+
+def test_the_largest_library_is_open_before_torch_is_imported() -> None:
+    program = (
+        "import sys; from offspec.chatting.preload import preload_torch; preload_torch(); "
+        "assert 'torch' not in sys.modules; print('libtorch_cpu' in open('/proc/self/maps').read())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"

@@ -1,6 +1,5 @@
 """Conversations and their files: what is written is read again, and what was damaged is named on one line."""
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -61,7 +60,7 @@ def test_what_is_written_is_read_again(tmp_path_factory: pytest.TempPathFactory,
     file = tmp_path_factory.mktemp("talk") / "x.json"
     talk.write(file)
     assert Conversation.read(file) == talk
-    assert Conversation.from_json(json.loads(json.dumps(talk.to_json()))) == talk
+    assert Conversation.from_json(json.loads(talk.to_text())) == talk
 
 
 def sample() -> Conversation:
@@ -78,6 +77,11 @@ def sample() -> Conversation:
             Message("user", "And?"),
         ],
     )
+
+
+def as_json() -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(sample().to_text())
+    return data
 
 
 def test_the_file_is_lines_that_a_person_can_read() -> None:
@@ -149,7 +153,7 @@ _WRONG: list[tuple[tuple[Any, ...], Any, str]] = [
 
 @pytest.mark.parametrize(("where", "value", "complaint"), _WRONG)
 def test_what_is_wrong_is_named(tmp_path: Path, where: tuple[Any, ...], value: Any, complaint: str) -> None:
-    data = copy.deepcopy(sample().to_json())
+    data = as_json()
     place = data
     for key in where[:-1]:
         place = place[key]
@@ -165,16 +169,16 @@ def test_what_is_wrong_is_named(tmp_path: Path, where: tuple[Any, ...], value: A
         Conversation.from_json(data)
 
 
-@pytest.mark.parametrize("key", [key for key in sample().to_json() if key != "offspec_session"])
+@pytest.mark.parametrize("key", [key for key in as_json() if key != "offspec_session"])
 def test_what_is_missing_is_named(key: str) -> None:
-    data = sample().to_json()
+    data = as_json()
     del data[key]
     with pytest.raises(SessionError, match=f"^{key} is missing"):
         Conversation.from_json(data)
 
 
 def test_parameters_may_be_missing() -> None:
-    data = sample().to_json()
+    data = as_json()
     data["params"] = {"temperature": 1}
     assert Conversation.from_json(data).params == SamplingParams(temperature=1.0)
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from offspec.archive import Archive
+from offspec.lockfile import Claim
 
 ROOT = Path(__file__).parents[2]
 ANSWER = "The sky is blue because of scattering."
@@ -218,6 +219,16 @@ def test_a_damaged_session_is_told_before_the_model_is_loaded(
     out, err, code = offspec.pipe("And?\n", *options)
     assert (out, code) == ("", 1)
     assert err.startswith("error: ") and "not a session that can be used" in err and err.count("\n") == 1
+
+
+def test_a_session_that_is_open_elsewhere_is_told_before_the_model_is_loaded(offspec: Program) -> None:
+    offspec.pipe("Why?\n")
+    (entry,) = offspec.archive.list()
+    claim = Claim(entry.file)
+    out, err, code = offspec.pipe("And?\n", "--resume")
+    claim.release()
+    assert (out, code) == ("", 1)
+    assert "is open in another terminal" in err and err.count("\n") == 1
 
 
 def test_no_name_is_no_session(offspec: Program) -> None:

@@ -14,6 +14,7 @@ from offspec.config import SamplingParams
 from offspec.conversation import Conversation, Message
 from offspec.errors import ModelNotFoundError, RequestError
 from offspec.events import Finished, TextDelta
+from offspec.session import Session
 from offspec.transcript import Transcript
 
 END = "<|end|>"
@@ -300,12 +301,10 @@ class Words:
 
 
 def test_the_caches_keep_what_was_said(engine: Any, model: Path) -> None:
-    from offspec.session import Session
     from tests.tiny import tiny_engine
 
     params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=1.0, seed=5)
-    session: Session = engine.chat(params=params)
-    session.move_to(engine, Words(engine._assembly.codec))
+    session = Session(engine, Words(engine._assembly.codec), Conversation(model="m", params=params))
     prompts: list[list[int]] = []
     stream = engine.stream
 
@@ -331,13 +330,12 @@ def test_the_caches_keep_what_was_said(engine: Any, model: Path) -> None:
 
 def test_the_caches_keep_what_was_halted(engine: Any) -> None:
     params = SamplingParams(max_tokens=200, ignore_eos=True, temperature=1.0, seed=5)
-    session = engine.chat(params=params)
-    session.move_to(engine, Words(engine._assembly.codec))
+    session = Session(engine, Words(engine._assembly.codec), Conversation(model="m", params=params))
     for event in session.send("w20 w21"):
         if isinstance(event, TextDelta):
             session.stop()
     halted = session.last
-    assert halted.finish_reason == "halted" and 0 < halted.tokens < 200
+    assert halted is not None and halted.finish_reason == "halted" and 0 < halted.tokens < 200
     session.params = SamplingParams(max_tokens=4)
     second = next(e.result for e in session.send("w30") if isinstance(e, Finished))
     assert second.reused_tokens == halted.prompt_tokens + halted.tokens - 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from offspec import SamplingParams, StreamError
+from offspec import ClosedError, SamplingParams, StreamError
 from offspec.engine import Engine
 from offspec.events import Event, Finished, PassProgress, PassStats, Result, TextDelta, TreeSeen
 from offspec_planners.placement import Placement, Tier
@@ -193,3 +193,29 @@ def test_a_check_that_is_halted_says_nothing(model: Path) -> None:
 
 def _broken(*args: object) -> None:
     raise StreamError("broken", file="weights", offset=0)
+
+
+def test_closing_halts_an_answer_in_another_thread(model: Path) -> None:
+    """Whether it is being computed, or waits for a reader that has stopped reading."""
+    for read_on in (True, False):
+        begun, results = threading.Event(), list[Event]()
+        engine = tiny_engine(model, "none", budget=1)
+
+        def read(engine: Engine = engine, begun: threading.Event = begun, read_on: bool = read_on) -> None:
+            for event in engine.stream(PROMPT, replace(PARAMS, max_tokens=200)):
+                results.append(event)  # noqa: B023
+                if isinstance(event, PassStats):
+                    begun.set()
+                    if not read_on:
+                        return
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        assert begun.wait(30)
+        engine.close()
+        thread.join(30)
+        assert not thread.is_alive()
+        ended = results[-1]
+        assert not isinstance(ended, Finished) or ended.result.finish_reason == "halted"
+        with pytest.raises(ClosedError):
+            engine.generate(PROMPT)

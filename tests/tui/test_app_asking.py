@@ -5,12 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from textual.message import Message
 from textual.pilot import Pilot
 
 from offspec.chatting.opening import ChatEngine
 from offspec.config import EngineConfig
-from offspec.errors import OffspecError, RequestError
+from offspec.errors import DraftError, OffspecError, RequestError
 from offspec.events import Event, PassProgress
+from offspec.tui.messages import Done
 from tests.chat.scripted import Script
 from tests.tui.play import play, said, seen, send
 from tests.tui.stage import app_for, ask, loaded, until
@@ -229,5 +231,98 @@ def test_an_error_class_is_what_the_user_did(tmp_path: Path) -> None:
         await send(pilot, "first")
         await until(pilot, lambda: "not so" in seen(app))
         assert "/retry" not in seen(app)
+
+    play(app, scene)
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["after escape", "without"])
+def test_a_retry_in_the_last_frame_of_an_answer(stopped: bool, tmp_path: Path) -> None:
+    """The session has done with the answer, and the screen has not heard of it."""
+    app, engine = app_for([LONG, "Another."], tmp_path, passes=1)
+    ends: list[Message] = []
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await loaded(pilot)
+        assert app.engine is not None and app.desk is not None
+        post = app.engine._post
+        app.engine._post = lambda message: (
+            ends.append(message) if isinstance(message, Done) else post(message)
+        )
+        await send(pilot, "first")
+        await until(pilot, engine.held.is_set)
+        if stopped:
+            await pilot.press("escape")
+        else:
+            engine.gate.set()
+        await until(pilot, lambda: bool(ends))
+        assert not app.desk.session.busy
+        app.engine._post = post
+        await pilot.press("ctrl+r", "ctrl+r")
+        await pilot.pause()
+        assert len(engine.asked) == 1 and app.answer is not None
+        engine.gate.set()
+        app.post_message(ends[0])
+        if stopped:
+            await until(pilot, lambda: app.answer is None and ("answer", "Another.") in said(app))
+            assert said(app) == [("question", "first"), ("answer", "Another.")]
+        else:
+            await until(pilot, lambda: app.answer is None)
+            assert "stop the answer first" in said(app)[-1][1]
+        app.post_message(ends[0])  # nobody waits for it
+        await ask(pilot, "second")
+
+    play(app, scene)
+
+
+def test_escape_takes_back_the_command_that_waits(tmp_path: Path) -> None:
+    app, engine = app_for([LONG], tmp_path, passes=1)
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await loaded(pilot)
+        await send(pilot, "first")
+        await until(pilot, engine.held.is_set)
+        app.asking.stopping = True
+        await send(pilot, "/clear")
+        await pilot.pause()
+        assert app.asking.next_command == "/clear"
+        await pilot.press("escape")
+        await until(pilot, lambda: app.answer is None)
+        assert [kind for kind, _ in said(app)] == ["question", "answer"]
+
+    play(app, scene)
+
+
+def test_a_refused_edit_brings_the_turn_back(tmp_path: Path) -> None:
+    app, engine = app_for(["one", "two"], tmp_path)
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await ask(pilot, "first", "second")
+        before, engine.context = said(app), 30
+        await send(pilot, "/edit " + "word " * 40)
+        await until(pilot, lambda: "the context has" in seen(app))
+        assert said(app)[:-1] == before and said(app)[-1][0] == "error"
+        assert app.composer.text == "/edit " + ("word " * 40).strip()
+
+    play(app, scene)
+
+
+def test_another_draft_that_fails_leaves_the_chat_as_it_was(tmp_path: Path) -> None:
+    app, _ = app_for(["one", "two"], tmp_path)
+    opener = app.opener
+
+    def refusing(config: EngineConfig, plan: Path | None, notify: Callable[[Event], None]) -> ChatEngine:
+        if config.draft == "bad/draft":
+            raise DraftError("bad/draft has another vocabulary")
+        return opener(config, plan, notify)
+
+    app.opener = refusing
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await ask(pilot, "first")
+        await send(pilot, "/draft bad/draft")
+        await until(pilot, lambda: ("notice", "the draft is substitute (4-bit)") in said(app))
+        assert ("notice", "bad/draft has another vocabulary; loading the model as it was before") in said(app)
+        await ask(pilot, "second")
+        assert said(app)[-2:] == [("question", "second"), ("answer", "one")]  # a new engine begins anew
 
     play(app, scene)

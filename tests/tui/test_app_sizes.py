@@ -8,7 +8,7 @@ from textual.pilot import Pilot
 
 from offspec.tui.panel import SidePanel
 from tests.tui.play import play, seen, send
-from tests.tui.stage import app_for, ask, loaded, until
+from tests.tui.stage import Turnstile, app_for, ask, loaded, until
 
 LONG = " ".join(f"word{i}" for i in range(40))
 SMALL = (40, 12)
@@ -99,5 +99,26 @@ def test_scrolling_up_in_mid_stream_stays_there(tmp_path: Path) -> None:
         assert app.transcript.scroll_y == at
         await pilot.press(*["pagedown"] * 8)
         await until(pilot, lambda: "line59" in seen(app))
+        await app.transcript.note("and this is followed again", "notice")
+        await until(pilot, lambda: "and this is followed again" in seen(app))
+
+    play(app, scene)
+
+
+def test_page_down_at_the_end_goes_on_following(tmp_path: Path) -> None:
+    app, engine = app_for(["short", "\n\n".join(f"line{i}" for i in range(60))], tmp_path)
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await ask(pilot, "Why?")
+        before = seen(app)
+        await pilot.press("pagedown", "pageup", "pagedown")
+        await pilot.pause()
+        assert seen(app) == before  # what is shorter than the view does not jump
+        engine.gate = Turnstile(10)
+        await send(pilot, "Count.")
+        await until(pilot, lambda: engine.held.is_set() and "line39" in seen(app))
+        await pilot.press("pagedown")
+        engine.gate.set()
+        await until(pilot, lambda: app.answer is None and "line59" in seen(app))
 
     play(app, scene)

@@ -101,12 +101,43 @@ def test_a_slash_in_a_question_is_no_command(tmp_path: Path) -> None:
     app, engine = app_for(["ok"], tmp_path)
 
     async def scene(pilot: Pilot[None]) -> None:
-        await ask(pilot, "/usr/bin is what?", "//help means what?")
-        assert len(engine.asked) == 2
+        questions = ["/usr/bin is what?", "//help means what?", "//TODO fix", " /etc is what?"]
+        await ask(pilot, *questions)
+        assert len(engine.asked) == 4
         assert app.desk is not None
-        assert app.desk.session.messages[2].content == "/help means what?"
+        asked = [message.content for message in app.desk.session.messages if message.role == "user"]
+        assert asked == ["/usr/bin is what?", "/help means what?", "//TODO fix", " /etc is what?"]
+        assert said(app)[2] == ("question", "/help means what?")
 
     play(app, scene)
+
+
+def test_a_question_that_looks_like_a_command_comes_back_so_that_it_is_asked(tmp_path: Path) -> None:
+    app, engine = app_for(["ok"], tmp_path, passes=1)
+    later, _ = app_for(["ok"], tmp_path)
+
+    async def waits(pilot: Pilot[None]) -> None:
+        await ask(pilot, "//quit now")
+        await send(pilot, "first")
+        await until(pilot, engine.held.is_set)
+        await send(pilot, "//clear it")
+        await send(pilot, "//help it")
+        await pilot.press("escape")
+        await until(pilot, lambda: app.answer is None)
+        assert app.composer.text == "//clear it\n/help it"
+
+    async def resumed(pilot: Pilot[None]) -> None:
+        await loaded(pilot)
+        await send(pilot, "/load /quit now")
+        await until(pilot, lambda: ("question", "/quit now") in said(later))
+        await send(pilot, "/undo")
+        await pilot.pause()
+        await send(pilot, "/edit")
+        await until(pilot, lambda: bool(later.composer.text))
+        assert later.composer.text == "//quit now"
+
+    play(app, waits)
+    play(later, resumed)
 
 
 def test_fifty_thousand_characters_are_pasted_whole_and_shown_folded(tmp_path: Path) -> None:

@@ -173,6 +173,31 @@ def test_a_section_is_painted_again_only_when_it_has_changed(monkeypatch: pytest
     asyncio.run(run())
 
 
+def test_what_stays_with_an_engine_is_read_once_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[ScriptedEngine] = []
+    memory = figures_text.memory
+
+    def noted(engine: ScriptedEngine) -> Content:
+        read.append(engine)
+        return memory(engine)
+
+    monkeypatch.setattr(figures_text, "memory", noted)
+
+    async def run() -> None:
+        app, table = Host(), Table()
+        async with app.run_test(size=(34, 40)):
+            for emitted in (1, 2, 3):
+                table.figures.hear(passed(emitted))
+                app.panel.update_from(table)
+            assert read == [table.engine]
+            table.engine = ScriptedEngine(layers=9)
+            app.panel.update_from(table)
+            assert read[1:] == [table.engine]
+            assert "disk 7 layers" in str(app.panel.query_one("#panel-memory", Static).visual)
+
+    asyncio.run(run())
+
+
 def test_a_hidden_panel_does_no_work() -> None:
     async def run() -> None:
         app = Host()

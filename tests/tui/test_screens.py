@@ -17,6 +17,7 @@ from offspec.chatting.commands import COMMANDS
 from offspec.tui import themes
 from offspec.tui.help_screen import KEYS, HelpScreen, help_page
 from offspec.tui.page_screen import PageScreen
+from offspec.tui.prose import Prose
 from offspec.tui.sessions_screen import SessionsScreen
 
 
@@ -45,7 +46,7 @@ def with_screen(
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("key", ["escape", "q", "enter"])
+@pytest.mark.parametrize("key", ["escape", "q", "enter", "ctrl+c"])
 def test_a_page_is_read_and_closed(key: str) -> None:
     page = PageScreen("The [plan]", "\n\n".join(f"Sentence {n}." for n in range(60)))
 
@@ -66,6 +67,32 @@ def test_a_short_page_takes_no_more_room_than_it_needs() -> None:
 
     async def check(pilot: Pilot[None], app: Host) -> None:
         assert page.query_one("#page").size.height < 8
+
+    with_screen(page, check)
+
+
+def test_ctrl_c_copies_what_is_selected_in_a_page() -> None:
+    page = PageScreen("Plan", "One line.")
+
+    async def check(pilot: Pilot[None], app: Host) -> None:
+        page.query_one(Prose).text_select_all()
+        await pilot.press("ctrl+c")
+        await pilot.pause()
+        assert app.clipboard.strip() == "One line."
+        assert app.screen is page
+
+    with_screen(page, check)
+
+
+def test_a_cell_of_a_table_is_no_markup_under_the_mouse() -> None:
+    page = PageScreen("Figures", "| a |\n|---|\n| [/path] |\n")
+
+    async def check(pilot: Pilot[None], app: Host) -> None:
+        prose = page.query_one(Prose)
+        assert "[/path]" in "".join(prose.render_line(y).text for y in range(prose.size.height))
+        await pilot.hover(Prose, offset=(4, 2))
+        await pilot.pause(app.TOOLTIP_DELAY + 0.1)
+        assert app.screen is page
 
     with_screen(page, check)
 
@@ -169,14 +196,15 @@ def test_titles_are_no_markup_and_models_are_searched_too() -> None:
     with_screen(screen, check)
 
 
-def test_enter_on_nothing_stays_and_escape_leaves_without_a_choice() -> None:
+@pytest.mark.parametrize("key", ["escape", "ctrl+c"])
+def test_enter_on_nothing_stays_and_these_leave_without_a_choice(key: str) -> None:
     screen = SessionsScreen(Shelf([], damaged=2))
 
     async def check(pilot: Pilot[None], app: Host) -> None:
         assert note(screen) == "No conversation is saved yet.   2 damaged left out"
         await pilot.press("enter", "down")
         assert app.screen is screen
-        await pilot.press("escape")
+        await pilot.press(key)
         await pilot.pause()
         assert app.got is None
 

@@ -21,6 +21,10 @@ def test_the_targets_own_tokens_are_underlined_as_well_as_coloured() -> None:
     assert "underlined" in LEGEND
 
 
+def test_a_run_of_one_source_is_one_span() -> None:
+    assert len(coloured(PIECES).spans) == 2
+
+
 def test_nothing_in_an_answer_is_markup_or_obeyed_by_a_terminal() -> None:
     hostile = coloured((Piece("[red]x[/red]\x1b[2J\n\ty\x07", "draft"),)).plain
     assert hostile == "[red]x[/red]�[2J\n\ty�"

@@ -4,7 +4,9 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
+import pytest
 from textual.app import App
+from textual.content import Content
 from textual.pilot import Pilot
 from textual.widgets import Static
 
@@ -137,9 +139,34 @@ def test_a_session_without_a_pass_says_so_and_takes_the_first() -> None:
     with_screen(trees, check)
 
 
-def test_escape_closes() -> None:
+def test_a_pass_whose_words_are_as_wide_is_not_laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    trees = deque([sentence()])
+
     async def check(pilot: Pilot[None], screen: TreeScreen) -> None:
-        await pilot.press("escape")
+        laid_out: list[str | None] = []
+        update = Static.update
+
+        def noted(line: Static, content: Content, *, layout: bool = True) -> None:
+            if layout:
+                laid_out.append(line.id)
+            update(line, content, layout=layout)
+
+        monkeypatch.setattr(Static, "update", noted)
+        trees.append(sentence())
+        screen.look()
+        assert caption_of(screen).startswith("pass 2 of 2")
+        assert laid_out == []
+        trees.append(chain(5))
+        screen.look()
+        assert laid_out == ["tree-caption"]
+
+    with_screen(trees, check)
+
+
+@pytest.mark.parametrize("key", ["escape", "ctrl+c"])
+def test_keys_that_close(key: str) -> None:
+    async def check(pilot: Pilot[None], screen: TreeScreen) -> None:
+        await pilot.press(key)
         await pilot.pause()
         assert pilot.app.screen is not screen
 

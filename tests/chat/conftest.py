@@ -1,0 +1,30 @@
+"""A desk over an engine that follows a script."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from offspec.archive import Archive
+from offspec.chatting.desk import Desk
+from tests.chat.scripted import ScriptedEngine
+from tests.chat.talk import ANSWER, SETUP
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Archive:
+    return Archive(tmp_path / "sessions")
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    return ScriptedEngine([ANSWER])
+
+
+@pytest.fixture
+def desk(engine: ScriptedEngine, archive: Archive) -> Iterator[Desk]:
+    desk = Desk(engine, SETUP, archive)
+    engine.notify = desk.hear
+    yield desk
+    desk.close()
+    assert engine.closed
