@@ -1,6 +1,8 @@
 """What a chat begins with: settings, and a way to open an engine for them."""
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -80,7 +82,26 @@ def open_engine(config: EngineConfig, plan: Path | None, notify: Callable[[Event
     The first call imports torch, which takes seconds: call it where nothing waits for it.
     """
     notify(LoadProgress("starting", 0, 0, "steps"))
-    preload_torch()
-    from offspec import engine
+    gc.unfreeze()
+    with _collector_at_rest():
+        preload_torch()
+        from offspec import engine
+    opened = engine.open_engine(config, plan=plan, notify=notify)
+    gc.collect()
+    gc.freeze()
+    return opened
 
-    return engine.open_engine(config, plan=plan, notify=notify)
+
+@contextmanager
+def _collector_at_rest() -> Iterator[None]:
+    """Import without collections, and leave what was imported out of later ones.
+
+    Going through all that torch and transformers make when they are imported holds every thread up for a
+    sixth of a second, now and then, and none of it is ever garbage.
+    """
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()

@@ -193,7 +193,9 @@ class _LineMode:
         """
 
         def failed(error: Exception) -> None:
-            self._complain(error)
+            self._screen.complain(error)
+            if isinstance(error, OffspecError):
+                self._failure = error
             self._screen.note("loading the model as it was before")
 
         try:
@@ -221,6 +223,6 @@ class _LineMode:
         for note in notes:
             self._screen.note(note)
 
-    def _complain(self, error: Exception) -> None:
+    def _complain(self, error: OffspecError) -> None:
         self._failure = error
         self._screen.complain(error)

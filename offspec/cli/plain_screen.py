@@ -9,7 +9,7 @@ from rich.text import Text
 from offspec.chatting.printable import printable
 from offspec.cli.live import Live, open_live
 from offspec.cli.output import Output
-from offspec.errors import OffspecError, RequestError
+from offspec.errors import RequestError
 from offspec.events import FinishReason, LoadProgress, Result, TextDelta
 
 _UNDERLINED = "\x1b[4m{}\x1b[24m"
@@ -78,7 +78,7 @@ class PlainScreen:
         if not self._quiet:
             self._line(text, style="dim")
 
-    def complain(self, error: OffspecError) -> None:
+    def complain(self, error: Exception) -> None:
         """One line, as every command of the program has it."""
         self._live.stop()
         self._line("error: " + " ".join(str(error).splitlines()))
