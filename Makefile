@@ -12,6 +12,8 @@ VENV ?= .venv
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PROMPT ?= Explain in a few sentences why the sky is blue.
 ARGS ?=
+# Two files of tests at a time; `make test SIDE_BY_SIDE=` for one.
+SIDE_BY_SIDE ?= -n 2 --dist loadfile
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -41,7 +43,7 @@ chat: env
 	$(BIN)/offspec chat demo --memory 1.3GB $(ARGS)
 
 test: env
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 check: env
 	$(BIN)/ruff check .
@@ -50,7 +52,7 @@ check: env
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python docs/make_cli.py --check
 	$(BIN)/python docs/screenshots.py --check
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 docs: env
 	$(BIN)/python docs/make_cli.py

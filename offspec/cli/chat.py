@@ -121,7 +121,7 @@ def _has_screen() -> bool:
     """Whether the terminal UI can be shown: a terminal at all ends (it draws on stderr) that can move its
     cursor."""
     ends = (sys.stdin, sys.stdout, sys.stderr)
-    return all(end.isatty() for end in ends) and os.environ.get("TERM", "dumb") != "dumb"
+    return all(end is not None and end.isatty() for end in ends) and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def _begin(setup: Setup, *, plain: bool, quiet: bool) -> None:

@@ -6,7 +6,7 @@ import sys
 from contextlib import suppress
 
 from offspec.chatting.printable import printable
-from offspec.errors import DiskFullError
+from offspec.errors import DiskFullError, RequestError
 
 
 class StdoutClosed(Exception):
@@ -16,10 +16,13 @@ class StdoutClosed(Exception):
 class Output:
     """Text to standard output as it comes.
 
-    Raises StdoutClosed when nobody reads any more, and DiskFullError when it is a file that cannot grow.
+    Raises RequestError where there is none, StdoutClosed when nobody reads any more, and DiskFullError when
+    it is a file that cannot grow.
     """
 
     def __init__(self) -> None:
+        if sys.stdout is None:
+            raise RequestError("standard output is closed, so there is nowhere to write an answer to")
         self._stream = sys.stdout
         self.is_terminal = sys.stdout.isatty()
         self._at_line_start = True

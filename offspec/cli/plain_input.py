@@ -26,7 +26,7 @@ class PlainInput:
 
     def __init__(self, complete: Callable[[str], list[str]]) -> None:
         """complete: the whole lines that a line may become."""
-        self.is_terminal = sys.stdin.isatty()
+        self.is_terminal = sys.stdin is not None and sys.stdin.isatty()
         self._complete = complete
         self._offered: list[str] = []
         self.edits = self.is_terminal and sys.stdout.isatty() and self._prepare_editing()
@@ -63,7 +63,7 @@ class PlainInput:
         if self.is_terminal:
             sys.stderr.write(prompt)
             sys.stderr.flush()
-        data = sys.stdin.buffer.readline()
+        data = sys.stdin.buffer.readline() if sys.stdin is not None else b""
         return data.decode("utf-8", "surrogateescape").rstrip("\r\n") if data else None
 
     def _edited_line(self, prompt: str, begun: str) -> str | None:

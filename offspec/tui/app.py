@@ -168,7 +168,7 @@ class ChatApp(App[None]):
             self.status.doing("The side panel needs 100 columns; /stats shows its figures")
             return
         self.query_one(SidePanel).toggle_class("-away")
-        self._show_figures()
+        self.show_figures()
 
     async def action_page(self, by: int) -> None:
         await self.transcript.page(by)
@@ -203,7 +203,7 @@ class ChatApp(App[None]):
         self._passed = True
 
     def on_resize(self) -> None:
-        self.call_after_refresh(self._show_figures)
+        self.call_after_refresh(self.show_figures)
 
     async def on_noticed(self, message: Noticed) -> None:
         await self.transcript.note(message.text, "notice")
@@ -225,7 +225,7 @@ class ChatApp(App[None]):
         messages = self.desk.session.messages
         await self.transcript.show(messages, self.asking.waiting)
         self.composer.recalled = [written(m.content) for m in messages if m.role == "user"]
-        self._show_figures()
+        self.show_figures()
 
     def busy(self, now: bool) -> None:
         """An answer begins, or is over."""
@@ -235,7 +235,7 @@ class ChatApp(App[None]):
         else:
             self._timer.pause()
             self.status.doing(_IDLE)
-            self._show_figures()
+            self.show_figures()
 
     def _tick(self) -> None:
         if self.desk is None or self.answer is None:
@@ -248,7 +248,7 @@ class ChatApp(App[None]):
         self.status.doing(line or "starting")
         self._ticks += 1
         if self._passed and self._ticks % _FIGURES_TICKS == 0:
-            self._show_figures()
+            self.show_figures()
 
     async def _show_first(self) -> None:
         """What is resumed, above what the program has said while it loaded."""
@@ -257,7 +257,8 @@ class ChatApp(App[None]):
         for note in notes:
             await self.transcript.note(note.text, note.kind or "notice")
 
-    def _show_figures(self) -> None:
+    def show_figures(self) -> None:
+        """Header, side panel and meter, as the desk has them now."""
         self._passed = False
         if self.desk is not None:
             self.query_one(Header).tell(self.desk)

@@ -71,6 +71,7 @@ async def _do(app: "ChatApp", outcome: Outcome) -> None:
             await transcript.drop(dropped)
             if text is not None:
                 app.composer.give_back(text)
+            app.show_figures()
         case Reset(note):
             await app.show_conversation()
             await transcript.note(note, "notice")

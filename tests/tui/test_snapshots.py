@@ -89,7 +89,7 @@ def test_the_first_frame(shoot: Shoot, tmp_path: Path, monkeypatch: pytest.Monke
 
     def slow(config: EngineConfig, plan: Path | None, notify: Callable[[Event], None]) -> ChatEngine:
         notify(LoadProgress("reading the model", 3 * 10**9, 4 * 10**9))
-        may_load.wait(10)
+        may_load.wait(2)
         return opener(config, plan, notify)
 
     async def scene(pilot: Pilot[None]) -> None:
