@@ -12,8 +12,8 @@ VENV ?= .venv
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PROMPT ?= Explain in a few sentences why the sky is blue.
 ARGS ?=
-# Two files of tests at a time; `make test SIDE_BY_SIDE=` for one.
-SIDE_BY_SIDE ?= -n 2 --dist loadfile
+# Tests that load no model run two files at a time. The others stream, and would wait for each other's threads.
+LIGHT := tests/chat tests/cli tests/planners tests/tui
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -43,7 +43,8 @@ chat: env
 	$(BIN)/offspec chat demo --memory 1.3GB $(ARGS)
 
 test: env
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(LIGHT) $(ARGS)
+	$(BIN)/python -m pytest $(LIGHT:%=--ignore=%) $(ARGS)
 
 check: env
 	$(BIN)/ruff check .
@@ -52,7 +53,8 @@ check: env
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python docs/make_cli.py --check
 	$(BIN)/python docs/screenshots.py --check
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(LIGHT) $(ARGS)
+	$(BIN)/python -m pytest $(LIGHT:%=--ignore=%) $(ARGS)
 
 docs: env
 	$(BIN)/python docs/make_cli.py
