@@ -13,11 +13,19 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PROMPT ?= Explain in a few sentences why the sky is blue.
 ARGS ?=
 # Tests that load no model run two files at a time. The others stream, and would wait for each other's threads.
+# With ARGS, those that they name run, one by one.
 LIGHT := tests/chat tests/cli tests/planners tests/tui
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+
+PYTEST := $(BIN)/python -m pytest
+ifeq ($(strip $(ARGS)),)
+TESTS := $(PYTEST) -n 2 --dist loadfile $(LIGHT) && $(PYTEST) $(LIGHT:%=--ignore=%)
+else
+TESTS := $(PYTEST) $(ARGS)
+endif
 
 .PHONY: env demo chat test check docs format clean
 
@@ -43,8 +51,7 @@ chat: env
 	$(BIN)/offspec chat demo --memory 1.3GB $(ARGS)
 
 test: env
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(LIGHT) $(ARGS)
-	$(BIN)/python -m pytest $(LIGHT:%=--ignore=%) $(ARGS)
+	$(TESTS)
 
 check: env
 	$(BIN)/ruff check .
@@ -53,8 +60,7 @@ check: env
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python docs/make_cli.py --check
 	$(BIN)/python docs/screenshots.py --check
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(LIGHT) $(ARGS)
-	$(BIN)/python -m pytest $(LIGHT:%=--ignore=%) $(ARGS)
+	$(TESTS)
 
 docs: env
 	$(BIN)/python docs/make_cli.py
