@@ -8,8 +8,7 @@ import pytest
 from hypothesis import settings
 
 # Before anything imports torch: two threads are enough for tiny models, and more fight over small machines.
-# Where tests run side by side, one is.
-os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
+os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # A gate says the same of the same code. For fresh examples: --hypothesis-profile=default
