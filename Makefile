@@ -14,7 +14,7 @@ PROMPT ?= Explain in a few sentences why the sky is blue.
 ARGS ?=
 # Tests that load no model run two files at a time. The others stream, and would wait for each other's threads.
 # With ARGS, those that they name run, one by one.
-LIGHT := tests/chat tests/cli tests/planners tests/tui
+LIGHT := tests/chat tests/cli tests/kernels tests/planners tests/tui
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed

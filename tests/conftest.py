@@ -11,6 +11,10 @@ from hypothesis import settings
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+# Before anything imports triton, which looks once: where there is no GPU, its kernels are run in Python.
+if not os.path.exists("/dev/nvidiactl"):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # A gate says the same of the same code. For fresh examples: --hypothesis-profile=default
 settings.register_profile("same", derandomize=True)
 settings.load_profile("same")

@@ -1,0 +1,87 @@
+"""The largest of each row of logits, with temperature, filters and Gumbel noise: how a token is sampled."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from offspec_kernels.checks import (
+    check_device,
+    check_dtype,
+    check_logits,
+    check_noise,
+    check_scale,
+    check_shape,
+)
+from offspec_kernels.errors import ArgumentError
+from offspec_kernels.gumbel_argmax.rows import Picks, Work, empty_picks, keep_above
+from offspec_kernels.paths import Path, choose
+
+
+def gumbel_argmax(
+    logits: Tensor,
+    *,
+    seed: int | None = None,
+    positions: Sequence[int] | None = None,
+    temperature: float = 1.0,
+    least: Tensor | None = None,
+    last_tie: Tensor | None = None,
+    noise: Callable[[int], Tensor] | None = None,
+    path: Path | None = None,
+) -> Picks:
+    """The token with the largest x = logits / temperature + g(seed, position, token) of each row, filtered.
+
+    logits [N, V]: float32, bfloat16 or float16, last dimension contiguous. seed in [0, 2^64) and positions
+    [N], absolute, choose the noise (`offspec_kernels.noise`); without a seed there is none, and the pick is
+    greedy. Scores are float32: logits are divided, unless temperature is 1, and the noise is added, each
+    step rounded once. least [N] float32: scores (before noise) below it are out. last_tie [N] int64: of
+    scores equal to `least`, ids above it are out. noise(position), [V] float32: rows that the caller has at
+    hand, equal to what would be made; the triton path makes its own.
+
+    Returns token [N] int64, the lowest id among equals; best [N] float32, its x; second [N] float32, the
+    largest x of the other tokens, -inf where there is none. In a row with a NaN, token is its first NaN and
+    best is NaN.
+
+    Scratch: eager, two rows [V] float32 and, filtered, a bool one, whatever N is; triton, 16 bytes for each
+    row and 1024 tokens of it.
+
+    Raises ArgumentError, which names the argument; PathError where `path` cannot run.
+    """
+    work = Work(logits, seed, _checked(logits, seed, positions), temperature, least, last_tie, noise)
+    _check(work)
+    chosen = choose(logits.device, path)
+    if not len(logits):
+        return empty_picks(0, logits.device)
+    if chosen == "triton":
+        from offspec_kernels.gumbel_argmax.triton import pick
+    elif chosen == "eager":
+        from offspec_kernels.gumbel_argmax.eager import pick
+    else:
+        from offspec_kernels.gumbel_argmax.reference import pick
+    with torch.no_grad():
+        return pick(work)
+
+
+def _checked(logits: Tensor, seed: int | None, positions: Sequence[int] | None) -> Sequence[int] | None:
+    """The positions whose noise is added, None for none."""
+    check_logits(logits)
+    check_noise(len(logits), seed, positions)
+    return None if seed is None else positions
+
+
+def _check(work: Work) -> None:
+    logits = work.logits
+    check_scale("temperature", work.temperature)
+    if work.last_tie is not None and work.least is None:
+        raise ArgumentError("last_tie", "it cuts ties with `least`, and there is no `least`")
+    for name, column, dtype in (
+        ("least", work.least, torch.float32),
+        ("last_tie", work.last_tie, torch.int64),
+    ):
+        if column is not None:
+            check_shape(name, column, [len(logits)])
+            check_dtype(name, column, [dtype])
+            check_device(name, column, logits.device)
+
+
+__all__ = ["Picks", "gumbel_argmax", "keep_above"]

@@ -1,0 +1,50 @@
+"""An accepted path's keys and values move to the end of the committed prefix, in all layers at once."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+
+from offspec_kernels.errors import ArgumentError
+from offspec_kernels.kv_compact.table import KVTable
+from offspec_kernels.paths import Path, choose
+
+
+def kv_compact(table: KVTable, start: int, rows: Sequence[int], *, path: Path | None = None) -> None:
+    """In every tensor of `table` row rows[k] becomes row start + k, in place; no other row changes.
+
+    rows: strictly ascending, from `start` on, inside every tensor. A row may be read after others were
+    written, since none is written before it was read: start + k <= rows[k] < rows[k + 1].
+
+    Scratch: eager and reference, the moved rows of one tensor; triton, none but the row numbers.
+
+    Raises ArgumentError, which names the argument; PathError where `path` cannot run.
+    """
+    _check(table, start, rows)
+    chosen = choose(table.device, path)
+    staying = sum(row == start + index for index, row in enumerate(rows))  # ascending: all of them lead
+    start, rows = start + staying, rows[staying:]
+    if not rows or not table.heads:
+        return
+    if chosen == "triton":
+        from offspec_kernels.kv_compact.triton import move
+    elif chosen == "eager":
+        from offspec_kernels.kv_compact.eager import move
+    else:
+        from offspec_kernels.kv_compact.reference import move
+    with torch.no_grad():
+        move(table, start, rows)
+
+
+def _check(table: KVTable, start: int, rows: Sequence[int]) -> None:
+    if start < 0:
+        raise ArgumentError("start", f"must be 0 or more, not {start}")
+    if any(row >= after for row, after in pairwise(rows)):
+        raise ArgumentError("rows", f"must ascend, not {list(rows)}")
+    if rows and not start <= rows[0] <= rows[-1] < table.capacity:
+        raise ArgumentError(
+            "rows", f"must be from {start} to {table.capacity - 1}, not {rows[0]} to {rows[-1]}"
+        )
+
+
+__all__ = ["KVTable", "kv_compact"]

@@ -1,0 +1,13 @@
+"""torch's own operations, a tensor at a time."""
+
+from collections.abc import Sequence
+
+import torch
+
+from offspec_kernels.kv_compact.table import KVTable
+
+
+def move(table: KVTable, start: int, rows: Sequence[int]) -> None:
+    index = torch.tensor(rows, device=table.device)
+    for view in table.views:
+        view[:, start : start + len(rows)] = view[:, index]  # what is read is a copy before it is written

@@ -1,0 +1,48 @@
+"""The kernel: one launch for all tensors, a program for each tensor and head.
+
+Rows move in tiles, each read before it is written. A tile is written to rows before those that later tiles
+read, so one barrier in each is enough. What moves are words, as large as rows and strides allow, whatever
+the dtype.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+from offspec_kernels.kv_compact.table import KVTable
+
+_TILE = 16
+_WORDS = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
+
+
+@triton.jit(do_not_specialize=["start", "count"])
+def _move(places, rows, start, count, WORD: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr):
+    place = places + tl.program_id(0) * 5
+    head = tl.program_id(1)
+    if head < tl.load(place + 4):
+        words = tl.load(place).to(tl.pointer_type(WORD)) + head * tl.load(place + 1)
+        stride, size = tl.load(place + 2), tl.load(place + 3)
+        column = tl.arange(0, SIZE)[None, :]
+        for first in range(0, count, TILE):
+            index = first + tl.arange(0, TILE)
+            row = tl.load(rows + index, mask=index < count, other=0)
+            inside = (index < count)[:, None] & (column < size)
+            moved = tl.load(words + row[:, None] * stride + column, mask=inside, other=0)
+            tl.debug_barrier()  # other threads' words of these rows have been read
+            tl.store(words + (start + index)[:, None] * stride + column, moved, mask=inside)
+
+
+def move(table: KVTable, start: int, rows: Sequence[int]) -> None:
+    _move[(len(table.views), table.heads)](
+        table.places,
+        torch.tensor(rows, device=table.device),
+        start,
+        len(rows),
+        WORD=_WORDS[table.word],
+        SIZE=triton.next_power_of_2(max(table.size, 1)),
+        TILE=_TILE,
+        num_warps=4,
+        enable_fp_fusion=False,
+    )

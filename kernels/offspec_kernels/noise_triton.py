@@ -1,0 +1,80 @@
+"""The noise of `noise` inside a kernel: the same generator and the same IEEE operations, so the same bits.
+
+A kernel that calls these must be launched with `enable_fp_fusion=False`: a product fused with a sum is
+rounded once instead of twice, and the noise would differ from torch's in its last bit. Launchers pass the
+halves of the seed as integers; the kernel names both in `do_not_specialize`, lest a seed of 1 be compiled in.
+"""
+
+import triton
+import triton.language as tl
+
+from offspec_kernels import noise
+
+_MULTIPLIER_0 = tl.constexpr(noise.MULTIPLIERS[0])
+_MULTIPLIER_1 = tl.constexpr(noise.MULTIPLIERS[1])
+_WEYL_0 = tl.constexpr(noise.WEYL[0])
+_WEYL_1 = tl.constexpr(noise.WEYL[1])
+_ROUNDS = tl.constexpr(noise.ROUNDS)
+_PURPOSE = tl.constexpr(noise.PURPOSE)
+_LN2 = tl.constexpr(noise.LN2)
+_SQRT_HALF = tl.constexpr(noise.SQRT_HALF)
+_MANTISSA = tl.constexpr(noise.MANTISSA)
+_TERMS = tl.constexpr(noise.TERMS)
+_HALF_BELOW = tl.constexpr(2**32 - 0.5)
+_STEP = tl.constexpr(2.0**-32)
+
+
+@triton.jit
+def philox_words(block, position, key_low, key_high):
+    """The four words, uint32, of blocks (int ids below 2^32, any shape) at a scalar int64 position."""
+    c0 = block.to(tl.uint32)
+    c1 = tl.cast(position, tl.uint32)
+    c2 = tl.cast(position >> 32, tl.uint32)
+    c3 = tl.full((), _PURPOSE, tl.uint32)
+    k0, k1 = tl.cast(key_low, tl.uint32), tl.cast(key_high, tl.uint32)
+    for _ in tl.static_range(_ROUNDS):
+        high_0, high_1 = tl.umulhi(c0, _MULTIPLIER_0), tl.umulhi(c2, _MULTIPLIER_1)
+        low_0, low_1 = c0 * _MULTIPLIER_0, c2 * _MULTIPLIER_1
+        c0, c1, c2, c3 = high_1 ^ c1 ^ k0, low_1, high_0 ^ c3 ^ k1, low_0
+        k0, k1 = k0 + _WEYL_0, k1 + _WEYL_1
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def _log(x):
+    """`noise._log`, operation for operation."""
+    bits = x.to(tl.int64, bitcast=True)
+    k = (bits - _SQRT_HALF) >> _MANTISSA
+    m = (bits - (k << _MANTISSA)).to(tl.float64, bitcast=True)
+    s = (m - 1.0) / (m + 1.0)
+    square = s * s
+    series = tl.zeros_like(s) + 2.0 / (2 * _TERMS - 1)
+    for step in tl.static_range(_TERMS - 1):
+        series = series * square + 2.0 / (2 * (_TERMS - 2 - step) + 1)
+    return series * s + k.to(tl.float64) * _LN2
+
+
+@triton.jit
+def gumbel_of(bits):
+    """Gumbel values, float32, of uniform uint32 bits of any shape."""
+    survival = (-bits.to(tl.float64) + _HALF_BELOW) * _STEP  # 1 - w
+    return (-_log(-_log(survival))).to(tl.float32)
+
+
+@triton.jit
+def gumbel_noise(token, position, key_low, key_high):
+    """Gumbel values, float32, of tokens (int32 or int64 ids, any shape) at a scalar int64 position.
+
+    Four tokens share a block, and each is here worked out with a block of its own: for ids that are apart.
+    """
+    w0, w1, w2, w3 = philox_words(token // 4, position, key_low, key_high)
+    word = token % 4
+    bits = tl.where(word < 2, tl.where(word == 0, w0, w1), tl.where(word == 2, w2, w3))
+    return gumbel_of(bits)
+
+
+@triton.jit
+def gumbel_run(block, position, key_low, key_high):
+    """Gumbel values [4 n], float32, of all tokens of `block` [n], int ids, at a scalar int64 position."""
+    w0, w1, w2, w3 = philox_words(block, position, key_low, key_high)
+    return gumbel_of(tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3)))

@@ -1,0 +1,42 @@
+"""Which of an operation's paths is taken."""
+
+import os
+from functools import cache
+from importlib.util import find_spec
+from typing import Literal, cast, get_args
+
+import torch
+
+from offspec_kernels.errors import ArgumentError, PathError
+
+Path = Literal["reference", "eager", "triton"]
+VARIABLE = "OFFSPEC_KERNELS"
+
+
+def choose(device: torch.device, path: Path | None = None) -> Path:
+    """`path` if one is asked for, else what OFFSPEC_KERNELS says, else what suits the device.
+
+    Raises ArgumentError for a name that is none, PathError where the path cannot run on `device`.
+    """
+    asked = path or os.environ.get(VARIABLE)
+    if not asked:
+        return "triton" if device.type == "cuda" and has_triton() else "eager"
+    if asked not in get_args(Path):
+        name = "path" if path else VARIABLE
+        raise ArgumentError(name, f"must be {', '.join(get_args(Path))}, not {asked!r}")
+    if asked == "triton":
+        if not has_triton():
+            raise PathError("the triton path needs triton: pip install triton")
+        if device.type != "cuda" and not interprets():
+            raise PathError(f"the triton path on {device.type} needs TRITON_INTERPRET=1")
+    return cast(Path, asked)
+
+
+@cache
+def has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def interprets() -> bool:
+    """Whether triton runs its kernels in Python, on any device; read once by triton, when it is imported."""
+    return os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")

@@ -1,0 +1,172 @@
+"""Who sees whom in a pass over token trees, without a mask of queries by keys.
+
+Letters: B trees, each over a prefix of its own; N queries, the last rows of a pass; L prefix rows; C rows
+behind the prefix that are a chain; R tree rows behind the chain; M = C + R; S = L + M key rows;
+W = ceil(R / 64) words.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+BITS = 64  # of a word
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """One tree's numbers, on the host: L, the row behind the prefix of its first query, queries, C."""
+
+    prefix: int
+    first: int
+    count: int
+    causal: int
+
+    @property
+    def keys(self) -> int:
+        """Key rows up to the last query's own, which is the last that any of them sees."""
+        return self.prefix + self.first + self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What each query of each tree may look at.
+
+    Key row j of tree b, counted from the beginning of its prefix, is seen by query i, which is itself row
+    f = first + i behind the prefix,
+        where j < L                 always,
+        where L <= j < L + C        if j - L <= f: a chain sees what came before, a tree all of its chain,
+        where L + C <= j            if bit (j - L - C) of the query's words is set: an ancestor, or itself.
+    Every query sees itself, and none sees a row behind its own. With a window w all of this holds only where
+    position(query) - position(key) < w; a key of prefix or chain has position j.
+
+    prefix, first, count, causal [B] int32: L; the row of the first query; queries (those behind them are
+    padding, and get zeros); C. words [B, N, W] int64: bit r % 64 of word r // 64 is tree row r; zero for
+    queries of the chain. position [B, M] int64, of the rows behind the prefix; None where no window is used.
+    All on one device.
+    """
+
+    prefix: Tensor
+    first: Tensor
+    count: Tensor
+    causal: Tensor
+    words: Tensor
+    position: Tensor | None = None
+    # What is worked out once and serves every layer of a pass: small masks, and the numbers on the host.
+    kept: dict[object, Tensor] = field(default_factory=dict, compare=False, repr=False)
+    known: list[Reach] = field(default_factory=list, compare=False, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        ancestors: Tensor,
+        *,
+        prefix: int,
+        causal: int = 0,
+        first: int | None = None,
+        position: Tensor | None = None,
+    ) -> "Sight":
+        """One tree. ancestors [N, R] bool: entry (i, r) says that query i sees tree row r.
+
+        first: by default the queries are the last rows, which makes it causal + R - N. position [M] int64.
+        """
+        rows, device = len(ancestors), ancestors.device
+        begin = causal + ancestors.shape[1] - rows if first is None else first
+        reach = Reach(prefix, begin, rows, causal)
+        numbers = torch.tensor([prefix, begin, rows, causal], dtype=torch.int32).to(device, non_blocking=True)
+        column = numbers[:, None].unbind()
+        return cls(
+            prefix=column[0],
+            first=column[1],
+            count=column[2],
+            causal=column[3],
+            words=pack(ancestors)[None],
+            position=None if position is None else position[None],
+            known=[reach],
+        )
+
+    @classmethod
+    def batch(cls, sights: Sequence["Sight"]) -> "Sight":
+        """Several trees side by side, their words and positions padded with zeros."""
+        words = _padded([row for sight in sights for row in sight.words.unbind()])
+        places = [row for sight in sights if sight.position is not None for row in sight.position.unbind()]
+        columns = ("prefix", "first", "count", "causal")
+        prefix, first, count, causal = (
+            torch.cat([getattr(sight, name) for sight in sights]) for name in columns
+        )
+        return cls(
+            prefix,
+            first,
+            count,
+            causal,
+            words,
+            position=_padded(places) if len(places) == len(words) else None,
+            known=[reach for sight in sights for reach in sight.reaches()],
+        )
+
+    def forget(self) -> None:
+        """Drop what was worked out: the tensors have been written to."""
+        self.kept.clear()
+        self.known.clear()
+
+    def reaches(self) -> list[Reach]:
+        """The numbers of each tree. On a GPU the first call for a sight waits for the device."""
+        if not self.known:
+            columns = (self.prefix.tolist(), self.first.tolist(), self.count.tolist(), self.causal.tolist())
+            self.known.extend(Reach(*numbers) for numbers in zip(*columns, strict=True))
+        return self.known
+
+    def visible(
+        self, tree: int, rows: tuple[int, int], keys: tuple[int, int], window: int | None = None
+    ) -> Tensor:
+        """[rows, keys] bool: a dense mask of queries rows[0] to rows[1] and keys keys[0] to keys[1]."""
+        reach = self.reaches()[tree]
+        device = self.words.device
+        row = torch.arange(*rows, device=device)[:, None]
+        key = torch.arange(*keys, device=device)[None]
+        behind = key - reach.prefix
+        seen = behind <= row + reach.first  # the prefix, too: there it is negative
+        of_tree = behind - reach.causal
+        if keys[1] > reach.prefix + reach.causal:
+            index = of_tree.clamp(0, self.words.shape[2] * BITS - 1)
+            words = self.words[tree, rows[0] : rows[1]][:, index[0] // BITS]
+            seen &= (of_tree < 0) | ((words >> (index % BITS)) & 1).bool()
+        if window:
+            seen &= (
+                self._places(tree, row[:, 0] + reach.first)[:, None] - self.key_places(tree, *keys) < window
+            )
+        return seen
+
+    def key_places(self, tree: int, start: int, end: int) -> Tensor:
+        """[end - start] int64: absolute positions of key rows."""
+        return self._places(
+            tree, torch.arange(start, end, device=self.words.device) - self.reaches()[tree].prefix
+        )
+
+    def _places(self, tree: int, behind: Tensor) -> Tensor:
+        """Absolute positions of rows counted from the prefix's end; negative ones are its own."""
+        assert self.position is not None
+        last = self.position.shape[1] - 1
+        place = self.position[tree][behind.clamp(0, last)]
+        return torch.where(behind < 0, behind + self.reaches()[tree].prefix, place)
+
+
+def pack(ancestors: Tensor) -> Tensor:
+    """[N, R] bool to [N, W] int64: bit r % 64 of word r // 64 is column r."""
+    rows, columns = ancestors.shape
+    words = max(1, -(-columns // BITS))
+    padded = torch.zeros(rows, words * BITS, dtype=torch.int64, device=ancestors.device)
+    padded[:, :columns] = ancestors
+    shifts = torch.arange(BITS, device=ancestors.device)
+    # Bits of one word never meet, so their sum is their union; the 64th turns the sign.
+    return (padded.view(rows, words, BITS) << shifts).sum(dim=2)
+
+
+def _padded(parts: Sequence[Tensor]) -> Tensor:
+    """Tensors of equal rank, stacked in one that holds the largest of each size."""
+    sizes = [max(part.shape[axis] for part in parts) for axis in range(parts[0].dim())]
+    whole = parts[0].new_zeros(len(parts), *sizes)
+    for part, room in zip(parts, whole.unbind(), strict=True):
+        room[tuple(slice(size) for size in part.shape)] = part
+    return whole

@@ -1,0 +1,132 @@
+"""The likeliest children of a draft's nodes: noise, log-softmax and the largest few of each row."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from offspec_kernels.checks import (
+    check_device,
+    check_dtype,
+    check_logits,
+    check_noise,
+    check_scale,
+    check_shape,
+)
+from offspec_kernels.errors import ArgumentError
+from offspec_kernels.noise import gumbel_row
+from offspec_kernels.paths import Path, choose
+
+BLOCK = 128  # columns that are searched by their maximum first
+MOST = 64  # children that one program of the kernel finds
+
+
+@dataclass(frozen=True, slots=True)
+class TopChildren:
+    """K children of W nodes, best first, the lowest id first among equals; [W, K] each.
+
+    token int64; relative float32, x of the child less the largest x of the row; log_prob float32, its
+    log-softmax of x / tau.
+    """
+
+    token: Tensor
+    relative: Tensor
+    log_prob: Tensor
+
+
+def topk_children(
+    logits: Tensor,
+    count: int,
+    *,
+    seed: int | None = None,
+    positions: Sequence[int] | Tensor | None = None,
+    tau: float = 1.0,
+    noise: Callable[[int], Tensor] | None = None,
+    room: Tensor | None = None,
+    path: Path | None = None,
+) -> TopChildren:
+    """The K = `count` tokens of each row with the largest x = logits + g(seed, position, token).
+
+    logits [W, V] float32, bfloat16 or float16, penalised and divided by the temperature; rows may be apart,
+    columns are contiguous. g is the Gumbel noise of `offspec_kernels.noise`, added in float32; positions [W],
+    a sequence or int64 on the device of logits, are those of the children. Without a seed nothing is added.
+    Children with -inf come last, and a row with a NaN has log-probabilities of NaN.
+
+    noise: gives the row [V] float32 of a position, equal to g, where the caller keeps such rows; the triton
+    path makes its own. room [W, V rounded up to whole blocks of 128] float32, contiguous: memory that the
+    eager path overwrites instead of taking its own; logits may lie in its first V columns.
+
+    Scratch: eager, the room where none is given, 128 W K times 40 bytes (W V times where V < 256 K), and a
+    row [V] float32 for each position where noise is made; triton, 8 bytes a row and block of 128; reference,
+    several W V float64. The triton path reads the logits once, and 128 K of each row a second time; where
+    positions lie on the device it never waits for the host, so a CUDA graph can capture it. More than 64
+    children take the eager path.
+
+    Raises ArgumentError, which names the argument; PathError where `path` cannot run.
+    """
+    _check(logits, count, tau, room)
+    _check_noise(logits, seed, positions, noise)
+    chosen = choose(logits.device, path)
+    if chosen == "triton" and count > MOST:
+        chosen = "eager"
+    with torch.no_grad():
+        if chosen == "triton":
+            from offspec_kernels.topk_children.triton import children
+
+            return TopChildren(*children(logits, count, seed, positions, tau))
+        rows = _rows(logits, seed, positions, noise)
+        if chosen == "eager":
+            from offspec_kernels.topk_children import eager
+
+            return TopChildren(*eager.children(logits, count, rows, tau, room))
+        from offspec_kernels.topk_children import reference
+
+        return TopChildren(*reference.children(logits, count, rows, tau))
+
+
+def _rows(
+    logits: Tensor,
+    seed: int | None,
+    positions: Sequence[int] | Tensor | None,
+    noise: Callable[[int], Tensor] | None,
+) -> list[Tensor] | None:
+    """The noise [V] of each row, None for none; rows at the same position share theirs."""
+    if seed is None or positions is None or not len(logits):
+        return None
+    places: Sequence[int] = positions.tolist() if isinstance(positions, Tensor) else positions
+    make = noise or partial(gumbel_row, seed, size=logits.shape[1], device=logits.device)
+    made = {place: make(place) for place in set(places)}
+    return [made[place] for place in places]
+
+
+def _check(logits: Tensor, count: int, tau: float, room: Tensor | None) -> None:
+    check_logits(logits)
+    width, size = logits.shape
+    if not 0 < count <= size:
+        raise ArgumentError("count", f"must be 1 to {size}, the width of the logits, not {count}")
+    check_scale("tau", tau)
+    if room is not None:
+        check_shape("room", room, [width, -(-size // BLOCK) * BLOCK])
+        check_dtype("room", room, [torch.float32])
+        check_device("room", room, logits.device)
+        if not room.is_contiguous():
+            raise ArgumentError("room", "it must be contiguous")
+
+
+def _check_noise(
+    logits: Tensor,
+    seed: int | None,
+    positions: Sequence[int] | Tensor | None,
+    noise: Callable[[int], Tensor] | None,
+) -> None:
+    if seed is None and noise is not None:
+        raise ArgumentError("noise", "rows of noise need the seed that they are made of")
+    if not isinstance(positions, Tensor):
+        check_noise(len(logits), seed, positions)
+        return
+    check_noise(len(logits), seed, range(len(logits)))  # their values are left on the device
+    check_shape("positions", positions, [len(logits)])
+    check_dtype("positions", positions, [torch.int64])
+    check_device("positions", positions, logits.device)

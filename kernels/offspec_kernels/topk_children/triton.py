@@ -1,0 +1,121 @@
+"""The likeliest children on a GPU: the maximum of each block of 128 columns, then the few blocks that matter.
+
+Letters: W rows, V columns, n = ceil(V / 128) blocks, K children. The first kernel reads the logits once and
+leaves two numbers a block; the second takes the K blocks with the largest maxima, which hold the K largest
+of all, and works out x there again.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from offspec_kernels.noise import LOW
+from offspec_kernels.noise_triton import gumbel_noise, gumbel_run
+from offspec_kernels.order_triton import NOTHING, key_id, key_score, keys
+from offspec_kernels.topk_children import BLOCK
+
+_BLOCK = tl.constexpr(BLOCK)
+
+_GROUP = 8  # blocks of a program of the first kernel
+_SHARING = 8  # rows of such a program, which makes the noise once for all that have the same position
+
+
+@triton.jit(do_not_specialize=["rows", "key_low", "key_high"])
+def _survey(
+    logits, stride, positions, maxima, sums, rows, size, blocks, tau, key_low, key_high,
+    NOISY: tl.constexpr, GROUP: tl.constexpr, SHARING: tl.constexpr,
+):  # fmt: skip
+    """maxima and sums of exp((x - maximum) / tau), [W, n], for GROUP blocks of up to SHARING rows."""
+    group = tl.program_id(0)
+    block = group * GROUP + tl.arange(0, GROUP)  # [GROUP]
+    token = block[:, None] * _BLOCK + tl.arange(0, _BLOCK)[None, :]  # [GROUP, 128]
+    first = tl.program_id(1) * SHARING
+    noise = tl.zeros([GROUP, _BLOCK], tl.float32)
+    made = tl.full((), -1, tl.int64)  # the position of the noise
+    for row in range(first, tl.minimum(first + SHARING, rows)):
+        start = logits + tl.cast(row, tl.int64) * stride
+        x = tl.load(start + token, mask=token < size, other=-float("inf")).to(tl.float32)
+        if NOISY:
+            position = tl.load(positions + row)
+            if position != made:
+                quad = group * (GROUP * _BLOCK // 4) + tl.arange(0, GROUP * _BLOCK // 4)
+                noise = tl.reshape(gumbel_run(quad, position, key_low, key_high), [GROUP, _BLOCK])
+                made = position
+            x += noise
+        top = tl.max(x, 1)
+        away = tl.where(top == -float("inf"), 0.0, top)  # a block without any has a sum of 0
+        total = tl.sum(tl.exp((x - away[:, None]) / tau), 1)
+        place = tl.cast(row, tl.int64) * blocks + block
+        tl.store(maxima + place, top, mask=block < blocks)
+        tl.store(sums + place, total, mask=block < blocks)
+
+
+@triton.jit(do_not_specialize=["key_low", "key_high"])
+def _pick(
+    logits, stride, positions, maxima, sums, tokens, relatives, log_probs, size, blocks, tau,
+    key_low, key_high,
+    NOISY: tl.constexpr, COUNT: tl.constexpr, CHOSEN: tl.constexpr, WIDE: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """The children of one row, from CHOSEN = min(K, n) of its blocks; WIDE and BLOCKS are padded sizes."""
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.arange(0, BLOCKS)
+    maximum = tl.load(maxima + row * blocks + block, mask=block < blocks, other=-float("inf"))
+    total = tl.load(sums + row * blocks + block, mask=block < blocks, other=0.0)
+    top = tl.max(maximum, 0)
+    total = tl.log(tl.sum(total * tl.exp((maximum - top) / tau), 0))
+
+    open_blocks = tl.where(block < blocks, keys(maximum, block), NOTHING)
+    number = tl.arange(0, WIDE)
+    chosen = tl.zeros([WIDE], tl.int64)
+    for k in range(CHOSEN):
+        best = tl.max(open_blocks, 0)
+        chosen = tl.where(number == k, key_id(best), chosen)
+        open_blocks = tl.where(open_blocks == best, NOTHING, open_blocks)
+
+    token = chosen[:, None] * _BLOCK + tl.arange(0, _BLOCK)[None, :]  # [WIDE, 128]
+    inside = (number < CHOSEN)[:, None] & (token < size)
+    x = tl.load(logits + row * stride + token, mask=inside, other=-float("inf")).to(tl.float32)
+    if NOISY:
+        x += gumbel_noise(token, tl.load(positions + row), key_low, key_high)
+    open_tokens = tl.where(inside, keys(x, token), NOTHING)
+    for k in range(COUNT):
+        best = tl.max(tl.max(open_tokens, 1), 0)
+        relative = key_score(best) - top
+        tl.store(tokens + row * COUNT + k, key_id(best))
+        tl.store(relatives + row * COUNT + k, relative)
+        tl.store(log_probs + row * COUNT + k, relative / tau - total)
+        open_tokens = tl.where(open_tokens == best, NOTHING, open_tokens)
+
+
+def children(
+    logits: Tensor, count: int, seed: int | None, positions: Sequence[int] | Tensor | None, tau: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """token, relative and log_prob of `topk_children`."""
+    (width, size), device = logits.shape, logits.device
+    blocks = triton.cdiv(size, BLOCK)
+    maxima, sums = torch.empty(2, width, blocks, device=device)
+    tokens = torch.empty(width, count, dtype=torch.int64, device=device)
+    relatives, log_probs = torch.empty(2, width, count, device=device)
+    if width == 0:
+        return tokens, relatives, log_probs
+    where = torch.as_tensor(() if positions is None else positions, dtype=torch.int64, device=device)
+    noisy, key = seed is not None, seed or 0
+    shared = (logits, logits.stride(0), where, maxima, sums)
+    scalars = (size, blocks, tau, key & LOW, key >> 32)
+    sharing = _SHARING if noisy else 1
+    chosen = min(count, blocks)
+    with torch.cuda.device_of(logits):
+        # Fused products would give the noise other bits than torch's.
+        _survey[(triton.cdiv(blocks, _GROUP), triton.cdiv(width, sharing))](
+            *shared, width, *scalars,
+            NOISY=noisy, GROUP=_GROUP, SHARING=sharing, num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+        _pick[(width,)](
+            *shared, tokens, relatives, log_probs, *scalars,
+            NOISY=noisy, COUNT=count, CHOSEN=chosen, WIDE=triton.next_power_of_2(chosen),
+            BLOCKS=triton.next_power_of_2(blocks), num_warps=8, enable_fp_fusion=False,
+        )  # fmt: skip
+    return tokens, relatives, log_probs

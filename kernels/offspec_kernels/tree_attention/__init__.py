@@ -1,0 +1,124 @@
+"""Attention of a token tree: over the committed prefix, which all of it sees, and over its own ancestors."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from offspec_kernels.checks import FLOATS, check_device, check_dtype, check_rows, check_shape
+from offspec_kernels.errors import ArgumentError
+from offspec_kernels.paths import Path, choose
+from offspec_kernels.sight import Sight
+
+
+def tree_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sight: Sight,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+    path: Path | None = None,
+) -> Tensor:
+    """softmax(query key^T scale) value, of each query over the keys that `sight` lets it see.
+
+    query [B, H, N, D], key [B, KV, S, D], value [B, KV, S, E], out [B, H, N, E] (made where not given):
+    float32, bfloat16 or float16, one dtype and device, last dimension contiguous, other strides free. H is a
+    multiple of KV; D and E are at most 256. Keys behind the last that a tree sees are not read, so a cache
+    may be given at its whole capacity. scale: D^-0.5 by default. window: positions that a query looks back,
+    its own included. softcap c: scores become c tanh(score / c). sinks [H]: a score for each head that takes
+    its share of the softmax and brings no value. Queries of padding give zeros.
+
+    Numerics: sums in float32 (float64 on the reference path); products of bfloat16 and float16 as they come,
+    and weights rounded to that dtype before they meet the values.
+
+    Scratch, beside `out`: eager, what `scratch_bytes` says, at most 25 MiB and a byte for each pair of 2048
+    rows and N; triton, where the prefix is split X ways, B H N X (E + 2) float32. No path but the reference
+    holds anything of N by S.
+
+    Raises ArgumentError, which names the argument; PathError where `path` cannot run.
+    """
+    _check(query, key, value, sight, window, sinks)
+    if out is None:
+        out = query.new_empty(*query.shape[:3], value.shape[3])
+    else:
+        check_shape("out", out, [*query.shape[:3], value.shape[3]])
+        check_dtype("out", out, [query.dtype])
+        check_device("out", out, query.device)
+        check_rows("out", out)
+    if not query.numel():
+        return out
+    scaling = query.shape[3] ** -0.5 if scale is None else scale
+    way: Callable[..., None]
+    match choose(query.device, path):
+        case "triton":
+            from offspec_kernels.tree_attention.triton import attend as way
+        case "eager":
+            from offspec_kernels.tree_attention.eager import attend as way
+        case "reference":
+            from offspec_kernels.tree_attention.reference import attend as way
+    with torch.no_grad():
+        way(query, key, value, sight, scaling, window or None, softcap or None, sinks, out)
+    return out
+
+
+def scratch_bytes(rows: int, keys: int, groups: int, dtype: torch.dtype) -> int:
+    """Most bytes that the eager path takes beside its result, for up to `rows` queries over `keys` keys."""
+    from offspec_kernels.tree_attention.eager import scratch_bytes
+
+    return scratch_bytes(rows, keys, groups, dtype)
+
+
+def _check(
+    query: Tensor, key: Tensor, value: Tensor, sight: Sight, window: int | None, sinks: Tensor | None
+) -> None:
+    check_shape("query", query, ["B", "H", "N", "D"])
+    batch, heads, rows, size = query.shape
+    check_shape("key", key, [batch, "KV", "S", size])
+    check_shape("value", value, [batch, key.shape[1], key.shape[2], "E"])
+    check_dtype("query", query, FLOATS)
+    for name, tensor in (("key", key), ("value", value)):
+        check_dtype(name, tensor, [query.dtype])
+        check_device(name, tensor, query.device)
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        check_rows(name, tensor)
+        if not 0 < tensor.shape[3] <= 256:
+            raise ArgumentError(name, f"heads have 1 to 256 numbers, not {tensor.shape[3]}")
+    if key.shape[1] == 0 or heads % key.shape[1]:
+        raise ArgumentError("key", f"its {key.shape[1]} heads do not divide the query's {heads}")
+    _check_sight(sight, batch, rows, key.shape[2], query.device)
+    if window is not None and window < 0:
+        raise ArgumentError("window", f"must be 1 or more, or None, not {window}")
+    if window and sight.position is None:
+        raise ArgumentError("sight", "a window needs its positions, and it has none")
+    if sinks is not None:
+        check_shape("sinks", sinks, [heads])
+        check_device("sinks", sinks, query.device)
+
+
+def _check_sight(sight: Sight, batch: int, rows: int, keys: int, device: torch.device) -> None:
+    for name in ("prefix", "first", "count", "causal"):
+        column = getattr(sight, name)
+        check_shape(f"sight.{name}", column, [batch])
+        check_dtype(f"sight.{name}", column, [torch.int32])
+        check_device(f"sight.{name}", column, device)
+    for reach in sight.known:
+        if reach.keys > keys or reach.count > rows:
+            raise ArgumentError(
+                "sight",
+                f"it speaks of {reach.count} queries and {reach.keys} keys, and there are {rows} and {keys}",
+            )
+    check_shape("sight.words", sight.words, [batch, rows, "W"])
+    check_dtype("sight.words", sight.words, [torch.int64])
+    check_device("sight.words", sight.words, device)
+    if sight.position is not None:
+        check_shape("sight.position", sight.position, [batch, "M"])
+        check_dtype("sight.position", sight.position, [torch.int64])
+        check_device("sight.position", sight.position, device)
+
+
+__all__ = ["Sight", "scratch_bytes", "tree_attention"]

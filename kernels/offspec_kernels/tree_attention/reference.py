@@ -1,0 +1,36 @@
+"""Attention over a prefix and a token tree, written out in float64 with a dense mask."""
+
+import torch
+from torch import Tensor
+
+from offspec_kernels.sight import Sight
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sight: Sight,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    out: Tensor,
+) -> None:
+    """See `tree_attention`. Scratch: several times H N S float64, for one tree at a time."""
+    out.zero_()
+    groups = query.shape[1] // key.shape[1]
+    for tree, reach in enumerate(sight.reaches()):
+        q = query[tree, :, : reach.count].double()
+        k = key[tree, :, : reach.keys].double().repeat_interleave(groups, dim=0)
+        v = value[tree, :, : reach.keys].double().repeat_interleave(groups, dim=0)
+        scores = q @ k.transpose(1, 2) * scale  # [H, N, S]
+        if softcap:
+            scores = torch.tanh(scores / softcap) * softcap
+        seen = sight.visible(tree, (0, reach.count), (0, reach.keys), window)
+        scores = scores.masked_fill(~seen, float("-inf"))
+        if sinks is not None:
+            aside = sinks.double()[:, None, None].expand(-1, reach.count, 1)
+            scores = torch.cat([scores, aside], dim=2)
+        weights = torch.softmax(scores, dim=2)[:, :, : reach.keys]
+        out[tree, :, : reach.count] = (weights @ v).to(out.dtype)

@@ -1,0 +1,284 @@
+"""Attention of a token tree on a GPU: one pass over the keys, in blocks, with a running maximum.
+
+After FlashAttention-2 (Dao 2023, arXiv 2307.08691), with the key range split among programs where there are
+few queries (Flash-Decoding) and the group of a grouped-query model folded into the rows, so that each key is
+loaded once for all heads that share it.
+
+Letters: see `sight`; G query heads a key head; a tile is BM rows (a row is one query of one head, the heads
+of a group side by side) of one key head; BN keys are looked at at once; X splits.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from offspec_kernels.paths import interprets
+from offspec_kernels.sight import Sight
+
+_LOG2E = tl.constexpr(1.4426950408889634)
+_LOWEST = tl.constexpr(-1e30)  # a maximum over nothing; -inf would make numbers that are none
+_WORD = tl.constexpr(64)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """How the work is cut. rows BM, keys BN (32 or 64, or 128 where nothing is masked); splits X."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+    splits: int
+
+
+@triton.jit
+def _tanh(x):
+    return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+
+
+@triton.jit
+def _meet(q, k, scale, softcap, CAPPED: tl.constexpr, UPCAST: tl.constexpr, PRECISION: tl.constexpr):
+    """Scores, in units of log 2: q [BM, D] and k [BN, D] to [BM, BN]."""
+    if UPCAST:
+        q, k = q.to(tl.float32), k.to(tl.float32)
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    if CAPPED:
+        scores = _tanh(scores / softcap) * softcap * _LOG2E
+    return scores
+
+
+@triton.jit
+def _take(scores, v, acc, top, total, UPCAST: tl.constexpr, PRECISION: tl.constexpr):
+    """Adds a block: scores [BM, BN] (-inf where unseen), v [BN, E], to the sums acc [BM, E], total [BM]."""
+    new = tl.maximum(top, tl.max(scores, 1))
+    weights = tl.exp2(scores - new[:, None])
+    shrink = tl.exp2(top - new)
+    total = total * shrink + tl.sum(weights, 1)
+    weights = weights.to(v.dtype)
+    if UPCAST:
+        weights, v = weights.to(tl.float32), v.to(tl.float32)
+    acc = tl.dot(weights, v, acc * shrink[:, None], input_precision=PRECISION)
+    return acc, new, total
+
+
+@triton.jit
+def _rows_of(base, stride, index, inside, SIZE: tl.constexpr, PADDED: tl.constexpr):
+    """[n, PADDED]: rows `index` [n] of a matrix with rows of SIZE numbers; nought outside."""
+    column = tl.arange(0, PADDED)
+    place = base + index.to(tl.int64)[:, None] * stride + column[None, :]
+    return tl.load(place, mask=inside[:, None] & (column < SIZE)[None, :], other=0.0)
+
+
+@triton.jit
+def _tree_attention(
+    query, key, value, out, sums, tops,
+    prefixes, firsts, counts, causals, words, positions, sinks,
+    query_b, query_h, query_n, key_b, key_h, key_s, value_b, value_h, value_s, out_b, out_h, out_n,
+    words_b, words_n, positions_b,
+    queries, keys, width, places, key_heads, scale, softcap, window,
+    G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, PD: tl.constexpr, PE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, SPLITS: tl.constexpr,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SUNK: tl.constexpr,
+    UPCAST: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    tree = tl.program_id(1).to(tl.int64) // key_heads
+    head = tl.program_id(1).to(tl.int64) % key_heads
+    split = tl.program_id(2)
+    prefix, causal = tl.load(prefixes + tree), tl.load(causals + tree)
+    first, count = tl.load(firsts + tree), tl.load(counts + tree)
+
+    folded = tl.program_id(0) * BM + tl.arange(0, BM)  # [BM]
+    node = folded // G
+    lane = head * G + folded % G  # the query head
+    inside = node < count
+    own = prefix + first + node  # the key row that is the query itself
+    base = query + tree * query_b
+    column = tl.arange(0, PD)
+    place = base + lane[:, None] * query_h + node.to(tl.int64)[:, None] * query_n + column[None, :]
+    q = tl.load(place, mask=inside[:, None] & (column < D)[None, :], other=0.0)  # [BM, PD]
+
+    low = tl.program_id(0) * BM // G  # the tile's first query and its last
+    high = tl.minimum(((tl.program_id(0) + 1) * BM - 1) // G, count - 1)
+    open_end = tl.minimum(prefix + tl.minimum(causal, first + low), keys)  # all rows see what is before
+    chain_end = tl.minimum(prefix + tl.minimum(causal, first + high + 1), keys)
+    tree_start = prefix + causal
+    tree_end = tl.minimum(prefix + first + high + 1, keys)
+    at = tl.zeros([BM], dtype=tl.int64)
+    open_start = open_end * 0
+    if WINDOWED:
+        at = tl.load(positions + tree * positions_b + first + node, mask=inside, other=1 << 40)
+        open_start = tl.maximum(tl.min(at, 0) - window + 1, 0).to(tl.int32) // BN * BN
+        open_start = tl.minimum(open_start, open_end)
+
+    top = tl.full([BM], _LOWEST, dtype=tl.float32)
+    total = tl.zeros([BM], dtype=tl.float32)
+    if SUNK:  # noqa: SIM102 - decided when the kernel is compiled, the other when it runs
+        if split == 0:
+            top = tl.load(sinks + lane).to(tl.float32) * _LOG2E
+            total = total + 1.0
+    acc = tl.zeros([BM, PE], dtype=tl.float32)
+    keys_at = key + tree * key_b + head * key_h
+    values_at = value + tree * value_b + head * value_h
+
+    # What every row of the tile sees: this split's share of it. No mask but the window's is looked at.
+    share = tl.cdiv(tl.cdiv(open_end - open_start, SPLITS), BN) * BN
+    begin = open_start + split * share
+    end = tl.minimum(begin + share, open_end)
+    for start in tl.range(begin, end, BN):
+        index = start + tl.arange(0, BN)
+        k = _rows_of(keys_at, key_s, index, index < end, D, PD)
+        scores = _meet(q, k, scale, softcap, CAPPED, UPCAST, PRECISION)
+        seen = (index < end)[None, :]
+        if WINDOWED:
+            seen = seen & (at[:, None] - index[None, :] < window)
+        scores = tl.where(seen, scores, float("-inf"))
+        v = _rows_of(values_at, value_s, index, index < end, E, PE)
+        acc, top, total = _take(scores, v, acc, top, total, UPCAST, PRECISION)
+
+    if split == SPLITS - 1:
+        # The chain around the diagonal.
+        for start in tl.range(open_end, chain_end, BT):
+            index = start + tl.arange(0, BT)
+            k = _rows_of(keys_at, key_s, index, index < chain_end, D, PD)
+            scores = _meet(q, k, scale, softcap, CAPPED, UPCAST, PRECISION)
+            seen = (index[None, :] <= own[:, None]) & (index < chain_end)[None, :]
+            if WINDOWED:
+                seen = seen & (at[:, None] - index[None, :] < window)
+            scores = tl.where(seen, scores, float("-inf"))
+            v = _rows_of(values_at, value_s, index, index < chain_end, E, PE)
+            acc, top, total = _take(scores, v, acc, top, total, UPCAST, PRECISION)
+        # The tree: one word of each row says all of a block.
+        for start in tl.range(tree_start, tree_end, BT):
+            index = start + tl.arange(0, BT)
+            k = _rows_of(keys_at, key_s, index, index < tree_end, D, PD)
+            scores = _meet(q, k, scale, softcap, CAPPED, UPCAST, PRECISION)
+            behind = start - tree_start
+            nth = tl.zeros([BM], dtype=tl.int32) + behind // _WORD
+            word = tl.load(
+                words + tree * words_b + node * words_n + nth, mask=inside & (nth < width), other=0
+            )
+            bit = (behind % _WORD + tl.arange(0, BT)).to(tl.int64)
+            seen = ((word[:, None] >> bit[None, :]) & 1) != 0
+            seen = seen & (index < tree_end)[None, :]
+            if WINDOWED:
+                there = index - prefix
+                known_keys = (index < tree_end) & (there < places)
+                key_at = tl.load(positions + tree * positions_b + there, mask=known_keys, other=0)
+                seen = seen & (at[:, None] - key_at[None, :] < window)
+            scores = tl.where(seen, scores, float("-inf"))
+            v = _rows_of(values_at, value_s, index, index < tree_end, E, PE)
+            acc, top, total = _take(scores, v, acc, top, total, UPCAST, PRECISION)
+
+    there = node < queries
+    column = tl.arange(0, PE)
+    if SPLITS == 1:
+        result = acc / tl.where(inside, total, 1.0)[:, None]
+        result = tl.where(inside[:, None], result, 0.0)
+        place = out + tree * out_b + lane[:, None] * out_h + node.to(tl.int64)[:, None] * out_n
+        stored = there[:, None] & (column < E)[None, :]
+        tl.store(place + column[None, :], result.to(out.dtype.element_ty), mask=stored)
+    else:
+        row = ((tree * key_heads * G + lane) * queries + node) * SPLITS + split
+        stored = inside[:, None] & (column < E)[None, :]
+        tl.store(sums + row[:, None] * E + column[None, :], acc, mask=stored)
+        tl.store(tops + row * 2, top, mask=inside)
+        tl.store(tops + row * 2 + 1, total, mask=inside)
+
+
+@triton.jit
+def _merge(
+    sums, tops, out, counts, out_b, out_h, out_n, heads, queries,
+    E: tl.constexpr, PE: tl.constexpr, SPLITS: tl.constexpr, PS: tl.constexpr,
+):  # fmt: skip
+    """One query of one head: its parts, each with a maximum of its own, become one softmax."""
+    node, lane = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    tree, head = lane // heads, lane % heads
+    part = tl.arange(0, PS)
+    column = tl.arange(0, PE)
+    valid = (part < SPLITS) & (part * 0 + node < tl.load(counts + tree))
+    row = (lane * queries + node) * SPLITS + part
+    top = tl.load(tops + row * 2, mask=valid, other=_LOWEST)
+    total = tl.load(tops + row * 2 + 1, mask=valid, other=0.0)
+    share = tl.exp2(top - tl.max(top, 0))
+    whole = tl.sum(total * share, 0)
+    inside = valid[:, None] & (column < E)[None, :]
+    acc = tl.load(sums + row[:, None] * E + column[None, :], mask=inside, other=0.0)
+    result = tl.sum(acc * share[:, None], 0) / tl.where(whole > 0, whole, 1.0)
+    place = out + tree * out_b + head * out_h + node * out_n + column
+    tl.store(place, result.to(out.dtype.element_ty), mask=column < E)
+
+
+def choose_blocks(query: Tensor, key: Tensor) -> Blocks:
+    """Blocks for a shape: large tiles where there are many rows, splits where there are few."""
+    batch, heads, rows, size = query.shape
+    key_heads, keys = key.shape[1:3]
+    folded = rows * (heads // key_heads)
+    wide = size > 128 or query.dtype == torch.float32
+    most = 64 if wide else 128
+    tile = min(most, max(16, triton.next_power_of_2(folded)))
+    programs = -(-folded // tile) * batch * key_heads
+    wanted = 2 * _processors(query.device)
+    splits = max(1, min(-(-wanted // programs), keys // 512, 64))
+    return Blocks(
+        rows=tile,
+        keys=32 if wide else 64,
+        warps=8 if tile == 128 else 4,
+        stages=2 if wide else 3,
+        splits=splits,
+    )
+
+
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sight: Sight,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    out: Tensor,
+    blocks: Blocks | None = None,
+) -> None:
+    """See `tree_attention`. Scratch: B H N X (E + 2) float32 where X > 1."""
+    batch, heads, rows, size = query.shape
+    key_heads, width = key.shape[1], value.shape[3]
+    cut = blocks or choose_blocks(query, key)
+    parts = batch * heads * rows * cut.splits if cut.splits > 1 else 0
+    sums = torch.empty(parts, width, dtype=torch.float32, device=query.device)
+    tops = torch.empty(parts, 2, dtype=torch.float32, device=query.device)
+    places = sight.words if sight.position is None else sight.position
+    groups = heads // key_heads
+    grid = (triton.cdiv(rows * groups, cut.rows), batch * key_heads, cut.splits)
+    _tree_attention[grid](
+        query, key, value, out, sums, tops,
+        sight.prefix, sight.first, sight.count, sight.causal, sight.words, places,
+        query if sinks is None else sinks,
+        *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *out.stride()[:3],
+        *sight.words.stride()[:2], places.stride(0),
+        rows, key.shape[2], sight.words.shape[2], places.shape[1], key_heads,
+        scale if softcap else scale * _LOG2E.value, softcap or 1.0, window or 0,
+        G=groups, D=size, E=width,
+        PD=max(16, triton.next_power_of_2(size)), PE=max(16, triton.next_power_of_2(width)),
+        BM=cut.rows, BN=cut.keys, BT=min(cut.keys, _WORD.value), SPLITS=cut.splits,
+        WINDOWED=window is not None, CAPPED=softcap is not None, SUNK=sinks is not None,
+        UPCAST=interprets(), PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        num_warps=cut.warps, num_stages=cut.stages,
+    )  # fmt: skip
+    if cut.splits > 1:
+        _merge[(rows, batch * heads)](
+            sums, tops, out, sight.count, *out.stride()[:3], heads, rows,
+            E=width, PE=max(16, triton.next_power_of_2(width)),
+            SPLITS=cut.splits, PS=triton.next_power_of_2(cut.splits),
+            num_warps=4,
+        )  # fmt: skip

@@ -1,0 +1,252 @@
+"""Tree attention, every path against float64: any tree, prefix, batch, dtype and width; outputs poisoned."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from offspec_kernels.errors import ArgumentError
+from offspec_kernels.paths import Path
+from offspec_kernels.tree_attention import Sight, eager, reference, scratch_bytes, tree_attention
+from offspec_kernels.tree_attention.triton import Blocks
+from offspec_kernels.tree_attention.triton import attend as attend_triton
+from tests.kernels.trees import Case, Shape, grown, make_case
+
+_WORST = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> Shape:
+    prefix = draw(st.sampled_from([0, 1, 63, 64, 65, 130, 300]))
+    causal = draw(st.sampled_from([0, 0, 1, 5, 66]))
+    tree = draw(st.sampled_from([0, 1, 2, 17, 64, 65, 130]))
+    tree += causal + tree == 0
+    return Shape(prefix, causal, tree, draw(st.integers(1, causal + tree)))
+
+
+def truth(case: Case, **options: Any) -> Tensor:
+    """float64, never rounded to the dtype of the result."""
+    out = torch.empty(*case.query.shape[:3], case.value.shape[3], dtype=torch.float64, device=case.key.device)
+    scale = options.pop("scale", None) or case.query.shape[3] ** -0.5
+    given_ = {name: options.get(name) for name in ("window", "softcap", "sinks")}
+    reference.attend(case.query, case.key, case.value, case.sight, scale, **given_, out=out)
+    return out
+
+
+def error(out: Tensor, expected: Tensor) -> float:
+    return float((out.double() - expected).pow(2).mean().sqrt() / expected.pow(2).mean().sqrt())
+
+
+def check(case: Case, path: Path, **options: Any) -> None:
+    expected = truth(case, **options)
+    out = torch.full_like(expected, torch.nan, dtype=case.query.dtype)
+    tree_attention(case.query, case.key, case.value, case.sight, out=out, path=path, **options)
+    assert error(out, expected) < _WORST[case.query.dtype]
+    for tree, reach in enumerate(case.sight.reaches()):
+        assert not out[tree, :, reach.count :].any(), "queries of padding bring nothing"
+
+
+CASES = given(
+    trees=st.lists(shapes(), min_size=1, max_size=3),
+    groups=st.sampled_from([1, 2, 3, 5]),
+    key_heads=st.sampled_from([1, 2]),
+    sizes=st.sampled_from([(64, 64), (16, 16), (80, 80), (24, 16), (128, 128), (256, 256)]),
+    dtype=st.sampled_from(list(_WORST)),
+    window=st.sampled_from([None, None, 1, 7, 64, 100]),
+    softcap=st.sampled_from([None, None, 5.0]),
+    sunk=st.booleans(),
+    loud=st.sampled_from([1.0, 8.0]),
+    seed=st.integers(0, 1000),
+)
+
+
+def any_case(path: Path, device: str, trees: list[Shape], **drawn: Any) -> None:
+    groups, key_heads = drawn["groups"], drawn["key_heads"]
+    case = make_case(
+        trees,
+        heads=(groups * key_heads, key_heads),
+        sizes=drawn["sizes"],
+        dtype=drawn["dtype"],
+        loud=drawn["loud"],
+        seed=drawn["seed"],
+        device=device,
+    )
+    sinks = torch.randn(groups * key_heads, generator=torch.Generator().manual_seed(1)).to(device)
+    check(
+        case,
+        path,
+        window=drawn["window"],
+        softcap=drawn["softcap"],
+        sinks=sinks if drawn["sunk"] else None,
+    )
+
+
+@settings(deadline=None, max_examples=50)
+@CASES
+def test_eager_says_what_the_reference_says(trees: list[Shape], **drawn: Any) -> None:
+    any_case("eager", "cpu", trees, **drawn)
+
+
+@settings(deadline=None, max_examples=25)
+@CASES
+def test_the_kernel_says_what_the_reference_says(trees: list[Shape], **drawn: Any) -> None:
+    any_case("triton", "cpu", trees, **drawn)
+
+
+@pytest.mark.gpu
+@settings(deadline=None, max_examples=60)
+@CASES
+def test_on_a_gpu(trees: list[Shape], **drawn: Any) -> None:
+    any_case("triton", "cuda", trees, **drawn)
+
+
+@settings(deadline=None, max_examples=10)
+@given(
+    tree=shapes(),
+    rows=st.sampled_from([16, 32, 64]),
+    keys=st.sampled_from([32, 64, 128]),
+    splits=st.sampled_from([1, 2, 3, 7]),
+    window=st.sampled_from([None, 40]),
+    sunk=st.booleans(),
+)
+@example(tree=Shape(0, 0, 1, 1), rows=16, keys=32, splits=7, window=None, sunk=True)  # splits with no key
+def test_however_the_work_is_cut(
+    tree: Shape, rows: int, keys: int, splits: int, window: int | None, sunk: bool
+) -> None:
+    case = make_case([tree, Shape(200, 3, 9, 12)], heads=(2, 1))
+    sinks = torch.linspace(-1, 2, 2) if sunk else None
+    expected = truth(case, window=window, sinks=sinks)
+    out = torch.full_like(expected, torch.nan, dtype=torch.float32)
+    attend_triton(
+        *(case.query, case.key, case.value, case.sight, 32**-0.5, window, None, sinks, out),
+        blocks=Blocks(rows, keys, warps=4, stages=2, splits=splits),
+    )
+    assert error(out, expected) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", list(_WORST))
+@pytest.mark.parametrize(("softcap", "window"), [(None, None), (20.0, None), (None, 700), (20.0, 3000)])
+@pytest.mark.parametrize("loud", [1.0, 30.0])
+def test_blocks_of_a_long_prefix(
+    dtype: torch.dtype, softcap: float | None, window: int | None, loud: float
+) -> None:
+    """More rows and keys than a block of the eager path holds; with loud keys late maxima are everywhere."""
+    case = make_case([Shape(4300, 40, 560, 580)], heads=(4, 1), sizes=(16, 16), dtype=dtype, loud=loud)
+    check(case, "eager", window=window, softcap=softcap)
+
+
+def test_a_late_key_that_beats_all_others() -> None:
+    """Row by row, in a block that is done in bfloat16 alone: by little, by much, and not at all."""
+    case = make_case([Shape(4200, 0, 300, 300)], heads=(4, 1), dtype=torch.bfloat16)
+    case.key[0, 0, 3000] = case.query[0, 1, 40] * 20
+    case.key[0, 0, 4100] = case.query[0, 2, 50] * 200
+    check(case, "eager")
+
+
+def test_a_whole_prompt_of_one_chain() -> None:
+    """Rows at the beginning see nothing of the blocks that are done first."""
+    check(make_case([Shape(0, 1400, 0, 1400)], heads=(2, 1)), "eager")
+    check(make_case([Shape(0, 1400, 0, 1400)], heads=(2, 1), dtype=torch.bfloat16), "eager")
+
+
+@pytest.mark.parametrize("path", ["eager", "triton"])
+def test_strides_are_free(path: Path) -> None:
+    """Queries as a projection makes them, a cache at its capacity, an output as the next product wants it."""
+    case = make_case([Shape(70, 2, 20, 22)])
+    query = case.query.transpose(1, 2).contiguous().transpose(1, 2)
+    both = torch.full((1, 4, 200, 32), torch.nan)
+    both[:, :2, :97], both[:, 2:, :97] = case.key, case.value
+    out = torch.full((1, 22, 4, 32), torch.nan)
+    tree_attention(query, both[:, :2], both[:, 2:], case.sight, out=out.transpose(1, 2), path=path)
+    assert error(out.transpose(1, 2), truth(case)) < 1e-5
+
+
+@pytest.mark.parametrize("path", ["eager", "triton"])
+def test_a_chunk_is_part_of_the_whole(path: Path) -> None:
+    """Rows asked for in pieces, each over the keys up to its own last row."""
+    case = make_case([Shape(30, 40, 50, 90)])
+    whole = truth(case)
+    sees, _ = grown(50, random.Random(0))
+    rows = torch.cat([torch.zeros(40, 50, dtype=torch.bool), sees])
+    for start, end in ((0, 25), (25, 41), (41, 90)):
+        columns = max(end - 40, 0)
+        sight = Sight.of(rows[start:end, :columns], prefix=30, causal=40, first=start)
+        out = tree_attention(
+            case.query[:, :, start:end],
+            case.key[:, :, : 30 + end],
+            case.value[:, :, : 30 + end],
+            sight,
+            path=path,
+        )
+        assert error(out, whole[:, :, start:end]) < 1e-5
+
+
+def test_words_hold_every_bit() -> None:
+    sees = torch.rand(70, 200, generator=torch.Generator().manual_seed(0)) < 0.5
+    sight = Sight.of(sees, prefix=3, first=199)
+    assert sight.words.shape == (1, 70, 4)
+    assert torch.equal(sight.visible(0, (0, 70), (3, 203)) | ~sees, torch.ones_like(sees))
+    assert torch.equal(sight.visible(0, (0, 70), (3, 203)), sees)
+    assert sight.visible(0, (0, 70), (0, 3)).all(), "the prefix"
+
+
+def test_what_the_scratch_comes_to() -> None:
+    """Bounded whatever the prefix, and by the tree's own square, not by what it looks at."""
+    most = [scratch_bytes(2048, keys, 8, torch.bfloat16) for keys in (4096, 32768, 1 << 20)]
+    assert most[0] == most[1] == most[2] < 30 << 20
+    assert eager.scratch_bytes(1, 100, 8, torch.float32) < 10_000
+
+
+GOOD = Shape(10, 2, 6, 8)
+
+
+@pytest.mark.parametrize(
+    ("argument", "change"),
+    [
+        ("query", {"query": torch.zeros(4, 8, 32)}),
+        ("query", {"query": torch.zeros(1, 4, 8, 32, dtype=torch.float64)}),
+        ("query", {"query": torch.zeros(1, 4, 32, 8).transpose(2, 3)}),
+        ("query", {"query": torch.zeros(1, 4, 8, 320), "key": torch.zeros(1, 2, 23, 320)}),
+        ("key", {"key": torch.zeros(1, 2, 23, 16)}),
+        ("key", {"key": torch.zeros(1, 3, 23, 32), "value": torch.zeros(1, 3, 23, 32)}),
+        ("key", {"key": torch.zeros(1, 2, 23, 32, dtype=torch.bfloat16)}),
+        ("key", {"key": torch.zeros(1, 2, 23, 32, device="meta")}),
+        ("value", {"value": torch.zeros(1, 2, 20, 32)}),
+        ("value", {"value": torch.zeros(1, 2, 23, 32).half()}),
+        ("out", {"out": torch.zeros(1, 4, 8, 16)}),
+        ("out", {"out": torch.zeros(1, 4, 8, 32).half()}),
+        ("sinks", {"sinks": torch.zeros(3)}),
+        ("window", {"window": -1}),
+        ("path", {"path": "fast"}),
+        ("sight.words", {"query": torch.zeros(1, 4, 9, 32)}),
+        ("sight", {"key": torch.zeros(1, 2, 17, 32), "value": torch.zeros(1, 2, 17, 32)}),
+    ],
+)
+def test_a_wrong_argument_is_named(argument: str, change: dict[str, Any]) -> None:
+    case = make_case([GOOD])
+    arguments: dict[str, Any] = {
+        "query": case.query,
+        "key": case.key,
+        "value": case.value,
+        "sight": case.sight,
+    }
+    with pytest.raises(ArgumentError, match=rf"^{argument}: ") as raised:
+        tree_attention(**{**arguments, **change})
+    assert raised.value.argument == argument
+
+
+def test_a_window_needs_positions() -> None:
+    case = make_case([GOOD])
+    blind = Sight.of(torch.eye(8, dtype=torch.bool), prefix=12)
+    with pytest.raises(ArgumentError, match=r"^sight: a window"):
+        tree_attention(case.query, case.key, case.value, blind, window=4)
+
+
+def test_nothing_asked_is_nothing_answered() -> None:
+    case = make_case([GOOD])
+    sight = Sight.of(torch.zeros(0, 6, dtype=torch.bool), prefix=10, causal=2)
+    assert tree_attention(case.query[:, :, :0], case.key, case.value, sight).shape == (1, 4, 0, 32)

@@ -1,0 +1,70 @@
+"""Trees, caches and sights of every shape, for the tests of tree attention."""
+
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from offspec_kernels.tree_attention import Sight
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One tree: L prefix rows, C chain rows, R tree rows behind them, and the last N of C + R ask."""
+
+    prefix: int
+    causal: int
+    tree: int
+    queries: int
+
+
+def grown(rows: int, rng: random.Random) -> tuple[Tensor, list[int]]:
+    """The ancestors [R, R] of a random tree, and the depth of each of its nodes."""
+    sees, depth = torch.eye(rows, dtype=torch.bool), [0] * rows
+    for node in range(1, rows):
+        parent = rng.randrange(max(0, node - 6), node)
+        sees[node] |= sees[parent]
+        depth[node] = depth[parent] + 1
+    return sees, depth
+
+
+def sight_of(shape: Shape, rng: random.Random, device: torch.device) -> Sight:
+    sees, depth = grown(shape.tree, rng)
+    asked = torch.cat([torch.zeros(shape.causal, shape.tree, dtype=torch.bool), sees])[-shape.queries :]
+    start = shape.prefix + shape.causal
+    position = torch.tensor([*range(shape.prefix, start), *(start + d for d in depth)])
+    return Sight.of(asked.to(device), prefix=shape.prefix, causal=shape.causal, position=position.to(device))
+
+
+@dataclass(frozen=True)
+class Case:
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    sight: Sight
+
+
+def make_case(
+    shapes: list[Shape],
+    *,
+    heads: tuple[int, int] = (4, 2),
+    sizes: tuple[int, int] = (32, 32),
+    dtype: torch.dtype = torch.float32,
+    loud: float = 1.0,
+    seed: int = 0,
+    device: str = "cpu",
+) -> Case:
+    """Random tensors for these trees. What no query sees is NaN: whoever reads it, shows it."""
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    place = torch.device(device)
+    sight = Sight.batch([sight_of(shape, rng, place) for shape in shapes])
+    keys = max(shape.prefix + shape.causal + shape.tree for shape in shapes) + 5
+    query = torch.randn(len(shapes), heads[0], sight.words.shape[1], sizes[0], generator=generator)
+    key = torch.randn(len(shapes), heads[1], keys, sizes[0], generator=generator) * loud
+    value = torch.randn(len(shapes), heads[1], keys, sizes[1], generator=generator)
+    for index, shape in enumerate(shapes):
+        used = shape.prefix + shape.causal + shape.tree
+        key[index, :, used:] = value[index, :, used:] = torch.nan
+        query[index, :, shape.queries :] = torch.nan
+    return Case(query.to(place, dtype), key.to(place, dtype), value.to(place, dtype), sight)
