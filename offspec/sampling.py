@@ -17,6 +17,10 @@ from torch import Tensor
 
 from offspec.config import SamplingParams
 from offspec.errors import CheckpointError
+from offspec.noise import GumbelNoise
+from offspec_kernels.gumbel_argmax import gumbel_argmax, keep_above
+
+Border = tuple[Tensor, Tensor | None]  # the `least` and `last_tie` of `keep_above`, [1] each
 
 # Logits divided by less than this could overflow float32. Two float32 logits that differ are then at least
 # 10^10 apart, far beyond any noise: the sample is the greedy token, as it would be at a lower temperature.
@@ -44,7 +48,9 @@ class LogitsProcessor:
         self.params = params
         self.vocab_size = vocab_size
         self.device = torch.device(device)
-        self._temperature = max(params.temperature, _COLDEST)
+        # Greedy scores are not divided.
+        self._temperature = 1.0 if params.greedy else max(params.temperature, _COLDEST)
+        self._filters = not params.greedy and (params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0)
         self._penalises = (
             params.repetition_penalty != 1.0
             or params.presence_penalty != 0.0
@@ -56,7 +62,7 @@ class LogitsProcessor:
 
     @property
     def uses_noise(self) -> bool:
-        """False when decoding is greedy: `pick` then takes no noise."""
+        """False when decoding is greedy: `choose` then takes no noise."""
         return not self.params.greedy
 
     def commit(self, tokens: Sequence[int]) -> None:
@@ -65,16 +71,44 @@ class LogitsProcessor:
             self._counts.update(tokens)
             self._tables = None
 
-    def process(self, logits: Tensor, path: Sequence[int] = ()) -> Tensor:
-        """What the target picks from at one node: [V] any float -> [V] float32, filtered tokens -inf.
+    def choose(
+        self, logits: Tensor, path: Sequence[int], noise: GumbelNoise | None, position: int
+    ) -> tuple[int, float]:
+        """The token that follows one node, the lowest id among equals, and its lead on the second best.
 
-        At temperature 0 the result is the penalised logits. The input is left as it is; the result may
-        share its memory when nothing is to be done.
+        logits: [V] any float, left as they are. The noise of `position`, the absolute one of the token,
+        makes it a sample of softmax(process(logits, path)); without noise it is the greedy choice. The lead
+        is in nats, 0 for a tie, inf when no other token is left. Raises CheckpointError when the logits are
+        not numbers.
+        """
+        bare = not (self._penalises or self._filters)  # then even the division is left to the kernel
+        scores = logits[None] if bare else self.draft_scores(logits[None], [path])
+        least, last_tie = self._border(scores[0]) if self._filters else (None, None)
+        picks = gumbel_argmax(
+            scores,
+            seed=noise.seed if noise else None,
+            positions=[position],
+            temperature=self._temperature if bare else 1.0,
+            least=least,
+            last_tie=last_tie,
+            noise=noise.row if noise else None,
+        )
+        best = float(picks.best)
+        if not math.isfinite(best):
+            raise CheckpointError(
+                "the target's logits are not finite numbers: its weights are damaged, or overflow in this "
+                "dtype; try float32"
+            )
+        return int(picks.token), best - float(picks.second)
+
+    def process(self, logits: Tensor, path: Sequence[int] = ()) -> Tensor:
+        """The scores that `choose` chooses from: [V] any float -> [V] float32, filtered tokens -inf.
+
+        At temperature 0 they are the penalised logits. The input is left as it is; the result may share its
+        memory when nothing is to be done.
         """
         scores = self.draft_scores(logits[None], [path])[0]
-        if self.params.greedy:
-            return scores
-        return self._filtered(scores)
+        return keep_above(scores.clone(), *self._border(scores)) if self._filters else scores
 
     @property
     def penalises(self) -> bool:
@@ -100,11 +134,13 @@ class LogitsProcessor:
         scores = logits.float() if out is None else out
         if self._penalises:
             self._penalise(scores, paths)
-        if self.params.temperature in (0.0, 1.0):
+        if self._temperature == 1.0:
             return scores
+        # A tensor, since CUDA divides by a number by multiplying with its inverse, which rounds twice.
+        divisor = torch.full((), self._temperature, device=scores.device)
         if scores is logits:
-            return scores / self._temperature
-        return scores.div_(self._temperature)  # in place: memory for [W, V] costs more than the division
+            return scores / divisor
+        return scores.div_(divisor)  # in place: memory for [W, V] costs more than the division
 
     def _penalise(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> None:
         """Lower the scores [W, V] float32 in place."""
@@ -135,43 +171,34 @@ class LogitsProcessor:
             scores = torch.where(scores < 0, scores * penalty, scores / penalty)
         return scores - counts * params.frequency_penalty - (counts > 0) * params.presence_penalty
 
-    def _filtered(self, scores: Tensor) -> Tensor:
-        """top_k, top_p and min_p of one row, [V] -> [V]."""
+    def _border(self, scores: Tensor) -> Border:
+        """Where top_k, top_p and min_p, one after the other, cut a row [V] float32."""
         params = self.params
+        border: Border = scores.new_full((1,), -math.inf), None
+        kept = scores
         if 0 < params.top_k < self.vocab_size:
-            least = torch.topk(scores, params.top_k).values[-1]
-            scores = scores.masked_fill(scores < least, -math.inf)
+            border = torch.topk(scores, params.top_k).values[-1:], None  # all equals are kept
+            kept = keep_above(scores.clone(), *border)
         if params.top_p < 1.0:
-            scores = _top_p(scores, params.top_p)
+            border = _top_p(kept, params.top_p) or border
         if params.min_p > 0.0:
             # p < min_p * p_max, without a softmax.
-            scores = scores.masked_fill(scores < scores.max() + math.log(params.min_p), -math.inf)
-        return scores
-
-    @staticmethod
-    def pick(processed: Tensor, noise_row: Tensor | None = None) -> tuple[int, float]:
-        """The token with the highest score, the lowest id among equals, and its lead on the second best.
-
-        processed: [V] float32 from `process`. noise_row: [V] float32 Gumbel noise, which makes the token a
-        sample of softmax(processed); None picks greedily. The lead is in nats, 0 for a tie, inf when no
-        other token is left. Raises CheckpointError when the scores are not numbers.
-        """
-        noisy = processed.clone() if noise_row is None else processed + noise_row
-        token = int(noisy.argmax())  # documented to be the first of several maxima
-        best = float(noisy[token])
-        if not math.isfinite(best):
-            raise CheckpointError(
-                "the target's logits are not finite numbers: its weights are damaged, or overflow in this "
-                "dtype; try float32"
-            )
-        noisy[token] = -math.inf
-        return token, best - float(noisy.max())
+            border = _raised(border, scores.amax(dim=0, keepdim=True) + math.log(params.min_p))
+        return border
 
 
-def _top_p(scores: Tensor, top_p: float) -> Tensor:
-    """Keeps the smallest set of likeliest tokens whose probability reaches top_p, [V] -> [V].
+def _raised(border: Border, floor: Tensor) -> Border:
+    """The higher of the two. A floor keeps all that equal it, if it is above the border."""
+    least, last_tie = border
+    if last_tie is not None:
+        last_tie = last_tie.masked_fill(floor > least, torch.iinfo(torch.int64).max)
+    return torch.maximum(least, floor), last_tie
 
-    Of tokens that are equally likely at the border, those with the lowest ids are kept.
+
+def _top_p(scores: Tensor, top_p: float) -> Border | None:
+    """The border of the smallest set of likeliest tokens whose probability reaches top_p, scores [V].
+
+    Of tokens that are equally likely at the border, those with the lowest ids are kept. None: all are.
     """
     (size,) = scores.shape
     logsum = torch.logsumexp(scores.double(), dim=0)
@@ -183,10 +210,8 @@ def _top_p(scores: Tensor, top_p: float) -> Tensor:
         if count <= length:
             break
     else:
-        return scores  # rounding: not even all of them reach top_p
-    border = ranked[count - 1]
-    ties = (scores == border).nonzero()[:, 0]  # ascending ids
-    kept_ties = count - int((ranked[:count] > border).sum())
-    filtered = scores.masked_fill(scores < border, -math.inf)
-    filtered[ties[kept_ties:]] = -math.inf
-    return filtered
+        return None  # rounding: not even all of them reach top_p
+    least = ranked[count - 1 : count]
+    ties = (scores == least).nonzero()[:, 0]  # ascending ids
+    kept_ties = count - int((ranked[:count] > least).sum())
+    return least, ties[kept_ties - 1 : kept_ties] if kept_ties < len(ties) else None

@@ -49,9 +49,7 @@ def walk(
     node, path = ROOT, list[int]()
     nodes, gaps = [ROOT], list[float]()
     while True:
-        processed = processor.process(logits(node), path)
-        row = noise.row(position + len(path) + 1) if noise is not None else None
-        token, gap = processor.pick(processed, row)
+        token, gap = processor.choose(logits(node), path, noise, position + len(path) + 1)
         path.append(token)
         gaps.append(gap)
         child = tree.children(node).get(token)

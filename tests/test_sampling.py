@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,6 +63,11 @@ def processor(prompt: list[int] | None = None, size: int = V, **params: Any) -> 
 
 def row(seed: int, size: int = V, spread: float = 3.0) -> Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+def given_noise(row: Tensor) -> Any:
+    """Noise with this row at every position."""
+    return SimpleNamespace(seed=0, row=lambda position: row)
 
 
 def transformers_row(logits: Tensor, history: list[int], params: SamplingParams) -> Tensor:
@@ -165,8 +171,8 @@ def test_the_input_is_left_alone(params: dict[str, float], dtype: torch.dtype) -
     processed = ours.process(logits[0], [9, 9])
     drafted = ours.draft_scores(logits, [[9], [1, 2]])
     assert processed.dtype == drafted.dtype == torch.float32
-    ours.pick(processed, None)
-    ours.pick(processed, row(2))
+    ours.choose(logits[0], [9, 9], None, 3)
+    ours.choose(logits[0], [9, 9], GumbelNoise(1, V), 3)
     assert torch.equal(logits, before)
 
 
@@ -220,7 +226,7 @@ def test_the_likeliest_token_is_always_kept() -> None:
 def test_a_very_low_temperature_is_greedy(temperature: float) -> None:
     for seed in range(20):
         ours = processor(temperature=temperature, top_p=0.9)
-        assert ours.pick(ours.process(row(seed)), GumbelNoise(1, V).row(seed))[0] == row(seed).argmax()
+        assert ours.choose(row(seed), [], GumbelNoise(1, V), seed)[0] == row(seed).argmax()
 
 
 def test_greedy_uses_no_noise_and_no_filter() -> None:
@@ -229,22 +235,53 @@ def test_greedy_uses_no_noise_and_no_filter() -> None:
     assert torch.equal(processor(top_k=1, top_p=0.1, min_p=0.5).process(row(0)), row(0))
 
 
-def test_pick_takes_the_lowest_id_among_equals() -> None:
-    pick = LogitsProcessor.pick
+def test_the_choice_is_the_lowest_id_among_equals() -> None:
     for size in (9, 1000, 70_000):
+        ours = processor(size=size, temperature=1.0)
         scores = torch.zeros(size)
         scores[[size - 1, size // 2, 3]] = 2.0
-        assert pick(scores, None) == (3, 0.0)
+        assert ours.choose(scores, [], None, 0) == (3, 0.0)
         noise = torch.zeros(size)
         noise[1] = 2.0
-        assert pick(scores, noise) == (1, 0.0)
+        assert ours.choose(scores, [], given_noise(noise), 0) == (1, 0.0)
 
 
-def test_pick_reports_the_lead() -> None:
-    token, lead = LogitsProcessor.pick(torch.tensor([0.0, 1.0, 0.5]), torch.tensor([0.25, 0.5, 0.25]))
-    assert (token, lead) == (1, 0.75)
-    assert LogitsProcessor.pick(torch.tensor([-math.inf, 3.0]), None) == (1, math.inf)
-    assert LogitsProcessor.pick(torch.tensor([3.0]), None) == (0, math.inf)
+def test_the_choice_comes_with_its_lead() -> None:
+    def choose(scores: list[float], noise: list[float] | None = None) -> tuple[int, float]:
+        row = None if noise is None else given_noise(torch.tensor(noise))
+        return processor(size=len(scores), temperature=1.0).choose(torch.tensor(scores), [], row, 0)
+
+    assert choose([0.0, 1.0, 0.5], [0.25, 0.5, 0.25]) == (1, 0.75)
+    assert choose([-math.inf, 3.0]) == (1, math.inf)
+    assert choose([3.0]) == (0, math.inf)
+
+
+@pytest.mark.parametrize("params", [*SOME, *PENALTIES, ALL])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_choice_is_the_largest_of_the_processed_row_and_the_noise(
+    params: dict[str, Any], dtype: torch.dtype
+) -> None:
+    ours, noise = processor([3, 4], **params), GumbelNoise(5, V)
+    ours.commit([4, 9])
+    for seed in range(20):
+        logits = row(seed, spread=0.5 if seed % 2 else 3.0).to(dtype)  # bfloat16 brings ties
+        noisy = ours.process(logits, [seed, 8])
+        if ours.uses_noise:
+            noisy = noisy + noise.row(seed)
+        best, second = noisy.topk(2).values.tolist()
+        expected = (int(noisy.argmax()), best - second)
+        assert ours.choose(logits, [seed, 8], noise if ours.uses_noise else None, seed) == expected
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.7}, {"temperature": 0.7, "top_p": 0.5}, ALL])
+def test_the_choice_is_the_kernels_choice(params: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, noise = processor([3, 4], **params), GumbelNoise(5, V)
+    for seed in range(5):
+        given = (row(seed).bfloat16(), [seed], noise if ours.uses_noise else None, seed)
+        monkeypatch.setenv("OFFSPEC_KERNELS", "eager")
+        expected = ours.choose(*given)
+        monkeypatch.setenv("OFFSPEC_KERNELS", "triton")
+        assert ours.choose(*given) == expected
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -254,7 +291,7 @@ def test_logits_that_are_no_numbers_are_refused(bad: float, params: dict[str, fl
     logits[5] = bad
     ours = processor(**params)
     with pytest.raises(CheckpointError, match="not finite") as caught:
-        ours.pick(ours.process(logits), GumbelNoise(0, V).row(0) if ours.uses_noise else None)
+        ours.choose(logits, [], GumbelNoise(0, V) if ours.uses_noise else None, 0)
     assert "\n" not in str(caught.value)
 
 
@@ -269,12 +306,12 @@ def test_logits_that_are_no_numbers_are_refused(bad: float, params: dict[str, fl
 def test_picks_follow_the_filtered_distribution(params: dict[str, float]) -> None:
     size, draws = 12, 4000
     ours = processor([1, 2], size=size, **params)
-    processed = ours.process(row(3, size=size, spread=1.0), [2, 3])
-    exact = processed.double().softmax(0)
+    logits = row(3, size=size, spread=1.0)
+    exact = ours.process(logits, [2, 3]).double().softmax(0)
     noises = [GumbelNoise(seed, size) for seed in range(8)]
     counts = torch.zeros(size)
     for draw in range(draws):
-        counts[ours.pick(processed, noises[draw % 8].row(draw))[0]] += 1
+        counts[ours.choose(logits, [2, 3], noises[draw % 8], draw)[0]] += 1
     kept = exact > 0
     assert counts[~kept].sum() == 0
     assert stats.chisquare(counts[kept].double(), exact[kept] * draws).pvalue > 0.01

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from offspec.noise import GumbelNoise
 from offspec.sampling import LogitsProcessor
 from offspec.tree import Candidates
+from offspec_kernels.topk_children import BLOCK, topk_children
 from offspec_planners.calibrate import Calibration
 
 
@@ -67,47 +68,30 @@ class Scorer:
         target's: ids beyond it are never guessed. paths may be empty unless `needs_paths`.
         """
         size = self._processor.vocab_size
-        x = self._buffer(len(logits), logits.device)
-        scores = self._processor.draft_scores(logits, paths, out=x[:, :size])
-        if self._noise is not None:
-            self._noise.add_to(scores, positions)
-        top, token = _top(x, min(self._children, size))
-        tau = self.calibration.fit.tau
-        # What follows destroys x: the log of the sum of exp(x / tau), all relative to the best.
-        total = x.sub_(top[:, :1]).div_(tau).exp_().sum(dim=1, keepdim=True).log_()
-        relative = top - top[:, :1]
-        log_prob = (relative / tau - total).cpu().numpy()
+        room = self._buffer(len(logits), logits.device)
+        scores = self._processor.draft_scores(logits, paths, out=room[:, :size])
+        noise = self._noise
+        found = topk_children(
+            scores,
+            min(self._children, size),
+            seed=None if noise is None else noise.seed,
+            positions=positions,
+            tau=self.calibration.fit.tau,
+            noise=None if noise is None else noise.row,
+            room=room,
+        )
         return Children(
-            token=token.cpu().numpy(),
-            log_prob=self.calibration.table.apply(log_prob, depths),
-            x=relative.cpu().numpy(),
+            token=found.token.cpu().numpy(),
+            log_prob=self.calibration.table.apply(found.log_prob.cpu().numpy(), depths),
+            x=found.relative.cpu().numpy(),
         )
 
     def _buffer(self, count: int, device: torch.device) -> torch.Tensor:
-        """[W, V] in whole blocks; what is behind V loses against everything."""
+        """[W, V in whole blocks], as `topk_children` wants its room."""
         if len(self._room) < count or self._room.device != device:
-            blocks = -(-self._processor.vocab_size // _BLOCK)
-            self._room = torch.empty(count, blocks * _BLOCK, device=device)
-        self._room[:count, self._processor.vocab_size :] = -torch.inf
+            blocks = -(-self._processor.vocab_size // BLOCK)
+            self._room = torch.empty(count, blocks * BLOCK, device=device)
         return self._room[:count]
-
-
-_BLOCK = 128
-
-
-def _top(x: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` largest of each row of x [W, n blocks of 128] and their places, largest first.
-
-    They lie in the `count` blocks with the largest maxima, and a maximum is found at the speed of memory,
-    which sorting is not.
-    """
-    blocks = x.unflatten(1, (-1, _BLOCK))  # [W, n, 128]
-    if blocks.shape[1] < 2 * count:
-        return torch.topk(x, count, dim=1)
-    chosen = torch.topk(blocks.amax(dim=2), count, dim=1).indices  # [W, count]
-    some = blocks.gather(1, chosen[:, :, None].expand(-1, -1, _BLOCK)).flatten(1)
-    top, place = torch.topk(some, count, dim=1)
-    return top, chosen.gather(1, place // _BLOCK) * _BLOCK + place % _BLOCK
 
 
 class Drafter(Protocol):

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from offspec_kernels.kv_compact import KVTable, kv_compact
+
 
 class TreeCacheLayer(CacheLayerMixin):
     """One layer's keys and values, [1, KV, C, D] each, allocated once and filled from the left.
@@ -19,12 +21,15 @@ class TreeCacheLayer(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, tables: list[KVTable]) -> None:
+        """`tables` say where layers lie, and keep them alive: it is emptied when this one is to move."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.capacity = capacity
+        self._tables = tables
         self.filled = 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self._tables.clear()
         self.keys = self._room(key_states)
         self.values = self._room(value_states)
         self.is_initialized = True
@@ -53,20 +58,13 @@ class TreeCacheLayer(CacheLayerMixin):
         if capacity <= self.capacity:
             return
         self.capacity = capacity
+        self._tables.clear()
         if self.is_initialized:
             for name in ("keys", "values"):
                 old = getattr(self, name)
                 new = self._room(old)
                 new[:, :, : self.filled] = old[:, :, : self.filled]
                 setattr(self, name, new)
-
-    def keep(self, length: int, rows: torch.Tensor) -> None:
-        """Keep `length` rows and, right behind them, the given later rows [K] in order; drop the rest."""
-        if len(rows):
-            for store in (self.keys, self.values):
-                if store is not None:
-                    store[:, :, length : length + len(rows)] = store[:, :, rows.to(store.device)]
-        self.filled = length + len(rows)
 
     def get_seq_length(self) -> int:
         return self.filled
@@ -82,7 +80,8 @@ class TreeCache(Cache):
     """The cache of a whole model. `length` counts committed positions; rows behind them are a tree's."""
 
     def __init__(self, layers: int, capacity: int) -> None:
-        self.rows = [TreeCacheLayer(capacity) for _ in range(layers)]
+        self._tables: list[KVTable] = []  # one at most, shared with the layers
+        self.rows = [TreeCacheLayer(capacity, self._tables) for _ in range(layers)]
         super().__init__(layers=[*self.rows])
         self.length = 0
 
@@ -92,10 +91,13 @@ class TreeCache(Cache):
         Every other uncommitted row is dropped. Rows must be ascending, which a path down a tree is.
         """
         start = self.length + pending
-        rows = torch.tensor([start + node for node in nodes], dtype=torch.long)
-        for layer in self.rows:
-            layer.keep(start, rows)
+        if not self._tables:
+            stores = [store for layer in self.rows for store in (layer.keys, layer.values)]
+            self._tables.append(KVTable([store for store in stores if store is not None]))
+        kv_compact(self._tables[0], start, [start + node for node in nodes])
         self.length = start + len(nodes)
+        for layer in self.rows:
+            layer.filled = self.length
 
     def rewind(self, length: int) -> None:
         """Go back to `length` committed positions, dropping everything behind them."""

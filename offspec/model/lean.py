@@ -4,7 +4,7 @@ transformers runs a layer in some forty operations, each of them a microsecond's
 when there are 16 rows. Here it is fifteen, over fused and prearranged weights (`lean_weights`), with the
 keys and values of all layers in one block. On a CUDA device a step is one graph (`lean_graph`).
 
-Letters: T rows of a pass, S rows they can look at, H hidden size, Q query heads, KV key heads, G = Q / KV,
+Letters: T rows of a pass, S rows they can look at, H hidden size, Q query heads, KV key heads,
 D head size, I inner size, V vocabulary.
 """
 
@@ -18,6 +18,8 @@ from offspec.model.lean_cache import LeanCache
 from offspec.model.lean_graph import PADDING, GraphedSteps
 from offspec.model.lean_weights import FusedLayer, PlainShape, fuse_layers, norm_gain, plain_shape
 from offspec.model.skeleton import Skeleton
+from offspec_kernels.sight import Sight
+from offspec_kernels.tree_attention import tree_attention
 
 _CHUNK = 256  # rows of a long prompt that go through the layers together
 
@@ -100,13 +102,11 @@ class LeanModel:
         # Summed up in float32: no slower, since norms want it so, and nearer to the truth in bfloat16.
         hidden = self.skeleton.model.get_input_embeddings()(tokens).to(torch.float32, copy=True)
         turn = self._cos[position], self._sin[position]
-        masks = {
-            window: context.mask(first, last, window, self._dtype) for window in set(self._shape.windows)
-        }
+        sight = context.sight(first, last)
         if self._steps is not None and self._steps.takes(count):
-            out = self._steps.run(hidden, turn, masks, start, cache.capacity)
+            out = self._steps.run(hidden, turn, sight, start, cache.capacity)
         else:
-            out = self.layers_over(hidden, turn, masks, slice(start, end), end)
+            out = self.layers_over(hidden, turn, sight, slice(start, end), end)
         cache.filled = end
         return out
 
@@ -114,18 +114,17 @@ class LeanModel:
         self,
         hidden: torch.Tensor,
         turn: tuple[torch.Tensor, torch.Tensor],
-        masks: dict[int | None, torch.Tensor],
+        sight: Sight,
         rows: Rows,
         end: int,
     ) -> torch.Tensor:
         """Embeddings [T, H] float32, overwritten, to final hidden states [T, H].
 
-        turn: cos and sin [T, 1, D]; masks by window [T, end]; rows: where in the cache the T rows go; end:
-        rows of the cache that are looked at.
+        turn: cos and sin [T, 1, D]; sight: what the T rows may look at; rows: where in the cache they go;
+        end: rows of the cache that are looked at, at most.
         """
         shape, (cos, sin) = self._shape, turn
         queries, turning, count = shape.heads, shape.heads + shape.kv_heads, len(hidden)
-        wide = {window: mask.repeat(shape.groups, 1) for window, mask in masks.items()}  # [G T, end]
         for layer, kept, window in zip(self._layers, self.cache.layers, shape.windows, strict=True):
             heads = layer.qkv(self._normed(hidden, layer.before)).view(count, -1, shape.size)
             turned = heads[:, :turning]  # [T, Q + KV, D]; the values behind them do not turn
@@ -135,7 +134,7 @@ class LeanModel:
             rolled = turned.roll(shape.size // 2, -1)
             torch.addcmul(turned * cos, rolled, sin, out=turned)
             kept[:, rows] = heads[:, queries:].transpose(0, 1)
-            hidden += layer.out(self._attend(heads[:, :queries], kept[:, :end], wide[window]))
+            hidden += layer.out(self._attend(heads[:, :queries], kept[:, :end], sight, window))
             gate, up = layer.gate_up(self._normed(hidden, layer.between)).chunk(2, dim=1)
             hidden += layer.down(F.silu(gate).mul_(up))
         return self._normed(hidden, self._last)
@@ -145,12 +144,21 @@ class LeanModel:
         length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True).hypot_(self._least)
         return torch.div(hidden, length).mul_(gain).to(self._dtype)
 
-    def _attend(self, query: torch.Tensor, seen: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """query [T, Q, D], keys and values [2 KV, S, D], mask [G T, S] to [T, Q D]; groups become rows."""
-        count, pairs, size = len(query), self._shape.kv_heads, self._shape.size
-        folded = query.unflatten(1, (pairs, -1)).permute(1, 2, 0, 3).reshape(1, pairs, -1, size)
-        out = F.scaled_dot_product_attention(folded, seen[None, :pairs], seen[None, pairs:], attn_mask=mask)
-        return out.view(pairs, -1, count, size).permute(2, 0, 1, 3).reshape(count, -1)
+    def _attend(
+        self, query: torch.Tensor, seen: torch.Tensor, sight: Sight, window: int | None
+    ) -> torch.Tensor:
+        """query [T, Q, D], keys and values [2 KV, S, D] to [T, Q D]."""
+        pairs = self._shape.kv_heads
+        out = torch.empty_like(query)
+        tree_attention(
+            query.transpose(0, 1)[None],
+            seen[None, :pairs],
+            seen[None, pairs:],
+            sight,
+            window=window,
+            out=out.transpose(0, 1)[None],
+        )
+        return out.flatten(1)
 
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

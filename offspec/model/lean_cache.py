@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
+from offspec_kernels.kv_compact import KVTable, kv_compact
+
 
 class LeanCache:
     """`TreeCache`'s semantics over one block [N, 2 KV, C, D]: of each layer the keys, then the values.
@@ -18,10 +20,13 @@ class LeanCache:
     def __init__(
         self, layers: int, heads: int, capacity: int, size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.block = torch.zeros(layers, 2 * heads, capacity, size, dtype=dtype, device=device)
-        self.layers = self.block.unbind()
+        self._take(torch.zeros(layers, 2 * heads, capacity, size, dtype=dtype, device=device))
         self.length = 0
         self.filled = 0
+
+    def _take(self, block: torch.Tensor) -> None:
+        self.block, self.layers = block, block.unbind()
+        self._table = KVTable([block.flatten(0, 1)])
 
     @property
     def capacity(self) -> int:
@@ -34,10 +39,9 @@ class LeanCache:
         layers, heads, _, size = self.block.shape
         grown = self.block.new_zeros(layers, heads, capacity, size)
         grown[:, :, : self.filled] = self.block[:, :, : self.filled]
-        self.block, self.layers = grown, grown.unbind()
+        self._take(grown)
         return True
 
-    @torch.no_grad()
     def commit(self, pending: int, nodes: Sequence[int]) -> None:
         """Commit `pending` rows in order, then the rows of `nodes` (counted from behind the pending ones).
 
@@ -46,9 +50,7 @@ class LeanCache:
         start = self.length + pending
         end = start + len(nodes)
         assert end <= self.filled
-        if list(nodes) != list(range(len(nodes))):
-            rows = torch.tensor([start + node for node in nodes], device=self.block.device)
-            self.block[:, :, start:end] = self.block[:, :, rows]
+        kv_compact(self._table, start, [start + node for node in nodes])
         self.length = self.filled = end
 
     def rewind(self, length: int) -> None:

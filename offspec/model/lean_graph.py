@@ -1,10 +1,10 @@
 """Steps at fixed shapes, so that a CUDA device can replay each as one graph.
 
-A step's rows are padded to a power of two; keys and values are looked at over the cache's whole capacity,
-with a mask over what is not there. Nothing depends on this but speed: where a graph cannot be captured, the
-same work runs operation by operation.
+A step's rows are padded to a power of two. Keys and values lie in the cache at its whole capacity; how many
+of them there are, and who sees whom, is read from the device, where it changes between replays. Nothing
+depends on this but speed: where a graph cannot be captured, the same work runs operation by operation.
 
-Letters: T rows of a step, P those of its graph, C capacity, H hidden size, D head size.
+Letters: T rows of a step, P those of its graph, C capacity, H hidden size, D head size, W = ceil(C / 64).
 """
 
 from collections.abc import Callable
@@ -13,21 +13,22 @@ from typing import Any
 
 import torch
 
+from offspec_kernels.sight import BITS, Sight
+
 _MOST_ROWS = 32
 PADDING = _MOST_ROWS  # rows that a cache needs behind those in use
 
 Turn = tuple[torch.Tensor, torch.Tensor]
-Masks = dict[int | None, torch.Tensor]
-Layers = Callable[[torch.Tensor, Turn, Masks, torch.Tensor, int], torch.Tensor]
+Layers = Callable[[torch.Tensor, Turn, Sight, torch.Tensor, int], torch.Tensor]
 
 
 @dataclass(slots=True)
 class _Step:
-    """The buffers of one graph. hidden [P, H]; turn: two of [P, 1, D]; masks by window [P, C]; rows [P]."""
+    """The buffers of one graph. hidden [P, H]; turn: two of [P, 1, D]; rows [P]; sight of P queries."""
 
     hidden: torch.Tensor
     turn: Turn
-    masks: Masks
+    sight: Sight
     rows: torch.Tensor
     out: torch.Tensor | None = None
     graph: torch.cuda.CUDAGraph | None = None
@@ -52,25 +53,22 @@ class GraphedSteps:
         """Drop all graphs: the cache has moved, or is closed."""
         self._steps.clear()
 
-    def run(self, hidden: torch.Tensor, turn: Turn, masks: Masks, start: int, capacity: int) -> torch.Tensor:
+    def run(self, hidden: torch.Tensor, turn: Turn, sight: Sight, start: int, capacity: int) -> torch.Tensor:
         """Embeddings [T, H] to final hidden states [T, H]; their keys and values go to rows from `start` on.
 
-        turn: cos and sin [T, 1, D]; masks by window [T, start + T]. The result is the caller's own.
+        turn: cos and sin [T, 1, D]; sight: of the T rows, in one tree. The result is the caller's own.
         """
         count = len(hidden)
         padded = 1 << (count - 1).bit_length()
         assert start + padded <= capacity, "padding writes rows behind the step's own"
         step = self._steps.get(padded)
         if step is None:
-            step = self._steps[padded] = _make(padded, hidden, turn, masks, capacity)
+            step = self._steps[padded] = _make(padded, hidden, turn, capacity)
         step.hidden[:count].copy_(hidden)
         for kept, new in zip(step.turn, turn, strict=True):
             kept[:count].copy_(new)
         torch.arange(start, start + padded, out=step.rows)
-        for window, mask in masks.items():
-            kept = step.masks[window].fill_(float("-inf"))
-            kept[:count, : mask.shape[1]].copy_(mask)
-            kept[count:, 0] = 0  # nobody asks what padding sees, but a softmax over nothing is no number
+        _show(sight, step.sight)
         return self._through(step, capacity)[:count].clone()
 
     def _through(self, step: _Step, capacity: int) -> torch.Tensor:
@@ -79,13 +77,13 @@ class GraphedSteps:
         if step.graph is not None and step.out is not None:
             step.graph.replay()
             return step.out
-        return self._layers(step.hidden.clone(), step.turn, step.masks, step.rows, capacity)
+        return self._layers(step.hidden.clone(), step.turn, step.sight, step.rows, capacity)
 
     def _capture(self, step: _Step, capacity: int) -> None:
         """Record the step, after a run aside in which libraries make what they cannot make in a capture."""
 
         def work() -> torch.Tensor:
-            return self._layers(step.hidden.clone(), step.turn, step.masks, step.rows, capacity)
+            return self._layers(step.hidden.clone(), step.turn, step.sight, step.rows, capacity)
 
         before = torch.cuda.current_stream(self._device)
         try:
@@ -110,12 +108,27 @@ class GraphedSteps:
             torch.cuda.set_stream(before)  # a capture that fails does not give it back
 
 
-def _make(padded: int, hidden: torch.Tensor, turn: Turn, masks: Masks, capacity: int) -> _Step:
+def _make(padded: int, hidden: torch.Tensor, turn: Turn, capacity: int) -> _Step:
     """Buffers of P rows, all of them numbers: what lies in padding is computed with."""
     cos, sin = (kept.new_zeros(padded, *kept.shape[1:]) for kept in turn)
+    rows = torch.zeros(padded, dtype=torch.long, device=hidden.device)
+    prefix, first, count, causal = rows.new_zeros(4, 1, dtype=torch.int32).unbind()
+    words, position = rows.new_zeros(1, padded, -(-capacity // BITS)), rows.new_zeros(1, capacity)
     return _Step(
         hidden=hidden.new_zeros(padded, hidden.shape[1]),
         turn=(cos, sin),
-        masks={window: mask.new_zeros(padded, capacity) for window, mask in masks.items()},
-        rows=torch.zeros(padded, dtype=torch.long, device=hidden.device),
+        sight=Sight(prefix, first, count, causal, words, position),
+        rows=rows,
     )
+
+
+def _show(sight: Sight, graphed: Sight) -> None:
+    """Copy a step's sight to where its graph looks. Rows of padding are queries of nobody."""
+    for name in ("prefix", "first", "count", "causal"):
+        getattr(graphed, name).copy_(getattr(sight, name))
+    rows, words = sight.words.shape[1:]
+    graphed.words[:, :rows, :words].copy_(sight.words)
+    graphed.words[:, :rows, words:] = 0
+    assert sight.position is not None and graphed.position is not None
+    graphed.position[:, : sight.position.shape[1]].copy_(sight.position)
+    graphed.forget()

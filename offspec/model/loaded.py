@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from offspec.checkpoint import TensorInfo
-from offspec.model.attention import KEPT_MASKS, ROWS, TreeContext
+from offspec.model.attention import TreeContext
 from offspec.model.binding import Binder
 from offspec.model.cache import TreeCache
 from offspec.model.embedding import RowGather
@@ -22,6 +22,7 @@ from offspec.store.reader import DirectReader
 from offspec.stream.disk import read_unit
 from offspec.stream.ring import RingStats
 from offspec.timeline import OFF, Timeline
+from offspec_kernels.tree_attention import scratch_bytes as tree_attention_scratch
 from offspec_planners.placement import Placement, Tier
 
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
@@ -127,11 +128,7 @@ class LoadedModel:
         chunk = min(rows, chunk)
         heads: int = config.num_attention_heads
         groups = heads // (getattr(config, "num_key_value_heads", None) or heads)
-        attending = min(rows, ROWS)
-        attention = attending * (length + rows) * (item * groups + 1)
-        attention += min(rows * (length + rows) * item, KEPT_MASKS + attending * (length + rows) * item)
-        if getattr(config, "attn_logit_softcapping", None) or self._has_sinks():
-            attention += 4 * heads * attending * (length + rows) * 4  # written out, in float32
+        attention = tree_attention_scratch(chunk, length + rows, groups, self.dtype)
         largest = max((a * b for a, b in self._matrix_shapes()), default=0)  # reordered by the GEMM
         return (
             rows * hidden * item * 4

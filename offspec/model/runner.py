@@ -12,7 +12,7 @@ import torch
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import ModelOutput
 
-from offspec.model.attention import TreeContext, pieces
+from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
 from offspec.model.head import StreamedHead
 from offspec.model.skeleton import Skeleton
@@ -187,6 +187,13 @@ def _chunks(rows: int, chunk: int, tree: TreeContext | None) -> list[slice]:
     """
     prompt = max(tree.causal - (len(tree.position) - rows), 0) if tree is not None else 0
     return pieces(0, prompt, chunk) + pieces(prompt, rows, chunk)
+
+
+def pieces(start: int, end: int, most: int) -> list[slice]:
+    """Pieces of at most `most` rows, as even as can be: a lone one at the end would round otherwise."""
+    rows = end - start
+    count = -(-rows // most)
+    return [slice(start + rows * i // count, start + rows * (i + 1) // count) for i in range(count)]
 
 
 def _rows(value: Any, part: slice, rows: int) -> Any:

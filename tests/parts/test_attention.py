@@ -1,14 +1,12 @@
 """Tree attention and the cache against the obvious: one path at a time, no cache, dense softmax."""
 
-from unittest import mock
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offspec.model import attention
-from offspec.model.attention import TreeContext, tree_attention
+from offspec.model import runner
+from offspec.model.attention import TreeContext, attend_tree
 from offspec.model.cache import TreeCache
 
 
@@ -36,7 +34,6 @@ def _obvious(
     window=st.sampled_from([None, 1, 4]),
     cap=st.sampled_from([None, 2.0]),
     chunk=st.integers(1, 9),
-    block=st.sampled_from([1, 3, 256]),
     seed=st.integers(0, 100),
 )
 def test_attention_equals_each_path_alone(
@@ -47,10 +44,9 @@ def test_attention_equals_each_path_alone(
     window: int | None,
     cap: float | None,
     chunk: int,
-    block: int,
     seed: int,
 ) -> None:
-    """Any prefix, prompt, tree, window, chunking and blocks of rows; parents[i] is taken modulo i + 1."""
+    """Any prefix, prompt, tree, window and chunking; parents[i] is taken modulo i + 1."""
     tree = [-1, *(above % (i + 1) for i, above in enumerate(parents))]
     depth = [0] * len(tree)
     paths: list[list[int]] = []
@@ -75,25 +71,24 @@ def test_attention_equals_each_path_alone(
     outs = []
     for begin in range(0, rows, chunk):
         end = min(begin + chunk, rows)
-        with mock.patch.object(attention, "ROWS", block):
-            out, _ = tree_attention(
-                torch.nn.Module(),
-                q[None, :, begin:end],
-                k[None, :, : prefix + end],
-                v[None, :, : prefix + end],
-                None,
-                scaling=0.3,
-                sliding_window=window,
-                softcap=cap,
-                tree=context,
-            )
+        out, _ = attend_tree(
+            torch.nn.Module(),
+            q[None, :, begin:end],
+            k[None, :, : prefix + end],
+            v[None, :, : prefix + end],
+            None,
+            scaling=0.3,
+            sliding_window=window,
+            softcap=cap,
+            tree=context,
+        )
         outs.append(out[0])
     assert torch.allclose(torch.cat(outs).double(), _obvious(q, k, v, seen, 0.3, cap), atol=1e-5)
 
 
 @given(start=st.integers(0, 50), rows=st.integers(0, 500), most=st.integers(3, 64))
 def test_pieces_cover_all_rows_and_leave_none_alone(start: int, rows: int, most: int) -> None:
-    parts = attention.pieces(start, start + rows, most)
+    parts = runner.pieces(start, start + rows, most)
     assert [row for part in parts for row in range(part.start, part.stop)] == list(range(start, start + rows))
     sizes = [part.stop - part.start for part in parts]
     assert all(1 < size <= most for size in sizes) or rows == 1
@@ -103,7 +98,7 @@ def test_sinks_take_their_share() -> None:
     q, k, v = torch.randn(3, 1, 2, 4, 8, generator=torch.Generator().manual_seed(0))
     sinks = torch.tensor([0.5, -1.0])
     context = TreeContext.chain(4, torch.device("cpu"))
-    out, _ = tree_attention(torch.nn.Module(), q, k, v, None, scaling=1.0, s_aux=sinks, tree=context)
+    out, _ = attend_tree(torch.nn.Module(), q, k, v, None, scaling=1.0, s_aux=sinks, tree=context)
     for head in range(2):
         for row in range(4):
             scores = torch.cat([k[0, head, : row + 1] @ q[0, head, row], sinks[head : head + 1]])
@@ -139,3 +134,15 @@ def test_a_cache_appends_commits_rewinds_and_grows() -> None:
     assert _content(cache) == [0, 1, 2, 10]
     with pytest.raises(AssertionError):
         cache.rewind(5)
+
+
+def test_a_cache_that_grows_forgets_where_it_was() -> None:
+    """What knows where the layers lie would keep the old memory, and move rows there."""
+    cache = TreeCache(2, capacity=4)
+    _append(cache, torch.arange(3.0))
+    cache.commit(0, [0, 2])
+    assert len(cache._tables) == 1
+    _append(cache, torch.arange(10.0, 15.0))
+    assert not cache._tables
+    cache.commit(1, [1, 3])
+    assert _content(cache) == [0, 2, 10, 12, 14]

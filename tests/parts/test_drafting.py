@@ -95,6 +95,15 @@ def test_tokens_are_those_of_their_scores() -> None:
     assert found.token[0].tolist() == logits.topk(32).indices.tolist()
 
 
+def test_of_equal_tokens_the_lowest_come_first() -> None:
+    """bfloat16 has few values, so a draft's logits tie; which of them become children is no accident."""
+    logits = torch.arange(20_000).remainder(5).to(torch.bfloat16)[None]
+    found = Scorer(LogitsProcessor(SamplingParams(), 20_000, []), None, Calibration()).children(
+        logits, [], [9]
+    )
+    assert found.token[0].tolist() == list(range(4, 160, 5)), "the first 32 of the largest"
+
+
 @given(st.integers(0, 10_000), st.integers(1, 40))
 def test_children_that_cannot_be_in_the_tree_are_not_kept(seed: int, budget: int) -> None:
     """The best of the nodes stay the same when those at or below the worst of a full tree are left out."""
