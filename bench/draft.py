@@ -24,7 +24,7 @@ from offspec.config import SamplingParams, format_bytes
 from offspec_planners.measure import gemm_rates, memory_bandwidth
 
 if TYPE_CHECKING:
-    from offspec.draft.base import Scorer
+    from offspec.draft.base import Children, Scorer
     from offspec.draft.lm import DraftModel
     from offspec.model.loaded import LoadedModel
 
@@ -67,40 +67,44 @@ def read_rate() -> float:
 class Steps:
     """One way of computing a draft step, over a prefix of its own."""
 
-    def __init__(self, model: DraftModel, scorer: Scorer, prefix: int) -> None:
+    def __init__(self, model: DraftModel, scorer: Scorer, prefix: int, device: str = "cpu") -> None:
         import torch
 
         from offspec.model.attention import TreeContext
 
         self._model, self._scorer, self._prefix = model, scorer, prefix
-        device = torch.device("cpu")
-        tokens = torch.arange(prefix).remainder(model.skeleton.vocab_size)
+        self._device = torch.device(device)
+        tokens = torch.arange(prefix, device=device).remainder(model.skeleton.vocab_size)
         with torch.inference_mode():
             model.cache.rewind(0)
-            model.hidden(tokens, TreeContext.chain(prefix, device))
+            model.hidden(tokens, TreeContext.chain(prefix, self._device))
             model.cache.commit(prefix, [])
 
-    def run(self, width: int) -> tuple[float, int]:
-        """Seconds of a step of `width` siblings, and the likeliest child of the first of them."""
+    def run(self, width: int) -> tuple[float, Children]:
+        """Seconds of a step of `width` siblings, and their likeliest children."""
         import torch
 
         from offspec.model.attention import TreeContext
 
-        nodes = torch.arange(7, 7 + width).remainder(self._model.skeleton.vocab_size)
+        device = self._device
+        nodes = torch.arange(7, 7 + width, device=device).remainder(self._model.skeleton.vocab_size)
         start = time.perf_counter()
         with torch.inference_mode():
             context = TreeContext(
-                self._prefix, torch.full((width,), self._prefix), 0, torch.eye(width, dtype=torch.bool)
+                self._prefix,
+                torch.full((width,), self._prefix, device=device),
+                0,
+                torch.eye(width, dtype=torch.bool, device=device),
             )
             logits = self._model.logits(self._model.hidden(nodes, context))
             children = self._scorer.children(logits, [], [self._prefix + 1] * width)
         spent = time.perf_counter() - start
         self._model.cache.rewind(self._prefix)
-        return spent, int(children.token[0, 0])
+        return spent, children
 
 
-def open_draft(name: str, bits: int, dtype: str, capacity: int) -> LoadedModel:
-    """The draft with all of its layers in memory, rounded as the engine rounds it where `bits` is 4."""
+def open_draft(name: str, bits: int, dtype: str, capacity: int, device: str = "cpu") -> LoadedModel:
+    """The draft with all of its layers on the device, rounded as the engine rounds it where `bits` is 4."""
     import torch
 
     from offspec.assemble import calibration_ids
@@ -110,7 +114,7 @@ def open_draft(name: str, bits: int, dtype: str, capacity: int) -> LoadedModel:
     from offspec_planners.placement import Placement
 
     checkpoint = open_checkpoint(name)
-    draft = LoadedModel(checkpoint.folder, checkpoint.tensors, getattr(torch, dtype), torch.device("cpu"))
+    draft = LoadedModel(checkpoint.folder, checkpoint.tensors, getattr(torch, dtype), torch.device(device))
     if bits == 16:
         draft.load(Placement.in_memory(len(draft.layers), range(len(draft.layers)), 0), capacity, _nothing)
     else:
@@ -124,14 +128,14 @@ def _nothing(done: int, total: int) -> None:
     """Progress that goes nowhere."""
 
 
-def new_scorer(vocabulary: int, temperature: float) -> Scorer:
+def new_scorer(vocabulary: int, temperature: float, device: str = "cpu") -> Scorer:
     from offspec.draft.base import Scorer
     from offspec.noise import GumbelNoise
     from offspec.sampling import LogitsProcessor
     from offspec_planners.calibrate import Calibration
 
     processor = LogitsProcessor(SamplingParams(temperature=temperature, seed=0), vocabulary, [])
-    noise = GumbelNoise(0, vocabulary) if processor.uses_noise else None
+    noise = GumbelNoise(0, vocabulary, device) if processor.uses_noise else None
     return Scorer(processor, noise, Calibration())
 
 

@@ -1,0 +1,178 @@
+"""How the kernels bench times a call, watches its memory, and what it holds both against.
+
+On a CUDA device time is the device's own, between two events, with its second-level cache emptied before each
+run. The emptying takes it a while, in which the host asks for the call: what it then measures is the work and
+not the asking, which is told apart. On a CPU it is the wall's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Protocol
+
+import torch
+
+from offspec_planners.measure import gemm_rates, memory_bandwidth
+
+Call = Callable[[], Any]
+
+# Sides of the square matrices whose product is the ceiling, and bytes of the copy.
+_SIDE = {"cpu": 2048, "cuda": 8192}
+_PRODUCT_ROWS = {"cpu": (256, 1024), "cuda": (4096, 8192)}
+_COPIED = {"cpu": 128 << 20, "cuda": 1 << 30}
+_FLUSHED = 512 << 20  # bytes written before a run: more than any cache holds, and 0.15 ms or more of work
+_TURNS = 5  # that the ways of a case take one after the other
+_LEAST_RUNS, _MOST_RUNS = 1, 100  # in a turn
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of one call. asking: what the host took to ask for it, where that is not the call itself."""
+
+    seconds: float
+    least: float
+    most: float
+    runs: int
+    asking: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        asked = {} if self.asking is None else {"asking_seconds": self.asking}
+        return {"seconds": self.seconds, "spread": [self.least, self.most], "runs": self.runs, **asked}
+
+
+class Clock(Protocol):
+    """Times one run of a call: seconds of the work, and of asking for it where that is apart."""
+
+    def time(self, call: Call) -> tuple[float, float | None]: ...
+
+
+class WallClock:
+    """For a CPU, which does what it is asked at once."""
+
+    def time(self, call: Call) -> tuple[float, float | None]:
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start, None
+
+
+class EventClock:
+    """For a CUDA device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._flushed = torch.empty(_FLUSHED, dtype=torch.uint8, device=device)
+
+    def time(self, call: Call) -> tuple[float, float | None]:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize(self._device)
+        self._flushed.zero_()
+        start = time.perf_counter()
+        begin.record()
+        call()
+        end.record()
+        asking = time.perf_counter() - start
+        end.synchronize()
+        return begin.elapsed_time(end) / 1000, asking
+
+
+def clock_of(device: torch.device) -> Clock:
+    return EventClock(device) if device.type == "cuda" else WallClock()
+
+
+def time_in_turns(ways: Mapping[str, Call], clock: Clock, seconds: float) -> dict[str, Timing]:
+    """The median of many runs of each way, after one that does not count.
+
+    The ways take turns, so that a drift of the machine hits all alike; a turn lasts about `seconds`.
+    """
+    found: dict[str, list[tuple[float, float | None]]] = {name: [] for name in ways}
+    for turn in range(_TURNS):
+        for name, call in ways.items():
+            if not turn:
+                call()
+            found[name] += _turn(call, clock, seconds)
+    return {name: _timing(runs) for name, runs in found.items()}
+
+
+def _turn(call: Call, clock: Clock, seconds: float) -> list[tuple[float, float | None]]:
+    runs: list[tuple[float, float | None]] = []
+    start = time.perf_counter()
+    while len(runs) < _LEAST_RUNS or (time.perf_counter() - start < seconds and len(runs) < _MOST_RUNS):
+        runs.append(clock.time(call))
+    return runs
+
+
+def _timing(runs: Sequence[tuple[float, float | None]]) -> Timing:
+    spent = [run for run, _ in runs]
+    asked = [asking for _, asking in runs if asking is not None]
+    return Timing(median(spent), min(spent), max(spent), len(spent), median(asked) if asked else None)
+
+
+def peak_scratch(call: Call, device: torch.device) -> int:
+    """Bytes that a call held at most, beyond what it left when it was done (its result among that).
+
+    Of torch's allocators: what a library takes behind their back is not seen.
+    """
+    call()  # what is made once and kept is no scratch
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        result = call()
+        torch.cuda.synchronize(device)
+        scratch = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+        del result
+        return scratch
+    return _peak_on_cpu(call)
+
+
+def _peak_on_cpu(call: Call) -> int:
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        result = call()
+    assert watched.profiler is not None and watched.profiler.kineto_results is not None
+    del result
+    events = [event for event in watched.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most - held
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What the device does when it does nothing else: products by dtype, and bytes read or copied."""
+
+    flops_per_s: dict[str, float]
+    bytes_per_s: float
+
+    def seconds(self, flops: float, nbytes: float, dtype: str) -> tuple[float, float]:
+        """Of the products, and of the memory; the larger is the least that the work can take."""
+        return flops / self.flops_per_s[dtype], nbytes / self.bytes_per_s
+
+    def to_json(self) -> dict[str, Any]:
+        return {"flops_per_s": self.flops_per_s, "bytes_per_s": self.bytes_per_s}
+
+
+def measure_rates(device: torch.device, dtypes: Sequence[str]) -> Rates:
+    """The best of a few large products for each dtype, and the better of a long copy and a long sum."""
+    side, rows = _SIDE[device.type], _PRODUCT_ROWS[device.type]
+    products = {
+        dtype: max(
+            rate.flops_per_s
+            for rate in gemm_rates(rows, rows=side, columns=side, dtype=dtype, device=str(device))
+        )
+        for dtype in dtypes
+    }
+    return Rates(products, max(_copy_rate(device), memory_bandwidth(str(device)).high))
+
+
+def _copy_rate(device: torch.device) -> float:
+    """Bytes read and written per second, together."""
+    source = torch.ones(_COPIED[device.type] // 4, device=device)
+    target = torch.empty_like(source)
+    timing = time_in_turns({"copy": lambda: target.copy_(source)}, clock_of(device), 0.1)["copy"]
+    return 2 * source.nbytes / timing.least
