@@ -4,6 +4,8 @@ import torch
 
 from offspec.config import format_bytes
 from offspec.errors import CapacityError, RequestError
+from offspec_kernels.errors import ArgumentError, PathError
+from offspec_kernels.paths import choose
 
 # What a process takes on a CUDA device before its first tensor, which torch's allocator does not count.
 RUNTIME = 700_000_000
@@ -13,7 +15,7 @@ SLACK = 256_000_000
 
 
 def find_device(name: str) -> torch.device:
-    """The device of that name. Raises RequestError."""
+    """The device of that name. Raises RequestError, also for OFFSPEC_KERNELS that cannot run on it."""
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -26,6 +28,10 @@ def find_device(name: str) -> torch.device:
         count = torch.cuda.device_count()
         if (device.index or 0) >= count:
             raise RequestError(f"there is no {name}; this machine has {count} CUDA devices, from cuda:0 on")
+    try:
+        choose(device)
+    except (ArgumentError, PathError) as error:
+        raise RequestError(str(error)) from error
     return device
 
 

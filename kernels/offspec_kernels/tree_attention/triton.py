@@ -211,31 +211,36 @@ def _merge(
     tl.store(place, result.to(out.dtype.element_ty), mask=column < E)
 
 
-def choose_blocks(query: Tensor, key: Tensor) -> Blocks:
+# Rows and keys that leave no register spilt, by bytes of a number and the widest head.
+_TILES = {(2, 128): (128, 64), (2, 256): (64, 32), (4, 64): (64, 32), (4, 128): (32, 32), (4, 256): (16, 32)}
+_ROOMY = 160 << 10  # bytes of shared memory a program can have on a server's GPU; a consumer's has 99 KiB
+
+
+def choose_blocks(query: Tensor, key: Tensor, value: Tensor) -> Blocks:
     """Blocks for a shape: large tiles where there are many rows, splits where there are few."""
     batch, heads, rows, size = query.shape
     key_heads, keys = key.shape[1:3]
     folded = rows * (heads // key_heads)
-    wide = size > 128 or query.dtype == torch.float32
-    most = 64 if wide else 128
+    number, widest = query.element_size(), max(size, value.shape[3])
+    most, wide = next(tile for (bytes_, head), tile in _TILES.items() if bytes_ == number and widest <= head)
     tile = min(most, max(16, triton.next_power_of_2(folded)))
+    processors, shared = _device(query.device)
     programs = -(-folded // tile) * batch * key_heads
-    wanted = 2 * _processors(query.device)
-    splits = max(1, min(-(-wanted // programs), keys // 512, 64))
     return Blocks(
         rows=tile,
-        keys=32 if wide else 64,
-        warps=8 if tile == 128 else 4,
-        stages=2 if wide else 3,
-        splits=splits,
+        keys=wide,
+        warps=4 if tile * wide <= 16 * 64 and number == 2 else 8,
+        stages=3 if wide == 64 and shared >= _ROOMY else 2,
+        splits=max(1, min(-(-2 * processors // programs), keys // 512, 64)),
     )
 
 
-def _processors(device: torch.device) -> int:
+def _device(device: torch.device) -> tuple[int, int]:
+    """How many processors there are, and the bytes of shared memory that a program can have."""
     if device.type != "cuda":
-        return 1
-    count: int = torch.cuda.get_device_properties(device).multi_processor_count
-    return count
+        return 1, 0
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count, getattr(properties, "shared_memory_per_block_optin", 0)
 
 
 def attend(
@@ -253,7 +258,7 @@ def attend(
     """See `tree_attention`. Scratch: B H N X (E + 2) float32 where X > 1."""
     batch, heads, rows, size = query.shape
     key_heads, width = key.shape[1], value.shape[3]
-    cut = blocks or choose_blocks(query, key)
+    cut = blocks or choose_blocks(query, key, value)
     parts = batch * heads * rows * cut.splits if cut.splits > 1 else 0
     sums = torch.empty(parts, width, dtype=torch.float32, device=query.device)
     tops = torch.empty(parts, 2, dtype=torch.float32, device=query.device)
@@ -273,12 +278,12 @@ def attend(
         BM=cut.rows, BN=cut.keys, BT=min(cut.keys, _WORD.value), SPLITS=cut.splits,
         WINDOWED=window is not None, CAPPED=softcap is not None, SUNK=sinks is not None,
         UPCAST=interprets(), PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        num_warps=cut.warps, num_stages=cut.stages,
+        num_warps=cut.warps, num_stages=cut.stages, enable_fp_fusion=True,
     )  # fmt: skip
     if cut.splits > 1:
         _merge[(rows, batch * heads)](
             sums, tops, out, sight.count, *out.stride()[:3], heads, rows,
             E=width, PE=max(16, triton.next_power_of_2(width)),
             SPLITS=cut.splits, PS=triton.next_power_of_2(cut.splits),
-            num_warps=4,
+            num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip

@@ -1,0 +1,48 @@
+"""The engine says the same whichever path its kernels take."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from offspec import SamplingParams
+from offspec.device import find_device
+from offspec.errors import RequestError
+from offspec_kernels.paths import VARIABLE
+from tests.tiny import reference, tiny_engine, write_model
+
+PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
+
+
+@pytest.mark.parametrize(
+    ("path", "family", "tokens"),
+    [
+        *((path, family, 12) for path in ("reference", "eager") for family in ("llama", "gemma2", "gpt_oss")),
+        *(("triton", family, 4) for family in ("gemma2", "gpt_oss")),  # in Python, seconds for each token
+    ],
+)
+def test_tokens_are_the_same(
+    path: str, family: str, tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows, soft caps, sinks; a draft that helps and one that is hostile; compaction after each pass."""
+    greedy = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    sampled = replace(greedy, temperature=1.0, seed=3, top_p=0.9, min_p=0.01, repetition_penalty=1.1)
+    model = write_model(tmp_path / "model", family)
+    hostile = write_model(tmp_path / "hostile", seed=9)
+    with tiny_engine(model, "none", budget=1) as engine:
+        expected = engine.generate(PROMPT, sampled).token_ids
+    monkeypatch.setenv(VARIABLE, path)
+    for draft in (model, hostile):
+        with tiny_engine(model, draft, budget=6, width=3) as engine:
+            assert list(engine.generate(PROMPT, greedy).token_ids) == reference(model, PROMPT, tokens)
+            assert engine.generate(PROMPT, sampled).token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "fix"), [("fastest", "reference, eager, triton"), ("triton", "TRITON_INTERPRET=1")]
+)
+def test_a_path_that_cannot_be_taken(path: str, fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, path)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(RequestError, match=fix):
+        find_device("cpu")

@@ -1,0 +1,108 @@
+"""Compiles every kernel as its launcher calls it, for GPUs that need not be there; run as a script.
+
+    python -m tests.kernels.compiling [--all] 80 89 90 120
+
+Prints a line of JSON for each kernel, call and architecture: the shared memory and the stack that a program
+takes, and the fused float64 operations in it. Not under pytest, whose process runs kernels in Python.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from offspec_kernels.gumbel_argmax.rows import Work
+from offspec_kernels.gumbel_argmax.triton import pick
+from offspec_kernels.kv_compact import KVTable
+from offspec_kernels.kv_compact.triton import move
+from offspec_kernels.topk_children.triton import children
+from offspec_kernels.tree_attention.triton import attend
+from tests.kernels.trees import Shape, make_case
+
+_TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+class _Absent:
+    """A GPU to compile for, and nothing more."""
+
+    def __init__(self, architecture: int) -> None:
+        self.architecture = architecture
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.architecture, 32)
+
+    def get_current_device(self) -> int:
+        return self.architecture  # so that nothing compiled for another one is taken
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def _calls(thorough: bool) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Every launcher; thoroughly, with all that makes its kernels take another shape."""
+    for dtype in (torch.bfloat16, torch.float32) if thorough else (torch.bfloat16,):
+        for size in (64, 128, 256) if thorough else (128,):
+            for rows, window, softcap in ((80, 9, 5.0), (80, None, None), (1, None, None)):
+                sizes = (size, size)
+                case = make_case([Shape(2000, 0, rows, rows)], heads=(8, 1), sizes=sizes, dtype=dtype)
+                arguments: list[Any] = [case.query, case.key, case.value, case.sight, 0.1, window, softcap]
+                arguments += [None, torch.empty_like(case.query)]
+                name = f"tree_attention {dtype} {size} {rows} {window} {softcap}"
+                yield name, lambda given=tuple(arguments): attend(*given)
+        logits = torch.zeros(3, 128256, dtype=dtype)
+        least, tie = torch.zeros(3), torch.zeros(3, dtype=torch.int64)
+        noisy = Work(logits, 1, [4, 4, 5], 0.7, least, tie, None)
+        yield f"gumbel_argmax {dtype}", lambda work=noisy: pick(work)
+        for count in (8, 32) if thorough else (32,):
+            yield f"topk_children {dtype} {count}", lambda x=logits, k=count: children(x, k, 1, [4, 4, 5], 0.8)
+    table = KVTable([torch.zeros(8, 90, 128)])
+    yield "kv_compact", lambda: move(table, 3, [4, 7])
+
+
+def _report(name: str, kernel: Any) -> None:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        usage = subprocess.run(
+            [_TOOLS / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    stack = re.search(r"STACK:(\d+)", usage)
+    found = {
+        "call": name,
+        "kernel": kernel.name,
+        "architecture": kernel.metadata.target.arch,
+        "shared": kernel.metadata.shared,
+        "stack": int(stack[1]) if stack else 0,
+        "fused_float64": kernel.asm["ptx"].count("fma.rn.f64"),
+    }
+    print(json.dumps(found), flush=True)
+
+
+def main(architectures: list[int], thorough: bool) -> None:
+    assert not os.environ.get("TRITON_INTERPRET"), "kernels must be compiled, not interpreted"
+    run = JITFunction.run
+    name = ""
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        _report(name, run(self, *args, grid=grid, warmup=True, **options))
+
+    JITFunction.run = compile_only  # type: ignore[method-assign]
+    for architecture in architectures:
+        triton.runtime.driver.set_active(_Absent(architecture))  # type: ignore[arg-type]
+        for name, call in _calls(thorough):  # noqa: B007 - told by compile_only
+            call()
+
+
+if __name__ == "__main__":
+    words = sys.argv[1:]
+    main([int(word) for word in words if word != "--all"], "--all" in words)
