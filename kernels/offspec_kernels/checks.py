@@ -12,12 +12,14 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 def check_shape(name: str, tensor: Tensor, shape: Sequence[int | str]) -> None:
     """`shape`: a number for a size that is known, a letter for one that may be anything."""
-    fits = tensor.dim() == len(shape) and all(
-        isinstance(wanted, str) or size == wanted for size, wanted in zip(tensor.shape, shape, strict=False)
-    )
-    if not fits:
-        wanted = ", ".join(map(str, shape))
-        raise ArgumentError(name, f"the shape must be [{wanted}], not {list(tensor.shape)}")
+    sizes = tensor.shape
+    if len(sizes) == len(shape):
+        for size, wanted in zip(sizes, shape, strict=True):
+            if size != wanted and not isinstance(wanted, str):
+                break
+        else:
+            return
+    raise ArgumentError(name, f"the shape must be [{', '.join(map(str, shape))}], not {list(sizes)}")
 
 
 def check_dtype(name: str, tensor: Tensor, dtypes: Sequence[torch.dtype]) -> None:

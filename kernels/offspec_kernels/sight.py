@@ -56,6 +56,8 @@ class Sight:
     # What is worked out once and serves every layer of a pass: small masks, and the numbers on the host.
     kept: dict[object, Tensor] = field(default_factory=dict, compare=False, repr=False)
     known: list[Reach] = field(default_factory=list, compare=False, repr=False)
+    # Batches, queries and keys that this has been found to fit.
+    fitting: set[tuple[int, int, int]] = field(default_factory=set, compare=False, repr=False)
 
     @classmethod
     def of(
@@ -109,6 +111,7 @@ class Sight:
         """Drop what was worked out: the tensors have been written to."""
         self.kept.clear()
         self.known.clear()
+        self.fitting.clear()
 
     def reaches(self) -> list[Reach]:
         """The numbers of each tree. On a GPU the first call for a sight waits for the device."""

@@ -197,7 +197,7 @@ def test_words_hold_every_bit() -> None:
 def test_what_the_scratch_comes_to() -> None:
     """Bounded whatever the prefix, and by the tree's own square, not by what it looks at."""
     most = [scratch_bytes(2048, keys, 8, torch.bfloat16) for keys in (4096, 32768, 1 << 20)]
-    assert most[0] == most[1] == most[2] < 30 << 20
+    assert most[0] == most[1] == most[2] < 40 << 20
     assert eager.scratch_bytes(1, 100, 8, torch.float32) < 10_000
 
 

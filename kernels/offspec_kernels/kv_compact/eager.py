@@ -10,4 +10,5 @@ from offspec_kernels.kv_compact.table import KVTable
 def move(table: KVTable, start: int, rows: Sequence[int]) -> None:
     index = torch.tensor(rows, device=table.device)
     for view in table.views:
-        view[:, start : start + len(rows)] = view[:, index]  # what is read is a copy before it is written
+        moved = view.index_select(1, index)  # a copy, so that rows are read before any is written
+        view[:, start : start + len(rows)].copy_(moved)

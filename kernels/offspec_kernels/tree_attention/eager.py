@@ -13,6 +13,8 @@ which attract most attention in many models. Rows for which a later key beats it
 Letters: see `sight`; G query heads a key head, R = G n folded rows, K keys of a block, E numbers of a value.
 """
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,9 +24,11 @@ from offspec_kernels.sight import Reach, Sight
 _LOG2E = 1.4426950408889634
 _LOWEST = -(2.0**99)  # a maximum over nothing; a bfloat16, as all offsets are
 
-# Up to so many pairs of folded rows and keys a dense mask is small, and one call of torch's attention faster.
-_SMALL = 1 << 20
-_ROWS = 2048  # folded rows of a block
+# torch's attention with a dense mask is as fast while there are few keys, and faster where there are few
+# pairs of folded row and key, which is also how large such a mask may be.
+_FEW_KEYS, _SMALL = 1536, 1 << 20
+_KEPT = 16 << 20  # bytes of such masks that are kept from layer to layer
+_ROWS, _DENSE_ROWS = 2048, 256  # most folded rows of a block, and queries that share a mask of few keys
 _OPEN_KEYS, _MASKED_KEYS = 2048, 512  # keys of a block that all rows see, and of one that is done exactly
 _SUM = 128  # weights that are added up before a sum is rounded to bfloat16
 _SINKS = 64  # first keys, done exactly
@@ -37,8 +41,12 @@ def scratch_bytes(rows: int, keys: int, groups: int, dtype: torch.dtype) -> int:
     folded = min(groups * rows, max(_ROWS, groups))
     desk = folded * (_MASKED_KEYS * 4 + (_OPEN_KEYS * 2 if dtype == torch.bfloat16 else 0))
     blocks = folded * 256 * 4 * 5 + (folded // groups) * min(keys, rows)  # queries, sums and what is hidden
-    dense = min(groups * rows * keys, _SMALL) * dtype.itemsize * 2
-    return dense if groups * rows * keys <= _SMALL else max(desk + blocks, dense)
+    dense = min(groups * rows * keys, _SMALL) * dtype.itemsize
+    if groups * rows * keys <= _SMALL:
+        return 2 * dense
+    few = min(keys, _FEW_KEYS)
+    kept = min(groups * min(rows, few) * few * dtype.itemsize, _KEPT)
+    return kept + max(desk + blocks, dense)
 
 
 def attend(
@@ -54,25 +62,42 @@ def attend(
 ) -> None:
     """See `tree_attention`. Scratch: see `scratch_bytes`."""
     groups = query.shape[1] // key.shape[1]
+    plain = not softcap and sinks is None
     for tree, reach in enumerate(sight.reaches()):
-        out[tree, :, reach.count :] = 0
-        if not reach.count:
-            continue
-        small = groups * reach.count * reach.keys <= _SMALL and not softcap and sinks is None
-        if small:
-            _fused(query[tree], key[tree], value[tree], sight, tree, reach, scale, window, out[tree])
-            continue
-        step = max(1, _ROWS // groups)
-        desk = _Desk(groups * min(step, reach.count), query.dtype, query.device)
-        for start in range(0, reach.count, step):
-            rows = (start, min(start + step, reach.count))
+        if reach.count < out.shape[2]:
+            out[tree, :, reach.count :] = 0
+        q, k, v, o = query[tree], key[tree], value[tree], out[tree]
+        desk: _Desk | None = None
+        for rows, dense in _row_blocks(reach, groups, plain):
+            if dense:
+                _fused(q, k, v, sight, tree, rows, scale, window, o)
+                continue
+            desk = desk or _Desk(min(groups * reach.count, max(_ROWS, groups)), query.dtype, query.device)
             cut = _Cut(sight, tree, reach, rows, window)
-            for head in range(key.shape[1]):
+            for head in range(len(k)):
                 lanes = slice(head * groups, (head + 1) * groups)
-                q = query[tree, lanes, rows[0] : rows[1]]
-                block = _Rows(desk, q, scale, softcap, None if sinks is None else sinks[lanes])
-                cut.over(block, key[tree, head], value[tree, head])
-                out[tree, lanes, rows[0] : rows[1]] = block.result().to(out.dtype)
+                aside = None if sinks is None else sinks[lanes]
+                block = _Rows(desk, q[lanes, rows[0] : rows[1]], scale, softcap, aside)
+                cut.over(block, k[head], v[head])
+                o[lanes, rows[0] : rows[1]] = block.result().to(out.dtype)
+
+
+def _row_blocks(reach: Reach, groups: int, plain: bool) -> Iterator[tuple[tuple[int, int], bool]]:
+    """Queries that are done together, and whether by torch's attention with a dense mask."""
+    if plain and groups * reach.count * reach.keys <= _SMALL:
+        yield (0, reach.count), True
+        return
+    behind = reach.prefix + reach.first
+    few = min(max(_FEW_KEYS - behind, 0), reach.count) if plain else 0  # queries that see few keys
+    most = min(_DENSE_ROWS, max(1, _SMALL // (groups * _FEW_KEYS)))
+    yield from ((rows, True) for rows in _evenly(0, few, most))
+    yield from ((rows, False) for rows in _evenly(few, reach.count, max(1, _ROWS // groups)))
+
+
+def _evenly(start: int, end: int, most: int) -> list[tuple[int, int]]:
+    """[start, end) in parts of at most `most`, as even as can be."""
+    count, parts = end - start, -(-(end - start) // most)
+    return [(start + count * i // parts, start + count * (i + 1) // parts) for i in range(parts)]
 
 
 def _fused(
@@ -81,27 +106,28 @@ def _fused(
     value: Tensor,
     sight: Sight,
     tree: int,
-    reach: Reach,
+    rows: tuple[int, int],
     scale: float,
     window: int | None,
     out: Tensor,
 ) -> None:
-    """All at once, by torch's attention and a mask that serves all layers of a pass."""
-    heads, count, keys = len(query), reach.count, reach.keys
-    groups = heads // len(key)
-    name = (tree, groups, window, query.dtype)
+    """By torch's attention, with a mask that serves all layers of a pass."""
+    (start, end), heads = rows, len(query)
+    reach, groups = sight.reaches()[tree], heads // len(key)
+    keys = reach.prefix + reach.first + end
+    name = (tree, rows, groups, window, query.dtype)
     bias = sight.kept.get(name)
     if bias is None:
-        seen = sight.visible(tree, (0, count), (0, keys), window).repeat(groups, 1)
+        seen = sight.visible(tree, rows, (0, keys), window).repeat(groups, 1)
         bias = torch.zeros(seen.shape, dtype=query.dtype, device=query.device)
         bias.masked_fill_(~seen, float("-inf"))
-        sight.kept[name] = bias
-    assert isinstance(bias, Tensor)
-    folded = query[:, :count].reshape(1, len(key), groups * count, query.shape[2])
+        if sum(mask.nbytes for mask in sight.kept.values()) + bias.nbytes <= _KEPT:
+            sight.kept[name] = bias
+    folded = query[:, start:end].reshape(1, len(key), groups * (end - start), query.shape[2])
     done = F.scaled_dot_product_attention(
         folded, key[None, :, :keys], value[None, :, :keys], attn_mask=bias, scale=scale
     )
-    out[:, :count] = done.view(heads, count, -1)
+    out[:, start:end] = done.view(heads, end - start, -1)
 
 
 class _Desk:
