@@ -64,7 +64,10 @@ def _calls(thorough: bool) -> Iterator[tuple[str, Callable[[], object]]]:
         noisy = Work(logits, 1, [4, 4, 5], 0.7, least, tie, None)
         yield f"gumbel_argmax {dtype}", lambda work=noisy: pick(work)
         for count in (8, 32) if thorough else (32,):
-            yield f"topk_children {dtype} {count}", lambda x=logits, k=count: children(x, k, 1, [4, 4, 5], 0.8)
+            yield (
+                f"topk_children {dtype} {count}",
+                lambda x=logits, k=count: children(x, k, 1, [4, 4, 5], 0.8),
+            )
     table = KVTable([torch.zeros(8, 90, 128)])
     yield "kv_compact", lambda: move(table, 3, [4, 7])
 
