@@ -28,8 +28,9 @@ from bench.kernels_wanted import CASES, judged
 from offspec.config import parse_bytes
 from offspec.device import claim, find_device
 from offspec.errors import OffspecError
+from offspec_kernels.errors import ArgumentError, PathError
 from offspec_kernels.paths import Path as Way
-from offspec_kernels.paths import interprets
+from offspec_kernels.paths import choose, interprets
 
 NAME = "kernels"
 OPS = {"tree_attention": kernels_attention.OP, **kernels_rows.OPS}
@@ -53,12 +54,16 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--tune", action="store_true", help="also find the fastest blocks for tree_attention")
     parser.add_argument("--draft", default="demo", help="whose steps are timed with and without graphs")
     parser.add_argument("--json", type=Path, help="result file (default bench/results/kernels[-cuda].json)")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.spread <= 0 or args.seconds < 0:
+        parser.error("--spread must be above 0, and --seconds 0 or more")
+    return args
 
 
-def open_device(name: str, vram: str | None) -> torch.device:
-    """The device, with a promise for its memory where there is one. Raises RequestError, BenchError."""
+def open_device(name: str, vram: str | None, path: Way | None) -> torch.device:
+    """The device, with a promise for its memory if one is made. Raises OffspecError, PathError."""
     device = find_device(name)
+    choose(device, path)
     claim(device, parse_bytes(vram) if vram else None)
     if device.type == "cuda" and interprets():
         raise BenchError("TRITON_INTERPRET is set, and what Python interprets is no measure: unset it")
@@ -68,7 +73,10 @@ def open_device(name: str, vram: str | None) -> torch.device:
 def find_specs(args: argparse.Namespace, device: torch.device) -> list[Spec]:
     """The cases that are asked for, or those of the device. Raises BenchError."""
     texts = args.shapes or CASES[device.type]
-    return only([parse_spec(text, OPS) for text in texts], args.ops)
+    specs = only([parse_spec(text, OPS) for text in texts], args.ops)
+    if not specs and STEP not in (args.ops or []):
+        raise BenchError("no case is left: --ops and --shapes name different operations")
+    return specs
 
 
 def run_cases(
@@ -112,7 +120,7 @@ def run_steps(args: argparse.Namespace, device: torch.device, report: Report) ->
 
 
 def run(args: argparse.Namespace, argv: Sequence[str], report: Report) -> int:
-    device = open_device(args.device, args.vram)
+    device = open_device(args.device, args.vram, args.path)
     if args.tune and device.type != "cuda":
         raise BenchError("--tune is for CUDA devices: add --device cuda, or leave it out")
     specs = find_specs(args, device)
@@ -152,6 +160,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OffspecError as error:
         report.err.print(f"error: {error}", markup=False, soft_wrap=True)
         return error.exit_code
+    except (ArgumentError, PathError) as error:  # a case that its operation refuses
+        report.err.print(f"error: {error}", markup=False, soft_wrap=True)
+        return 2
 
 
 if __name__ == "__main__":

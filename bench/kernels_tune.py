@@ -40,7 +40,7 @@ def tune(spec: Spec, setting: Setting, seconds: float = 0.02) -> list[dict[str, 
 
     given = Inputs(spec, setting)
     query, key, value = given.query, given.key, given.value
-    chosen = choose_blocks(query, key)
+    chosen = choose_blocks(query, key, value)
     clock, truth, tried = clock_of(setting.device), torch.empty_like(query), list[dict[str, Any]]()
     attend(query, key, value, given.sight, given.size**-0.5, None, None, None, truth, chosen)
     out = torch.empty_like(query)

@@ -25,6 +25,7 @@ Border = tuple[Tensor, Tensor | None]  # the `least` and `last_tie` of `keep_abo
 # Logits divided by less than this could overflow float32. Two float32 logits that differ are then at least
 # 10^10 apart, far beyond any noise: the sample is the greedy token, as it would be at a lower temperature.
 _COLDEST = 1e-20
+_HOTTEST = 1e38  # near the largest float32; all tokens are as likely, as they would be beyond
 
 # How many of the likeliest tokens top_p looks at before it sorts the whole vocabulary, which takes
 # milliseconds on a CPU.
@@ -49,7 +50,7 @@ class LogitsProcessor:
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         # Greedy scores are not divided.
-        self._temperature = 1.0 if params.greedy else max(params.temperature, _COLDEST)
+        self._temperature = 1.0 if params.greedy else min(max(params.temperature, _COLDEST), _HOTTEST)
         self._filters = not params.greedy and (params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0)
         self._penalises = (
             params.repetition_penalty != 1.0
@@ -76,10 +77,10 @@ class LogitsProcessor:
     ) -> tuple[int, float]:
         """The token that follows one node, the lowest id among equals, and its lead on the second best.
 
-        logits: [V] any float, left as they are. The noise of `position`, the absolute one of the token,
-        makes it a sample of softmax(process(logits, path)); without noise it is the greedy choice. The lead
-        is in nats, 0 for a tie, inf when no other token is left. Raises CheckpointError when the logits are
-        not numbers.
+        logits: [V] float32, bfloat16 or float16, left as they are. The noise of `position`, the absolute
+        one of the token, makes it a sample of softmax(process(logits, path)); without noise it is the greedy
+        choice. The lead is in nats, 0 for a tie, inf when no other token is left. Raises CheckpointError when
+        the logits are not numbers.
         """
         bare = not (self._penalises or self._filters)  # then even the division is left to the kernel
         scores = logits[None] if bare else self.draft_scores(logits[None], [path])

@@ -32,7 +32,17 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     shutil.rmtree(config.stash[_CACHE], ignore_errors=True)
 
 
+def _is_interpreted(item: pytest.Item) -> bool:
+    """Whether it runs kernels in Python: by its marker, or because its path is the triton one."""
+    drawn = getattr(item, "callspec", None)
+    path_is = drawn is not None and "triton" in drawn.params.values()
+    return path_is or item.get_closest_marker("interpreted") is not None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get("TRITON_INTERPRET", "0") in ("", "0"):
+        for item in filter(_is_interpreted, items):
+            item.add_marker(pytest.mark.skip(reason="kernels are compiled here; set TRITON_INTERPRET=1"))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

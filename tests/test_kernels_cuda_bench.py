@@ -15,6 +15,7 @@ from tests.tiny import write_model
 CPU = torch.device("cpu")
 
 
+@pytest.mark.interpreted
 def test_a_grid_of_cuts_is_tried_and_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, values in {"ROWS": (16,), "KEYS": (16, 32), "WARPS": (4,), "STAGES": (2,)}.items():
         monkeypatch.setattr(kernels_tune, name, values)

@@ -273,6 +273,7 @@ def test_the_choice_is_the_largest_of_the_processed_row_and_the_noise(
         assert ours.choose(logits, [seed, 8], noise if ours.uses_noise else None, seed) == expected
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.7}, {"temperature": 0.7, "top_p": 0.5}, ALL])
 def test_the_choice_is_the_kernels_choice(params: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     ours, noise = processor([3, 4], **params), GumbelNoise(5, V)
@@ -315,3 +316,10 @@ def test_picks_follow_the_filtered_distribution(params: dict[str, float]) -> Non
     kept = exact > 0
     assert counts[~kept].sum() == 0
     assert stats.chisquare(counts[kept].double(), exact[kept] * draws).pvalue > 0.01
+
+
+def test_a_temperature_beyond_float32_is_a_very_high_one() -> None:
+    processor = LogitsProcessor(SamplingParams(temperature=1e300, seed=3), 50, [])
+    noise = GumbelNoise(3, 50)
+    token, _ = processor.choose(torch.arange(50.0), [], noise, 7)
+    assert token == int(noise.row(7).argmax())

@@ -66,7 +66,12 @@ def check_noise(rows: int, seed: int | None, positions: Sequence[int] | None) ->
         raise ArgumentError("positions", "must be in [0, 2^63)")
 
 
+def check_rows_of_noise(seed: int | None, noise: object | None) -> None:
+    if seed is None and noise is not None:
+        raise ArgumentError("noise", "rows of noise need the seed that they are made of")
+
+
 def check_scale(name: str, scale: float) -> None:
     """What scores are divided by: a float32 above 0 that has all its bits."""
-    if not 2.0**-126 <= scale < float("inf"):
+    if not 2.0**-126 <= scale <= torch.finfo(torch.float32).max:
         raise ArgumentError(name, f"must be a positive float32, not {scale}")

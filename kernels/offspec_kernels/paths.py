@@ -20,7 +20,7 @@ def choose(device: torch.device, path: Path | None = None) -> Path:
     """
     asked = path or os.environ.get(VARIABLE)
     if not asked:
-        return "triton" if device.type == "cuda" and has_triton() else "eager"
+        return "triton" if device.type == "cuda" and has_triton() and _capable(device) else "eager"
     if asked not in get_args(Path):
         name = "path" if path else VARIABLE
         raise ArgumentError(name, f"must be {', '.join(get_args(Path))}, not {asked!r}")
@@ -30,6 +30,12 @@ def choose(device: torch.device, path: Path | None = None) -> Path:
         if device.type != "cuda" and not interprets():
             raise PathError(f"the triton path on {device.type} needs TRITON_INTERPRET=1")
     return cast(Path, asked)
+
+
+@cache
+def _capable(device: torch.device) -> bool:
+    """Whether triton compiles all dtypes for it: Ampere (2020) and later."""
+    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 @cache

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from offspec_kernels.errors import ArgumentError
+
 BITS = 64  # of a word
 
 
@@ -68,13 +70,20 @@ class Sight:
         causal: int = 0,
         first: int | None = None,
         position: Tensor | None = None,
+        kept: dict[object, Tensor] | None = None,
     ) -> "Sight":
         """One tree. ancestors [N, R] bool: entry (i, r) says that query i sees tree row r.
 
         first: by default the queries are the last rows, which makes it causal + R - N. position [M] int64.
+        kept: shared by the sights of one pass, so that what they keep is bounded together. Raises
+        ArgumentError for more queries than rows.
         """
         rows, device = len(ancestors), ancestors.device
         begin = causal + ancestors.shape[1] - rows if first is None else first
+        if begin < 0:
+            raise ArgumentError(
+                "ancestors", f"there are {rows} queries and {begin + rows} rows behind the prefix"
+            )
         reach = Reach(prefix, begin, rows, causal)
         numbers = torch.tensor([prefix, begin, rows, causal], dtype=torch.int32).to(device, non_blocking=True)
         column = numbers[:, None].unbind()
@@ -85,6 +94,7 @@ class Sight:
             causal=column[3],
             words=pack(ancestors)[None],
             position=None if position is None else position[None],
+            kept={} if kept is None else kept,
             known=[reach],
         )
 
@@ -123,22 +133,24 @@ class Sight:
     def visible(
         self, tree: int, rows: tuple[int, int], keys: tuple[int, int], window: int | None = None
     ) -> Tensor:
-        """[rows, keys] bool: a dense mask of queries rows[0] to rows[1] and keys keys[0] to keys[1]."""
-        reach = self.reaches()[tree]
-        device = self.words.device
-        row = torch.arange(*rows, device=device)[:, None]
-        key = torch.arange(*keys, device=device)[None]
-        behind = key - reach.prefix
-        seen = behind <= row + reach.first  # the prefix, too: there it is negative
-        of_tree = behind - reach.causal
-        if keys[1] > reach.prefix + reach.causal:
-            index = of_tree.clamp(0, self.words.shape[2] * BITS - 1)
-            words = self.words[tree, rows[0] : rows[1]][:, index[0] // BITS]
-            seen &= (of_tree < 0) | ((words >> (index % BITS)) & 1).bool()
+        """[rows, keys] bool: a dense mask of queries rows[0] to rows[1] and keys keys[0] to keys[1].
+
+        Scratch: the result twice, with a window three times.
+        """
+        reach, (start, end) = self.reaches()[tree], keys
+        row = torch.arange(*rows, device=self.words.device)[:, None]
+        key = torch.arange(start, end, device=self.words.device)[None]
+        seen = key - reach.prefix <= row + reach.first  # the prefix, too: there it is negative
+        of_tree = reach.prefix + reach.causal  # the first key of the tree
+        bit = torch.arange(BITS, device=self.words.device)
+        for word in range(max(start - of_tree, 0) // BITS, -(-(end - of_tree) // BITS)):
+            some = slice(max(of_tree + word * BITS, start), min(of_tree + (word + 1) * BITS, end))
+            shift = bit[some.start - of_tree - word * BITS : some.stop - of_tree - word * BITS]
+            known = self.words[tree, rows[0] : rows[1], word : word + 1] >> shift  # a word at a time: int64
+            seen[:, some.start - start : some.stop - start] &= (known & 1).bool()
         if window:
-            seen &= (
-                self._places(tree, row[:, 0] + reach.first)[:, None] - self.key_places(tree, *keys) < window
-            )
+            last = self._places(tree, row[:, 0] + reach.first)[:, None] - window
+            seen &= self.key_places(tree, start, end) > last
         return seen
 
     def key_places(self, tree: int, start: int, end: int) -> Tensor:

@@ -32,6 +32,7 @@ class TreeContext:
     causal: int
     ancestors: torch.Tensor
     _sights: dict[tuple[int, int], Sight] = field(default_factory=dict)
+    _kept: dict[object, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def chain(cls, rows: int, device: torch.device) -> "TreeContext":
@@ -47,7 +48,12 @@ class TreeContext:
             chain = min(max(self.causal - start, 0), end - start)  # rows of the chain, which see no tree
             seen[chain:] = self.ancestors[max(start - self.causal, 0) : columns, :columns]
             self._sights[start, end] = Sight.of(
-                seen, prefix=self.prefix, causal=self.causal, first=start, position=self.position
+                seen,
+                prefix=self.prefix,
+                causal=self.causal,
+                first=start,
+                position=self.position,
+                kept=self._kept,
             )
         return self._sights[start, end]
 

@@ -91,10 +91,11 @@ class TreeCache(Cache):
         Every other uncommitted row is dropped. Rows must be ascending, which a path down a tree is.
         """
         start = self.length + pending
-        if not self._tables:
+        if nodes and not self._tables:
             stores = [store for layer in self.rows for store in (layer.keys, layer.values)]
             self._tables.append(KVTable([store for store in stores if store is not None]))
-        kv_compact(self._tables[0], start, [start + node for node in nodes])
+        if nodes:
+            kv_compact(self._tables[0], start, [start + node for node in nodes])
         self.length = start + len(nodes)
         for layer in self.rows:
             layer.filled = self.length

@@ -18,6 +18,7 @@ from offspec.model.lean_cache import LeanCache
 from offspec.model.lean_graph import PADDING, GraphedSteps
 from offspec.model.lean_weights import FusedLayer, PlainShape, fuse_layers, norm_gain, plain_shape
 from offspec.model.skeleton import Skeleton
+from offspec_kernels.paths import choose
 from offspec_kernels.sight import Sight
 from offspec_kernels.tree_attention import tree_attention
 
@@ -45,7 +46,7 @@ class LeanModel:
     """Hidden states and logits of token trees, with a cache; used as `TreeModel` is.
 
     between: called before each chunk of a long prompt, and may raise to break it off. static: run steps at
-    fixed shapes, as a CUDA graph needs; by default where the device is one.
+    fixed shapes, as a CUDA graph needs; by default where there are graphs and kernels made for them.
     """
 
     def __init__(
@@ -63,7 +64,8 @@ class LeanModel:
         last: torch.Tensor = skeleton.decoder.norm.weight
         self._last = norm_gain(last.detach())
         self._least = torch.tensor((len(last) * shape.eps) ** 0.5, device=device)
-        use_static = device.type == "cuda" if static is None else static
+        # The kernels read from the device what changes between replays; torch's attention would not.
+        use_static = device.type == "cuda" and choose(device) == "triton" if static is None else static
         self._steps = GraphedSteps(self.layers_over, device) if use_static else None
         room = capacity + (PADDING if use_static else 0)
         self.between: Callable[[], None] | None = None

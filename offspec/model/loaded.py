@@ -128,7 +128,7 @@ class LoadedModel:
         chunk = min(rows, chunk)
         heads: int = config.num_attention_heads
         groups = heads // (getattr(config, "num_key_value_heads", None) or heads)
-        attention = tree_attention_scratch(chunk, length + rows, groups, self.dtype)
+        attention = tree_attention_scratch(rows, length + rows, heads, groups, self.dtype)
         largest = max((a * b for a, b in self._matrix_shapes()), default=0)  # reordered by the GEMM
         return (
             rows * hidden * item * 4
@@ -136,9 +136,6 @@ class LoadedModel:
             + attention
             + largest * item
         )
-
-    def _has_sinks(self) -> bool:
-        return any("sink" in name for name, _ in self.skeleton.layers[0].named_parameters())
 
     def _matrix_shapes(self) -> list[tuple[int, int]]:
         parameters = self.skeleton.layers[0].parameters()

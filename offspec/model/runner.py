@@ -16,6 +16,7 @@ from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
 from offspec.model.head import StreamedHead
 from offspec.model.skeleton import Skeleton
+from offspec_kernels.cutting import evenly
 
 # Rows that go through a layer together, which bounds the activations of a long prompt; and where memory is so
 # tight that fewer make room for something better.
@@ -186,14 +187,7 @@ def _chunks(rows: int, chunk: int, tree: TreeContext | None) -> list[slice]:
     are the same whatever tree, or none, rides behind it.
     """
     prompt = max(tree.causal - (len(tree.position) - rows), 0) if tree is not None else 0
-    return pieces(0, prompt, chunk) + pieces(prompt, rows, chunk)
-
-
-def pieces(start: int, end: int, most: int) -> list[slice]:
-    """Pieces of at most `most` rows, as even as can be: a lone one at the end would round otherwise."""
-    rows = end - start
-    count = -(-rows // most)
-    return [slice(start + rows * i // count, start + rows * (i + 1) // count) for i in range(count)]
+    return evenly(0, prompt, chunk) + evenly(prompt, rows, chunk)
 
 
 def _rows(value: Any, part: slice, rows: int) -> Any:

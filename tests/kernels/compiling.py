@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,18 +59,18 @@ def _calls(thorough: bool) -> Iterator[tuple[str, Callable[[], object]]]:
                 arguments: list[Any] = [case.query, case.key, case.value, case.sight, 0.1, window, softcap]
                 arguments += [None, torch.empty_like(case.query)]
                 name = f"tree_attention {dtype} {size} {rows} {window} {softcap}"
-                yield name, lambda given=tuple(arguments): attend(*given)
+                yield name, partial(attend, *arguments)
         logits = torch.zeros(3, 128256, dtype=dtype)
         least, tie = torch.zeros(3), torch.zeros(3, dtype=torch.int64)
         noisy = Work(logits, 1, [4, 4, 5], 0.7, least, tie, None)
-        yield f"gumbel_argmax {dtype}", lambda work=noisy: pick(work)
+        yield f"gumbel_argmax {dtype}", partial(pick, noisy)
         for count in (8, 32) if thorough else (32,):
             yield (
                 f"topk_children {dtype} {count}",
-                lambda x=logits, k=count: children(x, k, 1, [4, 4, 5], 0.8),
+                partial(children, logits, count, 1, [4, 4, 5], 0.8),
             )
     table = KVTable([torch.zeros(8, 90, 128)])
-    yield "kv_compact", lambda: move(table, 3, [4, 7])
+    yield "kv_compact", partial(move, table, 3, [4, 7])
 
 
 def _report(name: str, kernel: Any) -> None:
@@ -99,9 +100,9 @@ def main(architectures: list[int], thorough: bool) -> None:
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         _report(name, run(self, *args, grid=grid, warmup=True, **options))
 
-    JITFunction.run = compile_only  # type: ignore[method-assign]
+    JITFunction.run = compile_only
     for architecture in architectures:
-        triton.runtime.driver.set_active(_Absent(architecture))  # type: ignore[arg-type]
+        triton.runtime.driver.set_active(_Absent(architecture))
         for name, call in _calls(thorough):  # noqa: B007 - told by compile_only
             call()
 

@@ -54,6 +54,7 @@ def check(seed: int, position: int, first: int, device: str) -> None:
     assert torch.equal(run.cpu(), gumbel(expected))
 
 
+@pytest.mark.interpreted
 @quick
 @given(seeds, positions, st.integers(0, 60_000))
 def test_bits_and_values_are_those_of_torch(seed: int, position: int, first: int) -> None:
@@ -68,6 +69,7 @@ def check_extremes(device: str) -> None:
         assert torch.equal(values.cpu(), gumbel(bits))
 
 
+@pytest.mark.interpreted
 def test_extreme_bits_have_the_values_of_torch() -> None:
     check_extremes("cpu")
 

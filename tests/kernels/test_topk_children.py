@@ -1,5 +1,6 @@
 """Every path of topk_children finds the reference's children, in the reference's order."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -189,3 +190,18 @@ def test_a_cuda_graph_replays_with_other_logits_and_positions() -> None:
     graph.replay()
     expected = topk_children(logits.cpu(), 8, seed=3, positions=[105, 105, 106, 106], path="reference")
     assert torch.equal(found.token.cpu(), expected.token)
+
+
+@pytest.mark.parametrize("path", ["reference", "eager"])
+@pytest.mark.parametrize("size", [129, 300])
+def test_a_nan_of_either_sign_names_a_token(path: Path, size: int) -> None:
+    """What inf - inf gives has its sign bit set, and as an integer lies below -inf."""
+    logits = torch.full((1, size), torch.nan).neg()
+    assert int(topk_children(logits, 2, path=path).token.max()) < size
+
+
+def test_the_reference_knows_huge_scores() -> None:
+    huge = torch.tensor([[3e38, 3e38, -3e38]])
+    for path in ("reference", "eager"):
+        found = topk_children(huge, 2, tau=0.001, path=path)
+        assert torch.allclose(found.log_prob, torch.full((1, 2), -math.log(2)))

@@ -31,7 +31,8 @@ def grown(rows: int, rng: random.Random) -> tuple[Tensor, list[int]]:
 
 def sight_of(shape: Shape, rng: random.Random, device: torch.device) -> Sight:
     sees, depth = grown(shape.tree, rng)
-    asked = torch.cat([torch.zeros(shape.causal, shape.tree, dtype=torch.bool), sees])[-shape.queries :]
+    rows = torch.cat([torch.zeros(shape.causal, shape.tree, dtype=torch.bool), sees])
+    asked = rows[len(rows) - shape.queries :]
     start = shape.prefix + shape.causal
     position = torch.tensor([*range(shape.prefix, start), *(start + d for d in depth)])
     return Sight.of(asked.to(device), prefix=shape.prefix, causal=shape.causal, position=position.to(device))

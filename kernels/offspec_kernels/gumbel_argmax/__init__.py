@@ -10,6 +10,8 @@ from offspec_kernels.checks import (
     check_dtype,
     check_logits,
     check_noise,
+    check_rows,
+    check_rows_of_noise,
     check_scale,
     check_shape,
 )
@@ -47,7 +49,9 @@ def gumbel_argmax(
 
     Raises ArgumentError, which names the argument; PathError where `path` cannot run.
     """
-    work = Work(logits, seed, _checked(logits, seed, positions), temperature, least, last_tie, noise)
+    work = Work(
+        logits, seed, _checked(logits, seed, positions, noise), float(temperature), least, last_tie, noise
+    )
     _check(work)
     chosen = choose(logits.device, path)
     if not len(logits):
@@ -62,10 +66,16 @@ def gumbel_argmax(
         return pick(work)
 
 
-def _checked(logits: Tensor, seed: int | None, positions: Sequence[int] | None) -> Sequence[int] | None:
+def _checked(
+    logits: Tensor,
+    seed: int | None,
+    positions: Sequence[int] | None,
+    noise: Callable[[int], Tensor] | None,
+) -> Sequence[int] | None:
     """The positions whose noise is added, None for none."""
     check_logits(logits)
     check_noise(len(logits), seed, positions)
+    check_rows_of_noise(seed, noise)
     return None if seed is None else positions
 
 
@@ -82,6 +92,7 @@ def _check(work: Work) -> None:
             check_shape(name, column, [len(logits)])
             check_dtype(name, column, [dtype])
             check_device(name, column, logits.device)
+            check_rows(name, column)
 
 
 __all__ = ["Picks", "gumbel_argmax", "keep_above"]

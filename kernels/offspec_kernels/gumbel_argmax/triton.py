@@ -26,9 +26,9 @@ def _within_blocks(
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """firsts and seconds, [N, blocks] int64: the two largest keys of each block."""
-    # Grid: groups of rows, blocks of the vocabulary.
-    group = groups + tl.program_id(0) * (2 + ROWS)  # position, how many rows, which
-    block, blocks = tl.program_id(1), tl.num_programs(1)
+    # Grid: blocks of the vocabulary, groups of rows.
+    block, blocks = tl.program_id(0), tl.num_programs(0)
+    group = groups + tl.program_id(1) * (2 + ROWS)  # position, how many rows, which
     ids = block * BLOCK + tl.arange(0, BLOCK)
     inside = ids < size
     noise = tl.zeros([BLOCK], tl.float32)
@@ -77,36 +77,37 @@ def pick(work: Work) -> Picks:
     firsts, seconds = torch.empty(2, count, blocks, dtype=torch.int64, device=device)
     groups = torch.tensor(_groups(work), device=device)
     seed = work.seed or 0
-    _within_blocks[(len(groups), blocks)](
-        logits,
-        logits.stride(0),
-        groups,
-        work.least,
-        work.last_tie,
-        firsts,
-        seconds,
-        size,
-        work.temperature,
-        seed & LOW,
-        seed >> 32,
-        NOISY=work.positions is not None,
-        DIVIDED=work.temperature != 1.0,
-        FILTERED=work.least is not None,
-        TIES=work.last_tie is not None,
-        ROWS=_ROWS,
-        BLOCK=_BLOCK,
-        num_warps=4,
-        enable_fp_fusion=False,
-    )
-    _across_blocks[(count,)](
-        firsts,
-        seconds,
-        *picks,
-        blocks,
-        BLOCKS=triton.next_power_of_2(blocks),
-        num_warps=1,
-        enable_fp_fusion=False,
-    )
+    with torch.cuda.device_of(logits):
+        _within_blocks[(blocks, len(groups))](
+            logits,
+            logits.stride(0),
+            groups,
+            work.least,
+            work.last_tie,
+            firsts,
+            seconds,
+            size,
+            work.temperature,
+            seed & LOW,
+            seed >> 32,
+            NOISY=work.positions is not None,
+            DIVIDED=work.temperature != 1.0,
+            FILTERED=work.least is not None,
+            TIES=work.last_tie is not None,
+            ROWS=_ROWS,
+            BLOCK=_BLOCK,
+            num_warps=4,
+            enable_fp_fusion=False,
+        )
+        _across_blocks[(count,)](
+            firsts,
+            seconds,
+            *picks,
+            blocks,
+            BLOCKS=triton.next_power_of_2(blocks),
+            num_warps=1,
+            enable_fp_fusion=False,
+        )
     return picks
 
 

@@ -35,14 +35,15 @@ def _move(places, rows, start, count, WORD: tl.constexpr, SIZE: tl.constexpr, TI
 
 
 def move(table: KVTable, start: int, rows: Sequence[int]) -> None:
-    _move[(len(table.views), table.heads)](
-        table.places,
-        torch.tensor(rows, device=table.device),
-        start,
-        len(rows),
-        WORD=_WORDS[table.word],
-        SIZE=triton.next_power_of_2(max(table.size, 1)),
-        TILE=_TILE,
-        num_warps=4,
-        enable_fp_fusion=False,
-    )
+    with torch.cuda.device_of(table.places):
+        _move[(len(table.views), table.heads)](
+            table.places,
+            torch.tensor(rows, device=table.device),
+            start,
+            len(rows),
+            WORD=_WORDS[table.word],
+            SIZE=triton.next_power_of_2(max(table.size, 1)),
+            TILE=_TILE,
+            num_warps=4,
+            enable_fp_fusion=False,
+        )

@@ -12,6 +12,8 @@ from offspec_kernels.checks import (
     check_dtype,
     check_logits,
     check_noise,
+    check_rows,
+    check_rows_of_noise,
     check_scale,
     check_shape,
 )
@@ -96,6 +98,7 @@ def _rows(
     if seed is None or positions is None or not len(logits):
         return None
     places: Sequence[int] = positions.tolist() if isinstance(positions, Tensor) else positions
+    check_noise(len(logits), seed, places)
     make = noise or partial(gumbel_row, seed, size=logits.shape[1], device=logits.device)
     made = {place: make(place) for place in set(places)}
     return [made[place] for place in places]
@@ -121,8 +124,7 @@ def _check_noise(
     positions: Sequence[int] | Tensor | None,
     noise: Callable[[int], Tensor] | None,
 ) -> None:
-    if seed is None and noise is not None:
-        raise ArgumentError("noise", "rows of noise need the seed that they are made of")
+    check_rows_of_noise(seed, noise)
     if not isinstance(positions, Tensor):
         check_noise(len(logits), seed, positions)
         return
@@ -130,3 +132,4 @@ def _check_noise(
     check_shape("positions", positions, [len(logits)])
     check_dtype("positions", positions, [torch.int64])
     check_device("positions", positions, logits.device)
+    check_rows("positions", positions)

@@ -69,5 +69,6 @@ def _ranked(values: Tensor, ids: Tensor, count: int) -> Tensor:
     """
     bits = (values + 0.0).view(torch.int32)  # -0.0 becomes 0.0, its equal
     order = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # as integers they now compare like the floats
+    order.masked_fill_(values != values, 0x7FFFFFFF)  # a NaN of either sign comes first, as it does elsewhere
     keys = order.to(torch.int64).bitwise_left_shift_(32).bitwise_or_(ids ^ _LOW)
     return (torch.topk(keys, count, dim=1).values & _LOW) ^ _LOW

@@ -18,5 +18,6 @@ def children(
         x = x + torch.stack(list(noise))
     best, token = (found[:, :count] for found in torch.sort(x, dim=1, descending=True, stable=True))
     exact = best.double()
-    log_prob = exact / tau - torch.logsumexp(x.double() / tau, dim=1, keepdim=True)
-    return token, (exact - exact[:, :1]).float(), log_prob.float()
+    log_sum = torch.logsumexp((x.double() - exact[:, :1]) / tau, dim=1, keepdim=True)
+    relative = exact - exact[:, :1]
+    return token, relative.float(), (relative / tau - log_sum).float()

@@ -9,6 +9,7 @@ from offspec_kernels.checks import FLOATS, check_device, check_dtype, check_rows
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.paths import Path, choose
 from offspec_kernels.sight import Sight
+from offspec_kernels.tree_attention.eager import scratch_bytes
 
 
 def tree_attention(
@@ -34,11 +35,12 @@ def tree_attention(
     its share of the softmax and brings no value. Queries of padding give zeros.
 
     Numerics: sums in float32 (float64 on the reference path); products of bfloat16 and float16 as they come,
-    and weights rounded to that dtype before they meet the values.
+    and weights rounded to that dtype before they meet the values. eager, over long prefixes in bfloat16:
+    a weight 2^-w of the row's largest is known to w / 512 of itself.
 
-    Scratch, beside `out`: eager, what `scratch_bytes` says, at most 40 MiB and a byte for each pair of 1536
-    rows and N; triton, where the prefix is split X ways, B H N X (E + 2) float32. No path but the reference
-    holds anything of N by S.
+    Scratch, beside `out`: eager, what `scratch_bytes` says, which is bounded whatever S is: masks of N by S
+    are made only where they are small; triton, where the prefix is split X ways, B H N X (E + 2) float32, and
+    nothing of N by S at all.
 
     Raises ArgumentError, which names the argument; PathError where `path` cannot run.
     """
@@ -62,15 +64,8 @@ def tree_attention(
         case "reference":
             from offspec_kernels.tree_attention.reference import attend as way
     with torch.no_grad():
-        way(query, key, value, sight, scaling, window or None, softcap or None, sinks, out)
+        way(query, key, value, sight, scaling, window, softcap or None, sinks, out)
     return out
-
-
-def scratch_bytes(rows: int, keys: int, groups: int, dtype: torch.dtype) -> int:
-    """Most bytes that the eager path takes beside its result, for up to `rows` queries over `keys` keys."""
-    from offspec_kernels.tree_attention.eager import scratch_bytes
-
-    return scratch_bytes(rows, keys, groups, dtype)
 
 
 def _check(
@@ -91,12 +86,14 @@ def _check(
     if key.shape[1] == 0 or heads % key.shape[1]:
         raise ArgumentError("key", f"its {key.shape[1]} heads do not divide the query's {heads}")
     _check_sight(sight, batch, rows, key.shape[2], query.device)
-    if window is not None and window < 0:
+    if window is not None and window < 1:
         raise ArgumentError("window", f"must be 1 or more, or None, not {window}")
     if window and sight.position is None:
         raise ArgumentError("sight", "a window needs its positions, and it has none")
     if sinks is not None:
         check_shape("sinks", sinks, [heads])
+        check_dtype("sinks", sinks, FLOATS)
+        check_rows("sinks", sinks)
         check_device("sinks", sinks, query.device)
 
 
@@ -108,6 +105,7 @@ def _check_sight(sight: Sight, batch: int, rows: int, keys: int, device: torch.d
         check_shape(f"sight.{name}", column, [batch])
         check_dtype(f"sight.{name}", column, [torch.int32])
         check_device(f"sight.{name}", column, device)
+        check_rows(f"sight.{name}", column)
     for reach in sight.known:
         if reach.keys > keys or reach.count > rows:
             raise ArgumentError(
@@ -119,10 +117,12 @@ def _check_sight(sight: Sight, batch: int, rows: int, keys: int, device: torch.d
     check_shape("sight.words", sight.words, [batch, rows, "W"])
     check_dtype("sight.words", sight.words, [torch.int64])
     check_device("sight.words", sight.words, device)
+    check_rows("sight.words", sight.words)
     if sight.position is not None:
         check_shape("sight.position", sight.position, [batch, "M"])
         check_dtype("sight.position", sight.position, [torch.int64])
         check_device("sight.position", sight.position, device)
+        check_rows("sight.position", sight.position)
     sight.fitting.add((batch, rows, keys))
 
 

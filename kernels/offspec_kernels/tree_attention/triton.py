@@ -25,7 +25,7 @@ _WORD = tl.constexpr(64)
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """How the work is cut. rows BM, keys BN (32 or 64, or 128 where nothing is masked); splits X."""
+    """How the work is cut. rows BM, keys BN (32, 64 or 128); splits X, a power of two."""
 
     rows: int
     keys: int
@@ -40,19 +40,31 @@ def _tanh(x):
 
 
 @triton.jit
-def _meet(q, k, scale, softcap, CAPPED: tl.constexpr, UPCAST: tl.constexpr, PRECISION: tl.constexpr):
-    """Scores, in units of log 2: q [BM, D] and k [BN, D] to [BM, BN]."""
+def _rows_of(base, stride, index, inside, SIZE: tl.constexpr, PADDED: tl.constexpr):
+    """[n, PADDED]: rows `index` [n] of a matrix with rows of SIZE numbers; nought outside."""
+    column = tl.arange(0, PADDED)
+    place = base + index.to(tl.int64)[:, None] * stride + column[None, :]
+    return tl.load(place, mask=inside[:, None] & (column < SIZE)[None, :], other=0.0)
+
+
+@triton.jit
+def _take(
+    q, keys_at, key_s, values_at, value_s, index, seen, there, acc, top, total, scale, softcap,
+    D: tl.constexpr, E: tl.constexpr, CAPPED: tl.constexpr, UPCAST: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Adds the keys `index` [BN], those that are `there`, to the sums acc [BM, PE] and total [BM].
+
+    seen [BM, BN] or [1, BN]: who looks at them. Scores are in units of log 2; acc and total are relative to
+    2^top, the largest so far.
+    """
+    k = _rows_of(keys_at, key_s, index, there, D, q.shape[1])
+    v = _rows_of(values_at, value_s, index, there, E, acc.shape[1])
     if UPCAST:
         q, k = q.to(tl.float32), k.to(tl.float32)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
     if CAPPED:
         scores = _tanh(scores / softcap) * softcap * _LOG2E
-    return scores
-
-
-@triton.jit
-def _take(scores, v, acc, top, total, UPCAST: tl.constexpr, PRECISION: tl.constexpr):
-    """Adds a block: scores [BM, BN] (-inf where unseen), v [BN, E], to the sums acc [BM, E], total [BM]."""
+    scores = tl.where(seen & there[None, :], scores, float("-inf"))
     new = tl.maximum(top, tl.max(scores, 1))
     weights = tl.exp2(scores - new[:, None])
     shrink = tl.exp2(top - new)
@@ -64,15 +76,10 @@ def _take(scores, v, acc, top, total, UPCAST: tl.constexpr, PRECISION: tl.conste
     return acc, new, total
 
 
-@triton.jit
-def _rows_of(base, stride, index, inside, SIZE: tl.constexpr, PADDED: tl.constexpr):
-    """[n, PADDED]: rows `index` [n] of a matrix with rows of SIZE numbers; nought outside."""
-    column = tl.arange(0, PADDED)
-    place = base + index.to(tl.int64)[:, None] * stride + column[None, :]
-    return tl.load(place, mask=inside[:, None] & (column < SIZE)[None, :], other=0.0)
-
-
-@triton.jit
+# Numbers that change from call to call are not compiled in: a kernel takes a second to compile.
+@triton.jit(
+    do_not_specialize=["words_b", "words_n", "positions_b", "queries", "keys", "width", "places", "window"]
+)
 def _tree_attention(
     query, key, value, out, sums, tops,
     prefixes, firsts, counts, causals, words, positions, sinks,
@@ -80,25 +87,23 @@ def _tree_attention(
     words_b, words_n, positions_b,
     queries, keys, width, places, key_heads, scale, softcap, window,
     G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, PD: tl.constexpr, PE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, SPLITS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, SPLIT: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SUNK: tl.constexpr,
     UPCAST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     tree = tl.program_id(1).to(tl.int64) // key_heads
     head = tl.program_id(1).to(tl.int64) % key_heads
-    split = tl.program_id(2)
+    split, splits = tl.program_id(2), tl.num_programs(2)
     prefix, causal = tl.load(prefixes + tree), tl.load(causals + tree)
-    first, count = tl.load(firsts + tree), tl.load(counts + tree)
+    first, count = tl.load(firsts + tree), tl.minimum(tl.load(counts + tree), queries)
 
     folded = tl.program_id(0) * BM + tl.arange(0, BM)  # [BM]
     node = folded // G
     lane = head * G + folded % G  # the query head
     inside = node < count
-    own = prefix + first + node  # the key row that is the query itself
-    base = query + tree * query_b
     column = tl.arange(0, PD)
-    place = base + lane[:, None] * query_h + node.to(tl.int64)[:, None] * query_n + column[None, :]
-    q = tl.load(place, mask=inside[:, None] & (column < D)[None, :], other=0.0)  # [BM, PD]
+    place = query + tree * query_b + lane * query_h + node.to(tl.int64) * query_n
+    q = tl.load(place[:, None] + column[None, :], mask=inside[:, None] & (column < D)[None, :], other=0.0)
 
     low = tl.program_id(0) * BM // G  # the tile's first query and its last
     high = tl.minimum(((tl.program_id(0) + 1) * BM - 1) // G, count - 1)
@@ -106,55 +111,54 @@ def _tree_attention(
     chain_end = tl.minimum(prefix + tl.minimum(causal, first + high + 1), keys)
     tree_start = prefix + causal
     tree_end = tl.minimum(prefix + first + high + 1, keys)
-    at = tl.zeros([BM], dtype=tl.int64)
+    if low >= count:  # a tile of nothing but padding looks at nothing
+        open_end, chain_end, tree_end = open_end * 0, chain_end * 0, tree_end * 0
     open_start = open_end * 0
     if WINDOWED:
         at = tl.load(positions + tree * positions_b + first + node, mask=inside, other=1 << 40)
-        open_start = tl.maximum(tl.min(at, 0) - window + 1, 0).to(tl.int32) // BN * BN
-        open_start = tl.minimum(open_start, open_end)
+        # Clamped before it is narrow: a tile of nothing but padding stands at 2^40.
+        reach = tl.minimum(tl.maximum(tl.min(at, 0) - window + 1, 0), open_end.to(tl.int64))
+        open_start = reach.to(tl.int32) // BN * BN
 
     top = tl.full([BM], _LOWEST, dtype=tl.float32)
     total = tl.zeros([BM], dtype=tl.float32)
     if SUNK:  # noqa: SIM102 - decided when the kernel is compiled, the other when it runs
         if split == 0:
-            top = tl.load(sinks + lane).to(tl.float32) * _LOG2E
-            total = total + 1.0
+            sink = tl.load(sinks + lane).to(tl.float32) * _LOG2E
+            top = tl.maximum(sink, _LOWEST)
+            total = tl.exp2(sink - top)
     acc = tl.zeros([BM, PE], dtype=tl.float32)
     keys_at = key + tree * key_b + head * key_h
     values_at = value + tree * value_b + head * value_h
 
     # What every row of the tile sees: this split's share of it. No mask but the window's is looked at.
-    share = tl.cdiv(tl.cdiv(open_end - open_start, SPLITS), BN) * BN
+    share = tl.cdiv(tl.cdiv(open_end - open_start, splits), BN) * BN
     begin = open_start + split * share
     end = tl.minimum(begin + share, open_end)
     for start in tl.range(begin, end, BN):
         index = start + tl.arange(0, BN)
-        k = _rows_of(keys_at, key_s, index, index < end, D, PD)
-        scores = _meet(q, k, scale, softcap, CAPPED, UPCAST, PRECISION)
         seen = (index < end)[None, :]
         if WINDOWED:
             seen = seen & (at[:, None] - index[None, :] < window)
-        scores = tl.where(seen, scores, float("-inf"))
-        v = _rows_of(values_at, value_s, index, index < end, E, PE)
-        acc, top, total = _take(scores, v, acc, top, total, UPCAST, PRECISION)
+        acc, top, total = _take(
+            q, keys_at, key_s, values_at, value_s, index, seen, index < end, acc, top, total, scale, softcap,
+            D, E, CAPPED, UPCAST, PRECISION,
+        )  # fmt: skip
 
-    if split == SPLITS - 1:
+    if split == splits - 1:
         # The chain around the diagonal.
         for start in tl.range(open_end, chain_end, BT):
             index = start + tl.arange(0, BT)
-            k = _rows_of(keys_at, key_s, index, index < chain_end, D, PD)
-            scores = _meet(q, k, scale, softcap, CAPPED, UPCAST, PRECISION)
-            seen = (index[None, :] <= own[:, None]) & (index < chain_end)[None, :]
+            seen = index[None, :] <= (prefix + first + node)[:, None]
             if WINDOWED:
                 seen = seen & (at[:, None] - index[None, :] < window)
-            scores = tl.where(seen, scores, float("-inf"))
-            v = _rows_of(values_at, value_s, index, index < chain_end, E, PE)
-            acc, top, total = _take(scores, v, acc, top, total, UPCAST, PRECISION)
+            acc, top, total = _take(
+                q, keys_at, key_s, values_at, value_s, index, seen, index < chain_end, acc, top, total, scale,
+                softcap, D, E, CAPPED, UPCAST, PRECISION,
+            )  # fmt: skip
         # The tree: one word of each row says all of a block.
         for start in tl.range(tree_start, tree_end, BT):
             index = start + tl.arange(0, BT)
-            k = _rows_of(keys_at, key_s, index, index < tree_end, D, PD)
-            scores = _meet(q, k, scale, softcap, CAPPED, UPCAST, PRECISION)
             behind = start - tree_start
             nth = tl.zeros([BM], dtype=tl.int32) + behind // _WORD
             word = tl.load(
@@ -162,43 +166,40 @@ def _tree_attention(
             )
             bit = (behind % _WORD + tl.arange(0, BT)).to(tl.int64)
             seen = ((word[:, None] >> bit[None, :]) & 1) != 0
-            seen = seen & (index < tree_end)[None, :]
             if WINDOWED:
-                there = index - prefix
-                known_keys = (index < tree_end) & (there < places)
-                key_at = tl.load(positions + tree * positions_b + there, mask=known_keys, other=0)
+                known = (index < tree_end) & (index - prefix < places)
+                key_at = tl.load(positions + tree * positions_b + index - prefix, mask=known, other=0)
                 seen = seen & (at[:, None] - key_at[None, :] < window)
-            scores = tl.where(seen, scores, float("-inf"))
-            v = _rows_of(values_at, value_s, index, index < tree_end, E, PE)
-            acc, top, total = _take(scores, v, acc, top, total, UPCAST, PRECISION)
+            acc, top, total = _take(
+                q, keys_at, key_s, values_at, value_s, index, seen, index < tree_end, acc, top, total, scale,
+                softcap, D, E, CAPPED, UPCAST, PRECISION,
+            )  # fmt: skip
 
-    there = node < queries
     column = tl.arange(0, PE)
-    if SPLITS == 1:
-        result = acc / tl.where(inside, total, 1.0)[:, None]
-        result = tl.where(inside[:, None], result, 0.0)
-        place = out + tree * out_b + lane[:, None] * out_h + node.to(tl.int64)[:, None] * out_n
-        stored = there[:, None] & (column < E)[None, :]
-        tl.store(place + column[None, :], result.to(out.dtype.element_ty), mask=stored)
-    else:
-        row = ((tree * key_heads * G + lane) * queries + node) * SPLITS + split
+    if SPLIT:
+        row = ((tree * key_heads * G + lane) * queries + node) * splits + split
         stored = inside[:, None] & (column < E)[None, :]
         tl.store(sums + row[:, None] * E + column[None, :], acc, mask=stored)
         tl.store(tops + row * 2, top, mask=inside)
         tl.store(tops + row * 2 + 1, total, mask=inside)
+    else:
+        result = tl.where(inside[:, None], acc / tl.where(inside, total, 1.0)[:, None], 0.0)
+        place = out + tree * out_b + lane * out_h + node.to(tl.int64) * out_n
+        stored = (node < queries)[:, None] & (column < E)[None, :]
+        tl.store(place[:, None] + column[None, :], result.to(out.dtype.element_ty), mask=stored)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["queries"])
 def _merge(
     sums, tops, out, counts, out_b, out_h, out_n, heads, queries,
-    E: tl.constexpr, PE: tl.constexpr, SPLITS: tl.constexpr, PS: tl.constexpr,
+    E: tl.constexpr, PE: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """One query of one head: its parts, each with a maximum of its own, become one softmax."""
     node, lane = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     tree, head = lane // heads, lane % heads
-    part = tl.arange(0, PS)
+    part = tl.arange(0, SPLITS)
     column = tl.arange(0, PE)
-    valid = (part < SPLITS) & (part * 0 + node < tl.load(counts + tree))
+    valid = part * 0 + node < tl.load(counts + tree)
     row = (lane * queries + node) * SPLITS + part
     top = tl.load(tops + row * 2, mask=valid, other=_LOWEST)
     total = tl.load(tops + row * 2 + 1, mask=valid, other=0.0)
@@ -231,8 +232,13 @@ def choose_blocks(query: Tensor, key: Tensor, value: Tensor) -> Blocks:
         keys=wide,
         warps=4 if tile * wide <= 16 * 64 and number == 2 else 8,
         stages=3 if wide == 64 and shared >= _ROOMY else 2,
-        splits=max(1, min(-(-2 * processors // programs), keys // 512, 64)),
+        splits=_floor(min(-(-2 * processors // programs), keys // 512, 64)),
     )
+
+
+def _floor(count: int) -> int:
+    """The largest power of two that is no larger, and 1 at least: few kinds of kernel."""
+    return 1 << max(count, 1).bit_length() - 1
 
 
 def _device(device: torch.device) -> tuple[int, int]:
@@ -259,31 +265,36 @@ def attend(
     batch, heads, rows, size = query.shape
     key_heads, width = key.shape[1], value.shape[3]
     cut = blocks or choose_blocks(query, key, value)
+    assert cut.splits & (cut.splits - 1) == 0, "splits are merged as a power of two"
     parts = batch * heads * rows * cut.splits if cut.splits > 1 else 0
     sums = torch.empty(parts, width, dtype=torch.float32, device=query.device)
     tops = torch.empty(parts, 2, dtype=torch.float32, device=query.device)
     places = sight.words if sight.position is None else sight.position
     groups = heads // key_heads
     grid = (triton.cdiv(rows * groups, cut.rows), batch * key_heads, cut.splits)
-    _tree_attention[grid](
-        query, key, value, out, sums, tops,
-        sight.prefix, sight.first, sight.count, sight.causal, sight.words, places,
-        query if sinks is None else sinks,
-        *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *out.stride()[:3],
-        *sight.words.stride()[:2], places.stride(0),
-        rows, key.shape[2], sight.words.shape[2], places.shape[1], key_heads,
-        scale if softcap else scale * _LOG2E.value, softcap or 1.0, window or 0,
-        G=groups, D=size, E=width,
-        PD=max(16, triton.next_power_of_2(size)), PE=max(16, triton.next_power_of_2(width)),
-        BM=cut.rows, BN=cut.keys, BT=min(cut.keys, _WORD.value), SPLITS=cut.splits,
-        WINDOWED=window is not None, CAPPED=softcap is not None, SUNK=sinks is not None,
-        UPCAST=interprets(), PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        num_warps=cut.warps, num_stages=cut.stages, enable_fp_fusion=True,
-    )  # fmt: skip
-    if cut.splits > 1:
-        _merge[(rows, batch * heads)](
-            sums, tops, out, sight.count, *out.stride()[:3], heads, rows,
-            E=width, PE=max(16, triton.next_power_of_2(width)),
-            SPLITS=cut.splits, PS=triton.next_power_of_2(cut.splits),
-            num_warps=4, enable_fp_fusion=True,
+    with torch.cuda.device_of(query):
+        _tree_attention[grid](
+            query, key, value, out, sums, tops,
+            sight.prefix, sight.first, sight.count, sight.causal, sight.words, places,
+            query if sinks is None else sinks,
+            *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *out.stride()[:3],
+            *sight.words.stride()[:2], places.stride(0),
+            rows, key.shape[2], sight.words.shape[2], places.shape[1], key_heads,
+            scale if softcap else scale * _LOG2E.value, softcap or 1.0, window or 0,
+            G=groups, D=size, E=width, PD=_padded(size), PE=_padded(width),
+            BM=cut.rows, BN=cut.keys, BT=min(cut.keys, _WORD.value), SPLIT=cut.splits > 1,
+            WINDOWED=window is not None, CAPPED=softcap is not None, SUNK=sinks is not None,
+            UPCAST=interprets(), PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+            num_warps=cut.warps, num_stages=cut.stages, enable_fp_fusion=True,
         )  # fmt: skip
+        if cut.splits > 1:
+            _merge[(rows, batch * heads)](
+                sums, tops, out, sight.count, *out.stride()[:3], heads, rows,
+                E=width, PE=_padded(width), SPLITS=cut.splits, num_warps=4, enable_fp_fusion=True,
+            )  # fmt: skip
+
+
+def _padded(size: int) -> int:
+    """Columns of a tile: a power of two, and as many as a product needs."""
+    power: int = triton.next_power_of_2(size)
+    return max(16, power)
