@@ -82,8 +82,8 @@ class Rows:
         """Keys that all rows see, in bfloat16 alone where the offsets let it."""
         if _is_far(self.offset):
             return self._take_in_pieces(key, value)
-        weights = self.desk.weights(len(self.query), len(key)).copy_(-self.offset)
-        torch.addmm(weights, self.query, key.T, alpha=self.scale * LOG2E, out=weights)
+        weights = self.desk.weights(len(self.query), len(key))
+        self._meet(key, weights)
         # The bits of positive floats, read as integers, are in their order and above those of negative ones.
         # Right where it is positive, which is all that is asked of it, and ten times as fast.
         top = weights.view(torch.int16).amax(dim=1, keepdim=True).view(torch.bfloat16)
@@ -93,8 +93,11 @@ class Rows:
             if _is_far(raised):
                 return self._take_in_pieces(key, value)
             self._move(self._near(raised))
-            below = (-self.offset[late]).to(weights.dtype)
-            weights[late] = torch.addmm(below, self.query[late], key.T, alpha=self.scale * LOG2E)
+            if 2 * len(late) > len(weights):  # all again is less work than to pick out that many
+                self._meet(key, weights)
+            else:
+                below = (-self.offset[late]).to(weights.dtype)
+                weights[late] = torch.addmm(below, self.query[late], key.T, alpha=self.scale * LOG2E)
         weights.exp2_()
         whole = weights.shape[1] // _SUM * _SUM
         if whole:
@@ -106,6 +109,11 @@ class Rows:
         """[G, n, E] float32."""
         assert self.acc is not None
         return (self.acc / self.total).view(self.groups, self.count, -1)
+
+    def _meet(self, key: Tensor, scores: Tensor) -> None:
+        """Scores less offset, rounded once, [R, K] bfloat16."""
+        scores.copy_(-self.offset)
+        torch.addmm(scores, self.query, key.T, alpha=self.scale * LOG2E, out=scores)
 
     def _take_in_pieces(self, key: Tensor, value: Tensor) -> None:
         for start in range(0, len(key), MASKED_KEYS):
