@@ -12,17 +12,15 @@ VENV ?= .venv
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PROMPT ?= Explain in a few sentences why the sky is blue.
 ARGS ?=
-# Tests that load no model run two files at a time. The others stream, and would wait for each other's threads.
-# With ARGS, those that they name run, one by one.
-LIGHT := tests/chat tests/cli tests/kernels tests/planners tests/tui
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
+# Two files of tests at a time, each with a thread of its own. With ARGS, what they name, one by one.
 PYTEST := $(BIN)/python -m pytest
 ifeq ($(strip $(ARGS)),)
-TESTS := $(PYTEST) -n 2 --dist loadfile $(LIGHT) && $(PYTEST) $(LIGHT:%=--ignore=%)
+TESTS := $(PYTEST) -n 2 --dist loadfile
 else
 TESTS := $(PYTEST) $(ARGS)
 endif

@@ -7,8 +7,8 @@ import tempfile
 import pytest
 from hypothesis import settings
 
-# Before anything imports torch: two threads are enough for tiny models, and more fight over small machines.
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+# Before anything imports torch: one thread is the fastest for tiny models, and leaves room for a second process.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # Before anything imports triton, which looks once: where there is no GPU, its kernels are run in Python.
