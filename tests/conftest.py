@@ -7,7 +7,7 @@ import tempfile
 import pytest
 from hypothesis import settings
 
-# Before anything imports torch: one thread is the fastest for tiny models, and leaves room for a second process.
+# Before anything imports torch: one thread is fastest for tiny models, and leaves room for a second process.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

@@ -5,8 +5,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -71,8 +72,15 @@ def words_of(text: str) -> str:
     return "".join(filter(str.isalnum, text))
 
 
-def test_a_conversation_is_stopped_asked_again_saved_and_resumed(tmp_path: Path) -> None:
-    data, copy = tmp_path / "data", tmp_path / "copy.json"
+@pytest.fixture
+def near() -> Iterator[Path]:
+    """A folder with a short name: one that fits on a line of the terminal is easier to find there."""
+    with TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def test_a_conversation_is_stopped_asked_again_saved_and_resumed(tmp_path: Path, near: Path) -> None:
+    data, copy = tmp_path / "data", near / "copy.json"
     with start(data) as terminal:
         terminal.wait_for("demo", 10)
         terminal.type(STORY)  # while the model loads
