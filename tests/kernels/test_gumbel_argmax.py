@@ -14,6 +14,7 @@ from offspec.noise import GumbelNoise
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.gumbel_argmax import Picks, gumbel_argmax
 from offspec_kernels.paths import Path
+from tests.kernels.poison import poisoned
 
 PATHS: list[Path] = ["eager", "triton"]
 quick = settings(max_examples=30, deadline=None)
@@ -23,15 +24,7 @@ sizes = st.sampled_from([1, 2, 5, 1000, 1023, 1024, 1025, 2500])
 
 @pytest.fixture(autouse=True, scope="module")
 def poisoned_memory() -> Iterator[None]:
-    """New memory holds NaN, or the largest integer, so that nothing counts on what it finds there."""
-    fresh = torch.empty
-
-    def poisoned(*sizes: Any, **options: Any) -> Tensor:
-        tensor = fresh(*sizes, **options)
-        return tensor.fill_(math.nan if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "empty", poisoned)
+    with poisoned():
         yield
 
 

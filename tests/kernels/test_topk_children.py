@@ -1,8 +1,6 @@
 """Every path of topk_children finds the reference's children, in the reference's order."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,23 +13,10 @@ from offspec.noise import GumbelNoise
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.paths import Path
 from offspec_kernels.topk_children import BLOCK, MOST, TopChildren, topk_children
+from tests.kernels.poison import poisoned
 
 PATHS: list[Path] = ["eager", "triton"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-
-
-@contextmanager
-def poisoned() -> Iterator[None]:
-    """What torch.empty gives is NaN, or the largest integer."""
-    empty = torch.empty
-
-    def poison(*size: Any, **options: Any) -> Tensor:
-        made = empty(*size, **options)
-        return made.fill_(torch.nan if made.is_floating_point() else torch.iinfo(made.dtype).max)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "empty", poison)
-        yield
 
 
 def rows_of(seed: int, width: int, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
