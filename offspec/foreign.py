@@ -83,7 +83,7 @@ def _plan(config: EngineConfig, hardware: Hardware, target: LoadedModel, fingerp
         known,
         config.memory or int(_FREE * hardware.ram),
         vram,
-        memory.steady_runtime(fresh=False),
+        memory.RUNTIME,  # a process there, not this one
     )
     opened, room, mode = _held(opened)
     if mode == "none":

@@ -17,7 +17,8 @@ from offspec_planners.placement import (
     taken,
 )
 
-_RUNTIME, _RUNTIME_STEP = 450_000_000, 32_000_000  # bytes of Python, torch and transformers, about
+RUNTIME = 450_000_000  # bytes that Python, torch and transformers take in a process of their own, about
+_RUNTIME_STEP = 32_000_000
 _first_runtime = 0
 MARGIN = 64 << 20  # thread stacks, the allocator's slack, Python objects made while decoding
 
@@ -43,8 +44,8 @@ def steady_runtime(*, fresh: bool) -> int:
     """
     global _first_runtime
     if fresh or not _first_runtime:
-        steps = -(-max(resident_bytes() - _RUNTIME, 0) // _RUNTIME_STEP)
-        found = _RUNTIME + steps * _RUNTIME_STEP
+        steps = -(-max(resident_bytes() - RUNTIME, 0) // _RUNTIME_STEP)
+        found = RUNTIME + steps * _RUNTIME_STEP
         _first_runtime = _first_runtime or found
         return found
     return _first_runtime

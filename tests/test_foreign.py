@@ -97,6 +97,14 @@ def test_a_machine_without_a_gpu(tmp_path: Path) -> None:
         _plan(MIDDLE, str(file), device="cuda")
 
 
+def test_this_process_has_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this process happens to hold is nothing to a machine elsewhere."""
+    plan = _plan(SMALL, "laptop-8gb", memory=2 * GB)
+    monkeypatch.setattr("offspec.memory.resident_bytes", lambda: 3 * GB)
+    monkeypatch.setattr("offspec.memory._first_runtime", 0)
+    assert _plan(SMALL, "laptop-8gb", memory=2 * GB).placement == plan.placement
+
+
 def test_a_larger_draft_is_expected_to_guess_better() -> None:
     shares = [0.001, 0.007, 1.24 / 69.5, 0.05, 7.5 / 69.5]
     calibrations = [typical("model", share) for share in shares]
