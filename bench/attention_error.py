@@ -131,7 +131,7 @@ def run(args: argparse.Namespace, report: Report) -> dict[str, Any]:
 
     from offspec.checkpoint import open_checkpoint
 
-    folder = open_checkpoint(args.model).folder
+    folder = open_checkpoint(args.model, unpack=True).folder
     text = "\n".join((Path(__file__).parent.parent / name).read_text("utf-8") for name in _TEXTS)
     ids = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt").input_ids[:, : args.tokens]
     found = measure(folder, ids)

@@ -104,7 +104,7 @@ class Steps:
 
 
 def open_draft(name: str, bits: int, dtype: str, capacity: int, device: str = "cpu") -> LoadedModel:
-    """The draft with all of its layers on the device, rounded as the engine rounds it where `bits` is 4."""
+    """The draft with all layers on the device, rounded as the engine rounds it where `bits` is below 16."""
     import torch
 
     from offspec.assemble import calibration_ids
@@ -113,14 +113,14 @@ def open_draft(name: str, bits: int, dtype: str, capacity: int, device: str = "c
     from offspec.text.codec import TextCodec, load_tokenizer
     from offspec_planners.placement import Placement
 
-    checkpoint = open_checkpoint(name)
+    checkpoint = open_checkpoint(name, unpack=True)
     draft = LoadedModel(checkpoint.folder, checkpoint.tensors, getattr(torch, dtype), torch.device(device))
     if bits == 16:
         draft.load(Placement.in_memory(len(draft.layers), range(len(draft.layers)), 0), capacity, _nothing)
     else:
         codec = TextCodec(load_tokenizer(checkpoint.folder), checkpoint.folder, checkpoint.config)
         most = min(capacity, draft.skeleton.context_length)
-        draft.load_packed(True, capacity, _nothing, calibration_ids(codec, most))
+        draft.load_packed(bits, True, capacity, _nothing, calibration_ids(codec, most))
     return draft
 
 
@@ -176,7 +176,7 @@ def show(row: dict[str, Any], report: Report) -> None:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=f"python -m bench.{NAME}", description="What a draft step costs.")
     parser.add_argument("model", nargs="?", default="demo", help="the draft")
-    parser.add_argument("--draft-bits", type=int, choices=(4, 16), default=4)
+    parser.add_argument("--draft-bits", type=int, choices=(2, 3, 4, 16), default=4)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--widths", type=int, nargs="+", default=[1, 4, 8, 16, 32])
     parser.add_argument("--prefix", type=int, default=200, help="committed tokens before the tree")

@@ -161,7 +161,7 @@ def parser() -> argparse.ArgumentParser:
     )
     target_options(p)
     p.add_argument("--draft", help="default: the small model")
-    p.add_argument("--draft-bits", type=int, choices=(4, 16), default=4)
+    p.add_argument("--draft-bits", type=int, choices=(2, 3, 4, 16), default=4)
     p.add_argument("--memory", default="1.5GB", help="the cgroup's limit (default 1.5GB)")
     p.add_argument("--engine-memory", help="what the engine is promised (default: the limit)")
     p.add_argument("--prompts", type=int, default=4)

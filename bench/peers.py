@@ -3,11 +3,13 @@
     python -m bench.peers [--prompts 2] [--temperatures 0 1.0] [--only offspec accelerate ...]
 
 Contenders: offspec; offspec without speculation; accelerate's disk offload; transformers' assisted
-generation over it, with the very draft that offspec has; AirLLM. Each measured run is a process of its own
-in a memory cgroup, started with an empty page cache; bytes read are those of /proc/self/io for all alike.
-Peers run in an environment of their own (`peers_env.py`). On the first prompt a peer is tried with several
-settings, and the fastest counts. A peer that gives a token a pass is run for a few tokens and projected to
-offspec's number: first token, then its median pass.
+generation over it, with the very draft that offspec has; AirLLM. With --llama-cpp also those whose target is
+quantised (`peers_quantised.py`): offspec on an NF4 pack and on llama.cpp's own GGUF file, llama.cpp, and its
+speculation. Each measured run is a process of its own in a memory cgroup, started with an empty page
+cache; bytes read are those that the kernel counts for all alike. Peers from PyPI run in an environment of
+their own (`peers_env.py`). On the first prompt a peer is tried with several settings, and the fastest counts.
+A peer that gives a token a pass is run for a few tokens and projected to offspec's number: first token, then
+its median pass.
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench import peers_env
+from bench import peers_env, peers_quantised
 from bench.harness import (
     Prompt,
     Report,
@@ -30,8 +33,10 @@ from bench.harness import (
     write_result,
 )
 from bench.offload import child, liberties_of, raw_bandwidth, target_options, widened
-from bench.peers_jobs import ACCELERATE, ASSISTED, CONTENDERS, OFFSPEC, TITLES, Scene, prepare, run, variants
-from bench.peers_tally import GOALS, answers_of, fastest, shortfalls, speed_ups, summarise
+from bench.peers_jobs import ACCELERATE, ASSISTED, CONTENDERS, PLAIN, TITLES, Scene, prepare, run, variants
+from bench.peers_llama import BUILDING
+from bench.peers_quantised import LLAMA, LLAMA_DRAFTED
+from bench.peers_tally import GOALS, fastest, our_answers, shortfalls, speed_ups, summarise
 from bench.peers_view import NOTE, ceiling_json, plot, show, show_ceiling
 from bench.plots import plot_file
 from bench.widen import read_recipe
@@ -80,7 +85,7 @@ def _settings(
     found = variants(contender, scene, parse_bytes(args.peer_memory))
     if not before:
         return found
-    on = answers_of(r for r in runs if (r["contender"], r["temperature"]) == (OFFSPEC, temperature))
+    on = our_answers([run for run in runs if run["temperature"] == temperature], contender)
     best = fastest(before, {name: answer["tokens"] for name, answer in on.items()})
     return [variant for variant in found if variant.name == best]
 
@@ -94,8 +99,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--memory", default="1.5GB", help="the cgroup's limit for each contender (default 1.5GB)")
     p.add_argument("--engine-memory", help="what offspec's engine is promised (default: the limit)")
     p.add_argument("--peer-memory", default="600MB", help="weights a peer may keep in RAM (default 600MB)")
-    p.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), metavar="NAME",
+    p.add_argument("--only", nargs="+", choices=CONTENDERS, metavar="NAME",
                    help=f"run some contenders: {', '.join(CONTENDERS)}")  # fmt: skip
+    p.add_argument("--llama-cpp", type=Path, metavar="FOLDER", help=f"also run llama.cpp: a {BUILDING}")
     p.add_argument("--prompts", type=int, default=2)
     p.add_argument(
         "--tokens", type=int, default=48, help="most new tokens of offspec and of assisted generation"
@@ -121,12 +127,14 @@ def parser() -> argparse.ArgumentParser:
 
 def bench(args: argparse.Namespace, words: Sequence[str], report: Report) -> tuple[dict[str, Any], list[str]]:
     """Build what is missing, measure, print, write; returns the last line's object and what fell short."""
+    args.only = args.only or list(CONTENDERS if args.llama_cpp else PLAIN)
     prompts = read_prompts(args.prompts)
     target = widened(args)
+    quantised = peers_quantised.prepare(args, target)
     draft = Path(child("bench.rounded", args.model).splitlines()[-1])
     args.draft, recipe = str(draft), read_recipe(target)
-    scene = prepare(target, recipe, draft, args.only)
-    ceiling = ceiling_json(raw_bandwidth(args, target, recipe), recipe)
+    scene = replace(prepare(target, recipe, draft, args.only), quantised=quantised)
+    ceiling = ceiling_json(raw_bandwidth(args, target, recipe), recipe, quantised)
     show_ceiling(ceiling, report)
     liberties = liberties_of(args)
     if liberties:
@@ -157,6 +165,8 @@ def bench(args: argparse.Namespace, words: Sequence[str], report: Report) -> tup
         "ceiling": ceiling,
         "speedup_vs_accelerate": speed_ups(rows, ACCELERATE),
         "speedup_vs_assisted": speed_ups(rows, ASSISTED),
+        "speedup_vs_llama_cpp": speed_ups(rows, LLAMA),
+        "speedup_vs_llama_cpp_drafted": speed_ups(rows, LLAMA_DRAFTED),
         "aims": GOALS,
         "runs": rows,
         "shortfalls": shortfalls(rows, args.only),

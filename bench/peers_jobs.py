@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -12,23 +11,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import offload, peers_env
-from bench.cgroup import BenchError, MemoryCgroup, drop_caches
+from bench import offload, peers_env, peers_quantised
+from bench.cgroup import BenchError, drop_caches, run_limited
 from bench.harness import Prompt
 from bench.peer_worker import one_line
+from bench.peers_quantised import QUANTISED, QUANTISED_TITLES, Quantised
 from offspec.config import format_bytes, parse_bytes
 from offspec.errors import OffspecError
 
 Group = Sequence[tuple[int, Prompt]]  # prompts with their numbers, from which seeds are made
 
 OFFSPEC, OFF, ACCELERATE, ASSISTED, AIRLLM = "offspec", "offspec_off", "accelerate", "assisted", "airllm"
-CONTENDERS = (OFFSPEC, OFF, ACCELERATE, ASSISTED, AIRLLM)
+PLAIN = (OFFSPEC, OFF, ACCELERATE, ASSISTED, AIRLLM)  # with the target in bfloat16
+CONTENDERS = (*PLAIN, *QUANTISED)
 TITLES = {
     OFFSPEC: "offspec",
     OFF: "offspec, draft off",
     ACCELERATE: "accelerate, disk",
     ASSISTED: "assisted generation",
     AIRLLM: "AirLLM",
+    **QUANTISED_TITLES,
 }
 
 
@@ -45,7 +47,8 @@ class Variant:
 class Scene:
     """What all contenders share: the target and its recipe, the draft, and each peer's needs.
 
-    airllm: its folders. errors: contenders that cannot even be started, with the reason.
+    airllm: its folders. errors: contenders that cannot even be started, with the reason. quantised: for
+    those whose target is.
     """
 
     target: Path
@@ -54,13 +57,14 @@ class Scene:
     python: Path | None
     airllm: Mapping[str, str]
     errors: Mapping[str, dict[str, str]]
+    quantised: Quantised | None = None
 
 
 def prepare(target: Path, recipe: Mapping[str, Any], draft: Path, only: Sequence[str]) -> Scene:
     """Make what the wanted contenders need. What cannot be made is an error of that contender alone."""
     python, airllm = None, dict[str, str]()
     errors: dict[str, dict[str, str]] = {}
-    peers = [name for name in only if name not in (OFFSPEC, OFF)]
+    peers = [name for name in only if name in (ACCELERATE, ASSISTED, AIRLLM)]
     if peers:
         try:
             python = peers_env.ensure()
@@ -85,6 +89,9 @@ def variants(contender: str, scene: Scene, weights_in_ram: int) -> list[Variant]
     weights_in_ram: bytes of weights, the draft's included, that a peer may keep in RAM. The rest of the
     limit is for the interpreter, its libraries, and the page cache that the mapped weights pass through.
     """
+    if contender in QUANTISED:
+        found = peers_quantised.settings(contender)
+        return [Variant(contender, name, settings) for name, settings in found.items()]
     if contender not in (ACCELERATE, ASSISTED):
         return [Variant(contender, "", {})]
     if contender == ACCELERATE:
@@ -152,6 +159,11 @@ def run(
         if variant.contender in (OFFSPEC, OFF):
             on = variant.contender == OFFSPEC
             found = offload.run_worker(args, scene.target, group, temperature, on)
+        elif variant.contender in QUANTISED:
+            assert scene.quantised is not None, "a contender that runs was prepared"
+            found = peers_quantised.run(
+                args, scene.quantised, variant.contender, variant.settings, group, temperature
+            )
         else:
             found = _run_peer(args, scene, variant, group, temperature)
     except BenchError as error:
@@ -188,15 +200,7 @@ def _worker(scene: Scene) -> list[str]:
 
 
 def _in_group(args: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
-    peaks = {}
-    if args.no_cgroup:
-        done = subprocess.run(argv, stdout=subprocess.PIPE, text=True)
-        if done.returncode:
-            raise BenchError(f"the measured process failed with exit code {done.returncode}; see above")
-        output = done.stdout
-    else:
-        with MemoryCgroup(parse_bytes(args.memory)) as limited:
-            output = limited.run(argv)
-        peaks = {"cgroup_peak_bytes": limited.use.peak, "cgroup_anon_peak_bytes": limited.use.anon_peak}
+    limit = None if args.no_cgroup else parse_bytes(args.memory)
+    output, peaks = run_limited(argv, limit)
     found: dict[str, Any] = json.loads(output.splitlines()[-1])
     return {**found, **peaks}

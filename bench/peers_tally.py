@@ -9,8 +9,9 @@ from typing import Any
 from bench import tally
 from bench.harness import ratio
 from bench.peers_jobs import ACCELERATE, ASSISTED, OFF, OFFSPEC, TITLES
+from bench.peers_quantised import LLAMA_DRAFTED, PACKED, QUANTISED
 
-GOALS = {ACCELERATE: 8.0, ASSISTED: 3.0}
+GOALS = {ACCELERATE: 8.0, ASSISTED: 3.0, LLAMA_DRAFTED: 3.0}
 _PEAKS = ("cgroup_peak_bytes", "cgroup_anon_peak_bytes", "process_peak_bytes")
 Runs = Sequence[Mapping[str, Any]]
 
@@ -39,6 +40,18 @@ def answers_of(runs: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]
     return {answer["id"]: answer for run in runs for answer in run.get("answers", ())}
 
 
+def ours(contender: str) -> str:
+    """Which of offspec's runs a contender is compared with: the one whose target has about as many bytes."""
+    return PACKED if contender in QUANTISED else OFFSPEC
+
+
+def our_answers(runs: Runs, contender: str) -> dict[str, Mapping[str, Any]]:
+    """The answers of `ours`, at its fastest settings."""
+    own = [run for run in runs if run["contender"] == ours(contender)]
+    best = fastest(own, {})
+    return answers_of(run for run in own if run["variant"] == best)
+
+
 def fastest(runs: Runs, lengths: Mapping[str, int]) -> str | None:
     """The name of the variant with the least projected seconds over the prompts that all of them answered,
     or None when none of them ran. lengths: tokens to project each prompt to."""
@@ -57,18 +70,18 @@ def fastest(runs: Runs, lengths: Mapping[str, int]) -> str | None:
 def summarise(runs: Runs, temperature: float) -> dict[str, Any]:
     """All contenders at one temperature: figures, or the error, and the speed-ups of offspec."""
     here = [run for run in runs if run["temperature"] == temperature]
-    on = answers_of(run for run in here if run["contender"] == OFFSPEC)
     off = answers_of(run for run in here if run["contender"] == OFF)
-    lengths = {name: answer["tokens"] for name, answer in on.items()}
     found: dict[str, dict[str, Any]] = {}
     for contender in dict.fromkeys(run["contender"] for run in here):
         own = [run for run in here if run["contender"] == contender]
+        on = our_answers(here, contender)
+        lengths = {name: answer["tokens"] for name, answer in on.items()}
         # At temperature 1 the peers draw numbers of their own, so only offspec's two texts are the same.
-        compare = off if contender != OFF and (temperature == 0 or contender == OFFSPEC) else None
-        found[contender] = contender_figures(own, lengths, compare)
-    for figures in found.values():
+        alike = contender not in (OFF, *QUANTISED) and (temperature == 0 or contender == OFFSPEC)
+        figures = contender_figures(own, lengths, off if alike else None)
         if on and "error" not in figures:
             figures["offspec_is_faster_by"] = speed_up(figures, on)
+        found[contender] = figures
     return {"temperature": temperature, "contenders": found}
 
 
@@ -154,15 +167,17 @@ def shortfalls(rows: Sequence[Mapping[str, Any]], only: Sequence[str]) -> list[s
     for row in rows:
         at, contenders = f"at temperature {row['temperature']:g}", row["contenders"]
         for peer, goal in GOALS.items():
-            if OFFSPEC not in only or peer not in only:
+            if ours(peer) not in only or peer not in only:
                 continue
             figures = contenders.get(peer, {})
             reached = figures.get("offspec_is_faster_by")
             if reached is None:
-                who = OFFSPEC if "error" in contenders.get(OFFSPEC, {}) else peer
+                who = ours(peer) if "error" in contenders.get(ours(peer), {}) else peer
                 told.append(f"{TITLES[who]} did not run {at}, so no speed-up over {TITLES[peer]} is claimed")
             elif reached < goal:
-                told.append(f"offspec is {reached:.2f}x {TITLES[peer]} {at}, where {goal:g}x was the aim")
+                told.append(
+                    f"{TITLES[ours(peer)]} is {reached:.2f}x {TITLES[peer]} {at}, where {goal:g}x was the aim"
+                )
         if contenders.get(OFFSPEC, {}).get("same_tokens") is False:
             places = contenders[OFFSPEC]["first_differences"]
             told.append(f"speculation changed {len(places)} answers {at}: {places}")

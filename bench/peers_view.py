@@ -10,7 +10,8 @@ from rich.table import Table
 
 from bench.harness import Report, ratio
 from bench.peers_jobs import CONTENDERS, TITLES
-from bench.peers_tally import GOALS
+from bench.peers_quantised import QUANTISED, Quantised
+from bench.peers_tally import GOALS, ours
 from bench.plots import save
 from bench.rates import Bandwidth
 from offspec.config import format_bytes
@@ -20,20 +21,27 @@ if TYPE_CHECKING:
 
 NOTE = (
     "tokens per pass are those of a 135M pair: the widened target says what the small model says, and the "
-    "draft, the same for offspec and for assisted generation, is that small model rounded to 4 bits"
+    "draft, the same for offspec and for assisted generation, is that small model rounded to 4 bits; of "
+    "llama.cpp's processes all that they read is counted, loading included"
 )
 _SAME = {True: "yes", False: "no", None: "-"}
 
 
-def ceiling_json(disk: Bandwidth, recipe: Mapping[str, Any]) -> dict[str, Any]:
+def ceiling_json(
+    disk: Bandwidth, recipe: Mapping[str, Any], quantised: Quantised | None = None
+) -> dict[str, Any]:
     """One trip of the target's layers at the speed that its own files are read past the page cache."""
-    return {
+    found = {
         "raw_bytes_per_s": disk.bytes_per_s,
         "direct": disk.direct,
         "layer_bytes": recipe["layer_bytes"],
         "head_bytes": recipe["head_bytes"],
         "seconds_per_trip": ratio(recipe["layer_bytes"], disk.bytes_per_s),
     }
+    if quantised is not None:
+        found |= quantised.to_json()
+        found["quantised_seconds_per_trip"] = ratio(quantised.layer_bytes, disk.bytes_per_s)
+    return found
 
 
 def show_ceiling(ceiling: Mapping[str, Any], report: Report) -> None:
@@ -43,6 +51,16 @@ def show_ceiling(ceiling: Mapping[str, Any], report: Report) -> None:
         f"{format_bytes(ceiling['raw_bytes_per_s'])}/s ({how}); nobody who reads all of them has more tokens "
         "a second than tokens a pass over that"
     )
+    if "quantised_seconds_per_trip" in ceiling:
+        report.ceiling(
+            f"{ceiling['quantised_seconds_per_trip']:.2f} s a trip in NF4: "
+            f"{format_bytes(ceiling['pack_layer_bytes'])} of layers"
+        )
+    if "target_bytes" in ceiling:
+        report.note(
+            f"llama.cpp has {format_bytes(ceiling['target_bytes'])}, embedding and head in Q4_0 as well, and "
+            f"a draft of {format_bytes(ceiling['draft_bytes'])}"
+        )
 
 
 def show(summary: Mapping[str, Any], report: Report) -> None:
@@ -50,9 +68,10 @@ def show(summary: Mapping[str, Any], report: Report) -> None:
     limit = format_bytes(summary["memory_bytes"])
     for row in summary["runs"]:
         report.out.print(table(row, f"{summary['model']} in {limit}, temperature {row['temperature']:g}"))
-    trip = summary["ceiling"]["seconds_per_trip"]
+    ceiling = summary["ceiling"]
     for row in summary["runs"]:
         for name, figures in _ran(row).items():
+            trip = ceiling["quantised_seconds_per_trip" if name in QUANTISED else "seconds_per_trip"]
             bound = ratio(figures["tokens_per_pass"], trip)
             report.reached(
                 f"T {row['temperature']:g}: {_titled(name, figures['settings'])}: "
@@ -94,7 +113,7 @@ def table(row: Mapping[str, Any], title: str) -> Table:
         if "error" in figures:
             view.add_row(TITLES[name], f"did not run: {figures['error']['kind']}")
             continue
-        anon = figures["cgroup_anon_peak_bytes"]
+        anon, peak = figures["cgroup_anon_peak_bytes"], figures["process_peak_bytes"]
         faster = figures.get("offspec_is_faster_by")
         view.add_row(
             TITLES[name],
@@ -102,7 +121,7 @@ def table(row: Mapping[str, Any], title: str) -> Table:
             f"{figures['ttft_s']:.1f}",
             f"{figures['tokens_per_pass']:.2f}",
             format_bytes(figures["read_bytes_per_token"]),
-            format_bytes(figures["process_peak_bytes"]),
+            format_bytes(peak) if peak else "-",
             format_bytes(anon) if anon else "-",
             _SAME[figures["same_tokens"]],
             f"{faster:.2f}x" if faster else "-",
@@ -149,5 +168,5 @@ def _bars(axis: Axes, row: Mapping[str, Any]) -> None:
             faster = figures.get("offspec_is_faster_by")
             aim = f" (aim {GOALS[name]:g}×)" if name in GOALS else ""
             told = f" {speed:.2f}"
-            told += f", offspec {faster:.1f}×{aim}" if faster and name != CONTENDERS[0] else ""
+            told += f", offspec {faster:.1f}×{aim}" if faster and name != ours(name) else ""
         axis.text(speed, place, told, va="center", fontsize=7)

@@ -64,7 +64,7 @@ def cache_of_its_own(wanted: bool) -> Iterator[list[str]]:
         yield []
         return
     with TemporaryDirectory(prefix="offspec-bench-") as folder:
-        for name in ("unpacked", "widened"):
+        for name in ("described", "unpacked", "widened"):
             (Path(folder) / name).symlink_to(cache_root() / name)
         yield ["env", f"OFFSPEC_CACHE={folder}"]
 

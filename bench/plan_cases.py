@@ -88,7 +88,7 @@ class Target:
         return EngineConfig(
             self.model,
             draft=self.draft,
-            draft_bits=16 if self.draft == "auto" else 4,
+            draft_bits=None if self.draft == "auto" else 4,
             memory=memory,
             context=self.context,
             temperature=temperature,

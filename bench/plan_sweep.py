@@ -28,7 +28,7 @@ from bench.plan_record import keep
 from bench.plots import plot_file, sweep_plot
 from bench.sweep_tally import Answer, Pair, summarise
 from bench.sweep_view import show, show_ceiling
-from offspec.config import SamplingParams, parse_bytes
+from offspec.config import DraftBits, SamplingParams, parse_bytes
 from offspec.errors import OffspecError
 from offspec.events import Event, PassStats
 from offspec.ledger import DraftRecord
@@ -64,9 +64,10 @@ def load(plan: Plan, args: argparse.Namespace, target: Target) -> tuple[Engine, 
     most = max(*args.budgets, plan.budget), max(*args.widths, plan.width)
     opened = open_models(target.config(parse_bytes(args.memory), args.temperature), _ignore)
     config = replace(opened.config, budget=most[0], width=most[1], context=plan.context)
-    fit = Fit(plan.context, cast(DraftMode, plan.draft_mode), plan.placement, plan.chunk)
+    bits = cast(DraftBits, plan.draft_bits)
+    fit = Fit(plan.context, cast(DraftMode, plan.draft_mode), plan.placement, plan.chunk, bits)
     assembly = load_models(opened, config, fit, _ignore)
-    record = Unkept(opened.target_print, opened.draft_print)
+    record = Unkept(opened.target_print, opened.draft_print, bits)
     way = replace(way_of(plan, config, record), record=0)
     return Engine(config, assembly, _ignore, way=way, record=record), way
 

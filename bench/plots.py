@@ -142,6 +142,31 @@ def calibration_plot(runs: Sequence[dict[str, Any]], titles: Mapping[str, str], 
     return save(out, draw, columns=len(titles) + 1)
 
 
+def substitute_plot(rows: Sequence[dict[str, Any]], model: str, out: Path) -> str:
+    """Tokens per pass by bytes of the draft's layers, a line for each temperature.
+
+    rows: as `substitute.Row` has them; those of 16 bits are drawn apart, as the ceiling.
+    """
+
+    def draw(axes: Sequence[Axes]) -> None:
+        axis = axes[0]
+        for temperature in dict.fromkeys(row["temperature"] for row in rows):
+            found = [row for row in rows if row["temperature"] == temperature]
+            points = [(row["bytes"] / 1e6, row["pooled"]) for row in found if row["bits"] < 16]
+            (line,) = axis.plot(*zip(*points, strict=True), "o-", label=f"T {temperature:g}")
+            for row, point in zip((row for row in found if row["bits"] < 16), points, strict=True):
+                axis.annotate(f"{row['bits']} bits", point, xytext=(4, -10), textcoords="offset points")
+            for row in found:
+                if row["bits"] == 16:
+                    label = f"16 bits, {row['bytes'] / 1e6:.0f} MB"
+                    axis.axhline(row["pooled"], color=line.get_color(), linestyle=":", label=label)
+        axis.set(xlabel="MB of the draft's layers", ylabel="tokens a pass", title=model)
+        axis.set(xlim=(0, None), ylim=(0, None))
+        axis.legend()
+
+    return save(out, draw)
+
+
 def sweep_plot(cases: Sequence[dict[str, Any]], out: Path) -> str:
     """Tokens a second by budget and width, a map for each case, with the best pair and the plan's choice.
 

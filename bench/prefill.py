@@ -116,7 +116,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--tokens", type=int, nargs="+", default=[4096])
     p.add_argument("--repeats", type=int, default=3)
     p.add_argument("--draft", help="measure once more with this draft (default: only without one)")
-    p.add_argument("--draft-bits", type=int, choices=(4, 16), default=4)
+    p.add_argument("--draft-bits", type=int, choices=(2, 3, 4, 16), default=4)
     p.add_argument("--budget", type=int, default=64, help="nodes of a tree behind the prompt (default 64)")
     p.add_argument("--memory", default="1.5GB", help="the cgroup's limit (default 1.5GB)")
     p.add_argument("--engine-memory", help="what the engine is promised (default: the limit)")

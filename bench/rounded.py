@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from bench.cgroup import BenchError
 from bench.widen import fingerprint
+from bench.widening import dense
 from offspec.checkpoint.cache import cache_root, make_folder
 from offspec.errors import OffspecError
 
@@ -34,7 +35,7 @@ def ensure(model: str, out: Path | None = None) -> Path:
     under a name that changes with the model and with the code that rounds. Raises OffspecError."""
     from offspec.checkpoint import open_checkpoint
 
-    checkpoint = open_checkpoint(model)
+    checkpoint = open_checkpoint(model, unpack=True)
     folder = out or default_folder(model, checkpoint)
     if folder.exists():
         return folder
@@ -64,7 +65,7 @@ def write(checkpoint: Checkpoint, folder: Path) -> None:
     loaded = LoadedModel(checkpoint.folder, checkpoint.tensors, torch.bfloat16, torch.device("cpu"))
     try:
         ids = calibration_ids(codec, loaded.skeleton.context_length)
-        loaded.load_packed(True, len(ids) + 1, _quiet, ids)
+        loaded.load_packed(4, True, len(ids) + 1, _quiet, ids)
         _write_weights(checkpoint, loaded, folder / "model.safetensors")
     finally:
         loaded.close()
@@ -78,8 +79,9 @@ def _write_weights(checkpoint: Checkpoint, loaded: LoadedModel, file: Path) -> N
     from offspec.checkpoint.write import SafetensorsWriter
 
     parameters = dict(loaded.skeleton.model.named_parameters(remove_duplicate=False))
+    stored = dense(checkpoint)
     found: dict[str, torch.Tensor | None] = {}
-    for name, info in checkpoint.tensors.items():
+    for name, info in stored.items():
         held = parameters.get(name)
         if held is not None and held.device.type != "meta" and tuple(held.shape) == info.shape:
             found[name] = held.detach()
@@ -87,10 +89,10 @@ def _write_weights(checkpoint: Checkpoint, loaded: LoadedModel, file: Path) -> N
             found[name] = None
         else:
             raise BenchError(f"tensor {name} has no parameter of its own name: this family cannot be rounded")
-    entries = [(name, "BF16", checkpoint.tensors[name].shape) for name in found]
+    entries = [(name, "BF16", stored[name].shape) for name in found]
     with SafetensorsWriter(file, entries) as out:
         for name, tensor in found.items():
-            value = _from_disk(checkpoint.tensors[name]) if tensor is None else tensor
+            value = _from_disk(stored[name]) if tensor is None else tensor
             out.write(name, value.bfloat16())
 
 

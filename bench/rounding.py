@@ -1,11 +1,11 @@
-"""How a 4-bit rounding of a model agrees with the model: NF4 and groups of 64, with and without calibration.
+"""How a model rounded to few bits agrees with itself: several ways to round groups of 64.
 
-    python -m bench.rounding [MODEL] [--prompts N]
+    python -m bench.rounding [MODEL] [--bits 4 3 2] [--prompts N]
 
 The model answers prompts greedily; then each rounding of its decoder matrices reads the same answers, and
 its next-token distributions are compared with the model's own: Kullback-Leibler divergence in nats, and
-how often the likeliest token is the same. That agreement is what a substitute draft lives on. All take
-4.5 bits a weight. NF4 is bitsandbytes' own.
+how often the likeliest token is the same. That agreement is what a substitute draft lives on. All take half
+a bit more than their codes. NF4 is bitsandbytes' own; half-quadratic is HQQ (Badri and Shaji 2023).
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from rich.table import Table
 from bench.harness import Report, command_line, environment, read_prompts, write_result
 from offspec.checkpoint import open_checkpoint
 from offspec.model.calibration import TEXT, InputMoments
-from offspec.model.packing import pack, unpack
+from offspec.model.packing import packed_bytes, rounded
 from offspec.text.codec import TextCodec, load_tokenizer
+from offspec_kernels.dequant.grouped import GROUP
 
 NAME = "rounding"
 Rounding = Callable[[str, torch.Tensor], torch.Tensor]
@@ -39,12 +40,48 @@ def nf4(name: str, weight: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def plain_groups(name: str, weight: torch.Tensor) -> torch.Tensor:
-    """Sixteen even steps between each group's extremes, nothing fitted."""
-    groups = weight.float().view(-1, 64)
+def plain_groups(weight: torch.Tensor, bits: int) -> torch.Tensor:
+    """Even steps between each group's extremes, nothing fitted."""
+    groups = weight.float().view(-1, GROUP)
     low, high = groups.amin(1, keepdim=True), groups.amax(1, keepdim=True)
-    step = ((high - low) / 15).clamp_min(1e-9)
+    step = ((high - low) / ((1 << bits) - 1)).clamp_min(1e-9)
     return (((groups - low) / step).round() * step + low).view(weight.shape)
+
+
+def half_quadratic(
+    weight: torch.Tensor, bits: int, matter: torch.Tensor | None = None, rounds: int = 20
+) -> torch.Tensor:
+    """The offset that makes the errors sparse, in the sense of the p-norm of 0.7; steps span the extremes.
+
+    In turn: what of the error the norm lets stand, and the offset that leaves no more than that on average.
+    Errors are in units of half the group's range. matter broadcasts to the weight's shape.
+    """
+    groups, last, strength = weight.float().view(-1, GROUP), (1 << bits) - 1, 10.0
+    counts = torch.ones(1) if matter is None else matter / matter.mean() + 1e-4
+    counts = counts.expand(weight.shape).reshape(-1, GROUP)
+    low, high = groups.amin(1, keepdim=True), groups.amax(1, keepdim=True)
+    step, unit, offset = ((high - low) / last).clamp_min(1e-9), ((high - low) / 2).clamp_min(1e-9), low
+    for _ in range(rounds):
+        levels = ((groups - offset) / step).round().clamp_(0, last) * step
+        error = (groups - levels - offset) / unit
+        size = error.abs().clamp_min(1e-8)
+        stands = error.sign() * (size - size.pow(-0.3) / strength).clamp_min(0) * unit
+        offset = (counts * (groups - stands - levels)).sum(1, keepdim=True) / counts.sum(1, keepdim=True)
+        strength *= 1.01
+    codes = ((groups - offset) / step).round().clamp_(0, last)
+    return (codes * step + offset).view(weight.shape)
+
+
+def roundings(bits: int, seen: InputMoments) -> dict[str, Rounding]:
+    """Every way to round to so many bits, by its title."""
+    found: dict[str, Rounding] = {
+        "nearest, between extremes": lambda name, w: plain_groups(w, bits),
+        "half-quadratic": lambda name, w: half_quadratic(w, bits),
+        "least squares": lambda name, w: rounded(w, bits),
+        "half-quadratic, calibrated": lambda name, w: half_quadratic(w, bits, seen.importance(name, w)),
+        "least squares, calibrated": lambda name, w: rounded(w, bits, seen.importance(name, w)),
+    }
+    return {"NF4": nf4} | found if bits == 4 else found
 
 
 class Agreement:
@@ -84,41 +121,41 @@ def moments(model: Any, codec: TextCodec) -> InputMoments:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="How 4-bit roundings agree with the model they round.")
+    parser = argparse.ArgumentParser(description="How roundings agree with the model they round.")
     parser.add_argument("model", nargs="?", default="demo")
+    parser.add_argument("--bits", type=int, nargs="+", choices=(4, 3, 2), default=[4, 3, 2])
     parser.add_argument("--prompts", type=int, default=14, help="how many prompts, mixed by kind")
     parser.add_argument("--tokens", type=int, default=64, help="new tokens an answer")
     parser.add_argument("--json", type=Path, help="result file (default bench/results/rounding.json)")
     args = parser.parse_args()
     from transformers import AutoModelForCausalLM
 
-    checkpoint = open_checkpoint(args.model)
+    checkpoint = open_checkpoint(args.model, unpack=True)
     codec = TextCodec(load_tokenizer(checkpoint.folder), checkpoint.folder, checkpoint.config)
     model: Any = AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=torch.bfloat16).eval()
     report = Report()
     report.ceiling("0 nats and 1.000 the same: a draft that is the target")
     agreement = Agreement(model, codec, [p.prompt for p in read_prompts(args.prompts)], args.tokens)
     seen = moments(model, codec)
-    roundings: dict[str, Rounding] = {
-        "NF4, blocks of 64": nf4,
-        "groups of 64, between extremes": plain_groups,
-        "groups of 64, least squares": lambda name, w: unpack(pack(w)),
-        "groups of 64, calibrated": lambda name, w: unpack(pack(w, seen.importance(name, w))),
-    }
     inner = [name for name, p in model.named_parameters() if ".layers." in name and p.dim() == 2]
     original = {name: model.get_parameter(name).data.clone() for name in inner}
-    results: dict[str, dict[str, float]] = {}
-    for title, rounding in roundings.items():
-        for name in inner:
-            model.get_parameter(name).data.copy_(rounding(name, original[name]))
-        results[title] = agreement.measure()
-    table = Table("4.5 bits a weight", "divergence, nats", "same top token")
-    for title, found in results.items():
-        table.add_row(title, f"{found['divergence_nats']:.4f}", f"{found['same_top_token']:.4f}")
-    best = results["groups of 64, calibrated"]["same_top_token"]
-    report.reached("calibrated groups of 64: same top token", best)
+    results: dict[str, dict[str, Any]] = {}
+    table = Table("bits", "MB", "rounding", "divergence, nats", "same top token")
+    for bits in args.bits:
+        nbytes = sum(packed_bytes(weight.shape, bits) for weight in original.values())
+        found = dict[str, dict[str, float]]()
+        for title, rounding in roundings(bits, seen).items():
+            report.progress(f"{bits} bits, {title}")
+            for name in inner:
+                model.get_parameter(name).data.copy_(rounding(name, original[name]))
+            found[title] = one = agreement.measure()
+            figures = f"{one['divergence_nats']:.4f}", f"{one['same_top_token']:.4f}"
+            table.add_row(str(bits), f"{nbytes / 1e6:.0f}", title, *figures)
+        best = found["least squares, calibrated"]["same_top_token"]
+        report.reached(f"{bits} bits, as substitutes have them: same top token", best)
+        results[str(bits)] = {"bytes": nbytes, "roundings": found}
     report.out.print(table)
-    summary = {"bench": NAME, "model": args.model, "positions": len(agreement.truth), "roundings": results}
+    summary = {"bench": NAME, "model": args.model, "positions": len(agreement.truth), "bits": results}
     command = command_line(f"bench.{NAME}", sys.argv[1:])
     write_result(NAME, {**summary, "command": command, "environment": environment()}, args.json)
     report.last_line(summary)

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from bench.cgroup import BenchError
-from bench.widening import WideTensor, plan, wide_config
+from bench.widening import WideTensor, dense, plan, wide_config
 from offspec.checkpoint.cache import cache_root
 from offspec.checkpoint.disk import partial_name, require_space, sync_folder, write_file
 from offspec.checkpoint.write import SafetensorsWriter
@@ -126,7 +126,7 @@ def recipe(checkpoint: Checkpoint, files: dict[str, list[WideTensor]], factor: i
 def fingerprint(checkpoint: Checkpoint) -> str:
     """A hash of every tensor's name, type, shape and first 4 kB: enough to tell one model from another."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(checkpoint.tensors.items()):
+    for name, tensor in sorted(dense(checkpoint).items()):
         digest.update(f"{name} {tensor.dtype} {tensor.shape}".encode())
         with tensor.file.open("rb") as file:
             file.seek(tensor.offset)
@@ -147,7 +147,7 @@ def ensure(model: str, out: Path | None, factor: int, *, force: bool = False) ->
     """
     from offspec.checkpoint import open_checkpoint
 
-    checkpoint = open_checkpoint(model)
+    checkpoint = open_checkpoint(model, unpack=True)
     out = out or default_folder(model, factor)
     if out.exists() and not (force and (out / RECIPE).exists()):
         found = read_recipe(out)

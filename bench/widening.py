@@ -96,6 +96,20 @@ def divide(values: np.ndarray[Any, Any], divisor: int, name: str) -> np.ndarray[
     return small
 
 
+def dense(checkpoint: Checkpoint) -> dict[str, TensorInfo]:
+    """Where the tensors of a model lie, none of them quantised. Raises UnsupportedModelError otherwise."""
+    from offspec.checkpoint.tensors import PackedInfo
+
+    found: dict[str, TensorInfo] = {}
+    for name, weight in checkpoint.tensors.items():
+        if isinstance(weight, PackedInfo):
+            raise UnsupportedModelError(
+                f"{name} is quantised ({weight.format.name}): name a bfloat16 or float32 checkpoint"
+            )
+        found[name] = weight
+    return found
+
+
 def plan(checkpoint: Checkpoint, factor: int) -> dict[str, list[WideTensor]]:
     """The files of the wide model and the tensors in each: one file a layer, one for the rest.
 
@@ -111,7 +125,7 @@ def plan(checkpoint: Checkpoint, factor: int) -> dict[str, list[WideTensor]]:
             f"a {config.get('model_type')} model cannot be widened; "
             f"these can, when not quantised: {', '.join(MODEL_TYPES)}"
         )
-    tensors = dict(checkpoint.tensors)
+    tensors = dense(checkpoint)
     tied = config.get("tie_word_embeddings", _HEAD not in tensors)
     if tied or _HEAD not in tensors:
         tensors[_HEAD] = tensors[_EMBEDDING]

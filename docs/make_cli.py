@@ -11,7 +11,7 @@ from pathlib import Path
 
 PAGE = Path(__file__).with_name("cli.md")
 ROOT = Path(__file__).parents[1]
-COMMANDS: tuple[tuple[str, ...], ...] = ((), ("generate",), ("chat",), ("plan",), ("hardware",))
+COMMANDS: tuple[tuple[str, ...], ...] = ((), ("generate",), ("chat",), ("plan",), ("pack",), ("hardware",))
 
 _INTRO = """# The command line
 
@@ -44,6 +44,10 @@ list of `index`, `token`, `unspeculated_token` and `gap`.
 with `--json` the plan itself: what `--save` writes and a person may edit. With `--json --validate` the plan
 is under `plan`, beside `seconds_per_pass`, `tok_per_s` and `tokens_per_pass` (medians over the prompts, each
 `predicted`, `measured` and `error`, a share of what was measured) and `rows`, the same for each prompt.
+
+`offspec pack` prints the folder of the pack on standard output, and with `--json` one object: `folder`,
+`model`, `format`, `files`, `kept` (files that were there before), `bytes`, `source_bytes` and `seconds`; with
+`--verify` those of the pack that was verified, without `kept`, `source_bytes` and `seconds`.
 
 `--trace FILE` writes a timeline in the trace-event format: open https://ui.perfetto.dev and drop the
 file on it. From top to bottom it has a track for the passes (`engine`), the draft's steps, the walk that

@@ -19,7 +19,8 @@ from offspec.config import EngineConfig
 from offspec.draft.lm import DraftModel, LMDrafter
 from offspec.errors import CapacityError, DraftError
 from offspec.events import Event, LoadProgress, Notice
-from offspec.fit import Fit, decide, draft_rows, holds, no_room, parts
+from offspec.fit import Fit, decide, draft_rows, holds, no_room, parts, unpacks
+from offspec.model.cache import TreeCache
 from offspec.model.calibration import TEXT
 from offspec.model.lean import LeanModel
 from offspec.model.loaded import LoadedModel
@@ -36,7 +37,7 @@ _opened: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
 class Opened:
     """A target and a draft whose headers were read, and the memory there is for them.
 
-    target_print, draft_print: what tells them from others, the way the draft is rounded included; "none"
+    target_print, draft_print: what tells them from others, whatever bits the draft is rounded to; "none"
     where nobody drafts. memory: bytes of RAM for the process; vram: of a device with memory of its own;
     runtime: what the process takes without any weights.
     """
@@ -65,9 +66,14 @@ class Opened:
         """Whether an arrangement that was made before fits."""
         return holds(fit, config, self.memory, self.vram, self.target, self.draft, self.runtime)
 
+    def unpacks(self, config: EngineConfig, fit: Fit) -> bool:
+        """Whether there is room to unpack a packed target, all of which stays, as it is loaded."""
+        return unpacks(fit, config, self.memory, self.vram, self.target, self.draft, self.runtime)
+
     def parts(self, config: EngineConfig, fit: Fit) -> tuple[tuple[str, str, int], ...]:
         """(what, tier, bytes) of all that takes room under an arrangement, and of what stays on disk."""
-        return parts(config, self.target, self.draft, fit, self.runtime)
+        layers = self.target.held_bytes if self.unpacks(config, fit) else self.target.layer_bytes
+        return parts(config, self.target, self.draft, fit, self.runtime, layers)
 
     def least(self, config: EngineConfig) -> tuple[int, int | None]:
         """The smallest RAM, and the smallest device memory, with which the rest as given would still do."""
@@ -102,7 +108,7 @@ def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) 
     device, dtype = devices.find_device(config.device), getattr(torch, config.dtype)
     vram = devices.claim(device, config.vram)
     given = config.memory or int(0.9 * (memory.available_bytes() + memory.resident_bytes()))
-    checkpoint = open_checkpoint(config.model, notify=notify)
+    checkpoint = _open_target(config, notify)
     target = LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, device, timeline)
     try:
         codec = TextCodec(load_tokenizer(checkpoint.folder), checkpoint.folder, checkpoint.config)
@@ -112,11 +118,23 @@ def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) 
     except BaseException:
         target.close()
         raise
+    for model in (target, draft):
+        if model is not None:
+            model.warm_up()  # its compiled code is part of what the process takes
     gc.collect()
     memory.trim()
     runtime = memory.steady_runtime(fresh=any(model.is_loaded for model in _opened))
     _opened.update(model for model in (target, draft) if model is not None)
     return Opened(config, target, checkpoint.fingerprint, draft, draft_print, given, vram, runtime, codec)
+
+
+def _open_target(config: EngineConfig, notify: Notify) -> Checkpoint:
+    """What the target's name stands for: the model, or a pack of it, which is made on first use."""
+    if config.quantize is None:
+        return open_checkpoint(config.model, notify=notify)
+    from offspec.pack import packed_model
+
+    return packed_model(config.model, config.quantize, notify, config.memory)
 
 
 def load_models(opened: Opened, config: EngineConfig, fit: Fit, notify: Notify) -> Assembly:
@@ -129,7 +147,13 @@ def load_models(opened: Opened, config: EngineConfig, fit: Fit, notify: Notify) 
             notify(Notice(no_room(config, opened.memory, opened.vram, draft)))
             draft = None
         capacity = fit.context + (config.budget or 1)
-        target.load(fit.placement, capacity, _progress(notify, "Loading the target"), fit.chunk)
+        target.load(
+            fit.placement,
+            capacity,
+            _progress(notify, "Loading the target"),
+            fit.chunk,
+            unpacked=opened.unpacks(config, fit),
+        )
         for file in sorted(target.buffered_files):
             notify(Notice(f"{file.name} is read through the page cache: its file system refuses O_DIRECT"))
         drafter = None
@@ -194,9 +218,8 @@ def _open_draft(
 
 
 def draft_print(config: EngineConfig, fingerprint: str) -> str:
-    """What tells a draft from others: the model of this fingerprint, and how it is rounded."""
-    held = "substitute" if config.draft == "auto" else f"{config.draft_bits} bits"
-    return f"{fingerprint} {held}"
+    """What tells a draft from others: the model of this fingerprint, and whether it shares the target's."""
+    return f"{fingerprint} substitute" if config.draft == "auto" else fingerprint
 
 
 def _load_draft(
@@ -211,11 +234,16 @@ def _load_draft(
     if fit.draft_mode == "full":
         name = Path(config.draft).name
         everywhere = Placement.in_memory(len(draft.layers), range(len(draft.layers)), 0)
-        draft.load(everywhere, rows, _progress(notify, "Loading the draft"), fit.chunk)
+        progress = _progress(notify, "Loading the draft")
+        draft.load(everywhere, rows, progress, fit.chunk, unpacked=True)
         return _drafter(name, draft, rows)
     shared = config.draft == "auto"
-    stage = "Making a 4-bit substitute of the target" if shared else "Rounding the draft to 4 bits"
+    bits = fit.draft_bits
+    stage = f"Rounding the draft to {bits} bits"
+    if shared:
+        stage = f"Making a {bits}-bit substitute of the target"
     draft.load_packed(
+        bits,
         fit.draft_mode == "expanded",
         rows,
         lambda done, total: notify(LoadProgress(stage, done, total, "layers")),
@@ -223,15 +251,15 @@ def _load_draft(
         target.rest_tensors if shared else None,
         fit.chunk,
     )
-    name = "substitute (4-bit)" if shared else f"{Path(config.draft).name} (4-bit)"
-    return _drafter(name, draft, rows)
+    name = "substitute" if shared else Path(config.draft).name
+    return _drafter(f"{name} ({bits}-bit)", draft, rows, target.tree_model.cache if shared else None)
 
 
-def _drafter(name: str, draft: LoadedModel, rows: int) -> LMDrafter:
-    """A drafter over a loaded draft, lean where it can be."""
+def _drafter(name: str, draft: LoadedModel, rows: int, target: TreeCache | None = None) -> LMDrafter:
+    """A drafter over a loaded draft, lean where it can be; target: the cache of what it is a rounding of."""
     lean = draft.lean(rows)
     model: DraftModel = lean or draft.tree_model
-    return LMDrafter(name, model, draft.device, lambda: _release(lean, draft))
+    return LMDrafter(name, model, draft.device, lambda: _release(lean, draft), target)
 
 
 def _release(lean: LeanModel | None, draft: LoadedModel) -> None:

@@ -14,7 +14,7 @@ import torch
 from offspec import ledger, memory
 from offspec.assemble import Assembly, Notify, Opened, load_models, open_models
 from offspec.checkpoint import local_path
-from offspec.config import Dtype, EngineConfig, Tree, format_bytes
+from offspec.config import DraftBits, Dtype, EngineConfig, Tree, format_bytes
 from offspec.draw_up import LEAST_BUDGET, calibration_for, is_measured, measure, plan_by
 from offspec.errors import CapacityError, PlanError
 from offspec.events import Notice
@@ -109,12 +109,12 @@ def prepare(
         named = named if config.draft != "none" or named.draft == "none" else None
     opened = open_models(config, notify, timeline)
     try:
-        record = DraftRecord(opened.target_print, opened.draft_print, keeps=config.learn)
         key = plan_key(opened)
         kept = None
         if named is None and not replan:
-            kept = _up_to_date(ledger.kept_plan(key), record, config, notify)
+            kept = _up_to_date(ledger.kept_plan(key), opened, notify)
         start = outset(opened, None if replan else named, kept, notify)
+        record = record_of(opened, start.fit.draft_bits)
     except BaseException:
         opened.close()
         raise
@@ -138,11 +138,16 @@ def prepare(
         raise
 
 
-def _up_to_date(kept: Plan | None, record: DraftRecord, config: EngineConfig, notify: Notify) -> Plan | None:
+def record_of(opened: Opened, bits: int) -> DraftRecord:
+    """What is known of the draft in so many bits."""
+    return DraftRecord(opened.target_print, opened.draft_print, bits, keeps=opened.config.learn)
+
+
+def _up_to_date(kept: Plan | None, opened: Opened, notify: Notify) -> Plan | None:
     """The kept plan, unless it was made before anything was known of the draft, and now something is."""
     if kept is None or is_measured(kept.acceptance):
         return kept
-    if not is_measured(calibration_for(record, config)[1]):
+    if not is_measured(calibration_for(record_of(opened, kept.draft_bits), opened.config)[1]):
         return kept
     notify(Notice("the plan is remade: how well the draft guesses is known by now"))
     return None
@@ -160,18 +165,22 @@ def _as_wished(plan: Plan, config: EngineConfig) -> Plan:
 
 def _as_planned(config: EngineConfig, plan: Plan) -> EngineConfig:
     """The plan's own settings, where the caller gave none. Raises PlanError for others than the plan's."""
+    drafts = plan.draft_mode != "none" and config.draft != "none"
     for name, given, planned, usual in (
         ("device", config.device, plan.device, "cpu"),
         ("dtype", config.dtype, plan.dtype, "bfloat16"),
         ("tree", config.tree, plan.tree, "dynamic"),
+        ("draft-bits", config.draft_bits if drafts else None, plan.draft_bits, None),
     ):
         if given not in (usual, planned):
             raise PlanError(f"the plan has {name} {planned}, not {given}: leave out --{name}, or the plan")
-    rounded = plan.draft not in ("auto", "none") and plan.draft_mode in ("expanded", "packed")
+    draft = plan.draft if config.draft == "auto" else config.draft
+    # A substitute's bits are chosen anew should the plan not fit, those of a named draft are the user's.
+    rounded = drafts and draft != "auto"
     return replace(
         config,
-        draft=plan.draft if config.draft == "auto" else config.draft,
-        draft_bits=4 if rounded else config.draft_bits,
+        draft=draft,
+        draft_bits=cast(DraftBits, plan.draft_bits) if rounded else config.draft_bits,
         memory=config.memory or min(plan.memory, memory.available_bytes() + memory.resident_bytes()),
         vram=config.vram or plan.vram,
         context=plan.context,
@@ -233,7 +242,8 @@ def _still_fits(plan: Plan, opened: Opened) -> Outset | str:
             return f"it was made for another version of {name}"
     config = replace(opened.config, budget=plan.budget, width=plan.width, context=plan.context)
     free = format_bytes(opened.memory)
-    fit = Fit(plan.context, cast(DraftMode, plan.draft_mode), plan.placement, plan.chunk)
+    bits = cast(DraftBits, plan.draft_bits)
+    fit = Fit(plan.context, cast(DraftMode, plan.draft_mode), plan.placement, plan.chunk, bits)
     if not opened.holds(config, fit):
         return f"it was made for {format_bytes(plan.memory)} and does not fit in {free}"
     if opened.config.memory is None and plan.placement.slots and opened.memory > _MORE * plan.memory:
@@ -261,11 +271,7 @@ def _allowance(opened: Opened) -> EngineConfig:
     for budget in _LARGER[kind]:
         with suppress(CapacityError):
             larger = opened.fit(replace(config, budget=budget))
-            if (larger.placement, larger.context, larger.draft_mode) == (
-                fit.placement,
-                fit.context,
-                fit.draft_mode,
-            ):
+            if replace(larger, chunk=fit.chunk) == fit:
                 return replace(config, budget=budget)
     return allowed
 

@@ -3,7 +3,7 @@
 import math
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from offspec.errors import RequestError
 from offspec_planners.units import format_bytes as format_bytes
@@ -14,6 +14,8 @@ _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 Verify = Literal["coupled", "plain"]
 Tree = Literal["dynamic", "sequoia"]
 Dtype = Literal["bfloat16", "float32"]
+DraftBits = Literal[2, 3, 4, 16]
+PackFormat = Literal["nf4", "int8", "int4-g64"]
 
 
 def parse_bytes(text: str | int) -> int:
@@ -97,17 +99,19 @@ class EngineConfig:
     same for a CUDA device.
     context: tokens of KV cache to make room for, or None for a default that fits.
     converses: where the context is not given, room for a conversation goes before a faster draft.
-    draft: a model id or path, "auto" (a 4-bit substitute of the target), or "none".
-    draft_bits: 16 keeps a named draft in `dtype`; 4 rounds its linears to 4 bits.
+    draft: a model id or path, "auto" (a substitute: the target itself in few bits), or "none".
+    draft_bits: of the draft's matrices; 16 keeps those of a named draft in `dtype`, which is what None does.
+    A substitute has 4, 3 or 2, and with None the most of these that fit.
     budget: most nodes verified in one pass; width: nodes a draft step expands; None for what a plan says
     is fastest. tree: "dynamic" grows each tree best first, "sequoia" fills one shape that was optimised
     beforehand. temperature: what a plan is made for; each request has its own. learn: whether what answers
-    teach about the draft is kept for the next run.
+    teach about the draft is kept for the next run. quantize: pack the target's matrices in this format, once,
+    and run the pack, which is kept in the cache; None runs the target as it is.
     """
 
     model: str
     draft: str = "auto"
-    draft_bits: Literal[4, 16] = 16
+    draft_bits: DraftBits | None = None
     memory: int | None = None
     vram: int | None = None
     device: str = "cpu"
@@ -120,6 +124,7 @@ class EngineConfig:
     temperature: float = 0.0
     learn: bool = True
     converses: bool = False
+    quantize: PackFormat | None = None
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.budget < 1:
@@ -138,5 +143,10 @@ class EngineConfig:
             raise RequestError(f"tree must be 'dynamic' or 'sequoia', not {self.tree!r}")
         if self.dtype not in ("bfloat16", "float32"):
             raise RequestError(f"dtype must be 'bfloat16' or 'float32', not {self.dtype!r}")
-        if self.draft_bits not in (4, 16):
-            raise RequestError(f"draft_bits must be 4 or 16, not {self.draft_bits!r}")
+        if self.draft_bits not in (None, 2, 3, 4, 16):
+            raise RequestError(f"draft_bits must be 2, 3, 4 or 16, not {self.draft_bits!r}")
+        if self.quantize not in (None, *get_args(PackFormat)):
+            formats = ", ".join(get_args(PackFormat))
+            raise RequestError(f"quantize must be one of {formats}, not {self.quantize!r}")
+        if self.draft == "auto" and self.draft_bits == 16:
+            raise RequestError("a substitute has 4, 3 or 2 bits: leave out --draft-bits, or name a draft")

@@ -1,7 +1,6 @@
 """Drawing up a plan for opened models, from what was measured and what is known of the draft."""
 
 from dataclasses import replace
-from typing import Literal
 
 from offspec.assemble import Assembly, Notify, Opened, calibration_ids
 from offspec.config import EngineConfig
@@ -54,9 +53,15 @@ def calibration_for(record: DraftRecord, config: EngineConfig) -> tuple[Calibrat
     near = record.nearest(config.temperature, coupled)
     if near is not None and _is_enough(near, config):
         return near, f"as {_MEASURED} over {near.passes} passes at another temperature"
-    kind: Literal["substitute", "model"] = "substitute" if config.draft == "auto" else "model"
-    name = "a 4-bit substitute" if kind == "substitute" else "a small model of the same family"
-    return typical(kind), f"typical of {name}, not measured"
+    if config.draft == "auto":
+        return typical_substitute(record.bits)
+    return typical("model"), "typical of a small model of the same family, not measured"
+
+
+def typical_substitute(bits: int) -> tuple[Calibration, str]:
+    """What to go by before a substitute was seen at work, and in words what that is."""
+    bits = min(bits, 4)  # 16 where nobody drafts, and nothing is made of this
+    return typical("substitute", bits=bits), f"typical of a {bits}-bit substitute, not measured"
 
 
 def _is_enough(known: Calibration, config: EngineConfig) -> bool:
@@ -75,8 +80,6 @@ def plan_by(opened: Opened, loaded: EngineConfig, measured: Measured, record: Dr
     """A plan by what was measured of loaded models and what is on record of the draft."""
     calibration, origin = calibration_for(record, opened.config)
     hardware = tried_machine(opened.target, measured, sizes_of(opened.target, opened.config.model))
-    if opened.fit(loaded).draft_mode == "none":  # there was no room for it, and so it was not tried
-        opened = replace(opened, draft=None)
     return make_plan(opened, loaded, measured, calibration, origin, hardware)
 
 
@@ -88,11 +91,17 @@ def make_plan(
     origin: str,
     hardware: Hardware,
 ) -> Plan:
-    """The fastest settings by these costs.
+    """The fastest settings by these costs, with the draft in the bits that it has at the most nodes.
 
     loaded: settings with the most nodes there is room for. origin: where the calibration comes from. Raises
     CapacityError.
     """
+    held = opened.fit(loaded)
+    if held.draft_mode == "none":  # there was no room for it, and so it was not tried
+        opened = replace(opened, draft=None)
+    else:
+        loaded = replace(loaded, draft_bits=held.draft_bits)
+        opened = replace(opened, config=replace(opened.config, draft_bits=held.draft_bits))
     wanted = opened.config
     target = sizes_of(opened.target, wanted.model)
     most = loaded.budget or 1
@@ -130,6 +139,7 @@ def make_plan(
         context=fit.context,
         temperature=wanted.temperature,
         draft_mode=fit.draft_mode,
+        draft_bits=fit.draft_bits,
         chunk=fit.chunk,
         parts=opened.parts(settled, fit),
         placement=fit.placement,

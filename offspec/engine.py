@@ -15,7 +15,7 @@ from offspec.answer import Answer, Request
 from offspec.assemble import Assembly, describe
 from offspec.choose import Way, prepare
 from offspec.concurrent import Turns, in_thread
-from offspec.config import EngineConfig, SamplingParams, Tree, Verify, parse_bytes
+from offspec.config import DraftBits, EngineConfig, PackFormat, SamplingParams, Tree, Verify, parse_bytes
 from offspec.conversation import Conversation
 from offspec.draft.base import Scorer
 from offspec.ending import Ending
@@ -45,7 +45,7 @@ def load(
     model: str,
     *,
     draft: str = "auto",
-    draft_bits: Literal[4, 16] = 16,
+    draft_bits: DraftBits | None = None,
     memory: str | int | None = None,
     vram: str | int | None = None,
     device: str = "cpu",
@@ -56,6 +56,7 @@ def load(
     verify: Verify = "coupled",
     tree: Tree = "dynamic",
     temperature: float = 0.0,
+    quantize: PackFormat | None = None,
     plan: str | Path | Plan | None = None,
     replan: bool = False,
     learn: bool = True,
@@ -64,14 +65,16 @@ def load(
 ) -> "Engine":
     """Open a model and everything it needs to answer.
 
-    model: a hub id, a folder, a .gguf file, or "demo". draft: the same, or "auto" (a 4-bit substitute of
-    the target), or "none". memory: a promise for the whole process, "1.5GB" or bytes; vram: the same for
-    the memory of a CUDA device. budget: most nodes verified in a pass; width: nodes that a draft step
-    expands; None for what a plan says is fastest, which is measured once and kept for later runs. tree:
-    "sequoia" fills one optimised shape instead of growing each tree anew. temperature: what is planned for.
-    plan: one to follow instead, or its file; replan: make one anew. learn: keep for later runs what answers
-    teach about the draft. notify: takes LoadProgress and Notice events now, and Prefill ones as layers of a
-    first pass complete. timeline: records what runs when, for its `write`. Raises OffspecError.
+    model: a hub id, a folder, a .gguf file, or "demo". draft: the same, or "auto" (a substitute: the
+    target itself in few bits), or "none". draft_bits: 2, 3, 4, or 16, which leaves a named draft as it is;
+    by default that, and for a substitute the most that fit. memory: a promise for the whole process,
+    "1.5GB" or bytes; vram: the same for the memory of a CUDA device. budget: most nodes verified in a pass;
+    width: nodes that a draft step expands; None for what a plan says is fastest, which is measured once and
+    kept for later runs. tree: "sequoia" fills one optimised shape instead of growing each tree anew.
+    temperature: what is planned for. quantize: round the target's matrices, once, into a pack in the cache,
+    and run that. plan: one to follow instead, or its file; replan: make one anew. learn: keep for later runs
+    what answers teach about the draft. notify: takes LoadProgress and Notice events now, and Prefill ones as
+    layers of a first pass complete. timeline: records what runs when, for its `write`. Raises OffspecError.
     """
     config = EngineConfig(
         model=model,
@@ -88,6 +91,7 @@ def load(
         tree=tree,
         temperature=temperature,
         learn=learn,
+        quantize=quantize,
     )
     return open_engine(config, plan=plan, replan=replan, notify=notify, timeline=timeline)
 

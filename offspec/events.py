@@ -8,12 +8,16 @@ FinishReason = Literal["stop", "eos", "length", "context", "halted"]
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """Work before the first token: `stage` is a phrase for the user; done and total in `unit`."""
+    """Work before the first token: `stage` is a phrase for the user; done and total in `unit`.
+
+    detail: where it is at, such as "layer 3 of 32", where the stage as a whole does not say.
+    """
 
     stage: str
     done: int
     total: int
     unit: Literal["bytes", "layers", "files", "tensors", "steps"] = "bytes"
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)

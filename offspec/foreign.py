@@ -7,9 +7,9 @@ import torch
 from offspec import memory
 from offspec.assemble import Opened, draft_print
 from offspec.config import EngineConfig
-from offspec.draw_up import make_plan
+from offspec.draw_up import make_plan, typical_substitute
 from offspec.errors import CapacityError, CheckpointError, RequestError
-from offspec.fit import WIDEST
+from offspec.fit import WIDEST, Fit
 from offspec.model.loaded import LoadedModel
 from offspec.outline import imagine, sizes_of
 from offspec_planners.calibrate import typical
@@ -35,8 +35,8 @@ _SIBLINGS = (
 def plan_elsewhere(config: EngineConfig, hardware: Hardware) -> Plan:
     """The plan for a machine known by its profile alone.
 
-    draft "auto" stands for the fastest of what fits: a 4-bit substitute, or a small sibling of a well-known
-    target. Raises CapacityError, CheckpointError, RequestError.
+    draft "auto" stands for the fastest of what fits: a substitute, or a small sibling of a well-known target.
+    Raises CapacityError, CheckpointError, RequestError.
     """
     if config.device == "cuda" and hardware.link is None:
         raise RequestError(f"{hardware.name} has no GPU; leave out --device")
@@ -85,13 +85,13 @@ def _plan(config: EngineConfig, hardware: Hardware, target: LoadedModel, fingerp
         vram,
         memory.RUNTIME,  # a process there, not this one
     )
-    opened, room, mode = _held(opened)
-    if mode == "none":
+    opened, room, fit = _held(opened)
+    if fit.draft_mode == "none":
         draft = None
         opened = replace(opened, draft=None, draft_print="none")
     sizes = sizes_of(draft, config.draft) if draft else None
-    pricing = Estimate(hardware, sizes, mode == "packed")
-    calibration, origin = typical("substitute"), "typical of a 4-bit substitute, not measured"
+    pricing = Estimate(hardware, sizes, fit.draft_bits if fit.draft_mode == "packed" else None)
+    calibration, origin = typical_substitute(fit.draft_bits)
     if sizes is not None and config.draft != "auto":
         share = sizes.parameters / sizes_of(target, config.model).parameters
         calibration = typical("model", share)
@@ -99,17 +99,17 @@ def _plan(config: EngineConfig, hardware: Hardware, target: LoadedModel, fingerp
     return make_plan(opened, room, pricing, calibration, origin, hardware)
 
 
-def _held(opened: Opened) -> tuple[Opened, EngineConfig, str]:
-    """With room for the largest trees: what was opened, its settings, and how the draft is held.
+def _held(opened: Opened) -> tuple[Opened, EngineConfig, Fit]:
+    """With room for the largest trees: what was opened, its settings, and what fits where.
 
     A named draft that does not fit as it is stored may fit rounded to 4 bits. Raises CapacityError.
     """
     config = opened.config
     room = replace(config, budget=config.budget or _MOST_NODES, width=config.width or WIDEST)
     try:
-        return opened, room, opened.fit(room).draft_mode
+        return opened, room, opened.fit(room)
     except CapacityError:
-        if opened.draft is None or config.draft == "auto":
+        if opened.draft is None or config.draft == "auto" or config.draft_bits is not None:
             raise
     room, config = replace(room, draft_bits=4), replace(config, draft_bits=4)
-    return replace(opened, config=config), room, opened.fit(room).draft_mode
+    return replace(opened, config=config), room, opened.fit(room)

@@ -11,9 +11,10 @@ import torch
 from offspec.checkpoint import local_path, open_checkpoint
 from offspec.checkpoint.folder import CONFIG, read_json
 from offspec.checkpoint.shapes import known_config
-from offspec.checkpoint.tensors import TensorInfo
+from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, bytes_of
 from offspec.model.loaded import LoadedModel
 from offspec.model.skeleton import build_skeleton
+from offspec_kernels.dequant.grouped import BITS, GROUP, Grouped
 from offspec_planners.cost import ModelSizes
 
 _DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
@@ -36,6 +37,7 @@ def sizes_of(model: LoadedModel, name: str) -> ModelSizes:
         attention=4 * heads * size,
         hidden=config.hidden_size,
         vocabulary=model.skeleton.vocab_size,
+        packed=8 * sum(model.layer_bytes) / sum(model.layer_elements) if model.is_packed else 0.0,
     )
 
 
@@ -71,16 +73,47 @@ def imagine(model: str, dtype: torch.dtype, device: torch.device) -> tuple[Loade
 
 def _from_config(config: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[LoadedModel, str]:
     """Tensors as a checkpoint of this configuration would hold them, one behind the other in no file."""
-    config = {key: value for key, value in config.items() if key != "quantization_config"}
     text = json.dumps(config, sort_keys=True)
+    packing = _packing(config.pop("quantization_config", None))
     with TemporaryDirectory() as place:
         folder = Path(place)
-        (folder / CONFIG).write_text(text, "utf-8")
+        (folder / CONFIG).write_text(json.dumps(config), "utf-8")
         skeleton = build_skeleton(folder, dtype)
-        tensors, offset = dict[str, TensorInfo](), 0
+        tensors, offset = dict[str, Weight](), 0
         for name, tensor in skeleton.model.state_dict().items():
-            nbytes = tensor.numel() * dtype.itemsize
             file = folder / f"{skeleton.layer_of(name)}.safetensors"
-            tensors[name] = TensorInfo(name, _DTYPES[dtype], tuple(tensor.shape), file, offset, nbytes)
-            offset += nbytes
+            shape = tuple(tensor.shape)
+            is_matrix = skeleton.layer_of(name) is not None and len(shape) >= 2
+            if packing is not None and is_matrix and shape[-1] % GROUP == 0:
+                tensors[name] = _packed(name, shape, packing, file, offset)
+            else:
+                nbytes = tensor.numel() * dtype.itemsize
+                tensors[name] = TensorInfo(name, _DTYPES[dtype], shape, file, offset, nbytes)
+            offset += tensors[name].nbytes
         return LoadedModel(folder, tensors, dtype, device), hashlib.sha256(text.encode()).hexdigest()
+
+
+def _packing(quantised: Any) -> Grouped | None:
+    """A format of about the size of the one that a configuration names; None for 16 bits."""
+    if not isinstance(quantised, dict):
+        return None
+    bits = quantised.get("bits")
+    if quantised.get("load_in_4bit"):
+        bits = 4
+    for group in dict(quantised.get("config_groups") or {}).values():
+        bits = (group.get("weights") or {}).get("num_bits", bits)
+    return Grouped(bits if bits in BITS else 8)
+
+
+_NAMES = {torch.uint8: "U8", torch.float16: "F16"}
+
+
+def _packed(name: str, shape: tuple[int, ...], format_: Grouped, file: Path, offset: int) -> PackedInfo:
+    """Its parts one behind the other."""
+    parts = list[tuple[str, TensorInfo]]()
+    for part, stored in format_.parts(shape).items():
+        kind = _NAMES[stored.dtype]
+        nbytes = bytes_of(kind, stored.shape)
+        parts.append((part, TensorInfo(f"{name}.{part}", kind, stored.shape, file, offset, nbytes)))
+        offset += nbytes
+    return PackedInfo(name, shape, format_, tuple(parts))

@@ -111,6 +111,7 @@ class TokenSequence:
         if drafter is None or scorer is None or policy.budget == 1 or max_depth < 1:
             return no_growth(self.ids[-1])
         with self._timeline.span("draft", "grow") as span:
+            drafter.adopt()
             if decoding.shape is None:
                 growth = grow(drafter, scorer, self.ids, policy, max_depth, self._timeline, decoding.between)
             else:

@@ -37,6 +37,7 @@ PREFIX = 128  # committed positions behind which is measured: an answer's beginn
 _SECONDS = 0.7  # that a pass is given before it is broken off
 _LEAST_LAYERS = 3
 _WALKS = 7
+_COPIED, _COPIES = 4 << 20, 5
 _LINK_SECONDS, _READINGS = 1.5, 3  # of reading, to know how fast the link is
 _BUSY = 0.2  # share of that time that passes must wait for the link to call it busy
 _DRAFT_SECONDS = 2.5  # for steps of all widths
@@ -74,7 +75,8 @@ class PassTrial:
                 outside.append((rows, around))
             link = self.link()
             progress(len(self._rows) + 1, len(self._rows) + 1)
-            return Measured(tuple(layer), tuple(outside), self._walk(), link=link)
+            unpack = 0.0 if target.is_packed else copying_seconds(target.dtype, target.device)
+            return Measured(tuple(layer), tuple(outside), self._walk(), link=link, unpack=unpack)
         finally:
             target.tree_model.settle = None
             target.tree_model.on_layer = None
@@ -165,6 +167,22 @@ class PassTrial:
             walk(TokenTree.single(0), logits, processor, noise, 0, lambda token: True)
             times.append(time.perf_counter() - began)
         return statistics.median(times)
+
+
+def copying_seconds(dtype: torch.dtype, device: torch.device) -> float:
+    """Seconds that copying one value of a large matrix takes: about what unpacking one does.
+
+    Unpacking itself is not tried, because what it needs would stay in memory.
+    """
+    source = torch.zeros(_COPIED, dtype=dtype, device=device)
+    copy, times = torch.empty_like(source), list[float]()
+    for _ in range(_COPIES):
+        began = time.perf_counter()
+        copy.copy_(source)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times) / _COPIED
 
 
 def read_rate(target: LoadedModel) -> Rate:

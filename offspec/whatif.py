@@ -13,7 +13,7 @@ from offspec_planners.plan import WhatIf
 from offspec_planners.search import Outlook, best, outlook, sweep
 
 _FACTORS = (1.5, 2, 4)  # times the memory there is
-_QUARTER = 0.28  # bytes of a 4-bit format over those of 16 bits, its scales included
+_FORMATS = {"nf4": 4.25, "int8": 8.5}  # bits a weight of what `offspec pack` makes, scales included
 
 
 class WhatIfs:
@@ -35,14 +35,14 @@ class WhatIfs:
         self._placed = fit.placement
 
     def rows(self) -> tuple[WhatIf, ...]:
-        """More memory, a faster link, a smaller format, no draft: what would make a difference."""
+        """More memory, a faster link, a packed target, no draft: what would make a difference."""
         streams = self._fit.placement.slots > 0
         rows = [WhatIf("no draft", self._plain(), "one token a pass")]
         if streams:
             rows = [
                 *self._memory(),
                 WhatIf("a link twice as fast", self._speed(pricing=self._pricing.with_faster_link(2.0)), ""),
-                WhatIf("the target in 4 bits", self._smaller(), "where such a file can be streamed"),
+                *self._packed(),
                 *rows,
             ]
         return tuple(rows)
@@ -74,11 +74,19 @@ class WhatIfs:
             where = f"{kept} of {len(placement.tiers)} layers stay in it"
         return [WhatIf(change, self._speed(fit=fit), where)]
 
-    def _smaller(self) -> float:
-        layers = tuple(int(size * _QUARTER) for size in self._target.layers)
-        return self._speed(
-            target=replace(self._target, layers=layers, head=int(self._target.head * _QUARTER))
-        )
+    def _packed(self) -> list[WhatIf]:
+        """The target in fewer bits, which then have to be unpacked; none where it already is."""
+        if self._target.packed:
+            return []
+        stored = 8.0 * self._opened.target.dtype.itemsize
+        return [
+            WhatIf(
+                f"the target packed to {name}",
+                self._speed(target=self._target.packed_in(bits, stored)),
+                f"`offspec pack --to {name}`; another model, a little less exact",
+            )
+            for name, bits in _FORMATS.items()
+        ]
 
     def _plain(self) -> float:
         alone = replace(self._opened, draft=None).fit(replace(self._config, budget=1, width=1))

@@ -60,8 +60,8 @@ def test_without_a_draft_a_pass_is_a_token() -> None:
     [
         ("rtx-4090", MIDDLE, "full", 0.5, 1.3),  # half of it comes from disk
         ("rtx-4090-256gb", MIDDLE, "full", 1.4, 3.0),  # SpecExec: 2 to 3 tok/s with 16 bits; Sequoia: 1.75
-        ("rtx-4070-ti", SMALL, "full", 0.4, 1.0),  # as UMbreLLa's users choose with 12 GB
-        ("rtx-3060-12gb", SMALL, "full", 0.15, 0.4),
+        ("rtx-4070-ti", MIDDLE, "packed", 0.4, 1.0),  # UMbreLLa's users take the 1B, in 16 bits
+        ("rtx-3060-12gb", MIDDLE, "packed", 0.15, 0.4),
         ("laptop-8gb", SMALL, "packed", 0.3, 0.8),  # only in 4 bits is there room for it
     ],
 )
@@ -97,6 +97,36 @@ def test_a_machine_without_a_gpu(tmp_path: Path) -> None:
         _plan(MIDDLE, str(file), device="cuda")
 
 
+@pytest.mark.parametrize(
+    ("quantised", "bits"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4.5),
+        ({"quant_method": "gptq", "bits": 8}, 8.5),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 4}}}}, 4.5),
+        ({"quant_method": "fp8"}, 8.5),
+    ],
+)
+def test_a_quantised_configuration(tmp_path: Path, quantised: dict[str, object], bits: float) -> None:
+    """Is planned for at its own size, with what unpacking takes; and no smaller format is offered."""
+    config = known_config(MIDDLE)
+    assert config is not None
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": quantised}))
+    whole = _plan(MIDDLE, "laptop-8gb", draft="none", vram=6 * GB)
+    packed = _plan(str(tmp_path), "laptop-8gb", draft="none", vram=6 * GB)
+    assert packed.streamed(Tier.HOST, Tier.DISK) < whole.streamed(Tier.HOST, Tier.DISK)
+    assert packed.forecast.compute_seconds > whole.forecast.compute_seconds
+    sizes = {what: size for what, tier, size in packed.parts if what == "layers"}
+    assert sizes
+    assert packed.target_print != whole.target_print
+    rows = {row.change for plan in (whole, packed) for row in plan.what_ifs if "packed" in row.change}
+    assert rows == {"the target packed to nf4", "the target packed to int8"}
+    assert not any("packed" in row.change for row in packed.what_ifs)
+    total = sum(size for what, _, size in packed.parts if what == "layers")
+    assert total == pytest.approx(
+        sum(size for what, _, size in whole.parts if what == "layers") * bits / 16, rel=0.02
+    )
+
+
 def test_this_process_has_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
     """What this process happens to hold is nothing to a machine elsewhere."""
     plan = _plan(SMALL, "laptop-8gb", memory=2 * GB)
@@ -114,6 +144,19 @@ def test_a_larger_draft_is_expected_to_guess_better() -> None:
     accepted = [calibration.acceptance()[:, 0].mean() for calibration in calibrations]
     assert accepted == sorted(set(accepted))
     assert expected_tokens(typical("model", 0.9).forest, 256) == expected[-1]
+
+
+def test_a_substitute_in_fewer_bits_is_expected_to_guess_worse() -> None:
+    expected = [expected_tokens(typical("substitute", bits=bits).forest, 128) for bits in (4, 3, 2)]
+    assert expected[0] > 1.5 * expected[1] > 2 * expected[2] > 4
+    accepted = [typical("substitute", bits=bits).acceptance()[:, 0].mean() for bits in (2, 3, 4)]
+    assert accepted == sorted(set(accepted))
+
+
+def test_a_plan_names_the_bits_of_its_draft() -> None:
+    plan = _plan(LARGE, "laptop-8gb", draft=SMALL, draft_bits=3)
+    assert (plan.draft, plan.draft_bits) == (SMALL, 3) and plan.draft_mode in ("packed", "expanded")
+    assert Plan.from_text(plan.to_text()) == plan
 
 
 def test_a_preset_by_the_name_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -216,13 +216,13 @@ def test_it_runs_in_the_group_with_caches_dropped(monkeypatch: pytest.MonkeyPatc
 
 def test_a_first_run_finds_models_and_nothing_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path))
-    for name in ("unpacked", "widened", "plans", "drafts"):
+    for name in ("described", "unpacked", "widened", "plans", "drafts"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").touch()
     with plan.cache_of_its_own(True) as words:
         assert words[0] == "env"
         folder = Path(words[1].removeprefix("OFFSPEC_CACHE="))
-        assert sorted(os.listdir(folder)) == ["unpacked", "widened"]
+        assert sorted(os.listdir(folder)) == ["described", "unpacked", "widened"]
         assert (folder / "unpacked" / "file").exists()
     assert not folder.exists()
     assert (tmp_path / "unpacked" / "file").exists()

@@ -166,7 +166,7 @@ def test_all_of_it_on_a_tiny_model(planned: Plan, tmp_path: Path, capsys: pytest
 def test_without_a_draft_there_is_nothing_to_sweep(planned: Plan) -> None:
     args = plan_sweep.parser().parse_args(["--memory", "3GB"])
     with pytest.raises(BenchError, match="--memory"):
-        plan_sweep.load(replace(planned, draft_mode="none"), args, Target(planned.target))
+        plan_sweep.load(replace(planned, draft_mode="none", draft_bits=16), args, Target(planned.target))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from bench.cgroup import BenchError
 from bench.random_model import SHAPES
 from bench.stream_floor import Compute
 from offspec.checkpoint import open_checkpoint
+from offspec.checkpoint.tensors import on_disk
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,8 @@ def test_a_random_model_is_what_its_shape_says(tiny: Path) -> None:
     assert bool(logits.isfinite().all())
     assert float(logits.std()) > 0
     checkpoint = open_checkpoint(str(tiny))
-    assert checkpoint.tensors["model.layers.3.input_layernorm.weight"].offset % 4096 == 0
+    (stored,) = on_disk(checkpoint.tensors["model.layers.3.input_layernorm.weight"])
+    assert stored.offset % 4096 == 0
 
 
 def test_a_model_that_is_there_is_used_again_and_another_is_refused(tiny: Path) -> None:

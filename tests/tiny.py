@@ -152,9 +152,11 @@ def load_all(model: LoadedModel, capacity: int) -> None:
     model.load(Placement.in_memory(len(model.layers), range(len(model.layers)), 0), capacity, nothing)
 
 
-def _drafter(model: LoadedModel, capacity: int, lean: bool) -> LMDrafter:
+def _drafter(model: LoadedModel, capacity: int, lean: bool, target: LoadedModel | None = None) -> LMDrafter:
+    """target: what the draft is a rounding of."""
     drafts = (model.lean(capacity) if lean else None) or model.tree_model
-    return LMDrafter("draft", drafts, model.device, model.close)
+    shared = target.tree_model.cache if target is not None else None
+    return LMDrafter("draft", drafts, model.device, model.close, shared)
 
 
 def nothing(done: int, total: int) -> None:
@@ -181,11 +183,11 @@ def tiny_engine(
 ) -> Engine:
     """An engine whose placement is given instead of decided; draft is a folder, "auto" or "none".
 
-    resident and slots: a placement in one memory, unless a whole `placement` is given. lean: draft by the
-    lean forward where the family has one.
+    folder: the target's, or a GGUF file. resident and slots: a placement in one memory, unless a whole
+    `placement` is given. lean: draft by the lean forward where the family has one.
     """
     checkpoint = open_checkpoint(str(folder))
-    codec = TextCodec(load_tokenizer(folder), folder, checkpoint.config)
+    codec = TextCodec(load_tokenizer(checkpoint.folder), checkpoint.folder, checkpoint.config)
     target = open_model(folder, dtype, device)
     if placement is None:
         placement = Placement.in_memory(len(target.layers), resident, slots)
@@ -194,8 +196,8 @@ def tiny_engine(
     drafter: Any = None
     if draft == "auto":
         substitute = open_model(folder, dtype, device)
-        substitute.load_packed(expand, context, nothing, CALIBRATION, target.rest_tensors)
-        drafter = _drafter(substitute, context, lean)
+        substitute.load_packed(4, expand, context, nothing, CALIBRATION, target.rest_tensors)
+        drafter = _drafter(substitute, context, lean, target)
     elif draft != "none":
         other = open_model(Path(draft), dtype, device)
         load_all(other, context)

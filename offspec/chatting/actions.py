@@ -115,12 +115,12 @@ def _draft(desk: "Desk", argument: str) -> Outcome:
     if not argument:
         return Say(
             f"The draft is {desk.engine.draft}. `/draft MODEL` loads a small model in its place, "
-            "`/draft auto` a 4-bit copy of the target, and `/draft none` goes on without."
+            "`/draft auto` a copy of the target in few bits, and `/draft none` goes on without."
         )
     if argument == desk.config.draft:
         return Say(f"The draft is {desk.engine.draft} already.")
     _check_model(argument)
-    return Reload(replace(desk.config, draft=argument))
+    return Reload(replace(desk.config, draft=argument, draft_bits=None))  # the bits were for the other
 
 
 def _check_model(name: str) -> None:

@@ -114,9 +114,9 @@ other one from its beginning when you next ask something. Alone, the command lis
         "draft",
         "/draft [model|auto|none]",
         "Show or change who guesses ahead.",
-        """A small model with the same vocabulary, `auto` (a 4-bit copy of the target), or `none`. The
-answers are the same with any of them; only the speed differs. The model is loaded again, which takes as
-long as it did at first, and the conversation goes on.""",
+        """A small model with the same vocabulary, `auto` (a copy of the target in few bits), or `none`.
+The answers are the same with any of them; only the speed differs. The model is loaded again, which takes
+as long as it did at first, and the conversation goes on.""",
     ),
     Command(
         "plan",

@@ -83,7 +83,7 @@ def _copies(begun: str, saved: _Saved) -> Iterator[tuple[str, str]]:
 
 
 def _drafts(begun: str, saved: _Saved) -> Iterator[tuple[str, str]]:
-    for name, meaning in (("auto", "a 4-bit copy of the target"), ("none", "one token a pass")):
+    for name, meaning in (("auto", "a copy of the target in few bits"), ("none", "one token a pass")):
         if name.startswith(begun.lower()):
             yield name, meaning
     yield from _files(begun, (".gguf",))

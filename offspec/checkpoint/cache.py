@@ -7,9 +7,13 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from offspec.checkpoint.disk import disk_full, partial_name, sync_folder
 from offspec.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 _PARTIAL = ".partial"
 
@@ -39,18 +43,9 @@ def make_folder(folder: Path, fill: Callable[[Path], None], waiting: Callable[[]
     killed process left behind is removed. Raises DiskFullError, or CheckpointError where nothing can be
     written; an error or an interrupt in `fill` leaves nothing.
     """
-    from filelock import FileLock, Timeout
-
     root = folder.parent
     try:
-        with disk_full(folder):
-            root.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(_lock(folder))
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                waiting()
-                lock.acquire()
+        lock = claim_folder(folder, waiting)
     except OSError as error:
         raise CheckpointError(
             f"cannot write to the cache {root} ({error.strerror or error}): "
@@ -62,6 +57,24 @@ def make_folder(folder: Path, fill: Callable[[Path], None], waiting: Callable[[]
             _fill(folder, fill)
     finally:
         lock.release()
+
+
+def claim_folder(folder: Path, waiting: Callable[[], None]) -> BaseFileLock:
+    """The right to make `folder`, held until it is released or the process ends; `waiting` as above.
+
+    Makes the folder's parent. Raises DiskFullError, or OSError where nothing can be written.
+    """
+    from filelock import FileLock, Timeout
+
+    with disk_full(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(_lock(folder))
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            waiting()
+            lock.acquire()
+    return lock
 
 
 def remove_folder(folder: Path) -> None:

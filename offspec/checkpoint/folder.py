@@ -10,14 +10,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from offspec.checkpoint.pack_manifest import MANIFEST
+from offspec.checkpoint.quantised import packed_tensors
+from offspec.checkpoint.quantised.packs import check_files
 from offspec.checkpoint.ranges import one_line
 from offspec.checkpoint.safetensors import read_header
-from offspec.checkpoint.tensors import TensorInfo
+from offspec.checkpoint.tensors import TensorInfo, Weight, on_disk
 from offspec.errors import CheckpointError, HeaderError, MissingTensorError, ModelNotFoundError
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+TEXT_FILES = (".json", ".jinja", ".model", ".tiktoken", ".txt")  # endings of what a model has beside weights
 _MAX_JSON = 64 * 2**20
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -27,13 +31,13 @@ class Checkpoint:
     """A model on disk, opened by header only.
 
     `name` is what the user typed; `folder` holds config.json and the tokenizer's files; `config` is
-    config.json; `tensors` maps each name of the state dict to its place.
+    config.json; `tensors` maps each name of the state dict to its place, or places where it is quantised.
     """
 
     name: str
     folder: Path
     config: dict[str, Any]
-    tensors: Mapping[str, TensorInfo]
+    tensors: Mapping[str, Weight]
 
     @property
     def nbytes(self) -> int:
@@ -47,10 +51,11 @@ class Checkpoint:
         Cheap: no weights are read. Raises MissingTensorError when a file has gone.
         """
         seen = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
-        for tensor in self.tensors.values():
+        tensors = [tensor for weight in self.tensors.values() for tensor in on_disk(weight)]
+        for tensor in tensors:
             place = (tensor.name, tensor.dtype, tensor.shape, tensor.offset, tensor.file.name)
             seen.update(repr(place).encode())
-        for file in sorted({tensor.file for tensor in self.tensors.values()}):
+        for file in sorted({tensor.file for tensor in tensors}):
             try:
                 stat = file.stat()
             except OSError as error:
@@ -63,8 +68,8 @@ def open_folder(folder: Path, name: str | None = None) -> Checkpoint:
     """Open a local model folder.
 
     Raises ModelNotFoundError without a config.json, MissingTensorError for an absent shard or tensor,
-    HeaderError and TruncatedError for damaged files, CheckpointError for anything else that is not a
-    model in safetensors.
+    HeaderError and TruncatedError for damaged files, UnsupportedModelError for weights quantised in a way
+    that is not read, CheckpointError for anything else that is not a model in safetensors.
     """
     try:
         names = {entry.name for entry in folder.iterdir()}
@@ -72,6 +77,8 @@ def open_folder(folder: Path, name: str | None = None) -> Checkpoint:
         raise CheckpointError(f"cannot read the folder {folder}: {error.strerror or error}") from error
     if CONFIG not in names:
         raise ModelNotFoundError(_no_config(folder, names))
+    if MANIFEST in names:
+        check_files(folder)
     config = read_json(folder / CONFIG)
     shards, weight_map = choose_weights(names, lambda: read_json(folder / INDEX), str(folder))
     found: dict[str, TensorInfo] = {}
@@ -82,7 +89,8 @@ def open_folder(folder: Path, name: str | None = None) -> Checkpoint:
         found |= tensors if weight_map is None else _listed(folder, shard, tensors, weight_map)
     if not found:
         raise CheckpointError(f"{folder} holds no tensors at all; download it again")
-    return Checkpoint(name or str(folder), folder, config, MappingProxyType(found))
+    weights = packed_tensors(config, found, str(folder))
+    return Checkpoint(name or str(folder), folder, config, MappingProxyType(weights))
 
 
 def choose_weights(

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from offspec.checkpoint.disk import disk_full, require_space
-from offspec.checkpoint.folder import CONFIG, INDEX, choose_weights, open_folder, read_json
+from offspec.checkpoint.folder import CONFIG, INDEX, TEXT_FILES, choose_weights, open_folder, read_json
+from offspec.checkpoint.quantised import check_method
 from offspec.checkpoint.ranges import one_line
-from offspec.errors import CheckpointError, ModelNotFoundError, OffspecError
+from offspec.errors import CheckpointError, ModelNotFoundError, OffspecError, UnsupportedModelError
 from offspec.events import Event, LoadProgress, Notice
 
-_TEXT_FILES = (".json", ".jinja", ".model", ".tiktoken", ".txt")
 _PATIENCE = 20.0  # seconds to wait for the hub's first answer
 
 
@@ -59,12 +59,14 @@ class _Fetch:
             raise CheckpointError(f"{place} is not a model that transformers can load: it has no {CONFIG}")
         if missing := [name for name in weights if name not in sizes]:
             raise CheckpointError(f"{place} lacks {missing[0]}, a part of the model: choose another revision")
-        texts = [name for name in sizes if name.endswith(_TEXT_FILES)]
+        texts = [name for name in sizes if name.endswith(TEXT_FILES)]
         new = {name: sizes[name] for name in [*texts, *weights] if not self._is_cached(name)}
         require_space(_hub_cache(), sum(new.values()), f"downloading {self._repository}", "HF_HOME")
         self._total = sum(new.values())
         for name in [*texts, *weights]:
             folder = self._file(name, new.get(name, 0)).parent
+            if name == CONFIG:  # which comes before the weights
+                check_method(read_json(folder / CONFIG))
         # Only now does the revision's name point to this commit in the cache: offline it is whole or absent.
         self._file(CONFIG, 0, revision or "main")
         return folder
@@ -183,6 +185,8 @@ def _cached(repository: str, revision: str | None, error: Exception, notify: Cal
         ) from missing
     try:
         open_folder(Path(found))
+    except UnsupportedModelError:
+        raise
     except CheckpointError as damage:
         raise ModelNotFoundError(
             f"{why}, and the copy of {repository} in the hub's cache is not whole: {fix}"

@@ -19,14 +19,21 @@ _FILE_ENDINGS = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".json")
 
 
 def open_checkpoint(
-    model: str, *, notify: Callable[[Event], None] | None = None, cache_dir: Path | None = None
+    model: str,
+    *,
+    unpack: bool = False,
+    notify: Callable[[Event], None] | None = None,
+    cache_dir: Path | None = None,
 ) -> Checkpoint:
     """Open a model by its headers.
 
-    model: a folder as transformers writes it; a `.gguf` file, unpacked once to bfloat16 in the cache;
-    `demo`, the embedded model; or a hub id, `organisation/name` or `organisation/name@revision`.
+    model: a folder as transformers writes it; a `.gguf` file, or any part of one that was split; `demo`,
+    the embedded model; or a hub id, `organisation/name` or `organisation/name@revision`.
+    unpack: of a GGUF file, make a folder of bfloat16 weights in the cache, once, which anything can load.
+    Else its weights stay where and as they are, and the cache holds its configuration and tokenizer; a
+    file for which that cannot be is unpacked all the same.
     notify: takes LoadProgress (in bytes) and Notice events while files are unpacked or downloaded.
-    cache_dir: where GGUF files are unpacked instead of `OFFSPEC_CACHE` or `~/.cache/offspec`; hub files
+    cache_dir: for what is made of GGUF files, instead of `OFFSPEC_CACHE` or `~/.cache/offspec`; hub files
     are kept in the hub's own cache.
 
     Raises ModelNotFoundError, HeaderError, TruncatedError, MissingTensorError, UnsupportedModelError,
@@ -34,13 +41,13 @@ def open_checkpoint(
     """
     notify = notify or unheard
     if model == DEMO:
-        return _unpacked(embedded_model(), model, notify, cache_dir)
+        return _open_gguf(embedded_model(), model, unpack, notify, cache_dir)
     path, kind = local_path(model)
     if kind == "folder":
         return open_folder(path, model)
     if kind == "file":
         if _is_gguf(path):
-            return _unpacked(path, model, notify, cache_dir)
+            return _open_gguf(path, model, unpack, notify, cache_dir)
         raise CheckpointError(_wrong_file(path))
     if _HUB_ID.fullmatch(model) and not model.endswith(_FILE_ENDINGS):
         from offspec.checkpoint.hub import download
@@ -59,10 +66,19 @@ def embedded_model() -> Path:
     raise ModelNotFoundError(f"the demo model is not installed: {DEMO_INSTALL}")
 
 
-def _unpacked(path: Path, name: str, notify: Callable[[Event], None], cache_dir: Path | None) -> Checkpoint:
-    from offspec.checkpoint.unpack import unpack
+def _open_gguf(
+    path: Path, name: str, unpack: bool, notify: Callable[[Event], None], cache_dir: Path | None
+) -> Checkpoint:
+    from offspec.checkpoint.gguf.described import describe
+    from offspec.checkpoint.gguf.packed import obstacle
+    from offspec.checkpoint.gguf.parts import read_model
+    from offspec.checkpoint.gguf.unpack import unpack as unpack_file
 
-    return unpack(path, name, notify, cache_dir)
+    header = read_model(path)
+    reason = "" if unpack else obstacle(header)
+    if unpack or reason:
+        return unpack_file(header, name, notify, cache_dir, reason)
+    return describe(header, name, notify, cache_dir)
 
 
 def local_path(model: str) -> tuple[Path, str]:

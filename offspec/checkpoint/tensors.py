@@ -12,6 +12,8 @@ from offspec.errors import UnsupportedModelError
 if TYPE_CHECKING:
     import torch
 
+    from offspec_kernels.dequant import Format
+
 # Bits per element of every dtype name in the format. The 4 and 6 bit ones pack across elements.
 DTYPE_BITS = {
     "BOOL": 8,
@@ -74,6 +76,40 @@ class TensorInfo:
     file: Path
     offset: int
     nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackedInfo:
+    """A weight that is stored in fewer bits, in one or more tensors on disk.
+
+    name and shape are the weight's, as the model knows it; parts: what the format calls each tensor, and
+    where it is. Their names are their own.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    format: Format
+    parts: tuple[tuple[str, TensorInfo], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on disk."""
+        return sum(part.nbytes for _, part in self.parts)
+
+    @property
+    def file(self) -> Path:
+        """The file of the first part."""
+        return self.parts[0][1].file
+
+
+Weight = TensorInfo | PackedInfo
+
+
+def on_disk(weight: Weight) -> tuple[TensorInfo, ...]:
+    """The tensors that a weight is stored in."""
+    if isinstance(weight, TensorInfo):
+        return (weight,)
+    return tuple(part for _, part in weight.parts)
 
 
 def item_size(dtype: str) -> int:

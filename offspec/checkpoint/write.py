@@ -27,7 +27,8 @@ class SafetensorsWriter:
     `entries` lists (name, safetensors dtype name, shape). `write` takes any contiguous buffer, numpy
     array or CPU tensor; a large tensor may come in consecutive pieces. The file appears at `path` when
     the block ends, whole and synced; after an error nothing is left behind. The data starts at a
-    multiple of 4096 bytes (the JSON header is padded with spaces, as the format allows).
+    multiple of 4096 bytes (the JSON header is padded with spaces, as the format allows), which is `start`.
+    on_write takes the size of each buffer; on_bytes may be set to take all bytes of the file, in order.
 
     Raises DiskFullError when there is no room, ValueError for tensors out of order, of another size
     than announced, or missing when the block ends.
@@ -44,9 +45,11 @@ class SafetensorsWriter:
         self.path = Path(path)
         self._sizes: dict[str, int] = {}
         self._header, self.nbytes = self._lay_out(list(entries), metadata)
+        self.start = len(self._header)
         self._todo = iter(self._sizes.items())
         self._name, self._left = "", 0
         self._on_write = on_write
+        self.on_bytes: Callable[[memoryview], None] | None = None
         self._partial = partial_name(self.path)
         self._fd = -1
 
@@ -70,7 +73,7 @@ class SafetensorsWriter:
             with disk_full(self.path, self.nbytes):
                 self._fd = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
                 reserve(self._fd, self.nbytes)
-                write_all(self._fd, memoryview(self._header))
+                self._put(memoryview(self._header))
         except BaseException:
             self._discard()
             raise
@@ -86,10 +89,15 @@ class SafetensorsWriter:
         if len(data) > self._left:
             raise ValueError(f"tensor {name} has {self._left} bytes left to write, not {len(data)}")
         with disk_full(self.path, self.nbytes):
-            write_all(self._fd, data)
+            self._put(data)
         self._left -= len(data)
         if self._on_write:
             self._on_write(len(data))
+
+    def _put(self, data: memoryview) -> None:
+        write_all(self._fd, data)
+        if self.on_bytes:
+            self.on_bytes(data)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

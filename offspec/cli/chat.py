@@ -39,8 +39,9 @@ def chat(
     device: opt.Device = "cpu",
     dtype: opt.Dtype = "bfloat16",
     context: opt.Context = None,
+    quantize: opt.Quantize = None,
     draft: opt.Draft = "auto",
-    draft_bits: opt.DraftBits = 16,
+    draft_bits: opt.DraftBits = None,
     budget: opt.Budget = "auto",
     width: opt.Width = "auto",
     tree: opt.TreeKind = "dynamic",
@@ -79,6 +80,7 @@ def chat(
         verify=verify,
         tree=tree,
         temperature=temperature,
+        quantize=quantize,
         converses=True,
     )
     params = SamplingParams(

@@ -46,8 +46,9 @@ def generate(
     device: opt.Device = "cpu",
     dtype: opt.Dtype = "bfloat16",
     context: opt.Context = None,
+    quantize: opt.Quantize = None,
     draft: opt.Draft = "auto",
-    draft_bits: opt.DraftBits = 16,
+    draft_bits: opt.DraftBits = None,
     budget: opt.Budget = "auto",
     width: opt.Width = "auto",
     tree: opt.TreeKind = "dynamic",
@@ -87,6 +88,7 @@ def generate(
         verify=verify,
         tree=tree,
         temperature=temperature,
+        quantize=quantize,
     )
     params = SamplingParams(
         temperature=temperature,
@@ -139,6 +141,7 @@ def _answer(question: Question, screen: Screen) -> None:
                     verify=config.verify,
                     tree=config.tree,
                     temperature=config.temperature,
+                    quantize=config.quantize,
                     plan=question.plan,
                     notify=screen.show,
                     timeline=timeline,

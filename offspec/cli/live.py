@@ -54,9 +54,9 @@ class _Moving:
             self._tasks[event.stage] = self._bars.add_task(
                 escape(event.stage), total=event.total or None, amount=""
             )
-        self._bars.update(
-            self._tasks[event.stage], completed=event.done, total=event.total or None, amount=_amount(event)
-        )
+        task = self._tasks[event.stage]
+        self._bars.update(task, completed=event.done, total=event.total or None)
+        self._bars.update(task, amount=_amount(event, self._bars.tasks[task].speed))
 
     def status(self, text: str) -> None:
         if self._line is None:
@@ -88,7 +88,9 @@ def _bars(console: Console) -> "Progress":
     )
 
 
-def _amount(event: LoadProgress) -> str:
-    if event.unit == "bytes":
-        return f"{event.done / 1e9:.2f} of {event.total / 1e9:.2f} GB"
-    return f"{event.done} of {event.total} {event.unit}"
+def _amount(event: LoadProgress, speed: float | None) -> str:
+    detail = f", {event.detail}" if event.detail else ""
+    if event.unit != "bytes":
+        return f"{event.done} of {event.total} {event.unit}{detail}"
+    rate = f", {speed / 1e9:.2f} GB/s" if speed else ""
+    return f"{event.done / 1e9:.2f} of {event.total / 1e9:.2f} GB{rate}{detail}"

@@ -24,6 +24,8 @@ from offspec.cli.generate import EPILOG, generate
 from offspec.cli.hardware import EPILOG as HARDWARE_EPILOG
 from offspec.cli.hardware import hardware
 from offspec.cli.output import StdoutClosed, abandon_stdout
+from offspec.cli.pack import EPILOG as PACK_EPILOG
+from offspec.cli.pack import pack
 from offspec.cli.plan import EPILOG as PLAN_EPILOG
 from offspec.cli.plan import plan
 from offspec.errors import OffspecError
@@ -87,6 +89,7 @@ def offspec(
 app.command(epilog=EPILOG)(generate)
 app.command(epilog=CHAT_EPILOG)(chat)
 app.command(epilog=PLAN_EPILOG)(plan)
+app.command(epilog=PACK_EPILOG)(pack)
 app.command(epilog=HARDWARE_EPILOG)(hardware)
 
 

@@ -2,11 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast, get_args
 
 import typer
 
-from offspec.config import Tree, Verify
+from offspec.config import DraftBits as Bits
+from offspec.config import PackFormat, Tree, Verify
 from offspec.errors import RequestError
 
 MODEL_PANEL = "Model and machine"
@@ -21,13 +22,11 @@ def _device(value: str) -> str:
     return value
 
 
-def checked_bits(bits: int) -> Literal[4, 16]:
-    """The bits of a draft's weights. Raises RequestError."""
-    if bits == 4:
-        return 4
-    if bits == 16:
-        return 16
-    raise RequestError(f"--draft-bits must be 4 or 16, not {bits}")
+def checked_bits(bits: int | None) -> Bits | None:
+    """The bits of a draft's weights, if they were given. Raises RequestError."""
+    if bits not in (None, *get_args(Bits)):
+        raise RequestError(f"--draft-bits must be 2, 3, 4 or 16, not {bits}")
+    return cast(Bits | None, bits)
 
 
 def _number_or_auto(value: str) -> str:
@@ -108,21 +107,30 @@ Context = Annotated[
         rich_help_panel=MODEL_PANEL,
     ),
 ]
+Quantize = Annotated[
+    PackFormat | None,
+    typer.Option(
+        help="Round the target to fewer bits, and run that: fewer bytes to stream, somewhat other answers. "
+        "Done once, as [bold]offspec pack[/] does it, and kept in the cache.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
 
 Draft = Annotated[
     str,
     typer.Option(
         metavar="MODEL|auto|none",
-        help="Who guesses ahead: a small model with the same vocabulary; [bold]auto[/], a 4-bit copy of "
-        "the target that stays in memory; or [bold]none[/].",
+        help="Who guesses ahead: a small model with the same vocabulary; [bold]auto[/], a copy of the target "
+        "in 4 bits or fewer that stays in memory; or [bold]none[/].",
         rich_help_panel=DRAFT_PANEL,
     ),
 ]
 DraftBits = Annotated[
-    int,
+    int | None,
     typer.Option(
-        metavar="4|16",
-        help="Bits of a named draft's weights. 4 takes a quarter of the memory and guesses a little worse.",
+        metavar="2|3|4|16",
+        help="Bits of the draft's weights: fewer take less memory and guess worse. Without it a named draft "
+        "stays as it is, and a copy of the target has 4, 3 or 2, the most that fit.",
         rich_help_panel=DRAFT_PANEL,
     ),
 ]

@@ -118,7 +118,7 @@ def plan(
     context: opt.Context = None,
     hardware: Machine = None,
     draft: opt.Draft = "auto",
-    draft_bits: opt.DraftBits = 16,
+    draft_bits: opt.DraftBits = None,
     temperature: opt.Temperature = 0.0,
     validate: Validate = False,
     prompts: Prompts = _ALL,

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _CURVE = 90  # columns beyond which a curve only gets flatter
 _DRAFT_MODES = {
     "full": "as it is stored",
-    "expanded": "rounded to 4 bits, kept in 16",
-    "packed": "packed in 4 bits",
+    "expanded": "rounded to {bits} bits, kept in 16",
+    "packed": "packed in {bits} bits",
 }
 _TREES = {
     "dynamic": "grown best first in every pass",
@@ -75,7 +75,7 @@ def _tree(plan: "Plan", look: Look) -> Iterator[ConsoleRenderable]:
     yield heading("Draft and tree")
     if plan.draft_mode != "none":
         rows = [
-            ("draft", plan.draft, _DRAFT_MODES[plan.draft_mode]),
+            ("draft", plan.draft, _DRAFT_MODES[plan.draft_mode].format(bits=plan.draft_bits)),
             ("budget", f"{plan.budget:,} nodes", "at most so many guesses are verified in a pass"),
             ("width", f"{plan.width:,} nodes", "are continued by a step of the draft"),
             ("depth", f"{plan.depth:,} levels", "is how deep a tree grows on average"),

@@ -108,6 +108,9 @@ class Drafter(Protocol):
     def commit(self, nodes: Sequence[int]) -> None:
         """The target accepted this path of candidates, from the root on."""
 
+    def adopt(self) -> None:
+        """Take over what the target knows of the committed ids, where the two can share it."""
+
     def rewind(self, length: int) -> None:
         """Forget everything behind the first `length` committed ids."""
 

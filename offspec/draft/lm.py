@@ -8,6 +8,7 @@ import torch
 
 from offspec.draft.base import Children, Scorer
 from offspec.model.attention import TreeContext
+from offspec.model.cache import KeysAndValues, TreeCache
 from offspec.model.skeleton import Skeleton
 from offspec.tree import Candidates
 
@@ -18,6 +19,8 @@ class DraftCache(Protocol):
     length: int
 
     def commit(self, pending: int, nodes: Sequence[int]) -> None: ...
+
+    def adopt(self, start: int, layers: Sequence[KeysAndValues | None]) -> None: ...
 
     def rewind(self, length: int) -> None: ...
 
@@ -41,6 +44,10 @@ class LMDrafter:
 
     Rows of its cache behind the committed ones belong to expanded nodes, in the order of expansion; the
     tokens committed since the last pass run together with the root.
+
+    target: the cache of a target that the draft is a rounding of. Its keys and values take the place of the
+    draft's own once they are committed (as in SubSpec, arXiv 2509.18344): they are nearer to what the target
+    will look back on, and guesses get better by that. While a tree grows the draft looks at its own rows.
     """
 
     def __init__(
@@ -49,11 +56,14 @@ class LMDrafter:
         model: DraftModel,
         device: torch.device,
         release: Callable[[], None],
+        target: TreeCache | None = None,
     ) -> None:
         self.name = name
         self._model = model
         self._device = device
         self._release = release
+        self._target = target
+        self._adopted = 0  # positions of the cache that are the target's
         self._ids: list[int] = []
         self._row_of: dict[int, int] = {}  # candidate to row of the tree
         self._pending = 0  # rows before the tree's: tokens committed since the cache was last committed
@@ -117,9 +127,16 @@ class LMDrafter:
         if rows:
             self._model.cache.commit(self._pending, rows)
 
+    def adopt(self) -> None:
+        if self._target is not None and self._target.length > self._adopted:
+            self._model.cache.adopt(self._adopted, self._target.committed(self._adopted))
+            self._adopted = self._target.length
+
     def rewind(self, length: int) -> None:
         cache = self._model.cache
         cache.rewind(min(length, cache.length))
+        self._adopted = min(self._adopted, cache.length)
 
     def close(self) -> None:
+        self._target = None
         self._release()

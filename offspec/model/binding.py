@@ -1,11 +1,12 @@
 """Putting weights into a skeleton, and taking them out again."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
-from offspec.checkpoint.tensors import TensorInfo, torch_dtype
+from offspec.checkpoint.tensors import PackedInfo, TensorInfo, on_disk, torch_dtype
+from offspec.model.unpacking import ModuleUnpacker, Scratch, check_finite, values_of
 from offspec.model.weights import Recipe
 from offspec.store.layout import UnitLayout, lay_out
 
@@ -14,7 +15,7 @@ def layout_of(name: str, recipes: Iterable[Recipe]) -> UnitLayout:
     """The layout of all tensors that the recipes need."""
     infos: dict[str, TensorInfo] = {}
     for recipe in recipes:
-        infos.update({info.name: info for info, _ in recipe.sources})
+        infos.update({info.name: info for weight, _ in recipe.sources for info in on_disk(weight)})
     return lay_out(name, infos.values())
 
 
@@ -30,8 +31,9 @@ def view_tensor(memory: torch.Tensor, place: int, info: TensorInfo) -> torch.Ten
 class Binder:
     """Binds the parameters of one unit of a skeleton (a layer, or all that is no layer).
 
-    `realise` makes the tensors, in the dtype and on the device that the model computes with: views of the
-    slot where the bytes are already right, copies where they must be converted or fused.
+    `realise` makes all tensors, in the dtype and on the device that the model computes with: views of the
+    slot where the bytes are already right, copies where they must be converted, fused or unpacked. `attach`
+    leaves packed weights packed: their values are made when their module runs.
     """
 
     def __init__(
@@ -40,35 +42,120 @@ class Binder:
         self.layout = layout_of(name, recipes)
         self.prefix = prefix  # what the names of these parameters begin with inside the model
         self._model = model
-        self._recipes = recipes
+        self.recipes = recipes
         self._device = device
         self._homes = {parameter: _home(model, parameter) for recipe in recipes for parameter in recipe.names}
         self._meta = {parameter: _get(home) for parameter, home in self._homes.items()}
+        self._memory: torch.Tensor | None = None  # what packed weights are attached to
+        self._seen: set[str] = set()  # packed weights whose values are known to be numbers
+        self._plain, waiting = list[Recipe](), dict[str, list[Recipe]]()
+        for recipe in recipes:
+            modules = {parameter.rpartition(".")[0] for parameter in recipe.names}
+            if recipe.is_packed and len(modules) == 1:
+                waiting.setdefault(modules.pop(), []).append(recipe)
+            else:
+                self._plain.append(recipe)
+        self._unpackers = [self._unpacker(module, found) for module, found in waiting.items()]
+
+    def _unpacker(self, module: str, recipes: list[Recipe]) -> ModuleUnpacker:
+        names = [name for recipe in recipes for name in recipe.names]
+        return ModuleUnpacker(
+            self._model.get_submodule(module),
+            sum(self._meta[name].numel() for name in names),
+            lambda out: self._made(self._attached(), recipes, out),
+            self.bind,
+            lambda: self._restore(names),
+        )
 
     def has(self, parameter: str) -> bool:
         return parameter in self._homes
 
     @property
+    def is_packed(self) -> bool:
+        """Whether `attach` leaves any weight packed."""
+        return bool(self._unpackers)
+
+    @property
+    def scratch_elements(self) -> int:
+        """Values of the module with the most packed weights."""
+        return max((unpacker.elements for unpacker in self._unpackers), default=0)
+
+    @property
     def copied_bytes(self) -> int:
-        """Bytes that `realise` allocates beside the slot on every call."""
+        """Bytes that `attach` allocates beside the slot on every call."""
+        return self._copies(self._plain)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that the tensors of `realise` take, the memory that they are views of included."""
+        copies = self._copies(self.recipes)
+        every = sum(meta.numel() * meta.dtype.itemsize for meta in self._meta.values())
+        if copies == every or self._any_packed:
+            return every
+        return copies + self.layout.nbytes
+
+    @property
+    def _any_packed(self) -> bool:
+        return any(recipe.is_packed for recipe in self.recipes)
+
+    def _copies(self, recipes: list[Recipe]) -> int:
         total = 0
-        for recipe in self._recipes:
+        for recipe in recipes:
             for name in recipe.names:
                 meta, info = self._meta[name], recipe.sources[0][0]
-                if recipe.converter is not None or torch_dtype(info.dtype) != meta.dtype:
+                if recipe.is_packed or recipe.converter is not None or _dtype(info) != meta.dtype:
                     total += meta.numel() * meta.dtype.itemsize
         return total
 
+    def install(self, scratch: Scratch) -> None:
+        """Have packed weights unpacked in `scratch` whenever their module runs; before the first `attach`."""
+        for unpacker in self._unpackers:
+            unpacker.install(scratch)
+
     def realise(self, memory: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Parameter name to tensor, from a slot (uint8, [slot bytes]) that holds the unit."""
-        sources = {
-            name: view_tensor(memory, place, info) for name, (place, info) in self.layout.places.items()
+        """Parameter name to tensor, from a slot (uint8, [slot bytes]) that holds the unit.
+
+        Raises CheckpointError for a packed weight that is damaged.
+        """
+        if not self._any_packed:
+            return self._made(memory, self.recipes, self._empty)
+        made = self._made(memory.to(self._device), self.recipes, self._empty)  # unpacked where it is used
+        # A view of a norm would keep the whole packed layer in memory.
+        stored = memory.untyped_storage().data_ptr()
+        return {
+            name: tensor.clone() if tensor.untyped_storage().data_ptr() == stored else tensor
+            for name, tensor in made.items()
         }
+
+    def _empty(self, count: int) -> torch.Tensor:
+        return torch.empty(count, dtype=self._model.dtype, device=self._device)
+
+    def _made(
+        self, memory: torch.Tensor, recipes: list[Recipe], out: Callable[[int], torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
         made: dict[str, torch.Tensor] = {}
-        for recipe in self._recipes:
+        for recipe in recipes:
+            sources: dict[str, torch.Tensor] = {}
+            for weight, _ in recipe.sources:
+                views = {
+                    info.name: view_tensor(memory, *self.layout.places[info.name]) for info in on_disk(weight)
+                }
+                values = sources[weight.name] = values_of(weight, views, out)
+                if isinstance(weight, PackedInfo) and weight.name not in self._seen:
+                    check_finite(weight, values)
+                    self._seen.add(weight.name)
             for name, tensor in recipe.realise(sources, self._model).items():
                 made[name] = tensor.to(device=self._device, dtype=self._meta[name].dtype)
         return made
+
+    def attach(self, memory: torch.Tensor) -> None:
+        """Bind the weights in a slot on the model's device, which is theirs until `unbind`."""
+        self._memory = memory
+        self.bind(self._made(memory, self._plain, self._empty))
+
+    def _attached(self) -> torch.Tensor:
+        assert self._memory is not None, "a module ran outside its layer's turn"
+        return self._memory
 
     def bind(self, tensors: Mapping[str, torch.Tensor]) -> None:
         for name, tensor in tensors.items():
@@ -76,11 +163,25 @@ class Binder:
 
     def unbind(self, names: Iterable[str] | None = None) -> None:
         """Put the meta tensors back, so that no one computes with a slot that is being refilled."""
-        for name in self._homes if names is None else names:
+        self._memory = None
+        self._restore(self._homes if names is None else names)
+
+    def _restore(self, names: Iterable[str]) -> None:
+        for name in names:
             _set(self._homes[name], self._meta[name])
+
+    def close(self) -> None:
+        """Unbind, and take the hooks off the model."""
+        self.unbind()
+        for unpacker in self._unpackers:
+            unpacker.remove()
 
 
 _Home = tuple[dict[str, Any], str, bool]  # (the module's own dict, key, is it a parameter)
+
+
+def _dtype(weight: TensorInfo | PackedInfo) -> torch.dtype | None:
+    return torch_dtype(weight.dtype) if isinstance(weight, TensorInfo) else None
 
 
 def _home(model: Any, name: str) -> _Home:

@@ -11,6 +11,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from offspec_kernels.kv_compact import KVTable, kv_compact
 
+KeysAndValues = tuple[torch.Tensor, torch.Tensor]  # [1, KV, n, D] each, of n positions
+
 
 class TreeCacheLayer(CacheLayerMixin):
     """One layer's keys and values, [1, KV, C, D] each, allocated once and filled from the left.
@@ -99,6 +101,23 @@ class TreeCache(Cache):
         self.length = start + len(nodes)
         for layer in self.rows:
             layer.filled = self.length
+
+    def committed(self, start: int) -> list[KeysAndValues | None]:
+        """Of each layer the committed positions from `start` on; None of a layer that holds nothing."""
+        return [
+            None
+            if layer.keys is None or layer.values is None
+            else (layer.keys[:, :, start : self.length], layer.values[:, :, start : self.length])
+            for layer in self.rows
+        ]
+
+    def adopt(self, start: int, layers: Sequence[KeysAndValues | None]) -> None:
+        """Take over, as committed, what another cache has from `start` on, in the place of what is there."""
+        for layer, found in zip(self.rows, layers, strict=True):
+            if found is not None:
+                layer.filled = start
+                layer.update(*found)
+                self.length = layer.filled
 
     def rewind(self, length: int) -> None:
         """Go back to `length` committed positions, dropping everything behind them."""

@@ -1,6 +1,6 @@
 """A short text of many kinds, and what a layer's inputs are like on it.
 
-Rounding weights to 4 bits goes far better when it is known which inputs are large. A few hundred tokens
+Rounding weights to few bits goes far better when it is known which inputs are large. A few hundred tokens
 are enough for that, and they are fixed, so a substitute is the same for every user and prompt.
 """
 

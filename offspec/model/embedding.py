@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from offspec.checkpoint.tensors import TensorInfo, torch_dtype
+from offspec.checkpoint.tensors import TensorInfo, Weight, on_disk, torch_dtype
+from offspec.model.unpacking import rows_of, values_of
 from offspec.store.arena import PAGE, Arena, round_up
 from offspec.store.reader import DirectReader
 
@@ -16,22 +17,22 @@ class RowGather:
     """Feeds an embedding module the rows it needs, leaving its own arithmetic (scaling, say) as it is.
 
     Before the module runs, its weight becomes the matrix of the distinct rows [U, H] and its ids become
-    indices into that.
+    indices into that. weight [V, H]: a stored tensor, or a packed one whose format goes by rows.
     """
 
     def __init__(
-        self, module: Any, info: TensorInfo, dtype: torch.dtype, device: torch.device, reader: DirectReader
+        self, module: Any, weight: Weight, dtype: torch.dtype, device: torch.device, reader: DirectReader
     ) -> None:
-        self._info, self._dtype, self._device, self._reader = info, dtype, device, reader
-        self._row_bytes = info.nbytes // info.shape[0]
+        self._weight, self._dtype, self._device, self._reader = weight, dtype, device, reader
         self._kept: OrderedDict[int, torch.Tensor] = OrderedDict()
-        self._page = Arena(self._row_bytes + 2 * PAGE)  # a row need not begin where a page does
+        most = max(info.nbytes // info.shape[0] for info in on_disk(weight))
+        self._page = Arena(most + 2 * PAGE)  # a row need not begin where a page does
         module.padding_idx = None  # matters to gradients alone, and must lie within the rows that are here
         self._hook = module.register_forward_pre_hook(self._feed)
 
     def _feed(self, module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
         distinct, places = torch.unique(args[0], return_inverse=True)
-        rows = torch.stack([self._row(token) for token in distinct.tolist()]).to(self._device, self._dtype)
+        rows = torch.stack([self._row(token) for token in distinct.tolist()]).to(self._device)
         module._parameters["weight"] = torch.nn.Parameter(rows, requires_grad=False)
         return (places, *args[1:])
 
@@ -45,11 +46,18 @@ class RowGather:
         return row
 
     def _read(self, token: int) -> torch.Tensor:
-        offset = self._info.offset + token * self._row_bytes
-        lead = offset % PAGE
-        needed = lead + self._row_bytes
-        self._reader.read_into(self._info.file, offset - lead, self._page.buffer[: round_up(needed)], needed)
-        return self._page.tensor[lead:needed].clone().view(torch_dtype(self._info.dtype))
+        """The row [H] in the model's dtype, on the CPU."""
+        weight = rows_of(self._weight, token, token + 1)
+        views = {info.name: self._read_part(info) for info in on_disk(weight)}
+        return values_of(weight, views, lambda count: torch.empty(count, dtype=self._dtype))[0].to(
+            self._dtype
+        )
+
+    def _read_part(self, info: TensorInfo) -> torch.Tensor:
+        lead = info.offset % PAGE
+        needed = lead + info.nbytes
+        self._reader.read_into(info.file, info.offset - lead, self._page.buffer[: round_up(needed)], needed)
+        return self._page.tensor[lead:needed].clone().view(torch_dtype(info.dtype)).view(info.shape)
 
     def close(self) -> None:
         self._hook.remove()

@@ -5,10 +5,8 @@ from contextlib import contextmanager
 
 import torch
 
-from offspec.memory import trim
 from offspec.model.binding import Binder
-from offspec.model.calibration import InputMoments
-from offspec.model.packing import Packed, pack, unpack
+from offspec.model.unpacking import Scratch
 from offspec.store.arena import Arena
 from offspec.store.layout import UnitLayout
 from offspec.store.probe import choose_shape
@@ -25,7 +23,8 @@ class LayerFeeder:
 
     binders: one per layer. blocks: the units of a head that streams, which follow the last layer. With a
     device that has memory of its own, or with layers in the host tier, a second ring of copies lies between
-    the disk's ring and the layers.
+    the disk's ring and the layers. scratch: what packed weights are unpacked in, a module at a time; without
+    it layers that stay are unpacked as they are loaded, and none may stream packed.
     """
 
     def __init__(
@@ -36,8 +35,9 @@ class LayerFeeder:
         reader: DirectReader,
         device: torch.device,
         timeline: Timeline = OFF,
+        scratch: Scratch | None = None,
     ) -> None:
-        self._binders, self._placement = binders, placement
+        self._binders, self._placement, self._scratch = binders, placement, scratch
         self._reader, self._device, self._timeline = reader, device, timeline
         streamed = [layer for layer, tier in enumerate(placement.tiers) if tier is not Tier.DEVICE]
         self._order = {layer: unit for unit, layer in enumerate(streamed)}
@@ -68,11 +68,18 @@ class LayerFeeder:
         total = sum(self._binders[layer].layout.nbytes for layer in layers)
         total += sum(self._units[unit].nbytes for unit in hosted)
         done = 0
+        if self._scratch is not None:
+            for binder in self._binders:
+                binder.install(self._scratch)
         for layer in layers:
             binder = self._binders[layer]
             # The parameters are views that keep this memory alive; where they are copies, it is freed.
             with self._timeline.span("load", binder.layout.name):
-                binder.bind(binder.realise(read_unit(binder.layout, self._reader).tensor.to(self._device)))
+                memory = read_unit(binder.layout, self._reader).tensor.to(self._device)
+                if self._scratch is None:
+                    binder.bind(binder.realise(memory))
+                else:
+                    binder.attach(memory)
             done += binder.layout.nbytes
             progress(done, total)
         for unit in hosted:
@@ -122,7 +129,7 @@ class LayerFeeder:
         if unit is not None and self._stream is not None:
             memory = self._stream.acquire(unit)
             try:
-                self._binders[layer].bind(self._binders[layer].realise(memory))
+                self._binders[layer].attach(memory)
             except BaseException:
                 self._stream.release()
                 raise
@@ -158,6 +165,8 @@ class LayerFeeder:
     def recover(self) -> None:
         """After a pass was broken off: make the stream usable for the next."""
         self._span = None
+        if self._scratch is not None:
+            self._scratch.taken = 0
         if self._stream is not None:
             self._stream.abandon()
 
@@ -169,70 +178,4 @@ class LayerFeeder:
             arena.close()
         self._hosted.clear()
         for binder in self._binders:
-            binder.unbind()
-
-
-class PackedLayers:
-    """Every layer kept in memory with its matrices rounded to 4 bits: the weights of a draft.
-
-    The first pass, over a text to calibrate on, is what loads it: each layer is read, runs once as it is
-    on disk while its inputs are measured, and is rounded as it is left. expand: keep the rounded values in
-    the model's dtype, 16 bits each, which is faster by the cost of unpacking; else keep them packed and
-    unpack a layer just before it runs.
-    """
-
-    bytes_streamed = 0
-    stats = RingStats()
-
-    def __init__(
-        self,
-        binders: list[Binder],
-        layers: Sequence[torch.nn.Module],
-        reader: DirectReader,
-        expand: bool,
-        progress: Callable[[int, int], None],
-    ) -> None:
-        self._binders, self._layers, self._reader, self._expand = binders, layers, reader, expand
-        self._progress = progress
-        self._packed: list[dict[str, Packed]] = []
-        self._loading: tuple[dict[str, torch.Tensor], InputMoments] | None = None
-
-    def enter(self, layer: int) -> None:
-        binder = self._binders[layer]
-        if layer == len(self._packed):
-            tensors = binder.realise(read_unit(binder.layout, self._reader).tensor)
-            binder.bind(tensors)
-            self._loading = tensors, InputMoments(self._layers[layer])
-        elif self._packed[layer]:
-            binder.bind({name: unpack(packed) for name, packed in self._packed[layer].items()})
-
-    def leave(self, layer: int) -> None:
-        if self._loading is not None:
-            self._round(layer, *self._loading)
-            self._loading = None
-        elif self._packed[layer]:
-            self._binders[layer].unbind(self._packed[layer])
-
-    def _round(self, layer: int, tensors: dict[str, torch.Tensor], moments: InputMoments) -> None:
-        moments.close()
-        binder, packed = self._binders[layer], dict[str, Packed]()
-        for name, tensor in tensors.items():
-            if tensor.dim() < 2:
-                binder.bind({name: tensor.clone()})
-                continue
-            inner = name.removeprefix(binder.prefix)
-            packed[name] = pack(tensor, moments.importance(inner, tensor))
-            if self._expand:
-                binder.bind({name: unpack(packed.pop(name))})
-        binder.unbind(packed)
-        self._packed.append(packed)
-        trim()  # the scratch of rounding, layer by layer, would otherwise stay on the heap
-        self._progress(layer + 1, len(self._binders))
-
-    def recover(self) -> None:
-        """Nothing streams here."""
-
-    def close(self) -> None:
-        for binder in self._binders:
-            binder.unbind()
-        self._packed.clear()
+            binder.close()

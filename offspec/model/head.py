@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from offspec.checkpoint.tensors import TensorInfo
+from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, on_disk
 from offspec.model.binding import view_tensor
+from offspec.model.unpacking import rows_of, values_of
 from offspec.store.layout import UnitLayout, lay_out
 
 
@@ -22,34 +23,34 @@ class HeadBlock:
 
     start: int
     end: int
-    info: TensorInfo
+    weight: Weight
     layout: UnitLayout
 
 
-def head_blocks(info: TensorInfo, most: int) -> list[HeadBlock]:
-    """Cut the head [V, H] into blocks of at most about `most` bytes."""
-    vocabulary, width = info.shape
-    row = info.nbytes // vocabulary
-    step = max(1, most // row)
+def can_be_cut(weight: Weight) -> bool:
+    """Whether rows of a matrix can be read alone."""
+    return isinstance(weight, TensorInfo) or weight.format.by_rows
+
+
+def head_blocks(weight: Weight, most: int, values: int) -> list[HeadBlock]:
+    """Cut the head [V, H] into blocks of at most about `most` bytes, and as many values if it is packed."""
+    vocabulary, width = weight.shape
+    step = max(1, most // (weight.nbytes // vocabulary))
+    if isinstance(weight, PackedInfo):
+        step = max(1, min(step, values // width))
     blocks: list[HeadBlock] = []
     for start in range(0, vocabulary, step):
         end = min(start + step, vocabulary)
-        part = TensorInfo(
-            info.name,
-            info.dtype,
-            (end - start, width),
-            info.file,
-            info.offset + start * row,
-            (end - start) * row,
-        )
-        blocks.append(HeadBlock(start, end, part, lay_out(f"head {len(blocks)}", [part])))
+        part = rows_of(weight, start, end)
+        blocks.append(HeadBlock(start, end, part, lay_out(f"head {len(blocks)}", on_disk(part))))
     return blocks
 
 
 class StreamedHead:
     """Makes logits block by block. module: the family's head, whose own weight stays on meta.
 
-    memory_of(j) is a context that gives the slot [bytes] holding block j.
+    memory_of(j) is a context that gives the slot [bytes] holding block j; empty(n) gives memory for n values
+    of a packed one until the next is asked for.
     """
 
     def __init__(
@@ -59,10 +60,11 @@ class StreamedHead:
         dtype: torch.dtype,
         device: torch.device,
         memory_of: Callable[[int], Any],
+        empty: Callable[[int], torch.Tensor],
     ) -> None:
         self._module, self._blocks = module, blocks
         self._dtype, self._device = dtype, device
-        self._memory_of = memory_of
+        self._memory_of, self._empty = memory_of, empty
 
     def logits(self, hidden: torch.Tensor, project: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """[n, H] to [n, V]. project(hidden) runs the family's head over the rows that are bound."""
@@ -81,8 +83,10 @@ class StreamedHead:
     def _bound(self, block: HeadBlock, memory: torch.Tensor) -> Iterator[None]:
         parameters = self._module._parameters
         kept = dict(parameters)
-        place, info = block.layout.places[block.info.name]
-        rows = view_tensor(memory, place, info).to(self._device, self._dtype)
+        views = {
+            info.name: view_tensor(memory, *block.layout.places[info.name]) for info in on_disk(block.weight)
+        }
+        rows = values_of(block.weight, views, self._empty).to(self._device, self._dtype)
         parameters["weight"] = torch.nn.Parameter(rows, requires_grad=False)
         if kept.get("bias") is not None:
             bias = kept["bias"][block.start : block.end]

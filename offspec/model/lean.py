@@ -87,7 +87,8 @@ class LeanModel:
     def hidden(self, tokens: torch.Tensor, context: TreeContext) -> torch.Tensor:
         """Final hidden states [T, H] of tokens [T]; their keys and values are appended to the cache."""
         count = len(tokens)
-        if self.cache.reserve(self.cache.filled + count + (PADDING if self._steps else 0)):
+        self.cache.reserve(self.cache.filled + count + (PADDING if self._steps else 0))
+        if self.cache.capacity != len(self._cos):  # it moved
             self._cos, self._sin = self._rotations(self.cache.capacity)
             if self._steps is not None:
                 self._steps.forget()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from offspec.model.cache import KeysAndValues
 from offspec_kernels.kv_compact import KVTable, kv_compact
 
 
@@ -51,6 +52,17 @@ class LeanCache:
         end = start + len(nodes)
         assert end <= self.filled
         kv_compact(self._table, start, [start + node for node in nodes])
+        self.length = self.filled = end
+
+    def adopt(self, start: int, layers: Sequence[KeysAndValues | None]) -> None:
+        """As `TreeCache.adopt`; makes room where it must."""
+        end = start + max((found[0].shape[2] for found in layers if found is not None), default=0)
+        self.reserve(end)
+        for kept, found in zip(self.layers, layers, strict=True):
+            assert found is not None, "every layer of a plain model looks back"
+            keys, values = found
+            kept[: keys.shape[1], start:end] = keys[0]
+            kept[keys.shape[1] :, start:end] = values[0]
         self.length = self.filled = end
 
     def rewind(self, length: int) -> None:

@@ -6,18 +6,20 @@ from typing import Any
 
 import torch
 
-from offspec.checkpoint import TensorInfo
+from offspec.checkpoint.quantised.packs import checksums
+from offspec.checkpoint.tensors import Weight
 from offspec.model.attention import TreeContext
 from offspec.model.binding import Binder
 from offspec.model.cache import TreeCache
 from offspec.model.embedding import RowGather
-from offspec.model.feeder import LayerFeeder, PackedLayers
-from offspec.model.head import HeadBlock, StreamedHead, head_blocks
+from offspec.model.feeder import LayerFeeder
+from offspec.model.head import HeadBlock, StreamedHead, can_be_cut, head_blocks
 from offspec.model.lean import LeanModel, lean_model
+from offspec.model.packed_layers import PackedLayers
 from offspec.model.runner import TreeModel
 from offspec.model.skeleton import build_skeleton
+from offspec.model.unpacking import Scratch, warm_up
 from offspec.model.weights import Recipe, map_weights
-from offspec.store.arena import Arena
 from offspec.store.reader import DirectReader
 from offspec.stream.disk import read_unit
 from offspec.stream.ring import RingStats
@@ -38,7 +40,7 @@ class LoadedModel:
     def __init__(
         self,
         folder: Path,
-        tensors: Mapping[str, TensorInfo],
+        tensors: Mapping[str, Weight],
         dtype: torch.dtype,
         device: torch.device,
         timeline: Timeline = OFF,
@@ -48,7 +50,7 @@ class LoadedModel:
         model = self.skeleton.model
         layers: list[list[Recipe]] = [[] for _ in self.skeleton.layers]
         rest: list[Recipe] = []
-        self._rows: TensorInfo | None = None
+        self._rows: Weight | None = None
         self._head: Recipe | None = None
         for recipe in map_weights(model, tensors):
             index = self.skeleton.layer_of(recipe.names[0])
@@ -56,7 +58,7 @@ class LoadedModel:
                 layers[index].append(recipe)
             elif recipe.converter is None and recipe.names == (self.skeleton.head,):
                 self._head = recipe
-            elif recipe.converter is None and recipe.names == (self.skeleton.embedding,):
+            elif self._stays_on_disk(recipe):
                 self._rows = recipe.sources[0][0]
             elif not (self.skeleton.tied and recipe.names[0] == self._head_alias()):
                 rest.append(recipe)
@@ -67,12 +69,18 @@ class LoadedModel:
         self._rest = [Binder(model, "the rest", rest, device)]
         if self._head is not None:
             self._rest.append(Binder(model, "the head", [self._head], device))
-        self._reader = DirectReader()
+        self._scratch: Scratch | None = None
+        self._reader = DirectReader(*checksums(folder))
         self._feeder: LayerFeeder | PackedLayers | None = None
         self._gather: RowGather | None = None
-        self._memory: list[Arena] = []
         self._tree_model: TreeModel | None = None
         self.rest_tensors: dict[str, torch.Tensor] = {}
+
+    def _stays_on_disk(self, recipe: Recipe) -> bool:
+        """Whether it is an embedding whose rows can be read alone."""
+        if recipe.converter is not None or recipe.names != (self.skeleton.embedding,):
+            return False
+        return can_be_cut(recipe.sources[0][0])
 
     def _head_alias(self) -> str:
         """What the head is called in a checkpoint that stores it although it is tied."""
@@ -95,14 +103,26 @@ class LoadedModel:
         return [binder.copied_bytes for binder in self.layers]
 
     @property
+    def held_bytes(self) -> list[int]:
+        """Bytes that each layer takes where all of it is values in the model's dtype."""
+        return [binder.kept_bytes for binder in self.layers]
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether layers hold weights that are unpacked as they run."""
+        return any(binder.is_packed for binder in self.layers)
+
+    @property
     def rest_bytes(self) -> int:
         """Bytes of everything that is no layer and stays: head, final norm, positions."""
-        return sum(binder.layout.nbytes + binder.copied_bytes for binder in self._rest)
+        return sum(binder.kept_bytes for binder in self._rest)
 
     @property
     def head_bytes(self) -> int:
         """Bytes of the head, and of `rest_bytes` therefore, that may stream instead; 0 where it cannot."""
-        return self._rest[1].layout.nbytes + self._rest[1].copied_bytes if self._head else 0
+        if self._head is None or not can_be_cut(self._head.sources[0][0]):
+            return 0
+        return self._rest[1].kept_bytes
 
     @property
     def head_block_bytes(self) -> int:
@@ -110,12 +130,25 @@ class LoadedModel:
         return max((block.layout.nbytes for block in self._head_blocks()), default=0)
 
     def _head_blocks(self) -> list[HeadBlock]:
-        return head_blocks(self._head.sources[0][0], max(self.layer_bytes)) if self._head else []
+        if self._head is None or not self.head_bytes:
+            return []
+        return head_blocks(self._head.sources[0][0], max(self.layer_bytes), self._unpacked_values)
+
+    @property
+    def _unpacked_values(self) -> int:
+        """Most values of packed weights that are there at once while layers run."""
+        return max(binder.scratch_elements for binder in self.layers)
 
     @property
     def weight_files(self) -> list[Path]:
         """Files that layers are read from."""
         return sorted({extent.file for binder in self.layers for extent in binder.layout.extents})
+
+    def warm_up(self) -> None:
+        """Have the code compiled that packed weights need; the first time it takes some seconds."""
+        recipes = [recipe for binder in (*self.layers, *self._rest) for recipe in binder.recipes]
+        weights = [weight for recipe in recipes for weight, _ in recipe.sources]
+        warm_up(weights if self._rows is None else [*weights, self._rows], self.dtype, self.device)
 
     def cache_bytes(self, capacity: int) -> int:
         return capacity * self.skeleton.kv_bytes_per_token()
@@ -134,7 +167,7 @@ class LoadedModel:
             rows * hidden * item * 4
             + chunk * (3 * inner * item + 4 * hidden * 4)
             + attention
-            + largest * item
+            + (largest + self._unpacked_values) * item
         )
 
     def _matrix_shapes(self) -> list[tuple[int, int]]:
@@ -165,13 +198,25 @@ class LoadedModel:
         """Files whose file system refuses O_DIRECT."""
         return self._reader.buffered
 
-    def load(self, placement: Placement, capacity: int, progress: Progress, chunk: int | None = None) -> None:
+    def load(
+        self,
+        placement: Placement,
+        capacity: int,
+        progress: Progress,
+        chunk: int | None = None,
+        *,
+        unpacked: bool = False,
+    ) -> None:
         """Read the rest and the layers that stay in memory, and start streaming the others.
 
-        capacity: positions of the cache; chunk: rows that go through a layer together. Raises StreamError,
-        CapacityError; `close` afterwards.
+        capacity: positions of the cache; chunk: rows that go through a layer together; unpacked: packed
+        weights are unpacked as they are loaded, where every layer stays. Raises StreamError, CapacityError,
+        CheckpointError for damaged weights; `close` afterwards.
         """
+        self._reader.check_files(except_for=self.weight_files)
         blocks = self._head_blocks() if placement.head is not Tier.DEVICE else []
+        if self.is_packed and not unpacked:
+            self._scratch = Scratch(self._unpacked_values, self.dtype, self.device)
         feeder = LayerFeeder(
             self.layers,
             [block.layout for block in blocks],
@@ -179,12 +224,14 @@ class LoadedModel:
             self._reader,
             self.device,
             self.timeline,
+            self._scratch,
         )
         self._assemble(feeder, capacity, None, blocks, chunk)
         feeder.load(progress)
 
     def load_packed(
         self,
+        bits: int,
         expand: bool,
         capacity: int,
         progress: Progress,
@@ -192,14 +239,14 @@ class LoadedModel:
         rest: dict[str, torch.Tensor] | None = None,
         chunk: int | None = None,
     ) -> None:
-        """Read all layers and round their matrices to 4 bits; see `PackedLayers`. Progress is in layers.
+        """Read all layers and round their matrices to `bits`; see `PackedLayers`. Progress is in layers.
 
         calibration: token ids to measure the layers' inputs on. rest: the rest of the same model, already
         loaded by another, to be shared.
         """
         layers = list(self.skeleton.layers)
         self._assemble(
-            PackedLayers(self.layers, layers, self._reader, expand, progress), capacity, rest, (), chunk
+            PackedLayers(self.layers, layers, self._reader, bits, expand, progress), capacity, rest, (), chunk
         )
         context = TreeContext.chain(len(calibration), self.device)
         with torch.no_grad():
@@ -238,7 +285,12 @@ class LoadedModel:
             if self.skeleton.tied:
                 rows = self._head.sources[0][0]
             head = StreamedHead(
-                model.get_output_embeddings(), list(blocks), self.dtype, self.device, feeder.head_block
+                model.get_output_embeddings(),
+                list(blocks),
+                self.dtype,
+                self.device,
+                feeder.head_block,
+                self._lent,
             )
         elif self.skeleton.tied:
             model.get_output_embeddings().weight = model.get_input_embeddings().weight
@@ -256,14 +308,20 @@ class LoadedModel:
             self.skeleton, cache, enter=feeder.enter, leave=feeder.leave, head=head, chunk=chunk
         )
 
+    def _lent(self, values: int) -> torch.Tensor:
+        """Memory for values that are gone before a module runs that takes some."""
+        if self._scratch is None:
+            return torch.empty(values, dtype=self.dtype, device=self.device)
+        mark = self._scratch.taken
+        memory = self._scratch.take(values)
+        self._scratch.taken = mark
+        return memory
+
     def _read_rest(self, *, without_head: bool) -> dict[str, torch.Tensor]:
         """Everything that is no layer and stays, by parameter name."""
         tensors: dict[str, torch.Tensor] = {}
         for binder in self._rest[:1] if without_head else self._rest:
-            memory = read_unit(binder.layout, self._reader)
-            tensors |= binder.realise(memory.tensor)
-            if self.device.type == "cpu":
-                self._memory.append(memory)  # the tensors look into it
+            tensors |= binder.realise(read_unit(binder.layout, self._reader).tensor)
         return tensors
 
     def recover(self) -> None:
@@ -283,7 +341,6 @@ class LoadedModel:
             binder.unbind()
         self._reader.close()
         self.rest_tensors = {}
-        self._memory.clear()
         if self._tree_model is not None:
             self._tree_model.cache = TreeCache(0, 0)  # the skeleton's layers still refer to the model
-        self._feeder = self._gather = self._tree_model = None
+        self._feeder = self._gather = self._tree_model = self._scratch = None

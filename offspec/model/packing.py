@@ -1,102 +1,136 @@
-"""Weights rounded to 4 bits: 16 even steps for each group of 64, placed where it matters least.
+"""Weights rounded to few bits: even steps for each group of 64, placed where they matter most.
 
-A group keeps one float16 step and one float16 offset: 4.5 bits a weight, as NF4 with float32 scales has.
-Step and offset are fitted by weighted least squares, alternating with the codes; a weight counts by the
-mean square of the input it meets, measured on a short text (the idea of llama.cpp's importance matrix and
-of AWQ: Lin et al. 2023, arXiv 2306.00978). `bench/rounding.py` compares this with NF4.
+A group keeps one float16 step and one float16 offset, half a bit a weight; `offspec_kernels.dequant.grouped`
+says how codes lie. Step and offset are fitted by weighted least squares, alternating with the codes; a weight
+counts by the mean square of the input it meets, measured on a short text (the idea of llama.cpp's importance
+matrix and of AWQ: Lin et al. 2023, arXiv 2306.00978). `bench/rounding.py` compares this with other roundings.
 """
 
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
-GROUP = 64
-_LEVELS = 16
-_SPREADS = (1.0, 0.88)  # of the group's range, to begin from
+from offspec_kernels.dequant import dequantise
+from offspec_kernels.dequant.grouped import GROUP, Grouped, pack_codes
+
+# Of the group's range, to begin from: the fewer steps there are, the more it pays to cut its ends off.
+_SPREADS = {2: (0.8, 0.6), 3: (0.95, 0.8), 4: (1.0, 0.88), 8: (1.0,)}
 _ROUNDS = 3
-_GROUPS_AT_A_TIME = 1 << 14  # bounds the float32 scratch of rounding and unpacking
+_GROUPS_AT_A_TIME = 1 << 14  # bounds the float32 scratch of rounding
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A rounded tensor. codes [n / 2] uint8, two a byte, the first in the high half; step and offset
-    [n / 64] float16; n = the elements of `shape`, padded to whole groups."""
+    """A rounded tensor: the parts of `Grouped(bits)`, and the shape and dtype that its values have.
 
-    codes: torch.Tensor
-    step: torch.Tensor
-    offset: torch.Tensor
+    Where rows are no whole groups, the parts are those of all values in one row.
+    """
+
+    bits: int
+    parts: dict[str, torch.Tensor]
     shape: torch.Size
     dtype: torch.dtype
 
     @property
     def nbytes(self) -> int:
-        return self.codes.nbytes + self.step.nbytes + self.offset.nbytes
+        return sum(part.nbytes for part in self.parts.values())
 
 
-def packed_bytes(elements: int) -> int:
-    """Bytes of a rounded tensor of so many elements."""
-    return -(-elements // GROUP) * (GROUP // 2 + 4)
+def packs(shape: Sequence[int]) -> bool:
+    """Whether tensors of this shape are rounded: matrices, and stacks of them, of whole groups."""
+    return len(shape) >= 2 and math.prod(shape) % GROUP == 0
 
 
-def pack(weight: torch.Tensor, importance: torch.Tensor | None = None) -> Packed:
-    """Round a tensor of any shape. importance broadcasts to that shape; None counts all weights alike."""
+def _in_groups(shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape itself, or that of all values in one row, where a group would straddle two."""
+    return tuple(shape) if shape[-1] % GROUP == 0 else (1, math.prod(shape))
+
+
+def packed_bytes(shape: Sequence[int], bits: int) -> int:
+    """Bytes of a rounded tensor of this shape."""
+    parts = Grouped(bits).parts(_in_groups(shape)).values()
+    return sum(math.prod(part.shape) * part.dtype.itemsize for part in parts)
+
+
+def pack(weight: torch.Tensor, bits: int = 4, importance: torch.Tensor | None = None) -> Packed:
+    """Round a tensor of a shape that `packs`.
+
+    importance broadcasts to that shape; None counts all weights alike. Scratch: some tens of megabytes, or
+    several times the tensor where groups straddle rows.
+    """
+    wanted = Grouped(bits).parts(_in_groups(weight.shape))
+    parts = {
+        name: torch.empty(part.shape, dtype=part.dtype, device=weight.device) for name, part in wanted.items()
+    }
+    for slab, code, step, offset in _slabs(weight, bits, importance):
+        for name, found in (("codes", pack_codes(code, bits)), ("step", step), ("offset", offset)):
+            parts[name][slab] = found.view(-1, parts[name].shape[1])
+    return Packed(bits, parts, weight.shape, weight.dtype)
+
+
+def rounded(weight: torch.Tensor, bits: int = 4, importance: torch.Tensor | None = None) -> torch.Tensor:
+    """The values that `unpack` would give of what `pack` gives, without the detour."""
+    out = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    rows = out.view(-1, _in_groups(weight.shape)[-1])
+    for slab, code, step, offset in _slabs(weight, bits, importance):
+        rows[slab] = (code * step.float() + offset.float()).view(rows[slab].shape).to(weight.dtype)
+    return out
+
+
+def _slabs(
+    weight: torch.Tensor, bits: int, importance: torch.Tensor | None
+) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Slices of the rows, with their codes [B, 64] uint8, steps and offsets [B, 1] float16."""
+    assert packs(weight.shape), "it has no whole groups"
     if importance is None or not float(importance.sum()) > 0:
         importance = torch.ones(1, device=weight.device)
-    matter = (importance / importance.mean() + 1e-4).expand(weight.shape)
-    count = -(-weight.numel() // GROUP)
-    codes = torch.empty(count, GROUP // 2, dtype=torch.uint8, device=weight.device)
-    step = torch.empty(count, 1, dtype=torch.float16, device=weight.device)
-    offset = torch.empty_like(step)
-    done = 0
-    for rows in _slabs(weight):
-        groups = _grouped(weight[rows])
-        part = slice(done, done + len(groups))
-        code, step[part], offset[part] = _round(groups, _grouped(matter[rows]))
-        codes[part] = (code[:, ::2] << 4) | code[:, 1::2]
-        done = part.stop
-    return Packed(codes.view(-1), step.view(-1), offset.view(-1), weight.shape, weight.dtype)
+    columns = _in_groups(weight.shape)[-1]
+    matter = (importance / importance.mean() + 1e-4).expand(weight.shape).reshape(-1, columns)
+    flat, height = weight.reshape(-1, columns), max(_GROUPS_AT_A_TIME * GROUP // columns, 1)
+    for start in range(0, len(flat), height):
+        slab = slice(start, start + height)
+        yield slab, *_round(_groups(flat[slab]), _groups(matter[slab]), bits)
 
 
-def _slabs(weight: torch.Tensor) -> list[slice]:
-    """Row ranges that hold whole groups, none of them large; one range where groups straddle rows."""
-    row = weight[0].numel()
-    if row % GROUP:
-        return [slice(0, len(weight))]
-    height = max(_GROUPS_AT_A_TIME * GROUP // row, 1)
-    return [slice(start, start + height) for start in range(0, len(weight), height)]
+def _groups(rows: torch.Tensor) -> torch.Tensor:
+    """[n, columns] to [n * columns / 64, 64] in float32."""
+    return rows.reshape(-1, GROUP).float()
 
 
-def _grouped(tensor: torch.Tensor) -> torch.Tensor:
-    """[..., n] to [groups, 64] in float32, the last group padded with zeros."""
-    flat = tensor.reshape(-1).float()
-    short = -len(flat) % GROUP
-    return (torch.nn.functional.pad(flat, (0, short)) if short else flat).view(-1, GROUP)
-
-
-def _round(w: torch.Tensor, matter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _round(
+    w: torch.Tensor, matter: torch.Tensor, bits: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Codes [B, 64] uint8, steps and offsets [B, 1] float16 of the groups w [B, 64]."""
+    last = (1 << bits) - 1
     low, high = w.amin(1, keepdim=True), w.amax(1, keepdim=True)
     matter = matter / matter.sum(1, keepdim=True).clamp_min(1e-30)
     mean = (matter * w).sum(1, keepdim=True)
     least = torch.full_like(mean, torch.inf)
     best = [torch.zeros_like(w), torch.zeros_like(mean), torch.zeros_like(mean)]
-    for spread in _SPREADS:
-        step = ((high - low) * spread / (_LEVELS - 1)).clamp_min(1e-7)
-        offset = (low + high) / 2 - step * ((_LEVELS - 1) / 2)
+    for spread in _SPREADS[bits]:
+        step = ((high - low) * spread / last).clamp_min(1e-7)
+        offset = (low + high) / 2 - step * (last / 2)
         for _ in range(_ROUNDS):
-            code = ((w - offset) / step).round_().clamp_(0, _LEVELS - 1)
+            code = _nearest(w, step, offset, last)
             centre = (matter * code).sum(1, keepdim=True)
             apart = code - centre
             step = (matter * apart * (w - mean)).sum(1, keepdim=True)
             step = (step / (matter * apart.square()).sum(1, keepdim=True).clamp_min(1e-12)).clamp_min(1e-7)
             offset = mean - step * centre
-        kept_step, kept_offset = _half(step), _half(offset)
-        error = (matter * (code * kept_step + kept_offset - w).square_()).sum(1, keepdim=True)
+        step, offset = _half(step), _half(offset)
+        code = _nearest(w, step, offset, last)
+        error = (matter * (code * step + offset - w).square_()).sum(1, keepdim=True)
         better = error < least
         least = torch.where(better, error, least)
-        found = (code, kept_step, kept_offset)
+        found = (code, step, offset)
         best = [torch.where(better, new, old) for new, old in zip(found, best, strict=True)]
     return best[0].to(torch.uint8), best[1].half(), best[2].half()
+
+
+def _nearest(w: torch.Tensor, step: torch.Tensor, offset: torch.Tensor, last: int) -> torch.Tensor:
+    return ((w - offset) / step).round_().clamp_(0, last)
 
 
 def _half(x: torch.Tensor) -> torch.Tensor:
@@ -104,14 +138,12 @@ def _half(x: torch.Tensor) -> torch.Tensor:
     return x.clamp(-65000, 65000).half().float()
 
 
-def unpack(packed: Packed) -> torch.Tensor:
-    """The rounded weights in their own shape and dtype: code · step + offset in float32, rounded once."""
-    groups = packed.step.numel()
-    out = torch.empty(groups, GROUP, dtype=packed.dtype, device=packed.codes.device)
-    codes = packed.codes.view(groups, GROUP // 2)
-    for start in range(0, groups, _GROUPS_AT_A_TIME):
-        part = slice(start, start + _GROUPS_AT_A_TIME)
-        step, offset = packed.step[part, None].float(), packed.offset[part, None].float()
-        for half, code in enumerate((codes[part] >> 4, codes[part] & 15)):
-            out[part, half::2] = torch.addcmul(offset, code.float(), step).to(packed.dtype)
-    return out.view(-1)[: packed.shape.numel()].view(packed.shape)
+def unpack(packed: Packed, out: torch.Tensor | None = None) -> torch.Tensor:
+    """The rounded weights in their own shape and dtype: code · step + offset in float32, rounded once.
+
+    out: flat memory of that dtype for as many elements, which the result is a view of.
+    """
+    if out is None:
+        device = packed.parts["codes"].device
+        out = torch.empty(packed.shape.numel(), dtype=packed.dtype, device=device)
+    return dequantise(Grouped(packed.bits), packed.parts, _in_groups(packed.shape), out).view(packed.shape)

@@ -92,6 +92,7 @@ def build_skeleton(folder: Path, dtype: torch.dtype) -> Skeleton:
     except Exception as error:  # config.json is a stranger's file, checked by many hands
         raise UnsupportedModelError(_first_line(f"config.json cannot be used: {error}")) from error
     _refuse(config)
+    _forget_quantisation(config)
     register()
     try:
         with init_empty_weights(include_buffers=False), warnings.catch_warnings():
@@ -124,10 +125,13 @@ def _refuse(config: Any) -> None:
         raise UnsupportedModelError(
             f"{family} shares keys and values between layers, which offspec cannot yet do"
         )
-    if getattr(config, "quantization_config", None):
-        method = config.quantization_config
-        method = method.get("quant_method", "quantised") if isinstance(method, dict) else "quantised"
-        raise UnsupportedModelError(f"this checkpoint is {method}; use the bf16 or fp16 one, or a GGUF file")
+
+
+def _forget_quantisation(config: Any) -> None:
+    """Ask for plain modules: packed weights are made into values before a module sees them."""
+    for part in (config, config.get_text_config()):
+        if hasattr(part, "quantization_config"):
+            del part.quantization_config
 
 
 def _find_parts(model: Any, config: Any) -> Skeleton:

@@ -18,7 +18,7 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from offspec.checkpoint.tensors import TensorInfo
+from offspec.checkpoint.tensors import PackedInfo, Weight
 from offspec.errors import CheckpointError, MissingTensorError
 
 
@@ -26,15 +26,20 @@ from offspec.errors import CheckpointError, MissingTensorError
 class Recipe:
     """How some parameters are made: from one tensor as it is, or from several by transformers' converter.
 
-    names: the parameters; sources: (tensor, the converter's pattern it matched), in order.
+    names: the parameters; sources: (weight, the converter's pattern it matched), in order.
     """
 
     names: tuple[str, ...]
-    sources: tuple[tuple[TensorInfo, str], ...]
+    sources: tuple[tuple[Weight, str], ...]
     converter: WeightConverter | None = None
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether any source has to be unpacked."""
+        return any(isinstance(weight, PackedInfo) for weight, _ in self.sources)
+
     def realise(self, tensors: Mapping[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
-        """Parameter name to tensor, given the source tensors by name. A renamed tensor is not copied."""
+        """Parameter name to tensor, given the sources' values by name. A renamed tensor is not copied."""
         if self.converter is None:
             return {self.names[0]: tensors[self.sources[0][0].name]}
         converter: Any = deepcopy(self.converter)
@@ -44,7 +49,7 @@ class Recipe:
         return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
 
 
-def map_weights(model: Any, tensors: Mapping[str, TensorInfo]) -> list[Recipe]:
+def map_weights(model: Any, tensors: Mapping[str, Weight]) -> list[Recipe]:
     """A recipe for every parameter and persistent buffer of `model` that is not tied to another.
 
     model is on the meta device. Raises MissingTensorError for a parameter that nothing in the checkpoint
@@ -55,7 +60,7 @@ def map_weights(model: Any, tensors: Mapping[str, TensorInfo]) -> list[Recipe]:
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
     by_pattern = {pattern: entry for entry in converters for pattern in entry.source_patterns}
-    gathered: dict[str, list[tuple[TensorInfo, str]]] = {}
+    gathered: dict[str, list[tuple[Weight, str]]] = {}
     for name in sorted(tensors, key=dot_natural_key):
         target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, wanted)
         if target not in wanted and name in wanted:
@@ -67,9 +72,7 @@ def map_weights(model: Any, tensors: Mapping[str, TensorInfo]) -> list[Recipe]:
     return recipes
 
 
-def _recipe(
-    target: str, sources: list[tuple[TensorInfo, str]], by_pattern: dict[str, WeightConverter]
-) -> Recipe:
+def _recipe(target: str, sources: list[tuple[Weight, str]], by_pattern: dict[str, WeightConverter]) -> Recipe:
     pattern = sources[0][1]
     if not pattern:
         return Recipe((target,), (sources[0],))

@@ -10,13 +10,16 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from offspec.errors import OffspecError, StreamError
+from offspec.checkpoint.checksum import FileSum, damage
+from offspec.errors import CheckpointError, OffspecError, StreamError
 from offspec.store.arena import PAGE
+from offspec.store.layout import UnitLayout
 
 _CHANGED = (
     "the file ended early or was changed while it was in use: was it truncated or replaced? "
@@ -52,10 +55,13 @@ class DirectReader:
     """Opens each file once and reads aligned ranges of it. Safe to use from several threads.
 
     `buffered` names the files that could not be opened with O_DIRECT. A file that is replaced while it is
-    in use is an error: weights of two models must never meet in one pass.
+    in use is an error: weights of two models must never meet in one pass. sums: what files must hold, where
+    that is known; remedy: what to do where one does not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sums: Mapping[Path, FileSum] | None = None, remedy: str = "") -> None:
+        self._sums, self._remedy = dict(sums or {}), remedy
+        self._summed: set[str] = set()
         self._files: dict[Path, _File] = {}
         self._retired: list[int] = []
         self._lock = threading.Lock()
@@ -101,6 +107,30 @@ class DirectReader:
         if time.time_ns() - stamp[1] > _SETTLED_NS:  # else it may be in the middle of being written over
             with self._lock:
                 self._files[path] = replace(self._files[path], stamp=stamp)
+
+    def check_unit(self, layout: UnitLayout, memory: memoryview) -> None:
+        """When a unit was read for the first time, compare its whole files' bytes with their checksums.
+
+        memory: where it was read to. Raises CheckpointError.
+        """
+        if not self._sums or layout.name in self._summed:
+            return
+        for extent in layout.extents:
+            known = self._sums.get(extent.file)
+            if known is None or (extent.offset, extent.needed) != (known.start, known.size - known.start):
+                continue
+            if zlib.crc32(memory[extent.start : extent.start + extent.needed]) != known.crc32:
+                raise self._damaged(extent.file, "is damaged: its checksum is not that of its pack")
+        self._summed.add(layout.name)
+
+    def check_files(self, except_for: Iterable[Path]) -> None:
+        """The same for files that hold more than one unit, which are read whole. Raises CheckpointError."""
+        for path in self._sums.keys() - set(except_for):
+            if how := damage(path, self._sums[path]):
+                raise self._damaged(path, how)
+
+    def _damaged(self, path: Path, how: str) -> CheckpointError:
+        return CheckpointError(f"{path} {how}; {self._remedy}")
 
     def read_into(self, path: Path, offset: int, target: memoryview, needed: int) -> int:
         """Fill `target` from `offset`; returns the bytes that came from the file.

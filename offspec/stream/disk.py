@@ -81,13 +81,15 @@ class DiskStream:
     def acquire(self, unit: int) -> torch.Tensor:
         """The slot that holds `unit`, uint8 [slot bytes], the caller's until `release`.
 
-        Raises StreamError, ClosedError.
+        Raises StreamError, ClosedError, CheckpointError where its checksum is wrong.
         """
         first = self.layouts[unit].extents[0]
         try:
-            return self.memory[self.ring.acquire(unit)].tensor
+            arena = self.memory[self.ring.acquire(unit)]
         except WorkerDiedError as error:
             raise StreamError(f"reading stopped: {error}", file=first.file, offset=first.offset) from error
+        self._reader.check_unit(self.layouts[unit], arena.buffer)
+        return arena.tensor
 
     def release(self) -> None:
         self.ring.release()
@@ -104,12 +106,16 @@ class DiskStream:
 
 
 def read_unit(layout: UnitLayout, reader: DirectReader, *, pin: bool = False) -> Arena:
-    """Read a whole unit once, into memory of its own: one that stays. Raises StreamError, CapacityError."""
+    """Read a whole unit once, into memory of its own: one that stays.
+
+    Raises StreamError, CapacityError, CheckpointError where its checksum is wrong.
+    """
     arena = Arena(layout.nbytes, pin=pin)
     try:
         for extent in layout.extents:
             target = arena.buffer[extent.start : extent.start + extent.length]
             reader.read_into(extent.file, extent.offset, target, extent.needed)
+        reader.check_unit(layout, arena.buffer)
     except BaseException:
         arena.close()
         raise

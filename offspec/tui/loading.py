@@ -71,7 +71,8 @@ class LoadingView(Static):
         left = (
             f" · {(event.total - event.done) / rate:.0f} s left" if rate and event.done < event.total else ""
         )
+        detail = f" · {event.detail}" if event.detail else ""
         if event.unit != "bytes":
-            return f"{event.done:,} of {event.total:,} {event.unit}{left}"
+            return f"{event.done:,} of {event.total:,} {event.unit}{left}{detail}"
         speed = f" · {rate / 1e9:.2f} GB/s" if rate else ""
-        return f"{format_bytes(event.done)} of {format_bytes(event.total)}{speed}{left}"
+        return f"{format_bytes(event.done)} of {format_bytes(event.total)}{speed}{left}{detail}"

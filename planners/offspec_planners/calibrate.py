@@ -38,6 +38,9 @@ _TYPICAL = {"substitute": (2.85, 2.5), "model": (2.7, 2.5)}  # mean and spread o
 # is three quarters of the tokens with the 1B, at equal nodes. In between and beyond, the logarithm of a
 # guess's probability goes with that of the share; what is larger is taken to be no better.
 _MODEL_SHARE = 7.5 / 69.5  # of that 8B, without its embeddings, in that 70B
+# How a substitute's guesses go with its bits: powers of a guess's probability. With SmolLM2-135M 3 bits yield
+# 0.57 of the tokens of 4, and 2 bits a quarter, in trees of 128 nodes; larger models are less easily hurt.
+_BY_BITS = {4: 1.0, 3: 1.6, 2: 4.0}
 _WORSE = 0.095  # of a guess's log-probability, for each factor e that a draft is smaller
 
 
@@ -157,14 +160,16 @@ def _drawn(kind: str, power: float) -> tuple[tuple[Grown, ...], Walks]:
     return worse, Walks(walks.visits, walks.visits[:, None] * picked)
 
 
-def typical(kind: Literal["substitute", "model"], share: float = _MODEL_SHARE) -> Calibration:
-    """What to go by before a draft was seen at work: a 4-bit substitute of the target, or a small model.
+def typical(kind: Literal["substitute", "model"], share: float = _MODEL_SHARE, bits: int = 4) -> Calibration:
+    """What to go by before a draft was seen at work: a substitute of the target, or a small model.
 
-    share: a small model's weights over the target's. Trees drawn at random, always the same ones. A
-    substitute's hold 11 expected tokens in 256 nodes; those of an 8B for a 70B 11.7 in 768, of a 1B 8.3.
+    share: a small model's weights over the target's; bits: of a substitute. Trees drawn at random, always
+    the same ones. A substitute's in 4 bits hold 11 expected tokens in 256 nodes; those of an 8B for a 70B
+    11.7 in 768, of a 1B 8.3.
     """
-    smaller = max(math.log(_MODEL_SHARE / share), 0.0) if kind == "model" else 0.0
-    forest, walks = _drawn(kind, 1.0 + round(_WORSE * smaller, 3))
+    smaller = max(math.log(_MODEL_SHARE / share), 0.0)
+    power = 1.0 + round(_WORSE * smaller, 3) if kind == "model" else _BY_BITS[bits]
+    forest, walks = _drawn(kind, power)
     calibration = Calibration(forest=list(forest))
     table = calibration.table
     table.visits, table.hits, table.expected = walks.visits.copy(), walks.hits.copy(), walks.hits.copy()

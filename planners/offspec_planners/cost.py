@@ -44,6 +44,7 @@ class ModelSizes:
     layers: bytes of each decoder layer, as it streams or stays. weights: of one layer, that each row is
     multiplied with. head, head_weights: bytes and weights of the output head. kv_per_token: bytes of cache
     that one position takes over all layers. attention: FLOPs of one layer for each pair of row and key.
+    packed: bits a weight of the layers, scales included, where they are unpacked whenever they run; else 0.
     """
 
     name: str
@@ -55,6 +56,16 @@ class ModelSizes:
     attention: int
     hidden: int
     vocabulary: int
+    packed: float = 0.0
+
+    @property
+    def unpacked(self) -> float:
+        """Weights of a layer that are unpacked in every pass."""
+        return 8 / self.packed * sum(self.layers) / len(self.layers) if self.packed else 0.0
+
+    def packed_in(self, bits: float, stored: float = 16.0) -> "ModelSizes":
+        """The same model with its layers packed, whose weights take `stored` bits now."""
+        return replace(self, layers=tuple(int(size * bits / stored) for size in self.layers), packed=bits)
 
     @property
     def parameters(self) -> int:
@@ -141,13 +152,13 @@ def _columns(points: Points) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 class Estimate:
     """The costs of passes on a machine from its profile alone.
 
-    packed: the draft's weights are kept in 4 bits and unpacked whenever they are used. prefix: committed
-    positions that attention looks back on.
+    packed: bits that the draft's weights are kept in, to be unpacked whenever they are used; None where they
+    need not be. prefix: committed positions that attention looks back on.
     """
 
     hardware: Hardware
     draft: ModelSizes | None
-    packed: bool = False
+    packed: int | None = None
     prefix: int = 128
 
     def costs(self, target: ModelSizes, placement: Placement, walked: float) -> PassCosts:
@@ -200,7 +211,13 @@ class Estimate:
 def layer_seconds(processor: Processor, sizes: ModelSizes, rows: int, prefix: int) -> float:
     """One layer over so many rows behind so many positions, its weights in place."""
     attention = sizes.attention * rows * (prefix + rows / 2) / (_ATTENTION_SHARE * processor.flops(rows))
-    return product_seconds(processor, sizes.weights, rows) + attention + processor.layer_overhead
+    product = product_seconds(processor, sizes.weights, rows)
+    return unpacking_seconds(processor, sizes) + product + attention + processor.layer_overhead
+
+
+def unpacking_seconds(processor: Processor, sizes: ModelSizes) -> float:
+    """Of making 16-bit values of one packed layer: its bytes read and those of the values written."""
+    return sizes.unpacked * (sizes.packed + 16) / 8 / processor.bandwidth.value
 
 
 def product_seconds(processor: Processor, weights: int, rows: int, bytes_per_weight: float = 2.0) -> float:
@@ -210,10 +227,14 @@ def product_seconds(processor: Processor, weights: int, rows: int, bytes_per_wei
     return max(2.0 * weights * rows / rate, weights * bytes_per_weight / processor.bandwidth.value)
 
 
-def draft_step(processor: Processor, draft: ModelSizes, width: int, packed: bool = False) -> float:
-    """One step of a draft that is all in memory: its layers, its head, the ranking of children."""
-    unpacking = 0.56 + 4.0  # bytes a weight: read packed, written and read unpacked
-    layers = product_seconds(processor, draft.weights, width, unpacking if packed else 2.0)
+def draft_step(processor: Processor, draft: ModelSizes, width: int, packed: int | None = None) -> float:
+    """One step of a draft that is all in memory: its layers, its head, the ranking of children.
+
+    packed: as in `Estimate`.
+    """
+    # Bytes a weight: as it is; or read packed, with four a group of 64, then written and read unpacked.
+    read = 2.0 if packed is None else packed / 8 + 4 / 64 + 4.0
+    layers = product_seconds(processor, draft.weights, width, read)
     ranking = _RANKING * 4.0 * draft.vocabulary * width / processor.bandwidth.value
     return (
         len(draft.layers) * (layers + processor.layer_overhead)

@@ -15,7 +15,8 @@ class Measured:
     layer: (rows, seconds) of one layer with its weights in place; outside: the same of a pass around its
     layers; walk: of choosing a token at one node, the head included where it stays. step: (width, seconds)
     of a draft step; start: what the draft's first step takes more. link: bytes per second that came while
-    the link was busy; None where nothing streams.
+    the link was busy; None where nothing streams. unpack: what making a value of a packed weight takes, which
+    counts for a target that is packed where the one that was tried is not.
     """
 
     layer: Points
@@ -24,6 +25,7 @@ class Measured:
     step: Points = ()
     start: float = 0.0
     link: Rate | None = None
+    unpack: float = 0.0
 
     def costs(self, target: ModelSizes, placement: Placement, walked: float) -> PassCosts:
         """The costs of passes under a placement, in which `walked` nodes are walked on average."""
@@ -35,15 +37,16 @@ class Measured:
         head = target.head_weights / target.weights if placement.head is not Tier.DEVICE else 0.0
         edges = edge_layers(placement, target.layers, target.head, head)
         around = {rows: seconds + walked * self.walk for rows, seconds in self.outside}
+        layer = [(rows, seconds + target.unpacked * self.unpack) for rows, seconds in self.layer]
         return PassCosts(
             compute=tuple(
-                (rows, (len(target.layers) + head) * seconds + around[rows]) for rows, seconds in self.layer
+                (rows, (len(target.layers) + head) * seconds + around[rows]) for rows, seconds in layer
             ),
             step=self.step or ((1, 0.0),),
             start=self.start,
             link=link,
             rest=rest,
-            edge=tuple((rows, edges * seconds + around[rows]) for rows, seconds in self.layer),
+            edge=tuple((rows, edges * seconds + around[rows]) for rows, seconds in layer),
         )
 
     def with_faster_link(self, factor: float) -> "Measured":

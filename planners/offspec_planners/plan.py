@@ -19,8 +19,9 @@ from offspec_planners.validation import Comparison, Validation, ValidationRow
 
 __all__ = ["Choice", "Comparison", "Forecast", "Plan", "Validation", "ValidationRow", "WhatIf"]
 
-VERSION = 1
+VERSION = 2
 DRAFT_MODES = ("full", "expanded", "packed", "none")
+ROUNDED_BITS = (2, 3, 4)  # of a draft that is expanded or packed; the others have 16
 TREES = ("dynamic", "sequoia")
 
 _TIERS = tuple(tier.value for tier in Tier)
@@ -33,6 +34,7 @@ class Plan:
 
     target_print, draft_print: fingerprints of their files; draft is "none" where nobody drafts.
     memory, vram: bytes that may be used, vram None where the computing is done in RAM.
+    draft_bits: that the draft's matrices are rounded to, 16 where they are not, or where nobody drafts.
     parts: (what, tier, bytes) of all that takes room, and of what is left on disk. Those called "layers"
     and "head" cross a link in every pass unless they are on the device.
     sweep: what other budgets and widths would give. least_memory, least_vram: the smallest that work.
@@ -50,6 +52,7 @@ class Plan:
     context: int
     temperature: float
     draft_mode: str
+    draft_bits: int
     chunk: int
     parts: tuple[tuple[str, str, int], ...]
     placement: Placement
@@ -119,6 +122,9 @@ class Plan:
         version = fields.whole("offspec_plan", low=1)
         if version > VERSION:
             raise ValueError(f"offspec_plan is {version}; this version of offspec reads up to {VERSION}")
+        if version < VERSION:  # earlier ones do not say how many bits the draft has
+            raise ValueError(f"offspec_plan is {version}, of an earlier offspec; make one by `offspec plan`")
+        mode = fields.choice("draft_mode", DRAFT_MODES)
         vram = fields.whole_or_none("vram", low=1)
         plan = cls(
             target=fields.text("target"),
@@ -132,7 +138,8 @@ class Plan:
             vram=vram,
             context=fields.whole("context", low=2),
             temperature=fields.number("temperature"),
-            draft_mode=fields.choice("draft_mode", DRAFT_MODES),
+            draft_mode=mode,
+            draft_bits=_read_bits(fields, mode),
             chunk=fields.whole("chunk", low=1),
             parts=tuple(_read_part(part) for part in fields.rows("parts")),
             placement=_read_placement(fields.inner("placement"), apart=vram is not None),
@@ -172,6 +179,15 @@ def _read_device(fields: Fields, vram: int | None) -> str:
     if vram is None and device != "cpu":
         fields.wrong("vram", f"a number of bytes, since the device is {device}")
     return device
+
+
+def _read_bits(fields: Fields, mode: str) -> int:
+    bits, rounded = fields.whole("draft_bits"), mode in ("expanded", "packed")
+    if rounded and bits not in ROUNDED_BITS:
+        fields.wrong("draft_bits", f"2, 3 or 4, since the draft is {mode}")
+    if not rounded and bits != 16:
+        fields.wrong("draft_bits", f'16, since draft_mode is "{mode}"')
+    return bits
 
 
 def _read_part(fields: Fields) -> tuple[str, str, int]:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedModel
 
-from tests.checkpoint.gguf_files import Bench, tiny_model
+from tests.checkpoint.gguf_families import tiny_model
+from tests.checkpoint.gguf_files import Bench
 
 
 @pytest.fixture

@@ -1,13 +1,11 @@
 """GGUF files of tiny random models, written as llama.cpp writes them."""
 
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from offspec.checkpoint import Checkpoint, open_checkpoint
 from offspec.events import Event
@@ -20,92 +18,26 @@ class Bench(NamedTuple):
     cache: Path
     events: list[Event]
 
-    def open(self) -> Checkpoint:
+    def open(self, *, unpack: bool = False) -> Checkpoint:
         self.events.clear()
-        return open_checkpoint(str(self.file), notify=self.events.append, cache_dir=self.cache)
+        return open_checkpoint(str(self.file), unpack=unpack, notify=self.events.append, cache_dir=self.cache)
 
     def left(self) -> list[str]:
-        folder = self.cache / "unpacked"
-        names = os.listdir(folder) if folder.exists() else []
-        return [name for name in names if not name.endswith(".lock")]
+        """Names in the cache, in all of its rooms."""
+        return sorted(file.name for file in self.cache.glob("*/*") if file.suffix != ".lock")
 
 
-COMMON = {
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "tie_word_embeddings": False,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
+# Where the blocks of types that the gguf package cannot write have their float16 scales, in bytes.
+SCALES = {
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+    "IQ2_XXS": (0,),
 }
-# By llama.cpp's name: transformers' model type, and what the configuration adds.
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {"head_dim": 16}),
-    "qwen2": ("qwen2", {}),
-    "qwen3": ("qwen3", {"head_dim": 24}),
-    "qwen2moe": (
-        "qwen2_moe",
-        {
-            "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 48,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-        },
-    ),
-    "qwen3moe": (
-        "qwen3_moe",
-        {
-            "moe_intermediate_size": 32,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "head_dim": 16,
-            "norm_topk_prob": True,
-        },
-    ),
-    "phi3": ("phi3", {"sliding_window": 5}),
-    "gemma2": (
-        "gemma2",
-        {
-            "head_dim": 32,
-            "query_pre_attn_scalar": 32,
-            "sliding_window": 5,
-            "attn_logit_softcapping": 20.0,
-            "final_logit_softcapping": 10.0,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "gemma3": (
-        "gemma3_text",
-        {
-            "head_dim": 32,
-            "query_pre_attn_scalar": 32,
-            "sliding_window": 5,
-            "num_hidden_layers": 7,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "starcoder2": ("starcoder2", {"use_bias": True, "tie_word_embeddings": True, "sliding_window": None}),
-}
-
-
-def tiny_model(family: str, **changes: Any) -> PreTrainedModel:
-    """A random model in float32 whose weights are exact in bfloat16."""
-    kind, extra = FAMILIES[family]
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **{**COMMON, **extra, **changes})
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn_like(parameter) * (0.2 if parameter.ndim > 1 else 0.1)
-            centre = parameter if "norm" in name else 0
-            parameter.copy_(((centre + noise) * 256).round() / 256)
-            parameter.copy_(parameter.bfloat16().float())
-    return model
 
 
 def write_gguf(
@@ -114,13 +46,15 @@ def write_gguf(
     family: str,
     *,
     kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    mixed: dict[str, gguf.GGMLQuantizationType] | None = None,
     keys: dict[str, Any] | None = None,
     tensors: dict[str, np.ndarray] | None = None,
     without: tuple[str, ...] = (),
 ) -> None:
-    """Write `model`: matrices as `kind`, vectors in float32.
+    """Write `model`: matrices as `kind`, vectors in float32. Types in SCALES get blocks at random.
 
-    `keys` and `tensors` are added; a key whose value is None is left out, and so are tensors in `without`.
+    `mixed`: other types for matrices whose names have these words in them. `keys` and `tensors` are added; a
+    key whose value is None is left out, and so are tensors in `without`.
     """
     writer = gguf.GGUFWriter(path, family)
     pairs = {**_keys(model, family), **_vocabulary(model.config.vocab_size), **(keys or {})}
@@ -134,12 +68,25 @@ def write_gguf(
     for name, data in {**_tensors(model, family), **(tensors or {})}.items():
         if name in without:
             continue
-        quantize = kind if data.ndim > 1 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(name, gguf.quantize(np.ascontiguousarray(data), quantize), raw_dtype=quantize)
+        chosen = next((other for word, other in (mixed or {}).items() if word in name), kind)
+        chosen = chosen if data.ndim > 1 else gguf.GGMLQuantizationType.F32
+        encode = random_blocks if chosen.name in SCALES else gguf.quantize
+        writer.add_tensor(name, encode(np.ascontiguousarray(data), chosen), raw_dtype=chosen)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def random_blocks(data: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """Blocks [rows, bytes] of a type for a matrix of this shape, whose values are at random and small."""
+    random = np.random.default_rng(data.size)
+    size, nbytes = gguf.GGML_QUANT_SIZES[kind]
+    blocks = random.integers(0, 256, (data.size // size, nbytes), dtype=np.uint8)
+    for place in SCALES[kind.name]:
+        scales = random.uniform(2**-12, 2**-11, len(blocks)).astype(np.float16)
+        blocks[:, place : place + 2] = scales[:, None].view(np.uint8)
+    return blocks.reshape(*data.shape[:-1], -1)
 
 
 def _keys(model: PreTrainedModel, family: str) -> dict[str, Any]:
@@ -163,6 +110,14 @@ def _keys(model: PreTrainedModel, family: str) -> dict[str, Any]:
         keys["attention.layer_norm_rms_epsilon"] = config.rms_norm_eps
     rope = config.rope_parameters
     keys["rope.freq_base"] = float(rope.get("full_attention", rope)["rope_theta"])
+    if config.model_type == "ministral3":
+        keys["attention.temperature_scale"] = rope["llama_4_scaling_beta"]
+        keys["rope.scaling.type"] = rope["rope_type"]
+        keys["rope.scaling.factor"] = rope["factor"]
+        keys["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+        keys["rope.scaling.yarn_beta_fast"] = rope["beta_fast"]
+        keys["rope.scaling.yarn_beta_slow"] = rope["beta_slow"]
+        keys["rope.scaling.yarn_log_multiplier"] = rope["mscale_all_dim"]
     for attribute, key in {
         "num_experts": "expert_count",
         "num_experts_per_tok": "expert_used_count",
@@ -212,7 +167,7 @@ def _tensors(model: PreTrainedModel, family: str) -> dict[str, np.ndarray]:
         assert key, name
         if not key.endswith((".weight", ".bias")):
             key += ".weight"
-        if family == "llama" and (".attn_q." in key or ".attn_k." in key):
+        if family in ("llama", "mistral3") and (".attn_q." in key or ".attn_k." in key):
             heads = "num_attention_heads" if "_q." in key else "num_key_value_heads"
             data = _permute(data, getattr(model.config, heads))
         if family.startswith("gemma") and key.endswith("norm.weight"):

@@ -219,6 +219,14 @@ def test_repositories_that_hold_no_model(
     assert not any(name.endswith((".gguf", ".bin")) for name in hub.downloads())
 
 
+def test_a_method_that_is_not_read_is_known_before_the_weights_come(hub: StandIn, visit: Visitor) -> None:
+    config = b'{"quantization_config": {"quant_method": "hqq"}}'
+    hub.repositories["org/other"] = {**MODEL, "config.json": config}
+    said = visit("org/other")
+    assert said.error == "UnsupportedModelError" and "by hqq" in said.text
+    assert not any(name.endswith(".safetensors") for name in hub.downloads())
+
+
 def test_a_disk_too_small_is_known_beforehand(hub: StandIn, visit: Visitor) -> None:
     small = "usage = shutil.disk_usage('/'); shutil.disk_usage = lambda path: usage._replace(free=9999)"
     said = visit("org/model", small)

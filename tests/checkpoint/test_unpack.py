@@ -10,14 +10,15 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from offspec.checkpoint import Checkpoint, gguf_values
-from offspec.checkpoint.gguf_model import ARCHITECTURES
+from offspec.checkpoint import Checkpoint
+from offspec.checkpoint.gguf import values as gguf_values
+from offspec.checkpoint.gguf.model import ARCHITECTURES
+from offspec.checkpoint.tensors import TensorInfo, on_disk
 from offspec.checkpoint.write import ALIGNMENT
-from offspec.errors import (
-    UnsupportedModelError,
-)
+from offspec.errors import HeaderError, MissingTensorError, UnsupportedModelError
 from offspec.events import LoadProgress, Notice
-from tests.checkpoint.gguf_files import FAMILIES, Bench, tiny_model, write_gguf
+from tests.checkpoint.gguf_families import FAMILIES, tiny_model
+from tests.checkpoint.gguf_files import Bench, write_gguf
 
 
 def logits(model: PreTrainedModel) -> torch.Tensor:
@@ -32,6 +33,10 @@ def loaded(checkpoint: Checkpoint) -> PreTrainedModel:
     return model
 
 
+def stored(checkpoint: Checkpoint) -> list[TensorInfo]:
+    return [info for weight in checkpoint.tensors.values() for info in on_disk(weight)]
+
+
 def test_every_architecture_is_tested() -> None:
     assert set(FAMILIES) == set(ARCHITECTURES)
 
@@ -41,7 +46,7 @@ def test_the_same_model_comes_out(bench: Bench, family: str, monkeypatch: pytest
     monkeypatch.setattr(gguf_values, "PIECE", 200)  # so that even these come in pieces
     model = tiny_model(family)
     write_gguf(bench.file, model, family)
-    checkpoint = bench.open()
+    checkpoint = bench.open(unpack=True)
     again = loaded(checkpoint)
     state = model.state_dict()
     assert again.state_dict().keys() == state.keys()
@@ -50,19 +55,19 @@ def test_the_same_model_comes_out(bench: Bench, family: str, monkeypatch: pytest
     assert torch.equal(logits(again), logits(model))
     expected = set(state) - ({"lm_head.weight"} if model.config.tie_word_embeddings else set())
     assert set(checkpoint.tensors) == expected
-    assert {info.dtype for info in checkpoint.tensors.values()} == {"BF16"}
+    assert {info.dtype for info in stored(checkpoint)} == {"BF16"}
     assert checkpoint.config["dtype"] == "bfloat16"
     assert checkpoint.config["architectures"] == [type(model).__name__]
 
 
 def test_the_files_are_laid_out_for_streaming(bench: Bench, llama: PreTrainedModel) -> None:
     write_gguf(bench.file, llama, "llama")
-    checkpoint = bench.open()
+    checkpoint = bench.open(unpack=True)
     for name, info in checkpoint.tensors.items():
         layer = f"layer-{int(name.split('.')[2]):04}" if ".layers." in name else "rest"
         assert info.file.name == f"model-{layer}.safetensors"
-    for file in {info.file for info in checkpoint.tensors.values()}:
-        assert min(info.offset for info in checkpoint.tensors.values() if info.file == file) % ALIGNMENT == 0
+    for file in {info.file for info in stored(checkpoint)}:
+        assert min(info.offset for info in stored(checkpoint) if info.file == file) % ALIGNMENT == 0
     config = AutoConfig.from_pretrained(checkpoint.folder)
     assert config.dtype == torch.bfloat16
     assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (1, 2, 0)
@@ -70,35 +75,35 @@ def test_the_files_are_laid_out_for_streaming(bench: Bench, llama: PreTrainedMod
 
 def test_progress_in_bytes_and_reuse_without_any(bench: Bench, llama: PreTrainedModel) -> None:
     write_gguf(bench.file, llama, "llama")
-    checkpoint = bench.open()
+    checkpoint = bench.open(unpack=True)
     progress = [event for event in bench.events if isinstance(event, LoadProgress)]
     assert progress[0].done == 0
     assert progress[-1].done == progress[-1].total == checkpoint.nbytes
     assert [event.done for event in progress] == sorted({event.done for event in progress})
     assert all((event.unit, event.stage) == ("bytes", "unpacking tiny.gguf") for event in progress)
     assert next(e for e in bench.events if isinstance(e, Notice)).text.startswith("unpacking tiny.gguf once")
-    again = bench.open()
+    again = bench.open(unpack=True)
     assert bench.events == []
     assert again.fingerprint == checkpoint.fingerprint
 
 
 def test_another_file_is_another_folder(bench: Bench, llama: PreTrainedModel) -> None:
     write_gguf(bench.file, llama, "llama")
-    first = bench.open().folder
+    first = bench.open(unpack=True).folder
     moved = bench._replace(file=bench.file.with_name("moved") / "tiny.gguf")
     moved.file.parent.mkdir()
     shutil.copy2(bench.file, moved.file)
-    assert moved.open().folder == first
+    assert moved.open(unpack=True).folder == first
     os.utime(bench.file, ns=(1, 1))
-    assert bench.open().folder != first
+    assert bench.open(unpack=True).folder != first
 
 
 def test_a_damaged_cache_is_made_again(bench: Bench, llama: PreTrainedModel) -> None:
     write_gguf(bench.file, llama, "llama")
-    checkpoint = bench.open()
+    checkpoint = bench.open(unpack=True)
     shard = checkpoint.folder / "model-layer-0001.safetensors"
     shard.write_bytes(shard.read_bytes()[:-100])
-    again = bench.open()
+    again = bench.open(unpack=True)
     assert "damaged" in str(bench.events[0])
     assert again.tensors.keys() == checkpoint.tensors.keys()
     assert bench.left() == [checkpoint.folder.name]
@@ -108,7 +113,7 @@ def test_a_damaged_cache_is_made_again(bench: Bench, llama: PreTrainedModel) -> 
 def test_quantised_values_are_rounded_once(bench: Bench, llama: PreTrainedModel, kind: str) -> None:
     number = gguf.GGMLQuantizationType[kind]
     write_gguf(bench.file, llama, "llama", kind=number)
-    again = loaded(bench.open()).state_dict()
+    again = loaded(bench.open(unpack=True)).state_dict()
     reader = {tensor.name: tensor for tensor in gguf.GGUFReader(bench.file).tensors}
     down = reader["blk.0.ffn_down.weight"]
     exact = torch.from_numpy(gguf.dequantize(down.data, number).astype(np.float32))
@@ -134,12 +139,12 @@ def test_llama_3_position_factors_become_configuration(bench: Bench) -> None:
     factors = (plain / model.model.rotary_emb.inv_freq).numpy()
     assert factors.max() == pytest.approx(8) and factors.min() == pytest.approx(1)
     write_gguf(bench.file, model, "llama", tensors={"rope_freqs.weight": factors})
-    checkpoint = bench.open()
+    checkpoint = bench.open(unpack=True)
     assert checkpoint.config["rope_parameters"] == rope
     assert torch.equal(logits(loaded(checkpoint)), logits(model))
     write_gguf(bench.file, model, "llama", tensors={"rope_freqs.weight": factors**2})
     with pytest.raises(UnsupportedModelError, match="not Llama 3's"):
-        bench.open()
+        bench.open(unpack=True)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +162,7 @@ def test_scaled_positions(bench: Bench, rope: dict[str, Any], keys: dict[str, An
     model = tiny_model("qwen2", rope_parameters={**rope, "rope_theta": 10_000.0})
     scaling = {f"qwen2.rope.scaling.{key}": value for key, value in keys.items()}
     write_gguf(bench.file, model, "qwen2", keys=scaling)
-    assert torch.equal(logits(loaded(bench.open())), logits(model))
+    assert torch.equal(logits(loaded(bench.open(unpack=True))), logits(model))
 
 
 def test_gemma_3_scales_only_its_global_layers(bench: Bench) -> None:
@@ -166,4 +171,41 @@ def test_gemma_3_scales_only_its_global_layers(bench: Bench) -> None:
     model = tiny_model("gemma3", rope_parameters={"full_attention": full, "sliding_attention": local})
     scaling = {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0}
     write_gguf(bench.file, model, "gemma3", keys=scaling)
-    assert torch.equal(logits(loaded(bench.open())), logits(model))
+    assert torch.equal(logits(loaded(bench.open(unpack=True))), logits(model))
+
+
+@pytest.mark.parametrize("partial", [1.0, 0.5])
+def test_phi_3_has_factors_for_short_texts_and_for_long_ones(bench: Bench, partial: float) -> None:
+    rotated = int(16 * partial)
+    short, long = np.linspace(1, 2, rotated // 2), np.linspace(1.5, 9, rotated // 2)
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "short_factor": short.tolist(),
+        "long_factor": long.tolist(),
+        "original_max_position_embeddings": 24,
+        "partial_rotary_factor": partial,
+    }
+    model = tiny_model("phi3", rope_parameters=rope, original_max_position_embeddings=24)
+    keys = {
+        "phi3.rope.dimension_count": rotated,
+        "phi3.rope.scaling.original_context_length": 24,
+        "phi3.rope.scaling.attn_factor": float(np.sqrt(1 + np.log(128 / 24) / np.log(24))),
+    }
+    tables = {f"rope_factors_{name}.weight": table for name, table in (("short", short), ("long", long))}
+    tables = {name: table.astype(np.float32) for name, table in tables.items()}
+    write_gguf(bench.file, model, "phi3", keys=keys, tensors=tables)
+    for unpack in (True, False):
+        config = AutoConfig.from_pretrained(bench.open(unpack=unpack).folder)
+        again = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        again.load_state_dict(model.state_dict())
+        for ids in (torch.arange(4, 24)[None], torch.arange(4, 40)[None]):
+            with torch.no_grad():
+                assert torch.allclose(again(ids).logits, model(ids).logits, atol=1e-5)
+    write_gguf(bench.file, model, "phi3", keys=keys, tensors=tables, without=("rope_factors_long.weight",))
+    with pytest.raises(MissingTensorError, match="rope_factors_long"):
+        bench.open()
+    tables["rope_factors_short.weight"] = np.ones(3, np.float32)
+    write_gguf(bench.file, model, "phi3", keys=keys, tensors=tables)
+    with pytest.raises(HeaderError, match="3 factors"):
+        bench.open()

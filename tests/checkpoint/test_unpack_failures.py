@@ -1,4 +1,4 @@
-"""What is refused, and what is left behind when unpacking fails: nothing."""
+"""What is refused of GGUF files, and what is left behind when opening or unpacking one fails: nothing."""
 
 import errno
 import os
@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from transformers import PreTrainedModel
 
-from offspec.checkpoint import gguf_values, open_checkpoint
-from offspec.checkpoint.gguf import read_gguf
+from offspec.checkpoint import open_checkpoint
+from offspec.checkpoint.gguf.header import read_gguf
+from offspec.checkpoint.gguf.values import read_rows
 from offspec.errors import (
     CheckpointError,
     DiskFullError,
@@ -58,18 +59,18 @@ def changed(**changes: Any) -> Change:
             UnsupportedModelError,
             "longrope",
         ),
-        (changed(keys={"split.count": 3}), UnsupportedModelError, "one of 3 parts"),
         (changed(keys={"tokenizer.ggml.model": "rwkv"}), UnsupportedModelError, "tokenizer"),
         (changed(keys={"tokenizer.ggml.merges": ["no such"]}), UnsupportedModelError, "tokenizer"),
         (changed(keys={"general.architecture": "mamba2"}), UnsupportedModelError, "'mamba2'"),
     ],
 )
+@pytest.mark.parametrize("unpack", [False, True], ids=["packed", "unpacked"])
 def test_a_file_that_is_not_quite_the_model_is_refused(
-    bench: Bench, llama: PreTrainedModel, write: Change, error: type[OffspecError], why: str
+    bench: Bench, llama: PreTrainedModel, write: Change, error: type[OffspecError], why: str, unpack: bool
 ) -> None:
     write(bench.file, llama)
     with pytest.raises(error, match=why) as caught:
-        bench.open()
+        bench.open(unpack=unpack)
     assert "\n" not in str(caught.value)
     assert bench.left() == []
 
@@ -84,7 +85,7 @@ def test_a_type_that_cannot_be_unpacked(
 
     monkeypatch.setattr(gguf, "dequantize", unknown)
     with pytest.raises(UnsupportedModelError, match="choose a file of another type"):
-        bench.open()
+        bench.open(unpack=True)
 
 
 def test_a_disk_too_small_is_known_beforehand(
@@ -94,14 +95,18 @@ def test_a_disk_too_small_is_known_beforehand(
     usage = shutil.disk_usage(bench.file.parent)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2**20))
     with pytest.raises(DiskFullError, match=r"unpacking tiny\.gguf needs .* in .*cache.* OFFSPEC_CACHE"):
+        bench.open(unpack=True)
+    with pytest.raises(
+        DiskFullError, match=r"the tokenizer of tiny\.gguf needs .* in .*cache.* OFFSPEC_CACHE"
+    ):
         bench.open()
     assert bench.left() == []
     assert not any(isinstance(event, LoadProgress) for event in bench.events)
 
 
-@pytest.mark.parametrize("after", [0, 5, 20])
+@pytest.mark.parametrize(("after", "unpack"), [(0, True), (5, True), (20, True), (0, False), (1, False)])
 def test_a_disk_that_fills_up(
-    bench: Bench, llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, after: int
+    bench: Bench, llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, after: int, unpack: bool
 ) -> None:
     write_gguf(bench.file, llama, "llama")
     write = os.write
@@ -114,10 +119,10 @@ def test_a_disk_that_fills_up(
 
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(DiskFullError, match="make room"):
-        bench.open()
+        bench.open(unpack=unpack)
     assert bench.left() == []
     monkeypatch.undo()
-    assert bench.open().tensors
+    assert bench.open(unpack=unpack).tensors
 
 
 def test_an_interrupt_leaves_nothing(bench: Bench, llama: PreTrainedModel) -> None:
@@ -128,7 +133,7 @@ def test_an_interrupt_leaves_nothing(bench: Bench, llama: PreTrainedModel) -> No
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        open_checkpoint(str(bench.file), notify=stop, cache_dir=bench.cache)
+        open_checkpoint(str(bench.file), unpack=True, notify=stop, cache_dir=bench.cache)
     assert bench.left() == []
 
 
@@ -137,7 +142,7 @@ def test_a_file_that_shrinks_meanwhile(bench: Bench, llama: PreTrainedModel) -> 
     tensor = next(iter(read_gguf(bench.file).tensors.values()))
     os.truncate(bench.file, tensor.offset + 10)
     with pytest.raises(CheckpointError, match="changed while it was read"):
-        gguf_values.read_rows(bench.file, tensor, 0, 2)
+        read_rows(tensor, 0, 2)
     bench.file.unlink()
     with pytest.raises(CheckpointError, match="No such file"):
-        gguf_values.read_rows(bench.file, tensor, 0, 2)
+        read_rows(tensor, 0, 2)

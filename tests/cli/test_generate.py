@@ -106,7 +106,7 @@ def test_defaults_reach_the_engine(offspec: Call, script: Script) -> None:
     assert script.loaded == {
         "model": "demo",
         "draft": "auto",
-        "draft_bits": 16,
+        "draft_bits": None,
         "memory": None,
         "vram": None,
         "device": "cpu",
@@ -117,6 +117,7 @@ def test_defaults_reach_the_engine(offspec: Call, script: Script) -> None:
         "verify": "coupled",
         "tree": "dynamic",
         "temperature": 0.0,
+        "quantize": None,
         "plan": None,
     }
 
@@ -125,7 +126,8 @@ def test_every_option_reaches_the_engine(offspec: Call, script: Script) -> None:
     args = """--draft small --draft-bits 4 --memory 1.5GB --vram 8GB --device cuda:1 --dtype float32
     --budget 64 --width 8 --context 999 --verify plain --check --raw --max-tokens 5 --temperature 0.5
     --top-p 0.9 --top-k 40 --min-p 0.05 --repetition-penalty 1.1 --presence-penalty 0.2
-    --frequency-penalty 0.3 --seed 1 --stop END --stop ### --ignore-eos --tree sequoia --plan mine.json"""
+    --frequency-penalty 0.3 --seed 1 --stop END --stop ### --ignore-eos --tree sequoia --plan mine.json
+    --quantize nf4"""
     result = offspec("generate", "demo", "Why?", *args.split())
     assert result.exit_code == 0, result.output
     assert script.loaded == {
@@ -142,6 +144,7 @@ def test_every_option_reaches_the_engine(offspec: Call, script: Script) -> None:
         "verify": "plain",
         "tree": "sequoia",
         "temperature": 0.5,
+        "quantize": "nf4",
         "plan": Path("mine.json"),
     }
     assert script.asked["params"] == SamplingParams(

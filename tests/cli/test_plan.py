@@ -208,7 +208,9 @@ def test_names_from_outside_do_nothing(plan: Call, planning: Planning) -> None:
 
 
 def test_a_plan_without_a_draft_or_a_sweep(plan: Call, planning: Planning) -> None:
-    planning.plan = replace(small(), draft="none", draft_mode="none", sweep=(), what_ifs=(), notes=())
+    planning.plan = replace(
+        small(), draft="none", draft_mode="none", draft_bits=16, sweep=(), what_ifs=(), notes=()
+    )
     page = plan().stdout
     assert "Nobody drafts, so every pass yields one token." in page
     assert not any(
@@ -281,7 +283,7 @@ def test_a_full_disk(plan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     [
         (("--memory", "lots"), "1.5GB"),
         (("--context", "1"), "context"),
-        (("--draft-bits", "5"), "4 or 16"),
+        (("--draft-bits", "5"), "2, 3, 4 or 16"),
         (("--temperature", "-1"), "temperature"),
         (("--hardware", "rtx-4090", "--validate"), "--validate"),
         (("--hardware", "abacus"), "abacus"),

@@ -279,10 +279,10 @@ def test_ctrl_c_stops_cleanly_and_keeps_what_came(running: subprocess.Popen[str]
     assert "Traceback" not in errors
 
 
-def test_a_full_disk_while_a_gguf_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_while_a_gguf_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The embedded model, a cache on a disk with no room: nothing is left behind."""
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 99, 1))
     line = failed(run("demo", "hi"), 1)
     assert "room" in line or "disk" in line or "space" in line
-    assert not list((tmp_path / "cache").rglob("*.safetensors"))
+    assert not list((tmp_path / "cache").rglob("*.json"))

@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 
-from offspec import CapacityError
+from offspec import CapacityError, fit
 from offspec import memory as process_memory
 from offspec.assemble import Opened, open_models
 from offspec.config import EngineConfig
+from offspec.model import packed_layers, packing
+from offspec.model.packed_layers import rounded_bytes, unpacked_values
+from offspec.model.packing import Packed
+from offspec.model.unpacking import Scratch
 from offspec_planners.placement import Placement, Tier
 from tests.engine.world import MB, write_large
 
@@ -65,6 +69,53 @@ def test_what_does_not_belong_does_not_hold(opened: Callable[..., Opened]) -> No
         replace(decided, context=found.target.skeleton.context_length + 1),
     ):
         assert not found.holds(found.config, wrong)
+
+
+def test_a_substitute_has_the_most_bits_that_fit(
+    opened: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With more memory it goes from nobody over 2, 3 and 4 bits to values that need not be unpacked."""
+    monkeypatch.setattr(fit, "_COMPILER", 0)  # larger than this model
+    found, seen = opened(), list[tuple[str, int]]()
+    least, _ = found.least(found.config)
+    for memory in range(least, least + 60 * MB, MB // 4):
+        decided = replace(found, memory=memory).fit(found.config)
+        seen.append((decided.draft_mode, decided.draft_bits))
+    order = [("none", 16), ("packed", 2), ("packed", 3), ("packed", 4), ("expanded", 4)]
+    assert list(dict.fromkeys(seen)) == order
+    assert seen == sorted(seen, key=order.index)
+    three = replace(found.config, draft_bits=3)
+    held = [replace(found, memory=memory).fit(three) for memory in (least, 10**12)]
+    assert [(found.draft_mode, found.draft_bits) for found in held] == [("none", 16), ("expanded", 3)]
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_a_draft_takes_what_it_was_said_to(
+    opened: Callable[..., Opened], bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights to the byte, and the values of its largest module."""
+    made, scratch = list[Packed](), list[int]()
+
+    class Counted(Scratch):
+        def __init__(self, elements: int, *rest: Any) -> None:
+            scratch.append(elements)
+            super().__init__(elements, *rest)
+
+    def counted(*args: Any) -> Packed:
+        made.append(packing.pack(*args))
+        return made[-1]
+
+    monkeypatch.setattr(packed_layers, "pack", counted)
+    monkeypatch.setattr(packed_layers, "Scratch", Counted)
+    draft = opened(draft_bits=bits).draft
+    assert draft is not None
+    draft.load_packed(bits, False, 64, lambda done, total: None, range(3, 40))
+    layers = draft.skeleton.layers
+    norms = sum(weight.nbytes for weight in layers.parameters() if weight.dim() < 2)
+    assert sum(packed.nbytes for packed in made) + norms == sum(
+        rounded_bytes(layer, bits) for layer in layers
+    )
+    assert scratch == [max(map(unpacked_values, layers))] == [256 * 1024]
 
 
 def test_the_process_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:

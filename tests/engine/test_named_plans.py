@@ -53,6 +53,26 @@ def test_a_named_plan_brings_its_own_settings(world: World, tmp_path: Path) -> N
         assert engine.plan == plan, "and not only from a file"
 
 
+def test_the_bits_of_the_draft_are_the_plans(world: World, tmp_path: Path) -> None:
+    plan = world.plan(draft_bits=3)
+    assert (plan.draft_mode, plan.draft_bits) == ("expanded", 3)
+    file = saved(plan, tmp_path / "plan.json")
+    for bits in (None, 3):
+        with world.load(plan=file, draft_bits=bits) as engine:
+            assert (engine.plan, engine.draft) == (plan, "near (3-bit)")
+    with pytest.raises(PlanError, match="draft-bits 3, not 4: leave out --draft-bits"):
+        world.load(plan=file, draft_bits=4)
+    mine = world.plan(draft="auto")
+    assert mine.draft_bits == 4, "the most that fit"
+    with world.load(
+        draft="auto", plan=saved(mine, tmp_path / "mine.json", draft_mode="packed", draft_bits=2)
+    ) as engine:
+        assert engine.draft == "substitute (2-bit)"
+        answer = engine.generate(PROMPT, GREEDY)
+        assert list(answer.token_ids) == reference(world.target, PROMPT, 40)
+    assert (world.measured, world.notices) == (2, [])
+
+
 def test_what_the_caller_says_goes_before_the_plan(world: World, tmp_path: Path) -> None:
     file = saved(world.plan(), tmp_path / "plan.json")
     for budget in (5, 300):
@@ -133,7 +153,7 @@ def test_a_plan_that_was_edited_is_followed(world: World, tmp_path: Path) -> Non
         {"budget": 10_000_000},
         {"placement": {"tiers": "4 device", "slots": 0, "head": "device", "staging": 0}},
         {"placement": {"tiers": "5 disk", "slots": 1_000_000_000, "head": "device", "staging": 0}},
-        {"draft_mode": "none"},
+        {"draft_mode": "none", "draft_bits": 16},
     ],
     ids=["budget", "layers", "slots", "draft"],
 )
@@ -160,7 +180,7 @@ def test_a_head_that_a_substitute_shares_cannot_stream(world: World, tmp_path: P
 
 def test_a_plan_that_says_too_little_is_one_line(world: World, tmp_path: Path) -> None:
     plan = world.plan()
-    for changes in ({"budget": 0}, {"offspec_plan": 2}, {"device": "tpu"}, {"extra": 1}):
+    for changes in ({"budget": 0}, {"offspec_plan": 3}, {"device": "tpu"}, {"extra": 1}):
         with pytest.raises(PlanError, match=r"plan\.json is not a plan") as caught:
             world.load(plan=saved(plan, tmp_path / "plan.json", **changes))
         assert "\n" not in str(caught.value)

@@ -10,6 +10,7 @@ import offspec
 from offspec import SamplingParams, choose, fit, planning
 from offspec import memory as process_memory
 from offspec.assemble import open_models
+from offspec.choose import record_of
 from offspec.ledger import DraftRecord
 from tests.engine.world import GB, LAYERS, MB, PROMPT, World, least_memory, write_large
 from tests.tiny import disturb, tiny_engine, write_model
@@ -46,6 +47,7 @@ def test_each_case_has_a_plan_of_its_own(world: World) -> None:
         {"temperature": 0.6},
         {"draft": "auto"},
         {"draft_bits": 4},
+        {"draft_bits": 3},
         {"dtype": "bfloat16"},
         {"model": str(world.near)},
     ]
@@ -109,7 +111,7 @@ def test_memory_that_came_or_went_remakes_the_plan(
 def _record(world: World) -> DraftRecord:
     opened = open_models(world.config(), lambda event: None)
     opened.close()
-    return DraftRecord(opened.target_print, opened.draft_print)
+    return record_of(opened, 16)
 
 
 def test_what_answers_teach_is_kept(world: World) -> None:
@@ -156,7 +158,7 @@ def test_a_static_tree_says_the_same(world: World, temperature: float, given: di
 def test_a_draft_that_has_no_room_promises_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     real = fit.draft_bytes
     monkeypatch.setattr(
-        fit, "draft_bytes", lambda mode, *rest: (1 << 60) if mode != "none" else real(mode, *rest)
+        fit, "draft_bytes", lambda held, *rest: (1 << 60) if held[0] != "none" else real(held, *rest)
     )
     for _ in range(2):
         with world.load(draft="auto") as engine:

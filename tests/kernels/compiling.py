@@ -22,6 +22,15 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from offspec_kernels.dequant import Format
+from offspec_kernels.dequant.awq import Awq
+from offspec_kernels.dequant.codebook import Codebook
+from offspec_kernels.dequant.compressed import CompressedInt
+from offspec_kernels.dequant.float8 import Float8
+from offspec_kernels.dequant.ggml import LAYOUTS, Ggml
+from offspec_kernels.dequant.gptq import Gptq
+from offspec_kernels.dequant.grouped import BITS, Grouped
+from offspec_kernels.dequant.int8rows import Int8Rows
 from offspec_kernels.gumbel_argmax.rows import Work
 from offspec_kernels.gumbel_argmax.triton import pick
 from offspec_kernels.kv_compact import KVTable
@@ -49,6 +58,24 @@ class _Absent:
         return 0
 
 
+def _formats() -> Iterator[Format]:
+    """All that make a kernel take another shape."""
+    yield from map(Ggml, LAYOUTS)
+    yield Ggml("Q4_K", heads=4)
+    yield from map(Grouped, BITS)
+    yield Codebook("nf4", 64, torch.uint8, 256, 0.1, torch.float16)
+    yield Codebook("fp4", 32, torch.float16, dtype=torch.bfloat16)
+    yield Int8Rows()
+    yield Awq(32)
+    yield Gptq(4, 32, False, scales=torch.bfloat16)
+    yield Gptq(3, 32, True)
+    yield CompressedInt(4, True, 32, True)
+    yield CompressedInt(3, True, 32, False, act_order=True, scales=torch.float32)
+    yield CompressedInt(8, False, 0, True, scales=torch.float16)
+    yield Float8((128, 128), "block", rounded=False)
+    yield Float8(None, "channel", torch.bfloat16)
+
+
 def _calls(thorough: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     """Every launcher; thoroughly, with all that makes its kernels take another shape."""
     for dtype in (torch.bfloat16, torch.float32) if thorough else (torch.bfloat16,):
@@ -69,6 +96,13 @@ def _calls(thorough: bool) -> Iterator[tuple[str, Callable[[], object]]]:
                 f"topk_children {dtype} {count}",
                 partial(children, logits, count, 1, [4, 4, 5], 0.8),
             )
+        for format in _formats():
+            shape = (64, 256)
+            parts = {
+                name: torch.zeros(part.shape, dtype=part.dtype) for name, part in format.parts(shape).items()
+            }
+            out = torch.zeros(shape, dtype=dtype)
+            yield f"dequant {format.name} {dtype}", partial(format.triton, parts, shape, out)
     table = KVTable([torch.zeros(8, 90, 128)])
     yield "kv_compact", partial(move, table, 3, [4, 7])
 

@@ -30,7 +30,10 @@ def _compiled(folder: Path, *words: str) -> list[dict[str, Any]]:
 
 def _check(found: list[dict[str, Any]]) -> None:
     assert {each["kernel"] for each in found} == {
-        *("_tree_attention", "_merge", "_within_blocks", "_across_blocks", "_survey", "_pick", "_move")
+        *("_tree_attention", "_merge", "_within_blocks", "_across_blocks", "_survey", "_pick", "_move"),
+        "_ggml",
+        *("_grouped", "_codebook", "_int8_rows"),
+        *("_awq", "_gptq", "_compressed", "_float8"),
     }
     for each in found:
         assert each["shared"] <= SHARED[each["architecture"]], each

@@ -44,7 +44,7 @@ FOREIGN: dict[str, Callable[[str], bytes]] = {
     "a number": lambda text: b"7",
     "another object": lambda text: b'{"name": "demo"}',
     "of the future": lambda text: (
-        text.replace('"offspec_plan": 1', '"offspec_plan": 99')
+        text.replace('"offspec_plan": 2', '"offspec_plan": 99')
         .replace('"version":1', '"version":99')
         .encode()
     ),
@@ -100,9 +100,12 @@ def test_a_named_plan_says_what_is_wrong_with_it(tmp_path: Path) -> None:
         with pytest.raises(PlanError, match=reason):
             ledger.read_plan(place)
     for key, value, reason in (
-        ("offspec_plan", 2, "offspec_plan is 2"),
+        ("offspec_plan", 3, "offspec_plan is 3; this version of offspec reads up to 2"),
+        ("offspec_plan", 1, "offspec_plan is 1, of an earlier offspec; make one"),
         ("budget", "many", 'budget is "many"; it should be a whole number'),
         ("draft_mode", "fuller", "draft_mode"),
+        ("draft_bits", 16, "draft_bits is 16; it should be 2, 3 or 4, since the draft is packed"),
+        ("draft_mode", "none", 'draft_bits is 4; it should be 16, since draft_mode is "none"'),
     ):
         file.write_text(json.dumps(small().to_json() | {key: value}))
         with pytest.raises(PlanError, match=reason):
@@ -128,7 +131,8 @@ def test_what_was_learnt_is_found_again() -> None:
     assert found is not None and found.to_json() == record.entry(0.6, True).to_json()
     assert (found.passes, found.fit.observations, len(found.forest)) == (3, 17, 2)
     assert again.entry(0.6, True) is found
-    for other in (DraftRecord("target", "other"), DraftRecord("other", "draft")):
+    others = ("target", "other"), ("other", "draft"), ("target", "draft", 4), ("target", "draft", 3)
+    for other in (DraftRecord(*names) for names in others):
         assert other.find(0.6, True) is None
 
 

@@ -1,4 +1,6 @@
-"""Rounding to 4 bits: layout, exactness where it can be exact, and what calibration is for."""
+"""Rounding to few bits: layout, exactness where it can be exact, and what calibration is for."""
+
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -6,71 +8,146 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offspec.model.calibration import InputMoments
-from offspec.model.packing import GROUP, Packed, pack, packed_bytes, unpack
+from offspec.model.packing import Packed, pack, packed_bytes, packs, rounded, unpack
+from offspec_kernels.dequant.grouped import BITS, GROUP, Grouped, unpack_codes
+
+_WIDTHS = pytest.mark.parametrize("bits", BITS)
 
 
-def _slow_unpack(packed: Packed) -> torch.Tensor:
-    """One weight at a time."""
-    values = []
-    for index in range(packed.shape.numel()):
-        byte = int(packed.codes[index // 2])
-        code = byte >> 4 if index % 2 == 0 else byte & 15
-        group = index // GROUP
-        values.append(code * packed.step[group].float() + packed.offset[group].float())
-    return torch.stack(values).view(packed.shape).to(packed.dtype)
+def _random(shape: Sequence[int], seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-@settings(deadline=None)
+def _nearest(weight: torch.Tensor, bits: int) -> torch.Tensor:
+    """Even steps between each group's extremes, nothing fitted."""
+    groups = weight.float().view(-1, GROUP)
+    low, high = groups.amin(1, keepdim=True), groups.amax(1, keepdim=True)
+    last = (1 << bits) - 1
+    step = ((high - low) / last).half().float()
+    low = low.half().float()
+    codes = ((groups - low) / step).round().clamp(0, last)
+    return (codes * step + low).view(weight.shape)
+
+
+def _by_hand(packed: Packed) -> torch.Tensor:
+    """Group by group, from codes, steps and offsets."""
+    groups = unpack_codes(packed.parts["codes"].view(-1, 8 * packed.bits), packed.bits).tolist()
+    steps, offsets = (packed.parts[name].view(-1).float().tolist() for name in ("step", "offset"))
+    values = [
+        torch.tensor(codes, dtype=torch.float32) * step + offset
+        for codes, step, offset in zip(groups, steps, offsets, strict=True)
+    ]
+    return torch.cat(values).view(packed.shape).to(packed.dtype)
+
+
+@settings(deadline=None, max_examples=40)
 @given(
-    st.lists(st.integers(1, 40), min_size=2, max_size=3).map(tuple),
+    st.lists(st.integers(1, 3), min_size=0, max_size=2),
+    st.sampled_from([(4, 64), (2, 192), (3, 128), (16, 12), (64, 3), (2, 96)]),
+    st.sampled_from(BITS),
     st.sampled_from([torch.float32, torch.bfloat16]),
     st.integers(0, 1000),
 )
 def test_unpacking_equals_the_slow_way_for_any_shape(
-    shape: tuple[int, ...], dtype: torch.dtype, seed: int
+    outer: list[int], matrix: tuple[int, int], bits: int, dtype: torch.dtype, seed: int
 ) -> None:
-    weight = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-    packed = pack(weight)
-    assert torch.equal(unpack(packed), _slow_unpack(packed))
-    assert packed.nbytes == packed_bytes(weight.numel())
+    """Rows of whole groups and groups that straddle rows, in stacks of any depth."""
+    weight = _random((*outer, *matrix), seed, dtype)
+    packed = pack(weight, bits)
+    values = unpack(packed)
+    assert (values.shape, values.dtype) == (weight.shape, weight.dtype)
+    assert torch.equal(values, _by_hand(packed))
+    assert torch.equal(values, rounded(weight, bits)), "the detour changes nothing"
+    assert packed.nbytes == packed_bytes(weight.shape, bits)
 
 
-def test_a_weight_takes_four_and_a_half_bits() -> None:
-    assert packed_bytes(64 * 1000) * 8 == 64 * 1000 * 4.5
+@settings(deadline=None, max_examples=20)
+@given(st.sampled_from(BITS), st.integers(0, 1000), st.booleans())
+def test_what_is_made_of_slabs_is_what_is_made_of_rows(bits: int, seed: int, weighted: bool) -> None:
+    weight, matter = _random((5, 3, 128), seed), _random((1, 128), seed + 1).exp()
+    importance = matter if weighted else None
+    whole = rounded(weight, bits, importance)
+    for outer in range(5):
+        assert torch.equal(whole[outer], rounded(weight[outer], bits, importance))
 
 
+@_WIDTHS
+def test_unpacking_into_scratch_takes_nothing_else(bits: int) -> None:
+    packed = pack(_random((6, 128), 5, torch.bfloat16), bits)
+    memory = torch.full((6 * 128 + 9,), torch.nan, dtype=torch.bfloat16)
+    values = unpack(packed, memory[4 : 4 + 6 * 128])
+    assert values.data_ptr() == memory[4:].data_ptr() and torch.equal(values, unpack(packed))
+    assert memory[:4].isnan().all() and memory[4 + 6 * 128 :].isnan().all()
+
+
+@_WIDTHS
+def test_parts_are_those_of_the_format(bits: int) -> None:
+    """What is packed here can be streamed by whoever knows the format."""
+    weight = _random((2, 3, 128), 4)
+    packed = pack(weight, bits)
+    shapes = {name: (part.dtype, part.shape) for name, part in Grouped(bits).parts((2, 3, 128)).items()}
+    assert {name: (part.dtype, tuple(part.shape)) for name, part in packed.parts.items()} == shapes
+
+
+@pytest.mark.parametrize(("bits", "each"), [(2, 2.5), (3, 3.5), (4, 4.5), (8, 8.5)])
+def test_a_weight_takes_half_a_bit_more_than_its_code(bits: int, each: float) -> None:
+    assert packed_bytes((64, 1000), bits) * 8 == packed_bytes((1000, 64), bits) * 8 == 64 * 1000 * each
+
+
+def test_what_is_rounded_at_all() -> None:
+    assert all(map(packs, [(64, 64), (3, 64), (32, 32), (2, 16, 4), (0, 64)]))
+    assert not any(map(packs, [(), (64,), (4096,), (3, 5), (63, 65)]))
+
+
+@_WIDTHS
 @pytest.mark.parametrize("offset", [0.0, 3.0, -100.0])
-def test_even_steps_survive_exactly(offset: float) -> None:
-    codes = torch.randint(0, 16, (50, GROUP), generator=torch.Generator().manual_seed(0)).float()
-    codes[:, 0], codes[:, 1] = 0, 15
+def test_even_steps_survive_exactly(bits: int, offset: float) -> None:
+    codes = torch.randint(0, 2**bits, (50, GROUP), generator=torch.Generator().manual_seed(0)).float()
+    codes[:, 0], codes[:, 1] = 0, 2**bits - 1
     weight = codes * 0.25 + offset
-    assert torch.allclose(unpack(pack(weight)), weight, atol=1e-4)
+    assert torch.allclose(rounded(weight, bits), weight, atol=1e-4)
 
 
-def test_the_error_is_within_a_step_and_small_on_average() -> None:
-    weight = torch.randn(64, 256, generator=torch.Generator().manual_seed(1))
-    error = (unpack(pack(weight)) - weight).norm() / weight.norm()
-    assert error < 0.09  # plain rounding between the extremes leaves about 0.1
+@_WIDTHS
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 1000), tail=st.floats(1.0, 3.0))
+def test_the_error_is_less_than_of_the_nearest_step_between_extremes(
+    bits: int, seed: int, tail: float
+) -> None:
+    weight = _random((16, 256), seed)
+    weight = weight.sign() * weight.abs() ** tail
+    error, plain = ((values - weight).norm() for values in (rounded(weight, bits), _nearest(weight, bits)))
+    assert error <= plain * 1.001
 
 
-def test_weights_that_matter_are_kept_closer() -> None:
-    weight = torch.randn(64, 256, generator=torch.Generator().manual_seed(2))
-    importance = torch.ones(256)
+def test_fewer_bits_are_worse() -> None:
+    weight = _random((64, 256), 1)
+    errors = [float((rounded(weight, bits) - weight).norm() / weight.norm()) for bits in BITS]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] < 0.38 and errors[1] < 0.19 and errors[2] < 0.09 and errors[3] < 0.006
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+@pytest.mark.parametrize("shape", [(64, 256), (8, 24, 32)])
+def test_weights_that_matter_are_kept_closer(bits: int, shape: tuple[int, ...]) -> None:
+    weight = _random(shape, 2)
+    importance = torch.ones(shape[-1])
     importance[::8] = 100.0
-    plain, weighted = unpack(pack(weight)) - weight, unpack(pack(weight, importance[None])) - weight
-    assert weighted[:, ::8].norm() < 0.8 * plain[:, ::8].norm()
+    plain, weighted = (rounded(weight, bits, by) - weight for by in (None, importance[None]))
+    assert weighted[..., ::8].norm() < 0.9 * plain[..., ::8].norm()
     assert (importance * weighted.square()).sum() < (importance * plain.square()).sum()
 
 
+@_WIDTHS
 @pytest.mark.parametrize("value", [0.0, 1.0, -2.5, 1e-6, 6e4])
-def test_constant_groups(value: float) -> None:
+def test_constant_groups(bits: int, value: float) -> None:
     weight = torch.full((3, GROUP), value)
-    assert torch.allclose(unpack(pack(weight)), weight, rtol=1e-3, atol=1e-5)
+    assert torch.allclose(rounded(weight, bits), weight, rtol=1e-3, atol=1e-5)
 
 
 def test_importance_that_is_all_zero_counts_all_alike() -> None:
-    weight = torch.randn(4, GROUP, generator=torch.Generator().manual_seed(3))
-    assert torch.equal(unpack(pack(weight, torch.zeros(1, GROUP))), unpack(pack(weight)))
+    weight = _random((4, GROUP), 3)
+    assert torch.equal(rounded(weight, 3, torch.zeros(1, GROUP)), rounded(weight, 3))
 
 
 def test_moments_are_the_squares_of_what_came_in() -> None:

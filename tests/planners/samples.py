@@ -85,6 +85,7 @@ def small() -> Plan:
         context=4096,
         temperature=0.0,
         draft_mode="packed",
+        draft_bits=4,
         chunk=1024,
         parts=(
             ("Python and libraries", "device", 420_000_000),
@@ -129,6 +130,7 @@ def large() -> Plan:
         memory=60 * GB,
         vram=22 * GB,
         draft_mode="full",
+        draft_bits=16,
         temperature=0.6,
         context=8192,
         parts=(

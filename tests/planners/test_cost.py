@@ -17,6 +17,7 @@ from offspec_planners.cost import (
     layer_seconds,
     prefill_seconds,
     product_seconds,
+    unpacking_seconds,
 )
 from offspec_planners.crossing import streamed_units
 from offspec_planners.hardware import Hardware, Processor, Rate, preset, preset_names
@@ -200,6 +201,26 @@ def test_one_measured_rate_stands_for_two_links(host: float, near: float, share:
     assert float(costs.iteration(draft, 256)) == pytest.approx(simulated, rel=near)
 
 
+@pytest.mark.parametrize("bits", [4.25, 8.5])
+def test_a_packed_target_has_fewer_bytes_and_more_to_do(bits: float) -> None:
+    """Reckoned by the rate of a profile's memory, or by what a value was measured to take."""
+    packed = WIDE.packed_in(bits)
+    assert packed.unpacked == pytest.approx(WIDE.weights, rel=1e-4) and WIDE.unpacked == 0
+    moved = WIDE.weights * (2 + bits / 8)
+    assert unpacking_seconds(CPU.processor, packed) == pytest.approx(
+        moved / CPU.processor.bandwidth.value, 1e-4
+    )
+    assert unpacking_seconds(CPU.processor, WIDE) == 0
+    streams = Placement.in_memory(30, range(5), 3)
+    measured = Measured(((1, 0.04), (64, 0.05)), ((1, 0.01), (64, 0.01)), 0.002, link=CPU.disk, unpack=1e-9)
+    for pricing in (measured, Estimate(CPU, None)):
+        before, after = pricing.costs(WIDE, streams, 4), pricing.costs(packed, streams, 4)
+        assert after.link == pytest.approx(before.link * bits / 16, rel=0.05)
+        more = float(after.compute_seconds(64) - before.compute_seconds(64))
+        each = 1e-9 * packed.unpacked if pricing is measured else unpacking_seconds(CPU.processor, packed)
+        assert more == pytest.approx(30 * each, rel=1e-3)
+
+
 def test_a_faster_link_only_helps_where_something_streams() -> None:
     measured = Measured(((1, 0.04), (64, 0.05)), ((1, 0.01), (64, 0.01)), 0.002, link=Rate.exactly(2e9))
     streams = Placement.in_memory(30, range(5), 3)
@@ -265,7 +286,8 @@ def test_a_draft_step_reads_its_weights_once() -> None:
     weights = 2 * DRAFT.parameters / processor.bandwidth.value
     assert weights < narrow < 3 * weights + len(DRAFT.layers) * processor.layer_overhead
     assert draft_step(processor, DRAFT, 64) < 2 * narrow
-    assert draft_step(processor, DRAFT, 1, packed=True) > narrow
+    packed = [draft_step(processor, DRAFT, 1, bits) for bits in (2, 3, 4)]
+    assert narrow < packed[0] < packed[1] < packed[2]
     assert draft_step(processor, _model(32, 218_000_000, 2.4), 1) > 2 * narrow
 
 

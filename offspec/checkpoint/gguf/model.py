@@ -13,16 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from offspec.checkpoint.disk import disk_full
-from offspec.checkpoint.gguf import GgufHeader, GgufTensor, special_id
-from offspec.checkpoint.gguf_outline import quiet, write_outline
-from offspec.checkpoint.gguf_rope import ROPE_FACTORS, set_rope
-from offspec.checkpoint.gguf_values import Recipe, Step
+from offspec.checkpoint.gguf.header import GgufHeader, GgufTensor, special_id
+from offspec.checkpoint.gguf.ministral import as_ministral
+from offspec.checkpoint.gguf.outline import quiet, write_outline
+from offspec.checkpoint.gguf.rope import rope_tables, set_rope
+from offspec.checkpoint.gguf.values import Recipe, Step
 from offspec.checkpoint.ranges import INSTEAD, damaged, one_line
 from offspec.errors import MissingTensorError, OffspecError, UnsupportedModelError
 
 # Architectures, by llama.cpp's names, whose unpacking the tests compare with the model it came from.
-ARCHITECTURES = ("gemma2", "gemma3", "llama", "phi3", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "starcoder2")
-_PERMUTED = ("llama",)
+# Mistral's are "llama" up to its third series, and "mistral3" from there on.
+ARCHITECTURES = (
+    *("gemma2", "gemma3", "llama", "mistral3", "phi3"),
+    *("qwen2", "qwen2moe", "qwen3", "qwen3moe", "starcoder2"),
+)
+_PERMUTED = ("llama", "mistral3")
 _NORMS_PLUS_ONE = ("gemma2", "gemma3")
 # Keys of the file that transformers leaves at their defaults, and the attributes they belong in.
 _EXTRA = {
@@ -40,6 +45,8 @@ _EXTRA = {
     "qwen3moe": {"expert_feed_forward_length": "moe_intermediate_size"},
     "starcoder2": {"rope.freq_base": "rope_theta"},
 }
+# Attributes that a Llama's file states only by having tensors.
+_BIASES = {"blk.0.attn_output.bias": "attention_bias", "blk.0.ffn_up.bias": "mlp_bias"}
 _SPECIAL_IDS = {"bos": "bos_token_id", "eos": "eos_token_id", "padding": "pad_token_id"}
 _FUSED_EXPERTS = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.gate_up_proj")
 _LAYER = re.compile(r"blk\.(\d{1,9})\.", re.ASCII)
@@ -48,18 +55,13 @@ _SCALED_BY_WIDTH = {("gemma2", 46), ("gemma3", 62)}
 
 
 def architecture(header: GgufHeader) -> str:
-    """The file's architecture. Raises UnsupportedModelError for one not in ARCHITECTURES or a split file."""
+    """The file's architecture. Raises UnsupportedModelError for one not in ARCHITECTURES."""
     name = header.metadata.get("general.architecture")
     if not isinstance(name, str):
         damaged(header.path, "it does not name an architecture")
-    parts = header.metadata.get("split.count", 0)
-    if isinstance(parts, int) and parts > 1:
-        raise UnsupportedModelError(
-            f"{header.path} is one of {parts} parts: join them first (llama-gguf-split --merge)"
-        )
     if name not in ARCHITECTURES:
         raise UnsupportedModelError(
-            f"{header.path} holds a {name[:40]!r} model, and GGUF files can be unpacked for "
+            f"{header.path} holds a {name[:40]!r} model, and GGUF files can be read for "
             f"{', '.join(ARCHITECTURES)}: {INSTEAD}"
         )
     return name
@@ -77,6 +79,7 @@ def read_config(header: GgufHeader) -> Any:
                 write_outline(header, Path(folder) / "outline.gguf", tokens=False)
             with quiet():
                 config = AutoConfig.from_pretrained(folder, gguf_file="outline.gguf")
+                config = as_ministral(config, header)
             _complete(config, arch, header)
         except OffspecError:
             raise
@@ -108,6 +111,9 @@ def _complete(config: Any, arch: str, header: GgufHeader) -> None:
     for key, attribute in _EXTRA.get(arch, {}).items():
         if (value := header.metadata.get(f"{arch}.{key}")) is not None:
             setattr(config, attribute, value)
+    if config.model_type == "llama":
+        for name, attribute in _BIASES.items():
+            setattr(config, attribute, name in header.tensors)
     for name, attribute in _SPECIAL_IDS.items():
         setattr(config, attribute, special_id(header, name))
     if arch in _NORMS_PLUS_ONE:
@@ -129,7 +135,7 @@ def recipes(header: GgufHeader, config: Any) -> list[Recipe]:
         shapes.pop("lm_head.weight", None)
     sources: dict[str, list[GgufTensor]] = {}
     for tensor in sorted(header.tensors.values(), key=lambda tensor: tensor.name):  # gate before up
-        if tensor.name == ROPE_FACTORS:  # became part of the configuration
+        if tensor.name in rope_tables(arch):
             continue
         name = names.get(tensor.name, "")
         if name not in shapes:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from offspec.checkpoint.ggml_types import GgmlType
-from offspec.checkpoint.gguf import GgufTensor
+from offspec.checkpoint.gguf.header import GgufTensor
+from offspec.checkpoint.gguf.types import GgmlType
 from offspec.errors import CheckpointError, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -60,35 +60,35 @@ def check_types(path: Path, recipes: list[Recipe]) -> None:
             ) from error
 
 
-def values(path: Path, recipe: Recipe) -> Iterator[torch.Tensor]:
+def values(recipe: Recipe) -> Iterator[torch.Tensor]:
     """The tensor as consecutive pieces, bfloat16 on the CPU, in row-major order.
 
     Raises CheckpointError when the file cannot be read.
     """
     import torch
 
-    for piece in _pieces(path, recipe):
+    for piece in _pieces(recipe):
         if recipe.step == "minus one":
             piece = piece - piece.dtype.type(1)
         yield torch.from_numpy(piece).to(torch.bfloat16)
 
 
-def _pieces(path: Path, recipe: Recipe) -> Iterator[Array]:
+def _pieces(recipe: Recipe) -> Iterator[Array]:
     """float32 rows of the sources in the order that the recipe asks for."""
     first = recipe.sources[0]
     if recipe.step == "by expert":
         for expert in range(first.shape[0]):
             for source in recipe.sources:
                 rows = _row_count(source) // source.shape[0]
-                yield from _rows(path, source, expert * rows, rows)
+                yield from _rows(source, expert * rows, rows)
     elif recipe.step == "unpermute" and len(first.shape) == 1:  # a bias: one value for each row of its weight
-        yield _unpermuted(read_rows(path, first, 0, 1).reshape(-1, 1), recipe.heads)
+        yield _unpermuted(read_rows(first, 0, 1).reshape(-1, 1), recipe.heads)
     elif recipe.step == "unpermute":
         rows = first.shape[0] // recipe.heads
         for head in range(recipe.heads):
-            yield _unpermuted(read_rows(path, first, head * rows, rows), 1)
+            yield _unpermuted(read_rows(first, head * rows, rows), 1)
     else:
-        yield from _rows(path, first, 0, _row_count(first))
+        yield from _rows(first, 0, _row_count(first))
 
 
 def _row_count(source: GgufTensor) -> int:
@@ -103,24 +103,24 @@ def _unpermuted(rows: Array, heads: int) -> Array:
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
 
 
-def _rows(path: Path, source: GgufTensor, start: int, count: int) -> Iterator[Array]:
+def _rows(source: GgufTensor, start: int, count: int) -> Iterator[Array]:
     """`count` rows from row `start` on, in pieces."""
     step = max(1, PIECE // max(1, source.shape[-1] if source.shape else 1))
     for first in range(start, start + count, step):
-        yield read_rows(path, source, first, min(step, start + count - first))
+        yield read_rows(source, first, min(step, start + count - first))
 
 
-def read_rows(path: Path, source: GgufTensor, start: int, count: int) -> Array:
+def read_rows(source: GgufTensor, start: int, count: int) -> Array:
     """Rows of a tensor as float32, [count, row]. Raises CheckpointError when the file cannot be read."""
     import numpy as np
 
     row_bytes = source.nbytes // max(1, _row_count(source))
     try:
-        raw = np.fromfile(path, np.uint8, count * row_bytes, offset=source.offset + start * row_bytes)
+        raw = np.fromfile(source.file, np.uint8, count * row_bytes, offset=source.offset + start * row_bytes)
     except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+        raise CheckpointError(f"cannot read {source.file}: {error.strerror or error}") from error
     if raw.size != count * row_bytes:
-        raise CheckpointError(f"{path} changed while it was read: open it again")
+        raise CheckpointError(f"{source.file} changed while it was read: open it again")
     return _dequantize(raw.reshape(count, row_bytes), source.kind)
 
 

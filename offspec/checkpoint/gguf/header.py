@@ -11,12 +11,12 @@ import hashlib
 import math
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from offspec.checkpoint.ggml_types import GGML_TYPES, GgmlType
+from offspec.checkpoint.gguf.types import GGML_TYPES, GgmlType
 from offspec.checkpoint.ranges import check_ranges, damaged, one_line, truncated
 from offspec.errors import CheckpointError, HeaderError
 
@@ -37,19 +37,28 @@ class GgufTensor:
     name: str
     kind: GgmlType
     shape: tuple[int, ...]
+    file: Path
     offset: int
     nbytes: int
+
+    @property
+    def values(self) -> int:
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """All a GGUF file says about itself. `digest` is over the header's bytes, in hex."""
+    """All a GGUF file says about itself. `digest` is over the header's bytes, in hex.
+
+    `files`: the file, or all parts of a model that was split, of which `path` is the first.
+    """
 
     path: Path
     version: int
     metadata: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
     digest: str
+    files: tuple[Path, ...]
 
 
 def special_id(header: GgufHeader, name: str) -> int | None:
@@ -69,7 +78,8 @@ def special_id(header: GgufHeader, name: str) -> int | None:
 def read_gguf(path: Path | str) -> GgufHeader:
     """The metadata and the tensor table of a GGUF file.
 
-    Every range lies inside the file, none overlap, and each has the size of its shape and type.
+    Every range lies inside the file, each has the size of its shape and type, and they follow one another
+    without overlaps or gaps, as llama.cpp asks for: a type that is not the tensor's own would leave one.
     Raises HeaderError for a header that cannot be believed, TruncatedError for a file that ends too
     early, CheckpointError when it cannot be read.
     """
@@ -107,9 +117,25 @@ def _read(path: Path, file: BinaryIO) -> GgufHeader:
             damaged(path, f"tensor {name[:100]!r} appears twice")
         if offset % alignment:
             damaged(path, f"tensor {name[:100]!r} does not start at a multiple of {alignment}")
-        tensors[name] = GgufTensor(name, kind, shape, start + offset, _nbytes(path, name, kind, shape))
+        nbytes = _nbytes(path, name, kind, shape)
+        tensors[name] = GgufTensor(name, kind, shape, path, start + offset, nbytes)
     check_ranges(path, tensors.values(), reader.size)
-    return GgufHeader(path, version, metadata, tensors, reader.digest())
+    _check_gaps(path, tensors.values(), start, alignment, reader.size)
+    return GgufHeader(path, version, metadata, tensors, reader.digest(), (path,))
+
+
+def _check_gaps(path: Path, tensors: Iterable[GgufTensor], start: int, alignment: int, size: int) -> None:
+    """Raise unless each tensor begins at the first multiple of the alignment after the one before it."""
+    due, last = start, "the header"
+    for tensor in sorted(tensors, key=lambda tensor: (tensor.offset, tensor.nbytes)):
+        if tensor.offset != due:
+            damaged(
+                path, f"{tensor.offset - due} bytes between {last} and {tensor.name[:100]!r} are no one's"
+            )
+        end = tensor.offset + tensor.nbytes
+        due, last = -(-end // alignment) * alignment, repr(tensor.name[:100])
+    if size > due:
+        damaged(path, f"{size - due} bytes after {last} are no one's")
 
 
 def _alignment(path: Path, metadata: dict[str, Any]) -> int:

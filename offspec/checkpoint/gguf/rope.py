@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from offspec.checkpoint.gguf import GgufHeader
-from offspec.checkpoint.gguf_values import read_rows
+from offspec.checkpoint.gguf.header import GgufHeader
+from offspec.checkpoint.gguf.longrope import LONG, SHORT, phi_rope
+from offspec.checkpoint.gguf.ministral import ministral_rope
+from offspec.checkpoint.gguf.values import read_rows
 from offspec.checkpoint.ranges import INSTEAD
 from offspec.errors import UnsupportedModelError
 
@@ -19,6 +21,11 @@ _YARN = {
     "yarn_beta_slow": "beta_slow",
     "attn_factor": "attention_factor",
 }
+
+
+def rope_tables(arch: str) -> tuple[str, ...]:
+    """Tensors of a file that are no weights, and become part of the configuration."""
+    return (ROPE_FACTORS, LONG, SHORT) if arch == "phi3" else (ROPE_FACTORS,)
 
 
 def set_rope(config: Any, arch: str, header: GgufHeader) -> None:
@@ -35,6 +42,7 @@ def set_rope(config: Any, arch: str, header: GgufHeader) -> None:
     base = theta or 10_000.0
     if ROPE_FACTORS in header.tensors:
         scaling = _llama3(config, base, header)
+    scaling |= phi_rope(config, header) if arch == "phi3" else ministral_rope(config, header)
     parameters = dict(getattr(config, "rope_parameters", None) or {})
     config.rope_parameters = {"rope_type": "default", **parameters, "rope_theta": base, **scaling}
 
@@ -59,7 +67,7 @@ def _llama3(config: Any, base: float, header: GgufHeader) -> dict[str, Any]:
     """Find the one number behind a table of factors per frequency, and check that it explains them all."""
     import numpy as np
 
-    given = read_rows(header.path, header.tensors[ROPE_FACTORS], 0, 1)[0]
+    given = read_rows(header.tensors[ROPE_FACTORS], 0, 1)[0]
     size = config.head_dim
     factor = round(float(given.max(initial=0)), 3)
     expected = [_factor(2 * math.pi * base ** (2 * i / size), factor) for i in range(size // 2)]

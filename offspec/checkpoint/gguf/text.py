@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from offspec.checkpoint.disk import disk_full, write_file
-from offspec.checkpoint.gguf import GgufHeader, special_id
-from offspec.checkpoint.gguf_outline import write_outline
+from offspec.checkpoint.gguf.header import GgufHeader, special_id
+from offspec.checkpoint.gguf.outline import write_outline
 from offspec.checkpoint.ranges import INSTEAD, one_line
 from offspec.errors import DiskFullError, OffspecError, UnsupportedModelError
 from offspec.events import Event, Notice

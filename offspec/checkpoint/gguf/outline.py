@@ -12,7 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from offspec.checkpoint.gguf import GgufHeader
+from offspec.checkpoint.gguf.header import GgufHeader
+
+# Architectures that transformers does not read, and those whose keys mean the same.
+READ_AS = {"mistral3": "llama"}
 
 
 def write_outline(header: GgufHeader, path: Path, *, tokens: bool) -> None:
@@ -21,7 +24,8 @@ def write_outline(header: GgufHeader, path: Path, *, tokens: bool) -> None:
     import numpy as np
 
     kinds = gguf.GGUFValueType
-    writer = gguf.GGUFWriter(path, header.metadata["general.architecture"])
+    arch = header.metadata["general.architecture"]
+    writer = gguf.GGUFWriter(path, READ_AS.get(arch, arch))
     for key, value in _relevant(header, tokens).items():
         match value:
             case list():
@@ -45,7 +49,8 @@ def write_outline(header: GgufHeader, path: Path, *, tokens: bool) -> None:
 def _relevant(header: GgufHeader, tokens: bool) -> Mapping[str, Any]:
     """Keys about the architecture and the tokenizer; not its name, which transformers would guess from."""
     arch = header.metadata["general.architecture"]
-    kept = {key: value for key, value in header.metadata.items() if key.startswith(f"{arch}.")}
+    mine = {key: value for key, value in header.metadata.items() if key.startswith(f"{arch}.")}
+    kept = {READ_AS.get(arch, arch) + key.removeprefix(arch): value for key, value in mine.items()}
     if tokens:
         return kept | {key: value for key, value in header.metadata.items() if key.startswith("tokenizer.")}
     return kept | {"tokenizer.ggml.tokens": ["-"]}  # without any, transformers warns that it has to guess

@@ -1,0 +1,54 @@
+"""From a weight as it is stored to values that an ordinary product can use."""
+
+from collections.abc import Mapping
+
+from torch import Tensor, float16
+
+from offspec_kernels.checks import FLOATS, check_device, check_dtype
+from offspec_kernels.dequant.format import Format, Part, Shape
+from offspec_kernels.errors import ArgumentError
+from offspec_kernels.paths import Path, choose
+
+__all__ = ["Format", "Part", "dequantise"]
+
+
+def dequantise(
+    format: Format, parts: Mapping[str, Tensor], shape: Shape, out: Tensor, *, path: Path | None = None
+) -> Tensor:
+    """The weight [*shape] in the dtype of `out`, a view of out's memory.
+
+    parts: as `format.parts(shape)` lists them, contiguous, all on one device. out [elements of shape],
+    float32, bfloat16 or float16, contiguous: memory that is overwritten, scratch that many weights share.
+
+    The values are those of the format's own library to the last bit in float32, rounded once to out's dtype,
+    on every path. Scratch: of the size of the scales, or a few hundred rows' values; reference, several times
+    the weight in float32.
+
+    Raises ArgumentError, which names the part or argument; PathError where `path` cannot run.
+    """
+    format.check({name: Part(part.dtype, tuple(part.shape)) for name, part in parts.items()}, shape)
+    for name, part in parts.items():
+        check_device(name, part, out.device)
+        if not part.is_contiguous():
+            raise ArgumentError(name, "it must be contiguous")
+    check_dtype("out", out, FLOATS)
+    values = 1
+    for size in shape:
+        values *= size
+    if out.dim() != 1 or len(out) != values or not out.is_contiguous():
+        raise ArgumentError("out", f"must be [{values}] without gaps, not {list(out.shape)}")
+    stored = out.view((*shape[:-2], shape[-1], shape[-2]) if format.transposed else shape)
+    chosen = choose(out.device, path)
+    if values == 0:
+        pass
+    elif chosen == "triton":
+        format.triton(parts, shape, stored)
+    elif chosen == "eager" and out.device.type == "cpu" and out.dtype != float16:
+        format.eager(parts, shape, stored)
+    else:  # a device without triton, or a dtype that few processors are quick at
+        stored.copy_(_laid(format, format.reference(parts, shape)))
+    return stored.mT if format.transposed else stored
+
+
+def _laid(format: Format, values: Tensor) -> Tensor:
+    return values.mT if format.transposed else values

@@ -1,0 +1,71 @@
+"""AWQ (Lin et al. 2023, arXiv:2306.00978), as AutoAWQ's GEMM version stores it.
+
+A weight lies transposed: a word has 4 bits of each of 8 outputs, in the order 0, 2, 4, 6, 1, 3, 5, 7 from the
+lowest. Each group of inputs has a zero, packed likewise, and a scale for every output.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from offspec_kernels.dequant.format import Format, Part, Shape
+from offspec_kernels.dequant.scaled import check_groups, check_scales, plain, scaled, unpack
+from offspec_kernels.errors import ArgumentError
+
+PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of each output in its word
+
+
+@dataclass(frozen=True, slots=True)
+class Awq(Format):
+    """Codes of 4 bits.
+
+    group: inputs that share a scale. Parts of a weight [out, in], out a multiple of 8, in one of group:
+    qweight int32 [in, out / 8]; qzeros int32 [in / group, out / 8]; scales [in / group, out].
+    """
+
+    group: int
+    scales: torch.dtype = torch.float16
+
+    def __post_init__(self) -> None:
+        if self.group < 1:
+            raise ArgumentError("group", f"must be a number of inputs, not {self.group}")
+        check_scales(self.scales)
+
+    @property
+    def name(self) -> str:
+        return "awq int4"
+
+    @property
+    def transposed(self) -> bool:
+        return True
+
+    def parts(self, shape: Shape) -> dict[str, Part]:
+        out, inputs = plain(shape, self.name)
+        check_groups(self.group, inputs)
+        if out % 8:
+            raise ArgumentError("shape", f"{out} rows do not make whole words of 8")
+        return {
+            "qweight": Part(torch.int32, (inputs, out // 8)),
+            "qzeros": Part(torch.int32, (inputs // self.group, out // 8)),
+            "scales": Part(self.scales, (inputs // self.group, out)),
+        }
+
+    def reference(self, parts: Mapping[str, Tensor], shape: Shape) -> Tensor:
+        codes, zeros = (
+            unpack(parts[name], 4, 1).unflatten(1, (-1, 8))[..., PLACES].flatten(1)
+            for name in ("qweight", "qzeros")
+        )
+        scales = parts["scales"].repeat_interleave(self.group, 0)
+        return scaled(codes - zeros.repeat_interleave(self.group, 0), scales).mT
+
+    def eager(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
+        from offspec_kernels.dequant.awq import native
+
+        native.fill(self.group, parts, out)
+
+    def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
+        from offspec_kernels.dequant.awq import triton
+
+        triton.fill(self.group, parts, out)

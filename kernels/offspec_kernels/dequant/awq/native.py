@@ -1,0 +1,67 @@
+"""The compiled loop for the CPU."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offspec_kernels.dequant.native import array, compiled, inlined, spread
+from offspec_kernels.dequant.scaled.native import BLOCK, rounding, scaled_columns
+
+
+@inlined
+def _spread_nibbles(four: Any) -> Any:
+    """16 bits to 64: each 4 of them to the low half of every other byte."""
+    two = (four | (four << np.uint64(24))) & np.uint64(0x000000FF000000FF)
+    return (two | (two << np.uint64(12))) & np.uint64(0x000F000F000F000F)
+
+
+@inlined
+def _unpack(words: Any, codes: Any) -> None:
+    """codes: uint64, eight bytes for a word, which has even outputs in its low half, odd ones in its high."""
+    for j in range(len(words)):
+        word = np.uint64(np.uint32(words[j]))
+        even, odd = _spread_nibbles(word & np.uint64(0xFFFF)), _spread_nibbles(word >> np.uint64(16))
+        codes[j] = even | (odd << np.uint64(8))
+
+
+@compiled
+def _unpack_all(words: Any, codes: Any) -> None:
+    _unpack(words, codes)
+
+
+@compiled
+def _fill(
+    words: Any, zeros: Any, scales: Any, group: int, columns: int, kind: int, out: Any, start: int, end: int
+) -> None:
+    """start, end: which blocks of columns, those of all groups in a row."""
+    packed = np.empty(BLOCK // 8, np.uint64)
+    codes = packed.view(np.uint8)
+    blocks = (columns + BLOCK - 1) // BLOCK
+    for block in range(start, end):
+        first = block % blocks * BLOCK
+        size = min(BLOCK, columns - first)
+        place = block // blocks * columns + first
+        zero, scale = zeros[place : place + size], scales[place : place + size]
+        for row in range(block // blocks * group, (block // blocks + 1) * group):
+            place = row * columns + first
+            _unpack(words[place // 8 : (place + size) // 8], packed)
+            scaled_columns(codes, zero, scale, kind, out[place : place + size])
+
+
+def fill(group: int, parts: Mapping[str, Tensor], out: Tensor) -> None:
+    """out: [in, out]."""
+    rows, columns = out.shape
+    scales = parts["scales"].float()
+    zeros = torch.empty(rows // group * columns, dtype=torch.uint8)
+    _unpack_all(array(parts["qzeros"]), array(zeros.view(torch.uint64)))
+    kind = rounding(scales, parts["scales"].dtype, 15, out.dtype)
+    words, zero, scale, values = (array(each) for each in (parts["qweight"], zeros, scales, out))
+    blocks = rows // group * -(-columns // BLOCK)
+    spread(
+        lambda start, end: _fill(words, zero, scale, group, columns, kind, values, start, end),
+        blocks,
+        out.numel(),
+    )

@@ -1,0 +1,42 @@
+"""The kernel: a value a lane; eight of them read the same word."""
+
+from collections.abc import Mapping
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from offspec_kernels.dequant.scaled.triton import TILE, scaled, tile
+from offspec_kernels.dequant.triton import put
+
+
+@triton.jit
+def _awq(words, zeros, scales, out, rows, columns, group, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    row, column = tile(ROWS, COLUMNS)
+    inside = (row < rows) & (column < columns)
+    shift = (column & 1) * 16 + (column & 6) * 2  # even outputs in the low half of a word, odd in the high
+    code = tl.load(words + (row * columns + column) // 8, mask=inside, other=0) >> shift
+    scale_at = row // group * columns + column
+    zero = tl.load(zeros + scale_at // 8, mask=inside, other=0) >> shift
+    scale = tl.load(scales + scale_at, mask=inside, other=0.0)
+    put(out, row * columns + column, scaled((code & 15) - (zero & 15), scale), inside)
+
+
+def fill(group: int, parts: Mapping[str, Tensor], out: Tensor) -> None:
+    """out: [in, out]."""
+    rows, columns = out.shape
+    with torch.cuda.device_of(out):
+        _awq[(triton.cdiv(rows, TILE[0]), triton.cdiv(columns, TILE[1]))](
+            parts["qweight"],
+            parts["qzeros"],
+            parts["scales"],
+            out,
+            rows,
+            columns,
+            group,
+            ROWS=TILE[0],
+            COLUMNS=TILE[1],
+            num_warps=4,
+            enable_fp_fusion=False,
+        )

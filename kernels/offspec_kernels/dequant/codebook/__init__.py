@@ -1,0 +1,111 @@
+"""A table of 16 values, of which those of a block are multiples: by the largest size in it.
+
+The 4-bit formats of bitsandbytes, NF4 and FP4 (QLoRA, Dettmers et al. 2023, arXiv 2305.14314): value =
+table[code] · absmax[block]. A weight is cut into blocks as it lies in memory, whatever its rows. Byte j has
+code 2 j in its high half, and code 2 j + 1 in its low half. Where the sizes are nested they have codes
+themselves, of 8 bits: absmax = nested_table[code] · nested_absmax[nested block] + nested_offset.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from offspec_kernels.dequant.codebook.rounding import quantise
+from offspec_kernels.dequant.codebook.tables import BLOCKS, TABLES, table_of
+from offspec_kernels.dequant.format import Format, Part, Shape
+from offspec_kernels.errors import ArgumentError
+
+__all__ = ["Codebook", "quantise"]
+
+
+@dataclass(frozen=True, slots=True)
+class Codebook(Format):
+    """Codes of 4 bits in blocks of `block` weights, the last of which may be shorter.
+
+    Parts of a weight with n values, n even, in b blocks: codes uint8 [n / 2] or [n / 2, 1]; absmax [b], of
+    the dtype `absmax`, uint8 where nested; table float32 [16], or none: that of `kind` then. Where
+    nested, that many blocks share a nested one: nested_absmax float32 [ceil(b / nested)] and nested_table
+    float32 [256], and nested_offset is added.
+
+    dtype: what the library rounds values to, float16 or bfloat16; None where it is float32.
+    """
+
+    kind: Literal["nf4", "fp4"] = "nf4"
+    block: int = 64
+    absmax: torch.dtype = torch.float32
+    nested: int = 0
+    nested_offset: float = 0.0
+    dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        sizes = (torch.uint8,) if self.nested else (torch.float32, torch.float16)
+        if self.kind not in TABLES:
+            raise ArgumentError("kind", f"must be one of {tuple(TABLES)}, not {self.kind!r}")
+        if self.block not in BLOCKS:
+            raise ArgumentError("block", f"must be one of {BLOCKS}, not {self.block}")
+        if self.nested < 0:
+            raise ArgumentError("nested", f"must be 0 or a number of blocks, not {self.nested}")
+        if self.absmax not in sizes:
+            raise ArgumentError("absmax", f"the dtype must be one of {sizes}, not {self.absmax}")
+        if self.dtype not in (None, torch.float32, torch.float16, torch.bfloat16):
+            raise ArgumentError("dtype", f"must be a float of 16 or 32 bits, not {self.dtype}")
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-b{self.block}"
+
+    def parts(self, shape: Shape) -> dict[str, Part]:
+        values = prod(shape)
+        if values % 2:
+            raise ArgumentError("shape", f"{values} values do not make whole bytes")
+        blocks = -(-values // self.block)
+        made = {
+            "codes": Part(torch.uint8, (values // 2,)),
+            "absmax": Part(self.absmax, (blocks,)),
+            "table": Part(torch.float32, (16,)),
+        }
+        if self.nested:
+            made["nested_absmax"] = Part(torch.float32, (-(-blocks // self.nested),))
+            made["nested_table"] = Part(torch.float32, (256,))
+        return made
+
+    def check(self, parts: Mapping[str, Part], shape: Shape) -> None:
+        wanted, found = self.parts(shape), dict(parts)
+        column = Part(torch.uint8, (*wanted["codes"].shape, 1))
+        if found.get("codes") == column:
+            found["codes"] = wanted["codes"]
+        found.setdefault("table", wanted["table"])
+        Format.check(self, found, shape)
+
+    def reference(self, parts: Mapping[str, Tensor], shape: Shape) -> Tensor:
+        codes = parts["codes"].view(-1)
+        code = torch.stack([codes >> 4, codes & 15], 1).view(-1).int()
+        sizes = self._sizes(parts).repeat_interleave(self.block)[: len(code)]
+        values = self._table(parts)[code] * sizes
+        return values.to(self.dtype or torch.float32).float().view(shape)
+
+    def eager(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
+        from offspec_kernels.dequant.codebook import native
+
+        native.fill(parts["codes"], self._sizes(parts), self._table(parts), self.block, self.dtype, out)
+
+    def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
+        from offspec_kernels.dequant.codebook import triton
+
+        triton.fill(parts["codes"], self._sizes(parts), self._table(parts), self.block, self.dtype, out)
+
+    def _table(self, parts: Mapping[str, Tensor]) -> Tensor:
+        given = parts.get("table")
+        return table_of(self.kind, parts["codes"].device) if given is None else given
+
+    def _sizes(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """The size of each block, float32 [b]."""
+        if not self.nested:
+            return parts["absmax"].float()
+        sizes = parts["nested_table"][parts["absmax"].int()]
+        sizes *= parts["nested_absmax"].repeat_interleave(self.nested)[: len(sizes)]
+        return sizes.add_(self.nested_offset)

@@ -1,0 +1,107 @@
+"""The compiled loop for the CPU.
+
+All that a block can hold is 16 values, which are worked out first, for many blocks at once. Which of them a
+code means is then chosen in four steps, by one bit of the code each: a processor does so for a whole register
+of codes, where reading from a table is one at a time.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offspec_kernels.dequant.native import array, compiled, in_bfloat16, in_half, inlined, put, spread
+
+_MANY = 64  # blocks whose values are worked out at once
+_HALVES, _BRAINS = 1, 2  # what values are rounded to, besides the dtype of `out`
+
+
+@inlined
+def _scale(sizes: Any, table: Any, rounding: int, values: Any) -> None:
+    """values [16, _MANY], flat: those of each block. Loops of a length that the compiler knows are fast."""
+    for code in range(16):
+        entry = table[code]
+        row = values[code * _MANY : code * _MANY + _MANY]
+        if rounding == _HALVES:
+            for block in range(_MANY):
+                put(row, block, in_half(entry * sizes[block]))
+        elif rounding == _BRAINS:
+            for block in range(_MANY):
+                put(row, block, in_bfloat16(entry * sizes[block]))
+        else:
+            for block in range(_MANY):
+                put(row, block, entry * sizes[block])
+
+
+@inlined
+def _pick(code: Any, v: Any) -> Any:
+    """v[code], v a tuple of 16."""
+    bit = np.uint8(code & np.uint8(1)) != np.uint8(0)
+    a, b = v[1] if bit else v[0], v[3] if bit else v[2]
+    c, d = v[5] if bit else v[4], v[7] if bit else v[6]
+    e, f = v[9] if bit else v[8], v[11] if bit else v[10]
+    g, h = v[13] if bit else v[12], v[15] if bit else v[14]
+    bit = np.uint8(code & np.uint8(2)) != np.uint8(0)
+    a, c, e, g = b if bit else a, d if bit else c, f if bit else e, h if bit else g
+    bit = np.uint8(code & np.uint8(4)) != np.uint8(0)
+    a, e = c if bit else a, g if bit else e
+    return e if np.uint8(code & np.uint8(8)) != np.uint8(0) else a
+
+
+@inlined
+def _put_pair(values: Any, byte: int, code: Any, v: Any) -> None:
+    values[2 * byte] = _pick(np.uint8(code >> np.uint8(4)), v)
+    values[2 * byte + 1] = _pick(np.uint8(code & np.uint8(15)), v)
+
+
+@compiled
+def _fill(
+    codes: Any, absmax: Any, table: Any, bytes_: int, rounding: int, out: Any, start: int, end: int
+) -> None:
+    """Blocks [start, end), of `bytes_` bytes each, a multiple of 16."""
+    sizes, values = np.zeros(_MANY, np.float32), np.empty(16 * _MANY, out.dtype)
+    for first in range(start, end, _MANY):
+        last = min(first + _MANY, end)
+        sizes[: last - first] = absmax[first:last]
+        _scale(sizes, table, rounding, values)
+        for block in range(first, last):
+            e = values[block - first :: _MANY]
+            v = (
+                *(e[0], e[1], e[2], e[3], e[4], e[5], e[6], e[7]),
+                *(e[8], e[9], e[10], e[11], e[12], e[13], e[14], e[15]),
+            )
+            low, high = block * bytes_, block * bytes_ + bytes_
+            rest = high - bytes_ % 32
+            for at in range(low, rest, 32):
+                some, made = codes[at : at + 32], out[2 * at : 2 * at + 64]
+                for j in range(32):
+                    _put_pair(made, j, some[j], v)
+            for at in range(rest, high, 16):
+                some, made = codes[at : at + 16], out[2 * at : 2 * at + 32]
+                for j in range(16):
+                    _put_pair(made, j, some[j], v)
+
+
+def fill(
+    codes: Tensor, absmax: Tensor, table: Tensor, block: int, dtype: torch.dtype | None, out: Tensor
+) -> None:
+    """absmax float32 [blocks], table float32 [16], out bfloat16 or float32."""
+    rounding = {torch.float16: _HALVES, torch.bfloat16: _BRAINS}.get(dtype or torch.float32, 0)
+    entries, flat, whole = array(table), out.view(-1), out.numel() // block * block
+
+    def fill_blocks(codes: Tensor, absmax: Tensor, out: Tensor) -> None:
+        packed, sizes, values = array(codes), array(absmax), array(out)
+        spread(
+            lambda start, end: _fill(packed, sizes, entries, block // 2, rounding, values, start, end),
+            len(sizes),
+            len(values),
+        )
+
+    codes = codes.view(-1)
+    fill_blocks(codes[: whole // 2], absmax[: whole // block], flat[:whole])
+    if whole < len(flat):  # a shorter block, made as a whole one
+        padded, values = codes.new_zeros(block // 2), out.new_empty(block)
+        padded[: len(codes) - whole // 2] = codes[whole // 2 :]
+        fill_blocks(padded, absmax[-1:], values)
+        flat[whole:] = values[: len(flat) - whole]

@@ -1,0 +1,74 @@
+"""The kernel: a value a lane."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from offspec_kernels.dequant.scaled.triton import TILE, code_at, scaled, tile
+from offspec_kernels.dequant.triton import put
+
+if TYPE_CHECKING:
+    from offspec_kernels.dequant.compressed import CompressedInt
+
+
+@triton.jit
+def _compressed(
+    weight, zeros, scales, index, out, rows, columns, group, groups, high, row_words,
+    BITS: tl.constexpr, PACKED: tl.constexpr, ZEROS: tl.constexpr, ZEROS_PACKED: tl.constexpr,
+    ORDERED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """high: rows that share scales."""
+    row, column = tile(ROWS, COLUMNS)
+    inside = (row < rows) & (column < columns)
+    middle: tl.constexpr = 1 << (BITS - 1)
+    if PACKED:
+        code = code_at(weight + row * row_words, 1, column, inside, BITS) - middle
+    else:
+        code = tl.load(weight + row * columns + column, mask=inside, other=0).to(tl.int32)
+    if ORDERED:
+        of = tl.load(index + column, mask=column < columns, other=0)
+        inside = inside & (of >= 0) & (of < groups)  # nothing is read where there is no group
+    else:
+        of = column // group
+    scale_at = row // high * groups + of
+    if ZEROS_PACKED:
+        code -= code_at(zeros + of, groups, row, inside, BITS) - middle
+    elif ZEROS:
+        code -= tl.load(zeros + scale_at, mask=inside, other=0).to(tl.int32)
+    scale = tl.load(scales + scale_at, mask=inside, other=0.0)
+    put(out, row * columns + column, scaled(code, scale), inside)
+
+
+def fill(format: CompressedInt, parts: Mapping[str, Tensor], out: Tensor) -> None:
+    """out: [rows, columns]."""
+    rows, columns = out.shape
+    group = format.group or columns
+    with torch.cuda.device_of(out):
+        _compressed[(triton.cdiv(rows, TILE[0]), triton.cdiv(columns, TILE[1]))](
+            parts["weight"],
+            parts["zero_point"] if format.zero_point else None,
+            parts["scale"],
+            parts["g_idx"] if format.act_order else None,
+            out,
+            rows,
+            columns,
+            group,
+            columns // group,
+            rows if format.group == 0 else 1,
+            format.words(columns),
+            BITS=format.bits,
+            PACKED=format.packed,
+            ZEROS=format.zero_point,
+            ZEROS_PACKED=format.zero_point and format.packs_zeros,
+            ORDERED=format.act_order,
+            ROWS=TILE[0],
+            COLUMNS=TILE[1],
+            num_warps=4,
+            enable_fp_fusion=False,
+        )

@@ -1,0 +1,59 @@
+"""The kernel: a value a lane, made of its bits, since no GPU before Ada reads this dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from offspec_kernels.dequant.scaled.triton import TILE, rounded, tile
+from offspec_kernels.dequant.triton import put
+
+if TYPE_CHECKING:
+    from offspec_kernels.dequant.float8 import Float8
+
+
+@triton.jit
+def _float8(
+    weight, scales, out, rows, columns, high, wide, ROUNDED: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """weight: uint8; a block has high rows and wide columns."""
+    row, column = tile(ROWS, COLUMNS)
+    inside = (row < rows) & (column < columns)
+    byte = tl.load(weight + row * columns + column, mask=inside, other=0).to(tl.uint32)
+    size = (byte & 0x7F) << 20
+    # The bits are those of a float32 whose exponent is 120 less, subnormal or not.
+    value = (size | ((byte & 0x80) << 24)).to(tl.float32, bitcast=True) * 1.329227995784916e36
+    value = tl.where(size == 0x7F << 20, float("nan"), value)
+    blocks = (columns + wide - 1) // wide
+    scale = tl.load(scales + row // high * blocks + column // wide, mask=inside, other=0.0)
+    product = value * scale.to(tl.float32)
+    if ROUNDED:
+        product = rounded(product, scale.dtype)
+    put(out, row * columns + column, product, inside)
+
+
+def fill(format: Float8, parts: Mapping[str, Tensor], out: Tensor) -> None:
+    """out: [rows, columns]."""
+    rows, columns = out.shape
+    high, wide = format.block_of((rows, columns))
+    with torch.cuda.device_of(out):
+        _float8[(triton.cdiv(rows, TILE[0]), triton.cdiv(columns, TILE[1]))](
+            parts["weight"].view(torch.uint8),
+            parts["scale"],
+            out,
+            rows,
+            columns,
+            high,
+            wide,
+            ROUNDED=format.rounded,
+            ROWS=TILE[0],
+            COLUMNS=TILE[1],
+            num_warps=4,
+            enable_fp_fusion=False,
+        )

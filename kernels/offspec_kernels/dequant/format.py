@@ -1,0 +1,85 @@
+"""What every stored format of a weight has in common."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from offspec_kernels.errors import ArgumentError
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One tensor of a stored weight, as its checkpoint has it."""
+
+    dtype: torch.dtype
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Format(ABC):
+    """How a weight is stored in fewer bits: which tensors it is made of, and how to make values of them.
+
+    A weight has a shape [..., rows, columns], as a model's linear layer has it. by_rows: the first dimension
+    of every part is that of the weight, so that some of its rows can be had from the same rows of the parts.
+    transposed: values are made as [columns, rows], and the weight is a view of that.
+
+    The three makers write the same values, those of the format's own library to the last bit, rounded once to
+    the dtype of `out`. parts: on one device, checked; shape: the weight's; out: [rows, columns], or
+    [columns, rows] where transposed, contiguous.
+    """
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What people call it."""
+
+    @property
+    def by_rows(self) -> bool:
+        return False
+
+    @property
+    def transposed(self) -> bool:
+        return False
+
+    @abstractmethod
+    def parts(self, shape: Shape) -> dict[str, Part]:
+        """The tensors that a weight of this shape is stored in. Raises ArgumentError where it cannot be."""
+
+    @abstractmethod
+    def reference(self, parts: Mapping[str, Tensor], shape: Shape) -> Tensor:
+        """The values, float32, by the shortest way to say it; the truth for the others."""
+
+    @abstractmethod
+    def eager(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
+        """On the CPU, out bfloat16 or float32."""
+
+    @abstractmethod
+    def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
+        """On a GPU."""
+
+    def check(self, parts: Mapping[str, Part], shape: Shape) -> None:
+        """Raise ArgumentError, naming the part, unless these are the parts of a weight of this shape."""
+        wanted = self.parts(shape)
+        for name, part in wanted.items():
+            if name not in parts:
+                raise ArgumentError(name, f"a {self.name} weight needs it")
+            found = parts[name]
+            if found.shape != part.shape:
+                shown = f"{list(part.shape)}, not {list(found.shape)}"
+                raise ArgumentError(
+                    name, f"the shape for a {self.name} weight of {list(shape)} must be {shown}"
+                )
+            if found.dtype != part.dtype:
+                raise ArgumentError(name, f"the dtype must be {part.dtype}, not {found.dtype}")
+        if extra := sorted(parts.keys() - wanted.keys()):
+            raise ArgumentError(extra[0], f"a {self.name} weight has no such part")
+
+
+def rows_and_columns(shape: Shape) -> tuple[int, int]:
+    """A weight's dimensions with all but the last as rows."""
+    return int(torch.Size(shape[:-1]).numel()), shape[-1]

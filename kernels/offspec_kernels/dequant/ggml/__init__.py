@@ -1,0 +1,119 @@
+"""The types of llama.cpp's GGUF files: rows cut into blocks, each of some bytes.
+
+Format: https://github.com/ggml-org/ggml, whose types with a codebook of 256 entries or more are left out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from offspec_kernels.dequant.format import Format, Part, Shape
+from offspec_kernels.errors import ArgumentError
+
+# Values in a block, and its bytes.
+LAYOUTS = {
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q8_0": (32, 34),
+    "Q2_K": (256, 84),
+    "Q3_K": (256, 110),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+    "IQ4_NL": (32, 18),
+    "IQ4_XS": (256, 136),
+}
+FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
+KINDS = (*LAYOUTS, *FLOATS)
+
+
+def layout(kind: str) -> tuple[int, int]:
+    """Values in a block of one of KINDS, and its bytes; a float is a block of its own."""
+    return LAYOUTS[kind] if kind in LAYOUTS else (1, FLOATS[kind].itemsize)
+
+
+@dataclass(frozen=True, slots=True)
+class Ggml(Format):
+    """A tensor of a GGUF file, of one of KINDS.
+
+    Parts of a weight [..., columns], columns a multiple of a block's values: blocks uint8 [..., bytes of a
+    row].
+
+    heads: of a query or key weight [rows, columns], or of its bias [rows] where that is of floats. llama.cpp
+    lets rows of the two halves of a head alternate; the values come as transformers has them, one half after
+    the other. 0: rows are as they should be. less_one: the values less 1, for norms that add 1 to their
+    weight, which llama.cpp has done already; floats only.
+    """
+
+    kind: str
+    heads: int = 0
+    less_one: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ArgumentError("kind", f"must be one of {', '.join(KINDS)}, not {self.kind!r}")
+        if self.heads < 0:
+            raise ArgumentError("heads", f"must be 0 or more, not {self.heads}")
+        if self.less_one and self.kind not in FLOATS:
+            raise ArgumentError("less_one", f"is for {', '.join(FLOATS)}, not {self.kind}")
+
+    @property
+    def name(self) -> str:
+        return self.kind
+
+    @property
+    def by_rows(self) -> bool:
+        return self.heads == 0
+
+    def parts(self, shape: Shape) -> dict[str, Part]:
+        size, nbytes = layout(self.kind)
+        if not shape or shape[-1] % size:
+            raise ArgumentError(
+                "shape", f"rows of {list(shape)} do not make whole {self.kind} blocks of {size}"
+            )
+        dimensions = (1, 2) if self.kind in FLOATS else (2,)
+        if self.heads and (len(shape) not in dimensions or shape[0] % (2 * self.heads)):
+            raise ArgumentError("shape", f"{list(shape)} has no {self.heads} heads of two halves")
+        return {"blocks": Part(torch.uint8, (*shape[:-1], shape[-1] // size * nbytes))}
+
+    def reference(self, parts: Mapping[str, Tensor], shape: Shape) -> Tensor:
+        from offspec_kernels.dequant.ggml.reference import DECODERS
+
+        if self.kind in FLOATS:
+            return self._floats(parts["blocks"], shape).float()
+        blocks = parts["blocks"].view(-1, LAYOUTS[self.kind][1])
+        return self._ordered(DECODERS[self.kind](blocks).view(shape))
+
+    def eager(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
+        if self.kind in FLOATS:
+            out.copy_(self._floats(parts["blocks"], shape))
+            return
+        from offspec_kernels.dequant.ggml import native
+
+        native.fill(self.kind, self.heads, parts["blocks"], out)
+
+    def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
+        if self.kind in FLOATS:
+            out.copy_(self._floats(parts["blocks"], shape))
+            return
+        from offspec_kernels.dequant.ggml import triton
+
+        triton.fill(self.kind, self.heads, parts["blocks"], out)
+
+    def _floats(self, blocks: Tensor, shape: Shape) -> Tensor:
+        """The values of a tensor of floats in its own dtype, or float32 where something is done to them."""
+        dtype = FLOATS[self.kind]
+        if blocks.storage_offset() % dtype.itemsize:  # torch views bytes as floats from whole words on only
+            blocks = blocks.clone()
+        values = blocks.view(dtype).view(shape)
+        return self._ordered(values.float() - 1 if self.less_one else values)
+
+    def _ordered(self, values: Tensor) -> Tensor:
+        if not self.heads:
+            return values
+        pairs = values.view(self.heads, -1, 2, *values.shape[1:])
+        return pairs.transpose(1, 2).reshape(values.shape)

@@ -1,0 +1,44 @@
+"""Compiled loops for the CPU: over the rows of a weight, and the blocks of a row."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from offspec_kernels.dequant.format import rows_and_columns
+from offspec_kernels.dequant.ggml import LAYOUTS, native_k, native_legacy
+from offspec_kernels.dequant.native import array, compiled, spread
+
+_DECODERS = native_legacy.DECODERS | native_k.DECODERS
+
+
+def _loop(kind: str) -> Callable[..., None]:
+    """The loop for rows [start, end) of a weight.
+
+    across: blocks in a row. half: rows in half a head, if the halves of heads alternate, else 0.
+    """
+    size, nbytes = LAYOUTS[kind]
+    decode = _DECODERS[kind]
+
+    @compiled
+    def loop(blocks: Any, out: Any, across: int, half: int, start: int, end: int) -> None:
+        for row in range(start, end):
+            place = row
+            if half:
+                within = row % (2 * half)
+                place = row - within + within % 2 * half + within // 2
+            source, target = row * across * nbytes, place * across * size
+            decode(blocks[source : source + across * nbytes], out[target : target + across * size])
+
+    return loop
+
+
+_LOOPS = {kind: _loop(kind) for kind in LAYOUTS}
+
+
+def fill(kind: str, heads: int, blocks: Tensor, out: Tensor) -> None:
+    """blocks uint8 [..., bytes of a row], out bfloat16 or float32 [..., columns]: see `Ggml`."""
+    rows, columns = rows_and_columns(tuple(out.shape))
+    across, half = columns // LAYOUTS[kind][0], rows // (2 * heads) if heads else 0
+    bytes_, values, loop = array(blocks), array(out), _LOOPS[kind]
+    spread(lambda start, end: loop(bytes_, values, across, half, start, end), rows, out.numel())

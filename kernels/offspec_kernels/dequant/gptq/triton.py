@@ -1,0 +1,61 @@
+"""The kernel: a value a lane."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from offspec_kernels.dequant.scaled.triton import TILE, code_at, scaled, tile
+from offspec_kernels.dequant.triton import put
+
+if TYPE_CHECKING:
+    from offspec_kernels.dequant.gptq import Gptq
+
+
+@triton.jit
+def _gptq(
+    words, zeros, scales, index, out, rows, columns, group, groups, plus,
+    BITS: tl.constexpr, ORDERED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row, column = tile(ROWS, COLUMNS)
+    inside = (row < rows) & (column < columns)
+    code = code_at(words + column, columns, row, inside, BITS)
+    if ORDERED:
+        of = tl.load(index + row, mask=row < rows, other=0).to(tl.int64)
+        inside = inside & (of >= 0) & (of < groups)  # nothing is read where there is no group
+    else:
+        of = row // group
+    zero = code_at(zeros + of * (columns * BITS // 32), 1, column, inside, BITS)
+    scale = tl.load(scales + of * columns + column, mask=inside, other=0.0)
+    difference = code - ((zero + plus) & ((1 << BITS) - 1))
+    put(out, row * columns + column, scaled(difference, scale), inside)
+
+
+def fill(format: Gptq, parts: Mapping[str, Tensor], out: Tensor) -> None:
+    """out: [in, out]."""
+    rows, columns = out.shape
+    scales = parts["scales"]
+    with torch.cuda.device_of(out):
+        _gptq[(triton.cdiv(rows, TILE[0]), triton.cdiv(columns, TILE[1]))](
+            parts["qweight"],
+            format.zero_words(parts["qzeros"]),
+            scales,
+            parts["g_idx"] if format.act_order else None,
+            out,
+            rows,
+            columns,
+            format.group_of(rows),
+            len(scales),
+            format.later_plus_one,
+            BITS=format.bits,
+            ORDERED=format.act_order,
+            ROWS=TILE[0],
+            COLUMNS=TILE[1],
+            num_warps=4,
+            enable_fp_fusion=False,
+        )

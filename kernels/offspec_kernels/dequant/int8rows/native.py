@@ -1,0 +1,25 @@
+"""The compiled loop for the CPU."""
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from offspec_kernels.dequant.int8rows import STEP
+from offspec_kernels.dequant.native import array, compiled, put, spread
+
+_STEP = np.float32(STEP)
+
+
+@compiled
+def _fill(codes: Any, scale: Any, out: Any, columns: int, start: int, end: int) -> None:
+    for row in range(start, end):
+        some, values = codes[row * columns : (row + 1) * columns], out[row * columns : (row + 1) * columns]
+        for j in range(columns):
+            put(values, j, np.float32(some[j]) * scale[row] * _STEP)
+
+
+def fill(codes: Tensor, scale: Tensor, out: Tensor) -> None:
+    """codes int8 [rows, columns], scale float32 [rows], out [rows · columns]."""
+    packed, scales, values, columns = array(codes), array(scale), array(out), codes.shape[1]
+    spread(lambda start, end: _fill(packed, scales, values, columns, start, end), len(scales), out.numel())

@@ -1,0 +1,147 @@
+"""Loops over bytes, compiled for this processor by numba when they are first called.
+
+torch has no operation that unpacks, and a chain of its elementwise ones moves each byte a dozen times. The
+compiled code is kept beside the source, or in the user's cache, so that only the first run pays for it.
+Numba looks whether a loop's own file has changed, but not at its helpers in this one: whoever edits them
+removes what it has kept (`find kernels -name "*.nb[ic]" -delete`).
+"""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import cache, partial
+from itertools import pairwise
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+import torch
+from numba.extending import overload, register_jitable
+from torch import Tensor
+
+Loop = TypeVar("Loop", bound=Callable[..., Any])
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_LEAST = 1 << 15  # values for which a thread of their own pays
+
+
+def compiled(loop: Loop) -> Loop:
+    """Compile a loop over arrays; it runs without Python's lock, so several can run at once."""
+    compile = partial(numba.njit, nogil=True, error_model="numpy")
+    try:
+        return cast(Loop, compile(loop, cache=True))
+    except RuntimeError:  # no folder that compiled code can be kept in
+        return cast(Loop, compile(loop))
+
+
+def inlined(helper: Loop) -> Loop:
+    """A function that compiled loops may call."""
+    usable: Loop = register_jitable(helper)
+    return usable
+
+
+def put(out: Array, place: int, value: float) -> None:
+    """Store a float32 in an array of float32, or, rounded to the nearest bfloat16, in one of uint16.
+
+    Ties go to even, and what is no number stays none. Works in compiled loops only.
+    """
+    raise NotImplementedError
+
+
+@overload(put)
+def _put(out: Any, place: Any, value: Any) -> Any:
+    if out.dtype == numba.uint16:
+
+        def rounded(out: Any, place: Any, value: Any) -> None:
+            out[place] = np.uint16(np.float32(in_bfloat16(value)).view(np.uint32) >> np.uint32(16))
+
+        return rounded
+
+    def plain(out: Any, place: Any, value: Any) -> None:
+        out[place] = np.float32(value)
+
+    return plain
+
+
+@inlined
+def half(bits: int) -> Any:
+    """The float32 of a float16's 16 bits."""
+    # No branch on the sign, which no processor foresees.
+    word = np.uint32(np.uint32((bits & 0x7FFF) << 13) | np.uint32((bits & 0x8000) << 16))
+    if (bits & 0x7C00) == 0x7C00:
+        return np.uint32(word | np.uint32(0x7F800000)).view(np.float32)
+    return word.view(np.float32) * np.float32(2.0**112)
+
+
+@inlined
+def in_bfloat16(value: Any) -> Any:
+    """A float32 rounded to the nearest bfloat16, ties to even, as a float32."""
+    bits = np.float32(value).view(np.uint32)
+    even = np.uint32(bits >> np.uint32(16)) & np.uint32(1)
+    near = np.uint32(np.uint32(bits + np.uint32(0x7FFF) + even) & np.uint32(0xFFFF0000)).view(np.float32)
+    return near if value == value else np.float32(np.nan)
+
+
+@inlined
+def in_half(value: Any) -> Any:
+    """A float32 rounded to the nearest float16, ties to even, as a float32."""
+    bits = np.float32(value).view(np.uint32)
+    sign, rest = np.uint32(bits & np.uint32(0x80000000)), np.uint32(bits & np.uint32(0x7FFFFFFF))
+    size = np.uint32(rest).view(np.float32)
+    even = np.uint32(rest >> np.uint32(13)) & np.uint32(1)
+    normal = np.uint32(np.uint32(rest + np.uint32(0xFFF) + even) & np.uint32(0xFFFFE000)).view(np.float32)
+    # Below 2^-14 the steps of float16 are 2^-24, which adding and subtracting 0.5 rounds a float32 to.
+    small = (size + np.float32(0.5)) - np.float32(0.5)
+    near = normal if size >= np.float32(2.0**-14) else small
+    finite = near if size < np.float32(65520.0) else size * np.float32(np.inf)
+    return np.uint32(np.float32(finite).view(np.uint32) | sign).view(np.float32)
+
+
+def array(tensor: Tensor) -> Array:
+    """A flat view of a contiguous tensor on the CPU: 16-bit floats as uint16, 8-bit ones as uint8."""
+    flat = tensor.detach().view(-1)
+    if tensor.dtype in (torch.bfloat16, torch.float16):
+        return cast(Array, flat.view(torch.int16).numpy().view(np.uint16))
+    if tensor.dtype.itemsize == 1 and tensor.dtype.is_floating_point:
+        return cast(Array, flat.view(torch.uint8).numpy())
+    return cast(Array, flat.numpy())
+
+
+def spread(work: Callable[[int, int], None], count: int, values: int) -> None:
+    """Call work(start, end) for ranges that make up [0, count), on as many threads as torch uses.
+
+    values: how many are made in all, which tells whether that pays. Returns, or raises, only when no thread
+    is at work any more, whoever interrupts: the memory that they write to may be another's next.
+    """
+    parts = max(min(torch.get_num_threads(), count, values // _LEAST), 1)
+    edges = [count * part // parts for part in range(parts + 1)]
+    if parts == 1:
+        work(0, count)
+        return
+    futures = list[Future[None]]()
+    try:
+        pool = _pool(os.getpid())
+        futures += (pool.submit(work, start, end) for start, end in pairwise(edges[1:]))
+        work(0, edges[1])
+    finally:
+        _settle(futures)
+    for future in futures:
+        future.result()
+
+
+def _settle(futures: list[Future[None]]) -> None:
+    interrupt: KeyboardInterrupt | None = None
+    while True:
+        try:
+            wait(futures)
+            break
+        except KeyboardInterrupt as caught:
+            interrupt = caught
+    if interrupt is not None:
+        raise interrupt
+
+
+@cache
+def _pool(process: int) -> ThreadPoolExecutor:
+    """The threads of this process; a fork has none of its parent's. No lock: a fork might find it locked."""
+    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="offspec-unpack")

@@ -1,0 +1,71 @@
+"""What a GGUF file leaves in the cache: a folder that belongs to its header, size and time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from offspec.checkpoint.cache import cache_root, make_folder, remove_folder
+from offspec.checkpoint.disk import write_file
+from offspec.checkpoint.folder import CONFIG, Checkpoint
+from offspec.checkpoint.gguf.header import GgufHeader
+from offspec.errors import CheckpointError
+from offspec.events import Event, Notice
+
+TEXT_BYTES = 64 * 2**20  # room for the tokenizer's files, headers, rounding to blocks
+
+
+class CachedFolder:
+    """The folder of a file in one room of the cache ("unpacked", "described"), made where it is missing.
+
+    version: of the code that fills it, raised when the same file would be filled otherwise.
+    """
+
+    def __init__(self, header: GgufHeader, room: str, version: int, cache_dir: Path | None) -> None:
+        self._name = header.path.name
+        self.path = cache_root(cache_dir) / room / _key(header, version)
+
+    def open(
+        self,
+        read: Callable[[Path], Checkpoint],
+        fill: Callable[[Path], None],
+        notify: Callable[[Event], None],
+    ) -> Checkpoint:
+        """The checkpoint that `read` finds in the folder, which `fill` makes, whole or not at all."""
+        if self.path.exists():
+            try:
+                return read(self.path)
+            except CheckpointError:  # someone else has been at it
+                notify(Notice(f"{self.path} was damaged and is made again"))
+                remove_folder(self.path)
+
+        def waiting() -> None:
+            notify(Notice(f"another process is preparing {self._name}: waiting for it"))
+
+        make_folder(self.path, fill, waiting)
+        return read(self.path)
+
+
+def write_description(header: GgufHeader, config: Any, folder: Path, notify: Callable[[Event], None]) -> None:
+    """Write config.json, generation_config.json and the tokenizer's files.
+
+    config: the transformers configuration. Raises UnsupportedModelError, DiskFullError.
+    """
+    from offspec.checkpoint.gguf.text import write_text_files
+
+    text = {**config.to_dict(), "dtype": "bfloat16"}
+    text.pop("_name_or_path", None)
+    text.pop("_model_name_or_path", None)
+    write_file(folder / CONFIG, (json.dumps(text, indent=2, sort_keys=True) + "\n").encode())
+    write_text_files(header, folder, notify)
+
+
+def _key(header: GgufHeader, version: int) -> str:
+    stats = [file.stat() for file in header.files]
+    seen = repr((version, header.digest, [(stat.st_size, stat.st_mtime_ns) for stat in stats]))
+    stem = re.sub(r"[^\w.-]", "_", header.path.stem)[:80]
+    return f"{stem}-{hashlib.sha256(seen.encode()).hexdigest()[:16]}"

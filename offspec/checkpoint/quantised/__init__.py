@@ -1,0 +1,105 @@
+"""Which of a checkpoint's tensors are weights in fewer bits, and in which format.
+
+`quantization_config` in config.json names the method, and a file for each method knows what its tensors are
+called. They are checked against each other by their headers; what they hold is made into values only where
+the weight is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from offspec.checkpoint.quantised.parts import INSTEAD, Found, Tensors, bad_setting
+from offspec.checkpoint.tensors import TensorInfo, Weight
+from offspec.errors import HeaderError, UnsupportedModelError
+
+Method = Callable[[Mapping[str, Any], Tensors], Iterable[Found]]
+
+_FLOATS = ("F64", "F32", "F16", "BF16")
+# Tensors that only quantised weights have.
+_SIGNS = (".qweight", ".weight_packed", ".SCB", ".weight_scale", ".weight_scale_inv")
+
+
+def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The `quantization_config` of a config.json or of the language model in it; empty without one."""
+    text = config.get("text_config")
+    for place in (config, text if isinstance(text, dict) else {}):
+        for name in ("quantization_config", "compression_config"):
+            found = place.get(name)
+            if found is not None and not isinstance(found, dict):
+                bad_setting(name, found)
+            if found:
+                return dict(found)
+    return {}
+
+
+def method_of(settings: Mapping[str, Any]) -> Method:
+    """The reader for a method. Raises UnsupportedModelError, by its name, for one that is not read."""
+    name = settings.get("quant_method")
+    if name is None and (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
+        name = "bitsandbytes"  # as it was written before there were others
+    if name == "bitsandbytes":
+        from offspec.checkpoint.quantised.bnb import find
+    elif name == "awq":
+        from offspec.checkpoint.quantised.awq import find
+    elif name == "gptq":
+        from offspec.checkpoint.quantised.gptq import find
+    elif name == "compressed-tensors":
+        from offspec.checkpoint.quantised.compressed import find
+    elif name == "fp8":
+        from offspec.checkpoint.quantised.fp8 import find
+    elif name == "offspec":
+        from offspec.checkpoint.quantised.packs import find
+    else:
+        shown = str(name or "an unnamed method")[:60]
+        shown = shown if shown.isprintable() else ascii(shown)
+        raise UnsupportedModelError(f"this checkpoint is quantised by {shown}, which is not read: {INSTEAD}")
+    return find
+
+
+def check_method(config: Mapping[str, Any]) -> None:
+    """Raise UnsupportedModelError, by its name, if a config.json names a method that is not read."""
+    if settings := settings_of(config):
+        method_of(settings)
+
+
+def packed_tensors(config: Mapping[str, Any], tensors: Tensors, place: str) -> dict[str, Weight]:
+    """The weights of a checkpoint by the model's names: those in fewer bits, and all others as they are.
+
+    config: its config.json; tensors: what its headers list; place: what to call it in an error.
+
+    Raises UnsupportedModelError for a method or a form of it that is not read, HeaderError where tensors and
+    configuration contradict each other, MissingTensorError.
+    """
+    settings = settings_of(config)
+    found = list(method_of(settings)(settings, tensors)) if settings else []
+    spent = {name for weight in found for name in weight.spent}
+    left = {name: info for name, info in tensors.items() if name not in spent}
+    _refuse_codes(left, place, bool(settings))
+    if settings and not found:
+        raise HeaderError(
+            f"{place}: config.json has a quantization_config, and none of the weights is quantised; take it "
+            "out if they are meant to be plain"
+        )
+    for weight in found:
+        if weight.weight.name in left:
+            raise HeaderError(f"{place} has {weight.weight.name[:200]!r} twice, plain and packed")
+    return {**left, **{weight.weight.name: weight.weight for weight in found}}
+
+
+def _refuse_codes(left: Mapping[str, TensorInfo], place: str, described: bool) -> None:
+    """Refuse numbers that nobody explains, before they are taken for weights, or for something of no use."""
+    for name, info in left.items():
+        shown = f"{place}: {name[:200]!r}"
+        if name.endswith(".weight") and info.dtype not in _FLOATS and (described or info.dtype[0] in "IU"):
+            raise HeaderError(
+                f"{shown} is stored as {info.dtype}, and the checkpoint does not say what its numbers stand "
+                f"for; {INSTEAD}"
+            )
+        if name.endswith(_SIGNS):
+            lack = "no weight that goes with it is described" if described else "there is none"
+            raise HeaderError(
+                f"{shown} belongs to a quantised weight, which quantization_config of config.json should say "
+                f"how to read, and {lack}; {INSTEAD}"
+            )

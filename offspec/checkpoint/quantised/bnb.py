@@ -1,0 +1,134 @@
+"""Weights that bitsandbytes rounded, to 4 bits (QLoRA, arXiv 2305.14314) or to int8 (arXiv 2208.07339).
+
+4 bits: `X.weight` holds the codes, `X.weight.absmax` a scale for each block, `X.weight.quant_map` the 16
+values and `X.weight.quant_state.bitsandbytes__nf4` (or fp4) a JSON text with the rest. Where scales are
+themselves rounded, `X.weight.nested_absmax` and `X.weight.nested_quant_map` are theirs.
+
+int8: `X.weight`, and `X.SCB` with a scale for each row.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from offspec.checkpoint.quantised.parts import (
+    INSTEAD,
+    Found,
+    Tensors,
+    bad_tensor,
+    need,
+    pack,
+    read_bytes,
+)
+from offspec.checkpoint.ranges import one_line
+from offspec.checkpoint.tensors import TensorInfo, torch_dtype
+from offspec.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    import torch
+
+    from offspec_kernels.dequant import Format
+
+_STATE = ".quant_state.bitsandbytes__"
+_MOST_JSON = 2**16
+_DTYPES = ("float32", "float16", "bfloat16")
+
+
+def find(settings: Mapping[str, Any], tensors: Tensors) -> Iterator[Found]:
+    """The weights of both kinds. Inputs that bitsandbytes would round as well for int8 stay as they are."""
+    for name in tensors:
+        weight, state, kind = name.partition(_STATE)
+        if state:
+            yield _four_bits(weight, kind, tensors)
+        elif name.endswith(".SCB"):
+            yield _int8(name.removesuffix(".SCB"), tensors)
+
+
+def _four_bits(weight: str, kind: str, tensors: Tensors) -> Found:
+    from offspec_kernels.dequant.codebook import Codebook
+
+    described = tensors[f"{weight}{_STATE}{kind}"]
+    state = _read_state(described, kind)
+    codes = need(tensors, weight)
+    if codes.dtype != "U8":  # stored as wider numbers for those who shard them: the bytes are the same
+        codes = replace(codes, dtype="U8", shape=(codes.nbytes,))
+    parts = {"codes": codes, "absmax": need(tensors, f"{weight}.absmax")}
+    parts["table"] = need(tensors, f"{weight}.quant_map")
+    nested, offset = 0, 0.0
+    if "nested_blocksize" in state or f"{weight}.nested_absmax" in tensors:
+        nested = _size(described, state.get("nested_blocksize"))
+        offset = _number(described, state.get("nested_offset"))
+        parts["nested_absmax"] = need(tensors, f"{weight}.nested_absmax")
+        parts["nested_table"] = need(tensors, f"{weight}.nested_quant_map")
+    block, dtype = _size(described, state.get("blocksize")), _dtype(described, state.get("dtype"))
+    absmax = torch_dtype(parts["absmax"].dtype)
+
+    def make() -> Format:
+        return Codebook(cast("Literal['nf4', 'fp4']", kind), block, absmax, nested, offset, dtype)
+
+    packed = pack(weight, _shape(described, state.get("shape")), make, parts)
+    return Found(packed, frozenset([weight, described.name, *(part.name for part in parts.values())]))
+
+
+def _read_state(described: TensorInfo, kind: str) -> dict[str, Any]:
+    """The JSON text that bitsandbytes keeps in a tensor of bytes."""
+    if kind not in ("nf4", "fp4"):
+        raise UnsupportedModelError(
+            f"{described.file}: the weight of {described.name[:200]!r} is in {kind[:20]!r}; only nf4 and "
+            f"fp4 are read: {INSTEAD}"
+        )
+    try:
+        state = json.loads(read_bytes(described, _MOST_JSON))
+    except (ValueError, RecursionError) as error:
+        bad_tensor(described, f"is not JSON ({one_line(error)})")
+    if not isinstance(state, dict) or state.get("quant_type") != kind:
+        bad_tensor(described, f"does not describe a weight in {kind}")
+    return state
+
+
+def _size(described: TensorInfo, value: object) -> int:
+    if type(value) is not int or not 0 < value < 2**31:
+        bad_tensor(described, f"gives a size as {str(value)[:40]!r}")
+    return value
+
+
+def _number(described: TensorInfo, value: object) -> float:
+    if type(value) not in (int, float) or not math.isfinite(float(str(value))):
+        bad_tensor(described, f"gives a number as {str(value)[:40]!r}")
+    return float(str(value))
+
+
+def _shape(described: TensorInfo, value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or len(value) != 2:
+        bad_tensor(described, f"gives {str(value)[:40]!r} as the weight's shape")
+    return tuple(_size(described, size) for size in value)
+
+
+def _dtype(described: TensorInfo, value: object) -> torch.dtype | None:
+    """What the library makes values in before anything else sees them; None for float32."""
+    import torch
+
+    if value not in _DTYPES:
+        bad_tensor(described, f"gives {str(value)[:40]!r} as the weight's dtype")
+    dtype: torch.dtype = getattr(torch, str(value))
+    return None if dtype == torch.float32 else dtype
+
+
+def _int8(module: str, tensors: Tensors) -> Found:
+    from offspec_kernels.dequant.int8rows import Int8Rows
+
+    parts = {"codes": need(tensors, f"{module}.weight"), "scale": tensors[f"{module}.SCB"]}
+    spent = {info.name for info in parts.values()}
+    if order := tensors.get(f"{module}.weight_format"):
+        if order.nbytes != 1 or read_bytes(order, 1) != b"\0":
+            raise UnsupportedModelError(
+                f"{order.file}: the weight of {module[:200]!r} lies in the order of one kind of GPU, which "
+                f"is not read: {INSTEAD}"
+            )
+        spent.add(order.name)
+    packed = pack(f"{module}.weight", parts["codes"].shape, Int8Rows, parts)
+    return Found(packed, frozenset(spent))

@@ -1,0 +1,108 @@
+"""Weights as compressed-tensors stores them, which llm-compressor writes and vLLM reads.
+
+"pack-quantized": `X.weight_packed` int32 and `X.weight_shape`; "int-quantized", "float-quantized" and
+"naive-quantized": `X.weight`, int8 or float8_e4m3. With each `X.weight_scale`, where rounding is asymmetric
+`X.weight_zero_point`, and `X.weight_g_idx` where groups follow the order of importance.
+
+A scheme may ask that inputs be rounded too, as GPUs with 8-bit units do (W8A8): the weights are what is
+unpacked here, and inputs keep all their bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from offspec.checkpoint.quantised.parts import (
+    Found,
+    Tensors,
+    bad_tensor,
+    need,
+    order_of,
+    pack,
+    read_integers,
+)
+from offspec.checkpoint.quantised.schemes import Scheme, scheme_of, schemes_of
+from offspec.checkpoint.tensors import PackedInfo, TensorInfo, torch_dtype
+
+if TYPE_CHECKING:
+    from offspec_kernels.dequant import Format
+
+
+def find(settings: Mapping[str, Any], tensors: Tensors) -> Iterator[Found]:
+    """Every weight with a scale. Raises UnsupportedModelError for sparse and other formats, by name."""
+    schemes = schemes_of(settings)
+    for name in tensors:
+        if name.endswith(".weight_scale"):
+            module = name.removesuffix(".weight_scale")
+            yield _weight(module, scheme_of(module, schemes), tensors)
+
+
+def _weight(module: str, scheme: Scheme, tensors: Tensors) -> Found:
+    if packed := tensors.get(f"{module}.weight_packed"):
+        shape = _shape(need(tensors, f"{module}.weight_shape"))
+        made = _integers(module, packed, shape, scheme, tensors)
+    else:
+        stored = need(tensors, f"{module}.weight")
+        if stored.dtype == "F8_E4M3":
+            made = _floats(module, stored, scheme, tensors)
+        elif stored.dtype == "I8":
+            made = _integers(module, stored, stored.shape, scheme, tensors)
+        else:
+            bad_tensor(stored, f"is {stored.dtype} beside a scale, which is none of the forms that are read")
+    beside = (f"{module}.weight_{name}" for name in ("shape", "g_idx", "zero_point"))
+    return Found(made, frozenset([*beside, *(part.name for _, part in made.parts)]))
+
+
+def _integers(
+    module: str, stored: TensorInfo, shape: tuple[int, ...], scheme: Scheme, tensors: Tensors
+) -> PackedInfo:
+    from offspec_kernels.dequant.compressed import CompressedInt
+
+    scale = tensors[f"{module}.weight_scale"]
+    if scheme.floats or scheme.strategy == "block":
+        bad_tensor(stored, f"holds integers, and config.json speaks of {scheme.strategy} of floats")
+    parts = {"weight": stored, "scale": scale}
+    if not scheme.symmetric:
+        parts["zero_point"] = need(tensors, f"{module}.weight_zero_point")
+    index = tensors.get(f"{module}.weight_g_idx")
+    if index and scheme.strategy == "group" and _ordered(index, shape, scheme.group):
+        parts["g_idx"] = index
+    group = {"tensor": 0, "channel": None}.get(scheme.strategy, scheme.group)
+
+    def make() -> Format:
+        packed, dtype = stored.name.endswith("_packed"), torch_dtype(scale.dtype)
+        return CompressedInt(scheme.bits, packed, group, not scheme.symmetric, "g_idx" in parts, dtype)
+
+    return pack(f"{module}.weight", shape, make, parts)
+
+
+def _ordered(index: TensorInfo, shape: tuple[int, ...], group: int) -> bool:
+    if index.shape != shape[-1:]:
+        bad_tensor(index, f"must have {shape[-1:]} numbers, not {list(index.shape)}")
+    if (read_integers(index, most=2**24) == -1).all():  # as the library fills what it has no order for
+        return False
+    return order_of(index, group)
+
+
+def _floats(module: str, stored: TensorInfo, scheme: Scheme, tensors: Tensors) -> PackedInfo:
+    from offspec_kernels.dequant.float8 import Float8
+
+    scale, per = tensors[f"{module}.weight_scale"], scheme.strategy
+    if not scheme.floats or scheme.bits != 8 or per == "group" or not scheme.symmetric:
+        bad_tensor(
+            stored, f"holds 8-bit floats, and config.json speaks of {scheme.bits} bits by {scheme.strategy}"
+        )
+
+    def make() -> Format:
+        return Float8(scheme.block, per, torch_dtype(scale.dtype))
+
+    return pack(f"{module}.weight", stored.shape, make, {"weight": stored, "scale": scale})
+
+
+def _shape(described: TensorInfo) -> tuple[int, ...]:
+    """The weight's dimensions, which the packed tensor has lost."""
+    shape = tuple(int(size) for size in read_integers(described, most=4))
+    if len(shape) < 2 or not all(0 < size < 2**31 for size in shape):
+        bad_tensor(described, f"gives {list(shape)} as a weight's shape")
+    return shape

@@ -1,0 +1,52 @@
+"""Weights in 8-bit floats with a scale for each block: fine-grained FP8 (DeepSeek-V3, arXiv 2412.19437).
+
+`X.weight` float8_e4m3 [out, in] and `X.weight_scale_inv` [out / 128, in / 128], rounded up: what to multiply
+by, despite its name. Without blocks there is one scale for the whole weight, which others call
+`X.weight_scale`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from offspec.checkpoint.quantised.parts import Found, Tensors, bad_setting, need, pack
+from offspec.checkpoint.tensors import TensorInfo, torch_dtype
+
+if TYPE_CHECKING:
+    from offspec_kernels.dequant import Format
+
+_SCALES = (".weight_scale_inv", ".weight_scale")
+
+
+def find(settings: Mapping[str, Any], tensors: Tensors) -> Iterator[Found]:
+    """Every weight with a scale. Inputs, which GPUs with FP8 units would round as well, stay as they are."""
+    block = _block(settings.get("weight_block_size"))
+    for name, scale in tensors.items():
+        for ending in _SCALES:
+            if name.endswith(ending):
+                yield _weight(name.removesuffix(ending), scale, block, tensors)
+
+
+def _block(value: Any) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != 2 or any(type(size) is not int for size in value):
+        bad_setting("weight_block_size", value)
+    if min(value) <= 0:
+        bad_setting("weight_block_size", value)
+    return value[0], value[1]
+
+
+def _weight(module: str, scale: TensorInfo, block: tuple[int, int] | None, tensors: Tensors) -> Found:
+    from offspec_kernels.dequant.float8 import Float8
+
+    parts = {"weight": need(tensors, f"{module}.weight"), "scale": scale}
+    whole = block is None or scale.shape in ((), (1,))
+
+    def make() -> Format:
+        dtype = torch_dtype(scale.dtype)
+        return Float8(None if whole else block, "tensor" if whole else "block", dtype, rounded=False)
+
+    packed = pack(f"{module}.weight", parts["weight"].shape, make, parts)
+    return Found(packed, frozenset(part.name for part in parts.values()))

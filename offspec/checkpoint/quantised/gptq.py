@@ -1,0 +1,76 @@
+"""Weights in GPTQ's 2, 3, 4 or 8 bits (arXiv 2210.17323), as AutoGPTQ and GPTQModel store them.
+
+`X.qweight` int32 [in · bits / 32, out], `X.qzeros` int32 [in / group, out · bits / 32], `X.scales`
+[in / group, out], and `X.g_idx` int32 [in], the group of each input, which with `desc_act` follows the order
+of importance. Format "gptq" stores each zero point less 1, "gptq_v2" as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from offspec.checkpoint.quantised.parts import (
+    INSTEAD,
+    Found,
+    Tensors,
+    bad_tensor,
+    need,
+    order_of,
+    pack,
+    setting,
+)
+from offspec.checkpoint.tensors import torch_dtype
+from offspec.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from offspec_kernels.dequant import Format
+
+_VERSIONS = {"gptq": True, "gptq_v2": False}  # is 1 added to the stored zero points?
+
+
+def find(settings: Mapping[str, Any], tensors: Tensors) -> Iterator[Found]:
+    """Every weight with a `qweight`. Raises UnsupportedModelError for other formats and other widths."""
+    version = str(settings.get("checkpoint_format") or settings.get("format") or "gptq").lower()
+    bits = setting(settings, "bits", usual=4)
+    if version not in _VERSIONS or settings.get("is_marlin_format") or bits not in (2, 3, 4, 8):
+        raise UnsupportedModelError(
+            f"this checkpoint is quantised by GPTQ in a form that is not read (format {version[:40]!r}, "
+            f"{bits} bits; only gptq and gptq_v2 with 2, 3, 4 or 8 bits are): {INSTEAD}"
+        )
+    for rule in settings.get("dynamic") or ():
+        if not str(rule).startswith("-:"):  # a rule with a minus names modules that are left as they were
+            raise UnsupportedModelError(
+                f"this checkpoint is quantised by GPTQ with settings of their own for {str(rule)[:60]!r}, "
+                f"which is not read: {INSTEAD}"
+            )
+    group = setting(settings, "group_size", usual=128)
+    for name in tensors:
+        if name.endswith(".qweight"):
+            yield _weight(name.removesuffix(".qweight"), bits, group, _VERSIONS[version], tensors)
+
+
+def _weight(module: str, bits: int, group: int, plus_one: bool, tensors: Tensors) -> Found:
+    from offspec_kernels.dequant.gptq import Gptq
+
+    parts = {part: need(tensors, f"{module}.{part}") for part in ("qweight", "qzeros", "scales")}
+    spent = {info.name for info in parts.values()}
+    qweight, scales = parts["qweight"], parts["scales"]
+    if len(qweight.shape) != 2:
+        bad_tensor(qweight, f"must have two dimensions, not {list(qweight.shape)}")
+    inputs, outputs = qweight.shape[0] * 32 // bits, qweight.shape[1]
+    size = inputs if group == -1 else group
+    if index := tensors.get(f"{module}.g_idx"):
+        spent.add(index.name)
+        if index.shape != (inputs,):
+            bad_tensor(
+                index, f"must have {inputs} numbers for {qweight.name[:200]!r}, not {list(index.shape)}"
+            )
+        if order_of(index, size):
+            parts["g_idx"] = index
+
+    def make() -> Format:
+        return Gptq(bits, group, "g_idx" in parts, plus_one, torch_dtype(scales.dtype))
+
+    packed = pack(f"{module}.weight", (outputs, inputs), make, parts)
+    return Found(packed, frozenset(spent))

@@ -1,0 +1,125 @@
+"""The `config_groups` of compressed-tensors: which bits and groups a module has.
+
+The targets of a group are names of modules, "re:" and an expression, or a class such as "Linear".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
+
+from offspec.checkpoint.quantised.parts import INSTEAD, bad_setting, setting
+from offspec.errors import HeaderError, UnsupportedModelError
+
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+Strategy = Literal["tensor", "channel", "group", "block"]
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How the weights of some modules are stored.
+
+    strategy: whether a scale is for the whole "tensor", a "channel" (a row), a "group" of inputs in a row, or
+    a "block" of rows and columns. group and block: their sizes, where there are any.
+    """
+
+    targets: tuple[str, ...]
+    bits: int
+    floats: bool
+    strategy: Strategy
+    group: int
+    block: tuple[int, int] | None
+    symmetric: bool
+
+
+def schemes_of(settings: Mapping[str, Any]) -> list[Scheme]:
+    """The schemes of a `quantization_config` that say anything of weights.
+
+    Raises UnsupportedModelError, by its name, for a format that is not read; HeaderError for a damaged one.
+    """
+    groups = settings.get("config_groups") or {}
+    if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
+        bad_setting("config_groups", groups)
+    told = [group for group in groups.values() if group.get("weights")]
+    _refuse(settings, [group.get("format") for group in told])
+    return [_scheme(group) for group in told]
+
+
+def scheme_of(module: str, schemes: list[Scheme]) -> Scheme:
+    """The scheme whose target fits best, as the library chooses: a name, an expression, a class."""
+    kind = "Embedding" if "embed" in module.rpartition(".")[2] else "Linear"
+    pairs = sorted(
+        ((target, scheme) for scheme in schemes for target in scheme.targets), key=lambda pair: pair[0]
+    )
+    named = [scheme for target, scheme in pairs if target == module]
+    named = named or [scheme for target, scheme in pairs if _fits(target, module)]
+    named = named or [scheme for target, scheme in pairs if target == kind]
+    if not named:
+        raise HeaderError(
+            f"config.json: no group of quantization_config says how {module[:200]!r} is stored; "
+            "download it again"
+        )
+    return named[0]
+
+
+def _refuse(settings: Mapping[str, Any], own: list[object]) -> None:
+    """own: the formats of the groups, which go before that of the whole."""
+    sparsity = settings.get("sparsity_config") or {}
+    formats = [sparsity.get("format") if isinstance(sparsity, dict) else "sparse", *own]
+    if not own or not all(own):
+        formats.append(settings.get("format"))
+    for name in formats:
+        if name and name not in (*_FORMATS, "dense"):
+            raise UnsupportedModelError(
+                f"this checkpoint is compressed as {str(name)[:60]!r}, which is not read "
+                f"({', '.join(_FORMATS)} are): {INSTEAD}"
+            )
+    transforms = settings.get("transform_config") or {}
+    if not isinstance(transforms, dict) or transforms.get("config_groups"):
+        raise UnsupportedModelError(
+            f"this checkpoint turns its inputs by a transform_config, which is not done here: {INSTEAD}"
+        )
+
+
+def _scheme(group: Mapping[str, Any]) -> Scheme:
+    weights, targets = group["weights"], group.get("targets")
+    if not isinstance(weights, dict):
+        bad_setting("weights", weights)
+    if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
+        bad_setting("targets", targets)
+    size, strategy = setting(weights, "group_size", usual=0), weights.get("strategy")
+    if strategy is None:
+        strategy = "group" if size > 0 else "channel" if size == -1 else "tensor"
+    if strategy not in get_args(Strategy) or (strategy == "group" and size <= 0):
+        bad_setting("strategy", strategy)
+    return Scheme(
+        targets=tuple(targets),
+        bits=setting(weights, "num_bits", usual=8),
+        floats=str(weights.get("type", "int")).lower() == "float",
+        strategy=cast("Strategy", strategy),
+        group=size,
+        block=_block(weights.get("block_structure")) if strategy == "block" else None,
+        symmetric=weights.get("symmetric") is not False,
+    )
+
+
+def _block(value: object) -> tuple[int, int]:
+    """Rows and columns, in older files as "128x128"."""
+    sizes = value.split("x") if isinstance(value, str) else value
+    if not isinstance(sizes, list) or len(sizes) != 2:
+        bad_setting("block_structure", value)
+    rows, columns = (int(size) if str(size).isdecimal() and len(str(size)) < 10 else 0 for size in sizes)
+    if not rows or not columns:
+        bad_setting("block_structure", value)
+    return rows, columns
+
+
+def _fits(target: str, module: str) -> bool:
+    if not target.startswith("re:"):
+        return False
+    try:
+        return re.match(target[3:], module) is not None
+    except (re.error, RecursionError, OverflowError):
+        bad_setting("targets", target)

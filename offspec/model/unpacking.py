@@ -1,0 +1,141 @@
+"""Packed weights made into values just before their module runs, in memory that all modules share.
+
+A packed weight stays as it lies in the file, in its slot or where it was loaded to. Hooks make its values
+when its module is about to run, and take them away after: the largest module's are all that is ever there.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, on_disk, torch_dtype
+from offspec.errors import CheckpointError
+from offspec_kernels.dequant import dequantise
+from offspec_kernels.errors import ArgumentError
+
+_REMEDY = "download the model, or pack it, again"
+
+
+class Scratch:
+    """A stack of values in one piece of memory, since a module may run inside another.
+
+    elements: the most that is taken at once; more is allocated for the time it is needed. taken: how many of
+    them are in use, which whoever takes some puts back to what it was.
+    """
+
+    def __init__(self, elements: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._memory = torch.empty(elements, dtype=dtype, device=device)
+        self.taken = 0
+
+    def take(self, elements: int) -> torch.Tensor:
+        """[elements] of memory with whatever it holds."""
+        start = self.taken
+        self.taken += elements
+        if self.taken > len(self._memory):
+            return self._memory.new_empty(elements)
+        return self._memory[start : self.taken]
+
+
+def values_of(
+    weight: Weight,
+    views: Mapping[str, torch.Tensor],
+    out: Callable[[int], torch.Tensor],
+) -> torch.Tensor:
+    """A weight's values: the stored tensor itself, or what it unpacks to in out(elements).
+
+    views: the stored tensors by name. Raises CheckpointError for parts that make no values.
+    """
+    if not isinstance(weight, PackedInfo):
+        return views[weight.name]
+    parts = {part: views[info.name] for part, info in weight.parts}
+    try:
+        return dequantise(weight.format, parts, weight.shape, out(math.prod(weight.shape)))
+    except ArgumentError as error:
+        raise CheckpointError(
+            f"{weight.name} in {weight.file} cannot be unpacked: {error}; {_REMEDY}"
+        ) from error
+
+
+def check_finite(weight: PackedInfo, values: torch.Tensor) -> None:
+    """Raise CheckpointError where a weight has values that are no numbers, as damaged scales make."""
+    if not bool(torch.isfinite(values.sum(dtype=torch.float32))):  # either survives any sum
+        raise CheckpointError(
+            f"{weight.name} in {weight.file} has values that are no numbers: the file is damaged; {_REMEDY}"
+        )
+
+
+class ModuleUnpacker:
+    """Binds the packed weights of one module while it runs.
+
+    make(out) gives its parameters by name, with values in memory from out(elements); put(tensors) binds them,
+    and drop() puts back what was there. elements: values that it makes in all.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        elements: int,
+        make: Callable[[Callable[[int], torch.Tensor]], dict[str, torch.Tensor]],
+        put: Callable[[Mapping[str, torch.Tensor]], None],
+        drop: Callable[[], None],
+    ) -> None:
+        self.elements = elements
+        self._module, self._make, self._put, self._drop = module, make, put, drop
+        self._hooks: list[RemovableHandle] = []
+        self._scratch: Scratch | None = None
+        self._mark = 0
+
+    def install(self, scratch: Scratch) -> None:
+        self._scratch = scratch
+        self._hooks = [
+            self._module.register_forward_pre_hook(self._before),
+            self._module.register_forward_hook(self._after, always_call=True),
+        ]
+
+    def _before(self, module: Any, args: Any) -> None:
+        assert self._scratch is not None
+        self._mark = self._scratch.taken
+        self._put(self._make(self._scratch.take))
+
+    def _after(self, module: Any, args: Any, output: Any) -> None:
+        assert self._scratch is not None
+        self._drop()
+        self._scratch.taken = self._mark
+
+    def remove(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+
+def rows_of(weight: Weight, start: int, end: int) -> Weight:
+    """Rows [start, end) of a weight [V, H], which goes by rows if it is packed: where they lie."""
+    if isinstance(weight, PackedInfo):
+        parts = tuple((name, _rows_of(info, start, end)) for name, info in weight.parts)
+        return PackedInfo(weight.name, (end - start, *weight.shape[1:]), weight.format, parts)
+    return _rows_of(weight, start, end)
+
+
+def _rows_of(info: TensorInfo, start: int, end: int) -> TensorInfo:
+    row = info.nbytes // info.shape[0]
+    shape = (end - start, *info.shape[1:])
+    return TensorInfo(info.name, info.dtype, shape, info.file, info.offset + start * row, (end - start) * row)
+
+
+def warm_up(weights: Iterable[Weight], dtype: torch.dtype, device: torch.device) -> None:
+    """Unpack zeros in every format in use, so that no pass has to wait for its code to be compiled."""
+    smallest: dict[object, PackedInfo] = {}
+    for weight in weights:
+        if isinstance(weight, PackedInfo):
+            known = smallest.get(weight.format)
+            if known is None or weight.nbytes < known.nbytes:
+                smallest[weight.format] = weight
+    for weight in smallest.values():
+        zeros = {
+            info.name: torch.zeros(info.shape, dtype=torch_dtype(info.dtype), device=device)
+            for info in on_disk(weight)
+        }
+        values_of(weight, zeros, lambda count: torch.empty(count, dtype=dtype, device=device))

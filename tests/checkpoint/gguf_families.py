@@ -1,0 +1,100 @@
+"""Tiny random models of every architecture that is read from GGUF files."""
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+COMMON = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+# By llama.cpp's name: transformers' model type, and what the configuration adds.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {"head_dim": 16}),
+    "mistral3": (
+        "ministral3",
+        {
+            "head_dim": 16,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e6,
+                "factor": 4.0,
+                "original_max_position_embeddings": 8,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.25,
+            },
+        },
+    ),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {"head_dim": 24}),
+    "qwen2moe": (
+        "qwen2_moe",
+        {
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "qwen3moe": (
+        "qwen3_moe",
+        {
+            "moe_intermediate_size": 32,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "head_dim": 16,
+            "norm_topk_prob": True,
+        },
+    ),
+    "phi3": ("phi3", {"sliding_window": 5}),
+    "gemma2": (
+        "gemma2",
+        {
+            "head_dim": 32,
+            "query_pre_attn_scalar": 32,
+            "sliding_window": 5,
+            "attn_logit_softcapping": 20.0,
+            "final_logit_softcapping": 10.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {
+            "head_dim": 32,
+            "query_pre_attn_scalar": 32,
+            "sliding_window": 5,
+            "num_hidden_layers": 7,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "starcoder2": ("starcoder2", {"use_bias": True, "tie_word_embeddings": True, "sliding_window": None}),
+}
+
+
+def tiny_model(family: str, **changes: Any) -> PreTrainedModel:
+    """A random model in float32 whose weights are exact in bfloat16."""
+    kind, extra = FAMILIES[family]
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **{**COMMON, **extra, **changes})
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn_like(parameter) * (0.2 if parameter.ndim > 1 else 0.1)
+            centre = parameter if "norm" in name else 0
+            parameter.copy_(((centre + noise) * 256).round() / 256)
+            parameter.copy_(parameter.bfloat16().float())
+    return model

@@ -1,0 +1,173 @@
+"""Quantised checkpoints as others publish them, with the values that they stand for.
+
+Codes, scales and zero points are drawn at random, the values follow from the definition of each method, and
+only then is anything packed: no unpacking is involved. compressed-tensors is packed by its own library.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight outputs lies in which half byte, the lowest first
+
+
+class Packed(NamedTuple):
+    """tensors: by what comes behind the module's name and a dot; values: the weight, float32 [out, in]."""
+
+    tensors: dict[str, Tensor]
+    values: Tensor
+
+
+class Drawn(NamedTuple):
+    """codes [in, out], zeros and scales [groups, out], group_of [in]: that of each input."""
+
+    codes: Tensor
+    zeros: Tensor
+    scales: Tensor
+    group_of: Tensor
+
+    def values(self) -> Tensor:
+        """In the arithmetic of the scales' dtype, float32 [out, in]."""
+        dtype = self.scales.dtype
+        steps = (self.codes - self.zeros[self.group_of]).to(dtype)
+        return (steps * self.scales[self.group_of]).float().T.contiguous()
+
+
+def draw(shape: tuple[int, int], bits: int, group: int, dtype: torch.dtype, shuffled: bool = False) -> Drawn:
+    outputs, inputs = shape
+    group = inputs if group == -1 else group
+    index = torch.arange(inputs) // group
+    if shuffled:
+        index = index[torch.randperm(inputs)]
+    groups, most = inputs // group, 2**bits
+    return Drawn(
+        torch.randint(0, most, (inputs, outputs)),
+        torch.randint(1, most, (groups, outputs)),
+        (torch.rand(groups, outputs) + 0.5).div(2 * most).to(dtype),
+        index,
+    )
+
+
+def awq(shape: tuple[int, int], group: int = 128, dtype: torch.dtype = torch.float16) -> Packed:
+    drawn = draw(shape, 4, group, dtype)
+    codes, zeros = (
+        part.unflatten(1, (-1, 8))[:, :, _AWQ_ORDER].flatten(1) for part in (drawn.codes, drawn.zeros)
+    )
+    tensors = {
+        "qweight": _pack_columns(codes, 4),
+        "qzeros": _pack_columns(zeros, 4),
+        "scales": drawn.scales,
+    }
+    return Packed(tensors, drawn.values())
+
+
+def gptq(
+    shape: tuple[int, int],
+    bits: int = 4,
+    group: int = 128,
+    *,
+    desc_act: bool = False,
+    less_one: bool = True,
+    dtype: torch.dtype = torch.float16,
+) -> Packed:
+    drawn = draw(shape, bits, group, dtype, shuffled=desc_act)
+    tensors = {
+        "qweight": _pack_columns(drawn.codes.T, bits).T.contiguous(),
+        "qzeros": _pack_columns(drawn.zeros - int(less_one), bits),
+        "scales": drawn.scales,
+        "g_idx": drawn.group_of.int(),
+    }
+    return Packed(tensors, drawn.values())
+
+
+def _pack_columns(codes: Tensor, bits: int) -> Tensor:
+    """[rows, columns] to int32 [rows, columns · bits / 32]: one stream of bits, the lowest first."""
+    stream = (codes[:, :, None] >> torch.arange(bits)) & 1
+    words = stream.reshape(len(codes), -1, 32) << torch.arange(32)
+    return words.sum(-1).to(torch.int32)  # the highest bit becomes the sign
+
+
+def fp8(shape: tuple[int, int], block: tuple[int, int] | None, dtype: torch.dtype = torch.float32) -> Packed:
+    rows, columns = block or shape
+    codes = (torch.randn(shape) * 100).to(torch.float8_e4m3fn)
+    scales = (torch.rand(-(-shape[0] // rows), -(-shape[1] // columns)) + 0.5).div(500).to(dtype)
+    spread = scales.float().repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    values = codes.float() * spread[: shape[0], : shape[1]]
+    return Packed({"weight": codes, "weight_scale_inv": scales if block else scales.reshape(())}, values)
+
+
+def compressed(shape: tuple[int, int], format: str, dtype: torch.dtype, **weights: Any) -> Packed:
+    """By compressed-tensors' own compressor. weights: its QuantizationArgs."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    args = QuantizationArgs(**weights)
+    scheme = QuantizationScheme(targets=["Linear"], weights=args)
+    weight = (torch.randn(shape) * 0.3 + 0.1).to(dtype)
+    low, high = _extremes(weight, args)
+    scale, zero = calculate_qparams(low, high, args)
+    state = {"weight": weight, "weight_scale": scale.to(dtype), "weight_zero_point": zero}
+    compressor: Any = BaseCompressor.get_value_from_registry(format)
+    tensors = compressor.compress(state, scheme)
+    values = compressor.decompress(tensors, scheme)["weight"]
+    return Packed({name: tensor.contiguous() for name, tensor in tensors.items()}, values.float())
+
+
+def _extremes(weight: Tensor, args: Any) -> tuple[Tensor, Tensor]:
+    rows, columns = weight.shape
+    if args.strategy == "tensor":
+        return weight.min().view(1), weight.max().view(1)
+    if args.strategy == "block":
+        height, width = args.block_structure
+        blocks = weight.view(rows // height, height, columns // width, width)
+        return blocks.amin((1, 3)), blocks.amax((1, 3))
+    groups = weight.view(rows, -1, args.group_size if args.strategy == "group" else columns)
+    return groups.amin(2), groups.amax(2)
+
+
+def write(folder: Path, settings: Mapping[str, Any], modules: Mapping[str, Packed]) -> Path:
+    """A checkpoint of nothing but these modules."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        f"{name}.{part}": tensor for name, module in modules.items() for part, tensor in module[0].items()
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({"quantization_config": settings}))
+    return folder
+
+
+def requantise(
+    dense: Path,
+    packed: Path,
+    settings: Mapping[str, Any],
+    pack: Callable[[tuple[int, int]], Packed],
+    which: str = ".layers.",
+) -> None:
+    """Write a model anew with packed weights, and change the dense one to the same values.
+
+    dense: a model's folder, whose matrices with `which` in their names are replaced; packed: where the same
+    is written, packed.
+    """
+    values, packed_tensors = load_file(dense / "model.safetensors"), dict[str, Tensor]()
+    for name, tensor in values.items():
+        if which not in name or tensor.dim() != 2:
+            packed_tensors[name] = tensor
+            continue
+        made = pack((tensor.shape[0], tensor.shape[1]))
+        values[name] = made.values
+        module = name.removesuffix(".weight")
+        packed_tensors |= {f"{module}.{part}": stored for part, stored in made.tensors.items()}
+    packed.mkdir()
+    for file in dense.iterdir():
+        if file.suffix != ".safetensors":
+            (packed / file.name).write_bytes(file.read_bytes())
+    config = json.loads((dense / "config.json").read_text())
+    (packed / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+    save_file(packed_tensors, packed / "model.safetensors", metadata={"format": "pt"})
+    save_file(values, dense / "model.safetensors", metadata={"format": "pt"})

@@ -1,0 +1,232 @@
+"""GGUF files streamed from where they are: the weights of transformers' own load, and nothing copied."""
+
+import json
+import os
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from offspec.checkpoint import Checkpoint
+from offspec.checkpoint.gguf.header import read_gguf
+from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, on_disk, torch_dtype
+from offspec.errors import CheckpointError, HeaderError, TruncatedError, UnsupportedModelError
+from offspec.events import Notice
+from offspec_kernels.dequant import dequantise
+from tests.checkpoint.gguf_families import FAMILIES, tiny_model
+from tests.checkpoint.gguf_files import SCALES, Bench, write_gguf
+
+KIND: Any = gguf.GGMLQuantizationType
+EXPERTS = ("qwen2moe", "qwen3moe")
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
+
+
+def stored(info: TensorInfo) -> torch.Tensor:
+    with info.file.open("rb") as file:
+        file.seek(info.offset)
+        data = bytearray(file.read(info.nbytes))
+    return torch.frombuffer(data, dtype=torch_dtype(info.dtype)).view(info.shape)
+
+
+def values(weight: Weight) -> torch.Tensor:
+    """What a weight is in float32."""
+    if isinstance(weight, TensorInfo):
+        return stored(weight).float()
+    out = torch.full((int(np.prod(weight.shape)),), torch.nan)
+    parts = {part: stored(info) for part, info in weight.parts}
+    return dequantise(weight.format, parts, weight.shape, out)
+
+
+def run(model: PreTrainedModel) -> torch.Tensor:
+    with torch.no_grad():
+        logits: torch.Tensor = model(torch.arange(4, 40)[None]).logits
+    return logits
+
+
+def ours(checkpoint: Checkpoint) -> PreTrainedModel:
+    """The model in float32, of the weights that are streamed."""
+    config = AutoConfig.from_pretrained(checkpoint.folder)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    found = {name: values(weight) for name, weight in checkpoint.tensors.items()}
+    missing, unexpected = model.load_state_dict(found, strict=False)
+    assert not unexpected and set(missing) <= {"lm_head.weight"}
+    model.tie_weights()
+    return model
+
+
+def theirs(bench: Bench, config: Any = None) -> PreTrainedModel:
+    """The model in float32 as transformers loads the file; config: what the file says and it passes over."""
+    given = {} if config is None else {"config": config}
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        bench.file.parent, gguf_file=bench.file.name, dtype=torch.float32, **given
+    )
+    model.eval()
+    return model
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+@pytest.mark.parametrize("family", [each for each in FAMILIES if each not in (*EXPERTS, "mistral3")])
+def test_every_architecture_is_what_transformers_loads(bench: Bench, family: str, kind: str) -> None:
+    write_gguf(bench.file, tiny_model(family), family, kind=KIND[kind], mixed={"token_embd": KIND.Q8_0})
+    checkpoint = bench.open()
+    mine, own = ours(checkpoint), theirs(bench, AutoConfig.from_pretrained(checkpoint.folder))
+    state = mine.state_dict()
+    for name, tensor in own.state_dict().items():
+        assert torch.equal(state[name], tensor), name
+    assert (run(mine) - run(own)).abs().max() <= 1e-4
+
+
+def test_ministral_which_transformers_does_not_load(bench: Bench) -> None:
+    model = tiny_model("mistral3")
+    write_gguf(bench.file, model, "mistral3")
+    checkpoint = bench.open()
+    assert checkpoint.config["model_type"] == "ministral3"
+    query = checkpoint.tensors["model.layers.0.self_attn.q_proj.weight"]
+    assert isinstance(query, PackedInfo)
+    mine = ours(checkpoint)
+    assert torch.equal(mine.state_dict()[query.name], model.state_dict()[query.name])
+    assert torch.equal(run(mine), run(model))
+
+
+def test_a_mistral_of_the_third_series_without_a_temperature_is_a_llama(
+    bench: Bench, llama: PreTrainedModel
+) -> None:
+    write_gguf(bench.file, llama, "mistral3")
+    checkpoint = bench.open()
+    assert checkpoint.config["model_type"] == "llama"
+    assert torch.equal(run(ours(checkpoint)), run(llama))
+
+
+@pytest.mark.parametrize(
+    "kind", ["F32", "F16", "BF16", "Q4_1", "Q5_0", "Q5_1", *sorted(SCALES.keys() - {"IQ2_XXS"})]
+)
+def test_every_type_is_what_transformers_loads(bench: Bench, kind: str) -> None:
+    model = tiny_model("llama", **WIDE)
+    write_gguf(bench.file, model, "llama", kind=KIND[kind], mixed={"attn_v": KIND.Q8_0})
+    checkpoint = bench.open()
+    found = {weight.format.name for weight in checkpoint.tensors.values() if isinstance(weight, PackedInfo)}
+    assert found == {kind, "Q8_0"}
+    mine, own = ours(checkpoint), theirs(bench)
+    state = mine.state_dict()
+    for name, tensor in own.state_dict().items():
+        assert torch.equal(state[name], tensor), name
+    assert (run(mine) - run(own)).abs().max() <= 1e-4
+
+
+def test_only_text_is_written_and_the_weights_stay_where_they_are(
+    bench: Bench, llama: PreTrainedModel
+) -> None:
+    write_gguf(bench.file, llama, "llama", kind=KIND.Q4_0, mixed={"ffn_up": KIND.BF16})
+    checkpoint = bench.open()
+    assert {file.suffix for file in checkpoint.folder.iterdir()} == {".json", ".jinja"}
+    tensors = read_gguf(bench.file).tensors
+    assert checkpoint.nbytes == sum(tensor.nbytes for tensor in tensors.values())
+    for weight in checkpoint.tensors.values():
+        (info,) = on_disk(weight)
+        assert info.file == bench.file
+    down = checkpoint.tensors["model.layers.1.mlp.down_proj.weight"]
+    assert isinstance(down, PackedInfo)
+    (part,) = on_disk(down)
+    assert (part.name, part.dtype, part.shape) == ("blk.1.ffn_down.weight", "U8", (64, 96 // 32 * 18))
+    assert part.offset == tensors[part.name].offset
+    up, norm = (checkpoint.tensors[f"model.{name}.weight"] for name in ("layers.1.mlp.up_proj", "norm"))
+    assert isinstance(up, TensorInfo) and (up.dtype, up.shape) == ("BF16", (96, 64))
+    assert isinstance(norm, TensorInfo) and norm.dtype == "F32"
+    assert "dtype" in checkpoint.config and "quantization_config" not in checkpoint.config
+
+
+def test_biases_of_queries_are_put_in_order_too(bench: Bench) -> None:
+    model = tiny_model("llama", attention_bias=True, mlp_bias=True)
+    write_gguf(bench.file, model, "llama", kind=KIND.F16)
+    checkpoint = bench.open()
+    assert checkpoint.config["attention_bias"] and checkpoint.config["mlp_bias"]
+    found = ours(checkpoint).state_dict()
+    biases = {name: tensor for name, tensor in model.state_dict().items() if name.endswith("bias")}
+    assert len(biases) == 3 * 7 and all(torch.equal(found[name], tensor) for name, tensor in biases.items())
+
+
+def test_opened_again_it_says_nothing(bench: Bench, llama: PreTrainedModel) -> None:
+    write_gguf(bench.file, llama, "llama", kind=KIND.Q8_0)
+    first = bench.open()
+    fingerprint = first.fingerprint
+    again = bench.open()
+    assert bench.events == []
+    assert (again.folder, again.fingerprint) == (first.folder, fingerprint)
+    assert dict(again.tensors) == dict(first.tensors)
+    os.utime(bench.file, ns=(1, 1))
+    assert bench.open().fingerprint != fingerprint
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"model_type": "llama", "num_hidden_layers": 3}', "[]"])
+def test_a_damaged_description_is_made_again(bench: Bench, llama: PreTrainedModel, text: str) -> None:
+    write_gguf(bench.file, llama, "llama", kind=KIND.Q8_0)
+    checkpoint = bench.open()
+    (checkpoint.folder / "config.json").write_text(text)
+    again = bench.open()
+    assert "was damaged and is made again" in str(bench.events[0])
+    assert dict(again.tensors) == dict(checkpoint.tensors)
+    assert json.loads((again.folder / "config.json").read_text()) == again.config == checkpoint.config
+    assert bench.left() == [checkpoint.folder.name]
+
+
+@pytest.mark.parametrize("family", EXPERTS)
+def test_fused_experts_are_unpacked(bench: Bench, family: str) -> None:
+    write_gguf(bench.file, tiny_model(family), family, kind=KIND.F16)
+    checkpoint = bench.open()
+    notice = next(event for event in bench.events if isinstance(event, Notice))
+    assert "unpacking tiny.gguf once" in notice.text and "experts" in notice.text
+    assert checkpoint.folder.parent.name == "unpacked"
+    assert all(isinstance(weight, TensorInfo) for weight in checkpoint.tensors.values())
+    bench.open()
+    assert bench.events == []
+
+
+def test_a_type_that_cannot_be_streamed_is_unpacked(bench: Bench) -> None:
+    write_gguf(bench.file, tiny_model("llama", **WIDE), "llama", kind=KIND.IQ2_XXS)
+    checkpoint = bench.open()
+    notice = next(event for event in bench.events if isinstance(event, Notice))
+    assert "unpacking tiny.gguf once" in notice.text and "IQ2_XXS" in notice.text
+    assert checkpoint.folder.parent.name == "unpacked"
+
+
+def test_a_norm_in_blocks_is_refused(bench: Bench) -> None:
+    """Gemma's norms lose the 1 that the file has added to them, which blocks cannot."""
+    model = tiny_model("gemma2")
+    write_gguf(bench.file, model, "gemma2")
+    norm = {"output_norm.weight": np.ones((1, 64), np.float32)}
+    write_gguf(bench.file, model, "gemma2", kind=KIND.Q8_0, tensors=norm)
+    for _ in range(2):
+        with pytest.raises(UnsupportedModelError, match=r"'output_norm\.weight' as Q8_0, which cannot be"):
+            bench.open()
+        assert (bench.events, bench.left()) == ([], [])
+
+
+def test_a_file_cut_short_is_seen_even_when_it_was_opened_before(
+    bench: Bench, llama: PreTrainedModel
+) -> None:
+    write_gguf(bench.file, llama, "llama", kind=KIND.Q8_0)
+    bench.open()
+    os.truncate(bench.file, bench.file.stat().st_size - 100)
+    with pytest.raises(TruncatedError, match="download it again"):
+        bench.open()
+
+
+@pytest.mark.parametrize("name", ["blk.0.ffn_up.weight", "blk.1.attn_q.weight", "output.weight"])
+@pytest.mark.parametrize("other", ["Q4_0", "Q8_0", "F16"])
+def test_a_type_that_is_not_the_tensor_s_own_is_seen(
+    bench: Bench, llama: PreTrainedModel, name: str, other: str
+) -> None:
+    write_gguf(bench.file, llama, "llama", kind=KIND.Q5_1)
+    data = bytearray(bench.file.read_bytes())
+    start = data.index(len(name).to_bytes(8, "little") + name.encode()) + 8 + len(name)
+    place = start + 4 + 2 * 8  # after the number of dimensions and two sizes
+    assert data[place] == KIND.Q5_1
+    data[place] = KIND[other]
+    bench.file.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"overlap|are no one's|cut short") as caught:
+        bench.open()
+    assert isinstance(caught.value, HeaderError | TruncatedError)
+    assert bench.left() == []

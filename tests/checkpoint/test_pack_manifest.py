@@ -1,0 +1,203 @@
+"""The manifest of a pack: written, read with suspicion, and held against the files beside it."""
+
+import json
+import shutil
+import zlib
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offspec.checkpoint import open_checkpoint
+from offspec.checkpoint.checksum import Summing, damage
+from offspec.checkpoint.pack_manifest import MANIFEST, Manifest, Origin, PackedFile, read_manifest
+from offspec.checkpoint.quantised.packs import checksums
+from offspec.checkpoint.tensors import PackedInfo
+from offspec.errors import CheckpointError, HeaderError, MissingTensorError, TruncatedError
+from offspec.pack import pack_model
+from tests.tiny import write_model
+
+WEIGHT = "model.layers.1.mlp.down_proj.weight"
+LAYER = "model-layer-0001.safetensors"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    model = write_model(folder / "model", hidden_size=64, intermediate_size=128, num_hidden_layers=2)
+    return pack_model(str(model), "nf4", out=folder / "pack").folder
+
+
+@pytest.fixture
+def pack(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "pack"))
+
+
+def changed(pack: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    file = pack / MANIFEST
+    value = json.loads(file.read_text())
+    change(value)
+    file.write_text(json.dumps(value))
+
+
+def refused(pack: Path, error: type[CheckpointError], why: str) -> str:
+    with pytest.raises(error, match=why) as caught:
+        open_checkpoint(str(pack))
+    assert "\n" not in str(caught.value) and "offspec pack" in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    seen = Summing(3)
+    seen.add(memoryview(b"abcdef"))
+    file = PackedFile(seen.result(), {"a.weight": (2, 64)})
+    manifest = Manifest(Origin("some/model", "f" * 64, "int4-g64"), {"x.safetensors": file})
+    (tmp_path / MANIFEST).write_text(manifest.to_text())
+    assert read_manifest(tmp_path) == manifest
+
+
+def test_sums_do_not_depend_on_the_buffers() -> None:
+    data = bytes(range(250)) * 4
+    for pieces in ((1000,), (3, 4, 93, 900), (100, 900), (999, 1)):
+        seen, at = Summing(100), 0
+        for size in pieces:
+            seen.add(memoryview(data)[at : at + size])
+            at += size
+        found = seen.result()
+        assert (found.size, found.start, found.crc32) == (1000, 100, zlib.crc32(data[100:]))
+        assert found.blake2b == blake2b(data, digest_size=32).hexdigest()
+
+
+def test_a_pack_opens_as_packed_weights(pack: Path) -> None:
+    opened = open_checkpoint(str(pack))
+    weight = opened.tensors[WEIGHT]
+    assert isinstance(weight, PackedInfo)
+    assert weight.shape == (64, 128) and weight.format.name.startswith("nf4")
+    assert [part.name for _, part in weight.parts] == [f"{WEIGHT}.codes", f"{WEIGHT}.absmax"]
+    assert not any(name.endswith((".codes", ".absmax")) for name in opened.tensors)
+
+
+def test_a_layer_is_one_range_that_its_checksum_is_of(pack: Path) -> None:
+    from offspec.model.binding import layout_of
+    from offspec.model.skeleton import build_skeleton
+    from offspec.model.weights import map_weights
+
+    opened = open_checkpoint(str(pack))
+    import torch
+
+    skeleton = build_skeleton(pack, torch.bfloat16)
+    recipes = [r for r in map_weights(skeleton.model, opened.tensors) if skeleton.layer_of(r.names[0]) == 1]
+    (extent,) = layout_of("layer 1", recipes).extents
+    found = checksums(pack)[0][extent.file]
+    assert (extent.offset, extent.offset + extent.needed) == (found.start, found.size)
+    data = extent.file.read_bytes()[extent.offset : extent.offset + extent.needed]
+    assert zlib.crc32(data) == found.crc32
+
+
+def test_other_models_have_no_checksums(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    assert checksums(model) == ({}, "")
+
+
+def test_damage_is_told(pack: Path) -> None:
+    file, expected = pack / LAYER, read_manifest(pack).files[LAYER].sum
+    counts: list[int] = []
+    assert damage(file, expected, add=counts.append) is None
+    assert damage(file, expected, thorough=True) is None
+    assert sum(counts) == expected.size - expected.start
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    for thorough in (False, True):
+        assert "checksum" in str(damage(file, expected, thorough=thorough))
+    data[-1] ^= 1
+    data[20] ^= 1  # in the header, which only a thorough look sees
+    file.write_bytes(data)
+    assert damage(file, expected) is None
+    assert "checksum" in str(damage(file, expected, thorough=True))
+    file.write_bytes(data[:-1])
+    assert "instead of" in str(damage(file, expected))
+    file.unlink()
+    assert damage(file, expected) == "is missing"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda value: value.update(version=2), "version 2"),
+        (lambda value: value.pop("version"), "version None"),
+        (lambda value: value.update(format="nf3"), "'nf3' is none of nf4"),
+        (lambda value: value.pop("model"), "lacks 'model'"),
+        (lambda value: value.update(fingerprint=7), "'fingerprint' must be text"),
+        (lambda value: value.update(files=[]), "'files' must be an object"),
+        (lambda value: value["files"].update({"../up.safetensors": {}}), "no file name"),
+        (lambda value: value["files"].update({"x.safetensors": []}), "a file must be"),
+        (lambda value: value["files"][LAYER].pop("crc32"), "lacks 'crc32'"),
+        (lambda value: value["files"][LAYER].update(size=-1), "'-1' is no size"),
+        (lambda value: value["files"][LAYER].update(start=1.5), "'1.5' is no size"),
+        (lambda value: value["files"][LAYER].update(size=True), "'True' is no size"),
+        (lambda value: value["files"][LAYER]["weights"].update({WEIGHT: [64]}), "two dimensions"),
+        (lambda value: value["files"][LAYER]["weights"].update({WEIGHT: "64"}), "two dimensions"),
+    ],
+)
+def test_a_manifest_that_cannot_be_used(
+    pack: Path, change: Callable[[dict[str, Any]], None], why: str
+) -> None:
+    changed(pack, change)
+    refused(pack, HeaderError, why)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', "\x00"])
+def test_a_manifest_that_is_no_manifest(pack: Path, text: str) -> None:
+    (pack / MANIFEST).write_text(text)
+    message = refused(pack, HeaderError, "no manifest that can be used")
+    assert "download" not in message
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda value: value.update(format="int8"), "does not belong .* codes"),
+        (lambda value: value["files"][LAYER]["weights"].update({WEIGHT: [64, 192]}), "does not belong"),
+        (lambda value: value["files"][LAYER]["weights"].update({WEIGHT: [64, 100]}), "does not belong"),
+        (lambda value: value["files"][LAYER]["weights"].update({"none.weight": [64, 128]}), "none.weight"),
+        (
+            lambda value: value["files"]["model-rest.safetensors"]["weights"].update({WEIGHT: [64, 128]}),
+            "does not lie in",
+        ),
+    ],
+)
+def test_a_manifest_of_other_tensors(pack: Path, change: Callable[[dict[str, Any]], None], why: str) -> None:
+    changed(pack, change)
+    refused(pack, HeaderError, why)
+
+
+def test_a_manifest_of_another_model(pack: Path, tmp_path: Path) -> None:
+    other = write_model(tmp_path / "other", hidden_size=64, intermediate_size=192, num_hidden_layers=2)
+    shutil.copy(pack_model(str(other), "nf4", out=tmp_path / "b").folder / MANIFEST, pack / MANIFEST)
+    refused(pack, TruncatedError, r"bytes instead of")
+
+
+def test_a_configuration_of_another_model(pack: Path, tmp_path: Path) -> None:
+    import torch
+
+    from offspec.model.loaded import LoadedModel
+
+    config = json.loads((pack / "config.json").read_text())
+    (pack / "config.json").write_text(json.dumps({**config, "intermediate_size": 192}))
+    opened = open_checkpoint(str(pack))
+    with pytest.raises(CheckpointError, match="do not belong together"):
+        LoadedModel(opened.folder, opened.tensors, torch.float32, torch.device("cpu"))
+
+
+def test_a_layer_that_is_missing(pack: Path) -> None:
+    (pack / LAYER).unlink()
+    message = refused(pack, MissingTensorError, f"{LAYER} is missing")
+    assert "--to nf4" in message and f"--out {pack}" in message
+
+
+def test_a_layer_that_is_cut_short(pack: Path) -> None:
+    (pack / LAYER).write_bytes((pack / LAYER).read_bytes()[:-1])
+    refused(pack, TruncatedError, f"{LAYER} has .* instead of")

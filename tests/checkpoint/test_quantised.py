@@ -1,0 +1,147 @@
+"""What a quantization_config leads to, fine-grained FP8, and weights whose scales nobody names."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from offspec.checkpoint import open_checkpoint
+from offspec.errors import CheckpointError, HeaderError, MissingTensorError, UnsupportedModelError
+from tests.checkpoint.packers import Packed, awq, fp8, write
+from tests.checkpoint.quantised import refused, values_of
+
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [32, 64]}
+UP, DOWN = "model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj"
+DENSE = Packed({"weight": torch.ones(2, 2)}, torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(64, 128), (48, 100)])
+def test_fp8_in_blocks(tmp_path: Path, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    modules = {UP: fp8(shape, (32, 64), dtype), "lm_head": DENSE}
+    tensors = open_checkpoint(str(write(tmp_path, FP8, modules))).tensors
+    assert tensors.keys() == {f"{UP}.weight", "lm_head.weight"}
+    assert torch.equal(values_of(tensors[f"{UP}.weight"]), modules[UP].values)
+    assert torch.equal(values_of(tensors["lm_head.weight"]), torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("name", ["weight_scale_inv", "weight_scale"])
+def test_fp8_with_one_scale(tmp_path: Path, name: str) -> None:
+    module = fp8((64, 128), None)
+    module.tensors[name] = module.tensors.pop("weight_scale_inv")
+    module.tensors["input_scale"] = torch.ones(())
+    tensors = open_checkpoint(str(write(tmp_path, FP8 | {"weight_block_size": None}, {UP: module}))).tensors
+    assert tensors.keys() == {f"{UP}.weight", f"{UP}.input_scale"}
+    assert torch.equal(values_of(tensors[f"{UP}.weight"]), module.values)
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "error"),
+    [
+        ("weight_scale_inv", lambda t: t[:1].clone(), HeaderError),
+        ("weight_scale_inv", lambda t: t.repeat(2, 2), HeaderError),
+        ("weight_scale_inv", lambda t: t.byte(), HeaderError),
+        ("weight_scale_inv", lambda t: None, HeaderError),
+        ("weight", lambda t: t[:-32].clone(), HeaderError),
+        ("weight", lambda t: t.float(), HeaderError),
+        ("weight", lambda t: t.to(torch.float8_e5m2), HeaderError),
+        ("weight", lambda t: None, MissingTensorError),
+    ],
+)
+def test_fp8_that_does_not_belong_together(
+    tmp_path: Path, name: str, make: Callable[[Tensor], Tensor | None], error: type[CheckpointError]
+) -> None:
+    folder = write(tmp_path, FP8, {UP: fp8((64, 128), (32, 64)), DOWN: fp8((64, 64), (32, 64))})
+    tensors = load_file(folder / "model.safetensors")
+    made = make(tensors.pop(f"{UP}.{name}"))
+    if made is not None:
+        tensors[f"{UP}.{name}"] = made
+    save_file(tensors, folder / "model.safetensors")
+    assert UP in refused(folder, error)
+
+
+@pytest.mark.parametrize("block", [[64, 64], [32], [32, -64], [0, 64], "32x64", [32.0, 64], [True, 64], 32])
+def test_fp8_in_other_blocks(tmp_path: Path, block: object) -> None:
+    refused(write(tmp_path, FP8 | {"weight_block_size": block}, {UP: fp8((64, 128), (32, 64))}), HeaderError)
+
+
+METHODS = [
+    "hqq",
+    "quanto",
+    "torchao",
+    "mxfp4",
+    "eetq",
+    "aqlm",
+    "vptq",
+    "bitnet",
+    "auto-round",
+    None,
+    5,
+    "x\ny",
+]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_that_are_not_read(tmp_path: Path, method: object) -> None:
+    message = refused(write(tmp_path, {"quant_method": method}, {UP: DENSE}), UnsupportedModelError)
+    assert str(method or "unnamed").replace("\n", "\\n") in message
+    assert "bf16" in message and "GGUF" in message
+
+
+@pytest.mark.parametrize("found", [[], "awq", 4])
+def test_a_configuration_of_another_kind(tmp_path: Path, found: object) -> None:
+    write(tmp_path, {}, {UP: DENSE})
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": found}))
+    if found:
+        refused(tmp_path, HeaderError)
+
+
+@pytest.mark.parametrize("place", ["text_config", None])
+def test_where_the_configuration_may_be(tmp_path: Path, place: str | None) -> None:
+    settings = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
+    module = awq((64, 64), 32)
+    write(tmp_path, settings, {UP: module})
+    config: dict[str, Any] = {"compression_config": settings}
+    if place:
+        config = {"quantization_config": None, place: {"quantization_config": settings}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert torch.equal(values_of(open_checkpoint(str(tmp_path)).tensors[f"{UP}.weight"]), module.values)
+
+
+@pytest.mark.parametrize("method", ["bitsandbytes", "awq", "gptq", "compressed-tensors", "fp8"])
+def test_weights_that_are_not_packed_after_all(tmp_path: Path, method: str) -> None:
+    message = refused(write(tmp_path, {"quant_method": method}, {UP: DENSE}), HeaderError)
+    assert "none of the weights is quantised" in message
+
+
+@pytest.mark.parametrize(
+    ("settings", "tensors"),
+    [
+        ({}, {"weight": torch.ones(4, 4, dtype=torch.int8)}),
+        ({}, {"weight": torch.ones(8, 1, dtype=torch.uint8)}),
+        ({}, {"qweight": torch.ones(4, 4, dtype=torch.int32)}),
+        ({}, {"weight_packed": torch.ones(4, 4, dtype=torch.int32)}),
+        ({}, {"weight_scale_inv": torch.ones(1, 1)}),
+        (FP8, {"weight": torch.ones(4, 4).to(torch.float8_e4m3fn)}),
+        (FP8, {"qweight": torch.ones(4, 4, dtype=torch.int32)}),
+        ({"quant_method": "bitsandbytes"}, {"weight": torch.ones(4, 4, dtype=torch.int8)}),
+    ],
+)
+def test_numbers_that_nobody_explains(
+    tmp_path: Path, settings: dict[str, Any], tensors: dict[str, Tensor]
+) -> None:
+    """They would otherwise be taken for weights, or be missed with no word of what they are."""
+    message = refused(write(tmp_path, settings, {UP: Packed(tensors, torch.ones(1))}), HeaderError)
+    assert UP in message and "GGUF" in message
+
+
+def test_a_weight_twice(tmp_path: Path) -> None:
+    module = awq((64, 64), 32)
+    module.tensors["weight"] = torch.ones(64, 64)
+    settings = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
+    assert "twice" in refused(write(tmp_path, settings, {UP: module}), HeaderError)

@@ -1,0 +1,197 @@
+"""Checkpoints of bitsandbytes, written by transformers: what is found in them, and what is refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bitsandbytes.functional import dequantize_4bit, int8_vectorwise_dequant
+from bitsandbytes.nn.modules import Linear4bit
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
+
+from offspec.checkpoint import open_checkpoint
+from offspec.checkpoint.tensors import PackedInfo, on_disk
+from offspec.errors import CheckpointError, HeaderError, MissingTensorError, UnsupportedModelError
+from tests.checkpoint.quantised import refused, values_of
+
+STATE = "quant_state.bitsandbytes__nf4"
+NAME = "model.layers.0.mlp.up_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dense")
+    config = LlamaConfig(
+        vocab_size=96,
+        hidden_size=64,
+        intermediate_size=128,  # bitsandbytes itself is wrong on CPUs where rows end inside a block
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def own_values(module: Any) -> Tensor:
+    """What the library itself makes of a module's weight."""
+    values: Tensor = dequantize_4bit(module.weight.data, module.weight.quant_state)
+    return values.float()
+
+
+def quantise(dense: Path, folder: Path, dtype: torch.dtype = torch.bfloat16, **how: Any) -> Any:
+    """Writes the quantised model, and returns it."""
+    model = AutoModelForCausalLM.from_pretrained(
+        dense, quantization_config=BitsAndBytesConfig(**how), dtype=dtype
+    )
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.fixture
+def nested(dense: Path, tmp_path: Path) -> Path:
+    quantise(dense, tmp_path, load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_four_bits(dense: Path, tmp_path: Path, kind: str, double: bool, dtype: torch.dtype) -> None:
+    how = {"bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": double}
+    model = quantise(dense, tmp_path, dtype, load_in_4bit=True, **how)
+    checkpoint = open_checkpoint(str(tmp_path))
+    assert checkpoint.tensors.keys() == dict(model.named_parameters()).keys()
+    packed = 0
+    for name, module in model.named_modules():
+        if isinstance(module, Linear4bit):
+            packed += 1
+            weight = checkpoint.tensors[f"{name}.weight"]
+            assert weight.shape == (module.out_features, module.in_features)
+            assert torch.equal(values_of(weight), own_values(module))
+    assert packed == 7
+    stored = load_file(tmp_path / "model.safetensors")
+    kept = [tensor.nbytes for name, tensor in stored.items() if STATE[:11] not in name]
+    assert checkpoint.nbytes == sum(kept)  # the JSON texts are no part of the weights
+
+
+def test_four_bits_stored_in_wider_numbers(dense: Path, tmp_path: Path) -> None:
+    model = quantise(dense, tmp_path, load_in_4bit=True, bnb_4bit_quant_storage="bfloat16")
+    module = model.get_submodule("model.layers.0.mlp.up_proj")
+    assert module.weight.dtype == torch.bfloat16
+    assert torch.equal(values_of(open_checkpoint(str(tmp_path)).tensors[NAME]), own_values(module))
+
+
+def test_int8(dense: Path, tmp_path: Path) -> None:
+    model = quantise(dense, tmp_path, load_in_8bit=True)
+    checkpoint = open_checkpoint(str(tmp_path))
+    assert checkpoint.tensors.keys() == dict(model.named_parameters()).keys()
+    stored = load_file(tmp_path / "model.safetensors")
+    weight = checkpoint.tensors[NAME]
+    assert isinstance(weight, PackedInfo)
+    own = int8_vectorwise_dequant(stored[NAME], stored[NAME.replace("weight", "SCB")])
+    assert torch.equal(values_of(weight), own)
+
+
+def test_the_fingerprint_is_of_all_parts(nested: Path) -> None:
+    checkpoint = open_checkpoint(str(nested))
+    names = [info.name for info in on_disk(checkpoint.tensors[NAME])]
+    assert names[:2] == [NAME, f"{NAME}.absmax"] and len(names) == 5
+    assert checkpoint.fingerprint == open_checkpoint(str(nested)).fingerprint
+    config = json.loads((nested / "config.json").read_text())
+    config["quantization_config"]["bnb_4bit_quant_type"] = "fp4"  # the tensors say what they are in
+    (nested / "config.json").write_text(json.dumps(config))
+    other = open_checkpoint(str(nested))
+    assert other.fingerprint != checkpoint.fingerprint and other.tensors[NAME] == checkpoint.tensors[NAME]
+
+
+def change(folder: Path, name: str, make: Callable[[Tensor], Tensor | None]) -> Path:
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    made = make(tensors.pop(name))
+    if made is not None:
+        tensors[name] = made
+    save_file(tensors, file, metadata={"format": "pt"})
+    return folder
+
+
+def text(**changes: Any) -> Callable[[Tensor], Tensor]:
+    """The JSON text in a tensor with other values."""
+
+    def make(tensor: Tensor) -> Tensor:
+        state = json.loads(bytes(tensor.tolist())) | changes
+        return torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("part", "make", "error"),
+    [
+        ("absmax", lambda t: None, MissingTensorError),
+        ("absmax", lambda t: t[:-1].clone(), HeaderError),
+        ("absmax", lambda t: t.float(), HeaderError),
+        ("quant_map", lambda t: None, MissingTensorError),
+        ("quant_map", lambda t: t[:15].clone(), HeaderError),
+        ("nested_absmax", lambda t: None, MissingTensorError),
+        ("nested_absmax", lambda t: t.repeat(2), HeaderError),
+        ("nested_quant_map", lambda t: t.half(), HeaderError),
+        (STATE, lambda t: None, HeaderError),
+        (STATE, lambda t: t[:-2].clone(), HeaderError),
+        (STATE, lambda t: torch.full((40,), ord("["), dtype=torch.uint8), HeaderError),
+        (STATE, lambda t: torch.zeros(2**20, dtype=torch.uint8), HeaderError),
+        (STATE, text(quant_type="fp4"), HeaderError),
+        (STATE, text(blocksize=128), HeaderError),
+        (STATE, text(blocksize=0), HeaderError),
+        (STATE, text(blocksize="64"), HeaderError),
+        (STATE, text(nested_blocksize=64), HeaderError),
+        (STATE, text(nested_blocksize=None), HeaderError),
+        (STATE, text(nested_offset=float("nan")), HeaderError),
+        (STATE, text(nested_offset="0.1"), HeaderError),
+        (STATE, text(nested_offset=10**400), HeaderError),
+        (STATE, text(dtype="int8"), HeaderError),
+        (STATE, text(dtype=["float16"]), HeaderError),
+        (STATE, text(shape=[64, 64]), HeaderError),
+        (STATE, text(shape=[2**31, 2**31]), HeaderError),
+        (STATE, text(shape=[-96, -64]), HeaderError),
+        (STATE, text(shape=6144), HeaderError),
+    ],
+)
+def test_parts_that_do_not_belong_together(
+    nested: Path, part: str, make: Callable[[Tensor], Tensor | None], error: type[CheckpointError]
+) -> None:
+    assert NAME in refused(change(nested, f"{NAME}.{part}", make), error)
+
+
+def test_codes_cut_short_or_missing(nested: Path) -> None:
+    assert NAME in refused(change(nested, NAME, lambda t: t[:-1].clone()), HeaderError)
+    assert NAME in refused(change(nested, NAME, lambda t: None), MissingTensorError)
+
+
+@pytest.mark.parametrize(
+    ("part", "make", "error"),
+    [
+        ("SCB", lambda t: None, HeaderError),
+        ("SCB", lambda t: t[:-1].clone(), HeaderError),
+        ("SCB", lambda t: t.half(), HeaderError),
+        ("weight", lambda t: None, MissingTensorError),
+        ("weight", lambda t: t.float(), HeaderError),
+        ("weight_format", lambda t: torch.tensor(2, dtype=torch.uint8), UnsupportedModelError),
+        ("weight_format", lambda t: torch.zeros(2**20, dtype=torch.uint8), UnsupportedModelError),
+    ],
+)
+def test_int8_that_does_not_belong_together(
+    dense: Path,
+    tmp_path: Path,
+    part: str,
+    make: Callable[[Tensor], Tensor | None],
+    error: type[CheckpointError],
+) -> None:
+    quantise(dense, tmp_path, load_in_8bit=True)
+    assert "up_proj" in refused(change(tmp_path, NAME.replace("weight", part), make), error)

@@ -1,0 +1,243 @@
+"""Quantised checkpoints: the logits of transformers' own load, and tokens that no guess changes."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bitsandbytes.functional import dequantize_4bit
+from bitsandbytes.nn.modules import Linear4bit
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    BitsAndBytesConfig,
+    CompressedTensorsConfig,
+    FineGrainedFP8Config,
+)
+
+from offspec import SamplingParams
+from offspec.checkpoint import open_checkpoint
+from offspec.checkpoint.tensors import PackedInfo
+from offspec.errors import CheckpointError, MissingTensorError
+from offspec.model.attention import TreeContext
+from offspec_planners.placement import Placement
+from tests.checkpoint import packers
+from tests.tiny import nothing, open_model, tiny_engine, write_model
+
+IDS = torch.tensor([5, 9, 17, 33, 64, 20, 21, 22, 9, 41, 3, 90])
+PROMPT = IDS[:9].tolist()
+LAYERS = 2
+Quantise = Callable[..., object]  # (the dense folder, the packed one)
+
+
+def write_bitsandbytes(dense: Path, packed: Path, dtype: torch.dtype, **how: Any) -> Any:
+    """Writes a model that bitsandbytes quantised, and returns it."""
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        dense, quantization_config=BitsAndBytesConfig(**how), dtype=dtype
+    )
+    model.save_pretrained(packed)
+    for file in dense.glob("token*"):
+        (packed / file.name).write_bytes(file.read_bytes())
+    return model
+
+
+def four_bits(**how: Any) -> Quantise:
+    return lambda dense, packed: write_bitsandbytes(dense, packed, torch.float32, load_in_4bit=True, **how)
+
+
+def four_bits_of_bfloat16(dense: Path, packed: Path) -> None:
+    """And what its codes stand for, since transformers would compute in bfloat16 too."""
+    model = write_bitsandbytes(dense, packed, torch.bfloat16, load_in_4bit=True)
+    values = {name: parameter.detach().float() for name, parameter in model.named_parameters()}
+    for name, module in model.named_modules():
+        if isinstance(module, Linear4bit):
+            weight: Any = module.weight
+            values[f"{name}.weight"] = dequantize_4bit(weight.data, weight.quant_state).float()
+    save_file(values, dense / "model.safetensors", metadata={"format": "pt"})
+
+
+def int8(dense: Path, packed: Path) -> None:
+    """And what its codes stand for, since bitsandbytes would round the inputs too."""
+    write_bitsandbytes(dense, packed, torch.float32, load_in_8bit=True)
+    stored, values = load_file(packed / "model.safetensors"), load_file(dense / "model.safetensors")
+    for name in stored:
+        if name.endswith("SCB"):
+            weight = name.replace("SCB", "weight")
+            values[weight] = stored[weight].double().mul(stored[name].double()[:, None] / 127).float()
+    save_file(values, dense / "model.safetensors", metadata={"format": "pt"})
+
+
+def packing(settings: dict[str, Any], pack: Callable[..., packers.Packed], **how: Any) -> Quantise:
+    def quantise(dense: Path, packed: Path, which: str = ".layers.") -> None:
+        packers.requantise(dense, packed, settings, lambda shape: pack(shape, **how), which)
+
+    return quantise
+
+
+def compressing(format: str, dtype: torch.dtype, **weights: Any) -> Quantise:
+    group = {"targets": ["Linear"], "weights": weights}
+    settings = {
+        "quant_method": "compressed-tensors",
+        "format": format,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+    return packing(settings, packers.compressed, format=format, dtype=dtype, **weights)
+
+
+@dataclass(frozen=True)
+class Case:
+    """own: how transformers is to load it; None where a dense checkpoint of the same values stands in."""
+
+    quantise: Quantise
+    own: dict[str, Any] | None = None
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
+ORDERED = GPTQ | {"desc_act": True, "checkpoint_format": "gptq_v2", "bits": 8}
+INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
+INT8 = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": False}
+FLOAT = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [64, 64]}
+DEQUANTISED = {"quantization_config": CompressedTensorsConfig(dequantize=True)}
+CASES = {
+    "nf4": Case(four_bits(bnb_4bit_quant_type="nf4"), {}),
+    "fp4 nested": Case(four_bits(bnb_4bit_quant_type="fp4", bnb_4bit_use_double_quant=True), {}),
+    "fp4 of bfloat16": Case(four_bits_of_bfloat16),
+    "int8": Case(int8),
+    "awq": Case(packing(AWQ, packers.awq, group=32)),
+    "gptq": Case(packing(GPTQ, packers.gptq, group=32)),
+    "gptq by importance": Case(
+        packing(ORDERED, packers.gptq, bits=8, group=32, desc_act=True, less_one=False)
+    ),
+    "compressed int4": Case(compressing("pack-quantized", torch.float32, **INT4), DEQUANTISED),
+    "compressed int8": Case(compressing("int-quantized", torch.float32, **INT8), DEQUANTISED),
+    "compressed int4 of bfloat16": Case(compressing("pack-quantized", torch.bfloat16, **INT4)),
+    "compressed float8": Case(compressing("float-quantized", torch.float32, **FLOAT), DEQUANTISED),
+    "fp8": Case(
+        packing(FP8, packers.fp8, block=(64, 64)),
+        {"quantization_config": FineGrainedFP8Config(weight_block_size=(64, 64), dequantize=True)},
+    ),
+}
+
+
+@dataclass(frozen=True)
+class World:
+    case: Case
+    packed: Path
+    dense: Path
+    hostile: Path
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("models")
+    case = CASES[request.param]
+    dense = write_model(
+        folder / "dense",
+        spread=0.15,
+        hidden_size=128,
+        intermediate_size=256,
+        head_dim=32,
+        num_hidden_layers=LAYERS,
+    )
+    torch.manual_seed(4)
+    case.quantise(dense, folder / "packed")
+    yield World(case, folder / "packed", dense, write_model(folder / "hostile", "qwen2", seed=5))
+
+
+def logits(folder: Path) -> torch.Tensor:
+    """[12, V], every layer streamed."""
+    model = open_model(folder)
+    model.load(Placement.in_memory(LAYERS, [], 2), len(IDS), nothing)
+    try:
+        with torch.no_grad():
+            hidden = model.tree_model.hidden(IDS, TreeContext.chain(len(IDS), torch.device("cpu")))
+            return model.tree_model.logits(hidden).clone()
+    finally:
+        model.close()
+
+
+@pytest.mark.filterwarnings("ignore:You passed `quantization_config`")  # which says how to load, not what
+def test_the_logits_of_transformers(world: World) -> None:
+    tensors = open_checkpoint(str(world.packed)).tensors
+    packed = [name for name, weight in tensors.items() if isinstance(weight, PackedInfo)]
+    assert len(packed) == 7 * LAYERS
+    own = world.case.own
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        world.dense if own is None else world.packed,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        **(own or {}),
+    )
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False  # or bitsandbytes multiplies in bfloat16
+    with torch.no_grad():
+        expected = model(IDS[None]).logits[0]
+    assert expected.std() > 0.5
+    torch.testing.assert_close(logits(world.packed), expected, rtol=0, atol=1e-4)
+
+
+def test_tokens_do_not_depend_on_the_guesses(world: World) -> None:
+    params = [
+        SamplingParams(temperature=temperature, seed=7, max_tokens=16, ignore_eos=True)
+        for temperature in (0.0, 1.0)
+    ]
+    with tiny_engine(world.packed, "none", budget=1) as engine:
+        expected = [engine.generate(PROMPT, one).token_ids for one in params]
+    assert expected[0] != expected[1] and len(set(expected[1])) > 4
+    drafts = ((world.hostile, 7, ()), ("auto", 32, ()), (world.packed, 32, (0,)))
+    for draft, budget, resident in drafts:
+        with tiny_engine(world.packed, draft, budget=budget, resident=resident) as engine:
+            results = [engine.generate(PROMPT, one) for one in params]
+            assert [result.token_ids for result in results] == expected, draft
+            assert all(result.bytes_streamed > 0 for result in results)
+            if draft == world.packed:
+                assert results[0].tokens_per_pass > 2
+
+
+@pytest.mark.parametrize("name", ["gptq", "compressed int4", "fp8"])
+@pytest.mark.parametrize(("family", "which"), [("qwen3_moe", ".experts."), ("llama", "lm_head")])
+def test_packed_experts_and_heads(family: str, which: str, name: str, tmp_path: Path) -> None:
+    """Experts that become one parameter, and a head, against the same values stored whole."""
+    dense, packed = tmp_path / "dense", tmp_path / "packed"
+    write_model(dense, family, hidden_size=64, moe_intermediate_size=64, tie_word_embeddings=False)
+    CASES[name].quantise(dense, packed, which)
+    tensors = open_checkpoint(str(packed)).tensors
+    count = sum(isinstance(weight, PackedInfo) for weight in tensors.values())
+    assert count == (1 if family == "llama" else 36)
+    params = SamplingParams(temperature=1.0, seed=7, max_tokens=12, ignore_eos=True)
+    with tiny_engine(dense, "none", budget=1) as engine:
+        expected = engine.generate(PROMPT, params).token_ids
+    for draft in ("none", "auto"):
+        with tiny_engine(packed, draft, budget=16) as engine:
+            assert engine.generate(PROMPT, params).token_ids == expected
+
+
+@pytest.fixture
+def awq(tmp_path: Path) -> Path:
+    dense = write_model(tmp_path / "dense", hidden_size=64, intermediate_size=64, head_dim=16)
+    CASES["awq"].quantise(dense, tmp_path / "awq")
+    return tmp_path / "awq"
+
+
+def test_a_weight_of_another_model(awq: Path) -> None:
+    file = awq / "model.safetensors"
+    other = packers.awq((128, 64), 32)
+    named = {f"model.layers.1.mlp.up_proj.{part}": tensor for part, tensor in other.tensors.items()}
+    save_file(load_file(file) | named, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"up_proj.weight has shape \[128, 64\].*asks for \[64, 64\]"):
+        open_model(awq)
+
+
+def test_a_weight_that_is_not_there(awq: Path) -> None:
+    file = awq / "model.safetensors"
+    kept = {name: tensor for name, tensor in load_file(file).items() if "layers.1.mlp.up" not in name}
+    save_file(kept, file, metadata={"format": "pt"})
+    with pytest.raises(MissingTensorError, match=r"lacks model\.layers\.1\.mlp\.up_proj\.weight"):
+        open_model(awq)

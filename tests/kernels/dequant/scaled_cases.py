@@ -1,0 +1,49 @@
+"""Weights of random bits with scales that files have, and some that none should have."""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offspec_kernels.dequant import Format, dequantise
+from offspec_kernels.paths import Path
+
+PATHS: list[Path] = ["reference", "eager", "triton"]
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+# Subnormal ones of float16 only: triton's interpreter takes those of bfloat16 for others.
+ODD = (math.inf, -math.inf, math.nan, 65504.0, -300.0, 6e-8, -6e-8, 6e-5, 0.0)
+
+
+def words(seed: int, *shape: int) -> Tensor:
+    """int32 of random bits."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-(2**31), 2**31, shape, generator=generator).int()
+
+
+def scales(seed: int, dtype: torch.dtype, *shape: int, odd: float = 0.0) -> Tensor:
+    """A share `odd` of them are large, subnormal, negative or no numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    usual = torch.rand(shape, generator=generator) * 0.02
+    drawn = torch.tensor(ODD)[torch.randint(len(ODD), shape, generator=generator)]
+    return torch.where(torch.rand(shape, generator=generator) < odd, drawn, usual).to(dtype)
+
+
+def check(
+    format: Format, parts: Mapping[str, Tensor], shape: tuple[int, int], wanted: Tensor, path: Path
+) -> None:
+    """The path makes these float32 values, and rounds them once to the dtype of memory that had none.
+
+    Any number that is none is as good as another.
+    """
+    assert wanted.dtype == torch.float32 and wanted.shape == shape
+    for dtype, integers in ((torch.float32, torch.int32), (torch.bfloat16, torch.int16)):
+        out = torch.full((math.prod(shape),), math.nan, dtype=dtype)
+        with np.errstate(all="ignore"):  # of the interpreter
+            found = dequantise(format, parts, shape, out, path=path)
+        assert found.shape == shape and found.data_ptr() == out.data_ptr()
+        rounded = wanted.to(dtype)
+        number = ~rounded.isnan()
+        assert torch.equal(number, ~found.isnan())
+        assert torch.equal(found[number].view(integers), rounded[number].view(integers))

@@ -1,0 +1,189 @@
+"""Integers of compressed-tensors, bit for bit as the library has them, on every path."""
+
+from typing import Any
+
+import pytest
+import torch
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from offspec_kernels.dequant import dequantise
+from offspec_kernels.dequant.compressed import CompressedInt
+from offspec_kernels.errors import ArgumentError
+from offspec_kernels.paths import Path
+from tests.kernels.dequant.scaled_cases import DTYPES, PATHS, check, scales, words
+
+GROUPS = [None, 0, 32]
+
+
+def codes(seed: int, bits: int, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-(1 << bits - 1), 1 << bits - 1, shape, generator=generator).to(torch.int8)
+
+
+def make(format: CompressedInt, shape: tuple[int, int], seed: int = 0, odd: float = 0.0) -> dict[str, Tensor]:
+    each = format.parts(shape)["scale"].shape
+    weight, zeros = codes(seed, format.bits, *shape), codes(seed + 1, format.bits, *each)
+    parts = {"weight": weight, "scale": scales(seed + 2, format.scales, *each, odd=odd)}
+    if format.packed:
+        parts["weight"] = pack_to_int32(weight, format.bits)
+    if format.zero_point:
+        parts["zero_point"] = pack_to_int32(zeros, format.bits, 0) if format.packs_zeros else zeros
+    if format.act_order:
+        generator = torch.Generator().manual_seed(seed)
+        groups = torch.arange(shape[1], dtype=torch.int32) // (format.group or 1)
+        parts["g_idx"] = groups[torch.randperm(shape[1], generator=generator)]
+    return parts
+
+
+def by_library(format: CompressedInt, parts: dict[str, Tensor], shape: tuple[int, int]) -> Tensor:
+    strategy = {None: "channel", 0: "tensor"}.get(format.group, "group")
+    arguments = QuantizationArgs(
+        num_bits=format.bits,
+        symmetric=not format.zero_point,
+        strategy=strategy,
+        group_size=format.group or None,
+    )
+    state = {"weight_scale": parts["scale"]}
+    if format.zero_point:
+        state["weight_zero_point"] = parts["zero_point"]
+    if format.packed:
+        state |= {"weight_packed": parts["weight"], "weight_shape": torch.tensor(shape)}
+    else:
+        state["weight"] = parts["weight"]
+    kind = BaseCompressor.get_value_from_registry("pack-quantized" if format.packed else "int-quantized")
+    made = kind.decompress(state, QuantizationScheme(targets=[], weights=arguments))
+    values: Tensor = made["weight"].float()
+    return values
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("zero_point", [False, True])
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_packed(bits: int, group: int | None, zero_point: bool, path: Path) -> None:
+    format, shape = CompressedInt(bits, True, group, zero_point), (9, 96)
+    parts = make(format, shape)
+    check(format, parts, shape, by_library(format, parts, shape), path)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("zero_point", [False, True])
+@pytest.mark.parametrize("group", GROUPS)
+def test_bytes(group: int | None, zero_point: bool, path: Path) -> None:
+    format, shape = CompressedInt(8, False, group, zero_point), (9, 96)
+    parts = make(format, shape)
+    check(format, parts, shape, by_library(format, parts, shape), path)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_any_scales(dtype: torch.dtype, path: Path) -> None:
+    format, shape = CompressedInt(8, True, 8, True, scales=dtype), (12, 264)
+    parts = make(format, shape, odd=0.5)
+    check(format, parts, shape, by_library(format, parts, shape), path)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    bits=st.integers(1, 8),
+    rows=st.integers(1, 40),
+    groups=st.integers(1, 5),
+    size=st.integers(1, 70),
+    zero_point=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_words_cut_off(bits: int, rows: int, groups: int, size: int, zero_point: bool, seed: int) -> None:
+    format, shape = CompressedInt(bits, True, size, zero_point), (rows, groups * size)
+    parts = make(format, shape, seed)
+    wanted = by_library(format, parts, shape)
+    check(format, parts, shape, wanted, "reference")
+    check(format, parts, shape, wanted, "eager")
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("packed", [False, True])
+def test_act_order(packed: bool, path: Path) -> None:
+    """Columns put in the order of their groups are those of a weight without the order."""
+    format, shape = CompressedInt(4, packed, 32, True, act_order=True), (9, 96)
+    parts = make(format, shape)
+    order = parts["g_idx"].argsort(stable=True)
+    sorted_parts = {name: part for name, part in parts.items() if name != "g_idx"}
+    if packed:
+        sorted_parts["weight"] = pack_to_int32(codes(0, 4, *shape)[:, order], 4)
+    else:
+        sorted_parts["weight"] = parts["weight"][:, order]
+    wanted = torch.empty(shape)
+    wanted[:, order] = by_library(CompressedInt(4, packed, 32, True), sorted_parts, shape)
+    check(format, parts, shape, wanted, path)
+
+
+@pytest.mark.parametrize("path", ["reference", "eager"])
+def test_no_such_group(path: Path) -> None:
+    format, shape = CompressedInt(4, True, 32, False, act_order=True), (8, 64)
+    for index in (-1, 2):
+        parts = make(format, shape)
+        parts["g_idx"][5] = index
+        with pytest.raises(ArgumentError) as caught:
+            dequantise(format, parts, shape, torch.empty(8 * 64), path=path)
+        assert caught.value.argument == "g_idx"
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_scales_without_their_second_dimension(path: Path) -> None:
+    shape = (9, 64)
+    for format in (CompressedInt(8, False, None, True), CompressedInt(8, False, 0, True)):
+        parts = make(format, shape)
+        wanted = by_library(format, parts, shape)
+        for name in ("scale", "zero_point"):
+            parts[name] = parts[name].squeeze()
+        check(format, parts, shape, wanted, path)
+
+
+def test_rows_alone() -> None:
+    """Where rows can be had by themselves, some rows of the parts are the same rows of the weight."""
+    for format in (CompressedInt(4, True, 32, False), CompressedInt(8, False, None, True)):
+        assert format.by_rows
+        parts = make(format, (9, 64))
+        some = {name: part[3:5].contiguous() for name, part in parts.items()}
+        values = dequantise(format, some, (2, 64), torch.empty(128))
+        assert torch.equal(values, format.reference(parts, (9, 64))[3:5])
+    assert not CompressedInt(4, True, 32, True).by_rows
+    assert not CompressedInt(8, False, 0, False).by_rows
+
+
+@pytest.mark.parametrize(
+    ("change", "argument"),
+    [
+        ({"scale": torch.zeros(8, 4, dtype=torch.bfloat16)}, "scale"),
+        ({"scale": torch.zeros(8, 2)}, "scale"),
+        ({"weight": torch.zeros(8, 64, dtype=torch.int8)}, "weight"),
+        ({"zero_point": words(0, 1, 2)}, "zero_point"),
+        ({"g_idx": torch.zeros(64, dtype=torch.int32)}, "g_idx"),
+    ],
+)
+def test_wrong_parts(change: dict[str, Tensor], argument: str) -> None:
+    format, shape = CompressedInt(4, True, 32, False), (8, 64)
+    with pytest.raises(ArgumentError) as caught:
+        dequantise(format, make(format, shape) | change, shape, torch.empty(8 * 64))
+    assert caught.value.argument == argument
+
+
+@pytest.mark.parametrize(
+    ("make_format", "argument"),
+    [
+        (lambda: CompressedInt(9, True, 32, False), "bits"),
+        (lambda: CompressedInt(4, True, -1, False), "group"),
+        (lambda: CompressedInt(4, True, None, False, act_order=True), "act_order"),
+        (lambda: CompressedInt(4, True, 32, False, scales=torch.int8), "scales"),
+        (lambda: CompressedInt(4, True, 48, False).parts((8, 64)), "shape"),
+    ],
+)
+def test_what_cannot_be(make_format: Any, argument: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        make_format()
+    assert caught.value.argument == argument

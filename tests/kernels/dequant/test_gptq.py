@@ -1,0 +1,163 @@
+"""GPTQ, value for value as its published layout says, on every path."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from offspec_kernels.dequant import dequantise
+from offspec_kernels.dequant.gptq import Gptq
+from offspec_kernels.errors import ArgumentError
+from offspec_kernels.paths import Path
+from tests.kernels.dequant.scaled_cases import DTYPES, PATHS, check, scales, words
+
+
+def make(format: Gptq, shape: tuple[int, int], seed: int = 0, odd: float = 0.0) -> dict[str, Tensor]:
+    parts = format.parts(shape)
+    made = {
+        "qweight": words(seed, *parts["qweight"].shape),
+        "qzeros": words(seed + 1, *parts["qzeros"].shape),
+        "scales": scales(seed + 2, format.scales, *parts["scales"].shape, odd=odd),
+    }
+    if format.act_order:
+        generator = torch.Generator().manual_seed(seed)
+        made["g_idx"] = torch.randint(len(made["scales"]), (shape[1],), generator=generator).int()
+    return made
+
+
+def field(column: list[int], place: int, bits: int) -> int:
+    """The code at a place of words that fill up from their lowest bits."""
+    stream = sum((word & 0xFFFFFFFF) << (32 * index) for index, word in enumerate(column))
+    return stream >> (place * bits) & ((1 << bits) - 1)
+
+
+def one_by_one(format: Gptq, parts: dict[str, Tensor], shape: tuple[int, int]) -> Tensor:
+    """In float16, of one weight after the other."""
+    bits, group = format.bits, shape[1] if format.group == -1 else format.group
+    index = parts["g_idx"].tolist() if format.act_order else [column // group for column in range(shape[1])]
+    ones = sum(1 << bit for bit in range(0, 32, bits))
+    zeros = []
+    for row in parts["qzeros"].tolist():
+        if format.zero_plus_one and bits != 3:  # to a word's zeros at once, carries and all
+            row = [(word & 0xFFFFFFFF) + ones & 0xFFFFFFFF for word in row]
+        plus = int(format.zero_plus_one and bits == 3)
+        zeros.append([(field(row, place, bits) + plus) % 2**bits for place in range(shape[0])])
+    scale = parts["scales"].numpy()
+    values = np.empty(shape, np.float16)
+    for out in range(shape[0]):
+        column = parts["qweight"][:, out].tolist()
+        for i, g in enumerate(index):
+            values[out, i] = scale[g, out] * np.float16(field(column, i, bits) - zeros[g][out])
+    return torch.from_numpy(values).float()
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("act_order", [False, True])
+@pytest.mark.parametrize("plus", [False, True])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_as_published(bits: int, plus: bool, act_order: bool, path: Path) -> None:
+    format, shape = Gptq(bits, 32, act_order, plus), (32, 64)
+    parts = make(format, shape)
+    check(format, parts, shape, one_by_one(format, parts, shape), path)
+
+
+def test_a_zero_that_wraps_carries_as_it_borrowed() -> None:
+    """A word 0, 1, 2, .. of true zeros, less 1 each: what the first version stores."""
+    true = sum(code << 4 * code for code in range(8))
+    stored = (true - 0x11111111) % 2**32
+    parts = {
+        "qweight": torch.zeros(1, 8, dtype=torch.int32),
+        "qzeros": torch.tensor([[stored - 2**32 if stored >= 2**31 else stored]], dtype=torch.int32),
+        "scales": torch.ones(1, 8, dtype=torch.float16),
+    }
+    values = dequantise(Gptq(4, -1, False), parts, (8, 8), torch.empty(64))
+    assert values[:, 0].tolist() == [0, -1, -2, -3, -4, -5, -6, -7]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_any_scales(dtype: torch.dtype, path: Path) -> None:
+    format, shape = Gptq(8, 8, False, scales=dtype), (24, 64)
+    parts = make(format, shape, odd=0.5)
+    index = torch.arange(64) // 8
+    codes = parts["qweight"].view(torch.uint8).view(16, 24, 4).transpose(1, 2).reshape(64, 24).int()
+    zeros = (parts["qzeros"] + 0x01010101).view(torch.uint8).view(8, 24).int()
+    wanted = parts["scales"][index] * (codes - zeros[index]).to(dtype)
+    check(format, parts, shape, wanted.float().mT.contiguous(), path)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    bits=st.sampled_from([2, 3, 4, 8]),
+    rows=st.sampled_from([64, 640, 4096, 4160]),
+    groups=st.integers(1, 3),
+    whole=st.booleans(),
+    act_order=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_blocks_cut_off(bits: int, rows: int, groups: int, whole: bool, act_order: bool, seed: int) -> None:
+    """More columns than a loop takes at once, and rows that are no multiple of what a thread takes."""
+    least = 32 if bits == 3 else 32 // bits
+    group, shape = 3 * least, (rows, groups * 3 * least)
+    format = Gptq(bits, -1 if whole else group, act_order)
+    parts = make(format, shape, seed)
+    check(format, parts, shape, format.reference(parts, shape), "eager")
+
+
+@pytest.mark.parametrize("path", ["reference", "eager"])
+@pytest.mark.parametrize("index", [-1, 2])
+def test_no_such_group(index: int, path: Path) -> None:
+    format, shape = Gptq(4, 32, True), (8, 64)
+    parts = make(format, shape)
+    parts["g_idx"][5] = index
+    with pytest.raises(ArgumentError, match="g_idx: groups go from 0 to 1") as caught:
+        dequantise(format, parts, shape, torch.empty(8 * 64), path=path)
+    assert caught.value.argument == "g_idx"
+
+
+@pytest.mark.interpreted
+def test_no_such_group_is_read_by_a_kernel() -> None:
+    format, shape = Gptq(4, 32, True), (8, 64)
+    parts = make(format, shape)
+    parts["g_idx"][5] = 2**31 - 1
+    values = dequantise(format, parts, shape, torch.zeros(8 * 64), path="triton")
+    assert not values[:, 5].any() and values[:, 6].any()
+
+
+@pytest.mark.parametrize(
+    ("change", "argument"),
+    [
+        ({"scales": torch.zeros(4, 8, dtype=torch.float16)}, "scales"),
+        ({"scales": torch.zeros(2, 8)}, "scales"),
+        ({"qweight": torch.zeros(8, 8, dtype=torch.int64)}, "qweight"),
+        ({"qzeros": torch.zeros(2, 2, dtype=torch.int32)}, "qzeros"),
+        ({"g_idx": torch.zeros(64, dtype=torch.int32)}, "g_idx"),
+    ],
+)
+def test_wrong_parts(change: dict[str, Tensor], argument: str) -> None:
+    format, shape = Gptq(4, 32, False), (8, 64)
+    with pytest.raises(ArgumentError) as caught:
+        dequantise(format, make(format, shape) | change, shape, torch.empty(8 * 64))
+    assert caught.value.argument == argument
+
+
+@pytest.mark.parametrize(
+    ("make_format", "argument"),
+    [
+        (lambda: Gptq(5, 32, False), "bits"),
+        (lambda: Gptq(4, 0, False), "group"),
+        (lambda: Gptq(4, 32, False, scales=torch.float64), "scales"),
+        (lambda: Gptq(4, 48, False).parts((8, 64)), "shape"),
+        (lambda: Gptq(4, 32, False).parts((12, 64)), "shape"),
+        (lambda: Gptq(3, -1, False).parts((32, 40)), "shape"),
+        (lambda: Gptq(4, -1, False).parts((64,)), "shape"),
+    ],
+)
+def test_what_cannot_be(make_format: Any, argument: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        make_format()
+    assert caught.value.argument == argument
