@@ -58,9 +58,12 @@ class Opened:
         if self.draft is not None:
             self.draft.close()
 
-    def fit(self, config: EngineConfig) -> Fit:
-        """What fits where with these settings. Raises CapacityError, RequestError."""
-        return decide(config, self.memory, self.vram, self.target, self.draft, self.runtime)
+    def fit(self, config: EngineConfig, share: float = 1.0) -> Fit:
+        """What fits where with these settings, were the target's layers `share` times as large as they are.
+
+        Raises CapacityError, RequestError.
+        """
+        return decide(config, self.memory, self.vram, self.target, self.draft, self.runtime, share)
 
     def holds(self, config: EngineConfig, fit: Fit) -> bool:
         """Whether an arrangement that was made before fits."""

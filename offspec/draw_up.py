@@ -122,6 +122,8 @@ def make_plan(
         choice = chosen.choice
         settled, walked = replace(wanted, budget=choice.budget, width=choice.width), choice.tokens_per_pass
     fit = opened.fit(settled)
+    if opened.unpacks(settled, fit):
+        target = target.unpacked_once()
     costs = pricing.costs(target, fit.placement, walked)
     if wanted.tree == "dynamic":
         chosen = outlook(calibration, costs, choice.budget, choice.width)

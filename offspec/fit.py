@@ -48,12 +48,13 @@ def decide(
     target: LoadedModel,
     draft: LoadedModel | None,
     runtime: int,
+    share: float = 1.0,
 ) -> Fit:
     """The first arrangement that fits: the best draft, then the longest context; see `_choices`.
 
     given: bytes of RAM for the process; device_memory: bytes of the device, None where it computes in RAM.
     config.budget and .width: the most that will be used. runtime: bytes that the process takes without
-    any weights.
+    any weights. share: of its bytes that each layer takes, where that is asked for.
     Raises CapacityError, RequestError for a context that is over the model's.
     """
     failure: CapacityError | None = None
@@ -61,6 +62,7 @@ def decide(
         found: Fit | None = None
         for chunk in (CHUNK, SMALL_CHUNK):
             needs = _needs(config, target, draft, held, context, runtime, chunk)
+            needs = replace(needs, layers=[int(size * share) for size in needs.layers])
             try:
                 fit = Fit(context, held[0], memory.divide(given, needs, device_memory), chunk, held[1])
             except CapacityError as error:
@@ -128,7 +130,8 @@ def unpacks(
         return False
     held = fit.draft_mode, fit.draft_bits
     needs = _needs(config, target, draft, held, fit.context, runtime, fit.chunk)
-    return memory.holds(given, replace(needs, layers=target.held_bytes), fit.placement, device_memory)
+    needs = replace(needs, layers=target.held_bytes, extra=target.held_extra)
+    return memory.holds(given, needs, fit.placement, device_memory)
 
 
 def _contexts(config: EngineConfig, target: LoadedModel) -> list[int]:
@@ -189,7 +192,10 @@ def draft_bytes(held: Held, draft: LoadedModel | None, config: EngineConfig, con
     shared = config.draft == "auto"
     fixed = draft.cache_bytes(rows) + (0 if shared else draft.rest_bytes)
     # The layer that is being rounded or fused, as it is on disk and as values.
-    fixed += max(draft.layer_bytes) + max(draft.held_bytes if draft.is_packed else draft.layer_extra)
+    if draft.is_packed:
+        fixed += max(map(sum, zip(draft.held_bytes, draft.held_extra, strict=True)))
+    else:
+        fixed += max(draft.layer_bytes) + max(draft.layer_extra)
     if mode == "full":
         return fixed + sum(draft.held_bytes)
     layers = draft.skeleton.layers

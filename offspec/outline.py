@@ -27,6 +27,7 @@ def sizes_of(model: LoadedModel, name: str) -> ModelSizes:
     size: int = getattr(config, "head_dim", None) or config.hidden_size // heads
     head = model.skeleton.model.get_output_embeddings().weight
     weights = [_multiplied(layer, config) for layer in model.skeleton.layers]
+    unpacked, unpacked_bytes = model.unpacked
     return ModelSizes(
         name=name,
         layers=tuple(model.layer_bytes),
@@ -37,7 +38,8 @@ def sizes_of(model: LoadedModel, name: str) -> ModelSizes:
         attention=4 * heads * size,
         hidden=config.hidden_size,
         vocabulary=model.skeleton.vocab_size,
-        packed=8 * sum(model.layer_bytes) / sum(model.layer_elements) if model.is_packed else 0.0,
+        unpacked=unpacked / len(weights),
+        unpacked_bytes=unpacked_bytes / len(weights),
     )
 
 

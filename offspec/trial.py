@@ -38,6 +38,7 @@ _SECONDS = 0.7  # that a pass is given before it is broken off
 _LEAST_LAYERS = 3
 _WALKS = 7
 _COPIED, _COPIES = 4 << 20, 5
+_UNPACKING = 3.5  # times what copying takes, by `bench.dequant`: NF4 on a CPU
 _LINK_SECONDS, _READINGS = 1.5, 3  # of reading, to know how fast the link is
 _BUSY = 0.2  # share of that time that passes must wait for the link to call it busy
 _DRAFT_SECONDS = 2.5  # for steps of all widths
@@ -75,7 +76,7 @@ class PassTrial:
                 outside.append((rows, around))
             link = self.link()
             progress(len(self._rows) + 1, len(self._rows) + 1)
-            unpack = 0.0 if target.is_packed else copying_seconds(target.dtype, target.device)
+            unpack = 0.0 if target.is_packed else _UNPACKING * copying_seconds(target.dtype, target.device)
             return Measured(tuple(layer), tuple(outside), self._walk(), link=link, unpack=unpack)
         finally:
             target.tree_model.settle = None
@@ -170,7 +171,7 @@ class PassTrial:
 
 
 def copying_seconds(dtype: torch.dtype, device: torch.device) -> float:
-    """Seconds that copying one value of a large matrix takes: about what unpacking one does.
+    """Seconds that copying one value of a matrix takes.
 
     Unpacking itself is not tried, because what it needs would stay in memory.
     """

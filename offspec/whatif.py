@@ -1,5 +1,6 @@
 """What would help most: the plan's speed on a machine or with files that are not quite these."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 from offspec.assemble import Opened
@@ -13,6 +14,7 @@ from offspec_planners.plan import WhatIf
 from offspec_planners.search import Outlook, best, outlook, sweep
 
 _FACTORS = (1.5, 2, 4)  # times the memory there is
+_WHOLE = 12  # bits a weight, from which on a file is not taken for packed
 _FORMATS = {"nf4": 4.25, "int8": 8.5}  # bits a weight of what `offspec pack` makes, scales included
 
 
@@ -69,24 +71,26 @@ class WhatIfs:
             return []
         self._placed = placement
         kept, host = len(placement.resident), len(placement.layers(Tier.HOST))
+        target = self._target.unpacked_once() if larger.unpacks(self._config, fit) else self._target
         where = f"{kept} of {len(placement.tiers)} layers stay on the device, {host} in RAM"
         if larger.vram is None:
             where = f"{kept} of {len(placement.tiers)} layers stay in it"
-        return [WhatIf(change, self._speed(fit=fit), where)]
+        return [WhatIf(change, self._speed(fit=fit, target=target), where)]
 
     def _packed(self) -> list[WhatIf]:
         """The target in fewer bits, which then have to be unpacked; none where it already is."""
-        if self._target.packed:
+        target = self._opened.target
+        stored = 8 * sum(target.layer_bytes) / sum(target.layer_elements)
+        if stored < _WHOLE:
             return []
-        stored = 8.0 * self._opened.target.dtype.itemsize
-        return [
-            WhatIf(
-                f"the target packed to {name}",
-                self._speed(target=self._target.packed_in(bits, stored)),
-                f"`offspec pack --to {name}`; another model, a little less exact",
-            )
-            for name, bits in _FORMATS.items()
-        ]
+        rows = list[WhatIf]()
+        for name, bits in _FORMATS.items():
+            with suppress(CapacityError):
+                fit = self._opened.fit(self._config, bits / stored)
+                speed = self._speed(fit=fit, target=self._target.packed_in(bits, stored))
+                note = f"`offspec pack --to {name}`; another model, a little less exact"
+                rows.append(WhatIf(f"the target packed to {name}", speed, note))
+        return rows
 
     def _plain(self) -> float:
         alone = replace(self._opened, draft=None).fit(replace(self._config, budget=1, width=1))

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from offspec.checkpoint.open import DEMO_PACKAGE
+from offspec.checkpoint.open import DEMO_PACKAGE, open_checkpoint
 from offspec.conversation import Conversation, Message
 from tests.chat.tmux import HAS_TMUX, Tmux
 
@@ -27,8 +27,12 @@ SAVED_WITHIN = 2.0  # seconds after it was said
 
 
 def start(data: Path, *options: str) -> Tmux:
-    # In float32 a second answer is the first, to the last token, whatever trees they came from.
-    words = ["chat", "demo", "--memory", "1.5GB", "--context", "1024", "--budget", "16", "--width", "4"]
+    # In float32 a second answer is the first, to the last token, whatever trees they came from. Unpacked, the
+    # model does not fit in so little memory, and streams.
+    model = data.parent / "demo"
+    if not model.exists():
+        model.symlink_to(open_checkpoint("demo", unpack=True).folder)
+    words = ["chat", str(model), "--memory", "1.5GB", "--context", "1024", "--budget", "16", "--width", "4"]
     words += ["--dtype", "float32"]
     variables = {"OFFSPEC_DATA": str(data), "OFFSPEC_CACHE": os.environ["OFFSPEC_CACHE"]}
     return Tmux([sys.executable, "-m", "offspec", *words, *options], variables)

@@ -127,13 +127,13 @@ def test_shortfalls_are_plain_sentences() -> None:
         accelerate={"offspec_is_faster_by": 8.0},
         assisted={"offspec_is_faster_by": 3.0},
     )
-    assert peers_tally.shortfalls(fine, peers_jobs.CONTENDERS) == []
+    assert peers_tally.shortfalls(fine, peers_jobs.PLAIN) == []
     short = rows(
         offspec={"same_tokens": False, "first_differences": {"chat-1": 3}},
         accelerate={"offspec_is_faster_by": 7.9},
         assisted={"error": {"kind": "killed", "message": ""}},
     )
-    told = peers_tally.shortfalls(short, peers_jobs.CONTENDERS)
+    told = peers_tally.shortfalls(short, peers_jobs.PLAIN)
     assert "7.90x accelerate, disk at temperature 0, where 8x was the aim" in told[0]
     assert told[1].startswith("assisted generation did not run")
     assert "speculation changed 1 answers" in told[2]

@@ -82,6 +82,7 @@ class LMDrafter:
     def start(self, ids: Sequence[int]) -> None:
         cache = self._model.cache
         cache.rewind(min(cache.length, len(ids) - 1))
+        self._adopted = min(self._adopted, cache.length)
         self._ids = list(ids)
         self._row_of.clear()
         self._sees[:] = False

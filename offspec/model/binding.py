@@ -51,7 +51,8 @@ class Binder:
         self._plain, waiting = list[Recipe](), dict[str, list[Recipe]]()
         for recipe in recipes:
             modules = {parameter.rpartition(".")[0] for parameter in recipe.names}
-            if recipe.is_packed and len(modules) == 1:
+            # A layer's own hooks would run before the layer has been entered.
+            if recipe.is_packed and len(modules) == 1 and modules != {prefix.rstrip(".")}:
                 waiting.setdefault(modules.pop(), []).append(recipe)
             else:
                 self._plain.append(recipe)
@@ -79,6 +80,28 @@ class Binder:
     def scratch_elements(self) -> int:
         """Values of the module with the most packed weights."""
         return max((unpacker.elements for unpacker in self._unpackers), default=0)
+
+    @property
+    def fused_elements(self) -> int:
+        """Values that are there besides while packed weights are fused: the outcome, and one before it."""
+        return max(
+            (2 * self._values(recipe) for recipe in self.recipes if recipe.is_packed and recipe.converter),
+            default=0,
+        )
+
+    @property
+    def unpacked_elements(self) -> int:
+        """Values that are unpacked whenever the unit runs."""
+        return sum(unpacker.elements for unpacker in self._unpackers)
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """Bytes that those are stored in."""
+        waiting = [recipe for recipe in self.recipes if recipe.is_packed and recipe not in self._plain]
+        return sum(weight.nbytes for recipe in waiting for weight, _ in recipe.sources)
+
+    def _values(self, recipe: Recipe) -> int:
+        return sum(self._meta[name].numel() for name in recipe.names)
 
     @property
     def copied_bytes(self) -> int:

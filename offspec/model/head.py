@@ -13,7 +13,7 @@ import torch
 
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, on_disk
 from offspec.model.binding import view_tensor
-from offspec.model.unpacking import rows_of, values_of
+from offspec.model.unpacking import check_finite, rows_of, values_of
 from offspec.store.layout import UnitLayout, lay_out
 
 
@@ -29,7 +29,9 @@ class HeadBlock:
 
 def can_be_cut(weight: Weight) -> bool:
     """Whether rows of a matrix can be read alone."""
-    return isinstance(weight, TensorInfo) or weight.format.by_rows
+    if isinstance(weight, TensorInfo):
+        return True
+    return weight.format.by_rows and all(info.shape[0] == weight.shape[0] for _, info in weight.parts)
 
 
 def head_blocks(weight: Weight, most: int, values: int) -> list[HeadBlock]:
@@ -65,6 +67,7 @@ class StreamedHead:
         self._module, self._blocks = module, blocks
         self._dtype, self._device = dtype, device
         self._memory_of, self._empty = memory_of, empty
+        self._seen: set[int] = set()  # where blocks begin whose values are known to be numbers
 
     def logits(self, hidden: torch.Tensor, project: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """[n, H] to [n, V]. project(hidden) runs the family's head over the rows that are bound."""
@@ -86,7 +89,11 @@ class StreamedHead:
         views = {
             info.name: view_tensor(memory, *block.layout.places[info.name]) for info in on_disk(block.weight)
         }
-        rows = values_of(block.weight, views, self._empty).to(self._device, self._dtype)
+        rows = values_of(block.weight, views, self._empty)
+        if isinstance(block.weight, PackedInfo) and block.start not in self._seen:
+            check_finite(block.weight, rows)
+            self._seen.add(block.start)
+        rows = rows.to(self._device, self._dtype)
         parameters["weight"] = torch.nn.Parameter(rows, requires_grad=False)
         if kept.get("bias") is not None:
             bias = kept["bias"][block.start : block.end]

@@ -1,5 +1,6 @@
 """A model from a checkpoint: opened and measured first, loaded once it is known where everything goes."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import torch
 
 from offspec.checkpoint.quantised.packs import checksums
 from offspec.checkpoint.tensors import Weight
+from offspec.errors import UnsupportedModelError
 from offspec.model.attention import TreeContext
 from offspec.model.binding import Binder
 from offspec.model.cache import TreeCache
@@ -28,6 +30,7 @@ from offspec_kernels.tree_attention import scratch_bytes as tree_attention_scrat
 from offspec_planners.placement import Placement, Tier
 
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
+_HEAD_VALUES = 4 << 20  # of a packed head, in a block that streams, even where layers unpack fewer at once
 
 
 class LoadedModel:
@@ -62,6 +65,11 @@ class LoadedModel:
                 self._rows = recipe.sources[0][0]
             elif not (self.skeleton.tied and recipe.names[0] == self._head_alias()):
                 rest.append(recipe)
+            elif recipe.is_packed:
+                raise UnsupportedModelError(
+                    f"config.json ties the head to the embedding, and {recipe.sources[0][0].file.name} has a "
+                    "quantised head of its own: set tie_word_embeddings to false in config.json"
+                )
         prefix = self.skeleton.layers_prefix
         self.layers = [
             Binder(model, f"layer {i}", recipes, device, f"{prefix}.{i}.") for i, recipes in enumerate(layers)
@@ -108,6 +116,17 @@ class LoadedModel:
         return [binder.kept_bytes for binder in self.layers]
 
     @property
+    def held_extra(self) -> list[int]:
+        """Bytes that each layer takes besides while it is made into such values."""
+        return [binder.layout.nbytes + binder.fused_elements * self.dtype.itemsize for binder in self.layers]
+
+    @property
+    def unpacked(self) -> tuple[int, int]:
+        """Values of all layers that every pass unpacks, and the bytes that those are stored in."""
+        values = sum(binder.unpacked_elements for binder in self.layers)
+        return values, sum(binder.unpacked_bytes for binder in self.layers)
+
+    @property
     def is_packed(self) -> bool:
         """Whether layers hold weights that are unpacked as they run."""
         return any(binder.is_packed for binder in self.layers)
@@ -136,8 +155,15 @@ class LoadedModel:
 
     @property
     def _unpacked_values(self) -> int:
-        """Most values of packed weights that are there at once while layers run."""
-        return max(binder.scratch_elements for binder in self.layers)
+        """Most values of packed weights that are there at once while layers run, or a head's blocks."""
+        most = max(binder.scratch_elements for binder in self.layers)
+        if self._head is not None and self._head.is_packed:
+            most = max(most, min(_HEAD_VALUES, math.prod(self._head.sources[0][0].shape)))
+        return most
+
+    @property
+    def _fused_values(self) -> int:
+        return max(binder.fused_elements for binder in self.layers)
 
     @property
     def weight_files(self) -> list[Path]:
@@ -167,7 +193,7 @@ class LoadedModel:
             rows * hidden * item * 4
             + chunk * (3 * inner * item + 4 * hidden * 4)
             + attention
-            + (largest + self._unpacked_values) * item
+            + (largest + self._unpacked_values + self._fused_values) * item
         )
 
     def _matrix_shapes(self) -> list[tuple[int, int]]:

@@ -56,6 +56,8 @@ class PackedLayers:
         self._scratch: Scratch | None = None
 
     def enter(self, layer: int) -> None:
+        if layer == 0 and self._scratch is not None:
+            self._scratch.taken = 0  # Ctrl-C may have broken the pass before off
         if layer == self._loaded:
             binder = self._binders[layer]
             tensors = binder.realise(read_unit(binder.layout, self._reader).tensor)

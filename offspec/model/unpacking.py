@@ -130,9 +130,9 @@ def warm_up(weights: Iterable[Weight], dtype: torch.dtype, device: torch.device)
     smallest: dict[object, PackedInfo] = {}
     for weight in weights:
         if isinstance(weight, PackedInfo):
-            known = smallest.get(weight.format)
+            known = smallest.get(weight.format.kin)
             if known is None or weight.nbytes < known.nbytes:
-                smallest[weight.format] = weight
+                smallest[weight.format.kin] = weight
     for weight in smallest.values():
         zeros = {
             info.name: torch.zeros(info.shape, dtype=torch_dtype(info.dtype), device=device)

@@ -117,17 +117,22 @@ class DirectReader:
             return
         for extent in layout.extents:
             known = self._sums.get(extent.file)
-            if known is None or (extent.offset, extent.needed) != (known.start, known.size - known.start):
+            if known is None:
                 continue
-            if zlib.crc32(memory[extent.start : extent.start + extent.needed]) != known.crc32:
+            if (extent.offset, extent.needed) != (known.start, known.size - known.start):
+                self._check_file(extent.file)  # not all of it was read
+            elif zlib.crc32(memory[extent.start : extent.start + extent.needed]) != known.crc32:
                 raise self._damaged(extent.file, "is damaged: its checksum is not that of its pack")
         self._summed.add(layout.name)
 
     def check_files(self, except_for: Iterable[Path]) -> None:
         """The same for files that hold more than one unit, which are read whole. Raises CheckpointError."""
         for path in self._sums.keys() - set(except_for):
-            if how := damage(path, self._sums[path]):
-                raise self._damaged(path, how)
+            self._check_file(path)
+
+    def _check_file(self, path: Path) -> None:
+        if how := damage(path, self._sums[path]):
+            raise self._damaged(path, how)
 
     def _damaged(self, path: Path, how: str) -> CheckpointError:
         return CheckpointError(f"{path} {how}; {self._remedy}")

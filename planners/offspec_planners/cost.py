@@ -44,7 +44,8 @@ class ModelSizes:
     layers: bytes of each decoder layer, as it streams or stays. weights: of one layer, that each row is
     multiplied with. head, head_weights: bytes and weights of the output head. kv_per_token: bytes of cache
     that one position takes over all layers. attention: FLOPs of one layer for each pair of row and key.
-    packed: bits a weight of the layers, scales included, where they are unpacked whenever they run; else 0.
+    unpacked: values of a layer that every pass makes of packed weights, and unpacked_bytes, what those are
+    stored in.
     """
 
     name: str
@@ -56,16 +57,18 @@ class ModelSizes:
     attention: int
     hidden: int
     vocabulary: int
-    packed: float = 0.0
-
-    @property
-    def unpacked(self) -> float:
-        """Weights of a layer that are unpacked in every pass."""
-        return 8 / self.packed * sum(self.layers) / len(self.layers) if self.packed else 0.0
+    unpacked: float = 0.0
+    unpacked_bytes: float = 0.0
 
     def packed_in(self, bits: float, stored: float = 16.0) -> "ModelSizes":
         """The same model with its layers packed, whose weights take `stored` bits now."""
-        return replace(self, layers=tuple(int(size * bits / stored) for size in self.layers), packed=bits)
+        values = 8 / stored * sum(self.layers) / len(self.layers)
+        layers = tuple(int(size * bits / stored) for size in self.layers)
+        return replace(self, layers=layers, unpacked=values, unpacked_bytes=values * bits / 8)
+
+    def unpacked_once(self) -> "ModelSizes":
+        """The same model where its weights are unpacked as it is loaded."""
+        return replace(self, unpacked=0.0, unpacked_bytes=0.0)
 
     @property
     def parameters(self) -> int:
@@ -217,7 +220,7 @@ def layer_seconds(processor: Processor, sizes: ModelSizes, rows: int, prefix: in
 
 def unpacking_seconds(processor: Processor, sizes: ModelSizes) -> float:
     """Of making 16-bit values of one packed layer: its bytes read and those of the values written."""
-    return sizes.unpacked * (sizes.packed + 16) / 8 / processor.bandwidth.value
+    return (sizes.unpacked_bytes + 2.0 * sizes.unpacked) / processor.bandwidth.value
 
 
 def product_seconds(processor: Processor, weights: int, rows: int, bytes_per_weight: float = 2.0) -> float:

@@ -133,7 +133,7 @@ def test_a_draft_that_has_no_room_is_left_out_and_named(whole: Path, monkeypatch
 
     real = fit.draft_bytes
     monkeypatch.setattr(
-        fit, "draft_bytes", lambda mode, *rest: (1 << 60) if mode != "none" else real(mode, *rest)
+        fit, "draft_bytes", lambda held, *rest: (1 << 60) if held[0] != "none" else real(held, *rest)
     )
     notices: list[str] = []
     with offspec.load(str(whole), notify=lambda event: notices.append(getattr(event, "text", ""))) as engine:

@@ -1,5 +1,6 @@
 """Packed weights, streamed and unpacked as their modules run, against the same values stored whole."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,12 +9,16 @@ from typing import Any
 import pytest
 import torch
 
+from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.folder import Checkpoint
-from offspec.checkpoint.tensors import on_disk
-from offspec.errors import CheckpointError
+from offspec.checkpoint.tensors import PackedInfo, TensorInfo, on_disk
+from offspec.errors import CheckpointError, UnsupportedModelError
+from offspec.model import unpacking
 from offspec.model.attention import TreeContext
 from offspec.model.loaded import LoadedModel
+from offspec.model.packed_layers import PackedLayers
 from offspec.model.unpacking import Scratch
+from offspec_kernels.dequant.codebook import Codebook
 from offspec_planners.placement import Placement, Tier
 from tests.packed import packed_checkpoint, to_grouped
 from tests.tiny import nothing, open_model, write_model
@@ -156,3 +161,65 @@ def test_scratch_is_a_stack() -> None:
     assert first.data_ptr() + 24 == second.data_ptr() and len(beyond) == 3
     scratch.taken = 6
     assert scratch.take(4).data_ptr() == second.data_ptr()
+
+
+def test_an_interrupt_within_a_packed_draft(tmp_path: Path) -> None:
+    """What its scratch lent when Ctrl-C struck is given back before the next pass."""
+    model = open_model(write_model(tmp_path / "model", **SIZES))
+    model.load_packed(4, False, 32, nothing, IDS.tolist())
+    layers = model._feeder
+    assert isinstance(layers, PackedLayers) and layers._scratch is not None
+    module: Any = model.skeleton.model.get_submodule("model.layers.1.mlp.down_proj")
+    forward = module.forward
+
+    def strike(hidden: torch.Tensor) -> torch.Tensor:
+        module.forward = forward
+        raise KeyboardInterrupt
+
+    module.forward = strike
+    context = TreeContext.chain(len(IDS), CPU)
+    try:
+        with torch.no_grad(), pytest.raises(KeyboardInterrupt):
+            model.tree_model.hidden(IDS, context)
+        model.tree_model.cache.rewind(0)
+        with torch.no_grad():
+            model.tree_model.hidden(IDS, context)
+        assert layers._scratch.taken == 0
+    finally:
+        model.close()
+
+
+def test_code_is_compiled_once_for_a_kind_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that differ in nothing but a number of their own are not each unpacked for it."""
+    unpacked = list[int]()
+    monkeypatch.setattr(
+        unpacking, "values_of", lambda weight, views, out: unpacked.append(weight.format.nested_offset)
+    )
+    formats = [Codebook("nf4", 64, torch.uint8, 256, float(offset)) for offset in range(5)]
+    info = TensorInfo("part", "U8", (32,), Path("file"), 0, 32)
+    weights = [PackedInfo(str(i), (1, 64), format_, (("codes", info),)) for i, format_ in enumerate(formats)]
+    unpacking.warm_up(weights, torch.float32, CPU)
+    assert len(unpacked) == 1
+
+
+def test_a_packed_head_over_plain_layers_streams_in_large_blocks(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "source", tie_word_embeddings=False, **SIZES)
+    checkpoint, _ = packed_checkpoint(source, tmp_path / "packed", to_grouped(8), everything=True)
+    tensors = {**checkpoint.tensors}
+    plain = open_checkpoint(str(source)).tensors
+    tensors |= {name: weight for name, weight in plain.items() if ".layers." in name}
+    model = LoadedModel(checkpoint.folder, tensors, torch.float32, CPU)
+    try:
+        assert not model.is_packed and len(model._head_blocks()) == 1
+        _logits(model, _HEAD_TOO)
+    finally:
+        model.close()
+
+
+def test_a_tied_model_with_a_quantised_head_of_its_own(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "source", tie_word_embeddings=False, **SIZES)
+    checkpoint, _ = packed_checkpoint(source, tmp_path / "packed", to_grouped(8), everything=True)
+    config = json.loads((checkpoint.folder / "config.json").read_text())
+    (checkpoint.folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    with pytest.raises(UnsupportedModelError, match="tie_word_embeddings to false"):
+        _model(checkpoint)

@@ -207,6 +207,7 @@ def test_a_packed_target_has_fewer_bytes_and_more_to_do(bits: float) -> None:
     packed = WIDE.packed_in(bits)
     assert packed.unpacked == pytest.approx(WIDE.weights, rel=1e-4) and WIDE.unpacked == 0
     moved = WIDE.weights * (2 + bits / 8)
+    assert packed.unpacked_once().unpacked == 0 and packed.unpacked_once().layers == packed.layers
     assert unpacking_seconds(CPU.processor, packed) == pytest.approx(
         moved / CPU.processor.bandwidth.value, 1e-4
     )

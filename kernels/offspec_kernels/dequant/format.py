@@ -62,6 +62,11 @@ class Format(ABC):
     def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
         """On a GPU."""
 
+    @property
+    def kin(self) -> "Format":
+        """A format that the same code unpacks: itself, without what differs from weight to weight."""
+        return self
+
     def check(self, parts: Mapping[str, Part], shape: Shape) -> None:
         """Raise ArgumentError, naming the part, unless these are the parts of a weight of this shape."""
         wanted = self.parts(shape)

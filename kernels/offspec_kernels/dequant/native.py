@@ -6,11 +6,8 @@ Numba looks whether a loop's own file has changed, but not at its helpers in thi
 removes what it has kept (`find kernels -name "*.nb[ic]" -delete`).
 """
 
-import os
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import cache, partial
-from itertools import pairwise
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import numba
@@ -21,8 +18,6 @@ from torch import Tensor
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 Array = np.ndarray[Any, np.dtype[Any]]
-
-_LEAST = 1 << 15  # values for which a thread of their own pays
 
 
 def compiled(loop: Loop) -> Loop:
@@ -105,43 +100,3 @@ def array(tensor: Tensor) -> Array:
     if tensor.dtype.itemsize == 1 and tensor.dtype.is_floating_point:
         return cast(Array, flat.view(torch.uint8).numpy())
     return cast(Array, flat.numpy())
-
-
-def spread(work: Callable[[int, int], None], count: int, values: int) -> None:
-    """Call work(start, end) for ranges that make up [0, count), on as many threads as torch uses.
-
-    values: how many are made in all, which tells whether that pays. Returns, or raises, only when no thread
-    is at work any more, whoever interrupts: the memory that they write to may be another's next.
-    """
-    parts = max(min(torch.get_num_threads(), count, values // _LEAST), 1)
-    edges = [count * part // parts for part in range(parts + 1)]
-    if parts == 1:
-        work(0, count)
-        return
-    futures = list[Future[None]]()
-    try:
-        pool = _pool(os.getpid())
-        futures += (pool.submit(work, start, end) for start, end in pairwise(edges[1:]))
-        work(0, edges[1])
-    finally:
-        _settle(futures)
-    for future in futures:
-        future.result()
-
-
-def _settle(futures: list[Future[None]]) -> None:
-    interrupt: KeyboardInterrupt | None = None
-    while True:
-        try:
-            wait(futures)
-            break
-        except KeyboardInterrupt as caught:
-            interrupt = caught
-    if interrupt is not None:
-        raise interrupt
-
-
-@cache
-def _pool(process: int) -> ThreadPoolExecutor:
-    """The threads of this process; a fork has none of its parent's. No lock: a fork might find it locked."""
-    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="offspec-unpack")

@@ -121,11 +121,12 @@ def test_no_such_group(index: int, path: Path) -> None:
 
 @pytest.mark.interpreted
 def test_no_such_group_is_read_by_a_kernel() -> None:
+    """A kernel cannot raise. It makes what is no number, which is noticed when a weight is first read."""
     format, shape = Gptq(4, 32, True), (8, 64)
     parts = make(format, shape)
     parts["g_idx"][5] = 2**31 - 1
     values = dequantise(format, parts, shape, torch.zeros(8 * 64), path="triton")
-    assert not values[:, 5].any() and values[:, 6].any()
+    assert bool(values[:, 5].isnan().all()) and bool(values[:, 6].isfinite().all())
 
 
 @pytest.mark.parametrize(

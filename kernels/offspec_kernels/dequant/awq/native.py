@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.native import array, compiled, inlined, spread
+from offspec_kernels.dequant.native import array, compiled, inlined
 from offspec_kernels.dequant.scaled.native import BLOCK, rounding, scaled_columns
+from offspec_kernels.dequant.team import spread
 
 
 @inlined

@@ -7,7 +7,7 @@ themselves, of 8 bits: absmax = nested_table[code] · nested_absmax[nested block
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
@@ -57,6 +57,10 @@ class Codebook(Format):
     @property
     def name(self) -> str:
         return f"{self.kind}-b{self.block}"
+
+    @property
+    def kin(self) -> Format:
+        return replace(self, nested_offset=0.0)
 
     def parts(self, shape: Shape) -> dict[str, Part]:
         values = prod(shape)

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.native import array, compiled, inlined, put, spread
+from offspec_kernels.dequant.native import array, compiled, inlined, put
 from offspec_kernels.dequant.scaled.native import rounded, rounding, unpack_across, unpack_stream
+from offspec_kernels.dequant.team import spread
 
 if TYPE_CHECKING:
     from offspec_kernels.dequant.compressed import CompressedInt

@@ -33,16 +33,18 @@ def _compressed(
         code = tl.load(weight + row * columns + column, mask=inside, other=0).to(tl.int32)
     if ORDERED:
         of = tl.load(index + column, mask=column < columns, other=0)
-        inside = inside & (of >= 0) & (of < groups)  # nothing is read where there is no group
+        known = inside & (of >= 0) & (of < groups)  # nothing is read where there is no group
     else:
+        known = inside
         of = column // group
     scale_at = row // high * groups + of
     if ZEROS_PACKED:
-        code -= code_at(zeros + of, groups, row, inside, BITS) - middle
+        code -= code_at(zeros + of, groups, row, known, BITS) - middle
     elif ZEROS:
-        code -= tl.load(zeros + scale_at, mask=inside, other=0).to(tl.int32)
-    scale = tl.load(scales + scale_at, mask=inside, other=0.0)
-    put(out, row * columns + column, scaled(code, scale), inside)
+        code -= tl.load(zeros + scale_at, mask=known, other=0).to(tl.int32)
+    scale = tl.load(scales + scale_at, mask=known, other=0.0)
+    value = tl.where(known, scaled(code, scale), float("nan"))  # which no reader takes for a weight
+    put(out, row * columns + column, value, inside)
 
 
 def fill(format: CompressedInt, parts: Mapping[str, Tensor], out: Tensor) -> None:

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.native import array, compiled, inlined, put, spread
+from offspec_kernels.dequant.native import array, compiled, inlined, put
 from offspec_kernels.dequant.scaled.native import ANY_HALF, BFLOAT, NONE, rounded
+from offspec_kernels.dequant.team import spread
 
 if TYPE_CHECKING:
     from offspec_kernels.dequant.float8 import Float8

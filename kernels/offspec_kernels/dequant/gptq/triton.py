@@ -27,13 +27,15 @@ def _gptq(
     code = code_at(words + column, columns, row, inside, BITS)
     if ORDERED:
         of = tl.load(index + row, mask=row < rows, other=0).to(tl.int64)
-        inside = inside & (of >= 0) & (of < groups)  # nothing is read where there is no group
+        known = inside & (of >= 0) & (of < groups)  # nothing is read where there is no group
     else:
+        known = inside
         of = row // group
-    zero = code_at(zeros + of * (columns * BITS // 32), 1, column, inside, BITS)
-    scale = tl.load(scales + of * columns + column, mask=inside, other=0.0)
+    zero = code_at(zeros + of * (columns * BITS // 32), 1, column, known, BITS)
+    scale = tl.load(scales + of * columns + column, mask=known, other=0.0)
     difference = code - ((zero + plus) & ((1 << BITS) - 1))
-    put(out, row * columns + column, scaled(difference, scale), inside)
+    value = tl.where(known, scaled(difference, scale), float("nan"))  # which no reader takes for a weight
+    put(out, row * columns + column, value, inside)
 
 
 def fill(format: Gptq, parts: Mapping[str, Tensor], out: Tensor) -> None:

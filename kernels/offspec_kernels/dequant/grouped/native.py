@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from offspec_kernels.dequant.native import array, compiled, half, inlined, put, spread
+from offspec_kernels.dequant.native import array, compiled, half, inlined, put
+from offspec_kernels.dequant.team import spread
 
 
 @compiled

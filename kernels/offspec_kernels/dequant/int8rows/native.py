@@ -6,7 +6,8 @@ import numpy as np
 from torch import Tensor
 
 from offspec_kernels.dequant.int8rows import STEP
-from offspec_kernels.dequant.native import array, compiled, put, spread
+from offspec_kernels.dequant.native import array, compiled, put
+from offspec_kernels.dequant.team import spread
 
 _STEP = np.float32(STEP)
 

@@ -1,0 +1,111 @@
+"""Work for the threads that torch computes with.
+
+After a product torch's OpenMP threads go on looking for more for a while, on every core there is. Threads of
+our own would have to share the cores with them, just when weights are to be unpacked for the next product. So
+the work is given to that very team, where it can be found, and to a pool of threads elsewhere.
+"""
+
+import ctypes
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+LEAST = 1 << 15  # values for which a thread of their own pays
+
+Work = Callable[[int, int], None]
+_Body = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+def spread(work: Work, count: int, values: int) -> None:
+    """Call work(start, end) for ranges that make up [0, count), on as many threads as torch uses.
+
+    values: how many are made in all, which tells whether that pays. Returns, or raises, only when no thread
+    is at work any more, whoever interrupts: the memory that they write to may be another's next.
+    """
+    parts = max(min(torch.get_num_threads(), count, values // LEAST), 1)
+    edges = [count * part // parts for part in range(parts + 1)]
+    ranges = list(pairwise(edges))
+    if parts == 1:
+        work(0, count)
+        return
+    library = _openmp() if os.getpid() == _PROCESS else None  # a fork has none of the team's threads
+    if library is None:
+        _by_pool(work, ranges)
+    else:
+        _by_team(library, work, ranges)
+
+
+_PROCESS = os.getpid()
+
+
+def _by_team(library: ctypes.CDLL, work: Work, ranges: list[tuple[int, int]]) -> None:
+    done, errors = list[int](), list[BaseException]()
+
+    def body(_: int) -> None:
+        try:
+            # There may be fewer threads than were asked for.
+            for part in range(library.omp_get_thread_num(), len(ranges), library.omp_get_num_threads()):
+                work(*ranges[part])
+                done.append(part)
+        except BaseException as error:
+            errors.append(error)
+
+    # Always as many: OpenMP ends threads when a smaller team is asked for, and makes them anew for a larger.
+    library.GOMP_parallel(_Body(body), None, torch.get_num_threads(), 0)
+    if errors:
+        raise errors[0]
+    if len(done) < len(ranges):  # Ctrl-C struck where `body` could not catch it
+        raise KeyboardInterrupt
+
+
+@cache
+def _openmp() -> ctypes.CDLL | None:
+    """GNU's OpenMP, if that is what this process computes with: the very library that torch has loaded."""
+    with suppress(OSError, AttributeError):
+        mapped = {Path(line.split()[-1]) for line in Path("/proc/self/maps").read_text().splitlines()}
+        found = [path for path in mapped if path.name.startswith("libgomp")]
+        # Others may have brought one of their own; torch's lies with torch, or is the system's.
+        own = [path for path in found if Path(torch.__file__).parent in path.parents] or found
+        if len(own) != 1:
+            return None
+        library = ctypes.CDLL(str(own[0]))
+        library.GOMP_parallel.argtypes = [_Body, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+        library.GOMP_parallel.restype = None
+        return library
+    return None
+
+
+def _by_pool(work: Work, ranges: list[tuple[int, int]]) -> None:
+    futures = list[Future[None]]()
+    try:
+        pool = _pool(os.getpid())
+        futures += (pool.submit(work, *part) for part in ranges[1:])
+        work(*ranges[0])
+    finally:
+        _settle(futures)
+    for future in futures:
+        future.result()
+
+
+def _settle(futures: list[Future[None]]) -> None:
+    interrupt: KeyboardInterrupt | None = None
+    while True:
+        try:
+            wait(futures)
+            break
+        except KeyboardInterrupt as caught:
+            interrupt = caught
+    if interrupt is not None:
+        raise interrupt
+
+
+@cache
+def _pool(process: int) -> ThreadPoolExecutor:
+    """The threads of this process; a fork has none of its parent's. No lock: a fork might find it locked."""
+    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="dequant")

@@ -1,0 +1,112 @@
+"""Work given to torch's own threads, or to others: all of it done, and nobody at work when it is over."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from offspec_kernels.dequant import team
+from offspec_kernels.dequant.team import spread
+
+MANY = 4 * team.LEAST  # values that pay for four threads
+
+
+@pytest.fixture(params=["team", "pool"])
+def four_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four of torch's threads, or, as where those cannot be had, of our own."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    if request.param == "pool":
+        monkeypatch.setattr(team, "_openmp", lambda: None)
+    else:
+        assert team._openmp() is not None
+
+
+@pytest.mark.usefixtures("four_threads")
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 1000])
+@pytest.mark.parametrize("values", [0, MANY // 2, 100 * MANY])
+def test_ranges_make_up_the_whole(count: int, values: int) -> None:
+    ranges = list[tuple[int, int]]()
+    spread(lambda start, end: ranges.append((start, end)), count, values)
+    ranges.sort()
+    assert [start for start, _ in ranges] == [0, *(end for _, end in ranges[:-1])]
+    assert ranges[-1][1] == count
+    assert len(ranges) == max(1, min(4, count, values // team.LEAST))
+
+
+@pytest.mark.usefixtures("four_threads")
+@pytest.mark.parametrize("where", [0, 1, 3])
+def test_a_failure_in_any_thread_is_told_when_all_are_done(where: int) -> None:
+    done = list[int]()
+
+    def work(start: int, end: int) -> None:
+        if start == where:
+            raise ValueError(f"at {start}")
+        time.sleep(0.05)
+        done.append(start)
+
+    with pytest.raises(ValueError, match=f"^at {where}$"):
+        spread(work, 4, MANY)
+    assert sorted(done) == sorted({0, 1, 2, 3} - {where})
+
+
+def _interrupted(own: Callable[[], None], other: Callable[[], None]) -> list[int]:
+    """Which threads were done when spread gave the interrupt on."""
+    begun, done = threading.Event(), list[int]()
+
+    def work(start: int, end: int) -> None:
+        if start == 0:
+            begun.wait(10)
+            own()
+        else:
+            begun.set()
+            other()
+            time.sleep(0.2)
+            done.append(start)
+
+    with pytest.raises(KeyboardInterrupt):
+        spread(work, 2, MANY)
+    return done
+
+
+def _raise() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_an_interrupt_at_work_waits_for_the_others() -> None:
+    assert _interrupted(own=_raise, other=lambda: None) == [1]
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_an_interrupt_while_waiting_goes_on_waiting() -> None:
+    main = threading.get_ident()
+
+    def press() -> None:
+        time.sleep(0.1)  # the main thread has come to the waiting
+        signal.pthread_kill(main, signal.SIGINT)
+
+    assert _interrupted(own=lambda: None, other=press) == [1]
+
+
+_FORKING = """
+import os, sys, torch
+from offspec_kernels.dequant.team import spread
+torch.get_num_threads = lambda: 4
+done = []
+spread(lambda start, end: done.append(start), 4, 1 << 20)
+child = os.fork()
+if child == 0:
+    spread(lambda start, end: done.append(start), 4, 1 << 20)
+    os._exit(0 if len(done) == 8 else 1)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_fork_has_threads_of_its_own() -> None:
+    words = [sys.executable, "-W", "ignore", "-c", _FORKING]
+    assert subprocess.run(words, timeout=60).returncode == 0
