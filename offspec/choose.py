@@ -287,6 +287,7 @@ def plan_key(opened: Opened) -> str:
     config = opened.config
     return ledger.key_of(
         _place(config.model),
+        config.quantize,
         _place(config.draft),
         config.draft_bits,
         machine_print(config.device),

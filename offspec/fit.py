@@ -221,7 +221,7 @@ def parts(
     """
     needs = _needs(config, target, draft, (fit.draft_mode, fit.draft_bits), fit.context, runtime, fit.chunk)
     placement, apart = fit.placement, target.device.type != "cpu"
-    head = target.head_bytes if placement.head is not Tier.DEVICE else 0
+    head = target.head_stored_bytes if placement.head is not Tier.DEVICE else 0
     slot = max(*target.layer_bytes, target.head_block_bytes if head else 0)
     found = [("Python and libraries", Tier.HOST if apart else Tier.DEVICE, needs.runtime + memory.MARGIN)]
     found += [("layers", tier, sum(layers[layer] for layer in placement.layers(tier))) for tier in Tier]

@@ -32,7 +32,7 @@ def sizes_of(model: LoadedModel, name: str) -> ModelSizes:
         name=name,
         layers=tuple(model.layer_bytes),
         weights=sum(weights) // len(weights),
-        head=head.numel() * model.dtype.itemsize,
+        head=model.head_stored_bytes,
         head_weights=head.numel(),
         kv_per_token=model.cache_bytes(1),
         attention=4 * heads * size,

@@ -68,6 +68,9 @@ def claim_folder(folder: Path, waiting: Callable[[], None]) -> BaseFileLock:
 
     with disk_full(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
+        probe = partial_name(folder)  # where no file can be made, as in /proc, a lock would wait for ever
+        probe.touch(exist_ok=False)
+        probe.unlink()
         lock = FileLock(_lock(folder))
         try:
             lock.acquire(timeout=0)

@@ -43,21 +43,33 @@ class Summing:
         return FileSum(self._size, self._start, self._crc32, self._blake2b.hexdigest())
 
 
+def sum_of(data: bytes) -> FileSum:
+    """That of a file with these bytes and no header."""
+    seen = Summing(0)
+    seen.add(memoryview(data))
+    return seen.result()
+
+
 def damage(
-    path: Path, expected: FileSum, *, thorough: bool = False, add: Callable[[int], None] | None = None
+    path: Path,
+    expected: FileSum,
+    *,
+    thorough: bool = False,
+    add: Callable[[int], None] | None = None,
+    forget: bool = True,
 ) -> str | None:
     """How a file differs from what it should be, to go behind its name; None where it does not.
 
     thorough: by the whole file's blake2b, else by the crc32 of its data, which finds what disks and cables
-    do. add: takes counts of bytes as they are read. The file is read in small pieces, which do not stay in
-    the page cache.
+    do. add: takes counts of bytes as they are read. The file is read in small pieces. forget: they do not
+    stay in the page cache.
     """
     try:
         size = path.stat().st_size
         if size != expected.size:
             return f"has {size:,} bytes instead of {expected.size:,}"
         seen, crc32 = Summing(expected.start), 0
-        for piece in _pieces(path, 0 if thorough else expected.start):
+        for piece in _pieces(path, 0 if thorough else expected.start, forget):
             if thorough:
                 seen.add(piece)
             else:
@@ -72,14 +84,15 @@ def damage(
     return None if whole else "is damaged: its checksum is not the one it was written with"
 
 
-def _pieces(path: Path, start: int) -> Iterator[memoryview]:
+def _pieces(path: Path, start: int, forget: bool) -> Iterator[memoryview]:
     """The bytes of a file from `start` on. A piece holds until the next one is asked for."""
     memory = bytearray(_PIECE)
     with path.open("rb", buffering=0) as file:
         file.seek(start)
         while count := file.readinto(memory):
             yield memoryview(memory)[:count]
-            forget_pages(file.fileno(), start, count)
+            if forget:
+                forget_pages(file.fileno(), start, count)
             start += count
 
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from offspec.checkpoint.pack_manifest import MANIFEST
-from offspec.checkpoint.quantised import packed_tensors
+from offspec.checkpoint.quantised import packed_tensors, settings_of
 from offspec.checkpoint.quantised.packs import check_files
 from offspec.checkpoint.ranges import one_line
 from offspec.checkpoint.safetensors import read_header
@@ -21,6 +21,8 @@ from offspec.errors import CheckpointError, HeaderError, MissingTensorError, Mod
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+# Where the first tools for GPTQ and AWQ wrote what is now quantization_config of config.json.
+OLDER_SETTINGS = ("quantize_config.json", "quant_config.json")
 TEXT_FILES = (".json", ".jinja", ".model", ".tiktoken", ".txt")  # endings of what a model has beside weights
 _MAX_JSON = 64 * 2**20
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
@@ -89,6 +91,7 @@ def open_folder(folder: Path, name: str | None = None) -> Checkpoint:
         found |= tensors if weight_map is None else _listed(folder, shard, tensors, weight_map)
     if not found:
         raise CheckpointError(f"{folder} holds no tensors at all; download it again")
+    config = _with_older_settings(config, folder, names, found)
     weights = packed_tensors(config, found, str(folder))
     return Checkpoint(name or str(folder), folder, config, MappingProxyType(weights))
 
@@ -98,14 +101,15 @@ def choose_weights(
 ) -> tuple[list[str], dict[str, str] | None]:
     """Which of a folder's files hold the model, and which tensor is in which when there is an index.
 
-    `load_index` is called only when the names include the index. Raises CheckpointError when there are no
+    As transformers has it, a single file goes before an index, which may be left of an older state.
+    `load_index` is called only where the index is needed. Raises CheckpointError when there are no
     safetensors files or when they are ambiguous, HeaderError for a bad index.
     """
+    if SINGLE in names:
+        return [SINGLE], None
     if INDEX in names:
         weight_map = _weight_map(load_index(), place)
         return sorted(set(weight_map.values())), weight_map
-    if SINGLE in names:
-        return [SINGLE], None
     found = sorted(name for name in names if name.endswith(".safetensors"))
     if len(found) == 1:
         return found, None
@@ -132,6 +136,18 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise HeaderError(f"{path} must hold a JSON object; download it again")
     return value
+
+
+def _with_older_settings(
+    config: dict[str, Any], folder: Path, names: Collection[str], tensors: Collection[str]
+) -> dict[str, Any]:
+    """config.json with what tells how its weights are quantised, where that is in a file of its own."""
+    files = [name for name in OLDER_SETTINGS if name in names]
+    if not files or settings_of(config) or not any(name.endswith(".qweight") for name in tensors):
+        return config
+    settings = read_json(folder / files[0])
+    method = "awq" if "zero_point" in settings else "gptq"  # a setting that only AWQ has
+    return {**config, "quantization_config": {"quant_method": method, **settings}}
 
 
 def _weight_map(index: dict[str, Any], place: str) -> dict[str, str]:

@@ -7,9 +7,10 @@ manifest is written and read; `quantised.packs` opens a pack by it.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -43,7 +44,7 @@ class Origin:
     def again(self, folder: Path) -> str:
         """The command that makes the pack in `folder` again, to go into an error."""
         words = ("offspec", "pack", self.model, "--to", self.format, "--out", str(folder))
-        return f"run `{shlex.join(words)}` again"
+        return f"run `{' '.join(map(quoted, words))}` again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +57,19 @@ class PackedFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Everything about a pack. files: by name; of an unfinished pack those that are finished."""
+    """Everything about a pack. files: by name; of an unfinished pack those that are finished.
+
+    texts: the sums of all its other files but the manifest, by name; packs of before have none.
+    """
 
     origin: Origin
     files: Mapping[str, PackedFile]
+    texts: Mapping[str, FileSum] = field(default_factory=dict)
+
+    @property
+    def sums(self) -> dict[str, FileSum]:
+        """What the bytes of every file must be, by name."""
+        return {name: file.sum for name, file in self.files.items()} | dict(self.texts)
 
     def to_text(self) -> str:
         """As it lies in the folder, laid out to be read."""
@@ -70,7 +80,8 @@ class Manifest:
             }
             for name, file in self.files.items()
         }
-        value = {"version": VERSION, **asdict(self.origin), "files": files}
+        texts = {name: asdict(text) for name, text in self.texts.items()}
+        value = {"version": VERSION, **asdict(self.origin), "files": files, "texts": texts}
         return json.dumps(value, indent=1) + "\n"
 
 
@@ -96,14 +107,33 @@ def read_manifest(folder: Path) -> Manifest:
         version = value.get("version")
         if version != VERSION:
             raise HeaderError(f"{path} is of version {str(version)[:20]}, and this offspec reads {VERSION}")
-        origin = Origin(_text(value, "model"), _text(value, "fingerprint"), _format(value))
+        origin = Origin(_name(value, "model"), _text(value, "fingerprint"), _format(value))
         files = {_file_name(name): _file(entry) for name, entry in _object(value, "files").items()}
+        texts = _object(value, "texts") if "texts" in value else {}
+        sums = {_plain_name(name): _sum(entry) for name, entry in texts.items()}
     except (CheckpointError, KeyError, TypeError, ValueError) as error:
         raise HeaderError(
-            f"{path} is no manifest that can be used ({_reason(error, path)}): "
-            f"make the pack again with `offspec pack MODEL --to FORMAT --out {shlex.quote(str(folder))}`"
+            f"{path} is no manifest that can be used ({_reason(error, path)}): {_remedy(folder)}"
         ) from error
-    return Manifest(origin, files)
+    return Manifest(origin, files, sums)
+
+
+def quoted(text: str) -> str:
+    """A word of a shell's command line; characters that do not print are bytes in `$'…'`."""
+    if text.isprintable():
+        return shlex.quote(text)
+    return f"$'{''.join(map(_escaped, text))}'"
+
+
+def _escaped(char: str) -> str:
+    if char.isprintable() and char not in "\\'":
+        return char
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(char))
+
+
+def _remedy(folder: Path) -> str:
+    place = quoted(str(folder))
+    return f"remove {place}, and make it anew with `offspec pack MODEL --to FORMAT --out {place}`"
 
 
 def _reason(error: Exception, path: Path) -> str:
@@ -119,10 +149,19 @@ def _object(value: dict[str, Any], key: str) -> dict[str, Any]:
     return found
 
 
-def _text(value: dict[str, Any], key: str) -> str:
+def _name(value: dict[str, Any], key: str) -> str:
+    """Text as a user may have typed it, or named a folder: with any character that a path may hold."""
     found = value[key]
-    if not isinstance(found, str) or not found.isprintable():
+    if not isinstance(found, str):
         raise ValueError(f"{key!r} must be text")
+    os.fsencode(found)  # a ValueError for what is no path
+    return found
+
+
+def _text(value: dict[str, Any], key: str) -> str:
+    found = _name(value, key)
+    if not found.isprintable():
+        raise ValueError(f"{key!r} must be text that prints")
     return found
 
 
@@ -134,6 +173,14 @@ def _format(value: dict[str, Any]) -> PackFormat:
     raise ValueError(f"the format {found[:40]!r} is none of {', '.join(FORMATS)}")
 
 
+def _plain_name(name: str) -> str:
+    """A name that cannot lead out of its folder."""
+    os.fsencode(name)  # a ValueError for what is no path
+    if name in ("", "..") or "\0" in name or os.path.basename(name) != name:
+        raise ValueError(f"{name[:100]!r} is no file name")
+    return name
+
+
 def _file_name(name: str) -> str:
     if not name.endswith(".safetensors") or not name.isprintable() or set(name) & set("/\\:"):
         raise ValueError(f"{name[:100]!r} is no file name of a pack")
@@ -141,13 +188,15 @@ def _file_name(name: str) -> str:
 
 
 def _file(entry: Any) -> PackedFile:
+    found = _sum(entry)
+    return PackedFile(found, {name: _shape(shape) for name, shape in _object(entry, "weights").items()})
+
+
+def _sum(entry: Any) -> FileSum:
     if not isinstance(entry, dict):
         raise ValueError("a file must be an object")
-    found = FileSum(
-        _size(entry["size"]), _size(entry["start"]), _size(entry["crc32"]), _text(entry, "blake2b")
-    )
-    weights = {name: _shape(shape) for name, shape in _object(entry, "weights").items()}
-    return PackedFile(found, weights)
+    size, start, crc32 = (_size(entry[key]) for key in ("size", "start", "crc32"))
+    return FileSum(size, start, crc32, _text(entry, "blake2b"))
 
 
 def _shape(value: Any) -> Shape:

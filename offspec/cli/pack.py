@@ -120,7 +120,7 @@ def pack(
 
             if to is None:
                 manifest = packs.verify_pack(Path(model), screen.show)
-                screen.note(f"{len(manifest.files)} files are what was written")
+                screen.note(f"{len(manifest.sums)} files are what was written")
                 found = _of_manifest(Path(model), manifest)
             else:
                 made = packs.pack_model(model, to, out=out, memory=budget, notify=screen.show)

@@ -144,6 +144,14 @@ class LoadedModel:
         return self._rest[1].kept_bytes
 
     @property
+    def head_stored_bytes(self) -> int:
+        """Bytes that the head takes on disk, which are those of a pass in which it streams."""
+        if self._head is None:  # it is the embedding
+            weight: torch.Tensor = self.skeleton.model.get_output_embeddings().weight
+            return weight.numel() * self.dtype.itemsize
+        return self._head.sources[0][0].nbytes
+
+    @property
     def head_block_bytes(self) -> int:
         """Bytes of the largest unit of a head that streams."""
         return max((block.layout.nbytes for block in self._head_blocks()), default=0)

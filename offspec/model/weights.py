@@ -18,8 +18,9 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from offspec.checkpoint.tensors import PackedInfo, Weight
-from offspec.errors import CheckpointError, MissingTensorError
+from offspec.checkpoint.quantised.parts import FLOATS, INSTEAD
+from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight
+from offspec.errors import CheckpointError, HeaderError, MissingTensorError
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ def map_weights(model: Any, tensors: Mapping[str, Weight]) -> list[Recipe]:
     """A recipe for every parameter and persistent buffer of `model` that is not tied to another.
 
     model is on the meta device. Raises MissingTensorError for a parameter that nothing in the checkpoint
-    makes, CheckpointError for one of another shape than the configuration says.
+    makes, HeaderError for one of codes that nothing explains, CheckpointError for one of another shape than
+    the configuration says.
     """
     wanted = model.state_dict()
     mapping = get_model_conversion_mapping(model)
@@ -95,9 +97,20 @@ def _check(model: Any, wanted: dict[str, torch.Tensor], recipes: list[Recipe]) -
             + f" that {type(model).__name__} needs; is the download whole?"
         )
     for recipe in recipes:
+        if wanted[recipe.names[0]].is_floating_point():
+            _refuse_codes(recipe)
         info = recipe.sources[0][0]
         if recipe.converter is None and tuple(wanted[recipe.names[0]].shape) != info.shape:
             raise CheckpointError(
                 f"{info.name} has shape {list(info.shape)} in {info.file.name}, but config.json asks for "
                 f"{list(wanted[recipe.names[0]].shape)}; the two do not belong together"
+            )
+
+
+def _refuse_codes(recipe: Recipe) -> None:
+    for info, _ in recipe.sources:
+        if isinstance(info, TensorInfo) and info.dtype not in FLOATS:
+            raise HeaderError(
+                f"{info.name} is stored as {info.dtype} in {info.file.name}, and the checkpoint does not say "
+                f"what its numbers stand for; {INSTEAD}"
             )

@@ -1,28 +1,22 @@
 """`pack_model`: a pack of a model, made where it is missing, mended where it is damaged."""
 
-import hashlib
-import os
-import re
-import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from offspec.checkpoint import Checkpoint, open_checkpoint
-from offspec.checkpoint.cache import cache_root, claim_folder
-from offspec.checkpoint.checksum import damage
 from offspec.checkpoint.disk import real_path, require_space, sync_folder
 from offspec.checkpoint.folder import open_folder
 from offspec.checkpoint.open import local_path
-from offspec.checkpoint.pack_manifest import MANIFEST, VERSION, Manifest, Origin, read_manifest
+from offspec.checkpoint.pack_manifest import Manifest, Origin
 from offspec.checkpoint.progress import ByteProgress
 from offspec.config import PackFormat, format_bytes
-from offspec.errors import CheckpointError, RequestError
+from offspec.errors import CheckpointError
 from offspec.events import Event, Notice, unheard
 from offspec.pack.contents import FileContents, packed_bytes, plan_contents, refuse_packed
 from offspec.pack.files import make_file, slab_weights
+from offspec.pack.place import Place
 from offspec.pack.unfinished import Unfinished
 
 _TEXT_BYTES = 64 * 2**20  # tokenizer files, headers, rounding to blocks
@@ -70,7 +64,7 @@ def pack_model(
     source = open_checkpoint(model, unpack=True, notify=notify, cache_dir=cache_dir)
     refuse_packed(source)
     origin = Origin(_lasting(model), source.fingerprint, to)
-    place = _Place.of(out, origin, cache_dir)
+    place = Place.of(out, origin, cache_dir)
     with place.claimed(notify):
         there = place.there(origin, again, notify)
         kept = len(there.files) if there else 0
@@ -89,83 +83,23 @@ def packed_model(
     return open_folder(pack.folder, model)
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a pack is to be. setting: what names another place."""
-
-    folder: Path
-    setting: str
-
-    @classmethod
-    def of(cls, out: Path | None, origin: Origin, cache_dir: Path | None) -> "_Place":
-        if out is not None:
-            return cls(Path(os.path.abspath(out.expanduser())), "--out")
-        seen = repr((VERSION, origin.fingerprint, origin.format)).encode()
-        stem = re.sub(r"[^\w.-]", "_", Path(origin.model).stem)[:80]
-        name = f"{stem}-{origin.format}-{hashlib.sha256(seen).hexdigest()[:16]}"
-        return cls(cache_root(cache_dir) / "packed" / name, "OFFSPEC_CACHE")
-
-    @property
-    def partial(self) -> Path:
-        """The folder of an unfinished pack."""
-        return self.folder.with_name(f".{self.folder.name}.packing")
-
-    @contextmanager
-    def claimed(self, notify: Notify) -> Iterator[None]:
-        """Nobody else makes this pack in the block. Raises CheckpointError where nothing can be written."""
-
-        def waiting() -> None:
-            notify(Notice(f"another process is making {self.folder}: waiting for it"))
-
-        try:
-            lock = claim_folder(self.folder, waiting)
-            try:
-                yield
-            finally:
-                lock.release()
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot write to {self.folder.parent} ({error.strerror or error}): "
-                f"name another folder by {self.setting}"
-            ) from error
-
-    def there(self, origin: Origin, again: bool, notify: Notify) -> Manifest | None:
-        """The manifest of a pack that is there and whole; a damaged one becomes an unfinished one.
-
-        Raises RequestError where the folder is something else.
-        """
-        if not self.folder.exists() or (self.folder.is_dir() and not any(self.folder.iterdir())):
-            return None
-        if not (self.folder / MANIFEST).is_file():
-            raise RequestError(f"{self.folder} exists and is no pack: name another folder by {self.setting}")
-        try:
-            manifest = read_manifest(self.folder)
-            if not manifest.origin.matches(origin):
-                raise RequestError(_other(self.folder, manifest.origin))
-            open_folder(self.folder)
-            if not again or _is_whole(self.folder, manifest, notify):
-                return manifest
-        except CheckpointError:
-            pass
-        notify(Notice(f"{self.folder} was damaged: what is wrong in it is made again"))
-        shutil.rmtree(self.partial, ignore_errors=True)
-        os.rename(self.folder, self.partial)
-        return None
-
-
 def _make(
-    source: Checkpoint, origin: Origin, place: _Place, memory: int | None, notify: Notify
+    source: Checkpoint, origin: Origin, place: Place, memory: int | None, notify: Notify
 ) -> tuple[Manifest, int]:
     """The manifest of a pack that is made now, and how many of its files were there before."""
     contents = plan_contents(source, origin.format)
-    unfinished = Unfinished(place.partial, origin, contents, notify)
+    with place.writing():
+        unfinished = Unfinished(place.partial, origin, contents, notify)
     kept = len(unfinished.files)
     try:
-        _make_files(unfinished, contents, source, place, memory, notify)
-        if source.fingerprint != origin.fingerprint:
-            unfinished.remove()
-            raise CheckpointError(f"{source.name} changed while it was packed: run the same command again")
-        manifest = unfinished.finish(source, place.folder)
+        with place.writing():
+            _make_files(unfinished, contents, source, place, memory, notify)
+            if source.fingerprint != origin.fingerprint:
+                unfinished.remove()
+                raise CheckpointError(
+                    f"{source.name} changed while it was packed: run the same command again"
+                )
+            manifest = unfinished.finish(source, place.folder)
     except BaseException:
         if unfinished.files:
             finished = f"{len(unfinished.files)} of {len(contents)} files are finished and kept"
@@ -181,7 +115,7 @@ def _make_files(
     unfinished: Unfinished,
     contents: Sequence[FileContents],
     source: Checkpoint,
-    place: _Place,
+    place: Place,
     memory: int | None,
     notify: Notify,
 ) -> None:
@@ -189,7 +123,7 @@ def _make_files(
     to, kept = unfinished.origin.format, len(unfinished.files)
     todo = [file for file in contents if file.name not in unfinished.files]
     stage = f"packing {source.name} to {to}"
-    require_space(place.folder, packed_bytes(todo, to) + _TEXT_BYTES, stage, place.setting)
+    require_space(place.folder.parent, packed_bytes(todo, to) + _TEXT_BYTES, stage, place.setting)
     most = slab_weights(contents, to, memory)
     if kept:
         notify(Notice(f"{kept} of {len(contents)} files were finished before and are kept"))
@@ -201,20 +135,6 @@ def _make_files(
         layer = contents.index(file)  # the first file is what is no layer
         progress.detail = f"layer {layer} of {len(contents) - 1}" if layer else "embedding and head"
         unfinished.add(file.name, make_file(file, unfinished.folder, to, most, progress.add))
-
-
-def _is_whole(folder: Path, manifest: Manifest, notify: Notify) -> bool:
-    """Whether all files of a pack have their checksums."""
-    files = manifest.files
-    progress = ByteProgress(f"checking {folder.name}", sum(f.sum.size for f in files.values()), notify)
-    return all(damage(folder / name, file.sum, add=progress.add) is None for name, file in files.items())
-
-
-def _other(folder: Path, origin: Origin) -> str:
-    return (
-        f"{folder} holds a pack of {origin.model} in {origin.format}, or of that model as it was before: "
-        "name another folder by --out, or remove this one"
-    )
 
 
 def _lasting(model: str) -> str:

@@ -10,6 +10,7 @@ from offspec_kernels.errors import ArgumentError
 
 _STEPS = 255  # between the least and the largest of 256 codes
 _LEAST_STEP = 2.0**-24  # the smallest float16 above 0
+_AT_ONCE = 1 << 17  # weights of each thread; their float32 scratch stays in its cache
 
 
 def rounded(rows: torch.Tensor, to: PackFormat) -> dict[str, torch.Tensor]:
@@ -18,13 +19,14 @@ def rounded(rows: torch.Tensor, to: PackFormat) -> dict[str, torch.Tensor]:
     Parts of consecutive rows, one behind the other, are those of all rows. Raises ArgumentError for weights
     that scales in float16 have no room for.
     """
-    if float(rows.abs().amax()) > torch.finfo(torch.float16).max:
+    least, most = rows.aminmax()
+    if max(-float(least), float(most)) > torch.finfo(torch.float16).max:
         raise ArgumentError("weight", "all values must be below 65,520 in size")
     if to == "nf4":
         return quantise(rows, "nf4", GROUP)
-    if to == "int8":
-        return _even_bytes(rows)
-    return pack(rows, 4).parts
+    some = max(1, _AT_ONCE * torch.get_num_threads() // rows.shape[1])
+    made = [_even_bytes(few) if to == "int8" else pack(few, 4).parts for few in rows.split(some)]
+    return {name: torch.cat([parts[name] for parts in made]) for name in made[0]}
 
 
 def _even_bytes(rows: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -12,10 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from offspec.checkpoint import Checkpoint
-from offspec.checkpoint.checksum import damage
+from offspec.checkpoint.checksum import FileSum, damage, sum_of
 from offspec.checkpoint.disk import disk_full, sync_folder, write_file
 from offspec.checkpoint.folder import CONFIG, INDEX, TEXT_FILES
-from offspec.checkpoint.pack_manifest import MANIFEST, METHOD, Manifest, Origin, PackedFile, read_manifest
+from offspec.checkpoint.pack_manifest import (
+    MANIFEST,
+    METHOD,
+    Manifest,
+    Origin,
+    PackedFile,
+    quoted,
+    read_manifest,
+)
 from offspec.checkpoint.progress import ByteProgress
 from offspec.checkpoint.safetensors import read_header
 from offspec.errors import CheckpointError
@@ -60,14 +68,18 @@ class Unfinished:
             manifest = read_manifest(self.folder)
         except CheckpointError:
             notify(Notice(f"what was begun in {self.folder} cannot be read: the pack is begun anew"))
+            self._clear()
             return {}
         if manifest.origin.matches(self.origin):
             return dict(manifest.files)
-        before = f"{manifest.origin.model} in {manifest.origin.format}"
+        before = f"{quoted(manifest.origin.model)} in {manifest.origin.format}"
         notify(Notice(f"an unfinished pack of {before}, of another state of the files, is dropped"))
+        self._clear()
+        return {}
+
+    def _clear(self) -> None:
         shutil.rmtree(self.folder)
         self.folder.mkdir()
-        return {}
 
     def add(self, name: str, file: PackedFile) -> None:
         """A file is finished. Raises DiskFullError."""
@@ -77,21 +89,29 @@ class Unfinished:
 
     def finish(self, source: Checkpoint, folder: Path) -> Manifest:
         """Write what else a model folder has, and rename it. Raises DiskFullError, CheckpointError."""
-        for file in sorted(source.folder.iterdir()):
-            if file.name.endswith(TEXT_FILES) and file.name not in (CONFIG, INDEX, MANIFEST):
-                _copy(file, self.folder / file.name)
-        names = {name: list(read_header(self.folder / name)[0]) for name in self.files}
-        index = {
-            "metadata": {"total_size": sum(file.sum.size for file in self.files.values())},
-            "weight_map": {tensor: name for name, tensors in names.items() for tensor in tensors},
-        }
-        manifest = Manifest(self.origin, self.files)
-        write_file(self.folder / INDEX, _json(index))
+        texts = dict[str, FileSum]()
+
+        def write(name: str, data: bytes) -> None:
+            write_file(self.folder / name, data)
+            texts[name] = sum_of(data)
+
+        for file in _texts(source.folder):
+            write(file.name, _content(file))
+        write(INDEX, _json(self._index()))
+        config = _json(self._config(source.config))
+        manifest = Manifest(self.origin, self.files, {**texts, CONFIG: sum_of(config)})
         write_file(self.folder / MANIFEST, manifest.to_text().encode())
-        write_file(self.folder / CONFIG, _json(self._config(source.config)))
+        write_file(self.folder / CONFIG, config)
         sync_folder(self.folder)
         os.rename(self.folder, folder)
         return manifest
+
+    def _index(self) -> dict[str, Any]:
+        names = {name: list(read_header(self.folder / name)[0]) for name in self.files}
+        return {
+            "metadata": {"total_size": sum(file.sum.size for file in self.files.values())},
+            "weight_map": {tensor: name for name, tensors in names.items() for tensor in tensors},
+        }
 
     def _config(self, config: dict[str, Any]) -> dict[str, Any]:
         """The model's configuration, which says that these weights are not ordinary ones."""
@@ -105,14 +125,26 @@ class Unfinished:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _copy(file: Path, target: Path) -> None:
+def _texts(folder: Path) -> list[Path]:
+    """What a model has beside its weights and what is written for a pack."""
     try:
-        if not file.is_file() or file.stat().st_size > _MOST_TEXT:
-            return
-        data = file.read_bytes()
+        return sorted(
+            file
+            for file in folder.iterdir()
+            if file.name.endswith(TEXT_FILES)
+            and file.name not in (CONFIG, INDEX, MANIFEST)
+            and file.is_file()
+            and file.stat().st_size <= _MOST_TEXT
+        )
+    except OSError as error:
+        raise CheckpointError(f"cannot read the folder {folder}: {error.strerror or error}") from error
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
     except OSError as error:
         raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from error
-    write_file(target, data)
 
 
 def _json(value: dict[str, Any]) -> bytes:

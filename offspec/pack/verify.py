@@ -22,12 +22,12 @@ def verify_pack(folder: Path, notify: Callable[[Event], None]) -> Manifest:
     if not (folder / MANIFEST).is_file():
         raise ModelNotFoundError(f"{folder} is no pack: it has no {MANIFEST}")
     manifest = read_manifest(folder)
-    files = manifest.files
-    progress = ByteProgress(f"verifying {folder.name}", sum(f.sum.size for f in files.values()), notify)
+    files = manifest.sums
+    progress = ByteProgress(f"verifying {folder.name}", sum(s.size for s in files.values()), notify)
     wrong = []
-    for number, (name, file) in enumerate(files.items(), 1):
+    for number, (name, expected) in enumerate(files.items(), 1):
         progress.detail = f"file {number} of {len(files)}"
-        if found := damage(folder / name, file.sum, thorough=True, add=progress.add):
+        if found := damage(folder / name, expected, thorough=True, add=progress.add):
             wrong.append(f"{folder / name} {found}")
     if wrong:
         more = f", and {len(wrong) - 1} more of its {len(files)} files" if len(wrong) > 1 else ""

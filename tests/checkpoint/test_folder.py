@@ -194,3 +194,11 @@ def test_a_model_without_tensors(tmp_path: Path) -> None:
     save_file({}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match="no tensors"):
         open_checkpoint(str(tmp_path))
+
+
+def test_a_single_file_goes_before_an_index_that_was_left(folder: Path) -> None:
+    """As in transformers: of a model in shards that was saved again in one file."""
+    save_file({"a": torch.ones(2)}, folder / "model.safetensors")
+    for shard in folder.glob("model-*.safetensors"):
+        shard.unlink()
+    assert open_checkpoint(str(folder)).tensors["a"].file == folder / "model.safetensors"

@@ -1,7 +1,9 @@
 """The manifest of a pack: written, read with suspicion, and held against the files beside it."""
 
 import json
+import os
 import shutil
+import subprocess
 import zlib
 from collections.abc import Callable
 from hashlib import blake2b
@@ -11,8 +13,8 @@ from typing import Any
 import pytest
 
 from offspec.checkpoint import open_checkpoint
-from offspec.checkpoint.checksum import Summing, damage
-from offspec.checkpoint.pack_manifest import MANIFEST, Manifest, Origin, PackedFile, read_manifest
+from offspec.checkpoint.checksum import Summing, damage, sum_of
+from offspec.checkpoint.pack_manifest import MANIFEST, Manifest, Origin, PackedFile, quoted, read_manifest
 from offspec.checkpoint.quantised.packs import checksums
 from offspec.checkpoint.tensors import PackedInfo
 from offspec.errors import CheckpointError, HeaderError, MissingTensorError, TruncatedError
@@ -53,9 +55,48 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     seen = Summing(3)
     seen.add(memoryview(b"abcdef"))
     file = PackedFile(seen.result(), {"a.weight": (2, 64)})
-    manifest = Manifest(Origin("some/model", "f" * 64, "int4-g64"), {"x.safetensors": file})
+    texts = {"tokenizer.json": sum_of(b"{}"), "\u3000: .txt": sum_of(b"")}
+    manifest = Manifest(Origin("some/model", "f" * 64, "int4-g64"), {"x.safetensors": file}, texts)
     (tmp_path / MANIFEST).write_text(manifest.to_text())
     assert read_manifest(tmp_path) == manifest
+
+
+def test_what_was_written_without_texts_is_read(tmp_path: Path) -> None:
+    manifest = Manifest(Origin("some/model", "f" * 64, "int8"), {})
+    value = json.loads(manifest.to_text())
+    del value["texts"]
+    (tmp_path / MANIFEST).write_text(json.dumps(value))
+    assert read_manifest(tmp_path) == manifest
+
+
+STRANGE = [
+    "a b",
+    "it's",
+    "\u30e2\u30c7\u30eb\u30007B",
+    "a\u00a0'b\\",
+    "\n\x1b[1m",
+    "\U0001f469\u200d\U0001f680",
+    "\udcffe",
+]
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_a_name_is_quoted_as_bash_takes_it(name: str) -> None:
+    word = quoted(name)
+    assert word.isprintable()
+    shell = shutil.which("bash")
+    if shell is None:
+        pytest.skip("there is no bash")
+    said = subprocess.run([shell, "-c", f"printf %s {word}"], capture_output=True, check=True).stdout
+    assert os.fsdecode(said) == name
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_any_name_of_a_model_may_be_in_a_manifest(pack: Path, name: str) -> None:
+    changed(pack, lambda value: value.update(model=name))
+    assert open_checkpoint(str(pack)).tensors[WEIGHT].shape == (64, 128)
+    (pack / LAYER).unlink()
+    assert refused(pack, MissingTensorError, f"{LAYER} is missing").isprintable()
 
 
 def test_sums_do_not_depend_on_the_buffers() -> None:
@@ -134,6 +175,15 @@ def test_damage_is_told(pack: Path) -> None:
         (lambda value: value.update(files=[]), "'files' must be an object"),
         (lambda value: value["files"].update({"../up.safetensors": {}}), "no file name"),
         (lambda value: value["files"].update({"x.safetensors": []}), "a file must be"),
+        (lambda value: value.update(model="\ud800"), "surrogates not allowed"),
+        (lambda value: value.update(fingerprint="a\n"), "'fingerprint' must be text that prints"),
+        (lambda value: value.update(texts=[]), "'texts' must be an object"),
+        (lambda value: value["texts"].update({"../up.json": {}}), "no file name"),
+        (lambda value: value["texts"].update({"..": {}}), "no file name"),
+        (lambda value: value["texts"].update({"": {}}), "no file name"),
+        (lambda value: value["texts"].update({"a\0.json": {}}), "no file name"),
+        (lambda value: value["texts"].update({"\ud800.json": {}}), "surrogates not allowed"),
+        (lambda value: value["texts"]["config.json"].pop("blake2b"), "lacks 'blake2b'"),
         (lambda value: value["files"][LAYER].pop("crc32"), "lacks 'crc32'"),
         (lambda value: value["files"][LAYER].update(size=-1), "'-1' is no size"),
         (lambda value: value["files"][LAYER].update(start=1.5), "'1.5' is no size"),
@@ -187,6 +237,8 @@ def test_a_configuration_of_another_model(pack: Path, tmp_path: Path) -> None:
 
     config = json.loads((pack / "config.json").read_text())
     (pack / "config.json").write_text(json.dumps({**config, "intermediate_size": 192}))
+    refused(pack, CheckpointError, r"config.json has .* instead of")
+    changed(pack, lambda value: value.pop("texts"))  # as in packs of before
     opened = open_checkpoint(str(pack))
     with pytest.raises(CheckpointError, match="do not belong together"):
         LoadedModel(opened.folder, opened.tensors, torch.float32, torch.device("cpu"))
@@ -196,6 +248,19 @@ def test_a_layer_that_is_missing(pack: Path) -> None:
     (pack / LAYER).unlink()
     message = refused(pack, MissingTensorError, f"{LAYER} is missing")
     assert "--to nf4" in message and f"--out {pack}" in message
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors.index.json"])
+def test_a_text_that_is_another(pack: Path, name: str) -> None:
+    data = bytearray((pack / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (pack / name).write_bytes(data)
+    refused(pack, CheckpointError, rf"{name} is damaged: .* run `offspec pack .* again")
+
+
+def test_a_text_that_is_missing(pack: Path) -> None:
+    (pack / "tokenizer.json").unlink()
+    refused(pack, CheckpointError, "tokenizer.json is missing")
 
 
 def test_a_layer_that_is_cut_short(pack: Path) -> None:

@@ -12,8 +12,11 @@ from torch import Tensor
 
 from offspec.checkpoint import open_checkpoint
 from offspec.errors import CheckpointError, HeaderError, MissingTensorError, UnsupportedModelError
+from offspec.model.skeleton import build_skeleton
+from offspec.model.weights import map_weights
 from tests.checkpoint.packers import Packed, awq, fp8, write
 from tests.checkpoint.quantised import refused, values_of
+from tests.tiny import write_model
 
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [32, 64]}
 UP, DOWN = "model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj"
@@ -65,7 +68,9 @@ def test_fp8_that_does_not_belong_together(
     assert UP in refused(folder, error)
 
 
-@pytest.mark.parametrize("block", [[64, 64], [32], [32, -64], [0, 64], "32x64", [32.0, 64], [True, 64], 32])
+@pytest.mark.parametrize(
+    "block", [[64, 64], [32], [32, -64], [0, 64], "32x64", [32.0, 64], [True, 64], [33, 65], 32]
+)
 def test_fp8_in_other_blocks(tmp_path: Path, block: object) -> None:
     refused(write(tmp_path, FP8 | {"weight_block_size": block}, {UP: fp8((64, 128), (32, 64))}), HeaderError)
 
@@ -130,6 +135,11 @@ def test_weights_that_are_not_packed_after_all(tmp_path: Path, method: str) -> N
         (FP8, {"weight": torch.ones(4, 4).to(torch.float8_e4m3fn)}),
         (FP8, {"qweight": torch.ones(4, 4, dtype=torch.int32)}),
         ({"quant_method": "bitsandbytes"}, {"weight": torch.ones(4, 4, dtype=torch.int8)}),
+        ({}, {"weight": torch.ones(4, 4).to(torch.float8_e4m3fn)}),
+        ({}, {"weight": torch.ones(4, 4).to(torch.float8_e5m2), "scale_weight": torch.ones(())}),
+        ({}, {"fused": torch.ones(2, 4, 4).to(torch.float8_e4m3fn), "fused_scale_inv": torch.ones(2, 1, 1)}),
+        ({}, {"fused": torch.ones(2, 4, 4), "fused_scale": torch.ones(2, 1, 1)}),
+        ({}, {"fused.absmax": torch.ones(4)}),
     ],
 )
 def test_numbers_that_nobody_explains(
@@ -145,3 +155,49 @@ def test_a_weight_twice(tmp_path: Path) -> None:
     module.tensors["weight"] = torch.ones(64, 64)
     settings = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
     assert "twice" in refused(write(tmp_path, settings, {UP: module}), HeaderError)
+
+
+SCALES = ("k_scale", "v_scale", "input_scale", "output_scale", "per_expert_scale")
+
+
+@pytest.mark.parametrize("settings", [{}, FP8])
+def test_scales_and_integers_that_are_no_parts_of_weights(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """Of what goes in and out, of keys and values, of models that have scales; and masks of old files."""
+    others = {name: torch.ones(1) for name in SCALES} | {"bias": torch.ones(4, 4, dtype=torch.uint8)}
+    others["input_zero_point"] = torch.zeros(1).to(torch.float8_e4m3fn)
+    modules = {DOWN: Packed(DENSE.tensors | others, DENSE.values)}
+    if settings:
+        modules[UP] = fp8((64, 128), (32, 64))
+    tensors = open_checkpoint(str(write(tmp_path, settings, modules))).tensors
+    assert tensors.keys() - {f"{UP}.weight"} == {f"{DOWN}.{name}" for name in ("weight", *others)}
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.float8_e4m3fn])
+def test_codes_that_a_model_would_take_for_values(tmp_path: Path, dtype: torch.dtype) -> None:
+    folder = write_model(tmp_path / "model", "qwen3_moe", num_hidden_layers=1)
+    stored = load_file(folder / "model.safetensors")
+    experts = "model.layers.0.mlp.experts"
+    gate, up, down = (
+        torch.stack([stored.pop(f"{experts}.{number}.{name}_proj.weight") for number in range(4)])
+        for name in ("gate", "up", "down")
+    )
+    stored |= {f"{experts}.gate_up_proj": torch.cat([gate, up], 1), f"{experts}.down_proj": down.to(dtype)}
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    checkpoint = open_checkpoint(str(folder))
+    skeleton = build_skeleton(checkpoint.folder, torch.float32)
+    with pytest.raises(HeaderError, match=r"down_proj is stored as [UIF]\d+.* GGUF"):
+        map_weights(skeleton.model, checkpoint.tensors)
+
+
+def test_two_descriptions_of_one_weight(tmp_path: Path) -> None:
+    module = fp8((64, 128), None)
+    module.tensors["weight_scale"] = module.tensors["weight_scale_inv"] * 2
+    message = refused(write(tmp_path, FP8 | {"weight_block_size": None}, {UP: module}), HeaderError)
+    assert f"{UP}.weight" in message and "packed in two ways" in message
+
+
+def test_a_form_that_another_download_would_not_mend(tmp_path: Path) -> None:
+    module = fp8((64, 128), (32, 64))
+    module.tensors["weight_scale_inv"] = torch.ones(2, 2).to(torch.float8_e8m0fnu)
+    message = refused(write(tmp_path, FP8, {UP: module}), HeaderError)
+    assert "GGUF" in message and "download" not in message

@@ -139,6 +139,9 @@ def text(**changes: Any) -> Callable[[Tensor], Tensor]:
         ("absmax", lambda t: t.float(), HeaderError),
         ("quant_map", lambda t: None, MissingTensorError),
         ("quant_map", lambda t: t[:15].clone(), HeaderError),
+        ("quant_map", lambda t: t * 0.999, HeaderError),
+        ("quant_map", lambda t: t * torch.nan, HeaderError),
+        ("quant_map", lambda t: t.flip(0), HeaderError),
         ("nested_absmax", lambda t: None, MissingTensorError),
         ("nested_absmax", lambda t: t.repeat(2), HeaderError),
         ("nested_quant_map", lambda t: t.half(), HeaderError),
@@ -167,6 +170,15 @@ def test_parts_that_do_not_belong_together(
     nested: Path, part: str, make: Callable[[Tensor], Tensor | None], error: type[CheckpointError]
 ) -> None:
     assert NAME in refused(change(nested, f"{NAME}.{part}", make), error)
+
+
+def test_two_descriptions_of_one_weight(dense: Path, tmp_path: Path) -> None:
+    quantise(dense, tmp_path, load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    tensors[f"{NAME}.{STATE.replace('nf4', 'fp4')}"] = text(quant_type="fp4")(tensors[f"{NAME}.{STATE}"])
+    save_file(tensors, file, metadata={"format": "pt"})
+    assert NAME in refused(tmp_path, HeaderError)
 
 
 def test_codes_cut_short_or_missing(nested: Path) -> None:

@@ -207,6 +207,10 @@ def test_parts_that_do_not_belong_together(
         {"weights": INT4 | {"type": "float"}},
         {"weights": INT4 | {"strategy": "block", "block_structure": "32"}},
         {"weights": INT4 | {"strategy": "block", "block_structure": [0, 32]}},
+        {"weights": INT4 | {"strategy": "block", "block_structure": [33, 65]}},
+        {"weights": INT4 | {"symmetric": "false"}},
+        {"weights": INT4 | {"symmetric": None}},
+        {"weights": INT4 | {"symmetric": 0}},
         {"weights": ["int4"]},
         {"weights": INT4, "targets": "Linear"},
         {"weights": INT4, "targets": [4]},
@@ -232,3 +236,85 @@ def test_weights_that_were_not_rounded_yet(tmp_path: Path) -> None:
     assert "F32 beside a scale" in refused(
         write(tmp_path, settings("dense", {"weights": INT4}), {UP: module}), HeaderError
     )
+
+
+@pytest.mark.parametrize("order", ["group", "GROUP", "dynamic", True])
+def test_an_order_of_importance_that_is_missing(tmp_path: Path, order: object) -> None:
+    module = compressed((64, 64), "pack-quantized", torch.bfloat16, **INT4)
+    folder = write(
+        tmp_path, settings("pack-quantized", {"weights": INT4 | {"actorder": order}}), {UP: module}
+    )
+    assert f"{UP}.weight_g_idx" in refused(folder, MissingTensorError)
+
+
+@pytest.mark.parametrize("order", ["weight", "static", None, False])
+def test_orders_that_leave_groups_as_they_are(tmp_path: Path, order: object) -> None:
+    module = compressed((64, 64), "pack-quantized", torch.bfloat16, **INT4)
+    said = settings("pack-quantized", {"weights": INT4 | {"actorder": order}})
+    check(write(tmp_path, said, {UP: module}), {UP: module})
+
+
+@pytest.mark.parametrize("told", [True, None])
+@pytest.mark.parametrize("format", ["pack-quantized", "int-quantized"])
+def test_zero_points_of_what_is_called_symmetric(tmp_path: Path, format: str, told: bool | None) -> None:
+    bits = {"num_bits": 4 if format == "pack-quantized" else 8, "type": "int", "strategy": "channel"}
+    module = compressed((64, 64), format, torch.bfloat16, **bits, symmetric=False)
+    said = bits if told is None else bits | {"symmetric": told}
+    folder = write(tmp_path, settings(format, {"weights": said}), {UP: module})
+    message = refused(folder, HeaderError)
+    assert f"{UP}.weight_zero_point" in message and "symmetric" in message
+
+
+@pytest.mark.parametrize(
+    ("format", "how", "dtype"),
+    [
+        ("pack-quantized", INT4, torch.int8),
+        ("int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel"}, torch.int8),
+        ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "tensor"}, torch.float8_e4m3fn),
+    ],
+)
+def test_zero_points_of_zero(tmp_path: Path, format: str, how: dict[str, Any], dtype: torch.dtype) -> None:
+    """As the first versions wrote them for symmetric weights too."""
+    module = compressed((64, 64), format, torch.bfloat16, **how | {"symmetric": True})
+    zeros = torch.zeros(module.tensors["weight_scale"].shape)
+    module.tensors["weight_zero_point"] = zeros.to(dtype)
+    check(write(tmp_path, settings(format, {"weights": how}), {UP: module}), {UP: module})
+    module.tensors["weight_zero_point"] = (zeros + 1).to(dtype)
+    refused(write(tmp_path, settings(format, {"weights": how}), {UP: module}), HeaderError)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        r".*\.layers\..*\.mlp\..*(gate|up|down)_proj$",
+        r"(.*gate_proj|.*up_proj|.*down_proj|.*q_proj|.*k_proj|.*v_proj|.*o_proj)",
+        r"(model\.)?(language_model\.)?layers\.\d{1,3}\.mlp\.[gu][^x-z]*_proj",
+        r"^(?!.*(lm_head|visual)).*$",
+        r".*layers\.(" + "|".join(map(str, range(94))) + r")\.mlp\.(gate|up|down)_proj.*",
+    ],
+)
+def test_expressions_that_are_matched(tmp_path: Path, target: str) -> None:
+    module = compressed((64, 64), "pack-quantized", torch.bfloat16, **INT4)
+    said = settings("pack-quantized", {"weights": INT4, "targets": [f"re:{target}"]})
+    check(write(tmp_path, said, {UP: module}), {UP: module})
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "(([a-z0-9_.]+)+)+!",
+        "(a|a)*!",
+        "(.|.){40}!",
+        "(?x)(.|.) *!",
+        "(?x)(.|.)#\n*!",
+        ".?" * 40 + "!",
+        "(.|.)" * 40 + "!",
+        ".*" * 12 + "!",
+        r"[]\])]" + ".*" * 12 + "!",
+    ],
+)
+def test_expressions_that_might_take_for_ever(tmp_path: Path, target: str) -> None:
+    module = compressed((64, 64), "pack-quantized", torch.bfloat16, **INT4)
+    said = settings("pack-quantized", {"weights": INT4, "targets": [f"re:{target}"]})
+    message = refused(write(tmp_path, said, {"a" * 60: module}), UnsupportedModelError)
+    assert "for ever" in message and "GGUF" in message

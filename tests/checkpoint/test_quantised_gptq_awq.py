@@ -1,5 +1,6 @@
 """Checkpoints of GPTQ and AWQ: what is found in them, and what is refused."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def test_gptq(tmp_path: Path, bits: int, group: int, desc_act: bool, version: st
 
 
 def test_an_order_that_is_none_is_not_kept(tmp_path: Path) -> None:
-    """As with static groups, whatever `desc_act` says; and older files have no order at all."""
+    """As with static groups, whatever `desc_act` says; and older files without one have no `g_idx` at all."""
     modules = {UP: gptq((64, 64), group=32), DOWN: gptq((64, 64), group=32)}
     del modules[DOWN].tensors["g_idx"]
     write(tmp_path, GPTQ | {"desc_act": True, "static_groups": True}, modules)
@@ -159,3 +160,93 @@ def test_parts_that_do_not_belong_together(
 def test_another_group_size_than_the_scales_have(tmp_path: Path, method: str, size: object) -> None:
     settings, module = (AWQ, awq((96, 96), 32)) if method == "awq" else (GPTQ, gptq((96, 96), group=32))
     refused(write(tmp_path, settings | {"group_size": size}, {UP: module}), HeaderError)
+
+
+def without_order(folder: Path, **settings: Any) -> Path:
+    module = gptq((64, 64), group=32)
+    del module.tensors["g_idx"]
+    return write(folder, GPTQ | settings, {UP: module})
+
+
+def test_an_order_that_is_missing(tmp_path: Path) -> None:
+    assert f"{UP}.g_idx" in refused(without_order(tmp_path, desc_act=True), MissingTensorError)
+
+
+@pytest.mark.parametrize("group", [-1, 64])
+def test_one_group_needs_no_order(tmp_path: Path, group: int) -> None:
+    module = gptq((64, 64), group=group)
+    del module.tensors["g_idx"]
+    check(write(tmp_path, GPTQ | {"group_size": group, "desc_act": True}, {UP: module}), {UP: module})
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("stored", ["gptq", "gptq_v2"])
+@pytest.mark.parametrize("told", ["gptq", "gptq_v2", None])
+@pytest.mark.parametrize("symmetric", [True, False, None])
+def test_zero_points_tell_the_version(
+    tmp_path: Path, bits: int, stored: str, told: str | None, symmetric: bool | None
+) -> None:
+    """Where all are the middle of the range; words do not hold those of 3 bits whole."""
+    module = gptq((64, 64), bits, 32)
+    middle = 2 ** (bits - 1) - (stored == "gptq")
+    word = sum(middle << place for place in range(0, 32, bits))
+    module.tensors["qzeros"].fill_(torch.tensor(word).int())
+    folder = write(tmp_path, GPTQ | {"bits": bits, "checkpoint_format": told, "sym": symmetric}, {UP: module})
+    if symmetric and bits != 3 and stored != (told or "gptq"):
+        message = refused(folder, HeaderError)
+        assert f"is of format {stored}," in message and f"says {told or 'gptq'};" in message
+    else:
+        assert open_checkpoint(str(folder)).tensors.keys() == {f"{UP}.weight"}
+
+
+@pytest.mark.parametrize("dynamic", [5, True, 1.5, "-:x", ["-:x"]])
+def test_rules_that_are_none(tmp_path: Path, dynamic: object) -> None:
+    folder = write(tmp_path, GPTQ | {"dynamic": dynamic}, {UP: gptq((64, 64), group=32)})
+    assert "dynamic" in refused(folder, HeaderError)
+
+
+def test_groups_that_do_not_divide_the_inputs(tmp_path: Path) -> None:
+    folder = write(tmp_path, GPTQ | {"group_size": 48}, {UP: gptq((64, 64), group=32)})
+    with pytest.raises(HeaderError, match=r"whole groups of 48.*GGUF") as caught:
+        open_checkpoint(str(without_order(folder, group_size=48)))
+    assert "download" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["act", "gelu_impl"])
+def test_scales_of_activations(tmp_path: Path, name: str) -> None:
+    divided = Packed({"scales": torch.ones(64)}, torch.ones(1))
+    folder = write(tmp_path, AWQ, {UP: awq((64, 64), 32), f"transformer.h.0.mlp.{name}": divided})
+    message = refused(folder, UnsupportedModelError)
+    assert f"mlp.{name}.scales" in message and "GGUF" in message
+
+
+@pytest.mark.parametrize(
+    ("method", "file", "settings"),
+    [
+        ("awq", "quant_config.json", {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}),
+        ("gptq", "quantize_config.json", {"bits": 4, "group_size": 32, "desc_act": False, "sym": False}),
+        ("awq", "quantize_config.json", AWQ),
+    ],
+)
+def test_settings_in_a_file_of_their_own(
+    tmp_path: Path, method: str, file: str, settings: dict[str, Any]
+) -> None:
+    module = awq((64, 64), 32) if method == "awq" else gptq((64, 64), group=32)
+    folder = write(tmp_path, {}, {UP: module})
+    message = refused(folder, HeaderError)
+    assert "there is none" in message
+    (folder / file).write_text(json.dumps(settings))
+    check(folder, {UP: module})
+    config = open_checkpoint(str(folder)).config
+    assert config["quantization_config"]["quant_method"] == method
+    (folder / file).write_text(json.dumps(settings | {"group_size": 64, "q_group_size": 64}))
+    refused(folder, HeaderError)
+
+
+def test_settings_that_belong_to_nothing(tmp_path: Path) -> None:
+    """A file that was left beside plain weights, or beside what config.json already says."""
+    dense, packed = Packed({"weight": torch.ones(2, 2)}, torch.ones(2, 2)), awq((64, 64), 32)
+    for name, settings, module in (("a", {}, dense), ("b", AWQ, packed)):
+        folder = write(tmp_path / name, settings, {UP: module})
+        (folder / "quant_config.json").write_text("[]")
+        check(folder, {UP: module})

@@ -155,7 +155,10 @@ def test_llama_3_position_factors_become_configuration(bench: Bench) -> None:
             {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
             {"type": "yarn", "factor": 4.0, "original_context_length": 32},
         ),
+        ({"rope_type": "linear", "factor": 4.0}, {"factor": 4.0}),
         ({"rope_type": "default"}, {"type": "none"}),
+        ({"rope_type": "default"}, {"type": "none", "factor": 4.0}),
+        ({"rope_type": "default"}, {"factor": 0.0}),
     ],
 )
 def test_scaled_positions(bench: Bench, rope: dict[str, Any], keys: dict[str, Any]) -> None:
@@ -163,6 +166,16 @@ def test_scaled_positions(bench: Bench, rope: dict[str, Any], keys: dict[str, An
     scaling = {f"qwen2.rope.scaling.{key}": value for key, value in keys.items()}
     write_gguf(bench.file, model, "qwen2", keys=scaling)
     assert torch.equal(logits(loaded(bench.open(unpack=True))), logits(model))
+
+
+def test_scaled_positions_in_their_first_spelling(bench: Bench) -> None:
+    linear = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0}
+    model = tiny_model("qwen2", rope_parameters=linear)
+    write_gguf(bench.file, model, "qwen2", keys={"qwen2.rope.scale_linear": 4.0})
+    assert torch.equal(logits(loaded(bench.open(unpack=True))), logits(model))
+    both = {"qwen2.rope.scale_linear": 2.0, "qwen2.rope.scaling.factor": 4.0}
+    write_gguf(bench.file, model, "qwen2", keys=both)
+    assert bench.open().config["rope_parameters"] == linear
 
 
 def test_gemma_3_scales_only_its_global_layers(bench: Bench) -> None:

@@ -59,6 +59,36 @@ def changed(**changes: Any) -> Change:
             UnsupportedModelError,
             "longrope",
         ),
+        (
+            changed(keys={"llama.rope.scale_linear": float("nan")}),
+            HeaderError,
+            "scale_linear cannot be 'nan'",
+        ),
+        (changed(keys={"llama.rope.scaling.factor": -3.0}), HeaderError, "factor cannot be '-3.0'"),
+        (changed(keys={"llama.rope.scaling.factor": float("inf")}), HeaderError, "factor cannot be 'inf'"),
+        (changed(keys={"llama.rope.scaling.factor": "four"}), HeaderError, "factor cannot be 'four'"),
+        (
+            changed(
+                keys={
+                    "llama.rope.scaling.type": "yarn",
+                    "llama.rope.scaling.factor": 4.0,
+                    "llama.rope.scaling.original_context_length": 0,
+                }
+            ),
+            HeaderError,
+            "original_context_length cannot be '0'",
+        ),
+        (
+            changed(
+                keys={"llama.rope.scaling.factor": 4.0},
+                tensors={"rope_freqs.weight": np.ones(8, np.float32)},
+            ),
+            UnsupportedModelError,
+            "in two ways",
+        ),
+        (changed(keys={"llama.rope.freq_base": -1.0}), HeaderError, "freq_base cannot be '-1.0'"),
+        (changed(keys={"llama.rope.freq_base": 0.0}), HeaderError, "freq_base cannot be '0.0'"),
+        (changed(keys={"llama.rope.freq_base": "abc"}), HeaderError, "freq_base cannot be 'abc'"),
         (changed(keys={"tokenizer.ggml.model": "rwkv"}), UnsupportedModelError, "tokenizer"),
         (changed(keys={"tokenizer.ggml.merges": ["no such"]}), UnsupportedModelError, "tokenizer"),
         (changed(keys={"general.architecture": "mamba2"}), UnsupportedModelError, "'mamba2'"),

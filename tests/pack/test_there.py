@@ -71,11 +71,23 @@ def test_what_is_missing_is_made_again(bench: Bench) -> None:
     assert bench.content() == before
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_text_that_is_another_is_found_and_mended(bench: Bench, name: str) -> None:
+    bench.pack()
+    before = bench.content()
+    (bench.out / name).write_text("{}")
+    with pytest.raises(CheckpointError, match=rf"{name} has .* run `offspec pack .* again"):
+        verify_pack(bench.out, bench.events.append)
+    assert bench.pack().kept == 4
+    assert bench.content() == before
+    verify_pack(bench.out, bench.events.append)
+
+
 def test_verifying_counts_the_files_that_are_wrong(bench: Bench) -> None:
     bench.pack()
     flip(bench.out / LAST)
     (bench.out / "model-rest.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"rest\.safetensors is missing, and 1 more of its 4 files"):
+    with pytest.raises(CheckpointError, match=r"rest\.safetensors is missing, and 1 more of its 10 files"):
         verify_pack(bench.out, bench.events.append)
 
 

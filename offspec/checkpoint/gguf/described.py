@@ -16,7 +16,7 @@ from offspec.checkpoint.tensors import Weight
 from offspec.errors import CheckpointError
 from offspec.events import Event
 
-VERSION = 1  # raise it when the same file would be described in other words
+VERSION = 2  # raise it when the same file would be described in other words
 
 
 def describe(

@@ -9,7 +9,7 @@ from offspec.checkpoint.gguf.header import GgufHeader
 from offspec.checkpoint.gguf.longrope import LONG, SHORT, phi_rope
 from offspec.checkpoint.gguf.ministral import ministral_rope
 from offspec.checkpoint.gguf.values import read_rows
-from offspec.checkpoint.ranges import INSTEAD
+from offspec.checkpoint.ranges import INSTEAD, damaged
 from offspec.errors import UnsupportedModelError
 
 ROPE_FACTORS = "rope_freqs.weight"
@@ -29,11 +29,14 @@ def rope_tables(arch: str) -> tuple[str, ...]:
 
 
 def set_rope(config: Any, arch: str, header: GgufHeader) -> None:
-    """Complete the configuration's rotary parameters. Raises UnsupportedModelError for an unknown scaling."""
+    """Complete the configuration's rotary parameters.
+
+    Raises UnsupportedModelError for an unknown scaling, HeaderError for numbers that cannot be.
+    """
     scaling = _scaling(arch, header)
-    theta = header.metadata.get(f"{arch}.rope.freq_base")
+    theta = _positive(header, f"{arch}.rope.freq_base")
     if arch == "gemma3":  # the layers that see the whole context, and those that see a window
-        local = header.metadata.get(f"{arch}.rope.freq_base_swa", 10_000.0)
+        local = _positive(header, f"{arch}.rope.freq_base_swa") or 10_000.0
         config.rope_parameters = {
             "full_attention": {"rope_type": "default", "rope_theta": theta or 1_000_000.0, **scaling},
             "sliding_attention": {"rope_type": "default", "rope_theta": local},
@@ -41,6 +44,8 @@ def set_rope(config: Any, arch: str, header: GgufHeader) -> None:
         return
     base = theta or 10_000.0
     if ROPE_FACTORS in header.tensors:
+        if scaling:
+            raise UnsupportedModelError(f"{header.path} scales positions in two ways: {INSTEAD}")
         scaling = _llama3(config, base, header)
     scaling |= phi_rope(config, header) if arch == "phi3" else ministral_rope(config, header)
     parameters = dict(getattr(config, "rope_parameters", None) or {})
@@ -49,18 +54,31 @@ def set_rope(config: Any, arch: str, header: GgufHeader) -> None:
 
 def _scaling(arch: str, header: GgufHeader) -> dict[str, Any]:
     """The scaling that the metadata names, in transformers' terms."""
-    found = {key: header.metadata.get(f"{arch}.rope.scaling.{key}") for key in ("type", "factor", *_YARN)}
-    kind, factor = found["type"], found["factor"]
-    if kind in (None, "none") or factor in (None, 0, 1):
+    prefix = f"{arch}.rope.scaling"
+    kind = header.metadata.get(f"{prefix}.type", "linear")  # as llama.cpp takes a factor alone
+    name = f"{prefix}.factor"
+    if name not in header.metadata:
+        name = f"{arch}.rope.scale_linear"  # as it was called before there were other types
+    if kind == "none" or header.metadata.get(name) in (None, 0, 1):
         return {}
+    factor = _positive(header, name)
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
-        extra = {name: found[key] for key, name in _YARN.items() if found[key] is not None}
-        return {"rope_type": "yarn", "factor": factor, **extra}
+        told = {name: _positive(header, f"{prefix}.{key}") for key, name in _YARN.items()}
+        told = {name: value for name, value in told.items() if value is not None}
+        return {"rope_type": "yarn", "factor": factor, **told}
     raise UnsupportedModelError(
         f"{header.path} scales positions by {str(kind)[:40]!r}, which cannot be unpacked: {INSTEAD}"
     )
+
+
+def _positive(header: GgufHeader, key: str) -> float | None:
+    """A number of the metadata above 0, None where there is none. Raises HeaderError for any other value."""
+    value = header.metadata.get(key)
+    if value is None or (type(value) in (int, float) and 0 < value < math.inf):
+        return value
+    damaged(header.path, f"{key} cannot be {str(value)[:40]!r}")
 
 
 def _llama3(config: Any, base: float, header: GgufHeader) -> dict[str, Any]:

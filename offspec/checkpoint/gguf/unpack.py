@@ -18,7 +18,7 @@ from offspec.checkpoint.write import SafetensorsWriter
 from offspec.config import format_bytes
 from offspec.events import Event, Notice
 
-VERSION = 1  # raise it when the same file would be unpacked to other bytes
+VERSION = 2  # raise it when the same file would be unpacked to other bytes
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 

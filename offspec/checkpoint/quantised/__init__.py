@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from offspec.checkpoint.quantised.parts import INSTEAD, Found, Tensors, bad_setting
+from offspec.checkpoint.quantised.parts import FLOATS, INSTEAD, Found, Tensors, bad_setting
 from offspec.checkpoint.tensors import TensorInfo, Weight
 from offspec.errors import HeaderError, UnsupportedModelError
 
 Method = Callable[[Mapping[str, Any], Tensors], Iterable[Found]]
 
-_FLOATS = ("F64", "F32", "F16", "BF16")
-# Tensors that only quantised weights have.
-_SIGNS = (".qweight", ".weight_packed", ".SCB", ".weight_scale", ".weight_scale_inv")
+# Tensors that only quantised weights have. Inputs, outputs, keys and values have scales too (`X.k_scale`),
+# which are of no use here; but with a tensor `X` beside it, `X_scale` is that of a weight.
+_SIGNS = (".qweight", ".weight_packed", ".SCB", ".absmax", ".weight_scale", ".weight_scale_inv")
+_SCALES = ("_scale", "_scale_inv")
 
 
 def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -82,22 +83,32 @@ def packed_tensors(config: Mapping[str, Any], tensors: Tensors, place: str) -> d
             f"{place}: config.json has a quantization_config, and none of the weights is quantised; take it "
             "out if they are meant to be plain"
         )
+    weights: dict[str, Weight] = dict(left)
     for weight in found:
-        if weight.weight.name in left:
-            raise HeaderError(f"{place} has {weight.weight.name[:200]!r} twice, plain and packed")
-    return {**left, **{weight.weight.name: weight.weight for weight in found}}
+        name = weight.weight.name
+        if name in weights:
+            twice = "plain and packed" if name in left else "packed in two ways"
+            raise HeaderError(f"{place} has {name[:200]!r} twice, {twice}; {INSTEAD}")
+        weights[name] = weight.weight
+    return weights
 
 
 def _refuse_codes(left: Mapping[str, TensorInfo], place: str, described: bool) -> None:
-    """Refuse numbers that nobody explains, before they are taken for weights, or for something of no use."""
+    """Refuse numbers that nobody explains, before they are taken for weights, or for something of no use.
+
+    Those under any other name than a weight's may be a mask that old checkpoints hold, or a zero point of
+    inputs: they are refused where a model would take them for values.
+    """
     for name, info in left.items():
         shown = f"{place}: {name[:200]!r}"
-        if name.endswith(".weight") and info.dtype not in _FLOATS and (described or info.dtype[0] in "IU"):
+        if name.endswith(".weight") and info.dtype not in FLOATS:
             raise HeaderError(
                 f"{shown} is stored as {info.dtype}, and the checkpoint does not say what its numbers stand "
                 f"for; {INSTEAD}"
             )
-        if name.endswith(_SIGNS):
+        if name.endswith(_SIGNS) or any(
+            name.endswith(ending) and name.removesuffix(ending) in left for ending in _SCALES
+        ):
             lack = "no weight that goes with it is described" if described else "there is none"
             raise HeaderError(
                 f"{shown} belongs to a quantised weight, which quantization_config of config.json should say "

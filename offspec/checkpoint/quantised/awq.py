@@ -15,6 +15,8 @@ from offspec.errors import UnsupportedModelError
 if TYPE_CHECKING:
     from offspec_kernels.dequant import Format
 
+_DIVIDED = (".act.scales", ".gelu_impl.scales")  # where AutoAWQ keeps what it divides activations by
+
 
 def find(settings: Mapping[str, Any], tensors: Tensors) -> Iterator[Found]:
     """Every weight with a `qweight`. Raises UnsupportedModelError for other versions than gemm."""
@@ -30,6 +32,11 @@ def find(settings: Mapping[str, Any], tensors: Tensors) -> Iterator[Found]:
         )
     group = setting(settings, "group_size", "q_group_size", usual=128)
     for name in tensors:
+        if name.endswith(_DIVIDED):
+            raise UnsupportedModelError(
+                f"this checkpoint is quantised by AWQ with scales for what an activation function puts out "
+                f"({name[:200]!r}), which are not read: {INSTEAD}"
+            )
         if name.endswith(".qweight"):
             yield _weight(name.removesuffix(".qweight"), group, tensors)
 

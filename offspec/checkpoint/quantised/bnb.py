@@ -71,6 +71,7 @@ def _four_bits(weight: str, kind: str, tensors: Tensors) -> Found:
         return Codebook(cast("Literal['nf4', 'fp4']", kind), block, absmax, nested, offset, dtype)
 
     packed = pack(weight, _shape(described, state.get("shape")), make, parts)
+    _check_table(parts["table"], kind)
     return Found(packed, frozenset([weight, described.name, *(part.name for part in parts.values())]))
 
 
@@ -88,6 +89,17 @@ def _read_state(described: TensorInfo, kind: str) -> dict[str, Any]:
     if not isinstance(state, dict) or state.get("quant_type") != kind:
         bad_tensor(described, f"does not describe a weight in {kind}")
     return state
+
+
+def _check_table(table: TensorInfo, kind: str) -> None:
+    """The file's own values are used; those of another kind would make a weight that is wrong throughout."""
+    import numpy as np
+
+    from offspec_kernels.dequant.codebook.tables import TABLES
+
+    found = np.frombuffer(read_bytes(table, 64), "<f4")
+    if not np.allclose(found, TABLES[kind], rtol=0, atol=1e-6):
+        bad_tensor(table, f"does not hold the values of {kind}")
 
 
 def _size(described: TensorInfo, value: object) -> int:

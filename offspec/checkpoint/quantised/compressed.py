@@ -14,12 +14,14 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from offspec.checkpoint.quantised.parts import (
+    INSTEAD,
     Found,
     Tensors,
     bad_tensor,
     need,
     order_of,
     pack,
+    read_bytes,
     read_integers,
 )
 from offspec.checkpoint.quantised.schemes import Scheme, scheme_of, schemes_of
@@ -27,6 +29,8 @@ from offspec.checkpoint.tensors import PackedInfo, TensorInfo, torch_dtype
 
 if TYPE_CHECKING:
     from offspec_kernels.dequant import Format
+
+_MOST_ZEROS = 2**28  # bytes
 
 
 def find(settings: Mapping[str, Any], tensors: Tensors) -> Iterator[Found]:
@@ -39,7 +43,10 @@ def find(settings: Mapping[str, Any], tensors: Tensors) -> Iterator[Found]:
 
 
 def _weight(module: str, scheme: Scheme, tensors: Tensors) -> Found:
-    if packed := tensors.get(f"{module}.weight_packed"):
+    packed, zeros = (tensors.get(f"{module}.weight_{name}") for name in ("packed", "zero_point"))
+    if scheme.symmetric and zeros:
+        _check_none(zeros, packed is not None)
+    if packed:
         shape = _shape(need(tensors, f"{module}.weight_shape"))
         made = _integers(module, packed, shape, scheme, tensors)
     else:
@@ -54,6 +61,14 @@ def _weight(module: str, scheme: Scheme, tensors: Tensors) -> Found:
     return Found(made, frozenset([*beside, *(part.name for _, part in made.parts)]))
 
 
+def _check_none(zeros: TensorInfo, packed: bool) -> None:
+    """Some write zero points of 0 for a symmetric weight too; any other would be passed over."""
+    # In words the codes of a zero point are counted from the lowest, so that none of them is 0.
+    data = b"" if packed and zeros.dtype == "I32" else read_bytes(zeros, _MOST_ZEROS)
+    if not data or data.count(0) != len(data):
+        bad_tensor(zeros, "is a zero point, and config.json calls the weight symmetric", INSTEAD)
+
+
 def _integers(
     module: str, stored: TensorInfo, shape: tuple[int, ...], scheme: Scheme, tensors: Tensors
 ) -> PackedInfo:
@@ -66,6 +81,8 @@ def _integers(
     if not scheme.symmetric:
         parts["zero_point"] = need(tensors, f"{module}.weight_zero_point")
     index = tensors.get(f"{module}.weight_g_idx")
+    if scheme.ordered and scheme.strategy == "group" and scheme.group < shape[-1]:
+        index = need(tensors, f"{module}.weight_g_idx")
     if index and scheme.strategy == "group" and _ordered(index, shape, scheme.group):
         parts["g_idx"] = index
     group = {"tensor": 0, "channel": None}.get(scheme.strategy, scheme.group)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from offspec.checkpoint.quantised.parts import Found, Tensors, bad_setting, need, pack
+from offspec.checkpoint.quantised.parts import BLOCK_UNIT, Found, Tensors, bad_setting, need, pack
 from offspec.checkpoint.tensors import TensorInfo, torch_dtype
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def _block(value: Any) -> tuple[int, int] | None:
         return None
     if not isinstance(value, list) or len(value) != 2 or any(type(size) is not int for size in value):
         bad_setting("weight_block_size", value)
-    if min(value) <= 0:
+    if min(value) <= 0 or any(size % BLOCK_UNIT for size in value):
         bad_setting("weight_block_size", value)
     return value[0], value[1]
 

@@ -8,25 +8,43 @@ of importance. Format "gptq" stores each zero point less 1, "gptq_v2" as it is.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from offspec.checkpoint.quantised.parts import (
     INSTEAD,
     Found,
     Tensors,
+    bad_setting,
     bad_tensor,
     need,
     order_of,
     pack,
+    read_bytes,
     setting,
 )
-from offspec.checkpoint.tensors import torch_dtype
+from offspec.checkpoint.tensors import TensorInfo, torch_dtype
 from offspec.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     from offspec_kernels.dequant import Format
 
 _VERSIONS = {"gptq": True, "gptq_v2": False}  # is 1 added to the stored zero points?
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What config.json says of all weights.
+
+    ordered: groups follow the order of importance, so that only `g_idx` tells which inputs are whose.
+    symmetric: every zero point is the middle of the range.
+    """
+
+    version: str
+    bits: int
+    group: int
+    ordered: bool
+    symmetric: bool
 
 
 def find(settings: Mapping[str, Any], tensors: Tensors) -> Iterator[Found]:
@@ -38,19 +56,28 @@ def find(settings: Mapping[str, Any], tensors: Tensors) -> Iterator[Found]:
             f"this checkpoint is quantised by GPTQ in a form that is not read (format {version[:40]!r}, "
             f"{bits} bits; only gptq and gptq_v2 with 2, 3, 4 or 8 bits are): {INSTEAD}"
         )
-    for rule in settings.get("dynamic") or ():
+    dynamic = settings.get("dynamic")
+    if dynamic is not None and not isinstance(dynamic, dict):
+        bad_setting("dynamic", dynamic)
+    for rule in dynamic or ():
         if not str(rule).startswith("-:"):  # a rule with a minus names modules that are left as they were
             raise UnsupportedModelError(
                 f"this checkpoint is quantised by GPTQ with settings of their own for {str(rule)[:60]!r}, "
                 f"which is not read: {INSTEAD}"
             )
-    group = setting(settings, "group_size", usual=128)
+    form = _Form(
+        version,
+        bits,
+        setting(settings, "group_size", usual=128),
+        ordered=bool(settings.get("desc_act")) and not settings.get("static_groups"),
+        symmetric=settings.get("sym") is True,
+    )
     for name in tensors:
         if name.endswith(".qweight"):
-            yield _weight(name.removesuffix(".qweight"), bits, group, _VERSIONS[version], tensors)
+            yield _weight(name.removesuffix(".qweight"), form, tensors)
 
 
-def _weight(module: str, bits: int, group: int, plus_one: bool, tensors: Tensors) -> Found:
+def _weight(module: str, form: _Form, tensors: Tensors) -> Found:
     from offspec_kernels.dequant.gptq import Gptq
 
     parts = {part: need(tensors, f"{module}.{part}") for part in ("qweight", "qzeros", "scales")}
@@ -58,9 +85,12 @@ def _weight(module: str, bits: int, group: int, plus_one: bool, tensors: Tensors
     qweight, scales = parts["qweight"], parts["scales"]
     if len(qweight.shape) != 2:
         bad_tensor(qweight, f"must have two dimensions, not {list(qweight.shape)}")
-    inputs, outputs = qweight.shape[0] * 32 // bits, qweight.shape[1]
-    size = inputs if group == -1 else group
-    if index := tensors.get(f"{module}.g_idx"):
+    inputs, outputs = qweight.shape[0] * 32 // form.bits, qweight.shape[1]
+    size = inputs if form.group == -1 else form.group
+    index = tensors.get(f"{module}.g_idx")
+    if form.ordered and size < inputs:
+        index = need(tensors, f"{module}.g_idx")
+    if index:
         spent.add(index.name)
         if index.shape != (inputs,):
             bad_tensor(
@@ -70,7 +100,20 @@ def _weight(module: str, bits: int, group: int, plus_one: bool, tensors: Tensors
             parts["g_idx"] = index
 
     def make() -> Format:
-        return Gptq(bits, group, "g_idx" in parts, plus_one, torch_dtype(scales.dtype))
+        ordered, plus_one = "g_idx" in parts, _VERSIONS[form.version]
+        return Gptq(form.bits, form.group, ordered, plus_one, torch_dtype(scales.dtype))
 
     packed = pack(f"{module}.weight", (outputs, inputs), make, parts)
+    if form.symmetric and form.bits != 3:  # words do not hold zero points of 3 bits whole
+        _check_version(parts["qzeros"], form)
     return Found(packed, frozenset(spent))
+
+
+def _check_version(zeros: TensorInfo, form: _Form) -> None:
+    """The middle of the range is stored as another number in each version: the file itself tells its own."""
+    first = int.from_bytes(read_bytes(replace(zeros, shape=(1,), nbytes=4), 4), "little")
+    for version, less_one in _VERSIONS.items():
+        middle = 2 ** (form.bits - 1) - less_one
+        word = sum(middle << place for place in range(0, 32, form.bits))
+        if first == word and version != form.version:
+            bad_tensor(zeros, f"is of format {version}, and config.json says {form.version}", INSTEAD)

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from offspec.checkpoint.checksum import FileSum
+from offspec.checkpoint.checksum import FileSum, damage
 from offspec.checkpoint.pack_manifest import MANIFEST, Manifest, Shape, format_of, read_manifest
 from offspec.checkpoint.quantised.parts import Found, Tensors
 from offspec.checkpoint.tensors import PackedInfo, torch_dtype
-from offspec.errors import HeaderError, MissingTensorError, TruncatedError
+from offspec.errors import CheckpointError, HeaderError, MissingTensorError, TruncatedError
 
 
 def find(settings: Mapping[str, Any], tensors: Tensors) -> Iterator[Found]:
@@ -29,9 +29,10 @@ def find(settings: Mapping[str, Any], tensors: Tensors) -> Iterator[Found]:
 
 
 def check_files(folder: Path) -> None:
-    """See that all files of a pack are there, of the right size; what is in them is not looked at.
+    """See that all files of a pack are there: those of weights of the right size, the others as written.
 
-    Raises HeaderError for a manifest that cannot be used, MissingTensorError, TruncatedError.
+    What is in files of weights is not looked at. Raises HeaderError for a manifest that cannot be used,
+    MissingTensorError, TruncatedError, and CheckpointError for another file that is not as it was.
     """
     manifest = read_manifest(folder)
     for name, file in manifest.files.items():
@@ -44,6 +45,9 @@ def check_files(folder: Path) -> None:
             raise TruncatedError(
                 f"{path} has {size:,} bytes instead of {file.sum.size:,}: {manifest.origin.again(folder)}"
             )
+    for name, text in manifest.texts.items():
+        if how := damage(folder / name, text, forget=False):
+            raise CheckpointError(f"{folder / name} {how}: {manifest.origin.again(folder)}")
 
 
 def checksums(folder: Path) -> tuple[dict[Path, FileSum], str]:

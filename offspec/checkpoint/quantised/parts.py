@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 
 Tensors = Mapping[str, TensorInfo]
 
-# What to do about a checkpoint in a form that is not read.
+FLOATS = ("F64", "F32", "F16", "BF16")  # dtypes whose numbers are values, and no codes for them
+# What to do about a checkpoint in a form that is not read, and about one that is damaged.
 INSTEAD = "use the model's bf16 or fp16 checkpoint, or a GGUF file of it"
+AGAIN = "download it again"
+# A block of 129 rows may need as many scales as one of 128: only what GPUs can use is believed.
+BLOCK_UNIT = 16
 _INTEGERS = {"I32": "<i4", "I64": "<i8"}
 
 
@@ -51,6 +55,7 @@ def pack(
     from offspec_kernels.dequant import Part
     from offspec_kernels.errors import ArgumentError
 
+    packed_as: Format | None = None
     try:
         packed_as = make()
         packed_as.check(
@@ -58,13 +63,15 @@ def pack(
         )
     except ArgumentError as error:
         wrong = parts.get(error.argument) or next(iter(parts.values()))
-        bad_tensor(wrong, f"cannot be part of the weight {name[:200]!r} ({one_line(error)})")
+        # Where the format has no such form, or no weight of this shape, another copy would be no better.
+        fix = INSTEAD if packed_as is None or error.argument == "shape" else AGAIN
+        bad_tensor(wrong, f"cannot be part of the weight {name[:200]!r} ({one_line(error)})", fix)
     return PackedInfo(name, shape, packed_as, tuple(parts.items()))
 
 
-def bad_tensor(info: TensorInfo, what: str) -> NoReturn:
+def bad_tensor(info: TensorInfo, what: str, fix: str = AGAIN) -> NoReturn:
     """Raise HeaderError about a tensor, naming its file."""
-    raise HeaderError(f"{info.file}: the tensor {info.name[:200]!r} {what}; download it again")
+    raise HeaderError(f"{info.file}: the tensor {info.name[:200]!r} {what}; {fix}")
 
 
 def read_bytes(info: TensorInfo, most: int) -> bytes:

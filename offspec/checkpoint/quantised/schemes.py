@@ -10,11 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
-from offspec.checkpoint.quantised.parts import INSTEAD, bad_setting, setting
+from offspec.checkpoint.quantised.parts import BLOCK_UNIT, INSTEAD, bad_setting, setting
 from offspec.errors import HeaderError, UnsupportedModelError
 
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 Strategy = Literal["tensor", "channel", "group", "block"]
+_MOST_WAYS, _NAME = 10**10, 64  # of matching an expression; characters of a module's name, about
+_ONE_CHARACTER = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]")
+_REPEATED_GROUP = re.compile(r"\)\s*[*+{]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,8 @@ class Scheme:
     """How the weights of some modules are stored.
 
     strategy: whether a scale is for the whole "tensor", a "channel" (a row), a "group" of inputs in a row, or
-    a "block" of rows and columns. group and block: their sizes, where there are any.
+    a "block" of rows and columns. group and block: their sizes, where there are any. ordered: whether inputs
+    are put into groups by their importance, so that only a list of their groups tells which are whose.
     """
 
     targets: tuple[str, ...]
@@ -32,6 +36,7 @@ class Scheme:
     group: int
     block: tuple[int, int] | None
     symmetric: bool
+    ordered: bool
 
 
 def schemes_of(settings: Mapping[str, Any]) -> list[Scheme]:
@@ -94,6 +99,9 @@ def _scheme(group: Mapping[str, Any]) -> Scheme:
         strategy = "group" if size > 0 else "channel" if size == -1 else "tensor"
     if strategy not in get_args(Strategy) or (strategy == "group" and size <= 0):
         bad_setting("strategy", strategy)
+    symmetric = weights.get("symmetric", True)
+    if not isinstance(symmetric, bool):
+        bad_setting("symmetric", symmetric)
     return Scheme(
         targets=tuple(targets),
         bits=setting(weights, "num_bits", usual=8),
@@ -101,7 +109,8 @@ def _scheme(group: Mapping[str, Any]) -> Scheme:
         strategy=cast("Strategy", strategy),
         group=size,
         block=_block(weights.get("block_structure")) if strategy == "block" else None,
-        symmetric=weights.get("symmetric") is not False,
+        symmetric=symmetric,
+        ordered=str(weights.get("actorder")).lower() in ("group", "dynamic", "true"),
     )
 
 
@@ -111,7 +120,7 @@ def _block(value: object) -> tuple[int, int]:
     if not isinstance(sizes, list) or len(sizes) != 2:
         bad_setting("block_structure", value)
     rows, columns = (int(size) if str(size).isdecimal() and len(str(size)) < 10 else 0 for size in sizes)
-    if not rows or not columns:
+    if not rows or not columns or rows % BLOCK_UNIT or columns % BLOCK_UNIT:
         bad_setting("block_structure", value)
     return rows, columns
 
@@ -119,7 +128,37 @@ def _block(value: object) -> tuple[int, int]:
 def _fits(target: str, module: str) -> bool:
     if not target.startswith("re:"):
         return False
+    expression = target.removeprefix("re:")
+    if not _is_tame(expression):
+        raise UnsupportedModelError(
+            f"config.json: matching the target {expression[:60]!r} of quantization_config may take for ever, "
+            f"so it is not tried: {INSTEAD}"
+        )
     try:
-        return re.match(target[3:], module) is not None
+        return re.match(expression, module) is not None
     except (re.error, RecursionError, OverflowError):
         bad_setting("targets", target)
+
+
+def _is_tame(expression: str) -> bool:
+    """Whether there are so few ways in which an expression can fail to match that all can be tried.
+
+    Those of a sequence multiply and those of alternatives add up; those of a repeated group have no bound.
+    """
+    bare = _ONE_CHARACTER.sub("x", expression)
+    if not expression.isprintable() or _REPEATED_GROUP.search(bare):  # a comment might stand before the star
+        return False
+    ways = [[0, 1]]  # of each open group: those of its alternatives so far, and of the present one
+    for character in bare:
+        if character == "(":
+            ways.append([0, 1])
+        elif character == ")" and len(ways) > 1:
+            group = sum(ways.pop())
+            ways[-1][1] *= group
+        elif character == "|":
+            ways[-1] = [sum(ways[-1]), 1]
+        elif character in "*+{?":
+            ways[-1][1] *= 2 if character == "?" else _NAME
+        if ways[-1][1] > _MOST_WAYS:
+            return False
+    return sum(ways[0]) <= _MOST_WAYS
