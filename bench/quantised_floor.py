@@ -38,13 +38,15 @@ class Unpacking:
 
         from offspec.checkpoint import open_checkpoint
         from offspec.checkpoint.tensors import PackedInfo
+        from offspec.model.unpacking import Scratch
 
         weights = open_checkpoint(str(folder)).tensors.items()
         found = [weight for name, weight in weights if _LAYER.search(name) and isinstance(weight, PackedInfo)]
         if not found:
             raise BenchError(f"{folder.name} has no packed weights: name a pack")
         self._weights = [(weight, parts_of(weight)) for weight in found]
-        self._scratch = torch.empty(max(math.prod(weight.shape) for weight in found), dtype=dtype)
+        most = max(math.prod(weight.shape) for weight in found)
+        self._scratch = Scratch(most, dtype, torch.device("cpu")).take(most)
         self.nbytes = sum(weight.nbytes for weight in found)
 
     def seconds(self, rows: int = 0) -> float:

@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, on_disk, torch_dtype
 from offspec.errors import CheckpointError
+from offspec.store.arena import Arena
 from offspec_kernels.dequant import dequantise
 from offspec_kernels.errors import ArgumentError
 
@@ -27,7 +28,10 @@ class Scratch:
     """
 
     def __init__(self, elements: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._memory = torch.empty(elements, dtype=dtype, device=device)
+        if device.type == "cpu":  # in huge pages, where the system has them
+            self._memory = Arena(elements * dtype.itemsize).tensor.view(dtype)[:elements]
+        else:
+            self._memory = torch.empty(elements, dtype=dtype, device=device)
         self.taken = 0
 
     def take(self, elements: int) -> torch.Tensor:
