@@ -10,6 +10,7 @@ from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, torch_dtype
 from offspec.errors import CheckpointError
 from offspec_kernels.dequant import dequantise
+from tests.checkpoint.packers import Packed
 
 
 def tensor_of(info: TensorInfo) -> Tensor:
@@ -36,3 +37,13 @@ def refused(folder: Path, error: type[CheckpointError]) -> str:
     message = str(caught.value)
     assert message == " ".join(message.split()) and type(caught.value) is error
     return message
+
+
+def check(folder: Path, modules: dict[str, Packed]) -> None:
+    """All that is in the folder is these modules' weights, and their values are right."""
+    checkpoint = open_checkpoint(str(folder))
+    assert checkpoint.tensors.keys() == {f"{name}.weight" for name in modules}
+    for name, module in modules.items():
+        weight = checkpoint.tensors[f"{name}.weight"]
+        assert weight.shape == tuple(module.values.shape)
+        assert torch.equal(values_of(weight), module.values)

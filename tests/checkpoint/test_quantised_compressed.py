@@ -12,7 +12,7 @@ from torch import Tensor
 from offspec.checkpoint import open_checkpoint
 from offspec.errors import CheckpointError, HeaderError, MissingTensorError, UnsupportedModelError
 from tests.checkpoint.packers import Packed, compressed, write
-from tests.checkpoint.quantised import refused, values_of
+from tests.checkpoint.quantised import check, refused
 
 UP, DOWN, GATE = (f"model.layers.0.mlp.{name}_proj" for name in ("up", "down", "gate"))
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
@@ -34,16 +34,6 @@ def settings(format: str, *groups: dict[str, Any], **others: Any) -> dict[str, A
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(1)
-
-
-def check(folder: Path, modules: dict[str, Packed]) -> None:
-    """All that is in the folder is these modules' weights, and their values are right."""
-    checkpoint = open_checkpoint(str(folder))
-    assert checkpoint.tensors.keys() == {f"{name}.weight" for name in modules}
-    for name, module in modules.items():
-        weight = checkpoint.tensors[f"{name}.weight"]
-        assert weight.shape == tuple(module.values.shape)
-        assert torch.equal(values_of(weight), module.values)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

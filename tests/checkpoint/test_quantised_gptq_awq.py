@@ -13,7 +13,7 @@ from torch import Tensor
 from offspec.checkpoint import open_checkpoint
 from offspec.errors import CheckpointError, HeaderError, MissingTensorError, UnsupportedModelError
 from tests.checkpoint.packers import Packed, awq, gptq, write
-from tests.checkpoint.quantised import refused, values_of
+from tests.checkpoint.quantised import check, refused, values_of
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
@@ -23,16 +23,6 @@ UP, DOWN = "model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj"
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(1)
-
-
-def check(folder: Path, modules: dict[str, Packed]) -> None:
-    """All that is in the folder is these modules' weights, and their values are right."""
-    checkpoint = open_checkpoint(str(folder))
-    assert checkpoint.tensors.keys() == {f"{name}.weight" for name in modules}
-    for name, module in modules.items():
-        weight = checkpoint.tensors[f"{name}.weight"]
-        assert weight.shape == tuple(module.values.shape)
-        assert torch.equal(values_of(weight), module.values)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
