@@ -122,9 +122,9 @@ def test_prefill_end_to_end(
     assert last["tokens"] == 40
     assert last["seconds"] > 0
     assert [row["tokens"] for row in last["rows"]["none"]] == [24, 40]
-    assert last["rows"]["none"][0]["draft_seconds"] < last["rows"]["auto"][0]["draft_seconds"]
     saved = json.loads(out.read_text())
     assert len(saved["processes"]["none"]["runs"]) == 4
+    assert saved["processes"]["none"]["runs"][0]["tree_nodes"] == 1
     assert saved["processes"]["auto"]["runs"][0]["tree_nodes"] > 1
     assert "<svg" in out.with_suffix(".svg").read_text()
 
