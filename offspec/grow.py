@@ -5,22 +5,33 @@ over its nodes of the probability that the target takes the path to them. So the
 the N likeliest paths, and since a score never rises along a path, expanding the best unexpanded node first
 finds them (SpecExec: Svirschevski et al. 2024; the stopping rule is in the manner of OPT-Tree: Wang et al.
 2024). W nodes are expanded together, because a draft step costs about as much for 32 nodes as for one.
+
+Several sources share one heap. Lookups speak first, and a chain that they found is open to the drafters as a
+whole: one step judges every token of it and looks for others beside them.
 """
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from offspec.draft.base import Children, Drafter, Scorer
+from offspec.candidates import Candidates
+from offspec.draft.mixture import Asked, Mixture, Seen
 from offspec.timeline import OFF, Timeline
-from offspec.tree import ROOT, Candidates, TokenTree
+from offspec.tree import ROOT, TokenTree
 from offspec_planners.best_first import Grown, best_size, max_expanded, pays, promising
+from offspec_planners.calibrate import Calibration
 from offspec_planners.cost import PassCosts
 
 _RECORDED = 128  # nodes
+_TWIG, _TWIG_FLOOR = (
+    128,
+    math.log(0.02),
+)  # most nodes that a lookup is asked for at once, and the least likely
+_LOOKED_UP, _LOOKED_UP_FLOOR = 8, math.log(0.05)  # nodes of a draft step below which lookups are asked, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,43 +66,67 @@ class GrowthPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """A grown tree, the candidate behind each of its nodes, and what calibration can learn from.
+    """A grown tree, the candidate behind each of its nodes, and what there is to learn from.
 
-    recorded: the larger tree that was grown for the record, where it came to its full size.
+    every: all candidates; asked: who took part, and what drafters said; recorded: the larger tree that was
+    grown for the record, where it came to its full size.
     """
 
     tree: TokenTree
     candidates: NDArray[np.int64]
     steps: int
-    children: dict[int, tuple[Children, int]]
+    every: Candidates
+    asked: Asked
     recorded: Grown | None = None
 
-    def learn(self, scorer: Scorer, nodes: Sequence[int], tokens: Sequence[int]) -> None:
-        """Teach the calibration which tokens the target picked at these tree nodes, the walk in order.
+    @property
+    def children(self) -> Seen:
+        """What the main drafter said, by candidate."""
+        return self.asked.seen.get(0, {})
 
-        A walked node that was not expanded says nothing about ranks. Where the text ended in the middle of
-        the tree, only the levels down to that end count as promised.
+    def learn(self, mixture: Mixture, nodes: Sequence[int], tokens: Sequence[int]) -> None:
+        """Teach the sources which tokens the target picked at these tree nodes, the walk in order.
+
+        Where the text ended in the middle of the tree, only the levels down to that end count as promised.
         """
-        calibration = scorer.calibration
-        for depth, (node, token) in enumerate(zip(nodes, tokens, strict=True)):
-            found = self.children.get(int(self.candidates[node]))
-            if found is None:
-                continue
-            children, row = found
-            hits = np.flatnonzero(children.token[row] == token)
-            rank = int(hits[0]) if len(hits) else None
-            calibration.observe(depth, children.x[row], children.log_prob[row], rank)
+        walked = self.candidates[list(nodes)].tolist()
         promised = self.tree.score
         if tokens[-1] in self.tree.children(nodes[-1]):
             promised = promised[self.tree.depth < len(tokens)]
-        calibration.end_pass(float(np.exp(promised).sum()), len(tokens))
-        if self.recorded is not None:
-            calibration.remember(self.recorded)
+        expected = float(np.exp(promised).sum())
+        for index, seen in self.asked.seen.items():
+            calibration = mixture.sources[index].scorer.calibration
+            _learn(calibration, seen, walked, tokens)
+            calibration.end_pass(expected, len(tokens))
+            if self.recorded is not None and index == 0:
+                calibration.remember(self.recorded)
+        mixture.learn(self.every, walked, tokens, self.asked)
+
+    def settle(self, mixture: Mixture, nodes: Sequence[int], tokens: int, seconds: float) -> None:
+        """Let the sources be judged by what this pass gave and took in all."""
+        accepted = self.candidates[list(nodes[1:])]
+        mixture.settle(self.asked, np.isfinite(self.every.said[:, accepted]), tokens, seconds)
+
+
+def _learn(calibration: Calibration, seen: Seen, walked: Sequence[int], tokens: Sequence[int]) -> None:
+    """A walked node that the drafter was not asked about, or knew nothing of, says nothing about ranks."""
+    for depth, (node, token) in enumerate(zip(walked, tokens, strict=True)):
+        found = seen.get(node)
+        if found is None:
+            continue
+        children, row = found
+        if children.log_prob[row, 0] == -np.inf:
+            continue
+        hits = np.flatnonzero(children.token[row] == token)
+        rank = int(hits[0]) if len(hits) else None
+        if children.drawn is None:
+            calibration.observe(depth, children.x[row], children.log_prob[row], rank)
+        else:  # chance put them in order: that tells nothing of how the draft's scores are to be read
+            calibration.table.observe(depth, children.log_prob[row], rank)
 
 
 def grow(
-    drafter: Drafter,
-    scorer: Scorer,
+    mixture: Mixture,
     ids: Sequence[int],
     policy: GrowthPolicy,
     max_depth: int,
@@ -102,66 +137,131 @@ def grow(
 
     between: called before every step; what it raises breaks the growth off.
     """
-    candidates = Candidates(ids[-1])
-    seen: dict[int, tuple[Children, int]] = {}
-    costs, steps = policy.costs, 0
-    seconds = costs.start if costs else 0.0
-    beyond = False  # whether what is grown is for the record alone, and no cost of this tree
-    best = candidates.best(policy.grown)
-    drafter.start(ids)
-    while len(seen) + policy.width <= policy.max_expanded:
-        nodes = _frontier(candidates, best, policy, max_depth)
-        if not nodes or (steps and not _pays(candidates, best, nodes, seconds, policy)):
-            break
-        if costs and policy.recording and not beyond:
-            beyond = not pays(candidates.score[best], candidates.score[nodes], seconds, costs, 0.0)
-        if between is not None:
-            between()
-        with timeline.span("draft", "step", width=len(nodes)):
-            children = drafter.expand(candidates, nodes, scorer)
-        candidates.expanded[nodes] = True
+    growing = _Growing(mixture, ids, policy, max_depth, timeline, between)
+    if max_depth >= 1:
+        growing.look_up([ROOT])
+        # The main drafter comes last, with all that others have found before it.
+        order = sorted(growing.asked.seen, reverse=True)
+        while sum(growing.step(index) for index in order):  # each takes its turn, as long as one goes on
+            pass
+    return growing.growth()
+
+
+class _Growing:
+    """A tree on its way, `best` being the nodes that would be kept; see `grow`."""
+
+    def __init__(
+        self,
+        mixture: Mixture,
+        ids: Sequence[int],
+        policy: GrowthPolicy,
+        max_depth: int,
+        timeline: Timeline,
+        between: Callable[[], None] | None,
+    ) -> None:
+        self._mixture, self._policy, self._max_depth = mixture, policy, max_depth
+        self._timeline, self._between = timeline, between
+        active = mixture.active()
+        self.asked = Asked(active, {}, {index: {} for index in active if index < len(mixture.sources)})
+        self._candidates = Candidates(ids[-1], len(mixture.names))
+        self._best = self._candidates.best(policy.grown)
+        self._steps = 0
+        self._seconds = policy.costs.start if policy.costs else 0.0  # by the plan, of the main drafter
+        self._beyond = False  # whether what is grown is for the record alone, and no cost of this tree
+        mixture.start(ids, active)
+
+    def look_up(self, nodes: Sequence[int]) -> None:
+        """Ask the lookups what may follow these nodes."""
+        drafters = len(self._mixture.sources)
+        for index in self.asked.active:
+            if index < drafters:
+                continue
+            began = time.perf_counter()
+            for node in nodes:
+                self._graft(node, index)
+            self.asked.spent(index, time.perf_counter() - began)
+
+    def _graft(self, node: int, index: int) -> None:
+        candidates, room = self._candidates, self._max_depth - int(self._candidates.depth[node])
+        if candidates.asked[index, node] or room < 1:
+            return
+        most = min(_TWIG, self._policy.grown)
+        floor = _TWIG_FLOOR - float(candidates.score[node])
+        lookup = self._mixture.lookups[index - len(self._mixture.sources)]
+        twig = lookup.below(candidates.path_tokens(node), self._mixture.noise, most, floor, room)
+        candidates.asked[index, node] = True
+        if len(twig.token):
+            candidates.graft(node, twig, index, self._mixture.blend)
+            self._best = candidates.best(self._policy.grown)
+
+    def step(self, index: int) -> bool:
+        """Have a drafter expand the best nodes that it was not asked about; False where that does not pay."""
+        policy, candidates, seen = self._policy, self._candidates, self.asked.seen[index]
+        if len(seen) + policy.width > policy.max_expanded:
+            return False
+        nodes = self._frontier(index)
+        costs = policy.costs if index == 0 else None
+        if not nodes or (seen and not self._pays(nodes, costs)):
+            return False
+        if costs and policy.recording and not self._beyond:
+            score = candidates.score
+            self._beyond = not pays(score[self._best], score[nodes], self._seconds, costs, 0.0)
+        if self._between is not None:
+            self._between()
+        source, began = self._mixture.sources[index], time.perf_counter()
+        with self._timeline.span("draft", "step", width=len(nodes)):
+            children = source.drafter.expand(candidates, nodes, source.scorer)
+        self.asked.spent(index, time.perf_counter() - began)
+        candidates.asked[index, nodes] = True
         # What is no better than the last of a full tree can never be in it: the best only get better.
-        floor = float(candidates.score[best].min()) if len(best) == policy.grown else -math.inf
-        candidates.extend(np.array(nodes), children.token, children.log_prob, floor)
-        seen.update({node: (children, row) for row, node in enumerate(nodes)})
-        seconds += float(costs.step_seconds(len(nodes))) if costs and not beyond else 0.0
-        steps += 1
-        best = candidates.best(policy.grown)
-    kept = candidates.best(policy.budget)
-    if costs is not None:
-        kept = candidates.best(best_size(-np.sort(-candidates.score[kept]), seconds, costs))
-    recorded = None
-    if policy.recording and len(best) == policy.record and candidates.depth[best].max() < max_depth:
-        record = candidates.tree(best)
-        recorded = Grown(record.parent.astype(np.int32), record.score.astype(np.float32))
-    return Growth(candidates.tree(kept), kept, steps, seen, recorded)
+        full = len(self._best) == policy.grown
+        floor = float(candidates.score[self._best].min()) if full else -math.inf
+        blend = self._mixture.blend
+        candidates.extend(np.array(nodes), children.token, children.log_prob, floor, index, blend)
+        if children.token.shape[1]:
+            seen.update({node: (children, row) for row, node in enumerate(nodes)})
+        self._seconds += float(costs.step_seconds(len(nodes))) if costs and not self._beyond else 0.0
+        self._steps += 1
+        self._best = candidates.best(policy.grown)
+        if self._mixture.lookups:
+            likely = [node for node in nodes if candidates.score[node] >= _LOOKED_UP_FLOOR]
+            self.look_up(sorted(likely, key=lambda node: -candidates.score[node])[:_LOOKED_UP])
+        return True
 
+    def _frontier(self, index: int) -> list[int]:
+        """The best nodes to expand, `width` at most, that are in the tree and may have children worth having.
 
-def _frontier(
-    candidates: Candidates, best: NDArray[np.int64], policy: GrowthPolicy, max_depth: int
-) -> list[int]:
-    """The best unexpanded nodes, `width` at most, that are in the tree and may have children worth having."""
-    if max_depth < 1:
-        return []
-    open_nodes = best[~candidates.expanded[best] & (candidates.depth[best] < max_depth)]
-    order = np.argsort(-candidates.score[open_nodes], kind="stable")[: policy.width]
-    nodes = np.sort(open_nodes[order])
-    probability, tree = (np.exp(candidates.score[some], dtype=np.float64) for some in (nodes, best))
-    worth = promising(probability, tree, policy.grown, policy.min_gain)
-    return [int(node) for node in nodes[worth]]
+        Before a node come all of its ancestors, which are no worse, and older.
+        """
+        policy, candidates, best = self._policy, self._candidates, self._best
+        open_nodes = best[~candidates.asked[index, best] & (candidates.depth[best] < self._max_depth)]
+        order = np.argsort(-candidates.score[open_nodes], kind="stable")[: policy.width]
+        nodes = np.sort(open_nodes[order])
+        probability, tree = (np.exp(candidates.score[some], dtype=np.float64) for some in (nodes, best))
+        worth = promising(probability, tree, policy.grown, policy.min_gain)
+        return [int(node) for node in nodes[worth]]
 
+    def _pays(self, nodes: list[int], costs: PassCosts | None) -> bool:
+        """Whether to expand these nodes, after what was drafted so far."""
+        policy, score, best = self._policy, self._candidates.score, self._best
+        if policy.recording:
+            # A record must be whole, however narrow its steps: `min_gain` is asked of so many nodes together.
+            return pays(score[best], score[nodes], 0.0, None, policy.min_gain * len(nodes) / _RECORDED)
+        return pays(score[best], score[nodes], self._seconds, costs, policy.min_gain)
 
-def _pays(
-    candidates: Candidates, best: NDArray[np.int64], nodes: list[int], seconds: float, policy: GrowthPolicy
-) -> bool:
-    """Whether to expand these nodes, after so many seconds of drafting."""
-    score = candidates.score
-    if policy.recording:
-        # A record must be whole, however narrow its steps: `min_gain` is asked of so many nodes together.
-        return pays(score[best], score[nodes], seconds, None, policy.min_gain * len(nodes) / _RECORDED)
-    return pays(score[best], score[nodes], seconds, policy.costs, policy.min_gain)
+    def growth(self) -> Growth:
+        """What it has come to."""
+        policy, candidates = self._policy, self._candidates
+        kept = candidates.best(policy.budget)
+        if policy.costs is not None:
+            kept = candidates.best(best_size(-np.sort(-candidates.score[kept]), self._seconds, policy.costs))
+        recorded, best = None, self._best
+        if policy.recording and len(best) == policy.record and candidates.depth[best].max() < self._max_depth:
+            record = candidates.tree(best)
+            recorded = Grown(record.parent.astype(np.int32), record.score.astype(np.float32))
+        return Growth(candidates.tree(kept), kept, self._steps, candidates, self.asked, recorded)
 
 
 def no_growth(root_token: int) -> Growth:
     """The tree of plain decoding."""
-    return Growth(TokenTree.single(root_token), np.array([ROOT]), 0, {})
+    return Growth(TokenTree.single(root_token), np.array([ROOT]), 0, Candidates(root_token), Asked())

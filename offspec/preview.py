@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from offspec.draft.base import Drafter, Scorer
+from offspec.draft.mixture import Mixture
 from offspec.grow import Growth, GrowthPolicy, grow
 from offspec.tree import ROOT
 from offspec_planners.best_first import Grown
@@ -19,8 +19,7 @@ _DEEPEST = 400  # levels: an answer that repeats itself is guessed as far as the
 
 @torch.no_grad()
 def preview(
-    drafter: Drafter,
-    scorer: Scorer,
+    mixture: Mixture,
     ids: Sequence[int],
     policy: GrowthPolicy,
     stride: int,
@@ -33,10 +32,11 @@ def preview(
     trees where that is too little. The first tree, at the answer's very beginning, is left out. Leaves the
     draft's cache empty.
     """
-    text, found = list(ids), list[Grown]()
+    assert mixture.main is not None, "a preview is a drafter's"
+    drafter, text, found = mixture.main.drafter, list(ids), list[Grown]()
     try:
         while len(found) <= trees:
-            growth = grow(drafter, scorer, text, policy, min(_DEEPEST, room - len(text)))
+            growth = grow(mixture, text, policy, min(_DEEPEST, room - len(text)))
             if growth.recorded is None:
                 break
             found.append(growth.recorded)

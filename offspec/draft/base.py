@@ -3,7 +3,7 @@
 Letters: W nodes expanded together, K children of each, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,20 +11,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from offspec.candidates import Candidates, Twig
 from offspec.noise import GumbelNoise
 from offspec.sampling import LogitsProcessor
-from offspec.tree import Candidates
 from offspec_kernels.topk_children import BLOCK, topk_children
 from offspec_planners.calibrate import Calibration
 
 
 @dataclass(frozen=True, slots=True)
 class Children:
-    """The likeliest children of W nodes, best first: token, log_prob (calibrated), x (raw), [W, K] each."""
+    """The likeliest children of W nodes, best first: token, log_prob (calibrated), x (raw), [W, K] each.
+
+    drawn [W, V] float32: where the children are not the likeliest but were drawn, in this order and without
+    replacement, the scores whose softmax they were drawn from; see `offspec.draft.drawing`.
+    """
 
     token: NDArray[np.int64]
     log_prob: NDArray[np.float32]
     x: NDArray[np.float32]
+    drawn: torch.Tensor | None = None
 
 
 class Scorer:
@@ -94,19 +99,59 @@ class Scorer:
         return self._room[:count]
 
 
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """What a drafter asks of the target's passes.
+
+    last: the final hidden states, behind the last norm; layers: indices of layers whose inputs it asks for,
+    where the number of layers stands for what leaves the last of them, before that norm.
+    """
+
+    last: bool = False
+    layers: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.last or bool(self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What the target made of the committed positions [start, start + n).
+
+    last [n, H], behind the last norm; inputs: of each layer that was asked for, [n, H].
+    """
+
+    start: int
+    last: torch.Tensor
+    inputs: Mapping[int, torch.Tensor]
+
+    def __len__(self) -> int:
+        return len(self.last)
+
+
 class Drafter(Protocol):
-    """A source of guesses with a memory of the committed tokens."""
+    """A source of guesses with a memory of the committed tokens, asked step by step while a tree grows."""
 
     name: str
+    between: Callable[[], None] | None  # called in the midst of long steps; what it raises breaks them off
+
+    @property
+    def wants(self) -> Wants: ...
 
     def start(self, ids: Sequence[int]) -> None:
         """Catch up with the committed ids, the last of which is the root of the tree to come."""
 
     def expand(self, candidates: Candidates, nodes: Sequence[int], scorer: Scorer) -> Children:
-        """The children of `nodes`, whose parents have all been expanded before."""
+        """The children of `nodes`, ascending; the parent of each stands before it or was expanded before.
+
+        Where there is nothing to say about a node its log-probabilities are -inf; about none, K is 0.
+        """
 
     def commit(self, nodes: Sequence[int]) -> None:
-        """The target accepted this path of candidates, from the root on."""
+        """The target accepted this path of candidates, from the root on; some it may never have expanded."""
+
+    def observe(self, features: Features) -> None:
+        """What a pass made of positions that are committed now. Only for who wants it, after `commit`."""
 
     def adopt(self) -> None:
         """Take over what the target knows of the committed ids, where the two can share it."""
@@ -116,3 +161,30 @@ class Drafter(Protocol):
 
     def close(self) -> None:
         """Free what the drafter holds."""
+
+
+class Lookup(Protocol):
+    """A source that finds what it guesses in texts, in no time, and many tokens deep at once."""
+
+    name: str
+
+    def start(self, ids: Sequence[int]) -> None:
+        """Catch up with the committed ids, the last of which is the root of the tree to come."""
+
+    def below(
+        self, path: Sequence[int], noise: GumbelNoise | None, most: int, floor: float, max_depth: int
+    ) -> Twig:
+        """The likeliest continuations of the committed ids and a path of tokens below the root.
+
+        noise: what the target will add, where guesses are coupled to it; most: nodes of the twig; floor: no
+        guess whose log-probability, from that node on, is less; max_depth: levels of the twig.
+        """
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """The target picked these tokens, from the root on, the bonus token last. Before the next `start`."""
+
+    def rewind(self, length: int) -> None:
+        """Forget that the committed ids go on behind the first `length`; the text may still be found."""
+
+    def close(self) -> None:
+        """Free what is held."""

@@ -39,7 +39,8 @@ class TreeModel:
     given where the head streams, too. chunk: most rows that go through a layer together. spent: of the
     latest pass; settle: called before a clock is read, where work goes on after a call returns. on_layer:
     told how many layers are done; between: called before each layer and each chunk, and may raise to break
-    the pass off.
+    the pass off. taps: layers whose inputs are kept aside, the number of layers for what leaves the last;
+    tapped: those of the latest pass, [T, H] each.
     """
 
     def __init__(
@@ -60,6 +61,8 @@ class TreeModel:
         self.between: Callable[[], None] | None = None
         self.settle: Callable[[], None] | None = None
         self.spent = Spent()
+        self.taps: tuple[int, ...] = ()
+        self.tapped: dict[int, torch.Tensor] = {}
         self._given: torch.Tensor | None = None
         self._output: type[ModelOutput] = BaseModelOutputWithPast  # what this family's decoder returns
         decoder_forward = skeleton.decoder.forward
@@ -92,6 +95,8 @@ class TreeModel:
             if enter is not None:
                 enter(index)
             began = time.perf_counter()
+            if index in self.taps:
+                self.tapped[index] = hidden[0].clone()  # a layer may write over its input
             try:
                 out = _in_chunks(forward, hidden, self.chunk, self.between, args, kwargs)
                 if self.settle is not None:
@@ -102,6 +107,8 @@ class TreeModel:
             finally:
                 if leave is not None:
                     leave(index)
+            if index + 1 == len(self.skeleton.layers) and index + 1 in self.taps:
+                self.tapped[index + 1] = (out[0] if isinstance(out, tuple) else out)[0].clone()
             if self.on_layer is not None:
                 self.on_layer(index + 1)
             return out
@@ -111,7 +118,7 @@ class TreeModel:
     def hidden(self, tokens: torch.Tensor, context: TreeContext) -> torch.Tensor:
         """Final hidden states [T, H] of tokens [T]; their keys and values are appended to the cache."""
         rows = len(tokens)
-        self.spent = Spent()
+        self.spent, self.tapped = Spent(), {}
         out = self.skeleton.decoder(
             input_ids=tokens[None],
             position_ids=context.position[-rows:][None],

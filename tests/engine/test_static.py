@@ -9,6 +9,8 @@ import torch
 from offspec.config import SamplingParams
 from offspec.draft.base import Scorer
 from offspec.draft.lm import LMDrafter
+from offspec.draft.mixture import Mixture
+from offspec.draft.sources import Sources
 from offspec.grow import GrowthPolicy
 from offspec.grow_static import grow_static
 from offspec.model.loaded import LoadedModel
@@ -64,12 +66,12 @@ def _say(
     decoding = Decoding(
         processor=processor,
         noise=noise,
-        scorer=Scorer(processor, noise, Calibration()),
+        mixture=None if drafter is None else Mixture.single(drafter, Scorer(processor, noise, Calibration())),
         policy=GrowthPolicy(budget=128, width=width),
         stop=lambda token: False,
         shape=shape,
     )
-    session = TokenSequence(target, drafter)
+    session = TokenSequence(target, None if drafter is None else Sources({drafter.name: drafter}))
     session.begin(PROMPT)
     passes = 0
     while (left := TOKENS + len(PROMPT) - len(session.ids)) > 0:
@@ -103,7 +105,7 @@ def test_every_place_holds_the_guess_of_its_rank(width: int) -> None:
     table = torch.randn(WORDS, WORDS, generator=torch.Generator().manual_seed(0))
     drafter = TableDrafter(table)
     shape = best_shape([[0.3, 0.2, 0.4], [0.5, 0.2, 0.1]], 40, 5)
-    growth = grow_static(drafter, _scorer(), [1, 2], shape, 20, width)
+    growth = grow_static(Mixture.single(drafter, _scorer()), [1, 2], shape, 20, width)
     growth.tree.check()
     assert growth.tree.parent.tolist() == shape.parent.tolist()
     ranked = table.argsort(dim=1, descending=True)
@@ -118,7 +120,7 @@ def test_every_place_holds_the_guess_of_its_rank(width: int) -> None:
 def test_no_node_is_deeper_than_there_is_room(max_depth: int) -> None:
     drafter = TableDrafter(torch.randn(WORDS, WORDS, generator=torch.Generator().manual_seed(0)))
     shape = best_shape([[0.6, 0.3]], 60, 8)
-    growth = grow_static(drafter, _scorer(), [2], shape, max_depth, 4)
+    growth = grow_static(Mixture.single(drafter, _scorer()), [2], shape, max_depth, 4)
     assert growth.tree.depth.max() == max_depth
     assert len(growth.tree) == (shape.levels() <= max_depth).sum()
 
@@ -131,6 +133,6 @@ def test_what_a_draft_does_not_offer_is_left_out() -> None:
     table[only, 0] = 0.0
     shape = best_shape(np.full((2, 4), 0.2), 21, 2)
     assert len(shape) == 21
-    growth = grow_static(TableDrafter(table), _scorer(children=2), [2], shape, 9, 8)
+    growth = grow_static(Mixture.single(TableDrafter(table), _scorer(children=2)), [2], shape, 9, 8)
     growth.tree.check()
     assert np.bincount(growth.tree.parent[1:]).tolist() == [2, 1, 2]

@@ -6,12 +6,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from offspec.candidates import Candidates
 from offspec.config import EngineConfig, SamplingParams
 from offspec.draft.base import Scorer
 from offspec.errors import RequestError
 from offspec.noise import GumbelNoise
 from offspec.sampling import LogitsProcessor
-from offspec.tree import Candidates
 from offspec_planners.calibrate import Calibration, TemperatureFit
 
 _HISTORY = [1, 5, 5, 9]

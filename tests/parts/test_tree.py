@@ -6,11 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offspec.candidates import Candidates
 from offspec.config import SamplingParams
 from offspec.draft.base import Children, Scorer
+from offspec.draft.mixture import Mixture
 from offspec.grow import GrowthPolicy, grow
 from offspec.sampling import LogitsProcessor
-from offspec.tree import Candidates, TokenTree
+from offspec.tree import TokenTree
 from offspec_planners.calibrate import Calibration, TemperatureFit
 
 VOCABULARY = 6
@@ -60,9 +62,9 @@ def test_the_best_candidates_form_a_tree_of_the_likeliest_paths(seed: int, budge
     for _ in range(random.integers(1, 12)):
         parent = int(random.integers(candidates.count))
         if not candidates.expanded[parent]:
-            candidates.expanded[parent] = True
+            candidates.asked[0, parent] = True
             probabilities = random.dirichlet(np.ones(4))
-            candidates.add(parent, np.arange(4), np.log(probabilities))
+            candidates.extend(np.array([parent]), np.arange(4)[None], np.log(probabilities)[None])
     kept = candidates.best(budget)
     tree = candidates.tree(kept)
     tree.check()
@@ -77,7 +79,7 @@ def test_the_best_candidates_form_a_tree_of_the_likeliest_paths(seed: int, budge
 def test_many_candidates_outgrow_the_first_arrays() -> None:
     candidates = Candidates(0)
     for node in range(40):
-        candidates.add(node, np.arange(100), np.full(100, -1.0))
+        candidates.extend(np.array([node]), np.arange(100)[None], np.full((1, 100), -1.0))
     assert candidates.count == 4001
     candidates.tree(np.arange(candidates.count)).check()
 
@@ -119,7 +121,7 @@ def _brute_force(table: torch.Tensor, root: int, budget: int, depth: int) -> flo
 def test_growth_finds_the_likeliest_paths(seed: int, budget: int, width: int) -> None:
     table = torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 2
     policy = GrowthPolicy(budget, width, min_gain=0.0)
-    grown = grow(TableDrafter(table), _scorer(), [0, 2], policy, max_depth=4)
+    grown = grow(Mixture.single(TableDrafter(table), _scorer()), [0, 2], policy, max_depth=4)
     grown.tree.check()
     assert grown.tree.token[0] == 2 and grown.tree.depth.max() <= 4
     assert len(grown.tree) == budget or grown.tree.depth.max() == 4
@@ -130,12 +132,12 @@ def test_growth_stops_when_a_step_is_not_worth_it() -> None:
     table = torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(1)) * 2
     drafter = TableDrafter(table)
     steps = [
-        grow(drafter, _scorer(), [2], GrowthPolicy(200, 2, min_gain=gain), max_depth=20).steps
+        grow(Mixture.single(drafter, _scorer()), [2], GrowthPolicy(200, 2, min_gain=gain), max_depth=20).steps
         for gain in (0.0, 0.02, 0.2)
     ]
     assert steps[0] > steps[1] > steps[2] >= 1
     assert all(len(nodes) <= 2 for nodes in drafter.steps)
-    assert grow(drafter, _scorer(), [2], GrowthPolicy(200, 32), max_depth=0).steps == 0
+    assert grow(Mixture.single(drafter, _scorer()), [2], GrowthPolicy(200, 32), max_depth=0).steps == 0
 
 
 def test_the_temperature_fit_finds_the_truth() -> None:

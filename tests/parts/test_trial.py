@@ -6,16 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from offspec import SamplingParams, trial
+from offspec import SamplingParams, draft_trial, trial
 from offspec.draft.lm import LMDrafter
+from offspec.draft_trial import measure_steps
 from offspec.engine import Engine
 from offspec.model.lean import LeanModel
+from offspec.model.parts import TargetParts
 from offspec.outline import sizes_of
 from offspec.stream.ring import RingStats
-from offspec.trial import PassTrial, measure_steps, tried_machine
+from offspec.trial import PassTrial, tried_machine
 from offspec_planners.measured import Measured
 from offspec_planners.placement import Placement, Tier
-from tests.tiny import CALIBRATION, VOCABULARY, nothing, open_model, tiny_engine, write_model
+from tests.tiny import CALIBRATION, nothing, open_model, tiny_engine, write_model
 
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
 PARAMS = SamplingParams(temperature=1.0, seed=3, max_tokens=24, ignore_eos=True)
@@ -45,7 +47,7 @@ def expected(model: Path) -> tuple[int, ...]:
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trial of a tiny model is over long before its seconds are."""
     monkeypatch.setattr(trial, "_LINK_SECONDS", 0.06)
-    monkeypatch.setattr(trial, "_DRAFT_SECONDS", 0.05)
+    monkeypatch.setattr(draft_trial, "_DRAFT_SECONDS", 0.05)
 
 
 def _try(engine: Engine, seconds: float) -> Measured:
@@ -146,19 +148,23 @@ def test_without_anything_to_stream_there_is_no_link(model: Path) -> None:
         assert PassTrial(engine._assembly.target, CALIBRATION, CAPACITY).link() is None
 
 
+def _drafter(engine: Engine) -> LMDrafter:
+    (drafter,) = engine._assembly.sources.drafters.values()
+    assert isinstance(drafter, LMDrafter)
+    return drafter
+
+
 def _steps(
     engine: Engine, budget: int = 64, ids: list[int] = CALIBRATION
 ) -> tuple[tuple[tuple[int, float], ...], float]:
-    drafter = engine._assembly.drafter
-    assert isinstance(drafter, LMDrafter)
-    return measure_steps(drafter, VOCABULARY, engine._assembly.target.device, ids, budget, 1.0)
+    return measure_steps(_drafter(engine), TargetParts(engine._assembly.target), ids, budget, 1.0)
 
 
 @pytest.mark.parametrize("lean", [False, True])
 @pytest.mark.parametrize("budget", [1, 5, 64])
 def test_steps_leave_the_draft_empty(model: Path, expected: tuple[int, ...], lean: bool, budget: int) -> None:
     with tiny_engine(model, model, budget=64, lean=lean) as engine:
-        draft = engine._assembly.drafter._model  # type: ignore[union-attr]
+        draft = _drafter(engine)._model
         assert isinstance(draft, LeanModel) == lean
         points, start = _steps(engine, budget)
         assert draft.cache.length == 0 and start >= 0
@@ -180,7 +186,7 @@ def test_steps_over_hardly_any_text(model: Path) -> None:
 
 def test_a_step_that_fails_leaves_the_draft_empty(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with tiny_engine(model, model) as engine:
-        drafter, calls = engine._assembly.drafter, iter(range(100))
+        drafter, calls = _drafter(engine), iter(range(100))
         real = LMDrafter.expand
 
         def failing(self: LMDrafter, *given: object) -> object:
@@ -191,15 +197,15 @@ def test_a_step_that_fails_leaves_the_draft_empty(model: Path, monkeypatch: pyte
         monkeypatch.setattr(LMDrafter, "expand", failing)
         with pytest.raises(MemoryError):
             _steps(engine)
-        assert drafter is not None and drafter._model.cache.length == 0
+        assert drafter._model.cache.length == 0
 
 
 def test_points_never_fall() -> None:
     noisy = [(1, 5.0), (1, 3.0), (4, 2.0), (8, 4.5), (8, 0.1), (9, 9.0), (16, 1.0), (40, 7.0), (64, 6.0)]
-    points, start = trial._by_width(noisy, [9.0, 8.0, 1.0])
+    points, start = draft_trial._by_width(noisy, [9.0, 8.0, 1.0])
     assert points == ((1, 4.0), (4, 4.0), (8, 4.5), (16, 4.5), (64, 6.0)) and start == 4.0
-    assert trial._by_width([], [2.0, 4.0, 3.0]) == (((1, 3.0),), 0.0)
-    assert trial._by_width([(4, 2.0)], [1.0])[1] == 0.0, "a first step that took less costs nothing"
+    assert draft_trial._by_width([], [2.0, 4.0, 3.0]) == (((1, 3.0),), 0.0)
+    assert draft_trial._by_width([(4, 2.0)], [1.0])[1] == 0.0, "a first step that took less costs nothing"
 
 
 def test_a_model_of_two_layers_is_never_broken_off(tmp_path: Path) -> None:

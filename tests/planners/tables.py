@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
-from offspec.draft.base import Children, Scorer
-from offspec.tree import Candidates
+from offspec.candidates import Candidates
+from offspec.draft.base import Children, Features, Scorer, Wants
+from offspec.tree import ROOT
 
 VOCABULARY = 12
 
@@ -14,6 +15,8 @@ class TableDrafter:
     """Logits by the last token [V, V], and a record of what was asked."""
 
     name = "table"
+    between = None
+    wants = Wants()
 
     def __init__(self, table: torch.Tensor) -> None:
         self.table = table
@@ -23,13 +26,18 @@ class TableDrafter:
         self.steps = []
 
     def expand(self, candidates: Candidates, nodes: Sequence[int], scorer: Scorer) -> Children:
-        assert all(candidates.parent[n] < 0 or candidates.expanded[candidates.parent[n]] for n in nodes)
+        known = {node for step in self.steps for node in step}
+        for node in nodes:
+            assert node == ROOT or int(candidates.parent[node]) in known, "the parent comes first"
+            known.add(node)
         self.steps.append(list(nodes))
         logits = self.table[torch.from_numpy(candidates.token[nodes])]
         depths = candidates.depth[nodes].tolist()
         return scorer.children(logits, [[] for _ in nodes], [depth + 1 for depth in depths], depths)
 
     def commit(self, nodes: Sequence[int]) -> None: ...
+
+    def observe(self, features: Features) -> None: ...
 
     def adopt(self) -> None: ...
 

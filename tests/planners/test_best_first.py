@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from offspec.config import SamplingParams
 from offspec.draft.base import Scorer
+from offspec.draft.mixture import Mixture
 from offspec.grow import Growth, GrowthPolicy, grow
 from offspec.sampling import LogitsProcessor
 from offspec_planners.best_first import Growing, Grown, best_size, replay, worth_a_step
@@ -66,7 +67,7 @@ def test_a_step_in_the_shadow_of_the_link_is_free() -> None:
 def _grow(table: torch.Tensor, policy: GrowthPolicy, depth: int = 20) -> tuple[Growth, list[int]]:
     drafter = TableDrafter(table)
     scorer = Scorer(LogitsProcessor(SamplingParams(), VOCABULARY, []), None, Calibration())
-    growth = grow(drafter, scorer, [0, 2], policy, depth)
+    growth = grow(Mixture.single(drafter, scorer), [0, 2], policy, depth)
     growth.tree.check()
     return growth, [len(nodes) for nodes in drafter.steps]
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from offspec.config import SamplingParams
 from offspec.draft.base import Scorer
+from offspec.draft.mixture import Mixture
 from offspec.grow import GrowthPolicy, grow
 from offspec.sampling import LogitsProcessor
 from offspec_planners.best_first import replay
@@ -123,17 +124,18 @@ def test_a_walk_teaches_its_ranks_and_counts_as_a_pass() -> None:
     """A child that was not in the tree has its rank all the same; what ended the text is no miss."""
     calibration = Calibration()
     scorer = Scorer(LogitsProcessor(SamplingParams(), VOCABULARY, []), None, calibration)
-    growth = grow(TableDrafter(random_table(3, 2.0)), scorer, [2], GrowthPolicy(20, 4, 0.0), max_depth=9)
+    mixture = Mixture.single(TableDrafter(random_table(3, 2.0)), scorer)
+    growth = grow(mixture, [2], GrowthPolicy(20, 4, 0.0), max_depth=9)
     tree = growth.tree
     first = next(node for node in range(1, len(tree)) if growth.candidates[node] in growth.children)
     assert tree.depth[first] == 1
     outside = next(token for token in range(VOCABULARY) if token not in tree.children(first))
-    growth.learn(scorer, [0, first], [int(tree.token[first]), outside])
+    growth.learn(mixture, [0, first], [int(tree.token[first]), outside])
     assert calibration.table.visits[:3].tolist() == pytest.approx([0.995, 0.995, 0])
     assert calibration.table.hits[:2].sum() == pytest.approx(2 * 0.995)
     assert calibration.expected == pytest.approx(tree.expected_tokens) and calibration.observed == 2
     inside = next(iter(tree.children(first)))
-    growth.learn(scorer, [0, first], [int(tree.token[first]), inside])
+    growth.learn(mixture, [0, first], [int(tree.token[first]), inside])
     promised = float(np.exp(tree.score[tree.depth < 2]).sum())
     assert calibration.expected == pytest.approx(0.995 * tree.expected_tokens + promised)
 

@@ -1,0 +1,235 @@
+"""Several sources in one tree: what they say is merged, blended by who was right, and judged by its worth."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offspec.candidates import Candidates, Twig
+from offspec.config import SamplingParams
+from offspec.draft.base import Scorer
+from offspec.draft.blend import Blended
+from offspec.draft.mixture import Asked, Mixture, Source, Standing
+from offspec.draft.worth import Worth
+from offspec.grow import GrowthPolicy, grow
+from offspec.noise import GumbelNoise
+from offspec.sampling import LogitsProcessor
+from offspec_planners.calibrate import Calibration
+from tests.planners.tables import VOCABULARY, TableDrafter, random_table
+
+QUIET = np.nan
+
+
+class ChainLookup:
+    """Knows one continuation, each token of which it is as sure of; records what it was asked and taught."""
+
+    name = "chain"
+
+    def __init__(self, chain: Sequence[int], probability: float) -> None:
+        self.chain, self.log_prob = list(chain), float(np.log(probability))
+        self.asked: list[list[int]] = []
+        self.taught: list[list[int]] = []
+
+    def start(self, ids: Sequence[int]) -> None:
+        self.asked = []
+
+    def below(
+        self, path: Sequence[int], noise: GumbelNoise | None, most: int, floor: float, max_depth: int
+    ) -> Twig:
+        self.asked.append(list(path))
+        if list(path) != self.chain[: len(path)]:
+            return Twig([], [], [])
+        rest = self.chain[len(path) :][: min(most, max_depth, int(floor / self.log_prob))]
+        return Twig(list(range(-1, len(rest) - 1)), rest, [self.log_prob] * len(rest))
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        self.taught.append(list(tokens))
+
+    def rewind(self, length: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _scorer() -> Scorer:
+    return Scorer(LogitsProcessor(SamplingParams(), VOCABULARY, []), None, Calibration())
+
+
+def _twig(random: np.random.Generator) -> Twig:
+    parents: list[int] = []
+    taken: set[tuple[int, int]] = set()
+    tokens: list[int] = []
+    for index in range(int(random.integers(1, 8))):
+        parent, token = int(random.integers(-1, index)) if index else -1, int(random.integers(6))
+        if (parent, token) in taken:
+            parent, token = index - 1, 0
+        taken.add((parent, token))
+        parents.append(parent)
+        tokens.append(token)
+    return Twig(parents, tokens, np.log(random.uniform(0.1, 0.9, len(tokens))).tolist())
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 100_000))
+def test_whatever_the_sources_say_a_node_scores_as_its_path(seed: int) -> None:
+    """Against the definition: blended opinions of all siblings, summed along the path; siblings distinct."""
+    random = np.random.default_rng(seed)
+    candidates, blend = Candidates(5, 3), Blended(3, lookups_from=2)
+    for _ in range(12):
+        source = int(random.integers(3))
+        asked = candidates.asked[source, : candidates.count]
+        if asked.all():
+            continue
+        if source == 2:
+            node = int(random.choice(np.flatnonzero(~asked)))
+            twig = _twig(random)
+            if any(candidates.asked[2, child] for child in _below(candidates, node)):
+                continue
+            candidates.graft(node, twig, 2, blend)
+        else:
+            nodes = np.flatnonzero(~asked)[: int(random.integers(1, 4))]
+            tokens = np.stack([random.permutation(6)[:4] for _ in nodes])
+            log_probs = np.log(random.dirichlet(np.ones(5), len(nodes))[:, :4])
+            log_probs[random.random(log_probs.shape) < 0.1] = -np.inf
+            candidates.extend(nodes, tokens, log_probs, -np.inf, source, blend)
+            candidates.asked[source, nodes] = True
+    parents = candidates.parent[: candidates.count]
+    assert (parents[1:] < np.arange(1, candidates.count)).all()
+    pairs = set(zip(parents.tolist(), candidates.token[: candidates.count].tolist(), strict=True))
+    assert len(pairs) == candidates.count
+    for node in range(1, candidates.count):
+        above = int(parents[node])
+        siblings = candidates.children(above)
+        said = candidates.said[:, siblings]
+        spoke = np.asarray(~np.isnan(said).all(axis=1))
+        assert (np.isnan(said) == ~spoke[:, None]).all(), "who speaks of one child speaks of all"
+        blended = np.minimum(blend.combine(said), 0.0)
+        given_parent = said[spoke][0] if spoke.sum() == 1 else blended
+        expected = candidates.score[above] + given_parent[siblings.tolist().index(node)]
+        assert candidates.score[node] == pytest.approx(expected, abs=1e-5)
+        assert candidates.depth[node] == candidates.depth[above] + 1
+    candidates.tree(candidates.best(20)).check()
+
+
+def _below(candidates: Candidates, node: int) -> list[int]:
+    """All nodes under one."""
+    found = [node]
+    for other in range(node + 1, candidates.count):
+        if int(candidates.parent[other]) in found:
+            found.append(other)
+    return found[1:]
+
+
+def test_a_lookup_leaves_to_others_what_it_does_not_know() -> None:
+    """Even weights: the lookup says 0.6 and leaves 0.4, shared out by the drafter's 0.9 and 0.1."""
+    said = np.array([np.log([0.9, 0.1]), [np.log(0.6), -np.inf]], np.float32)
+    likely = np.exp(Blended(2, lookups_from=1).combine(said))
+    assert likely == pytest.approx([0.5 * 0.9 + 0.5 * (0.6 + 0.4 * 0.9), 0.5 * 0.1 + 0.5 * 0.4 * 0.1])
+
+
+def test_weights_follow_who_is_right() -> None:
+    random = np.random.default_rng(1)
+    blend = Blended(2, lookups_from=2)
+    good, bad = np.array([0.8, 0.1, 0.05]), np.array([0.1, 0.1, 0.7])
+    said = np.log(np.stack([bad, good])).astype(np.float32)
+    before = np.exp(blend.combine(said))
+    assert before == pytest.approx((good + bad) / 2)
+    for _ in range(40):
+        blend.learn(said, int(random.choice(3, p=good / good.sum())))
+    assert np.exp(blend.combine(said)) == pytest.approx(good, abs=0.08)
+    alone = np.stack([said[0], np.full(3, QUIET, np.float32)])
+    assert np.exp(blend.combine(alone)) == pytest.approx(bad), "who speaks alone is believed"
+
+
+def test_opinions_of_more_than_one_are_made_to_sum_to_one() -> None:
+    said = np.log(np.array([[0.9, 0.09], [0.09, 0.9]], np.float32))
+    blend = Blended(2, lookups_from=0)
+    assert np.exp(blend.combine(said)).sum() <= 1.0
+
+
+def test_a_found_chain_is_judged_by_the_drafter_in_one_step() -> None:
+    table = random_table(4, 1.0)
+    drafter, lookup = TableDrafter(table), ChainLookup([3, 1, 4, 1, 5], 0.99)
+    mixture = Mixture([Source("table", drafter, _scorer())], [lookup])
+    growth = grow(mixture, [0, 2], GrowthPolicy(40, 8, min_gain=0.0), max_depth=12)
+    growth.tree.check()
+    chain = [growth.every.path_tokens(node) for node in drafter.steps[0]]
+    assert chain == [[], [3], [3, 1], [3, 1, 4], [3, 1, 4, 1], [3, 1, 4, 1, 5]]
+    assert lookup.asked[0] == []
+    assert set(growth.tree.source.tolist()) == {0, 1}
+
+
+def test_a_lookup_alone_grows_what_it_knows_and_is_taught() -> None:
+    lookup = ChainLookup([3, 1, 4], 0.9)
+    mixture = Mixture([], [lookup])
+    growth = grow(mixture, [0, 2], GrowthPolicy(40, 8), max_depth=2)
+    assert growth.tree.token.tolist() == [2, 3, 1] and growth.tree.depth.tolist() == [0, 1, 2]
+    growth.learn(mixture, [0, 1], [3, 7])
+    assert lookup.taught == [[3, 7]]
+    assert mixture.main is None
+
+
+def test_all_sources_of_a_node_are_known_when_the_pass_is_settled() -> None:
+    """Of five accepted nodes both guessed two; then the first alone guessed one, and the second went on."""
+    guessed = np.array([[True, True, True, False, False], [True, True, False, True, True]])
+    standing = Standing.of(1, 1)
+    mixture = Mixture([Source("a", TableDrafter(random_table(1, 1.0)), _scorer())], [ChainLookup([1], 0.5)])
+    mixture.standing = standing
+    asked = Asked((0, 1), {0: 0.2, 1: 0.001})
+    mixture.settle(asked, guessed, 6, 1.0)
+    assert [worth.gain for worth in standing.worth] == [3.0, 2.0]
+    assert [worth.seconds for worth in standing.worth] == [0.2, 0.001]
+
+
+def test_a_source_that_does_not_pay_rests_and_is_tried_again() -> None:
+    worth = Worth()
+    for _ in range(20):
+        worth.observe(seconds=0.5, gain=0.1)
+    assert worth.loses(tokens=3.0, seconds=1.0), "a third of a token for half of the time"
+    assert not worth.loses(tokens=3.0, seconds=100.0), "next to nothing"
+    worth.drop()
+    rested = 0
+    while worth.rests:
+        worth.sit_out()
+        rested += 1
+    assert rested == 16 and not worth.loses(3.0, 1.0), "it has yet to be seen"
+    for _ in range(4):
+        worth.observe(seconds=0.5, gain=2.0)
+    assert not worth.loses(tokens=3.0, seconds=1.0), "without it a third is left, for half of the time"
+    worth.drop()
+    assert worth.rest == 32, "longer each time"
+
+
+def test_who_rests_is_not_asked() -> None:
+    drafter, lookup = TableDrafter(random_table(4, 1.0)), ChainLookup([3, 1], 0.9)
+    mixture = Mixture([Source("table", drafter, _scorer())], [lookup])
+    mixture.standing.worth[0].drop()
+    growth = grow(mixture, [0, 2], GrowthPolicy(40, 8), max_depth=5)
+    assert mixture.active() == (1,) and drafter.steps == []
+    assert growth.tree.token.tolist() == [2, 3, 1]
+    alone = Mixture.single(drafter, _scorer())
+    alone.standing.worth[0].drop()
+    assert alone.active() == (0,), "one that is by itself never rests"
+
+
+def test_a_tree_of_one_source_does_not_change_in_the_company_of_a_silent_one() -> None:
+    table = random_table(7, 2.0)
+    policy = GrowthPolicy(60, 4, min_gain=0.0)
+    alone = grow(Mixture.single(TableDrafter(table), _scorer()), [2], policy, 20).tree
+    silent = ChainLookup([], 0.5)
+    beside = grow(Mixture([Source("t", TableDrafter(table), _scorer())], [silent]), [2], policy, 20).tree
+    for column in ("token", "parent", "depth", "score"):
+        np.testing.assert_array_equal(getattr(alone, column), getattr(beside, column))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_two_drafters_of_one_mind_say_what_one_says(seed: int) -> None:
+    torch.manual_seed(seed)
+    table = random_table(seed, 2.0)
+    both = Mixture([Source(name, TableDrafter(table), _scorer()) for name in ("a", "b")])
+    policy = GrowthPolicy(30, 4, min_gain=0.0)
+    one = grow(Mixture.single(TableDrafter(table), _scorer()), [2], policy, 20).tree
+    two = grow(both, [2], policy, 20).tree
+    assert two.expected_tokens == pytest.approx(one.expected_tokens, rel=1e-4)

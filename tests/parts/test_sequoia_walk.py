@@ -1,0 +1,155 @@
+"""The walk of Sequoia's rule: floats decide as fractions do, with numbers that are never used twice."""
+
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from offspec.config import SamplingParams
+from offspec.errors import CheckpointError
+from offspec.sampling import LogitsProcessor
+from offspec.tree import TokenTree
+from offspec.uniforms import endless
+from offspec.verify import Walk
+from offspec.verify_sequoia import walk_without_replacement
+
+Law = list[Fraction]
+
+
+def _processor(size: int, temperature: float = 1.0) -> LogitsProcessor:
+    return LogitsProcessor(SamplingParams(temperature=temperature), size, [])
+
+
+class Scripted:
+    """A pass over a random tree: laws in fractions, of which floats see the logarithms.
+
+    shape: how many children each of the first nodes has.
+    """
+
+    def __init__(self, seed: int, size: int, shape: Sequence[int]) -> None:
+        random = np.random.default_rng(seed)
+        tokens, parents = [0], [-1]
+        for place, children in enumerate(shape):
+            tokens += random.permutation(size)[:children].tolist()
+            parents += [place] * children
+        self.tree = TokenTree.build(tokens, parents, [0.0] * len(tokens))
+        self.targets, self.drafts = ([_law(random, size) for _ in tokens] for _ in range(2))
+        self.chances = {position: random.random(8).tolist() for position in range(5)}
+
+    def walk(self, processor: LogitsProcessor) -> Walk:
+        return walk_without_replacement(
+            self.tree,
+            lambda node: _logits(self.targets[node]),
+            processor,
+            lambda node: _logits(self.drafts[node]),
+            lambda position: iter(self.chances[position]),
+            0,
+            lambda token: False,
+        )
+
+    def reference(self) -> list[int]:
+        """The tokens that fractions choose with the same numbers, by the rule as it is published."""
+        node, said = 0, list[int]()
+        while True:
+            target, draft = self.targets[node], self.drafts[node]
+            children = {
+                int(self.tree.token[at]): at for at in range(len(self.tree)) if self.tree.parent[at] == node
+            }
+            numbers = iter([Fraction(chance) for chance in self.chances[len(said) + 1]])
+            token: int | None = None
+            for child in children:
+                if next(numbers) < target[child] / draft[child]:
+                    token = child
+                    break
+                excess = [max(r - d, Fraction(0)) for r, d in zip(target, draft, strict=True)]
+                target = [share / sum(excess) for share in excess]
+                draft = [Fraction(0) if at == child else d / (1 - draft[child]) for at, d in enumerate(draft)]
+            if token is None:
+                share = next(numbers)
+                token = next(at for at in range(len(target)) if sum(target[: at + 1]) > share)
+            said.append(token)
+            if token not in children:
+                return said
+            node = children[token]
+
+
+def _law(random: np.random.Generator, size: int) -> Law:
+    parts = random.integers(1, 9, size).tolist()
+    return [Fraction(part, sum(parts)) for part in parts]
+
+
+def _logits(law: Law) -> torch.Tensor:
+    return torch.tensor([float(share) for share in law]).log()
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 1, 3), (2, 2, 2), (1, 1), (3,)])
+def test_floats_decide_as_fractions_do(shape: tuple[int, ...]) -> None:
+    lengths = set[int]()
+    for seed in range(60):
+        pass_ = Scripted(seed, 4, shape)
+        walked = pass_.walk(_processor(4))
+        assert list(walked.tokens) == pass_.reference()
+        assert len(walked.nodes) == len(walked.tokens) == len(walked.gaps) and not walked.stopped
+        lengths.add(len(walked.tokens))
+    assert {1, 2} <= lengths
+
+
+def _walk(
+    tree: TokenTree,
+    target: torch.Tensor,
+    draft: torch.Tensor,
+    numbers: Callable[[int], Iterator[float]] = lambda position: endless(5, "test", position),
+    stop: Callable[[int], bool] = lambda token: False,
+    temperature: float = 1.0,
+) -> Walk:
+    """A pass from position 10 where all rows are the same."""
+    processor = _processor(len(target), temperature)
+    return walk_without_replacement(
+        tree, lambda node: target, processor, lambda node: draft, numbers, 10, stop
+    )
+
+
+def _tree(parents: Sequence[int], tokens: Sequence[int]) -> TokenTree:
+    return TokenTree.build([0, *tokens], [-1, *parents], [0.0] * (1 + len(tokens)))
+
+
+def test_every_test_takes_a_fresh_number() -> None:
+    """All children of the root are rejected, and then the token is drawn: four numbers of one position."""
+    taken: list[tuple[int, float]] = []
+
+    def numbers(position: int) -> Iterator[float]:
+        for number in endless(5, "test", position):
+            taken.append((position, number))
+            yield number
+
+    target = torch.tensor([-torch.inf] * 3 + [0.0, 0.0])
+    draft = torch.tensor([0.0] * 3 + [-torch.inf] * 2)
+    walked = _walk(_tree([0, 0, 0], [2, 0, 1]), target, draft, numbers)
+    assert walked.tokens[0] in (3, 4)
+    assert len(taken) == len({number for _, number in taken}) == 4
+    assert {position for position, _ in taken} == {11}
+
+
+def test_what_is_no_number_is_told() -> None:
+    target = torch.tensor([0.0, torch.nan, 1.0])
+    with pytest.raises(CheckpointError, match="not finite"):
+        _walk(TokenTree.single(0), target, target)
+
+
+def test_the_walk_ends_where_it_is_told_to() -> None:
+    """The token that ends it is emitted; its node is not taken."""
+    sure = torch.tensor([-torch.inf, 0.0, -torch.inf])
+    tree = _tree([0, 1], [1, 1])
+    walked = _walk(tree, sure, sure, stop=lambda token: True)
+    assert (walked.tokens, walked.nodes, walked.stopped) == ((1,), (0,), True)
+    walked = _walk(tree, sure, sure)
+    assert (walked.tokens, walked.nodes, walked.stopped) == ((1, 1, 1), (0, 1, 2), False)
+
+
+def test_a_draft_that_is_used_up_does_not_end_the_walk() -> None:
+    """So cold that in floats one token is all there is: the second child cannot be tested, but be drawn."""
+    target, draft = torch.tensor([0.0, 9.0, 18.0]), torch.tensor([0.0, 18.0, 9.0])
+    walked = _walk(_tree([0, 0, 2], [1, 2, 2]), target, draft, temperature=0.001)
+    assert walked.tokens == (2, 2, 2) and walked.nodes == (0, 2, 3)
