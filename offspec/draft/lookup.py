@@ -1,0 +1,101 @@
+"""Prompt lookup: what followed the last few tokens when they were last seen, in the prompt or the output.
+
+Saxena 2023, "Prompt lookup decoding"; also in transformers and LoRAX. The longest n-gram that ends the text
+and stood in it before is looked for, its latest occurrence taken, and what followed is guessed as a chain.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from offspec.candidates import Twig
+from offspec.draft.matches import Matches, bucket
+from offspec.draft.own_noise import given_noise, gumbel_at
+from offspec.noise import GumbelNoise
+
+_LONGEST = 4  # tokens of an n-gram
+_COMPARED = 17  # tokens of a match that are told apart
+
+
+class NgramLookup:
+    """Guesses the continuation of the latest occurrence of the last four, three, two or one tokens.
+
+    What a chain is worth is learnt by the length of the match, which may be longer than the n-gram. Takes
+    about 220 bytes a token.
+    """
+
+    name = "lookup"
+
+    def __init__(self) -> None:
+        self._matches = Matches()
+        self._ids: list[int] = []
+        self._after: dict[tuple[int, ...], int] = {}  # n-gram to the place behind its latest occurrence
+
+    def start(self, ids: Sequence[int]) -> None:
+        """See `Lookup.start`."""
+        self.rewind(len(ids))
+        self._append(ids[len(self._ids) :])
+
+    def below(
+        self, path: Sequence[int], noise: GumbelNoise | None, most: int, floor: float, max_depth: int
+    ) -> Twig:
+        """See `Lookup.below`; the twig is a chain."""
+        place, matched = self._find(path)
+        tokens = self._ids[place : place + min(most, max_depth)]
+        probability = [self._matches.probability(_bucket(matched + step)) for step in range(len(tokens))]
+        log_probs = np.log(probability)
+        if noise is not None:
+            first = len(self._ids) + len(path)
+            positions = range(first, first + len(tokens))
+            log_probs = given_noise(np.array(probability), gumbel_at(noise.seed, positions, tokens))
+        count = int((np.cumsum(log_probs) >= floor).sum())
+        return Twig(list(range(-1, count - 1)), tokens[:count], log_probs[:count].tolist())
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """See `Lookup.learn`."""
+        place, matched = self._find([])
+        for step, token in enumerate(tokens):
+            guessed = place < len(self._ids)
+            hit = guessed and self._ids[place] == token
+            if guessed:
+                self._matches.learn(_bucket(matched), hit)
+            place, matched = (place + 1, matched + 1) if hit else self._find(tokens[: step + 1])
+        self._matches.end_pass()
+
+    def rewind(self, length: int) -> None:
+        """See `Lookup.rewind`."""
+        if length < len(self._ids):
+            kept = self._ids[:length]
+            self.close()
+            self._append(kept)
+
+    def close(self) -> None:
+        """See `Lookup.close`."""
+        self._ids.clear()
+        self._after.clear()
+
+    def _append(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            place = len(self._ids)
+            for size in range(1, min(_LONGEST, place) + 1):
+                self._after[tuple(self._ids[place - size :])] = place
+            self._ids.append(token)
+
+    def _find(self, path: Sequence[int]) -> tuple[int, int]:
+        """Where the text went on after a tail as with this path, or its end, and the tokens that match."""
+        tail = [*self._ids[-_COMPARED:], *path][-_COMPARED:]
+        for size in range(min(_LONGEST, len(tail)), 0, -1):
+            place = self._after.get(tuple(tail[-size:]))
+            if place is not None:
+                return place, self._matching(tail, place)
+        return len(self._ids), 0
+
+    def _matching(self, tail: Sequence[int], place: int) -> int:
+        """How many tokens before a place are those that end the tail."""
+        most = min(len(tail), place)
+        return next((n for n in range(most) if tail[-1 - n] != self._ids[place - 1 - n]), most)
+
+
+def _bucket(matched: int) -> int:
+    """A continuation that was seen is the only one that counts here."""
+    return bucket(matched, 1, 1, True)

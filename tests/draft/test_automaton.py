@@ -1,0 +1,142 @@
+"""The suffix automaton, against a search through all texts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offspec.draft.automaton import NONE, ROOT, SuffixAutomaton
+
+Text = tuple[int, ...]
+
+
+@dataclass
+class Texts:
+    """The automaton beside what it is to know: each beginning of a text, and how often it was added."""
+
+    automaton: SuffixAutomaton = field(default_factory=SuffixAutomaton)
+    added: Counter[Text] = field(default_factory=Counter)
+    state: dict[Text, int] = field(default_factory=lambda: {(): ROOT})
+
+    def extend(self, text: Text, token: int) -> Text:
+        longer = (*text, token)
+        self.state[longer] = self.automaton.extend(self.state[text], token)
+        self.added[longer] += 1
+        return longer
+
+    def add(self, tokens: list[int]) -> Text:
+        text: Text = ()
+        for token in tokens:
+            text = self.extend(text, token)
+        return text
+
+    def count(self, passage: Text) -> int:
+        return sum(times for text, times in self.added.items() if text[len(text) - len(passage) :] == passage)
+
+    def continuations(self, passage: Text) -> dict[int, int]:
+        counts = {token: self.count((*passage, token)) for token in range(5)}
+        return {token: count for token, count in counts.items() if count}
+
+    def longest(self, text: Text) -> Text:
+        """The longest suffix of a text that went on before."""
+        return next(text[i:] for i in range(len(text) + 1) if i == len(text) or self.continuations(text[i:]))
+
+
+def followed(automaton: SuffixAutomaton, state: int) -> dict[int, int]:
+    """What followed the passages of a state, where that is little enough to be told whole."""
+    total, pairs = automaton.ranked(state)
+    assert total == sum(count for _, count in pairs)
+    return dict(pairs)
+
+
+def _agrees(texts: Texts, text: Text, state: int, matched: int) -> None:
+    longest = texts.longest(text)
+    assert matched == len(longest)
+    assert followed(texts.automaton, state) == texts.continuations(longest)
+
+
+# Few tokens, so that much is repeated; a number below 0 goes back in the text, or starts another at the root.
+steps = st.lists(st.integers(-4, 4), max_size=28)
+tokens = st.lists(st.integers(0, 4), max_size=8)
+
+
+@given(steps=steps, path=tokens)
+@settings(max_examples=120, deadline=None)
+def test_the_longest_known_suffix_and_what_followed_it(steps: list[int], path: list[int]) -> None:
+    texts = Texts()
+    text: Text = ()
+    for step in steps:
+        text = texts.extend(text, step) if step >= 0 else text[:step] if step > -4 else ()
+    state = texts.automaton.known(texts.state[text])
+    matched = texts.automaton.length(state)
+    _agrees(texts, text, state, matched)
+    for token in path:
+        text = (*text, token)
+        state, matched = texts.automaton.walk(state, matched, token)
+        _agrees(texts, text, state, matched)
+
+
+@given(tokens=st.lists(st.integers(0, 3), max_size=30))
+@settings(max_examples=60, deadline=None)
+def test_suffix_by_suffix_down_to_the_root(tokens: list[int]) -> None:
+    texts = Texts()
+    text = texts.add(tokens)
+    state, before = texts.state[text], len(text) + 1
+    while state != NONE:
+        length = texts.automaton.length(state)
+        assert length < before
+        assert followed(texts.automaton, state) == texts.continuations(text[len(text) - length :])
+        state, before = texts.automaton.shorter(state), length
+    assert before == 0
+
+
+def test_a_match_ends_where_a_text_begins() -> None:
+    texts = Texts()
+    texts.add([1, 2, 3])
+    text = texts.add([3, 1, 2])
+    state = texts.automaton.known(texts.state[text])
+    assert texts.automaton.length(state) == 2 and followed(texts.automaton, state) == {3: 1}
+    assert texts.automaton.walk(state, 2, 3) == (texts.automaton.walk(ROOT, 0, 3)[0], 1)  # and not 3, 3
+
+
+def test_the_way_a_text_went_before_it_was_rewound_is_known() -> None:
+    texts = Texts()
+    texts.add([1, 2, 3, 4])
+    state = texts.automaton.known(texts.state[1, 2])
+    assert texts.automaton.length(state) == 2 and followed(texts.automaton, state) == {3: 1}
+
+
+def test_continuations_are_ranked_by_their_counts() -> None:
+    texts = Texts()
+    for token, times in {7: 1, 8: 3, 9: 2}.items():
+        for _ in range(times):
+            texts.add([1, token])
+    state, _ = texts.automaton.walk(ROOT, 0, 1)
+    assert texts.automaton.ranked(state) == (6, [(8, 3), (9, 2), (7, 1)])
+    assert texts.automaton.ranked(ROOT)[1][0] == (1, 6)
+
+
+def test_of_many_continuations_the_most_frequent_are_named_and_a_growing_passage_is_ranked_again() -> None:
+    texts = Texts()
+    for token in range(2, 42):
+        for _ in range(1 + token // 20):
+            texts.add([1, token])
+    state, _ = texts.automaton.walk(ROOT, 0, 1)
+    total, pairs = texts.automaton.ranked(state)
+    assert total == 64 and len(pairs) == 16
+    assert {count for _, count in pairs} == {2, 3}
+    for _ in range(8):
+        texts.add([1, 5])
+    assert texts.automaton.ranked(state)[1][0] == (5, 9)
+
+
+def test_in_a_loop_the_longest_passages_are_counted() -> None:
+    automaton, state = SuffixAutomaton(), ROOT
+    for _ in range(500):
+        state = automaton.extend(state, 3)
+    assert 64 <= followed(automaton, ROOT)[3] <= 500
+    state = automaton.known(state)
+    assert automaton.length(state) == 499 and followed(automaton, state) == {3: 1}

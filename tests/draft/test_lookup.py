@@ -1,0 +1,96 @@
+"""Prompt lookup, against a search through the ids."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offspec.draft.lookup import NgramLookup
+from offspec.noise import GumbelNoise
+
+
+def search(ids: list[int], path: list[int], longest: int = 4) -> list[int]:
+    """What followed the latest occurrence of the longest n-gram that ends the ids and a path."""
+    text = ids + path
+    for size in range(min(longest, len(text)), 0, -1):
+        for place in range(len(ids) - 1, size - 1, -1):
+            if ids[place - size : place] == text[-size:]:
+                return ids[place:]
+    return []
+
+
+@given(
+    ids=st.lists(st.integers(0, 3), min_size=1, max_size=40),
+    path=st.lists(st.integers(0, 3), max_size=5),
+    cut=st.integers(1, 40),
+    most=st.integers(1, 12),
+    max_depth=st.integers(1, 12),
+)
+@settings(max_examples=100, deadline=None)
+def test_it_finds_what_a_search_finds(
+    ids: list[int], path: list[int], cut: int, most: int, max_depth: int
+) -> None:
+    lookup = NgramLookup()
+    lookup.start(ids[: len(ids) // 2 + 1])
+    lookup.start(ids)
+    twig = lookup.below(path, None, most, -math.inf, max_depth)
+    assert twig.token == search(ids, path)[: min(most, max_depth)]
+    assert list(twig.parent) == list(range(-1, len(twig.token) - 1))
+    assert all(log_prob < 0.0 for log_prob in twig.log_prob)
+    lookup.rewind(cut)
+    fresh = NgramLookup()
+    fresh.start(ids[:cut])
+    assert lookup.below(path, None, 9, -9.0, 9) == fresh.below(path, None, 9, -9.0, 9)
+
+
+def test_a_chain_ends_where_it_is_less_likely_than_the_floor() -> None:
+    lookup = NgramLookup()
+    lookup.start([*range(50), 0])
+    whole = lookup.below([], None, 40, -math.inf, 40)
+    floor = sum(whole.log_prob[:7])
+    cut = lookup.below([], None, 40, floor, 40)
+    assert list(cut.token) == list(whole.token[:7]) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_longer_matches_are_believed_more() -> None:
+    lookup = NgramLookup()
+    lookup.start([*range(50), 7])
+    short = lookup.below([], None, 20, -math.inf, 20).log_prob
+    long = lookup.below(list(range(8, 30)), None, 1, -math.inf, 1).log_prob
+    assert list(short) == sorted(short)  # each guess that holds makes the match longer
+    assert long[0] == short[-1]
+
+
+def test_learning_moves_what_is_said_to_what_comes_true() -> None:
+    for follows in (True, False):
+        lookup = NgramLookup()
+        ids = [*range(10), 0]
+        for turn in range(60):
+            lookup.start(ids)
+            before = lookup.below([], None, 1, -math.inf, 1).log_prob[0]
+            tokens = [1, 2, 0] if follows else [100 + turn, 0]
+            lookup.learn(tokens)
+            after = lookup.below([], None, 1, -math.inf, 1).log_prob[0]
+            ids = [*ids, *tokens]
+        assert math.exp(after) > 0.9 if follows else math.exp(after) < 0.1
+        assert after == pytest.approx(before, abs=0.2)
+
+
+def test_nothing_to_say_is_an_empty_twig() -> None:
+    lookup = NgramLookup()
+    lookup.start([1, 2, 3])
+    for noise in (None, GumbelNoise(3, 9)):
+        assert list(lookup.below([], noise, 5, -9.0, 5).token) == []
+    lookup.learn([5])
+
+
+def test_noise_says_whether_a_guess_is_picked() -> None:
+    lookup, noise = NgramLookup(), GumbelNoise(3, 60)
+    lookup.start([*range(50), 7])
+    plain, coupled = (lookup.below([], seed, 1, -math.inf, 1).log_prob[0] for seed in (None, noise))
+    probability = math.exp(plain)
+    own = float(noise.row(51)[8])
+    assert coupled == pytest.approx(-(1 - probability) / probability * math.exp(-own))

@@ -1,0 +1,252 @@
+"""The suffix lookup: what it guesses, and that it finds all texts again after what happens to them."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offspec.candidates import Twig
+from offspec.draft.suffix import SuffixLookup
+from offspec.noise import GumbelNoise
+
+PASSAGE = [*range(100, 200)]
+
+
+def scores(twig: Twig) -> list[float]:
+    """Of each node, the log-probability of its path."""
+    found: list[float] = []
+    for parent, log_prob in zip(twig.parent, twig.log_prob, strict=True):
+        found.append(log_prob + (found[parent] if parent >= 0 else 0.0))
+    return found
+
+
+def depths(twig: Twig) -> list[int]:
+    found: list[int] = []
+    for parent in twig.parent:
+        found.append(1 + (found[parent] if parent >= 0 else 0))
+    return found
+
+
+def likeliest(twig: Twig) -> list[int]:
+    """The tokens down the likeliest children."""
+    path: list[int] = []
+    node = -1
+    while children := [i for i, parent in enumerate(twig.parent) if parent == node]:
+        node = max(children, key=lambda child: twig.log_prob[child])
+        path.append(twig.token[node])
+    return path
+
+
+def below(lookup: SuffixLookup, path: list[int] | None = None, noise: GumbelNoise | None = None) -> Twig:
+    return lookup.below(path or [], noise, 96, math.log(0.01), 96)
+
+
+tokens = st.lists(st.integers(0, 5), min_size=1, max_size=60)
+
+
+@given(
+    ids=tokens,
+    path=st.lists(st.integers(0, 5), max_size=4),
+    most=st.integers(1, 20),
+    floor=st.floats(-8, -0.1),
+    max_depth=st.integers(1, 6),
+    seed=st.none() | st.integers(0, 2**64 - 1),
+)
+@settings(max_examples=80, deadline=None)
+def test_a_twig_keeps_to_what_was_asked(
+    ids: list[int], path: list[int], most: int, floor: float, max_depth: int, seed: int | None
+) -> None:
+    lookup = SuffixLookup()
+    lookup.start(ids)
+    noise = None if seed is None else GumbelNoise(seed, 6)
+    twig = lookup.below(path, noise, most, floor, max_depth)
+    assert len(twig.parent) == len(twig.token) == len(twig.log_prob) <= most
+    assert all(-1 <= parent < node for node, parent in enumerate(twig.parent))
+    assert len(set(zip(twig.parent, twig.token, strict=True))) == len(twig.token)
+    assert all(log_prob <= 0.0 for log_prob in twig.log_prob)
+    assert min(scores(twig), default=0.0) >= floor
+    assert max(depths(twig), default=0) <= max_depth
+
+
+@given(ids=tokens)
+@settings(max_examples=40, deadline=None)
+def test_fewer_nodes_are_the_best_of_more(ids: list[int]) -> None:
+    lookup = SuffixLookup()
+    lookup.start(ids)
+    few, more = (lookup.below([], None, most, -4.0, 8) for most in (5, 40))
+    assert sorted(scores(few)) == pytest.approx(sorted(sorted(scores(more))[-len(few.token) :]))
+
+
+@given(ids=tokens, path=st.lists(st.integers(0, 5), max_size=4))
+@settings(max_examples=40, deadline=None)
+def test_siblings_share_one_probability(ids: list[int], path: list[int]) -> None:
+    lookup = SuffixLookup()
+    lookup.start(ids)
+    twig = lookup.below(path, None, 60, -6.0, 4)
+    for node in range(-1, len(twig.token)):
+        shares = [math.exp(p) for p, parent in zip(twig.log_prob, twig.parent, strict=True) if parent == node]
+        assert sum(shares) <= 1.0 + 1e-9
+
+
+def test_a_copied_passage_is_guessed_as_long_as_it_lasts() -> None:
+    lookup = SuffixLookup()
+    lookup.start([*PASSAGE, 1, 2, *PASSAGE[:20]])
+    found = likeliest(below(lookup))
+    assert len(found) >= 60 and found == [*PASSAGE[20:], 1, 2, *PASSAGE][: len(found)]
+
+
+def test_a_path_leads_on_and_where_it_leaves_the_text_shorter_matches_speak() -> None:
+    lookup = SuffixLookup()
+    lookup.start([1, 2, 3, 4, 9, 3, 7, 9, 1, 2])
+    assert likeliest(below(lookup))[0] == 3
+    assert likeliest(below(lookup, [3]))[0] == 4  # as after 1 2 3, though 7 came later
+    assert likeliest(below(lookup, [8, 3]))[0] in (4, 7)  # 8 3 is new, and 3 alone goes on with both
+    assert {*below(lookup, [8, 3]).token} >= {4, 7}
+    assert below(lookup, [55]).token == []
+
+
+def test_nothing_is_guessed_where_nothing_was_seen_before() -> None:
+    lookup = SuffixLookup()
+    lookup.start([1, 2, 3])
+    assert below(lookup).token == []
+    lookup.learn([4, 5])
+    lookup.start([1, 2, 3, 4, 5])
+    assert below(lookup).token == []
+
+
+def test_what_was_rewound_is_found_and_the_position_is_new() -> None:
+    lookup = SuffixLookup()
+    lookup.start([1, 2, *PASSAGE])
+    lookup.rewind(12)
+    lookup.start([1, 2, *PASSAGE[:10], 5])  # the new text goes another way
+    assert below(lookup).token == []
+    lookup.start([1, 2, *PASSAGE[:10], 5, *PASSAGE[30:40]])
+    assert likeliest(below(lookup)) == PASSAGE[40:]
+    lookup.rewind(0)
+    lookup.start([8, *PASSAGE[:10]])
+    assert likeliest(below(lookup))[:20] == PASSAGE[10:30]
+
+
+def test_the_same_prompt_again_is_answered_as_before() -> None:
+    lookup = SuffixLookup()
+    lookup.start([1, 2, 3, *PASSAGE])
+    lookup.rewind(2)
+    lookup.start([1, 2, 3])
+    assert likeliest(below(lookup)) == PASSAGE[: len(likeliest(below(lookup)))] != []
+
+
+def test_texts_that_were_added_are_found_and_do_not_run_into_each_other() -> None:
+    lookup = SuffixLookup()
+    lookup.add_text(PASSAGE[:50])
+    lookup.add_text(PASSAGE[50:])
+    lookup.start([3, *PASSAGE[40:45]])
+    assert likeliest(below(lookup)) == PASSAGE[45:50]
+    lookup.add_text([3, *PASSAGE[40:45], 77])  # after the start, too
+    assert likeliest(below(lookup)) == [77]
+
+
+def test_the_oldest_texts_go_when_there_are_too_many() -> None:
+    lookup = SuffixLookup(limit=300)
+    for first in range(0, 1000, 100):
+        lookup.add_text(range(first, first + 100))
+    lookup.start([5000, 5001, 910, 911])
+    assert likeliest(below(lookup))[0] == 912
+    lookup.start([5000, 5001, 910, 911, 10, 11])
+    assert below(lookup).token == []
+
+
+def test_a_text_beyond_the_limit_goes_on() -> None:
+    lookup = SuffixLookup(limit=200)
+    ids = [*range(100), *range(1000, 1250), *range(1200, 1220)]
+    for end in range(10, len(ids) + 1, 10):
+        lookup.start(ids[:end])
+    assert likeliest(below(lookup))[:5] == [1220, 1221, 1222, 1223, 1224]
+    lookup.rewind(50)
+    lookup.start([*ids[:50], 1200, 1201])
+    assert likeliest(below(lookup))[:2] == [1202, 1203]
+
+
+def test_what_comes_true_is_believed_more_and_what_does_not_less() -> None:
+    surest = {}
+    for follows in (True, False):
+        lookup = SuffixLookup()
+        ids = [1, 2, 3]
+        lookup.start(ids)
+        for turn in range(200):
+            token = 2 if follows else 10 + turn
+            lookup.learn([token, 3, 1])
+            ids += [token, 3, 1]
+            lookup.start(ids)
+        twig = below(lookup)
+        surest[follows] = math.exp(max(twig.log_prob, default=-9.0))
+    assert surest[True] > 0.97 and surest[False] < 0.1
+
+
+def test_long_matches_that_come_true_say_nothing_of_short_ones() -> None:
+    lookup = SuffixLookup()
+    lookup.start([*PASSAGE, 500, *PASSAGE[:20]])
+    before = max(below(lookup, [777, PASSAGE[5]]).log_prob)
+    for start, end in pairwise(range(20, 100, 5)):
+        lookup.learn(PASSAGE[start:end])
+        lookup.start([*PASSAGE, 500, *PASSAGE[:end]])
+    assert max(below(lookup, [777, PASSAGE[5]]).log_prob) == pytest.approx(before)
+
+
+def test_with_noise_the_target_s_favourites_come_first() -> None:
+    lookup = SuffixLookup()
+    lookup.start([1, 2, 8, 1, 3, 8, 1, 4, 8, 1, 5, 8, 1])
+    noise = GumbelNoise(11, 16)
+    twig = below(lookup, [], noise)
+    firsts = [token for parent, token in zip(twig.parent, twig.token, strict=True) if parent == -1]
+    row = noise.row(13)  # of the first token behind the thirteen ids
+    best = max((2, 3, 4, 5), key=lambda token: float(row[token]))
+    assert best in firsts and likeliest(twig)[0] == best
+
+
+def _against_a_target_that_samples(coupled: bool) -> tuple[float, float]:
+    """Tokens accepted and promised by 200 passes, where each token has two likely successors."""
+    vocabulary, noise, lookup = 12, GumbelNoise(5, 12), SuffixLookup()
+    ids, accepted, promised = [0], 0, 0.0
+
+    def next_token() -> int:
+        logits = torch.full((vocabulary,), math.log(0.01))
+        logits[(3 * ids[-1] + 1) % vocabulary] = math.log(0.5)
+        logits[(5 * ids[-1] + 2) % vocabulary] = math.log(0.4)
+        return int((logits + noise.row(len(ids))).argmax())
+
+    for turn in range(300):
+        lookup.start(ids)
+        twig = lookup.below([], noise if coupled else None, 8, math.log(0.02), 8)
+        node, tokens = -1, []
+        while True:
+            tokens.append(next_token())
+            ids.append(tokens[-1])
+            nodes = zip(twig.parent, twig.token, strict=True)
+            node = next((i for i, pair in enumerate(nodes) if pair == (node, tokens[-1])), -1)
+            if node == -1:
+                break
+        lookup.learn(tokens)
+        if turn >= 100:
+            accepted += len(tokens) - 1
+            promised += sum(map(math.exp, scores(twig)))
+    return accepted, promised
+
+
+def test_with_noise_more_is_accepted_and_about_as_much_as_was_promised() -> None:
+    blind, _ = _against_a_target_that_samples(coupled=False)
+    accepted, promised = _against_a_target_that_samples(coupled=True)
+    assert accepted > 1.2 * blind
+    assert promised == pytest.approx(accepted, rel=0.2)
+
+
+def test_a_closed_lookup_has_forgotten_everything() -> None:
+    lookup = SuffixLookup()
+    lookup.start([*PASSAGE, 1, *PASSAGE[:9]])
+    lookup.close()
+    lookup.start([1, *PASSAGE[:9]])
+    assert below(lookup).token == []
