@@ -1,4 +1,4 @@
-"""A model from the Hugging Face hub, kept in the hub's own cache.
+"""A model, or a head to draft with, from the Hugging Face hub, kept in the hub's own cache.
 
 Files come one after the other (each one in parallel chunks where the hub offers that), so that an
 interrupt stops at once and progress is a plain sum. What a run has finished, the next one does not fetch
@@ -7,19 +7,23 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from offspec.checkpoint.disk import disk_full, require_space
 from offspec.checkpoint.folder import CONFIG, INDEX, TEXT_FILES, choose_weights, open_folder, read_json
+from offspec.checkpoint.hub_copy import HubCopy
 from offspec.checkpoint.quantised import check_method
 from offspec.checkpoint.ranges import one_line
 from offspec.errors import CheckpointError, ModelNotFoundError, OffspecError, UnsupportedModelError
-from offspec.events import Event, LoadProgress, Notice
+from offspec.events import Event, LoadProgress
 
 _PATIENCE = 20.0  # seconds to wait for the hub's first answer
+
+# From the names of a repository's files, and a reader of those that are JSON, to the files that are wanted.
+Choose = Callable[[Collection[str], Callable[[str], dict[str, Any]]], Sequence[str]]
 
 
 def download(repository: str, revision: str | None, notify: Callable[[Event], None]) -> Path:
@@ -29,6 +33,44 @@ def download(repository: str, revision: str | None, notify: Callable[[Event], No
     ModelNotFoundError for a wrong id, revision or one that needs permission, CheckpointError for a
     repository without safetensors and a download that stops, DiskFullError.
     """
+    source = _asked(repository, revision, notify)
+    if isinstance(source, HubCopy):
+        folder = source.folder()
+        try:
+            open_folder(folder)
+        except UnsupportedModelError:
+            raise
+        except CheckpointError as damage:
+            raise source.not_whole() from damage
+        source.tell(notify)
+        return folder
+    with _explained(repository, revision):
+        return source.model(revision)
+
+
+def download_head(
+    repository: str, revision: str | None, notify: Callable[[Event], None], choose: Choose
+) -> Path | None:
+    """The folder of a hub repository's config.json and the files that `choose` takes, pickles perhaps.
+
+    None where it takes none: then nothing is fetched but what it has read. Raises as `download` does.
+    """
+    source = _asked(repository, revision, notify)
+    if isinstance(source, HubCopy):
+        folder = source.folder()
+        names = {file.name for file in folder.iterdir()}
+        wanted = choose(names, lambda name: read_json(folder / name))
+        if not all((folder / name).exists() for name in wanted):
+            raise source.not_whole()
+        if wanted:
+            source.tell(notify)
+        return folder if wanted else None
+    with _explained(repository, revision):
+        return source.head(choose, revision)
+
+
+def _asked(repository: str, revision: str | None, notify: Callable[[Event], None]) -> _Fetch | HubCopy:
+    """What the hub says of a repository, or the copy in the cache where it does not answer."""
     import huggingface_hub as hub
 
     api = hub.HfApi(library_name="offspec")
@@ -37,30 +79,41 @@ def download(repository: str, revision: str | None, notify: Callable[[Event], No
     except Exception as error:  # the network fails in many shapes
         if refused := _refusal(error, repository, revision):
             raise refused from error
-        return _cached(repository, revision, error, notify)
+        return HubCopy(repository, revision, error)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or () if "/" not in file.rfilename}
-    with _explained(repository, revision):
-        fetch = _Fetch(repository, str(info.sha), notify)
-        return fetch.model(sizes, revision)
+    return _Fetch(repository, str(info.sha), sizes, notify)
 
 
 class _Fetch:
-    """Downloads files of one commit, and counts their bytes."""
+    """Downloads files of one commit, whose sizes are known, and counts their bytes."""
 
-    def __init__(self, repository: str, commit: str, notify: Callable[[Event], None]) -> None:
-        self._repository, self._commit, self._notify = repository, commit, notify
+    def __init__(
+        self, repository: str, commit: str, sizes: dict[str, int], notify: Callable[[Event], None]
+    ) -> None:
+        self._repository, self._commit, self._sizes, self._notify = repository, commit, sizes, notify
         self._done = self._total = self._sent = 0
 
-    def model(self, sizes: dict[str, int], revision: str | None) -> Path:
-        """Fetch what the model needs of files with these sizes; the folder they are in."""
+    def model(self, revision: str | None) -> Path:
+        """Fetch what the model needs; the folder it is in."""
         place = f"the hub repository {self._repository}"
-        weights, _ = choose_weights(sizes, lambda: read_json(self._file(INDEX, 0)), place)
-        if CONFIG not in sizes:
+        weights, _ = choose_weights(self._sizes, lambda: self._json(INDEX), place)
+        if CONFIG not in self._sizes:
             raise CheckpointError(f"{place} is not a model that transformers can load: it has no {CONFIG}")
-        if missing := [name for name in weights if name not in sizes]:
-            raise CheckpointError(f"{place} lacks {missing[0]}, a part of the model: choose another revision")
-        texts = [name for name in sizes if name.endswith(TEXT_FILES)]
-        new = {name: sizes[name] for name in [*texts, *weights] if not self._is_cached(name)}
+        texts = [name for name in self._sizes if name.endswith(TEXT_FILES)]
+        return self._all(texts, weights, revision)
+
+    def head(self, choose: Choose, revision: str | None) -> Path | None:
+        """Fetch config.json and the files that are chosen; the folder they are in, None where none are."""
+        weights = choose(self._sizes, self._json)
+        return self._all([CONFIG], weights, revision) if weights else None
+
+    def _all(self, texts: Sequence[str], weights: Sequence[str], revision: str | None) -> Path:
+        if missing := [name for name in weights if name not in self._sizes]:
+            raise CheckpointError(
+                f"the hub repository {self._repository} lacks {missing[0]}, a part of the model: "
+                "choose another revision"
+            )
+        new = {name: self._sizes[name] for name in [*texts, *weights] if not self._is_cached(name)}
         require_space(_hub_cache(), sum(new.values()), f"downloading {self._repository}", "HF_HOME")
         self._total = sum(new.values())
         for name in [*texts, *weights]:
@@ -70,6 +123,9 @@ class _Fetch:
         # Only now does the revision's name point to this commit in the cache: offline it is whole or absent.
         self._file(CONFIG, 0, revision or "main")
         return folder
+
+    def _json(self, name: str) -> dict[str, Any]:
+        return read_json(self._file(name, 0))
 
     def _is_cached(self, name: str) -> bool:
         import huggingface_hub as hub
@@ -131,6 +187,13 @@ class _Bar:
         self.close()
 
 
+def is_cached(repository: str) -> bool:
+    """Whether the hub's cache has something of this repository, whole or not."""
+    import huggingface_hub as hub
+
+    return isinstance(hub.try_to_load_from_cache(repository, CONFIG), str)
+
+
 @contextmanager
 def _explained(repository: str, revision: str | None) -> Iterator[None]:
     """Turn whatever the hub's client raises into one line."""
@@ -165,35 +228,6 @@ def _refusal(error: Exception, repository: str, revision: str | None) -> ModelNo
     if isinstance(error, errors.HFValidationError):
         return ModelNotFoundError(f"{repository} is no hub id ({one_line(error)}): write organisation/name")
     return None
-
-
-def _cached(repository: str, revision: str | None, error: Exception, notify: Callable[[Event], None]) -> Path:
-    """The folder of a whole copy in the hub's cache, for when the hub cannot be asked."""
-    import huggingface_hub as hub
-
-    offline = isinstance(error, hub.errors.OfflineModeIsEnabled)
-    unreached = f"{hub.constants.ENDPOINT} cannot be reached"
-    why = "HF_HUB_OFFLINE is set" if offline else f"{unreached} ({one_line(error)})"
-    fix = "unset it for the download" if offline else "connect to the network and run the command again"
-    try:
-        found = hub.snapshot_download(
-            repository, revision=revision, local_files_only=True, allow_patterns=[CONFIG]
-        )
-    except (OSError, ValueError) as missing:
-        raise ModelNotFoundError(
-            f"{why}, and the hub's cache has no copy of {repository}: {fix}"
-        ) from missing
-    try:
-        open_folder(Path(found))
-    except UnsupportedModelError:
-        raise
-    except CheckpointError as damage:
-        raise ModelNotFoundError(
-            f"{why}, and the copy of {repository} in the hub's cache is not whole: {fix}"
-        ) from damage
-    if not offline:
-        notify(Notice(f"{unreached}: {repository} is taken from the hub's cache"))
-    return Path(found)
 
 
 def _hub_cache() -> Path:

@@ -49,11 +49,10 @@ def open_checkpoint(
         if _is_gguf(path):
             return _open_gguf(path, model, unpack, notify, cache_dir)
         raise CheckpointError(_wrong_file(path))
-    if _HUB_ID.fullmatch(model) and not model.endswith(_FILE_ENDINGS):
+    if found := hub_id(model):
         from offspec.checkpoint.hub import download
 
-        repository, _, revision = model.partition("@")
-        return open_folder(download(repository, revision or None, notify), model)
+        return open_folder(download(*found, notify), model)
     raise ModelNotFoundError(_hint(model))
 
 
@@ -90,6 +89,14 @@ def local_path(model: str) -> tuple[Path, str]:
         return path, "folder" if path.is_dir() else "file" if path.is_file() else ""
     except (OSError, RuntimeError, ValueError):  # a name too long, an unknown ~user, a NUL
         return Path("."), ""
+
+
+def hub_id(model: str) -> tuple[str, str | None] | None:
+    """Repository and revision of what has the form of a hub id; whether it exists is not asked."""
+    if not _HUB_ID.fullmatch(model) or model.endswith(_FILE_ENDINGS):
+        return None
+    repository, _, revision = model.partition("@")
+    return repository, revision or None
 
 
 def _is_gguf(path: Path) -> bool:

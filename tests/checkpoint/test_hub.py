@@ -1,22 +1,15 @@
-"""Hub ids, against a stand-in on the loopback reached through HF_ENDPOINT.
-
-Each visit is a process of its own, as the hub's client reads its environment when it is imported.
-"""
+"""Hub ids, against a stand-in on the loopback."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save
 
 from tests.checkpoint.hub_standin import COMMIT, StandIn, serve
+from tests.checkpoint.hub_visitor import Visitor
 
 VISIT = """
 import errno, json, shutil, sys
@@ -60,17 +53,6 @@ EXTRA = {
 }
 
 
-@dataclass
-class Said:
-    folder: str = ""
-    tensors: dict[str, str] = field(default_factory=dict)
-    files: list[str] = field(default_factory=list)
-    error: str = ""
-    text: str = ""
-    progress: list[list[Any]] = field(default_factory=list)
-    notices: list[str] = field(default_factory=list)
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[StandIn]:
     with serve(StandIn()) as standin:
@@ -85,32 +67,9 @@ def hub(server: StandIn) -> StandIn:
     return server
 
 
-class Visitor:
-    """Opens models in processes of their own that share a cache."""
-
-    def __init__(self, hub: StandIn, home: Path) -> None:
-        self.hub, self.home = hub, home
-
-    def __call__(self, model: str, setup: str = "", **environment: str) -> Said:
-        self.hub.log.clear()
-        clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-        hub = {"HF_ENDPOINT": self.hub.url, "HF_HOME": str(self.home), "HF_HUB_DISABLE_TELEMETRY": "1"}
-        result = subprocess.run(
-            [sys.executable, "-c", VISIT, model, setup],
-            env={**clean, **hub, **environment},
-            cwd=Path(__file__).parents[2],
-            capture_output=True,
-            text=True,
-        )
-        assert result.returncode == 0, result.stderr
-        said = Said(**json.loads(result.stdout))
-        assert "\n" not in said.text
-        return said
-
-
 @pytest.fixture
 def visit(hub: StandIn, tmp_path: Path) -> Visitor:
-    return Visitor(hub, tmp_path)
+    return Visitor(hub, tmp_path, VISIT)
 
 
 NOWHERE = "http://127.0.0.1:9"

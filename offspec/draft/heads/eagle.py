@@ -1,0 +1,91 @@
+"""EAGLE heads as published (arXiv 2401.15077, 2406.16858, 2503.01840): opened by headers, then loaded."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from offspec.draft.base import Drafter, Wants
+from offspec.draft.heads.base import OpenedHead, TargetShape
+from offspec.draft.heads.eagle_files import EAGLE, EagleFormat, kind_of, read_format, token_map
+from offspec.draft.heads.eagle_layer import Eagle1Layer, Eagle3Layer, EagleLayer
+from offspec.draft.heads.eagle_states import KnownStates, StateDrafter
+from offspec.draft.heads.files import HeadFiles
+from offspec.model.parts import TargetParts
+
+
+def recognises(config: Mapping[str, Any], names: Collection[str]) -> bool:
+    """Whether a configuration and the names of tensors are an EAGLE head's."""
+    return kind_of(config, names) is not None
+
+
+def opened(files: HeadFiles, target: TargetShape) -> OpenedHead:
+    """The head in `files`. Raises DraftError and CheckpointError, one line each, where it cannot serve."""
+    found = read_format(files, target)
+    if found.kind != EAGLE:
+        token_map(files, found, target.vocab_size)
+    return OpenedEagle(files, found, target)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedEagle:
+    """An EAGLE head that fits its target."""
+
+    files: HeadFiles
+    facts: EagleFormat
+    target: TargetShape
+
+    @property
+    def kind(self) -> str:
+        return self.facts.kind
+
+    @property
+    def name(self) -> str:
+        if self.kind == EAGLE:
+            return self.facts.title
+        known = self.files.shape(self.facts.stored["lm_head.weight"])[0]
+        return f"{self.facts.title} ({known} of {self.target.vocab_size} tokens)"
+
+    @property
+    def fingerprint(self) -> str:
+        return self.files.fingerprint
+
+    @property
+    def shares_head(self) -> bool:
+        return self.kind == EAGLE
+
+    @property
+    def wants(self) -> Wants:
+        return Wants(last=True) if self.kind == EAGLE else Wants(layers=self.facts.taps)
+
+    @property
+    def depth(self) -> int | None:
+        return None
+
+    def nbytes(self, rows: int) -> int:
+        config = self.facts.config
+        pairs = 2 * config.num_key_value_heads * config.head_dim
+        numbers = self.files.elements(self.facts.stored.values()) + rows * (pairs + config.hidden_size)
+        return int(numbers * self.target.dtype.itemsize)
+
+    def load(self, parts: TargetParts, rows: int) -> Drafter:
+        dtype, device, facts = parts.dtype, parts.device, self.facts
+        weights = {
+            name: self.files.weight(stored, dtype, device)
+            for name, stored in facts.stored.items()
+            if name != "d2t"
+        }
+        layer: EagleLayer
+        if self.kind == EAGLE:
+            layer = Eagle1Layer(facts.config, weights, parts, rows)
+        else:
+            layer = Eagle3Layer(
+                facts.config,
+                weights,
+                parts,
+                rows,
+                taps=facts.taps,
+                tokens=token_map(self.files, facts, parts.vocab_size),
+                norm_before_residual=facts.norm_before_residual,
+            )
+        known = KnownStates(rows, facts.config.hidden_size, dtype, device)
+        return StateDrafter(self.name, layer, self.wants, known, device)

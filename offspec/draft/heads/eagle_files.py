@@ -1,0 +1,225 @@
+"""What an EAGLE head's files say, in any of the layouts that are published, checked against the target.
+
+The authors' layout has EAGLE's layer under `layers.0.` and EAGLE-3's under `midlayer.`, and the layer's
+configuration in config.json itself. The `speculators` format has both under `transformer_layer_config`, and
+its tensors under `transformer.` and `fusion_fc.` for EAGLE, under `layers.0.` for EAGLE-3. Here a tensor goes
+by its name without any of these prefixes.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import torch
+
+from offspec.checkpoint.folder import CONFIG
+from offspec.checkpoint.ranges import one_line
+from offspec.draft.heads.base import TargetShape
+from offspec.draft.heads.files import HeadFiles
+from offspec.errors import DraftError
+
+EAGLE, EAGLE3 = "eagle", "eagle3"
+_TITLES = {EAGLE: "EAGLE", EAGLE3: "EAGLE-3"}
+
+# Configuration of the layer. What is absent has LlamaConfig's default, in the authors' code as well.
+_FIELDS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_act",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+)
+_PREFIXES = ("midlayer.", "layers.0.", "transformer.")
+# Stored beside a head, and no part of what it computes: `lm_head`, in an EAGLE file, is the target's.
+_IGNORED = {
+    "t2d",
+    "lm_head.weight",
+    "self_attn.rotary_emb.inv_freq",
+    "verifier_norm.weight",
+    "verifier_lm_head.weight",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EagleFormat:
+    """A head that was found to fit its target.
+
+    kind: EAGLE or EAGLE3; config: a LlamaConfig of its layer; stored: the tensors it computes with, by their
+    short names, and what the files call them; taps: the target's layers whose inputs EAGLE-3 takes, in order;
+    norm_before_residual: see `Eagle3Layer`.
+    """
+
+    kind: str
+    config: Any
+    stored: dict[str, str]
+    taps: tuple[int, ...] = ()
+    norm_before_residual: bool = False
+
+    @property
+    def title(self) -> str:
+        return _TITLES[self.kind]
+
+
+def kind_of(config: Mapping[str, Any], names: Collection[str]) -> str | None:
+    """EAGLE or EAGLE3; None for anything else."""
+    declared = config.get("speculators_model_type")
+    if declared is not None:
+        return declared if declared in _TITLES else None
+    short = {_short(name) for name in names}
+    if not {"fc.weight", "self_attn.q_proj.weight"} <= short:
+        return None
+    named = any(name.startswith("midlayer.") for name in names)
+    return EAGLE3 if named or "hidden_norm.weight" in short else EAGLE
+
+
+def _short(name: str) -> str:
+    if name.startswith("fusion_fc."):
+        return name.removeprefix("fusion_")
+    for prefix in _PREFIXES:
+        if name.startswith(prefix):
+            return name.removeprefix(prefix)
+    return name
+
+
+def read_format(files: HeadFiles, target: TargetShape) -> EagleFormat:
+    """The head in `files`, whose headers alone are read.
+
+    Raises DraftError where it does not fit the target or is of a variety that is not known,
+    MissingTensorError where a part is absent.
+    """
+    kind = kind_of(files.config, files.names)
+    assert kind is not None, "asked only of what was recognised"
+    title, given = f"{files.place} ({_TITLES[kind]})", files.config
+    config = _layer_config(title, given.get("transformer_layer_config", given))
+    width: int = config.hidden_size
+    if kind == EAGLE3:
+        width = _size(title, given, "target_hidden_size", width)
+    if width != target.hidden_size:
+        raise DraftError(
+            f"{title} was made for a target of hidden size {width}, and {target.name} has "
+            f"{target.hidden_size}: use a head that was made for {target.name}"
+        )
+    if config.vocab_size != target.vocab_size:
+        raise DraftError(
+            f"{title} was made for a vocabulary of {config.vocab_size} tokens, and {target.name} has "
+            f"{target.vocab_size}: use a head that was made for {target.name}"
+        )
+    found = {_short(name): name for name in files.names}
+    taps = _taps(title, given, target.layers) if kind == EAGLE3 else ()
+    tokens = _size(title, given, "draft_vocab_size", config.vocab_size)
+    needed, optional = _shapes(kind, config, target, len(taps), tokens)
+    unknown = sorted(found.keys() - needed.keys() - optional.keys() - _IGNORED)
+    if unknown:
+        raise DraftError(
+            f"{title} has the tensor {found[unknown[0]]!r}, which heads of one plain Llama layer lack: "
+            "this variety is not supported"
+        )
+    expected = {**needed, **{name: shape for name, shape in optional.items() if name in found}}
+    stored = {name: found.get(name, name) for name in expected}
+    for name, shape in expected.items():
+        files.expect(stored[name], *shape)
+    return EagleFormat(kind, config, stored, taps, bool(given.get("norm_before_residual", False)))
+
+
+def _layer_config(title: str, given: Any) -> Any:
+    """A LlamaConfig that transformers can make positions and an activation of."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import LlamaConfig
+    from transformers.activations import ACT2FN
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    try:
+        config = LlamaConfig(**{name: given[name] for name in _FIELDS if name in given})
+        LlamaRotaryEmbedding(config)
+        ACT2FN[config.hidden_act]
+    except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DraftError(f"{title} has a configuration of no Llama layer: {one_line(error)}") from error
+    return config
+
+
+def _size(title: str, given: Mapping[str, Any], name: str, default: int) -> int:
+    """A number of the configuration, which may be absent or null."""
+    value = given.get(name)
+    if value is not None and type(value) is not int:
+        raise DraftError(f"{title} has {name}: {value!r} in its {CONFIG}, which is no whole number")
+    return value or default
+
+
+def _taps(title: str, given: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    """The layers whose inputs are fused: those that the configuration names, or the published ones.
+
+    The `speculators` format counts inputs, as here. `eagle_config`, of other trainers, counts outputs.
+    """
+    named, nested = given.get("eagle_aux_hidden_state_layer_ids"), given.get("eagle_config") or {}
+    if named is None and isinstance(nested, dict):
+        outputs = nested.get("eagle_aux_hidden_state_layer_ids")
+        named = [layer + 1 for layer in outputs] if _are_layers(outputs) else outputs
+    taps = [2, layers // 2, layers - 3] if named is None else named
+    if not _are_layers(taps) or not all(0 <= tap <= layers for tap in taps) or len({*taps}) < len(taps):
+        raise DraftError(
+            f"{title} asks for the inputs of layers {taps}, which a target of {layers} layers does not have: "
+            "use a head that was made for it"
+        )
+    return tuple(taps)
+
+
+def _are_layers(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def _shapes(kind: str, config: Any, target: TargetShape, taps: int, tokens: int) -> tuple[Shapes, Shapes]:
+    """What must be there and what may be, by short names."""
+    width, inner, vocabulary = config.hidden_size, config.intermediate_size, config.vocab_size
+    query = config.num_attention_heads * config.head_dim
+    pair = config.num_key_value_heads * config.head_dim
+    given = width if kind == EAGLE else 2 * width
+    fused = 2 * width if kind == EAGLE else taps * target.hidden_size
+    products: Shapes = {
+        "fc": (width, fused),
+        "self_attn.q_proj": (query, given),
+        "self_attn.k_proj": (pair, given),
+        "self_attn.v_proj": (pair, given),
+        "self_attn.o_proj": (width, query),
+        "mlp.gate_proj": (inner, width),
+        "mlp.up_proj": (inner, width),
+        "mlp.down_proj": (width, inner),
+    }
+    needed = {f"{name}.weight": shape for name, shape in products.items()}
+    needed["post_attention_layernorm.weight"] = (width,)
+    optional: Shapes = {f"{name}.bias": shape[:1] for name, shape in products.items()}
+    optional["embed_tokens.weight"] = (vocabulary, width)
+    if kind == EAGLE3:
+        needed |= dict.fromkeys(("input_layernorm.weight", "hidden_norm.weight", "norm.weight"), (width,))
+        needed["lm_head.weight"] = (tokens, width)
+        (needed if tokens != vocabulary else optional)["d2t"] = (tokens,)
+        optional["input_norm.weight"] = (fused,)
+        if width != target.hidden_size:  # the target's own embeddings are of another width
+            needed["embed_tokens.weight"] = optional.pop("embed_tokens.weight")
+    return needed, optional
+
+
+def token_map(files: HeadFiles, facts: EagleFormat, vocabulary: int) -> torch.Tensor:
+    """The target's id [n] of each token that an EAGLE-3 head knows. Raises DraftError for what is no id.
+
+    The file holds how far each id is moved.
+    """
+    count = files.shape(facts.stored["lm_head.weight"])[0]
+    tokens = torch.arange(count)
+    if "d2t" in facts.stored:
+        tokens = tokens + files.read(facts.stored["d2t"]).long()
+    if not bool(((tokens >= 0) & (tokens < vocabulary)).all()) or len(tokens.unique()) < count:
+        raise DraftError(
+            f"{files.place} ({facts.title}) maps its {count} tokens beyond the target's {vocabulary}, or "
+            "two to one (tensor 'd2t'): download it again, or use a head that was made for this target"
+        )
+    return tokens

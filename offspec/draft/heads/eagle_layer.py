@@ -1,0 +1,181 @@
+"""The layer of an EAGLE head: from a state and the token behind it to the state of the next position.
+
+EAGLE (arXiv 2401.15077; EAGLE-2, 2406.16858, has the same layer): x = fc([embedding; state]), then a decoder
+layer without its first norm. The state is the target's final hidden state, so the target's own head turns it
+into logits. EAGLE-3 (arXiv 2503.01840): the state is fc of what enters some of the target's layers; attention
+takes the norms of both, [embedding; state], twice as wide as the layer, and a head of its own knows a part
+of the target's vocabulary.
+
+Letters: T rows, S rows they can look at, E width of a state and of the layer, H of the target, V vocabulary
+of the target, Q query heads, KV key heads, D head size.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from offspec.draft.base import Features
+from offspec.model.attention import TreeContext
+from offspec.model.cache import TreeCache
+from offspec.model.parts import TargetParts
+from offspec_kernels.cutting import evenly
+from offspec_kernels.tree_attention import tree_attention
+
+_CHUNK = 1024  # rows of a long prompt whose taps are joined together
+
+Product = tuple[Tensor, Tensor | None]  # weight and bias
+
+
+class EagleLayer:
+    """What both kinds have in common: attention over a cache of its own, and the MLP.
+
+    config: a LlamaConfig of the layer; weights: by the names of `eagle_files`, in the target's dtype and on
+    its device, taken over, so that none is held twice; rows: of the cache, which grows where it must.
+    """
+
+    def __init__(self, config: Any, weights: dict[str, Tensor], parts: TargetParts, rows: int) -> None:
+        from transformers.activations import ACT2FN
+        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+        self._weights, self._parts = weights, parts
+        self._eps = float(config.rms_norm_eps)
+        self._heads, self._pairs = int(config.num_attention_heads), int(config.num_key_value_heads)
+        self._size = int(config.head_dim)
+        self._activation = ACT2FN[config.hidden_act]
+        self._rotary = LlamaRotaryEmbedding(config).to(parts.device)
+        self._fc = self._product("fc")
+        self._qkv = self._product(*(f"self_attn.{name}_proj" for name in "qkv"))
+        self._out = self._product("self_attn.o_proj")
+        self._gate_up = self._product("mlp.gate_proj", "mlp.up_proj")
+        self._down = self._product("mlp.down_proj")
+        self.cache = TreeCache(1, rows)
+
+    def _product(self, *names: str) -> Product:
+        """One matrix of several, whose results lie side by side."""
+        weights = [self._weights.pop(f"{name}.weight") for name in names]
+        biases = [self._weights.pop(f"{name}.bias", None) for name in names]
+        if all(bias is None for bias in biases):
+            return _stacked(weights), None
+        return _stacked(weights), _stacked(
+            [
+                weight.new_zeros(len(weight)) if bias is None else bias
+                for weight, bias in zip(weights, biases, strict=True)
+            ]
+        )
+
+    def states(self, features: Features) -> Tensor:
+        """The states [n, E] of positions, from what the target made of them."""
+        raise NotImplementedError
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[n, E] that `forward` returned to [n, V], -inf where the head knows no such token. A loan."""
+        raise NotImplementedError
+
+    def _joined(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """What attention takes [T, E or 2 E], and what its result is added to [T, E]."""
+        raise NotImplementedError
+
+    def forward(self, tokens: Tensor, states: Tensor, context: TreeContext) -> Tensor:
+        """The states [T, E] that follow `states` [T, E] once `tokens` [T] are said; rows join the cache."""
+        mixed, residual = self._joined(self._embed(tokens), states)
+        hidden = residual + F.linear(self._attended(mixed, context), *self._out)
+        gate, up = F.linear(self._normed(hidden, "post_attention_layernorm"), *self._gate_up).chunk(2, -1)
+        return hidden + F.linear(self._activation(gate) * up, *self._down)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        own = self._weights.get("embed_tokens.weight")
+        return self._parts.embed(tokens) if own is None else F.embedding(tokens, own)
+
+    def _normed(self, x: Tensor, name: str) -> Tensor:
+        weight = self._weights[f"{name}.weight"]
+        return F.rms_norm(x, weight.shape, weight, self._eps)
+
+    def _attended(self, mixed: Tensor, context: TreeContext) -> Tensor:
+        """[T, E or 2 E] to [T, Q D]."""
+        from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+        rows = self.cache.rows[0]
+        start, end = (at - context.prefix for at in (rows.filled, rows.filled + len(mixed)))
+        heads = F.linear(mixed, *self._qkv).view(1, len(mixed), -1, self._size).transpose(1, 2)
+        query, key, value = heads.split([self._heads, self._pairs, self._pairs], dim=1)
+        cos, sin = self._rotary(mixed, context.position[start:end][None])
+        query, key = apply_rotary_pos_emb(query, key, cos, sin)
+        keys, values = rows.update(key, value)
+        out = mixed.new_empty(1, len(mixed), self._heads, self._size)
+        tree_attention(query, keys, values, context.sight(start, end), out=out.transpose(1, 2))
+        return out.flatten(2)[0]
+
+    def close(self) -> None:
+        """Drop the weights and the cache."""
+        self._weights.clear()
+        nothing = torch.empty(0)
+        self._fc = self._qkv = self._out = self._gate_up = self._down = (nothing, None)
+        self.cache = TreeCache(1, 0)
+
+
+class Eagle1Layer(EagleLayer):
+    """EAGLE and EAGLE-2: guesses the target's final hidden state."""
+
+    def states(self, features: Features) -> Tensor:
+        return features.last
+
+    def logits(self, states: Tensor) -> Tensor:
+        return self._parts.project(states)
+
+    def _joined(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        x = F.linear(torch.cat([embedded, states], dim=-1), *self._fc)
+        return x, x
+
+
+class Eagle3Layer(EagleLayer):
+    """EAGLE-3: states of its own, fused from taps of the target.
+
+    taps: the target's layers whose inputs are fused; tokens: the target's id of each token that the head
+    knows; norm_before_residual: of the `speculators` format, whether the norm of the state, and not the state
+    itself, is what attention is added to.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        weights: dict[str, Tensor],
+        parts: TargetParts,
+        rows: int,
+        *,
+        taps: tuple[int, ...],
+        tokens: Tensor,
+        norm_before_residual: bool,
+    ) -> None:
+        super().__init__(config, weights, parts, rows)
+        self._taps, self._norm_before_residual = taps, norm_before_residual
+        self._tokens = tokens.to(parts.device)
+        self._room = torch.empty(0, parts.vocab_size)
+
+    def states(self, features: Features) -> Tensor:
+        parts = [self._fused(features, part) for part in evenly(0, len(features), _CHUNK)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _fused(self, features: Features, rows: slice) -> Tensor:
+        taps = torch.cat([features.inputs[layer][rows] for layer in self._taps], dim=-1)
+        if "input_norm.weight" in self._weights:
+            taps = self._normed(taps, "input_norm")
+        return F.linear(taps, *self._fc)
+
+    def logits(self, states: Tensor) -> Tensor:
+        known = F.linear(self._normed(states, "norm"), self._weights["lm_head.weight"])
+        if len(self._room) < len(known):
+            self._room = known.new_full((len(known), self._room.shape[1]), -torch.inf)
+        logits = self._room[: len(known)]
+        logits.index_copy_(1, self._tokens, known)  # what lies between was never written: -inf
+        return logits
+
+    def _joined(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        normed = self._normed(states, "hidden_norm")
+        mixed = torch.cat([self._normed(embedded, "input_layernorm"), normed], dim=-1)
+        return mixed, normed if self._norm_before_residual else states
+
+
+def _stacked(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,0 +1,201 @@
+"""The files of a published head: config.json, and tensors in safetensors or in pickles.
+
+Heads are often published as pickles alone, and a pickle can run code. Only torch's restricted loader is let
+near one (`weights_only=True`): it builds tensors and plain containers, and refuses whatever else is named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, KeysView, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from offspec.checkpoint.folder import CONFIG, INDEX, choose_weights, read_json
+from offspec.checkpoint.safetensors import read_header
+from offspec.checkpoint.tensors import TensorInfo, torch_dtype
+from offspec.draft.heads.base import TargetShape
+from offspec.draft.heads.pickles import PICKLED, read_pickle
+from offspec.errors import CheckpointError, DraftError, MissingTensorError, TruncatedError
+
+SAFE = ".safetensors"
+_PICKLE_INDEX = "pytorch_model.bin.index.json"
+# What training leaves beside a model's pickles, and what holds no weights of it.
+_OTHER_PICKLES = ("optimizer", "scheduler", "training_args", "rng_state", "scaler")
+_PADDING = 100  # families pad a vocabulary by less than a hundredth of it
+
+
+class HeadFiles:
+    """A head on disk, of which only headers were read.
+
+    place: for messages, what the user named; folder: where config.json is; config: what it holds, {} where
+    there is none.
+    """
+
+    def __init__(self, place: str, folder: Path, weights: Collection[Path], config: dict[str, Any]) -> None:
+        self.place = place
+        self.folder = folder
+        self.config = config
+        self._weights = sorted(weights)
+        self._tensors: dict[str, TensorInfo | torch.Tensor] = {}
+        for file in self._weights:
+            self._tensors |= read_header(file)[0] if file.suffix == SAFE else read_pickle(file)
+
+    @property
+    def names(self) -> KeysView[str]:
+        """The names of all tensors."""
+        return self._tensors.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of one tensor. Raises MissingTensorError."""
+        return tuple(self._find(name).shape)
+
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor as it is stored, on the CPU; of a pickle it may be a view of the file.
+
+        Raises MissingTensorError, TruncatedError, UnsupportedModelError for a dtype that torch lacks,
+        CheckpointError.
+        """
+        found = self._find(name)
+        return found if isinstance(found, torch.Tensor) else _read(found)
+
+    def expect(self, name: str, *shape: int) -> None:
+        """Raises MissingTensorError where there is no such tensor, DraftError where its shape is another."""
+        if self.shape(name) != shape:
+            raise DraftError(
+                f"{self.place} cannot be a head of its kind: tensor {name!r} is {list(self.shape(name))} "
+                f"and not {list(shape)}; download it again, or check its {CONFIG}"
+            )
+
+    def weight(self, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """One tensor to compute with, a copy. Raises CheckpointError where it is not finite numbers."""
+        stored = self.read(name)
+        if not stored.is_floating_point():
+            raise CheckpointError(f"{self.place}: tensor {name!r} is of {stored.dtype}, which is no weight")
+        cast = stored.to(device=device, dtype=dtype, copy=True)
+        if not bool(cast.isfinite().all()):
+            raise CheckpointError(
+                f"{self.place}: tensor {name!r} has values that are not finite in {dtype}: it is damaged, "
+                "download it again, or run the target in bfloat16"
+            )
+        return cast
+
+    def matrix(self, name: str) -> tuple[int, int]:
+        """Rows and columns of a tensor that must have both. Raises MissingTensorError, DraftError."""
+        shape = self.shape(name)
+        if len(shape) != 2 or 0 in shape:
+            raise DraftError(
+                f"{self.place}: tensor {name!r} is {list(shape)} and no matrix; download it again"
+            )
+        return shape[0], shape[1]
+
+    def check_vocabulary(self, name: str, rows: int, target: TargetShape) -> None:
+        """Raises DraftError where so many rows of a tensor are more than another padding away."""
+        if abs(rows - target.vocab_size) * _PADDING > target.vocab_size:
+            raise DraftError(
+                f"{self.place} is for a vocabulary of {rows} tokens ({name}), and {target.name} has "
+                f"{target.vocab_size}: use a head that was trained for this target"
+            )
+
+    def check_hidden(self, name: str, size: int, target: TargetShape) -> None:
+        """Raises DraftError where the head takes states of another size than the target makes."""
+        if size != target.hidden_size:
+            raise DraftError(
+                f"{self.place} is for hidden states of {size} numbers ({name}), and those of {target.name} "
+                f"have {target.hidden_size}: use a head that was trained for this target"
+            )
+
+    def elements(self, names: Collection[str]) -> int:
+        """How many numbers these tensors have."""
+        return sum(torch.Size(self.shape(name)).numel() for name in names)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the configuration, every tensor's name and shape, and the size and time of each file.
+
+        Cheap: no weights are read. Raises MissingTensorError when a file has gone.
+        """
+        seen = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
+        for name in sorted(self.names):
+            seen.update(repr((name, self.shape(name))).encode())
+        for file in self._weights:
+            try:
+                stat = file.stat()
+            except OSError as error:
+                raise MissingTensorError(f"{file} is gone: {error.strerror or error}") from error
+            seen.update(repr((file.name, stat.st_size, stat.st_mtime_ns)).encode())
+        return seen.hexdigest()
+
+    def _find(self, name: str) -> TensorInfo | torch.Tensor:
+        try:
+            return self._tensors[name]
+        except KeyError:
+            raise MissingTensorError(
+                f"{self.place} lacks the tensor {name!r}, a part of the head; download it again"
+            ) from None
+
+
+def open_files(path: Path, place: str) -> HeadFiles | None:
+    """The files at a path, a folder or one file of weights; None for a folder without weights.
+
+    Raises CheckpointError and its kin for files that are damaged, absent or ambiguous, and DraftError for
+    pickles that hold more than tensors.
+    """
+    if path.is_file():
+        folder, weights = path.parent, [path.name]
+    else:
+        folder = path
+        try:
+            names = {entry.name for entry in path.iterdir()}
+        except OSError as error:
+            raise CheckpointError(f"cannot read the folder {path}: {error.strerror or error}") from error
+        weights = weight_files(names, lambda name: read_json(folder / name), place)
+        for name in weights:
+            if not (folder / name).exists():  # a link may point nowhere
+                raise MissingTensorError(f"{place} lacks {name}, a part of the head; download it again")
+    if not weights:
+        return None
+    config = read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}
+    return HeadFiles(place, folder, [folder / name for name in weights], config)
+
+
+def weight_files(
+    names: Collection[str], load_json: Callable[[str], Mapping[str, Any]], place: str
+) -> list[str]:
+    """Which of a folder's files hold a head; none where there are no weights.
+
+    Safetensors go before pickles. `load_json` reads a file of that folder; it is asked for indices only.
+    Raises CheckpointError where several files could be meant, HeaderError for a bad index.
+    """
+    if any(name.endswith(SAFE) for name in names) or INDEX in names:
+        return choose_weights(names, lambda: dict(load_json(INDEX)), place)[0]
+    if _PICKLE_INDEX in names:
+        listed = load_json(_PICKLE_INDEX).get("weight_map")
+        shards = set(listed.values()) if isinstance(listed, dict) else set()
+        if not shards or not all(isinstance(shard, str) and shard in names for shard in shards):
+            raise MissingTensorError(f"{place} lacks a file that {_PICKLE_INDEX} lists; download it again")
+        return sorted(shards)
+    found = sorted(name for name in names if name.endswith(PICKLED) and not name.startswith(_OTHER_PICKLES))
+    if len(found) > 1:
+        raise CheckpointError(
+            f"{place} has {len(found)} files of weights ({found[0]}, {found[1]}, …): "
+            "name the one that is the head"
+        )
+    return found
+
+
+def _read(info: TensorInfo) -> torch.Tensor:
+    dtype = torch_dtype(info.dtype)
+    data = torch.empty(info.nbytes, dtype=torch.uint8)
+    try:
+        with info.file.open("rb") as file:
+            file.seek(info.offset)
+            count = file.readinto(data.numpy().data)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {info.file}: {error.strerror or error}") from error
+    if count < info.nbytes:
+        raise TruncatedError(f"{info.file} is cut short at the tensor {info.name[:200]!r}; download it again")
+    return data.view(dtype).reshape(info.shape)

@@ -1,0 +1,177 @@
+"""Medusa heads (Cai et al. 2024, arXiv 2401.10774) as published: opened by headers, then loaded.
+
+Their tensors, where i counts heads and j layers, perhaps behind "medusa_head." or "medusa_heads.":
+`{i}.{j}.linear.weight` and `.bias`, and `{i}.{layers}.weight`, the output, in the first version only; or, as
+vLLM has it, `blocks.{i}.layers.{j}.weight` and `.bias`, `lm_heads.{i}.weight` (or one for all), `token_map`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from offspec.draft.base import Wants
+from offspec.draft.heads.base import TargetShape
+from offspec.draft.heads.files import HeadFiles
+from offspec.draft.heads.medusa_drafter import MedusaDrafter, MedusaHead
+from offspec.errors import DraftError, MissingTensorError
+from offspec.model.parts import TargetParts
+
+_PREFIX = r"(?:medusa_heads?\.)?"
+_NUMBER = r"([0-9]{1,4})"
+_LAYER = re.compile(
+    rf"{_PREFIX}(?:{_NUMBER}\.{_NUMBER}\.linear|blocks\.{_NUMBER}\.layers\.{_NUMBER})\.(weight|bias)"
+)
+_OUTPUT = re.compile(rf"{_PREFIX}(?:{_NUMBER}\.[0-9]+|lm_heads\.{_NUMBER})\.weight")
+_TOKENS = re.compile(rf"{_PREFIX}token_map")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNames:
+    """The tensors of one head: weight and bias ("" for none) of its layers, output ("" for the target's)."""
+
+    layers: tuple[tuple[str, str], ...]
+    output: str
+
+    @property
+    def all(self) -> set[str]:
+        return ({name for layer in self.layers for name in layer} | {self.output}) - {""}
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedMedusa:
+    """Medusa heads on disk. token_map: the tensor that names the target's id of each output row, or ""."""
+
+    files: HeadFiles
+    target: TargetShape
+    heads: tuple[HeadNames, ...]
+    token_map: str
+
+    @property
+    def kind(self) -> str:
+        return "medusa"
+
+    @property
+    def name(self) -> str:
+        return f"medusa ({len(self.heads)} heads)"
+
+    @property
+    def fingerprint(self) -> str:
+        return self.files.fingerprint
+
+    @property
+    def shares_head(self) -> bool:
+        return not all(head.output for head in self.heads)
+
+    @property
+    def wants(self) -> Wants:
+        return Wants(last=True)
+
+    @property
+    def depth(self) -> int | None:
+        return len(self.heads)
+
+    def nbytes(self, rows: int) -> int:
+        """Weights alone; there is no cache."""
+        return self.files.elements(self._names) * self.target.dtype.itemsize
+
+    def load(self, parts: TargetParts, rows: int) -> MedusaDrafter:
+        weights = {name: self.files.weight(name, parts.dtype, parts.device) for name in self._names}
+        heads = [
+            MedusaHead(
+                tuple((weights[weight], weights.get(bias)) for weight, bias in head.layers),
+                weights.get(head.output),
+            )
+            for head in self.heads
+        ]
+        return MedusaDrafter(self.name, heads, parts, self._tokens(parts))
+
+    def _tokens(self, parts: TargetParts) -> torch.Tensor | None:
+        """The token of each output row, [rows]; None where they are all tokens in order."""
+        if not self.token_map:
+            return None
+        tokens = self.files.read(self.token_map).long()
+        if tokens.dim() != 1 or int(tokens.min()) < 0 or int(tokens.max()) >= parts.vocab_size:
+            raise DraftError(
+                f"{self.files.place} maps its tokens ({self.token_map}) to ids that {self.target.name} does "
+                "not have: use a head that was trained for this target"
+            )
+        return tokens.to(parts.device)
+
+    @property
+    def _names(self) -> set[str]:
+        return {name for head in self.heads for name in head.all}
+
+
+def recognises(config: Mapping[str, Any], names: Collection[str]) -> bool:
+    """Whether a checkpoint is, or has, Medusa heads."""
+    if config.get("model_type") == "medusa" or "medusa_num_heads" in config:
+        return True
+    return any(_LAYER.fullmatch(name) for name in names)
+
+
+def opened(files: HeadFiles, target: TargetShape) -> OpenedMedusa:
+    """Find the heads and check them. How many config.json says there are is often wrong, and not looked at.
+
+    Raises MissingTensorError where one lacks a part, DraftError where they are for another target.
+    """
+    heads = _heads(files)
+    first = heads[0].layers[0][0]
+    size = files.matrix(first)[1]
+    files.check_hidden(first, size, target)
+    rows = {head.output: files.matrix(head.output)[0] for head in heads if head.output}
+    token_map = next(filter(_TOKENS.fullmatch, files.names), "")
+    if token_map and any(files.shape(token_map) != (count,) for count in rows.values()):
+        token_map = ""  # it tells which rows of a whole vocabulary are worth keeping, and all are kept
+    for head in heads:
+        for weight, bias in head.layers:
+            files.expect(weight, size, size)
+            if bias:
+                files.expect(bias, size)
+        if head.output:
+            files.expect(head.output, rows[head.output], size)
+            if not token_map:
+                files.check_vocabulary(head.output, rows[head.output], target)
+    return OpenedMedusa(files, target, heads, token_map)
+
+
+def _heads(files: HeadFiles) -> tuple[HeadNames, ...]:
+    found: dict[tuple[int, int, str], str] = {}  # by head, layer, and weight or bias
+    outputs: dict[int, str] = {}
+    for name in files.names:
+        if match := _LAYER.fullmatch(name):
+            found[int(match[1] or match[3]), int(match[2] or match[4]), match[5]] = name
+        elif match := _OUTPUT.fullmatch(name):
+            outputs[int(match[1] or match[2])] = name
+    if not found:
+        raise MissingTensorError(
+            f"{files.place} says it has Medusa heads, and holds no tensor of one: name the file that does"
+        )
+    count = 1 + max(head for head, _, _ in found)
+    layers = 1 + max(layer for _, layer, _ in found)
+    if list(outputs) == [0] and files.config.get("original_lm_head"):
+        outputs = dict.fromkeys(range(count), outputs[0])
+    for head in range(count):
+        for layer in range(layers):
+            if (head, layer, "weight") not in found:
+                raise _lacks(files, f"layer {layer} of its head {head}")
+        if outputs and head not in outputs:
+            raise _lacks(files, f"the output matrix of its head {head}")
+    return tuple(
+        HeadNames(
+            tuple(
+                (found[head, layer, "weight"], found.get((head, layer, "bias"), ""))
+                for layer in range(layers)
+            ),
+            outputs.get(head, ""),
+        )
+        for head in range(count)
+    )
+
+
+def _lacks(files: HeadFiles, part: str) -> MissingTensorError:
+    return MissingTensorError(f"{files.place} lacks {part}; download it again")

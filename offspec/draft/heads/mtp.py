@@ -1,0 +1,145 @@
+"""Multi-token prediction modules, which some targets bring along in their own checkpoint.
+
+DeepSeek-V3, GLM-4.5: a layer behind the last, `model.layers.{n}.`; its copies of the target's embedding and
+head are left where they are. MiMo: `model.mtp_layers.0.`; Qwen3-Next and its kin: `mtp.`. Where a checkpoint
+has several modules, one for each token ahead, the first of them guesses all.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from offspec.checkpoint import Checkpoint
+from offspec.checkpoint.tensors import Weight
+from offspec.draft.base import Drafter, Wants
+from offspec.draft.heads.base import TargetShape
+from offspec.draft.heads.eagle_states import KnownStates, StateDrafter
+from offspec.draft.heads.mtp_layer import (
+    JOIN,
+    LAST_NORM,
+    LAYER,
+    STATE_NORM,
+    TOKEN_NORM,
+    MtpLayer,
+    MtpModule,
+)
+from offspec.errors import CheckpointError, DraftError
+from offspec.model.parts import TargetParts
+
+_WANTS = Wants(last=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a family names the parts of a module.
+
+    prefix: of all names, with {n} for the number of the target's layers; parts: the family's name of each
+    part that is no part of the layer; layer: what names within the layer begin with, behind the prefix;
+    left: what is not read. tokens_first: whether embeddings lie before states where both are joined.
+    """
+
+    prefix: str
+    parts: Mapping[str, str]
+    layer: str = ""
+    left: tuple[str, ...] = ()
+    tokens_first: bool = True
+
+    def tensors(self, stored: Mapping[str, Weight], layers: int) -> dict[str, Weight]:
+        """A module's weights among a checkpoint's, by the names of `mtp_layer`; none where it has none."""
+        prefix = self.prefix.format(n=layers)
+        found: dict[str, Weight] = {}
+        for name, weight in stored.items():
+            inner = name.removeprefix(prefix)
+            if inner != name and not inner.startswith(self.left):
+                found[self._renamed(inner)] = weight
+        return found if f"{JOIN}.weight" in found else {}
+
+    def _renamed(self, inner: str) -> str:
+        for theirs, ours in self.parts.items():
+            if inner.startswith(f"{theirs}."):
+                return ours + inner.removeprefix(theirs)
+        return f"{LAYER}.{inner.removeprefix(self.layer)}"
+
+
+LAYOUTS = (
+    Layout(
+        "model.layers.{n}.",
+        {"enorm": TOKEN_NORM, "hnorm": STATE_NORM, "eh_proj": JOIN, "shared_head.norm": LAST_NORM},
+        left=("embed_tokens.", "shared_head.head."),
+    ),
+    Layout(
+        "model.mtp_layers.0.",
+        {
+            "token_layernorm": TOKEN_NORM,
+            "hidden_layernorm": STATE_NORM,
+            "input_proj": JOIN,
+            "final_layernorm": LAST_NORM,
+        },
+        tokens_first=False,
+    ),
+    Layout(
+        "mtp.",
+        {
+            "pre_fc_norm_embedding": TOKEN_NORM,
+            "pre_fc_norm_hidden": STATE_NORM,
+            "fc": JOIN,
+            "norm": LAST_NORM,
+        },
+        layer="layers.0.",
+        left=("embed_tokens.", "lm_head."),
+    ),
+)
+
+
+def open_mtp(checkpoint: Checkpoint, target: TargetShape) -> "OpenedMtp | None":
+    """The first module of a target's checkpoint, None where it has none.
+
+    Raises DraftError where what is there cannot be run as one.
+    """
+    for layout in LAYOUTS:
+        tensors = layout.tensors(checkpoint.tensors, target.layers)
+        if tensors:
+            try:
+                module = MtpModule(target.config, tensors, target.dtype, target.device)
+            except CheckpointError as error:
+                raise DraftError(
+                    f"the MTP module of {target.name} cannot be run ({error}): use another --draft"
+                ) from error
+            return OpenedMtp(
+                f"{checkpoint.fingerprint} mtp",
+                target,
+                tensors,
+                layout.tokens_first,
+                module.nbytes,
+                module.kv_bytes_per_token + target.hidden_size * target.dtype.itemsize,
+            )
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedMtp:
+    """A module whose headers were read, of the target's own kind.
+
+    weight_bytes: of its weights, loaded; row_bytes: of what is kept of each position.
+    """
+
+    fingerprint: str
+    target: TargetShape
+    tensors: Mapping[str, Weight]
+    tokens_first: bool
+    weight_bytes: int
+    row_bytes: int
+    kind: str = "mtp"
+    name: str = "mtp"
+    shares_head: bool = True
+    wants: Wants = _WANTS
+    depth: int | None = None
+
+    def nbytes(self, rows: int) -> int:
+        return self.weight_bytes + rows * self.row_bytes
+
+    def load(self, parts: TargetParts, rows: int) -> Drafter:
+        module = MtpModule(parts.config, self.tensors, parts.dtype, parts.device)
+        module.load()
+        layer = MtpLayer(module, self.tokens_first, parts, rows)
+        known = KnownStates(rows, parts.hidden_size, parts.dtype, parts.device)
+        return StateDrafter(self.name, layer, self.wants, known, parts.device)

@@ -1,0 +1,133 @@
+"""A multi-token prediction module: one more decoder layer, trained with the target, for the token after next.
+
+As in DeepSeek-V3 (arXiv 2412.19437, section 2.2): the norm of a token's embedding and the norm of the state
+before it are joined to one state, which goes through a layer of the target's own kind and a last norm. What
+leaves that is read by the target's head, and is the state that the next token is joined to.
+
+Letters: T rows, H hidden size, V vocabulary.
+"""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+
+from offspec.checkpoint.tensors import Weight
+from offspec.draft.base import Features
+from offspec.errors import UnsupportedModelError
+from offspec.model.attention import TreeContext
+from offspec.model.binding import Binder
+from offspec.model.cache import TreeCache
+from offspec.model.parts import TargetParts
+from offspec.model.skeleton import skeleton_of
+from offspec.model.weights import map_weights
+from offspec.store.reader import DirectReader
+from offspec.stream.disk import read_unit
+
+TOKEN_NORM, STATE_NORM, JOIN, LAST_NORM, LAYER = "token_norm", "state_norm", "join", "norm", "layers.0"
+_EXPERTS = f"{LAYER}.mlp.experts."
+
+
+class MtpModule:
+    """The module on the meta device, and where its weights are.
+
+    tensors: the stored weights, by the names above and what follows them. Raises UnsupportedModelError,
+    MissingTensorError, CheckpointError where they are not those of such a module.
+    """
+
+    def __init__(
+        self, config: Any, tensors: Mapping[str, Weight], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        sparse = any(name.startswith(_EXPERTS) for name in tensors)
+        skeleton = skeleton_of(_of_one_layer(config, sparse), dtype)
+        decoder, size = skeleton.decoder, int(config.hidden_size)
+        last = getattr(decoder, LAST_NORM, None)
+        if last is None:
+            raise UnsupportedModelError(
+                f"no module is known for {config.model_type}, whose last norm differs"
+            )
+        decoder.set_input_embeddings(torch.nn.Identity())  # it is given embeddings
+        decoder.add_module(TOKEN_NORM, deepcopy(last))
+        decoder.add_module(STATE_NORM, deepcopy(last))
+        decoder.add_module(JOIN, torch.nn.Linear(2 * size, size, bias=False, device="meta", dtype=dtype))
+        self.decoder: Any = decoder
+        self.kv_bytes_per_token = skeleton.kv_bytes_per_token()
+        self._binder = Binder(decoder, "mtp", map_weights(decoder, tensors), device)
+        self._device = device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights once they are loaded."""
+        return self._binder.kept_bytes
+
+    def load(self) -> None:
+        """Read the weights. Raises StreamError, CapacityError, CheckpointError where they are damaged."""
+        reader = DirectReader()
+        try:
+            memory = read_unit(self._binder.layout, reader).tensor
+            self._binder.bind(self._binder.realise(memory))
+        finally:
+            reader.close()
+        self.decoder.to(self._device)
+
+    def close(self) -> None:
+        self._binder.close()
+
+
+class MtpLayer:
+    """What `StateDrafter` runs: a loaded module over a cache of its own, of `rows` positions to begin with.
+
+    tokens_first: whether embeddings lie before states where both are joined.
+    """
+
+    def __init__(self, module: MtpModule, tokens_first: bool, parts: TargetParts, rows: int) -> None:
+        self._module, self._tokens_first, self._parts = module, tokens_first, parts
+        self.cache = TreeCache(1, rows)
+
+    def states(self, features: Features) -> torch.Tensor:
+        """[n, H]: the target's, behind its last norm, as the layer's own are behind its last."""
+        return features.last
+
+    def forward(self, tokens: torch.Tensor, states: torch.Tensor, context: TreeContext) -> torch.Tensor:
+        """The states [T, H] that follow `states` [T, H] once `tokens` [T] are said; rows join the cache."""
+        decoder = self._module.decoder
+        pair = [decoder.token_norm(self._parts.embed(tokens)), decoder.state_norm(states)]
+        joined = decoder.join(torch.cat(pair if self._tokens_first else pair[::-1], dim=-1))
+        start = self.cache.rows[0].filled - context.prefix
+        out = decoder(
+            inputs_embeds=joined[None],
+            position_ids=context.position[start : start + len(tokens)][None],
+            past_key_values=self.cache,
+            use_cache=True,
+            tree=context,
+        )
+        hidden: torch.Tensor = out.last_hidden_state
+        return hidden[0]
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """[n, H] that `forward` returned to [n, V]."""
+        return self._parts.project(states)
+
+    def close(self) -> None:
+        """Drop the weights and the cache."""
+        self._module.close()
+        self.cache = TreeCache(1, 0)
+
+
+def _of_one_layer(config: Any, sparse: bool) -> Any:
+    """A target's configuration with one layer, which looks at everything, and has experts or not."""
+    config = deepcopy(config)
+    if getattr(config, "layer_types", None):
+        config.layer_types = ["full_attention"]
+    if getattr(config, "mlp_layer_types", None):
+        config.mlp_layer_types = ["sparse" if sparse else "dense"]
+    for name, value in (
+        ("first_k_dense_replace", 0 if sparse else 1),
+        ("mlp_only_layers", [] if sparse else [0]),
+        ("decoder_sparse_step", 1),
+    ):
+        if hasattr(config, name):
+            setattr(config, name, value)
+    config.num_hidden_layers = 1
+    return config

@@ -1,0 +1,112 @@
+"""From what the user named as a draft to a head of a known kind, recognised by what its files hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from offspec.checkpoint.folder import CONFIG
+from offspec.checkpoint.open import hub_id, local_path
+from offspec.draft.heads import eagle, medusa, mlp_speculator
+from offspec.draft.heads.base import OpenedHead, TargetShape
+from offspec.draft.heads.files import SAFE, HeadFiles, open_files, weight_files
+from offspec.draft.heads.pickles import PICKLED
+from offspec.errors import DraftError
+from offspec.events import Event
+
+
+class Kind(NamedTuple):
+    """How heads of a kind are told from others, by configuration and tensor names, and how one is opened."""
+
+    recognises: Callable[[Mapping[str, Any], Collection[str]], bool]
+    opened: Callable[[HeadFiles, TargetShape], OpenedHead]
+
+
+_KINDS = (
+    Kind(medusa.recognises, medusa.opened),
+    Kind(mlp_speculator.recognises, mlp_speculator.opened),
+    Kind(eagle.recognises, eagle.opened),
+)
+_KNOWN = "Medusa, MLPSpeculator, EAGLE and EAGLE-3 heads, and models with the target's vocabulary"
+_HEAD_KEYS = ("medusa_num_heads", "speculators_model_type", "draft_vocab_size")
+_HEAD_NAME = re.compile(r"medusa|eagle|speculator|mtp", re.IGNORECASE)
+
+
+def open_head(model: str, target: TargetShape, notify: Callable[[Event], None]) -> OpenedHead | None:
+    """The head that a folder, a file of weights or a hub repository holds; None where it is a model.
+
+    None as well for what is nothing at all: whoever opens models says what is wrong with it. Of a head only
+    the headers are read. A hub id is fetched, unless it is a model. Raises DraftError where a head does not
+    fit the target, is of no known kind or wants to run code; else the errors of `open_checkpoint`.
+    """
+    path, kind = local_path(model)
+    if kind == "file" and not path.name.endswith((SAFE, *PICKLED)):
+        return None
+    if not kind:
+        fetched = _fetched(model, notify)
+        if fetched is None:
+            return None
+        path = fetched
+    files = open_files(path, model)
+    if files is None:
+        return None
+    for known in _KINDS:
+        if known.recognises(files.config, files.names):
+            return known.opened(files, target)
+    if _is_model(files):
+        return None
+    raise DraftError(_unknown(files))
+
+
+def _fetched(model: str, notify: Callable[[Event], None]) -> Path | None:
+    """The folder of a hub repository that looks like a head's."""
+    found = hub_id(model)
+    if found is None:
+        return None
+    from offspec.checkpoint.hub import download_head
+
+    def choose(names: Collection[str], load: Callable[[str], dict[str, Any]]) -> list[str]:
+        if CONFIG not in names or not may_be_head(load(CONFIG), names):
+            return []
+        return weight_files(names, load, model)
+
+    return download_head(*found, notify, choose)
+
+
+def may_be_head(config: Mapping[str, Any], names: Collection[str]) -> bool:
+    """Whether weights are worth fetching to look at their names. EAGLE's first heads call themselves LMs."""
+    said = " ".join([str(config.get("model_type")), *_architectures(config), *names])
+    return (
+        any(key in config for key in _HEAD_KEYS)
+        or bool(_HEAD_NAME.search(said))
+        or config.get("num_hidden_layers") == 1
+    )
+
+
+def _is_model(files: HeadFiles) -> bool:
+    """Whether opening it as a model gives a model, or at least the better explanation."""
+    from transformers import CONFIG_MAPPING
+
+    if (files.folder / "adapter_config.json").exists():
+        return True
+    causal = any(name.endswith("ForCausalLM") for name in _architectures(files.config))
+    return causal or files.config.get("model_type") in CONFIG_MAPPING
+
+
+def _architectures(config: Mapping[str, Any]) -> list[str]:
+    """The list of them, or the only one, as some write it."""
+    value = config.get("architectures")
+    names = value if isinstance(value, list) else [value]
+    return [name for name in names if isinstance(name, str)]
+
+
+def _unknown(files: HeadFiles) -> str:
+    said = files.config.get("model_type")
+    says = f"model_type {str(said)[:40]!r} is not known" if said else f"its {CONFIG} names no model_type"
+    some = ", ".join(name[:60] for name in list(files.names)[:2])
+    return (
+        f"{files.place} cannot draft: {says}, and tensors such as {some} belong to no known head: "
+        f"known are {_KNOWN}"
+    )

@@ -1,0 +1,73 @@
+"""Tensors from a pickle, by torch's restricted loader and by no other."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from offspec.checkpoint.ranges import one_line
+from offspec.errors import CheckpointError, DraftError, HeaderError
+
+PICKLED = (".pt", ".bin", ".pth")
+_ZIP = b"PK\x03\x04"  # how torch saves since 1.6
+_OLDER = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # and how it did before: a number of its own, pickled
+_POINTER = b"version https://git-lfs"
+
+
+def read_pickle(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a `.pt`, `.bin` or `.pth` file by name, mapped from the file where its format allows.
+
+    Raises DraftError for a pickle that asks for more than tensors and plain containers, HeaderError for one
+    that is damaged or cut short, CheckpointError when it cannot be read or holds no tensors.
+    """
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(_POINTER))
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+    if not start.startswith((_ZIP, _OLDER)):
+        _not_of_torch(path, start)
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=start.startswith(_ZIP))
+    except Exception as error:  # torch's reader has no end of names for damage
+        _refuse(path, error)
+    items = found.items() if isinstance(found, dict) else ()
+    tensors = {name: value.detach() for name, value in items if isinstance(name, str) and _is_plain(value)}
+    if not tensors:
+        raise CheckpointError(f"{path} holds no tensors by name: name the file that is the head")
+    return tensors
+
+
+def _is_plain(value: object) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.layout == torch.strided
+        and value.device.type == "cpu"
+        and not value.is_quantized
+    )
+
+
+def _not_of_torch(path: Path, start: bytes) -> NoReturn:
+    if start.startswith(_POINTER):
+        raise HeaderError(f"{path} is a git-lfs pointer and not the head: run `git lfs pull` in its folder")
+    if start.startswith(b"\x80"):
+        raise DraftError(
+            f"{path} is a pickle that torch did not write; it could run code and was not opened: "
+            "convert it to safetensors where it is trusted, or use another head"
+        )
+    raise HeaderError(f"{path} is damaged: it does not begin as torch's files do; download it again")
+
+
+def _refuse(path: Path, error: Exception) -> NoReturn:
+    """One line for what torch says in many."""
+    asked = re.search(r"GLOBAL (\S+)", str(error))
+    if isinstance(error, pickle.UnpicklingError) and asked:
+        raise DraftError(
+            f"{path} asks for {asked[1][:80]}, which is no tensor and could run code, and was not opened: "
+            "download it again if it was cut short, else convert it to safetensors where it is trusted"
+        ) from error
+    raise HeaderError(f"{path} is damaged or cut short ({one_line(error, 80)}); download it again") from error

@@ -1,0 +1,58 @@
+"""EAGLE heads in an engine: they are told the target's own states, and change nothing of what it says."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from offspec.config import SamplingParams
+from offspec.draft.heads.eagle_states import StateDrafter
+from offspec.model.parts import TargetParts
+from tests.draft.eagle_files import LAYERS, Head, make_head, write_head
+from tests.draft.test_eagle import open_head
+from tests.tiny import load_all, open_model, reference, tiny_engine, write_model
+
+PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("engine") / "target", num_hidden_layers=LAYERS)
+
+
+def _loaded(head: Head, folder: Path, place: Path) -> StateDrafter:
+    model = open_model(folder)
+    load_all(model, 16)
+    parts = TargetParts(model)
+    drafter = open_head(write_head(place, head), parts).load(parts, 64)
+    assert isinstance(drafter, StateDrafter)
+    return drafter
+
+
+def _states(head: Head, folder: Path, ids: list[int]) -> torch.Tensor:
+    """[n, E] of all positions but the last, from transformers' own hidden states."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        every = model(torch.tensor([ids[:-1]]), output_hidden_states=True).hidden_states
+    if head.kind == "eagle":
+        last: torch.Tensor = every[-1][0]  # behind the final norm
+        return last
+    return torch.cat([every[tap][0] for tap in head.taps], dim=1) @ head.tensors["fc.weight"].T
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_states_are_the_targets_and_answers_its_own(kind: str, folder: Path, tmp_path: Path) -> None:
+    head = make_head(kind)
+    drafter = _loaded(head, folder, tmp_path / "head")
+    greedy = SamplingParams(temperature=0.0, max_tokens=12)
+    with tiny_engine(folder, "none", budget=12, width=4, more={"head": drafter}) as engine:
+        for prompt in (PROMPT, [*PROMPT[:6], 70, 71]):  # the next begins as the last did
+            said = engine.generate(prompt, greedy).token_ids
+            assert list(said) == reference(folder, prompt, 12)
+            ids = [*prompt, *said]
+            known = drafter._known.of(0, drafter._known.end)
+            assert drafter._known.start == 0 and len(known) > len(prompt)
+            assert drafter._layer.cache.length > len(prompt), "it was asked"
+            wanted = _states(head, folder, ids)[: len(known)]
+            torch.testing.assert_close(known, wanted, rtol=1e-3, atol=1e-3)

@@ -1,0 +1,90 @@
+"""Heads in an engine: ones that know an answer by heart are accepted, and what is said stays the target's.
+
+Their outputs are solved for: as many hidden states as an answer has tell all of its tokens apart.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from offspec.config import SamplingParams
+from offspec.draft.heads.mlp_drafter import MLPStage, token_ratio
+from offspec.draft.heads.open import open_head
+from offspec.events import unheard
+from offspec.model.parts import TargetParts
+from tests.draft.heads_files import HIDDEN, Tensors, mlp_config, mlp_tensors, target_shape, write_head
+from tests.tiny import VOCABULARY, load_all, open_model, reference, tiny_engine, write_model
+
+PROMPT = [5, 9, 17, 33, 64, 20]
+TOKENS = 17
+DEPTH = 3
+PASSES = 1 + (TOKENS - 1) // (
+    DEPTH + 1
+)  # none is guessed before the first, and one more token comes with each
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("engine") / "target")
+
+
+@pytest.fixture(scope="module")
+def learnt(folder: Path) -> tuple[list[int], torch.Tensor]:
+    """The target's answer behind the prompt, and its final states [n, H]."""
+    ids = [*PROMPT, *reference(folder, PROMPT, TOKENS)]
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        states: torch.Tensor = model.model(torch.tensor([ids])).last_hidden_state[0]
+    return ids, states
+
+
+def solved(inputs: torch.Tensor, tokens: list[int]) -> torch.Tensor:
+    """An output matrix [V, I] that finds each of the tokens [n] likeliest for its input [n, I]."""
+    wanted = 20 * torch.nn.functional.one_hot(torch.tensor(tokens), VOCABULARY).double()
+    found: torch.Tensor = torch.linalg.lstsq(inputs.double(), wanted, driver="gelsd").solution
+    return found.T.float().contiguous()
+
+
+def medusa(ids: list[int], states: torch.Tensor) -> Tensors:
+    tensors: Tensors = {}
+    for head in range(DEPTH):
+        count = len(ids) - 2 - head
+        tensors[f"{head}.0.linear.weight"] = torch.zeros(HIDDEN, HIDDEN)
+        tensors[f"{head}.1.weight"] = solved(states[:count], ids[2 + head :])
+    return tensors
+
+
+def mlp(ids: list[int], states: torch.Tensor) -> Tensors:
+    tensors = mlp_tensors(stages=DEPTH)
+    before = states
+    for i in range(DEPTH):
+        names = ("emb.{}.weight", "proj.{}.weight", "head.{}.weight", "ln.{}.weight", "ln.{}.bias")
+        stage = MLPStage(*(tensors[f"speculator.{name.format(i)}"] for name in names))
+        count = len(ids) - 2 - i
+        before = stage.states(
+            before[:count], torch.tensor(ids[1 + i : 1 + i + count]), token_ratio(24, DEPTH)
+        )
+        tensors[f"speculator.head.{i}.weight"] = solved(before, ids[2 + i :])
+    return tensors
+
+
+@pytest.mark.parametrize("kind", ["medusa", "mlp_speculator"])
+def test_heads_that_know_the_answer(
+    kind: str, folder: Path, learnt: tuple[list[int], torch.Tensor], tmp_path: Path
+) -> None:
+    write = medusa if kind == "medusa" else mlp
+    config = None if kind == "medusa" else mlp_config(stages=DEPTH)
+    head = open_head(str(write_head(tmp_path, config, write(*learnt))), target_shape(), unheard)
+    assert head is not None and head.kind == kind
+    model = open_model(folder)
+    load_all(model, 16)
+    drafter = head.load(TargetParts(model), 64)
+    greedy = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
+    with tiny_engine(folder, "none", budget=12, width=4, more={kind: drafter}) as engine:
+        found = engine.generate(PROMPT, greedy)
+        assert [*PROMPT, *found.token_ids] == learnt[0]
+        assert found.passes == PASSES
+        other = [*PROMPT[:3], 70, 71]  # begins as the last did, and is not known
+        assert list(engine.generate(other, greedy).token_ids) == reference(folder, other, TOKENS)

@@ -1,0 +1,206 @@
+"""The files of a head: what is read of them, and what is wrong with those that are damaged or hostile."""
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from offspec.draft.heads.files import HeadFiles, open_files
+from offspec.errors import CheckpointError, DraftError, HeaderError, MissingTensorError
+from tests.draft.heads_files import (
+    MEDUSA_CONFIG,
+    Tensors,
+    medusa_tensors,
+    mlp_config,
+    mlp_tensors,
+    open_for_tiny,
+    opening_fails,
+    write_head,
+)
+
+
+def stored(path: Path) -> HeadFiles:
+    files = open_files(path, str(path))
+    assert files is not None
+    return files
+
+
+def same(files: HeadFiles, tensors: Tensors) -> bool:
+    return files.names == tensors.keys() and all(
+        torch.equal(files.read(name), tensor) and files.read(name).dtype == tensor.dtype
+        for name, tensor in tensors.items()
+    )
+
+
+@pytest.mark.parametrize(
+    "file", ["medusa_lm_head.pt", "medusa_lm_head.safetensors", "pytorch_model.bin", "x.pth"]
+)
+def test_a_folder_or_its_file_may_be_named(tmp_path: Path, file: str) -> None:
+    tensors = {name: tensor.to(torch.bfloat16) for name, tensor in medusa_tensors().items()}
+    write_head(tmp_path, MEDUSA_CONFIG, tensors, file)
+    for path in (tmp_path, tmp_path / file):
+        head = open_for_tiny(path)
+        assert head is not None and head.kind == "medusa"
+        assert stored(path).config == MEDUSA_CONFIG
+        assert same(stored(path), tensors)
+
+
+def test_a_file_needs_no_configuration(tmp_path: Path) -> None:
+    head = open_for_tiny(write_head(tmp_path, None, medusa_tensors(), "head.pt") / "head.pt")
+    assert head is not None and head.kind == "medusa"
+
+
+def test_integers_and_scalars_are_read(tmp_path: Path) -> None:
+    tensors = {"d2t": torch.arange(9), "one": torch.tensor(1.5), "none": torch.empty(0, 3)}
+    assert same(stored(write_head(tmp_path, {}, tensors)), tensors)
+
+
+def test_the_older_format_and_parameters(tmp_path: Path) -> None:
+    tensors = medusa_tensors()
+    parameters = {name: torch.nn.Parameter(tensor) for name, tensor in tensors.items()}
+    torch.save(parameters, tmp_path / "head.pt", _use_new_zipfile_serialization=False)
+    assert same(stored(tmp_path), tensors)
+    assert not stored(tmp_path).read("0.1.weight").requires_grad
+
+
+@pytest.mark.parametrize("ending", [".safetensors", ".bin"])
+def test_shards_with_an_index(tmp_path: Path, ending: str) -> None:
+    tensors = mlp_tensors()
+    names = ["model-1" + ending, "model-2" + ending]
+    place = {name: names[index % 2] for index, name in enumerate(tensors)}
+    for file in names:
+        part = {name: tensor for name, tensor in tensors.items() if place[name] == file}
+        save_file(part, tmp_path / file) if ending == ".safetensors" else torch.save(part, tmp_path / file)
+    (tmp_path / "config.json").write_text(json.dumps(mlp_config()))
+    index = "model.safetensors" if ending == ".safetensors" else "pytorch_model.bin"
+    (tmp_path / f"{index}.index.json").write_text(json.dumps({"weight_map": place}))
+    assert same(stored(tmp_path), tensors)
+    head = open_for_tiny(tmp_path)
+    assert head is not None and head.kind == "mlp_speculator"
+    (tmp_path / names[1]).unlink()
+    assert isinstance(opening_fails(tmp_path), MissingTensorError)
+
+
+@pytest.mark.parametrize("weight_map", [None, {}, [], {"a": 3}, {"a": "../model-1.bin"}])
+def test_an_index_of_pickles_that_lists_no_files(tmp_path: Path, weight_map: Any) -> None:
+    write_head(tmp_path, MEDUSA_CONFIG, medusa_tensors(), "model-1.bin")
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert isinstance(opening_fails(tmp_path), MissingTensorError)
+
+
+def test_safetensors_go_before_pickles_and_leftovers_of_training_are_left(tmp_path: Path) -> None:
+    tensors = medusa_tensors()
+    write_head(tmp_path, MEDUSA_CONFIG, {"other": torch.zeros(3)}, "medusa_lm_head.pt")
+    write_head(tmp_path, MEDUSA_CONFIG, tensors, "medusa_lm_head.safetensors")
+    assert same(stored(tmp_path), tensors)
+    (tmp_path / "medusa_lm_head.safetensors").unlink()
+    write_head(tmp_path, MEDUSA_CONFIG, tensors, "medusa_lm_head.pt")
+    for name in ("optimizer.pt", "scheduler.pt", "training_args.bin", "rng_state.pth"):
+        (tmp_path / name).write_bytes(b"?")
+    assert same(stored(tmp_path), tensors)
+    (tmp_path / "second.pt").write_bytes(b"?")
+    assert "name the one that is the head" in str(opening_fails(tmp_path))
+    assert open_for_tiny(tmp_path / "medusa_lm_head.pt") is not None
+
+
+class Hostile:
+    """What a pickle can be: unpickled by the usual loader, it makes a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Callable[..., int], tuple[str]]:
+        return os.system, (f"touch {self.file}",)
+
+
+def test_a_pickle_that_wants_to_run_code_does_not(tmp_path: Path) -> None:
+    mark = tmp_path / "it ran".replace(" ", "_")
+    content = {**medusa_tensors(1), "more": Hostile(mark)}
+    torch.save(content, tmp_path / "zipped.pt")
+    torch.save(content, tmp_path / "older.pt", _use_new_zipfile_serialization=False)
+    (tmp_path / "bare.pt").write_bytes(pickle.dumps(Hostile(mark)))
+    for file in ("zipped.pt", "older.pt", "bare.pt"):
+        error = opening_fails(tmp_path / file)
+        assert isinstance(error, DraftError)
+        assert "run code" in str(error) and "convert it to safetensors" in str(error)
+    assert not mark.exists()
+    pickle.loads((tmp_path / "bare.pt").read_bytes())  # it would have
+    assert mark.exists()
+
+
+def test_a_pickled_module_is_not_opened(tmp_path: Path) -> None:
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "module.pt")
+    assert "torch.nn.modules.linear.Linear" in str(opening_fails(tmp_path / "module.pt"))
+
+
+@pytest.mark.parametrize("content", [[torch.zeros(2)], {"a": 1}, {1: torch.zeros(2)}, torch.zeros(2)])
+def test_a_pickle_without_named_tensors(tmp_path: Path, content: Any) -> None:
+    torch.save(content, tmp_path / "list.pt")
+    assert "holds no tensors by name" in str(opening_fails(tmp_path / "list.pt"))
+
+
+def damaged(data: bytes, way: str) -> bytes:
+    return {
+        "empty": b"",
+        "a few bytes": data[:40],
+        "half": data[: len(data) // 2],
+        "its end is missing": data[:-30],
+        "text": b"<html>not found</html>" * 9,
+        "a pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n",
+    }[way]
+
+
+WAYS = ["empty", "a few bytes", "half", "its end is missing", "text", "a pointer"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["safetensors", "zip", "older"])
+def test_damaged_files(tmp_path: Path, kind: str, way: str) -> None:
+    path = tmp_path / ("head.safetensors" if kind == "safetensors" else "head.pt")
+    if kind == "safetensors":
+        save_file(medusa_tensors(), path)
+    else:
+        torch.save(medusa_tensors(), path, _use_new_zipfile_serialization=kind == "zip")
+    path.write_bytes(damaged(path.read_bytes(), way))
+    error = opening_fails(path)
+    assert isinstance(error, CheckpointError | DraftError)
+    assert "download it again" in str(error) or "git lfs pull" in str(error)
+
+
+def test_a_file_that_is_cut_short_after_it_was_opened(tmp_path: Path) -> None:
+    files = stored(write_head(tmp_path, {}, medusa_tensors()))
+    os.truncate(tmp_path / "model.safetensors", 2000)
+    with pytest.raises(CheckpointError, match="cut short at the tensor"):
+        for name in files.names:
+            files.read(name)
+
+
+def test_a_configuration_that_is_not_json(tmp_path: Path) -> None:
+    write_head(tmp_path, {}, medusa_tensors())
+    (tmp_path / "config.json").write_text("{")
+    assert isinstance(opening_fails(tmp_path), HeaderError)
+
+
+def test_the_fingerprint_follows_files_and_configuration(tmp_path: Path) -> None:
+    def fingerprint() -> str:
+        head = open_for_tiny(tmp_path)
+        assert head is not None
+        return head.fingerprint
+
+    write_head(tmp_path, MEDUSA_CONFIG, medusa_tensors(), "medusa_lm_head.pt")
+    first = fingerprint()
+    assert fingerprint() == first
+    os.utime(tmp_path / "medusa_lm_head.pt", ns=(1, 1))
+    second = fingerprint()
+    (tmp_path / "config.json").write_text(json.dumps({**MEDUSA_CONFIG, "more": 1}))
+    assert len({first, second, fingerprint()}) == 3
+    files = stored(tmp_path)
+    (tmp_path / "medusa_lm_head.pt").unlink()
+    with pytest.raises(MissingTensorError, match="is gone"):
+        _ = files.fingerprint

@@ -1,0 +1,37 @@
+"""Heads by hub id: a repository that holds one is fetched, of a model only its configuration."""
+
+import io
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+
+from tests.checkpoint.hub_standin import StandIn, serve
+from tests.checkpoint.hub_visitor import Visitor
+from tests.draft.heads_files import MEDUSA_CONFIG, medusa_tensors
+
+VISIT = """
+import json, sys
+from offspec.draft.heads.open import open_head
+from tests.draft.heads_files import target_shape
+found = {}
+for model in sys.argv[1].split():
+    head = open_head(model, target_shape(), lambda event: None)
+    found[model] = "none" if head is None else head.name
+print(json.dumps({"tensors": found}))
+"""
+
+
+def test_a_head_and_a_model(tmp_path: Path) -> None:
+    pickled = io.BytesIO()
+    torch.save(medusa_tensors(), pickled)
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2}
+    heads = {"config.json": json.dumps(MEDUSA_CONFIG).encode(), "medusa_lm_head.pt": pickled.getvalue()}
+    model = {"config.json": json.dumps(config).encode(), "model.safetensors": save({"a": torch.zeros(9)})}
+    hub = StandIn()
+    hub.repositories = {"org/heads": heads, "org/model": model, "org/bare": {"medusa_lm_head.pt": b""}}
+    with serve(hub):
+        said = Visitor(hub, tmp_path, VISIT)("org/heads org/model org/bare")
+    assert said.tensors == {"org/heads": "medusa (3 heads)", "org/model": "none", "org/bare": "none"}
+    assert sorted(hub.downloads()) == ["config.json", "config.json", "medusa_lm_head.pt"]

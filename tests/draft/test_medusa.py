@@ -1,0 +1,212 @@
+"""Medusa heads in every published layout: the same guesses as the published formula, written naively."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from offspec.candidates import Candidates, Twig
+from offspec.config import SamplingParams
+from offspec.draft.base import Features, Scorer, Wants
+from offspec.draft.heads.medusa import OpenedMedusa, recognises
+from offspec.draft.heads.medusa_drafter import MedusaDrafter
+from offspec.draft.heads.open import open_head
+from offspec.errors import DraftError
+from offspec.events import unheard
+from offspec.model.parts import TargetParts
+from offspec.sampling import LogitsProcessor
+from offspec_planners.calibrate import Calibration
+from tests.draft.asking import CALLS, Hearing, tree_below
+from tests.draft.heads_files import (
+    HIDDEN,
+    MEDUSA_CONFIG,
+    Tensors,
+    medusa_tensors,
+    target_shape,
+    vllm_names,
+    write_head,
+    write_hollow,
+)
+from tests.tiny import VOCABULARY, load_all, open_model, write_model
+
+IDS = [5, 9, 17, 33, 64]
+ROOT = len(IDS) - 1
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> TargetParts:
+    target = open_model(write_model(tmp_path_factory.mktemp("target")))
+    load_all(target, 64)
+    return TargetParts(target)
+
+
+def states(count: int, start: int = 0) -> Features:
+    torch.manual_seed(count)
+    return Features(start, torch.randn(count, HIDDEN), {})
+
+
+def naive(
+    tensors: Tensors, hidden: torch.Tensor, head: int, layers: int, output: torch.Tensor
+) -> torch.Tensor:
+    """The published formula for one head, [V]."""
+    for layer in range(layers):
+        z = tensors[f"{head}.{layer}.linear.weight"] @ hidden
+        z = z + tensors.get(f"{head}.{layer}.linear.bias", torch.zeros(HIDDEN))
+        hidden = hidden + z * torch.sigmoid(z)
+    return output @ hidden
+
+
+def open_medusa(folder: Path) -> OpenedMedusa:
+    head = open_head(str(folder), target_shape(), unheard)
+    assert isinstance(head, OpenedMedusa)
+    return head
+
+
+def heard(drafter: MedusaDrafter, features: Features) -> dict[int, torch.Tensor]:
+    """The logits of the first node of each depth that was asked for, by depth."""
+    hearing = Hearing()
+    candidates = tree_below(IDS[-1])
+    drafter.observe(features)
+    drafter.start(IDS)
+    for nodes in CALLS:
+        drafter.expand(candidates, nodes, hearing)
+    return {position - len(IDS): row for position, row in zip(hearing.positions, hearing.heard, strict=True)}
+
+
+LAYOUTS = {
+    "first version": (medusa_tensors(), "medusa_lm_head.pt", 1),
+    "first version, safetensors": (medusa_tensors(), "medusa_lm_head.safetensors", 1),
+    "two layers": (medusa_tensors(2, 2), "medusa_lm_head.pt", 2),
+    "second version": (medusa_tensors(own=False), "medusa_lm_head.safetensors", 1),
+    "no biases": (medusa_tensors(bias=False), "model.safetensors", 1),
+}
+
+
+@pytest.mark.parametrize("naming", ["plain", "medusa_head.", "medusa_heads.", "vllm"])
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+def test_each_layout_guesses_by_the_formula(
+    tmp_path: Path, parts: TargetParts, layout: str, naming: str
+) -> None:
+    tensors, file, layers = LAYOUTS[layout]
+    renamed = {("" if naming == "plain" else naming) + name: tensor for name, tensor in tensors.items()}
+    stored = vllm_names(tensors) if naming == "vllm" else renamed
+    head = open_medusa(write_head(tmp_path, MEDUSA_CONFIG, stored, file))
+    count = 1 + max(int(name.split(".")[0]) for name in tensors)
+    assert (head.kind, head.depth, head.name) == ("medusa", count, f"medusa ({count} heads)")
+    assert head.wants == Wants(last=True)
+    assert head.shares_head == (layout == "second version")
+    assert head.nbytes(999) == 4 * sum(tensor.numel() for tensor in tensors.values())
+    features = states(ROOT)
+    guessed = heard(head.load(parts, 64), features)
+    assert sorted(guessed) == list(range(min(count, 4)))
+    own = parts.project(torch.eye(HIDDEN)).T
+    for depth, logits in guessed.items():
+        output = tensors.get(f"{depth}.{layers}.weight", own)
+        expected = naive(tensors, features.last[-1], depth, layers, output)
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_every_node_of_a_depth_has_the_same_children(tmp_path: Path, parts: TargetParts) -> None:
+    drafter = open_medusa(write_head(tmp_path, None, medusa_tensors(2), "medusa_lm_head.pt")).load(parts, 8)
+    drafter.observe(states(ROOT))
+    drafter.start(IDS)
+    hearing = Hearing()
+    children = drafter.expand(tree_below(IDS[-1]), [1, 2, 3, 6], hearing)
+    assert len(hearing.heard) == 1
+    assert (children.token[0] == children.token[1]).all()
+    assert (children.log_prob[0] == children.log_prob[1]).all() and children.log_prob[0, 0] > -20
+    assert (children.log_prob[2:] == -torch.inf).all()  # no head guesses below depth 2
+
+
+def test_penalties_tell_paths_apart(tmp_path: Path, parts: TargetParts) -> None:
+    drafter = open_medusa(write_head(tmp_path, None, medusa_tensors(2), "medusa_lm_head.pt")).load(parts, 8)
+    drafter.observe(states(ROOT))
+    drafter.start(IDS)
+    said, other, third, _ = drafter.expand(tree_below(IDS[-1]), [1], Hearing()).token[0].tolist()
+    candidates = Candidates(IDS[-1])
+    candidates.graft(0, Twig([-1, -1], [said, other], [-1.0, -1.0]), source=0)
+    processor = LogitsProcessor(SamplingParams(temperature=0, presence_penalty=0.5), VOCABULARY, [])
+    children = drafter.expand(candidates, [1, 2], Scorer(processor, None, Calibration()))
+    first, second = (
+        dict(zip(tokens, scores, strict=True))
+        for tokens, scores in zip(children.token.tolist(), children.x.tolist(), strict=True)
+    )
+    fallen = (second[said] - second[third]) - (first[said] - first[third])
+    assert fallen == pytest.approx(0.5, abs=1e-4)
+
+
+def test_without_the_state_before_the_root_it_guesses_nothing(tmp_path: Path, parts: TargetParts) -> None:
+    drafter = open_medusa(write_head(tmp_path, None, medusa_tensors(), "medusa_lm_head.pt")).load(parts, 8)
+    candidates = tree_below(IDS[-1])
+
+    def guesses() -> int:
+        drafter.start(IDS)
+        return int(drafter.expand(candidates, [0], Hearing()).token.shape[1])
+
+    assert guesses() == 0
+    drafter.observe(states(ROOT - 1))
+    assert guesses() == 0  # of an earlier position
+    drafter.observe(states(1, ROOT - 1))
+    assert guesses() == 4
+    drafter.rewind(ROOT)
+    assert guesses() == 4
+    drafter.rewind(ROOT - 1)
+    assert guesses() == 0
+
+
+def test_one_output_for_all_heads_and_a_map_of_tokens(tmp_path: Path, parts: TargetParts) -> None:
+    tensors = vllm_names(medusa_tensors(rows=20))
+    kept = torch.randperm(VOCABULARY)[:20]
+    stored = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if name not in ("lm_heads.1.weight", "lm_heads.2.weight")
+    }
+    config = {"model_type": "medusa", "original_lm_head": True, "truncated_vocab_size": 20}
+    head = open_medusa(write_head(tmp_path, config, {**stored, "token_map": kept}))
+    features = states(ROOT)
+    guessed = heard(head.load(parts, 8), features)
+    for depth, logits in guessed.items():
+        expected = naive(medusa_tensors(rows=20), features.last[-1], depth, 1, tensors["lm_heads.0.weight"])
+        torch.testing.assert_close(logits[kept], expected, rtol=1e-4, atol=1e-4)
+        assert int(torch.isfinite(logits).sum()) == 20
+
+
+def test_a_map_to_tokens_that_are_not_there(tmp_path: Path, parts: TargetParts) -> None:
+    tensors = {**vllm_names(medusa_tensors(rows=20)), "token_map": torch.arange(20) + VOCABULARY - 19}
+    head = open_medusa(write_head(tmp_path, {"model_type": "medusa"}, tensors))
+    with pytest.raises(DraftError, match="does not have"):
+        head.load(parts, 8)
+
+
+def test_heads_inside_a_whole_model(tmp_path: Path) -> None:
+    """As in FasterDecoding/medusa-1.0-zephyr-7b-beta."""
+    model = {"model.embed_tokens.weight": torch.zeros(4, 4), "model.norm.weight": torch.zeros(4)}
+    heads = {f"medusa_head.{name}": tensor for name, tensor in medusa_tensors(5).items()}
+    config = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "medusa_num_heads": 5}
+    head = open_medusa(write_head(tmp_path, config, {**model, **heads}))
+    assert head.depth == 5
+    assert head.nbytes(0) == 4 * sum(tensor.numel() for tensor in heads.values())
+
+
+def test_the_published_head_opens(tmp_path: Path) -> None:
+    """By its configuration and shapes. It has more heads than it says."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for i in range(5):
+        shapes |= {f"{i}.0.linear.weight": (4096, 4096), f"{i}.0.linear.bias": (4096,)}
+        shapes |= {f"{i}.1.weight": (32000, 4096)}
+    folder = write_hollow(tmp_path, MEDUSA_CONFIG, shapes)
+    head = open_head(str(folder), target_shape(4096, 32000), unheard)
+    assert head is not None and head.name == "medusa (5 heads)"
+
+
+def test_recognised_by_either() -> None:
+    assert recognises(MEDUSA_CONFIG, [])
+    assert recognises({}, ["0.0.linear.weight"])
+    assert not recognises({"model_type": "llama"}, ["model.layers.0.mlp.up_proj.weight", "lm_head.weight"])
+
+
+def test_weights_are_cast_to_the_targets_dtype(tmp_path: Path, parts: TargetParts) -> None:
+    halves = {name: tensor.half() for name, tensor in medusa_tensors().items()}
+    drafter = open_medusa(write_head(tmp_path, None, halves, "medusa_lm_head.pt")).load(parts, 8)
+    assert set(heard(drafter, states(ROOT))) == {0, 1, 2}
