@@ -14,7 +14,7 @@ from offspec_kernels.sight import Sight
 from offspec_kernels.tree_attention import tree_attention
 
 NAME = "offspec_tree"
-_UNSAID = "not said"
+UNSAID = "not said"
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ def attend_tree(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    sliding_window: int | str | None = _UNSAID,
+    sliding_window: int | str | None = UNSAID,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     tree: TreeContext | None = None,
@@ -94,7 +94,7 @@ def attend_tree(
         value,
         tree.sight(end - rows, end),
         scale=scaling,
-        window=_window(module) if isinstance(sliding_window, str) else sliding_window,
+        window=window_of(module) if isinstance(sliding_window, str) else sliding_window,
         softcap=softcap,
         sinks=s_aux,
         out=out.transpose(1, 2),
@@ -102,7 +102,7 @@ def attend_tree(
     return out, None
 
 
-def _window(module: torch.nn.Module) -> int | None:
+def window_of(module: torch.nn.Module) -> int | None:
     """The window of a layer that leaves it to its mask: what the configuration says."""
     config: Any = getattr(module, "config", None)
     kinds, index = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)

@@ -49,6 +49,11 @@ class LayerFeeder:
         self.shape = ReadShape()
 
     @property
+    def resident(self) -> tuple[int, ...]:
+        """Layers that have their weights at all times, and may run outside their turn."""
+        return tuple(self._placement.resident)
+
+    @property
     def bytes_streamed(self) -> int:
         """Bytes read from disk for streamed units so far, those read ahead included."""
         return self._stream.bytes_read if self._stream else 0

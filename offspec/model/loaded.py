@@ -219,6 +219,11 @@ class LoadedModel:
         return self._feeder is not None
 
     @property
+    def resident_layers(self) -> tuple[int, ...]:
+        """Layers that have their weights between passes, too."""
+        return self._feeder.resident if self._feeder else ()
+
+    @property
     def bytes_streamed(self) -> int:
         return self._feeder.bytes_streamed if self._feeder else 0
 

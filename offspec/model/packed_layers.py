@@ -55,6 +55,11 @@ class PackedLayers:
         self._unpackers: list[ModuleUnpacker] = []
         self._scratch: Scratch | None = None
 
+    @property
+    def resident(self) -> tuple[int, ...]:
+        """Layers that have their weights at all times: all that are loaded."""
+        return tuple(range(self._loaded))
+
     def enter(self, layer: int) -> None:
         if layer == 0 and self._scratch is not None:
             self._scratch.taken = 0  # Ctrl-C may have broken the pass before off

@@ -84,13 +84,20 @@ def build_skeleton(folder: Path, dtype: torch.dtype) -> Skeleton:
 
     Raises UnsupportedModelError, by the family's name, for what cannot be streamed or branched.
     """
-    from accelerate import init_empty_weights
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # config.json is a stranger's file, checked by many hands
         raise UnsupportedModelError(_first_line(f"config.json cannot be used: {error}")) from error
+    return skeleton_of(config, dtype)
+
+
+def skeleton_of(config: Any, dtype: torch.dtype) -> Skeleton:
+    """The same of a configuration as transformers reads it, which loses what it says of quantised weights."""
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
     _refuse(config)
     _forget_quantisation(config)
     register()

@@ -1,0 +1,116 @@
+"""Drafting with those of the target's own layers that stay in memory, past those that stream.
+
+Self-speculation by skipping layers (Draft & Verify: Zhang et al. 2023, arXiv 2309.08168), and by leaving
+early where the layers that stay are the first ones (LayerSkip: Elhoushi et al. 2024, arXiv 2404.16710). What
+leaves the last of them goes through the target's final norm and head. It has no weights of its own, and
+guesses well only where few layers stream, or where the target was trained for it.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from offspec.draft.lm import LMDrafter
+from offspec.errors import DraftError
+from offspec.model.cache import KeysAndValues, TreeCache
+from offspec.model.loaded import LoadedModel
+from offspec.model.runner import TreeModel
+from offspec.model.skeleton import Skeleton
+
+
+class EarlyExitDrafter(LMDrafter):
+    """An `LMDrafter` over some layers of a loaded target. rows: positions that its cache begins with.
+
+    Keys and values that the target has committed take the place of its own, as `LMDrafter` has it. It is
+    closed before the target. Raises DraftError where no layer stays in memory, or where the head streams.
+    """
+
+    def __init__(self, target: LoadedModel, rows: int) -> None:
+        total = len(target.layers)
+        used = _usable(total, target.resident_layers, target.tree_model.streams_head)
+        model = _SomeLayers(target.tree_model, used, rows)
+        name = f"early-exit ({len(used)} of {total} layers)"
+        super().__init__(name, model, target.device, model.close, target.tree_model.cache)
+
+
+def _usable(total: int, resident: Sequence[int], streams_head: bool) -> tuple[int, ...]:
+    """Which of a target's layers to draft with: those that stay on the device, or half of them if all do.
+
+    Raises DraftError where that is not possible.
+    """
+    if streams_head:
+        raise DraftError(
+            "early-exit drafts with the target's head, which has no room to stay in memory: give more "
+            "memory, or use another --draft"
+        )
+    if not resident:
+        raise DraftError(
+            "early-exit drafts with the layers of the target that stay in memory, and none has room to: "
+            "give more memory, or use another --draft"
+        )
+    used = tuple(sorted(resident))
+    return used if len(used) < total else used[: max(total // 2, 1)]
+
+
+class _SomeLayers(TreeModel):
+    """A target whose layers hand on what they are given, but for the used ones.
+
+    It is made of twins: modules that share every part with the target's, but not the forward that was put
+    around those to feed and to watch them. So neither notices when the other runs; the layers that are used
+    have their weights at all times. All layers keep their places, since families look up by number which
+    mask and which positions a layer is to have.
+    """
+
+    def __init__(self, target: TreeModel, used: Sequence[int], rows: int) -> None:
+        cache = _SomeRows(len(target.skeleton.layers), rows, used)
+        super().__init__(_twins(target.skeleton, used), cache, chunk=target.chunk)
+
+    def close(self) -> None:
+        """Let go of the cache."""
+        self.cache = TreeCache(0, 0)
+
+
+class _SomeRows(TreeCache):
+    """A cache whose layers hold nothing but for the used ones."""
+
+    def __init__(self, layers: int, capacity: int, used: Sequence[int]) -> None:
+        super().__init__(layers, capacity)
+        self._used = frozenset(used)
+
+    def adopt(self, start: int, layers: Sequence[KeysAndValues | None]) -> None:
+        super().adopt(start, [found if i in self._used else None for i, found in enumerate(layers)])
+        self.rewind(self.length)  # the empty layers count along
+
+
+def _twins(skeleton: Skeleton, used: Sequence[int]) -> Skeleton:
+    """The skeleton with a model of its own, in which all layers but the used ones do nothing."""
+    layers = torch.nn.ModuleList(_twin(layer) for layer in skeleton.layers)
+    for index, layer in enumerate(layers):
+        if index not in used:
+            layer.forward = _hand_on
+    model = _twin_with(skeleton.model, skeleton.layers_prefix.split("."), layers)
+    decoder = model.get_submodule(skeleton.layers_prefix.rpartition(".")[0])
+    return replace(skeleton, model=model, decoder=decoder, layers=layers)
+
+
+def _twin_with(module: Any, path: Sequence[str], part: torch.nn.Module) -> Any:
+    """A twin of a module that has another part at this path, and twins on the way there."""
+    if not path:
+        return part
+    twin = _twin(module)
+    twin._modules = {**module._modules, path[0]: _twin_with(module._modules[path[0]], path[1:], part)}
+    return twin
+
+
+def _twin(module: Any) -> Any:
+    """A module with the same parts and the forward of its class."""
+    twin = copy.copy(module)
+    twin.__dict__.pop("forward", None)
+    return twin
+
+
+def _hand_on(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return hidden

@@ -1,0 +1,64 @@
+"""Asking a drafter by itself, without a tree that grows: what it says of nodes that a test made up."""
+
+from collections.abc import Sequence
+
+import torch
+
+from offspec.candidates import Candidates, Twig
+from offspec.config import SamplingParams
+from offspec.draft.base import Children, Drafter, Scorer
+from offspec.sampling import LogitsProcessor
+from offspec_planners.calibrate import Calibration
+from tests.tiny import VOCABULARY
+
+# Below the root (node 0): a fork, a chain of three, and a fork deeper down.
+PARENTS = (0, 0, 1, 3, 3, 2)
+TOKENS = (7, 30, 41, 5, 88, 12)
+CALLS = ([0], [1, 2], [3, 4, 5], [6])  # as a tree grows
+CHAINS = ([0, 1, 3, 4], [2, 5, 6])  # a parent and its child in one call
+
+
+class Hearing(Scorer):
+    """Keeps the logits that it is given, and the absolute positions of the children."""
+
+    def __init__(self) -> None:
+        super().__init__(LogitsProcessor(SamplingParams(), VOCABULARY, []), None, Calibration(), children=4)
+        self.heard: list[torch.Tensor] = []
+        self.positions: list[int] = []
+
+    def children(
+        self,
+        logits: torch.Tensor,
+        paths: Sequence[Sequence[int]],
+        positions: Sequence[int],
+        depths: Sequence[int] = (0,),
+    ) -> Children:
+        self.heard += logits.clone()
+        self.positions += positions
+        return super().children(logits, paths, positions, depths)
+
+
+def tree_below(token: int) -> Candidates:
+    """Nodes 1 to 6 below a root with this token, in the shape above."""
+    candidates = Candidates(token)
+    twig = Twig([parent - 1 for parent in PARENTS], TOKENS, [-1.0] * len(TOKENS))
+    candidates.graft(0, twig, source=0)
+    return candidates
+
+
+@torch.no_grad()
+def ask(drafter: Drafter, ids: Sequence[int], calls: Sequence[Sequence[int]] = CALLS) -> torch.Tensor:
+    """Logits [7, V] at every node of the tree below the last of the ids, in the order of the nodes."""
+    candidates, hearing = tree_below(ids[-1]), Hearing()
+    drafter.start(ids)
+    for nodes in calls:
+        drafter.expand(candidates, list(nodes), hearing)
+    asked = [node for nodes in calls for node in nodes]
+    assert hearing.positions == [len(ids) + int(candidates.depth[node]) for node in asked]
+    return torch.stack([logits for _, logits in sorted(zip(asked, hearing.heard, strict=True))])
+
+
+def paths() -> list[list[int]]:
+    """The tokens below the root that lead to each node."""
+    candidates = tree_below(0)
+    return [candidates.path_tokens(node) for node in range(candidates.count)]

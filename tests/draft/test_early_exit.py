@@ -1,0 +1,223 @@
+"""Drafting with the layers that stay: the same as a naive run of them alone, and unseen by the target."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from offspec.draft.early_exit import EarlyExitDrafter
+from offspec.errors import DraftError
+from offspec.model.attention import TreeContext
+from offspec.model.cache import TreeCache
+from offspec.model.loaded import LoadedModel
+from offspec_planners.placement import Placement, Tier
+from tests.draft.asking import CALLS, CHAINS, ask, paths
+from tests.packed import packed_checkpoint, to_grouped
+from tests.tiny import nothing, open_model, write_model
+
+IDS = [5, 9, 17, 33, 64, 20, 21, 22, 9]
+USED = (0, 2)
+
+
+def load(folder: Path, resident: Sequence[int] = USED, slots: int = 1) -> LoadedModel:
+    target = open_model(folder)
+    target.load(Placement.in_memory(len(target.layers), resident, slots), 64, nothing)
+    return target
+
+
+def naive_model(folder: Path, used: Sequence[int] = USED) -> Any:
+    """transformers' own model, whose other layers do nothing while `skips` is set."""
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    model.skips = True
+    stack = next(m for m in model.get_decoder().children() if isinstance(m, torch.nn.ModuleList))
+    for index, layer in enumerate(stack):
+        if index not in used:
+            layer.forward = _skipping(model, layer.forward)
+    return model
+
+
+def _skipping(model: Any, forward: Any) -> Any:
+    return lambda hidden, *args, **kwargs: hidden if model.skips else forward(hidden, *args, **kwargs)
+
+
+@torch.no_grad()
+def naive(model: Any, ids: Sequence[int]) -> torch.Tensor:
+    """Logits [7, V] at the nodes of the tree below the last of the ids, each path by itself."""
+    return torch.stack([model(torch.tensor([[*ids, *path]])).logits[0, -1] for path in paths()])
+
+
+@torch.no_grad()
+def naive_behind_all_layers(model: Any, ids: Sequence[int]) -> torch.Tensor:
+    """The same, where all before the root was seen by all layers."""
+    rows = []
+    for path in paths():
+        cache = DynamicCache(config=model.config)
+        model.skips = False
+        model(torch.tensor([ids[:-1]]), past_key_values=cache, use_cache=True)
+        model.skips = True
+        tokens = torch.tensor([[ids[-1], *path]])
+        # One by one: the lengths of the layers that are skipped stay behind.
+        for position, token in enumerate(tokens[0], len(ids) - 1):
+            out = model(
+                token[None, None],
+                past_key_values=cache,
+                use_cache=True,
+                position_ids=torch.tensor([[position]]),
+            )
+        rows.append(out.logits[0, -1])
+    return torch.stack(rows)
+
+
+@torch.no_grad()
+def run_target(target: LoadedModel, ids: Sequence[int], commit: bool = False) -> torch.Tensor:
+    """Final states of the ids behind the target's cache, which are committed or dropped."""
+    model, start = target.tree_model, target.tree_model.cache.length
+    context = TreeContext(
+        start, torch.arange(start, len(ids)), len(ids) - start, torch.zeros(0, 0, dtype=torch.bool)
+    )
+    states = model.hidden(torch.tensor(ids[start:]), context)
+    if commit:
+        model.cache.commit(len(ids) - start, [])
+    else:
+        model.cache.rewind(start)
+    return states
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "mixtral", "cohere2", "opt", "phi"]
+)
+def test_what_is_said_is_what_the_layers_that_stay_say(family: str, tmp_path: Path) -> None:
+    """Layer 1 of 3 streams. Positions, windows and caps are those of the places that layers have."""
+    target = load(write_model(tmp_path / "model", family))
+    drafter = EarlyExitDrafter(target, 64)
+    model = naive_model(tmp_path / "model")
+    assert drafter.name == "early-exit (2 of 3 layers)" and not drafter.wants
+    longer, other = [*IDS, 7, 41, 70], [*IDS[:4], 50, 51, 52]
+    expected = [naive(model, ids) for ids in (IDS, longer, other)]
+    for calls in (CALLS, CHAINS):
+        torch.testing.assert_close(ask(drafter, IDS, calls), expected[0], rtol=1e-4, atol=1e-4)
+        drafter.commit([0, 1, 3])
+        torch.testing.assert_close(ask(drafter, longer, calls), expected[1], rtol=1e-4, atol=1e-4)
+        drafter.rewind(4)
+        torch.testing.assert_close(ask(drafter, other, calls), expected[2], rtol=1e-4, atol=1e-4)
+        drafter.rewind(0)
+    drafter.close()
+    target.close()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "opt"])
+def test_what_the_target_committed_is_taken_over(family: str, tmp_path: Path) -> None:
+    target = load(write_model(tmp_path / "model", family))
+    drafter = EarlyExitDrafter(target, 16)
+    model = naive_model(tmp_path / "model")
+    ask(drafter, IDS[:5])
+    drafter.commit([0])
+    run_target(target, IDS[:-1], commit=True)
+    drafter.adopt()
+    torch.testing.assert_close(ask(drafter, IDS), naive_behind_all_layers(model, IDS), rtol=1e-4, atol=1e-4)
+    mine = drafter._model.cache
+    assert isinstance(mine, TreeCache)
+    for index, (kept, its) in enumerate(
+        zip(mine.committed(0), target.tree_model.cache.committed(0), strict=True)
+    ):
+        assert (kept is not None) == (index in USED), "what is skipped takes no memory"
+        if kept is not None and its is not None:
+            assert torch.equal(kept[0], its[0]) and torch.equal(kept[1], its[1])
+    target.tree_model.cache.rewind(6)
+    drafter.rewind(6)
+    other = [*IDS[:6], 60, 61]
+    run_target(target, other[:-1], commit=True)
+    drafter.adopt()
+    torch.testing.assert_close(
+        ask(drafter, other), naive_behind_all_layers(model, other), rtol=1e-4, atol=1e-4
+    )
+    drafter.close()
+    target.close()
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_the_target_says_the_same_with_a_drafter_beside_it(slots: int, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", num_hidden_layers=5)
+    alone, watched = load(folder, (1, 3), slots), load(folder, (1, 3), slots)
+    drafter = EarlyExitDrafter(watched, 64)
+    heard: list[int] = []
+    for length in (5, 6, 9):
+        ids = [*IDS, 40][:length]
+        watched.tree_model.on_layer = heard.append
+        ask(drafter, ids)
+        assert not heard, "nobody is told of a pass while a tree grows"
+        assert torch.equal(run_target(watched, ids, commit=True), run_target(alone, ids, commit=True))
+        assert heard == [1, 2, 3, 4, 5]
+        heard.clear()
+        drafter.adopt()
+    for mine, its in zip(
+        watched.tree_model.cache.committed(0), alone.tree_model.cache.committed(0), strict=True
+    ):
+        assert mine is not None and its is not None
+        assert torch.equal(mine[0], its[0]) and torch.equal(mine[1], its[1])
+    drafter.close()
+    assert torch.equal(run_target(watched, [*IDS, 3]), run_target(alone, [*IDS, 3]))
+    alone.close()
+    watched.close()
+
+
+def test_a_break_between_layers_leaves_both_usable(tmp_path: Path) -> None:
+    target = load(write_model(tmp_path / "model"))
+    drafter = EarlyExitDrafter(target, 64)
+    before, expected = ask(drafter, IDS), run_target(target, IDS)
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    drafter.between = stop
+    with pytest.raises(KeyboardInterrupt):
+        ask(drafter, IDS)
+    drafter.between = None
+    assert torch.equal(ask(drafter, IDS), before)
+    assert torch.equal(run_target(target, IDS), expected)
+    target.close()
+
+
+def test_layers_that_are_packed_are_unpacked_as_they_run(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "model", hidden_size=64, intermediate_size=64, head_dim=16)
+    checkpoint, dense = packed_checkpoint(source, tmp_path / "packed", to_grouped(4))
+    target = LoadedModel(checkpoint.folder, checkpoint.tensors, torch.float32, torch.device("cpu"))
+    target.load(Placement.in_memory(3, USED, 1), 64, nothing)
+    assert target.is_packed
+    drafter = EarlyExitDrafter(target, 64)
+    expected = run_target(target, IDS)
+    torch.testing.assert_close(ask(drafter, IDS), naive(naive_model(dense), IDS), rtol=1e-4, atol=1e-4)
+    assert torch.equal(run_target(target, IDS), expected)
+    drafter.close()
+    target.close()
+
+
+def test_half_of_the_layers_where_all_stay(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", num_hidden_layers=5)
+    target = load(folder, range(5))
+    drafter = EarlyExitDrafter(target, 64)
+    assert drafter.name == "early-exit (2 of 5 layers)"
+    before = ask(drafter, IDS)
+    torch.testing.assert_close(before, naive(naive_model(folder, (0, 1)), IDS), rtol=1e-4, atol=1e-4)
+    run_target(target, IDS[:-1], commit=True)
+    drafter.adopt()
+    torch.testing.assert_close(ask(drafter, IDS), before, rtol=1e-4, atol=1e-4)
+    target.close()
+
+
+def test_nothing_to_draft_with(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    target = load(folder, ())
+    with pytest.raises(DraftError, match="none has room to: give more memory"):
+        EarlyExitDrafter(target, 64)
+    target.close()
+    target = open_model(folder)
+    target.load(Placement((Tier.DEVICE, Tier.DISK, Tier.DISK), 2, 0, Tier.DISK), 64, nothing)
+    with pytest.raises(DraftError, match="the target's head, which has no room"):
+        EarlyExitDrafter(target, 64)
+    target.close()

@@ -1,0 +1,64 @@
+"""What is learnt of matches."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+
+import pytest
+
+from offspec.draft.matches import BUCKETS, Matches, bucket
+
+LENGTHS = (1, 2, 3, 4, 5, 7, 11, 17)
+SHARES = ((1, 1), (1, 2), (1, 4), (1, 9), (2, 2), (2, 3), (2, 7), (2, 50), (8, 8), (8, 9), (8, 30), (8, 99))
+
+
+def test_each_case_has_a_bucket_of_its_own() -> None:
+    cases = product(LENGTHS, SHARES, (True, False))
+    found = [bucket(length, count, total, longest) for length, (count, total), longest in cases]
+    assert sorted(found) == list(range(BUCKETS))
+
+
+@pytest.mark.parametrize(
+    "alike", [((5, 1, 1), (6, 1, 1)), ((17, 2, 2), (900, 3, 3)), ((2, 4, 40), (2, 9, 99))]
+)
+def test_cases_that_are_much_alike_share_one(alike: tuple[tuple[int, int, int], ...]) -> None:
+    assert len({bucket(*case, True) for case in alike}) == 1
+
+
+def test_before_anything_is_seen_longer_and_surer_matches_are_believed_more() -> None:
+    matches = Matches()
+    by_length = [matches.probability(bucket(length, 1, 1, True)) for length in LENGTHS]
+    assert by_length == sorted(by_length) and 0.0 < by_length[0] < 0.5 and 0.9 < by_length[-1] < 1.0
+    by_share = [matches.probability(bucket(4, 2, total, True)) for total in (2, 3, 7, 50)]
+    assert by_share == sorted(by_share, reverse=True)
+    by_count = [matches.probability(bucket(4, count, count, True)) for count in (1, 2, 8)]
+    assert by_count == sorted(by_count)
+
+
+@pytest.mark.parametrize("truth", [0.05, 0.5, 0.9])
+def test_what_is_learnt_comes_near_the_truth(truth: float) -> None:
+    rng, matches = random.Random(4), Matches()
+    one, other = bucket(3, 1, 1, True), bucket(9, 1, 1, True)
+    untouched = matches.probability(other)
+    found = []
+    for turn in range(1500):
+        matches.learn(one, rng.random() < truth)
+        matches.end_pass()
+        if turn > 500:
+            found.append(matches.probability(one))
+    assert sum(found) / len(found) == pytest.approx(truth, abs=0.04)
+    assert matches.probability(other) == pytest.approx(untouched)
+
+
+def test_what_changes_is_learnt_anew_and_what_is_not_seen_fades() -> None:
+    matches, index = Matches(), bucket(1, 1, 1, True)
+    prior = matches.probability(index)
+    for hit in (True, False):
+        for _ in range(1000):
+            matches.learn(index, hit)
+            matches.end_pass()
+        assert matches.probability(index) == pytest.approx(float(hit), abs=0.03)
+    for _ in range(3000):
+        matches.end_pass()
+    assert matches.probability(index) == pytest.approx(prior, abs=1e-3)

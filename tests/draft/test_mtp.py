@@ -1,0 +1,163 @@
+"""MTP modules in their published layouts: the same as a naive run of every path, without a cache."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from offspec.checkpoint import open_checkpoint
+from offspec.checkpoint.tensors import PackedInfo
+from offspec.draft.base import Drafter, Features, Wants
+from offspec.draft.heads.base import TargetShape
+from offspec.draft.heads.mtp import OpenedMtp, open_mtp
+from offspec.errors import DraftError
+from offspec.model.attention import TreeContext
+from offspec.model.loaded import LoadedModel
+from offspec.model.parts import TargetParts
+from tests.draft.asking import CALLS, CHAINS, ask
+from tests.draft.mtp_files import CASES, LAYERS, Naive, write_with_mtp
+from tests.packed import packed_checkpoint, to_grouped
+from tests.tiny import load_all, open_model, write_model
+
+IDS = [5, 9, 17, 33, 64, 20, 21, 22, 9]
+
+
+def shape_of(target: LoadedModel) -> TargetShape:
+    return TargetShape(
+        "model",
+        target.skeleton.config.hidden_size,
+        target.skeleton.vocab_size,
+        len(target.layers),
+        target.dtype,
+        target.device,
+        target.skeleton.config,
+    )
+
+
+@torch.no_grad()
+def run(target: LoadedModel, ids: Sequence[int]) -> torch.Tensor:
+    """Its final states [n, H]; its cache is left empty."""
+    context = TreeContext.chain(len(ids), target.device)
+    states = target.tree_model.hidden(torch.tensor(ids), context)
+    target.tree_model.cache.rewind(0)
+    return states
+
+
+def opened(folder: Path) -> tuple[OpenedMtp, LoadedModel]:
+    target = open_model(folder)
+    load_all(target, 64)
+    run(target, IDS)  # as always before there are features
+    head = open_mtp(open_checkpoint(str(folder)), shape_of(target))
+    assert head is not None
+    return head, target
+
+
+def observe(drafter: Drafter, states: torch.Tensor, start: int) -> None:
+    drafter.observe(Features(start, states[start:], {}))
+
+
+@pytest.mark.parametrize(("layout", "family", "overrides"), CASES, ids=[f"{c[0]}-{c[1]}" for c in CASES])
+def test_guesses_are_those_of_the_published_formulas(
+    layout: str, family: str, overrides: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = write_with_mtp(tmp_path / "model", layout, family, overrides)
+    head, target = opened(folder)
+    assert (head.kind, head.wants, head.shares_head, head.depth) == ("mtp", Wants(last=True), True, None)
+    naive, drafter = Naive(folder, layout), head.load(TargetParts(target), 16)
+    with torch.no_grad():
+        for calls in (CALLS, CHAINS):
+            observe(drafter, naive.features(IDS[:-1]), 0)
+            torch.testing.assert_close(ask(drafter, IDS, calls), naive(IDS), rtol=1e-4, atol=1e-4)
+            drafter.commit([0, 1, 3])
+            longer = [*IDS, 7, 41, 70]
+            observe(drafter, naive.features(longer[:-1]), len(IDS) - 1)
+            torch.testing.assert_close(ask(drafter, longer, calls), naive(longer), rtol=1e-4, atol=1e-4)
+            drafter.rewind(4)
+            other = [*IDS[:4], 50, 51, 52]
+            observe(drafter, naive.features(other[:-1]), 4)
+            torch.testing.assert_close(ask(drafter, other, calls), naive(other), rtol=1e-4, atol=1e-4)
+            drafter.rewind(0)
+    drafter.close()
+    target.close()
+
+
+@pytest.mark.parametrize(("layout", "family", "overrides"), CASES[:2], ids=["dense", "experts"])
+def test_the_target_does_not_mind_the_module_behind_its_layers(
+    layout: str, family: str, overrides: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = write_with_mtp(tmp_path / "model", layout, family, overrides)
+    target = open_model(folder)
+    assert len(target.layers) == LAYERS
+    load_all(target, 64)
+    with torch.no_grad():
+        expected = Naive(folder, layout).features(IDS)
+    torch.testing.assert_close(run(target, IDS), expected, rtol=1e-4, atol=1e-4)
+    target.close()
+
+
+def test_a_packed_module_is_unpacked_as_it_is_loaded(tmp_path: Path) -> None:
+    """Beside a packed target, as in a checkpoint quantised as a whole."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
+    source = write_with_mtp(tmp_path / "model", "deepseek", "llama", sizes)
+    packed, dense = packed_checkpoint(source, tmp_path / "packed", to_grouped(4))
+    said = []
+    for checkpoint in (packed, open_checkpoint(str(dense))):
+        target = LoadedModel(checkpoint.folder, checkpoint.tensors, torch.float32, torch.device("cpu"))
+        load_all(target, 64)
+        states = run(target, IDS[:-1])
+        head = open_mtp(checkpoint, shape_of(target))
+        assert head is not None
+        assert any(isinstance(weight, PackedInfo) for weight in head.tensors.values()) == target.is_packed
+        drafter = head.load(TargetParts(target), 16)
+        observe(drafter, states, 0)
+        said.append(ask(drafter, IDS))
+        drafter.close()
+        target.close()
+    torch.testing.assert_close(*said, rtol=1e-4, atol=1e-4)
+
+
+def test_what_it_takes_is_known_before_it_is_loaded(tmp_path: Path) -> None:
+    folder = write_with_mtp(tmp_path / "model", "mimo", "qwen2", {})
+    head, target = opened(folder)
+    size = sum(
+        tensor.numel() * 4
+        for name, tensor in load_file(folder / "model.safetensors").items()
+        if "mtp_layers" in name
+    )
+    kv, state = 2 * 2 * 8 * 4, 32 * 4  # a position: keys and values of two heads of 8, and a state
+    assert head.nbytes(10) - head.nbytes(0) == 10 * (kv + state)
+    assert size <= head.nbytes(0) < size + 2 * 4096 + 4096
+    target.close()
+
+
+def test_there_is_none_in_an_ordinary_checkpoint(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    target = open_model(folder)
+    assert open_mtp(open_checkpoint(str(folder)), shape_of(target)) is None
+    target.close()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda tensors: tensors.pop("model.mtp_layers.0.mlp.up_proj.weight"), "lacks layers.0.mlp.up_proj"),
+        (
+            lambda tensors: tensors.update({"model.mtp_layers.0.input_proj.weight": torch.zeros(32, 32)}),
+            "has shape",
+        ),
+    ],
+    ids=["a part is missing", "of another shape"],
+)
+def test_what_cannot_be_run_is_refused_in_one_line(spoil: Any, reason: str, tmp_path: Path) -> None:
+    folder = write_with_mtp(tmp_path / "model", "mimo", "qwen2", {})
+    tensors = load_file(folder / "model.safetensors")
+    spoil(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    target = open_model(folder)
+    with pytest.raises(DraftError, match=reason) as caught:
+        open_mtp(open_checkpoint(str(folder)), shape_of(target))
+    assert "the MTP module of model cannot be run" in str(caught.value) and "\n" not in str(caught.value)
+    target.close()
