@@ -5,13 +5,17 @@ from dataclasses import replace
 import torch
 
 from offspec import memory
-from offspec.assemble import Opened, draft_print
-from offspec.config import EngineConfig
+from offspec.checkpoint.shapes import known_config
+from offspec.config import AUTO, EARLY_EXIT, LOOKUPS, MTP, NONE, SUBSTITUTE, EngineConfig
+from offspec.drafts import Drafts, substitute_print
 from offspec.draw_up import make_plan, typical_substitute
 from offspec.errors import CapacityError, CheckpointError, RequestError
-from offspec.fit import WIDEST, Fit
+from offspec.fit import Fit
 from offspec.model.loaded import LoadedModel
+from offspec.needs import WIDEST
+from offspec.opened import Opened
 from offspec.outline import imagine, sizes_of
+from offspec.well_known import known_drafts
 from offspec_planners.calibrate import typical
 from offspec_planners.cost import Estimate
 from offspec_planners.hardware import Hardware
@@ -20,16 +24,6 @@ from offspec_planners.plan import Plan
 _MOST_NODES = 1024
 _FREE = 0.9  # of a machine's RAM, where nobody says how much may be used
 _FREE_DEVICE = 0.95
-# Small siblings of well-known targets, the largest first.
-_SIBLINGS = (
-    ("meta-llama/Llama-3", ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.2-1B-Instruct")),
-    ("meta-llama/Llama-2", ("meta-llama/Llama-2-7b-chat-hf",)),
-    (
-        "Qwen/Qwen2.5",
-        ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct"),
-    ),
-    ("Qwen/Qwen3", ("Qwen/Qwen3-8B", "Qwen/Qwen3-1.7B", "Qwen/Qwen3-0.6B")),
-)
 
 
 def plan_elsewhere(config: EngineConfig, hardware: Hardware) -> Plan:
@@ -56,22 +50,15 @@ def plan_elsewhere(config: EngineConfig, hardware: Hardware) -> Plan:
 
 def _drafts(config: EngineConfig) -> list[EngineConfig]:
     """What might draft, and nobody. Of what is equally fast the first is taken."""
-    if config.draft != "auto":
+    if config.draft != AUTO:
         return [config]
-    names = ["none", "auto"]
-    for family, siblings in _SIBLINGS:
-        if config.model.startswith(family):
-            names += siblings[siblings.index(config.model) + 1 :] if config.model in siblings else siblings
-    return [replace(config, draft=name) for name in names]
+    # Of heads, and of some models, no sizes are known to plan with.
+    siblings = [draft.id for draft in known_drafts(config.model) if known_config(draft.id)]
+    return [replace(config, draft=name) for name in (NONE, SUBSTITUTE, *siblings)]
 
 
 def _plan(config: EngineConfig, hardware: Hardware, target: LoadedModel, fingerprint: str) -> Plan:
-    draft, known = None, "none"
-    if config.draft == "auto":
-        draft, known = target, draft_print(config, fingerprint)
-    elif config.draft != "none":
-        draft, known = imagine(config.draft, target.dtype, target.device)
-        known = draft_print(config, known)
+    drafts = _imagined(config, target, fingerprint)
     vram = None
     if hardware.link is not None:
         vram = config.vram or int(_FREE_DEVICE * hardware.processor.memory)
@@ -79,24 +66,36 @@ def _plan(config: EngineConfig, hardware: Hardware, target: LoadedModel, fingerp
         config,
         target,
         fingerprint,
-        draft,
-        known,
+        drafts,
         config.memory or int(_FREE * hardware.ram),
         vram,
         memory.RUNTIME,  # a process there, not this one
+        config.draft,
     )
     opened, room, fit = _held(opened)
     if fit.draft_mode == "none":
-        draft = None
-        opened = replace(opened, draft=None, draft_print="none")
-    sizes = sizes_of(draft, config.draft) if draft else None
+        opened = opened.alone()
+    draft = opened.draft
+    sizes = sizes_of(draft, opened.drafts.main) if draft else None
     pricing = Estimate(hardware, sizes, fit.draft_bits if fit.draft_mode == "packed" else None)
     calibration, origin = typical_substitute(fit.draft_bits)
-    if sizes is not None and config.draft != "auto":
+    if sizes is not None and not config.substitutes:
         share = sizes.parameters / sizes_of(target, config.model).parameters
         calibration = typical("model", share)
         origin = f"typical of a draft with {100 * share:.2g} % of the target's weights, not measured"
     return make_plan(opened, room, pricing, calibration, origin, hardware)
+
+
+def _imagined(config: EngineConfig, target: LoadedModel, fingerprint: str) -> Drafts:
+    """What drafts, known by its configuration. Raises RequestError for what is not known by that."""
+    names = tuple(name for name in config.drafts if name not in (NONE, *LOOKUPS))
+    if not names:
+        return Drafts()
+    if len(names) > 1 or names[0] in (EARLY_EXIT, MTP):
+        raise RequestError("a plan for another machine goes by one draft: a model, or substitute")
+    if names[0] == SUBSTITUTE:
+        return Drafts(names, target, substitute_print(fingerprint))
+    return Drafts(names, *imagine(names[0], target.dtype, target.device))
 
 
 def _held(opened: Opened) -> tuple[Opened, EngineConfig, Fit]:
@@ -109,7 +108,7 @@ def _held(opened: Opened) -> tuple[Opened, EngineConfig, Fit]:
     try:
         return opened, room, opened.fit(room)
     except CapacityError:
-        if opened.draft is None or config.draft == "auto" or config.draft_bits is not None:
+        if opened.draft is None or config.substitutes or config.draft_bits is not None:
             raise
     room, config = replace(room, draft_bits=4), replace(config, draft_bits=4)
     return replace(opened, config=config), room, opened.fit(room)

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import numpy as np
 import torch
 
-from offspec.draft.base import Children, Scorer
+from offspec.candidates import Candidates
+from offspec.draft.base import Children, Features, Scorer, Wants
+from offspec.draft.rows import TreeRows
 from offspec.model.attention import TreeContext
 from offspec.model.cache import KeysAndValues, TreeCache
 from offspec.model.skeleton import Skeleton
-from offspec.tree import Candidates
 
 
 class DraftCache(Protocol):
@@ -65,10 +65,9 @@ class LMDrafter:
         self._target = target
         self._adopted = 0  # positions of the cache that are the target's
         self._ids: list[int] = []
-        self._row_of: dict[int, int] = {}  # candidate to row of the tree
+        self._rows = TreeRows()
         self._pending = 0  # rows before the tree's: tokens committed since the cache was last committed
         self._positions: list[int] = []  # of the pending rows, then of the tree's
-        self._sees = np.zeros((64, 64), dtype=np.bool_)
 
     @property
     def between(self) -> Callable[[], None] | None:
@@ -79,52 +78,45 @@ class LMDrafter:
     def between(self, look: Callable[[], None] | None) -> None:
         self._model.between = look
 
+    @property
+    def wants(self) -> Wants:
+        return Wants()
+
+    def observe(self, features: Features) -> None:
+        pass  # it sees the tokens alone
+
     def start(self, ids: Sequence[int]) -> None:
         cache = self._model.cache
         cache.rewind(min(cache.length, len(ids) - 1))
         self._adopted = min(self._adopted, cache.length)
         self._ids = list(ids)
-        self._row_of.clear()
-        self._sees[:] = False
+        self._rows.clear()
 
     def expand(self, candidates: Candidates, nodes: Sequence[int], scorer: Scorer) -> Children:
+        logits = self.logits(candidates, nodes)
+        return score(scorer, logits, candidates, nodes, len(self._ids) - 1)
+
+    def logits(self, candidates: Candidates, nodes: Sequence[int]) -> torch.Tensor:
+        """What `expand` scores: [W, V] of the draft's head, at nodes that are expanded by it."""
         cache, root = self._model.cache, len(self._ids) - 1
-        fresh = self._ids[cache.length : root] if not self._row_of else []
-        if not self._row_of:
+        fresh = self._ids[cache.length : root] if not self._rows else []
+        if not self._rows:
             self._pending, self._positions = len(fresh), list(range(cache.length, root))
-        self._place(candidates, nodes)
-        depths: list[int] = candidates.depth[nodes].tolist()
-        positions = [depth + root for depth in depths]
-        self._positions += positions
-        rows = len(self._row_of)
+        self._rows.place(candidates, nodes)
+        self._positions += (candidates.depth[nodes] + root).tolist()
         context = TreeContext(
             prefix=cache.length,
             position=torch.tensor(self._positions, device=self._device),
             causal=self._pending,
-            ancestors=torch.from_numpy(self._sees[:rows, :rows]).to(self._device),
+            ancestors=torch.from_numpy(self._rows.sees).to(self._device),
         )
         last = self._model.skeleton.vocab_size - 1  # the target's head may be padded beyond the draft's
         tokens = [min(token, last) for token in (*fresh, *candidates.token[nodes].tolist())]
         hidden = self._model.hidden(torch.tensor(tokens, device=self._device), context)
-        logits = self._model.logits(hidden[len(fresh) :])
-        paths = [candidates.path_tokens(node) for node in nodes] if scorer.needs_paths else []
-        return scorer.children(logits, paths, [position + 1 for position in positions], depths)
-
-    def _place(self, candidates: Candidates, nodes: Sequence[int]) -> None:
-        """Give the nodes their rows, and note which rows each may see."""
-        needed = len(self._row_of) + len(nodes)
-        if needed > len(self._sees):
-            grown = np.zeros((2 * needed, 2 * needed), dtype=np.bool_)
-            grown[: len(self._sees), : len(self._sees)] = self._sees
-            self._sees = grown
-        for node, parent in zip(nodes, candidates.parent[nodes].tolist(), strict=True):
-            row = self._row_of[node] = len(self._row_of)
-            if parent >= 0:
-                self._sees[row] = self._sees[self._row_of[parent]]
-            self._sees[row, row] = True
+        return self._model.logits(hidden[len(fresh) :])
 
     def commit(self, nodes: Sequence[int]) -> None:
-        rows = [self._row_of[node] for node in nodes if node in self._row_of]
+        rows = self._rows.of(nodes)
         if rows:
             self._model.cache.commit(self._pending, rows)
 
@@ -141,3 +133,12 @@ class LMDrafter:
     def close(self) -> None:
         self._target = None
         self._release()
+
+
+def score(
+    scorer: Scorer, logits: torch.Tensor, candidates: Candidates, nodes: Sequence[int], root: int
+) -> Children:
+    """The likeliest children of W nodes by logits [W, V], below a root at this absolute position."""
+    depths: list[int] = candidates.depth[nodes].tolist()
+    paths = [candidates.path_tokens(node) for node in nodes] if scorer.needs_paths else []
+    return scorer.children(logits, paths, [root + depth + 1 for depth in depths], depths)

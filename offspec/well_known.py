@@ -1,0 +1,205 @@
+"""Drafts that are published for well-known targets, by hub id, so that a good one need not be searched for.
+
+Nothing here is fetched or checked: whoever opens a draft finds out whether it fits. Trained heads come before
+small models of the same family, the better kind first.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, Literal
+
+from offspec.checkpoint.shapes import known_config, known_models
+
+Kind = Literal["mtp", "eagle3", "eagle", "medusa", "mlp_speculator", "model"]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownDraft:
+    """id: as `--draft` takes it; kind: of head, or "model"; reason: in a few words; target: whose it is."""
+
+    id: str
+    kind: Kind
+    reason: str
+    target: str
+
+    @property
+    def trained(self) -> bool:
+        """Whether it is a head, trained for this very target."""
+        return self.kind != "model"
+
+
+_REASONS: dict[Kind, str] = {  # the best kind first
+    "mtp": "in the target's own checkpoint, trained along with it",
+    "eagle3": "one layer over states of three of the target's",
+    "eagle": "one layer over the target's last states",
+    "medusa": "a head for each token ahead",
+    "mlp_speculator": "small layers over the target's last state",
+    "model": "a small model with the same vocabulary",
+}
+
+_LLAMA_3 = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.2-1B-Instruct"
+_LLAMA_2 = "meta-llama/Llama-2-7b-chat-hf", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"
+# By the beginning of a name: models of one vocabulary, the largest first.
+_SIBLINGS = {
+    "llama-3": _LLAMA_3,
+    "llama-2-": _LLAMA_2,
+    "vicuna-": _LLAMA_2[1:],
+    "mistral-small-3.1-": ("alamios/Mistral-Small-3.1-DRAFT-0.5B",),
+    "qwen2.5-": ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct"),
+    "qwen3-": ("Qwen/Qwen3-8B", "Qwen/Qwen3-1.7B", "Qwen/Qwen3-0.6B"),
+}
+
+_LLAMA_3_8B = "ibm-ai-platform/llama3-8b-accelerator"
+_LLAMA_3_70B = "ibm-ai-platform/llama3-70b-accelerator"
+_HEADS: dict[str, dict[str, Kind]] = {
+    "meta-llama/Meta-Llama-3-8B-Instruct": {
+        "yuhuili/EAGLE-LLaMA3-Instruct-8B": "eagle",
+        _LLAMA_3_8B: "mlp_speculator",
+    },
+    "meta-llama/Meta-Llama-3-70B-Instruct": {
+        "yuhuili/EAGLE-LLaMA3-Instruct-70B": "eagle",
+        _LLAMA_3_70B: "mlp_speculator",
+    },
+    "meta-llama/Llama-3.1-8B-Instruct": {
+        "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B": "eagle3",
+        "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3": "eagle3",
+        "yuhuili/EAGLE-LLaMA3.1-Instruct-8B": "eagle",
+        _LLAMA_3_8B: "mlp_speculator",
+    },
+    "meta-llama/Llama-3.1-70B-Instruct": {_LLAMA_3_70B: "mlp_speculator"},
+    "meta-llama/Llama-3.3-70B-Instruct": {
+        "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B": "eagle3",
+        "RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3": "eagle3",
+        "lmsys/SGLang-EAGLE3-Llama-3.3-70B-Instruct-SpecForge": "eagle3",
+    },
+    "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": {"yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B": "eagle3"},
+    "meta-llama/Llama-2-7b-chat-hf": {"yuhuili/EAGLE-llama2-chat-7B": "eagle"},
+    "meta-llama/Llama-2-13b-chat-hf": {
+        "yuhuili/EAGLE-llama2-chat-13B": "eagle",
+        "ibm-ai-platform/llama-13b-accelerator": "mlp_speculator",
+    },
+    "meta-llama/Llama-2-70b-chat-hf": {
+        "yuhuili/EAGLE-llama2-chat-70B": "eagle",
+        "ibm-ai-platform/llama2-70b-accelerator": "mlp_speculator",
+    },
+    "lmsys/vicuna-7b-v1.3": {
+        "yuhuili/EAGLE-Vicuna-7B-v1.3": "eagle",
+        "FasterDecoding/medusa-vicuna-7b-v1.3": "medusa",
+    },
+    "lmsys/vicuna-13b-v1.3": {
+        "yuhuili/EAGLE3-Vicuna1.3-13B": "eagle3",
+        "yuhuili/EAGLE-Vicuna-13B-v1.3": "eagle",
+        "FasterDecoding/medusa-vicuna-13b-v1.3": "medusa",
+    },
+    "lmsys/vicuna-33b-v1.3": {
+        "yuhuili/EAGLE-Vicuna-33B-v1.3": "eagle",
+        "FasterDecoding/medusa-vicuna-33b-v1.3": "medusa",
+    },
+    "mistralai/Mixtral-8x7B-Instruct-v0.1": {"yuhuili/EAGLE-mixtral-instruct-8x7B": "eagle"},
+    "Qwen/Qwen2-7B-Instruct": {"yuhuili/EAGLE-Qwen2-7B-Instruct": "eagle"},
+    "Qwen/Qwen2-72B-Instruct": {"yuhuili/EAGLE-Qwen2-72B-Instruct": "eagle"},
+    "Qwen/Qwen2.5-7B-Instruct": {"leptonai/EAGLE-Qwen2.5-7B-Instruct": "eagle"},
+    "Qwen/Qwen3-1.7B": {"AngelSlim/Qwen3-1.7B_eagle3": "eagle3"},
+    "Qwen/Qwen3-4B": {"AngelSlim/Qwen3-4B_eagle3": "eagle3"},
+    "Qwen/Qwen3-8B": {
+        "AngelSlim/Qwen3-8B_eagle3": "eagle3",
+        "RedHatAI/Qwen3-8B-speculator.eagle3": "eagle3",
+    },
+    "Qwen/Qwen3-14B": {
+        "AngelSlim/Qwen3-14B_eagle3": "eagle3",
+        "RedHatAI/Qwen3-14B-speculator.eagle3": "eagle3",
+    },
+    "Qwen/Qwen3-32B": {
+        "AngelSlim/Qwen3-32B_eagle3": "eagle3",
+        "RedHatAI/Qwen3-32B-speculator.eagle3": "eagle3",
+    },
+    "Qwen/Qwen3-30B-A3B": {"AngelSlim/Qwen3-a3B_eagle3": "eagle3"},
+    "Qwen/Qwen3-30B-A3B-Instruct-2507": {"RedHatAI/Qwen3-30B-A3B-Instruct-2507-speculator.eagle3": "eagle3"},
+    "Qwen/Qwen3-235B-A22B": {"RedHatAI/Qwen3-235B-A22B-speculator.eagle3": "eagle3"},
+    "Qwen/Qwen3-235B-A22B-Instruct-2507": {
+        "RedHatAI/Qwen3-235B-A22B-Instruct-2507-speculator.eagle3": "eagle3"
+    },
+    "openai/gpt-oss-20b": {"RedHatAI/gpt-oss-20b-speculator.eagle3": "eagle3"},
+    "openai/gpt-oss-120b": {
+        "RedHatAI/gpt-oss-120b-speculator.eagle3": "eagle3",
+        "lmsys/EAGLE3-gpt-oss-120b-bf16": "eagle3",
+    },
+}
+_SHAPE = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "vocab_size",
+    "max_position_embeddings",
+)
+
+
+def known_drafts(target: str, config: Mapping[str, Any] | None = None) -> tuple[KnownDraft, ...]:
+    """Published drafts for a target, the best kind first; empty for one that is not well known.
+
+    target: a hub id, a folder or a file, told by the last part of its name. config: its config.json, which
+    may name the model or have the shape of one; the drafts of all models of that shape are given then.
+    """
+    config = config or {}
+    found: dict[str, KnownDraft] = {}
+    if config.get("num_nextn_predict_layers"):
+        found["mtp"] = KnownDraft("mtp", "mtp", _REASONS["mtp"], target)
+    for names in ((target,), (str(config.get("_name_or_path") or ""),), _of_shape(config)):
+        drafts = sorted((draft for name in names for draft in _named(name)), key=_rank)
+        for draft in drafts:
+            found.setdefault(draft.id, draft)
+        if drafts:
+            break
+    return tuple(found.values())
+
+
+def _rank(draft: KnownDraft) -> int:
+    return list(_REASONS).index(draft.kind)
+
+
+def explain(drafting: str, target: str, config: Mapping[str, Any] | None = None) -> str:
+    """One line on what drafts, in a few words, and on a head that was trained for the target, if one was."""
+    line = f"draft: {drafting}"
+    heads = [draft for draft in known_drafts(target, config) if draft.trained]
+    if not heads or any(head.id in drafting for head in heads):
+        return line
+    best = heads[0]
+    return f"{line}; {best.target} has a trained head, {best.id}: name it with --draft"
+
+
+def _named(name: str) -> Iterator[KnownDraft]:
+    """The drafts of the target whose name this one begins with, and smaller models of its family."""
+    stem = _stem(name)
+    targets = [target for target in _HEADS if re.match(rf"{re.escape(_stem(target))}(?![a-z0-9])", stem)]
+    if targets:
+        target = max(targets, key=len)
+        for head, kind in _HEADS[target].items():
+            yield KnownDraft(head, kind, _REASONS[kind], target)
+    for family, siblings in _SIBLINGS.items():
+        if stem.startswith(family):
+            for sibling in siblings:
+                if _billions(sibling) < _billions(name):
+                    yield KnownDraft(sibling, "model", _REASONS["model"], name)
+
+
+def _stem(name: str) -> str:
+    """What tells a model, in small letters: "meta-llama/Meta-Llama-3-8B" is "llama-3-8b"."""
+    return PurePath(name).name.lower().removeprefix("meta-").removesuffix("-hf")
+
+
+def _billions(name: str) -> float:
+    """Parameters, as the name of a model has them; infinity where it does not say."""
+    sizes = re.findall(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)b(?![a-z])", _stem(name))
+    return float(sizes[0]) if sizes else float("inf")
+
+
+def _of_shape(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Well-known models with a configuration like this."""
+    shape = [config.get(key) for key in _SHAPE]
+    if None in shape:
+        return ()
+    return tuple(
+        name for name in known_models() if [(known_config(name) or {}).get(key) for key in _SHAPE] == shape
+    )
