@@ -95,11 +95,7 @@ class LogitsProcessor:
             noise=noise.row if noise else None,
         )
         best = float(picks.best)
-        if not math.isfinite(best):
-            raise CheckpointError(
-                "the target's logits are not finite numbers: its weights are damaged, or overflow in this "
-                "dtype; try float32"
-            )
+        _check_finite(best)
         return int(picks.token), best - float(picks.second)
 
     def process(self, logits: Tensor, path: Sequence[int] = ()) -> Tensor:
@@ -110,6 +106,14 @@ class LogitsProcessor:
         """
         scores = self.draft_scores(logits[None], [path])[0]
         return keep_above(scores.clone(), *self._border(scores)) if self._filters else scores
+
+    def distribution(self, logits: Tensor, path: Sequence[int] = ()) -> Tensor:
+        """What the token that follows a node is a sample of: softmax(process), [V] float64 on the CPU.
+
+        Raises CheckpointError when the logits are not numbers.
+        """
+        _check_finite(float(logits.max()))
+        return torch.softmax(self.process(logits, path).cpu().double(), dim=0)
 
     @property
     def penalises(self) -> bool:
@@ -186,6 +190,15 @@ class LogitsProcessor:
             # p < min_p * p_max, without a softmax.
             border = _raised(border, scores.amax(dim=0, keepdim=True) + math.log(params.min_p))
         return border
+
+
+def _check_finite(largest: float) -> None:
+    """Raises CheckpointError for the largest of a target's logits, which a NaN among them would be."""
+    if not math.isfinite(largest):
+        raise CheckpointError(
+            "the target's logits are not finite numbers: its weights are damaged, or overflow in this "
+            "dtype; try float32"
+        )
 
 
 def _raised(border: Border, floor: Tensor) -> Border:
