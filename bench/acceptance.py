@@ -206,7 +206,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     p.add_argument("--verify", nargs="+", choices=("coupled", "plain"), default=["coupled", "plain"])
     p.add_argument("--greedy-each", action="store_true", help="run temperature 0 under every walk")
-    p.add_argument("--draft", default="auto", help="auto (a substitute), none, or a model")
+    p.add_argument("--draft", default="substitute", help="as `offspec generate` has it (default substitute)")
     p.add_argument("--draft-bits", type=int, choices=(2, 3, 4, 16), help="default: as `offspec.load` has it")
     p.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     p.add_argument("--memory", help="memory budget, like 1.5GB (default: what is free)")

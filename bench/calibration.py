@@ -196,7 +196,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--budget", type=int, default=256, help="nodes of a tree (default 256)")
     p.add_argument("--width", type=int, default=16, help="nodes a draft step expands (default 16)")
     p.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.6, 1.0])
-    p.add_argument("--draft", default="auto", help="auto (a substitute) or a model")
+    p.add_argument("--draft", default="substitute", help="substitute (default), or a model")
     p.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     p.add_argument("--seed", type=int, default=1, help="seed of the first prompt; the others count on")
     p.add_argument(

@@ -57,7 +57,8 @@ def load(plan: Plan, args: argparse.Namespace, target: Target) -> tuple[Engine, 
     from offspec.assemble import load_models, open_models
     from offspec.choose import way_of
     from offspec.engine import Engine
-    from offspec.fit import DraftMode, Fit
+    from offspec.fit import Fit
+    from offspec.needs import DraftMode
 
     if plan.draft_mode == "none":
         raise BenchError("a draft has no room in this memory: give more --memory")

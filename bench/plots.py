@@ -167,6 +167,29 @@ def substitute_plot(rows: Sequence[dict[str, Any]], model: str, out: Path) -> st
     return save(out, draw)
 
 
+def sources_plot(runs: Sequence[dict[str, Any]], out: Path) -> str:
+    """Tokens per pass by source, for prompts that copy and for all others; a row for each temperature.
+
+    runs: as `sources.summarise` makes them.
+    """
+    temperatures = list(dict.fromkeys(run["temperature"] for run in runs))
+
+    def draw(axes: Sequence[Axes]) -> None:
+        for axis, temperature in zip(axes, temperatures, strict=True):
+            found = [run for run in runs if run["temperature"] == temperature]
+            for offset, (name, color) in enumerate((("others", "tab:blue"), ("copy", "tab:orange"))):
+                values = [run["others"] if name == "others" else run["kinds"].get(name) for run in found]
+                at = [place + 0.4 * (offset - 0.5) for place in range(len(found))]
+                heights = [value["pooled"] if value else 0.0 for value in values]
+                axis.barh(at, heights, 0.38, label=f"{name} prompts", color=color)
+            axis.set_yticks(range(len(found)), [run["choice"] for run in found])
+            axis.invert_yaxis()
+            axis.set(xlabel="tokens a pass", title=f"T {temperature:g}")
+            axis.legend()
+
+    return save(out, draw, rows=len(temperatures), columns=1)
+
+
 def sweep_plot(cases: Sequence[dict[str, Any]], out: Path) -> str:
     """Tokens a second by budget and width, a map for each case, with the best pair and the plan's choice.
 

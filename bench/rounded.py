@@ -57,7 +57,7 @@ def write(checkpoint: Checkpoint, folder: Path) -> None:
     """Round a model and write it into `folder`, which exists and is empty. Raises OffspecError."""
     import torch
 
-    from offspec.assemble import calibration_ids
+    from offspec.drafters import calibration_ids
     from offspec.model.loaded import LoadedModel
     from offspec.text.codec import TextCodec, load_tokenizer
 

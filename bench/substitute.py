@@ -80,7 +80,7 @@ def answers_at(
     draft = (
         {"draft": args.model, "draft_bits": None}
         if bits == UNROUNDED
-        else {"draft": "auto", "draft_bits": bits}
+        else {"draft": "substitute", "draft_bits": bits}
     )
     return acceptance.measure(argparse.Namespace(**{**vars(args), **draft}), prompts, report)
 
