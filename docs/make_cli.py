@@ -11,7 +11,15 @@ from pathlib import Path
 
 PAGE = Path(__file__).with_name("cli.md")
 ROOT = Path(__file__).parents[1]
-COMMANDS: tuple[tuple[str, ...], ...] = ((), ("generate",), ("chat",), ("plan",), ("pack",), ("hardware",))
+COMMANDS: tuple[tuple[str, ...], ...] = (
+    (),
+    ("generate",),
+    ("chat",),
+    ("plan",),
+    ("pack",),
+    ("distill",),
+    ("hardware",),
+)
 
 _INTRO = """# The command line
 
@@ -48,6 +56,11 @@ is under `plan`, beside `seconds_per_pass`, `tok_per_s` and `tokens_per_pass` (m
 `offspec pack` prints the folder of the pack on standard output, and with `--json` one object: `folder`,
 `model`, `format`, `files`, `kept` (files that were there before), `bytes`, `source_bytes` and `seconds`; with
 `--verify` those of the pack that was verified, without `kept`, `source_bytes` and `seconds`.
+
+`offspec distill` prints the folder of the head on standard output, and with `--json` one object: `folder`,
+`kind`, `bytes`, `tokens`, `epochs`, `steps`, `training_seconds`, `seconds`, and of text that was held out
+`held_out_tokens`, `first_guess` and `first_five_guesses` (shares by depth), and `tokens_per_pass` with a tree
+of `nodes` nodes.
 
 `--trace FILE` writes a timeline in the trace-event format: open https://ui.perfetto.dev and drop the
 file on it. From top to bottom it has a track for the passes (`engine`), the draft's steps, the walk that

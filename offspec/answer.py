@@ -19,6 +19,7 @@ from offspec.events import (
     Event,
     Finished,
     FinishReason,
+    Guessed,
     PassProgress,
     PassStats,
     Piece,
@@ -26,6 +27,7 @@ from offspec.events import (
     Result,
     TextDelta,
     TreeSeen,
+    total_guessed,
 )
 from offspec.sequence import Decoding, PassResult, TokenSequence
 from offspec.text.stream import TextStream
@@ -36,12 +38,13 @@ from offspec.timeline import Timeline
 class Request:
     """What is asked: token ids of the prompt and how to go on from them. params: with a seed.
 
-    halt: may be set from any thread, to end the answer with what there is. trees: whether to show them.
+    sources: names of those that guess, none to decode one token a pass. halt: may be set from any thread, to
+    end the answer with what there is. trees: whether to show them.
     """
 
     ids: Sequence[int]
     params: SamplingParams
-    speculate: bool = True
+    sources: tuple[str, ...] = ()
     halt: threading.Event | None = None
     trees: bool = False
 
@@ -172,14 +175,12 @@ class Answer:
         tell(0)
         target.tree_model.on_layer = tell
         target.tree_model.between = self.look
-        if self._assembly.drafter is not None:
-            self._assembly.drafter.between = self.look
+        self._assembly.sources.watch(self.look)
 
     def _unwatch(self) -> None:
-        target, drafter = self._assembly.target, self._assembly.drafter
-        target.tree_model.on_layer = target.tree_model.between = None
-        if drafter is not None:
-            drafter.between = None
+        model = self._assembly.target.tree_model
+        model.on_layer = model.between = None
+        self._assembly.sources.watch(None)
 
     def _delta(self, done: PassResult) -> TextDelta:
         """The text of a pass, token by token; what only the end sets free belongs to the last of them."""
@@ -212,6 +213,7 @@ class Answer:
             bytes_streamed=nbytes,
             wait_seconds=spent.waited,
             compute_seconds=spent.computed,
+            guessed_by=_guessed_by(done, self._decoding),
         )
 
     def _result(self, reason: FinishReason, began: float, nbytes: int, reused: int) -> Result:
@@ -226,14 +228,15 @@ class Answer:
             bytes_streamed=nbytes,
             peak_memory_bytes=process_memory.peak_bytes(),
             finish_reason=reason,
-            draft=self._draft if self._request.speculate else "none",
-            budget=self._budget if self._request.speculate else 1,
+            draft=self._draft,
+            budget=self._budget if self._request.sources else 1,
             seed=params.seed,
             draft_seconds=sum(done.draft_seconds for done in self._passes),
             target_seconds=sum(done.target_seconds for done in self._passes),
             prompt_tokens=len(self._request.ids),
             reused_tokens=reused,
             peak_device_bytes=devices.peak_bytes(target.device),
+            guessed_by=total_guessed(done.guessed_by for done in self._passes),
         )
 
 
@@ -242,3 +245,10 @@ def _accepted(done: PassResult) -> tuple[int, ...]:
     walk = done.walk
     last = done.growth.tree.children(walk.nodes[-1]).get(walk.tokens[-1])
     return walk.nodes if last is None else (*walk.nodes, last)
+
+
+def _guessed_by(done: PassResult, decoding: Decoding) -> Guessed:
+    """Accepted tokens of each source that had any: of those who guessed a token, who thought it likeliest."""
+    names = decoding.mixture.names if decoding.mixture is not None else ()
+    counts = np.bincount(done.growth.tree.source[list(_accepted(done)[1:])]).tolist()
+    return tuple((name, count) for name, count in zip(names, counts, strict=False) if count)

@@ -12,16 +12,29 @@ from typing import cast
 import torch
 
 from offspec import ledger, memory
-from offspec.assemble import Assembly, Notify, Opened, load_models, open_models
+from offspec.assemble import Assembly, load_models, open_models
 from offspec.checkpoint import local_path
-from offspec.config import DraftBits, Dtype, EngineConfig, Tree, format_bytes
-from offspec.draw_up import LEAST_BUDGET, calibration_for, is_measured, measure, plan_by
+from offspec.config import (
+    AUTO,
+    NONE,
+    SUBSTITUTE,
+    DraftBits,
+    Dtype,
+    EngineConfig,
+    Tree,
+    format_bytes,
+    read_drafts,
+)
+from offspec.drafts import Notify
+from offspec.draw_up import LEAST_BUDGET, calibration_for, is_measured, measure, plan_by, undrafted
 from offspec.errors import CapacityError, PlanError
 from offspec.events import Notice
-from offspec.fit import WIDEST, DraftMode, Fit
+from offspec.fit import Fit
 from offspec.grow import GrowthPolicy
 from offspec.ledger import DraftRecord
 from offspec.machine import machine_print
+from offspec.needs import WIDEST, DraftMode
+from offspec.opened import Opened
 from offspec.timeline import OFF, Timeline
 from offspec_planners.calibrate import Calibration
 from offspec_planners.measured import Measured
@@ -106,7 +119,7 @@ def prepare(
     if named is not None:
         named = _as_wished(named, config)
         config = _as_planned(config, named)
-        named = named if config.draft != "none" or named.draft == "none" else None
+        named = named if config.draft != NONE or named.draft == NONE else None
     opened = open_models(config, notify, timeline)
     try:
         key = plan_key(opened)
@@ -132,15 +145,21 @@ def prepare(
         return replace(ready, way=way_of(plan, start.config, record), measured=measured)
     except BaseException:
         torch.set_grad_enabled(recording)  # Ctrl-C may have struck where it was about to be set back
-        if assembly.drafter is not None:
-            assembly.drafter.close()
+        assembly.sources.close()
         opened.close()
         raise
 
 
 def record_of(opened: Opened, bits: int) -> DraftRecord:
     """What is known of the draft in so many bits."""
-    return DraftRecord(opened.target_print, opened.draft_print, bits, keeps=opened.config.learn)
+    return DraftRecord(
+        opened.target_print,
+        # What is drawn holds by other odds than what is ranked: as if another draft had guessed it.
+        f"{opened.draft_print} drawn" if opened.config.verify == "sequoia" else opened.draft_print,
+        bits,
+        kind=opened.drafts.kind,
+        keeps=opened.config.learn,
+    )
 
 
 def _up_to_date(kept: Plan | None, opened: Opened, notify: Notify) -> Plan | None:
@@ -165,7 +184,7 @@ def _as_wished(plan: Plan, config: EngineConfig) -> Plan:
 
 def _as_planned(config: EngineConfig, plan: Plan) -> EngineConfig:
     """The plan's own settings, where the caller gave none. Raises PlanError for others than the plan's."""
-    drafts = plan.draft_mode != "none" and config.draft != "none"
+    drafts = plan.draft_mode not in ("head", "none") and config.draft != NONE
     for name, given, planned, usual in (
         ("device", config.device, plan.device, "cpu"),
         ("dtype", config.dtype, plan.dtype, "bfloat16"),
@@ -174,9 +193,9 @@ def _as_planned(config: EngineConfig, plan: Plan) -> EngineConfig:
     ):
         if given not in (usual, planned):
             raise PlanError(f"the plan has {name} {planned}, not {given}: leave out --{name}, or the plan")
-    draft = plan.draft if config.draft == "auto" else config.draft
+    draft = plan.draft if config.draft == AUTO else config.draft
     # A substitute's bits are chosen anew should the plan not fit, those of a named draft are the user's.
-    rounded = drafts and draft != "auto"
+    rounded = drafts and not {AUTO, SUBSTITUTE} & set(read_drafts(draft))
     return replace(
         config,
         draft=draft,
@@ -201,9 +220,11 @@ def outset(opened: Opened, named: Plan | None, kept: Plan | None, notify: Notify
     config = opened.config
     if named is not None:
         _belongs(named, opened)
-    elif opened.draft is None or (config.budget and config.width and config.tree == "dynamic"):
-        alone = config if opened.draft is not None else replace(config, budget=1, width=1)
+    elif not opened.drafts.names:
+        alone = replace(config, budget=undrafted(opened), width=config.width or 1)
         return Outset(alone, opened.fit(alone), plans=False)
+    elif config.budget and config.width and config.tree == "dynamic":
+        return Outset(config, opened.fit(config), plans=False)
     plan = named or kept
     found = followed(plan, opened, notify) if plan is not None else None
     if found is not None:
@@ -239,7 +260,8 @@ def _still_fits(plan: Plan, opened: Opened) -> Outset | str:
         (plan.draft, plan.draft_print, opened.draft_print),
     ):
         if made != here:
-            return f"it was made for another version of {name}"
+            other = "draft than is best now" if name == AUTO else f"version of {name}"
+            return f"it was made for another {other}"
     config = replace(opened.config, budget=plan.budget, width=plan.width, context=plan.context)
     free = format_bytes(opened.memory)
     bits = cast(DraftBits, plan.draft_bits)
@@ -288,7 +310,7 @@ def plan_key(opened: Opened) -> str:
     return ledger.key_of(
         _place(config.model),
         config.quantize,
-        _place(config.draft),
+        *map(_place, read_drafts(opened.asked)),
         config.draft_bits,
         machine_print(config.device),
         opened.runtime,

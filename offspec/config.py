@@ -2,7 +2,9 @@
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
 from offspec.errors import RequestError
@@ -11,7 +13,7 @@ from offspec_planners.units import format_bytes as format_bytes
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
-Verify = Literal["coupled", "plain"]
+Verify = Literal["coupled", "plain", "sequoia"]
 Tree = Literal["dynamic", "sequoia"]
 Dtype = Literal["bfloat16", "float32"]
 DraftBits = Literal[2, 3, 4, 16]
@@ -32,6 +34,65 @@ def parse_bytes(text: str | int) -> int:
     if size <= 0:
         raise RequestError(f"a memory size must be above 0, not {text!r}")
     return size
+
+
+AUTO, NONE, SUBSTITUTE = "auto", "none", "substitute"
+LOOKUPS = ("suffix", "lookup")  # sources that copy from the text, and need no weights
+EARLY_EXIT, MTP = "early-exit", "mtp"  # layers of the target itself
+SOURCES = {  # what --draft takes beside models and heads, and what that means
+    AUTO: "the best there is",
+    NONE: "one token a pass",
+    SUBSTITUTE: "a copy of the target in few bits",
+    "suffix": "whatever can be copied from the text",
+    "lookup": "the same, by the last few words alone",
+    EARLY_EXIT: "those layers of the target that stay in memory",
+    MTP: "the module that some checkpoints ship for it",
+}
+
+
+def read_drafts(text: str | Sequence[str]) -> tuple[str, ...]:
+    """The sources that `--draft` names: one, or several joined by commas.
+
+    A comma in the path of something that exists does not part it. Raises RequestError for an empty name, one
+    that is named twice, and "auto" or "none" beside others.
+    """
+    names = _parted(text) if isinstance(text, str) else [name for one in text for name in _parted(one)]
+    if not names or not all(names):
+        shown = text if isinstance(text, str) else ",".join(text)
+        raise RequestError(f"a name is missing in --draft {shown!r}: write suffix,substitute for two sources")
+    twice = [name for at, name in enumerate(names) if name in names[:at]]
+    if twice:
+        raise RequestError(f"--draft names {twice[0]} twice; once is enough")
+    for alone in (AUTO, NONE):
+        if alone in names and len(names) > 1:
+            raise RequestError(f"--draft {alone} stands alone: leave it out, or the others")
+    return tuple(names)
+
+
+def check_draws(drafts: Sequence[str]) -> None:
+    """Raises RequestError where these sources cannot draw what `--verify sequoia` verifies."""
+    if len(drafts) > 1 or drafts[0] in LOOKUPS:
+        raise RequestError(
+            f"--verify sequoia takes one draft that knows how likely every token is, not {','.join(drafts)}: "
+            "name a model or a head alone, or take --verify coupled"
+        )
+
+
+def _parted(text: str) -> list[str]:
+    """Names between commas, but for those commas that are part of a path."""
+    parts, names = text.split(","), list[str]()
+    while parts:
+        longest = next((n for n in range(len(parts), 1, -1) if _exists(",".join(parts[:n]))), 1)
+        names.append(",".join(parts[:longest]).strip())
+        del parts[:longest]
+    return names
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path.strip()).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):  # a name too long, an unknown ~user, a NUL
+        return False
 
 
 def is_unicode(text: str) -> bool:
@@ -91,6 +152,15 @@ class SamplingParams:
         return self.temperature == 0.0
 
 
+def check_comparable(verify: Verify, params: SamplingParams) -> None:
+    """Raises RequestError where a seed says other tokens without speculation, and rightly so."""
+    if verify == "sequoia" and not params.greedy:
+        raise RequestError(
+            "--check compares tokens, and those of --verify sequoia depend on the draft: take "
+            "--verify coupled, or --temperature 0"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything `offspec.load` decides before a model is opened.
@@ -99,14 +169,19 @@ class EngineConfig:
     same for a CUDA device.
     context: tokens of KV cache to make room for, or None for a default that fits.
     converses: where the context is not given, room for a conversation goes before a faster draft.
-    draft: a model id or path, "auto" (a substitute: the target itself in few bits), or "none".
-    draft_bits: of the draft's matrices; 16 keeps those of a named draft in `dtype`, which is what None does.
-    A substitute has 4, 3 or 2, and with None the most of these that fit.
+    draft: what guesses, one source or several joined by commas: a model or a head by its id or path,
+    "substitute" (the target itself in few bits), "early-exit", "mtp", "suffix", "lookup"; or "auto" (the best
+    there is), or "none".
+    draft_bits: of the matrices of a draft that is a model; 16 keeps those of a named one in `dtype`, which is
+    what None does. A substitute has 4, 3 or 2, and with None the most of these that fit.
+    corpus: text files, saved conversations and folders of them, which "suffix" may copy from as well.
     budget: most nodes verified in one pass; width: nodes a draft step expands; None for what a plan says
-    is fastest. tree: "dynamic" grows each tree best first, "sequoia" fills one shape that was optimised
-    beforehand. temperature: what a plan is made for; each request has its own. learn: whether what answers
-    teach about the draft is kept for the next run. quantize: pack the target's matrices in this format, once,
-    and run the pack, which is kept in the cache; None runs the target as it is.
+    is fastest. verify: "coupled" and "plain" say what the target says by itself with that seed; "sequoia"
+    says what is as likely, but depends on the draft. tree: "dynamic" grows each tree best first, "sequoia"
+    fills one shape that was optimised beforehand. temperature: what a plan is made for; each request has its
+    own. learn: whether what answers teach about the draft is kept for the next run. quantize: pack the
+    target's matrices in this format, once, and run the pack, which is kept in the cache; None runs the target
+    as it is.
     """
 
     model: str
@@ -125,8 +200,20 @@ class EngineConfig:
     learn: bool = True
     converses: bool = False
     quantize: PackFormat | None = None
+    corpus: tuple[Path, ...] = ()
+
+    @property
+    def drafts(self) -> tuple[str, ...]:
+        """The sources that are named, in order; the first that is no lookup is what plans are made for."""
+        return read_drafts(self.draft)
+
+    @property
+    def substitutes(self) -> bool:
+        """Whether the target itself, in few bits, is among the sources."""
+        return SUBSTITUTE in self.drafts
 
     def __post_init__(self) -> None:
+        drafts = self.drafts
         if self.budget is not None and self.budget < 1:
             raise RequestError(f"budget must be 1 or above, not {self.budget}: the root is a node too")
         if self.width is not None and self.width < 1:
@@ -137,8 +224,12 @@ class EngineConfig:
             raise RequestError(f"vram must be above 0, not {self.vram}")
         if self.context is not None and self.context < 2:
             raise RequestError(f"context must be 2 or above, not {self.context}")
-        if self.verify not in ("coupled", "plain"):
-            raise RequestError(f"verify must be 'coupled' or 'plain', not {self.verify!r}")
+        if self.verify not in get_args(Verify):
+            raise RequestError(f"verify must be 'coupled', 'plain' or 'sequoia', not {self.verify!r}")
+        if self.verify == "sequoia":
+            if self.tree != "sequoia":
+                raise RequestError("--verify sequoia holds for trees of one shape alone: add --tree sequoia")
+            check_draws(drafts)
         if self.tree not in ("dynamic", "sequoia"):
             raise RequestError(f"tree must be 'dynamic' or 'sequoia', not {self.tree!r}")
         if self.dtype not in ("bfloat16", "float32"):
@@ -148,5 +239,5 @@ class EngineConfig:
         if self.quantize not in (None, *get_args(PackFormat)):
             formats = ", ".join(get_args(PackFormat))
             raise RequestError(f"quantize must be one of {formats}, not {self.quantize!r}")
-        if self.draft == "auto" and self.draft_bits == 16:
+        if (AUTO in drafts or SUBSTITUTE in drafts) and self.draft_bits == 16:
             raise RequestError("a substitute has 4, 3 or 2 bits: leave out --draft-bits, or name a draft")

@@ -2,12 +2,17 @@
 
 from dataclasses import replace
 
-from offspec.assemble import Assembly, Notify, Opened, calibration_ids
-from offspec.config import EngineConfig
+from offspec.assemble import Assembly
+from offspec.config import LOOKUPS, EngineConfig
+from offspec.draft_trial import measure_steps
+from offspec.drafters import calibration_ids
+from offspec.drafts import Notify
 from offspec.events import LoadProgress
 from offspec.ledger import DraftRecord
+from offspec.model.parts import TargetParts
+from offspec.opened import Opened
 from offspec.outline import sizes_of
-from offspec.trial import PassTrial, measure_steps, tried_machine
+from offspec.trial import PassTrial, tried_machine
 from offspec.whatif import WhatIfs
 from offspec_planners.calibrate import Calibration, typical
 from offspec_planners.cost import ModelSizes, PassCosts, Pricing, prefill_seconds
@@ -19,6 +24,7 @@ from offspec_planners.search import BUDGETS, STATIC_WIDTH, WIDTHS, Outlook, best
 LEAST_BUDGET = 16  # nodes that there must be room for
 _WALKED = 8.0  # nodes that a first estimate takes a pass to walk
 _PROMPT = 512  # tokens of the prompt that the time to a first token is told for
+_LOOKED_UP = {"cpu": 64, "cuda": 128}  # nodes where lookups are by themselves, which take no time to guess
 _ENOUGH_TREES, _ENOUGH_PASSES = 8, 16  # to know a draft by
 _MEASURED = "measured"  # how a plan begins to say where its acceptance comes from, if it was
 
@@ -31,16 +37,11 @@ def measure(opened: Opened, assembly: Assembly, config: EngineConfig, notify: No
     capacity = assembly.context + (config.budget or 1)
     trial = PassTrial(assembly.target, ids, capacity, config.temperature)
     measured = trial.measure(lambda done, total: notify(LoadProgress(stage, done, total, "layers")))
-    if assembly.drafter is None:
+    main = next(iter(assembly.sources.drafters.values()), None)
+    if main is None:
         return measured
-    step, start = measure_steps(
-        assembly.drafter,
-        assembly.target.skeleton.vocab_size,
-        assembly.target.device,
-        ids,
-        config.budget or 1,
-        config.temperature,
-    )
+    parts = TargetParts(assembly.target)
+    step, start = measure_steps(main, parts, ids, config.budget or 1, config.temperature)
     return replace(measured, step=step, start=start)
 
 
@@ -53,8 +54,10 @@ def calibration_for(record: DraftRecord, config: EngineConfig) -> tuple[Calibrat
     near = record.nearest(config.temperature, coupled)
     if near is not None and _is_enough(near, config):
         return near, f"as {_MEASURED} over {near.passes} passes at another temperature"
-    if config.draft == "auto":
+    if record.kind == "substitute":
         return typical_substitute(record.bits)
+    if record.kind == "head":
+        return typical("head"), "typical of a small head, not measured"
     return typical("model"), "typical of a small model of the same family, not measured"
 
 
@@ -97,8 +100,8 @@ def make_plan(
     CapacityError.
     """
     held = opened.fit(loaded)
-    if held.draft_mode == "none":  # there was no room for it, and so it was not tried
-        opened = replace(opened, draft=None)
+    if held.draft_mode in ("head", "none"):  # there was no room for a model, and so it was not tried
+        opened = replace(opened, drafts=opened.drafts.without_model())
     else:
         loaded = replace(loaded, draft_bits=held.draft_bits)
         opened = replace(opened, config=replace(opened.config, draft_bits=held.draft_bits))
@@ -109,18 +112,20 @@ def make_plan(
         most = min(most, max(len(tree.parent) for tree in calibration.forest))
     budgets = [wanted.budget] if wanted.budget else [budget for budget in BUDGETS if budget <= most]
     widths = [wanted.width] if wanted.width else [width for width in WIDTHS if width <= (loaded.width or 1)]
-    if opened.draft is None:
+    drafts = bool(opened.drafts.names)
+    if not drafts:
         budgets, widths = [1], [1]
     settled, walked, found = loaded, _WALKED, list[Outlook]()
     for _ in range(2):  # the best budget leaves other room for layers than the most, and walks another path
         costs = pricing.costs(target, opened.fit(settled).placement, walked)
-        if wanted.tree == "sequoia" and opened.draft is not None:
+        if wanted.tree == "sequoia" and drafts:
             found = static_sweep(calibration, costs, budgets, min(widths[-1], STATIC_WIDTH))
         else:
             found = sweep(calibration, costs, budgets, widths)
         chosen = best(found)
         choice = chosen.choice
-        settled, walked = replace(wanted, budget=choice.budget, width=choice.width), choice.tokens_per_pass
+        nodes = choice.budget if drafts else undrafted(opened)
+        settled, walked = replace(wanted, budget=nodes, width=choice.width), choice.tokens_per_pass
     fit = opened.fit(settled)
     if opened.unpacks(settled, fit):
         target = target.unpacked_once()
@@ -131,7 +136,7 @@ def make_plan(
     return Plan(
         target=wanted.model,
         target_print=opened.target_print,
-        draft=wanted.draft if opened.draft_print != "none" else "none",
+        draft=opened.asked,
         draft_print=opened.draft_print,
         hardware=hardware,
         device=wanted.device,
@@ -145,7 +150,7 @@ def make_plan(
         chunk=fit.chunk,
         parts=opened.parts(settled, fit),
         placement=fit.placement,
-        budget=chosen.choice.budget,
+        budget=nodes,
         width=chosen.choice.width,
         depth=round(chosen.depth),
         tree=wanted.tree,
@@ -156,7 +161,24 @@ def make_plan(
         acceptance=origin,
         least_memory=least_memory,
         least_vram=least_vram,
-        notes=(),
+        notes=notes_on(opened),
+    )
+
+
+def undrafted(opened: Opened) -> int:
+    """Nodes verified in a pass where nobody drafts: a root alone, or as many as lookups may fill."""
+    if not set(LOOKUPS) & set(opened.config.drafts):
+        return 1
+    return opened.config.budget or _LOOKED_UP[opened.target.device.type]
+
+
+def notes_on(opened: Opened) -> tuple[str, ...]:
+    """What a plan leaves out of account."""
+    lookups = [name for name in opened.config.drafts if name in LOOKUPS]
+    if not lookups:
+        return ()
+    return (
+        f"What {' and '.join(lookups)} copy from the text comes on top of this, and depends on the text.",
     )
 
 

@@ -15,36 +15,40 @@ from offspec.answer import Answer, Request
 from offspec.assemble import Assembly, describe
 from offspec.choose import Way, prepare
 from offspec.concurrent import Turns, in_thread
-from offspec.config import DraftBits, EngineConfig, PackFormat, SamplingParams, Tree, Verify, parse_bytes
+from offspec.config import (
+    DraftBits,
+    EngineConfig,
+    PackFormat,
+    SamplingParams,
+    Tree,
+    Verify,
+    check_comparable,
+    parse_bytes,
+)
 from offspec.conversation import Conversation
-from offspec.draft.base import Scorer
-from offspec.ending import Ending
+from offspec.corpus import read_corpus
+from offspec.draft.suffix import SuffixLookup
 from offspec.errors import ClosedError, RequestError
 from offspec.events import Event, Finished, Mismatch, Result, unheard
+from offspec.guessing import Guessing
 from offspec.ledger import DraftRecord, read_plan
-from offspec.noise import GumbelNoise
-from offspec.preview import preview
-from offspec.sampling import LogitsProcessor
-from offspec.sequence import Decoding, TokenSequence
+from offspec.sequence import TokenSequence
 from offspec.session import Session
 from offspec.text.codec import Messages
-from offspec.text.stream import TextStream
 from offspec.timeline import OFF, Timeline
 from offspec_planners.best_first import Grown
-from offspec_planners.calibrate import Calibration
 from offspec_planners.plan import Plan
 
-_PREVIEWED = 256  # nodes at least of a previewed tree, where there is room
 _CLOSING_S = 0.02  # how often `close` looks whether an answer in another thread has ended
-_STRIDE = 10  # tokens from one previewed tree to the next: about a pass
 
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
+Draft = str | Sequence[str]  # names, joined by commas or one by one
 
 
 def load(
     model: str,
     *,
-    draft: str = "auto",
+    draft: Draft = "auto",
     draft_bits: DraftBits | None = None,
     memory: str | int | None = None,
     vram: str | int | None = None,
@@ -57,6 +61,7 @@ def load(
     tree: Tree = "dynamic",
     temperature: float = 0.0,
     quantize: PackFormat | None = None,
+    corpus: Sequence[str | Path] = (),
     plan: str | Path | Plan | None = None,
     replan: bool = False,
     learn: bool = True,
@@ -65,20 +70,25 @@ def load(
 ) -> "Engine":
     """Open a model and everything it needs to answer.
 
-    model: a hub id, a folder, a .gguf file, or "demo". draft: the same, or "auto" (a substitute: the
-    target itself in few bits), or "none". draft_bits: 2, 3, 4, or 16, which leaves a named draft as it is;
-    by default that, and for a substitute the most that fit. memory: a promise for the whole process,
-    "1.5GB" or bytes; vram: the same for the memory of a CUDA device. budget: most nodes verified in a pass;
-    width: nodes that a draft step expands; None for what a plan says is fastest, which is measured once and
-    kept for later runs. tree: "sequoia" fills one optimised shape instead of growing each tree anew.
-    temperature: what is planned for. quantize: round the target's matrices, once, into a pack in the cache,
-    and run that. plan: one to follow instead, or its file; replan: make one anew. learn: keep for later runs
-    what answers teach about the draft. notify: takes LoadProgress and Notice events now, and Prefill ones as
-    layers of a first pass complete. timeline: records what runs when, for its `write`. Raises OffspecError.
+    model: a hub id, a folder, a .gguf file, or "demo". draft: what guesses, one source or several: a model or
+    a head by its id or path, "substitute" (the target itself in few bits), "early-exit" and "mtp" (layers of
+    its own), "suffix" and "lookup" (which copy from the text); "auto", the best there is, or "none".
+    draft_bits: 2, 3, 4, or 16, which leaves a named model as it is; by default that, and for a substitute
+    the most that fit. corpus: text files and saved conversations, or folders of them, that "suffix" may copy
+    from too. memory: a promise for the whole process, "1.5GB" or bytes; vram: the same for the memory of a
+    CUDA device. budget: most nodes verified in a pass; width: nodes that a draft step expands; None for what
+    a plan says is fastest, which is measured once and kept for later runs. verify: "plain" guesses without
+    the target's dice; "sequoia", for trees of one shape, draws the guesses: what is sampled is then as likely
+    as by the target alone, but depends on the draft. tree: "sequoia" fills one optimised shape instead of
+    growing each tree anew. temperature: what is planned for. quantize: round the target's matrices, once,
+    into a pack in the cache, and run that. plan: one to follow instead, or its file; replan: make one anew.
+    learn: keep for later runs what answers teach about the draft. notify: takes LoadProgress and Notice
+    events now, and Prefill ones as layers of a first pass complete. timeline: records what runs when, for its
+    `write`. Raises OffspecError.
     """
     config = EngineConfig(
         model=model,
-        draft=draft,
+        draft=draft if isinstance(draft, str) else ",".join(draft),
         draft_bits=draft_bits,
         memory=None if memory is None else parse_bytes(memory),
         vram=None if vram is None else parse_bytes(vram),
@@ -92,6 +102,7 @@ def load(
         temperature=temperature,
         learn=learn,
         quantize=quantize,
+        corpus=tuple(map(Path, corpus)),
     )
     return open_engine(config, plan=plan, replan=replan, notify=notify, timeline=timeline)
 
@@ -107,8 +118,13 @@ def open_engine(
     """What `load` does, with its settings in one piece. Raises OffspecError."""
     named = read_plan(Path(plan)) if isinstance(plan, str | Path) else plan
     notify, timeline = notify or unheard, timeline or OFF
+    texts = read_corpus(config.corpus)
     with timeline.span("engine", "load"):
         ready = prepare(config, notify, timeline, named=named, replan=replan)
+    suffix, codec = ready.assembly.sources.lookups["suffix"], ready.assembly.codec
+    assert isinstance(suffix, SuffixLookup)
+    for text in texts:
+        suffix.add_text(codec.tokenize(text))
     return Engine(ready.config, ready.assembly, notify, timeline, way=ready.way, record=ready.record)
 
 
@@ -127,13 +143,11 @@ class Engine:
     ) -> None:
         """way: how trees are grown, by default as `config` says; record: where learning is kept, if it is."""
         self.config = config
-        self._way = way or Way.fixed(config)
-        self._record = record
         self.timeline = timeline
         self._assembly = assembly
         self._notify = notify
-        self._sequence = TokenSequence(assembly.target, assembly.drafter, timeline)
-        self._calibrations: dict[tuple[float, bool], Calibration] = {}
+        self._sequence = TokenSequence(assembly.target, assembly.sources, timeline)
+        self._guessing = Guessing(config, assembly, way or Way.fixed(config), record)
         self._turns = Turns(
             "another answer of this engine is under way; read its stream to the end or close it"
         )
@@ -143,23 +157,35 @@ class Engine:
 
     @property
     def draft(self) -> str:
-        """What drafts: a name for people, or "none"."""
-        return self._assembly.drafter.name if self._assembly.drafter else "none"
+        """What guesses for requests that do not choose: names for people, or "none"."""
+        return self._guessing.described(self._guessing.names)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The names that a request's `draft` may choose among, beside "none"."""
+        return self._assembly.sources.names
+
+    def use(self, draft: Draft) -> None:
+        """Have these of `sources` guess for requests that do not choose; "auto": what `load` was asked for.
+
+        Raises RequestError.
+        """
+        self._guessing.use(draft)
 
     @property
     def width(self) -> int:
         """Nodes that a draft step expands at most."""
-        return self._way.policy.width
+        return self._guessing.way.policy.width
 
     @property
     def budget(self) -> int:
         """The most nodes verified in a pass."""
-        return self._way.policy.budget
+        return self._guessing.way.policy.budget
 
     @property
     def plan(self) -> Plan | None:
         """What is expected of this engine and why it is set up so; None where all settings were given."""
-        return self._way.plan
+        return self._guessing.way.plan
 
     @property
     def context(self) -> int:
@@ -177,11 +203,12 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         raw: bool = False,
+        draft: Draft | None = None,
         speculate: bool = True,
         check: bool = False,
     ) -> Result:
         """The whole answer. See `stream`, whose last event carries this result."""
-        for event in self.stream(prompt, params, raw=raw, speculate=speculate, check=check):
+        for event in self.stream(prompt, params, raw=raw, draft=draft, speculate=speculate, check=check):
             if isinstance(event, Finished):
                 return event.result
         raise AssertionError("a stream ends with Finished")
@@ -192,6 +219,7 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         raw: bool = False,
+        draft: Draft | None = None,
         speculate: bool = True,
         check: bool = False,
         halt: threading.Event | None = None,
@@ -200,13 +228,17 @@ class Engine:
         """Answer a prompt, yielding events as they happen.
 
         prompt: text (one message of the user, or plain text when `raw`), chat messages, or token ids.
-        speculate: False decodes one token a pass, which gives the same tokens, slowly. check: decode once
-        more in that way and report in the result where tokens differ, if they do. halt: once it is set, from
-        whichever thread, the pass under way is broken off and the answer ends with what there is. trees:
-        send a TreeSeen for every pass. Raises OffspecError.
+        draft: which of `sources` guess for this request, by default what `load` was asked for; "none" guesses
+        nothing. speculate: False does not either: one token a pass gives the same tokens, slowly. check:
+        decode once more in that way and report in the result where tokens differ, if they do. halt: once it
+        is set, from whichever thread, the pass under way is broken off and the answer ends with what there
+        is. trees: send a TreeSeen for every pass. Raises OffspecError.
         A second thread waits until the first stream has ended or was closed.
         """
-        request = Request((), _seeded(params), speculate, halt or threading.Event(), trees)
+        if check and speculate:
+            check_comparable(self.config.verify, params or SamplingParams())
+        sources = self._guessing.chosen(draft) if speculate else ()
+        request = Request((), _seeded(params), sources, halt or threading.Event(), trees)
         events = self._stream(prompt, raw, check, request)
         self._streams.add(events)
         return events
@@ -265,38 +297,13 @@ class Engine:
             request,
             self._assembly,
             self._sequence,
-            lambda ending, answer: self._decoding(request, ending, answer),
+            lambda ending, answer: self._guessing.decoding(request, ending, answer),
             context=self.context,
-            draft=self.draft,
+            draft=self._guessing.described(request.sources),
             budget=self.budget,
             notify=self._notify,
             timeline=self.timeline,
         )
-
-    def _decoding(self, request: Request, ending: Ending, answer: Answer | None = None) -> Decoding:
-        target, params = self._assembly.target, request.params
-        vocabulary, device = target.skeleton.vocab_size, target.device
-        processor = LogitsProcessor(params, vocabulary, request.ids, device)
-        assert params.seed is not None
-        noise = GumbelNoise(params.seed, vocabulary, device) if processor.uses_noise else None
-        coupled = noise if self.config.verify == "coupled" else None
-        calibration = self._calibration(params.temperature, coupled is not None)
-        return Decoding(
-            processor=processor,
-            noise=noise,
-            scorer=Scorer(processor, coupled, calibration) if request.speculate else None,
-            policy=self._way.recording(calibration),
-            shape=self._way.shape,
-            stop=ending.after,
-            between=answer.look if answer else None,
-            grown=answer.grown if answer else None,
-        )
-
-    def _calibration(self, temperature: float, coupled: bool) -> Calibration:
-        """What is known of the draft for such requests, to learn into."""
-        if self._record is not None:
-            return self._record.entry(temperature, coupled)
-        return self._calibrations.setdefault((temperature, coupled), Calibration())
 
     def preview(
         self, prompt: Prompt, params: SamplingParams, *, trees: int = 3, raw: bool = False
@@ -305,22 +312,13 @@ class Engine:
 
         Raises OffspecError.
         """
-        drafter, room = self._assembly.drafter, self.config.budget or 1
-        nodes = min(room, max(_PREVIEWED, 2 * self.budget))
-        params = replace(params, seed=params.seed or 0)
         with self._turn():
-            if drafter is None or nodes < 2:
-                return []
-            ids = self._encode(prompt, raw)
-            ending = Ending(params, frozenset(), TextStream(self._assembly.codec, ()))
-            decoding = self._decoding(Request(ids, params), ending)
-            assert decoding.scorer is not None
-            policy = replace(self._way.policy, budget=nodes // 2, record=nodes, costs=None)
-            return preview(drafter, decoding.scorer, ids, policy, _STRIDE, trees, self.context)
+            params = replace(params, seed=params.seed or 0)
+            return self._guessing.preview(self._encode(prompt, raw), params, trees, self.context)
 
     def follow(self, way: Way) -> None:
         """Grow trees in another way from the next answer on. Its budget must be within the room there is."""
-        self._way = way
+        self._guessing.way = way
 
     def _check(self, request: Request, result: Result, gaps: Sequence[float]) -> tuple[Mismatch, ...] | None:
         """The first place where decoding without speculation differs; what follows it is another text.
@@ -328,7 +326,7 @@ class Engine:
         None where it was halted before it came to an end.
         """
         self._sequence.forget()  # keys and values that came with a tree would be taken for right
-        for event in self._answer(replace(request, speculate=False, trees=False)).events():
+        for event in self._answer(replace(request, sources=(), trees=False)).events():
             if isinstance(event, Finished):
                 alone, reason = event.result.token_ids, event.result.finish_reason
         for index, (token, other) in enumerate(zip(result.token_ids, alone, strict=False)):
@@ -353,13 +351,11 @@ class Engine:
             time.sleep(_CLOSING_S)
 
     def _free(self) -> None:
-        learnt = None if self._closed else self._record
-        self._closed = True
-        if self._assembly.drafter is not None:
-            self._assembly.drafter.close()
+        learnt, self._closed = not self._closed, True
+        self._assembly.sources.close()
         self._assembly.target.close()
-        if learnt is not None:
-            learnt.save()
+        if learnt:
+            self._guessing.save()
 
     def astream(
         self,
@@ -367,6 +363,7 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         raw: bool = False,
+        draft: Draft | None = None,
         speculate: bool = True,
         check: bool = False,
         trees: bool = False,
@@ -375,7 +372,7 @@ class Engine:
         halt = threading.Event()
         return in_thread(
             lambda: self.stream(
-                prompt, params, raw=raw, speculate=speculate, check=check, halt=halt, trees=trees
+                prompt, params, raw=raw, draft=draft, speculate=speculate, check=check, halt=halt, trees=trees
             ),
             halt.set,
         )
@@ -386,11 +383,12 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         raw: bool = False,
+        draft: Draft | None = None,
         speculate: bool = True,
         check: bool = False,
     ) -> Result:
         """`generate` for `async` callers; cancelled, it halts the answer."""
-        events = self.astream(prompt, params, raw=raw, speculate=speculate, check=check)
+        events = self.astream(prompt, params, raw=raw, draft=draft, speculate=speculate, check=check)
         finished = [event async for event in events if isinstance(event, Finished)]
         return finished[0].result
 

@@ -1,8 +1,11 @@
 """What a face renders. The engine yields these; a face sees these and never a tensor."""
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+Guessed = tuple[tuple[str, int], ...]  # tokens by the name of the source that guessed them
 FinishReason = Literal["stop", "eos", "length", "context", "halted"]
 
 
@@ -16,7 +19,7 @@ class LoadProgress:
     stage: str
     done: int
     total: int
-    unit: Literal["bytes", "layers", "files", "tensors", "steps"] = "bytes"
+    unit: Literal["bytes", "layers", "files", "tensors", "steps", "tokens", "texts"] = "bytes"
     detail: str = ""
 
 
@@ -98,7 +101,8 @@ class TreeSeen:
 class PassStats:
     """One trip of the target's weights. Seconds are wall time; `emitted` counts the bonus token.
 
-    Of target_seconds, wait_seconds passed in waiting for weights and compute_seconds in layers.
+    Of target_seconds, wait_seconds passed in waiting for weights and compute_seconds in layers. guessed_by:
+    the accepted tokens of each source that had any; the rest of `emitted` is the bonus.
     """
 
     index: int
@@ -111,6 +115,15 @@ class PassStats:
     bytes_streamed: int
     wait_seconds: float = 0.0
     compute_seconds: float = 0.0
+    guessed_by: Guessed = ()
+
+
+def total_guessed(counts: Iterable[Guessed]) -> Guessed:
+    """Accepted tokens of each source, added up, most first."""
+    total = Counter[str]()
+    for each in counts:
+        total.update(dict(each))
+    return tuple(total.most_common())
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +160,7 @@ class Result:
     reused_tokens: int = 0
     peak_device_bytes: int = 0  # memory of a CUDA device; 0 on a CPU
     mismatches: tuple[Mismatch, ...] | None = field(default=None)  # None: not checked
+    guessed_by: Guessed = ()  # accepted tokens of each source, most first
 
     @property
     def tokens(self) -> int:

@@ -59,14 +59,17 @@ def _plan_file(key: str) -> Path:
 class DraftRecord:
     """What is known of one draft's guesses for one target, by temperature and rule.
 
-    bits: that the draft's matrices are rounded to, 16 where they are not; in other bits it is another draft.
+    kind: what it is like. bits: that its matrices are rounded to, 16 where they are not; in other bits it is
+    another draft.
 
     entry(...) is a calibration that engines go on learning into; `save` keeps those, and leaves what other
     processes may have learnt at other temperatures. keeps: False to learn and forget.
     """
 
-    def __init__(self, target: str, draft: str, bits: int = 16, *, keeps: bool = True) -> None:
-        self.bits, self.keeps = bits, keeps
+    def __init__(
+        self, target: str, draft: str, bits: int = 16, *, kind: str = "model", keeps: bool = True
+    ) -> None:
+        self.kind, self.bits, self.keeps = kind, bits, keeps
         self._used = set[_Case]()
         self._file = cache_root() / "drafts" / f"{key_of(target, draft, bits)}.json"
         self._entries: dict[_Case, Calibration] = {}

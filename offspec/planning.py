@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from offspec import ledger
-from offspec.assemble import Notify, open_models
+from offspec.assemble import open_models
 from offspec.choose import Ready, followed, plan_key, prepare, way_of
-from offspec.config import EngineConfig, SamplingParams
+from offspec.config import NONE, EngineConfig, SamplingParams
+from offspec.drafts import Notify
 from offspec.draw_up import is_measured, plan_by
 from offspec.engine import Engine
 from offspec.errors import RequestError
@@ -19,6 +20,7 @@ from offspec_planners.hardware import Hardware
 from offspec_planners.plan import Plan
 
 _PASSES_EACH, _TREES_EACH = 4, 3  # of each prompt
+_PASSES_SEEN = 7  # of each, where trees can be recorded in passes alone
 _SECONDS = 40.0  # that the passes of a rehearsal take, and that its previews take; the last prompt's aside
 
 
@@ -58,7 +60,7 @@ def _kept(config: EngineConfig, notify: Notify) -> Plan | None:
 
 
 def _is_measured(plan: Plan) -> bool:
-    return plan.draft_mode == "none" or is_measured(plan.acceptance)
+    return plan.draft_mode == NONE or is_measured(plan.acceptance)
 
 
 class Rehearsal:
@@ -75,11 +77,12 @@ class Rehearsal:
             (prompt, SamplingParams(temperature, seed=number, max_tokens=256))
             for number, prompt in enumerate(REHEARSAL)
         ]
+        passes = _PASSES_SEEN if self.ready.record.kind == "head" else _PASSES_EACH
         began = time.perf_counter()
         for done, (prompt, params) in enumerate(asked):
             notify(LoadProgress(stage, done, total, "steps"))
             with suppress(RequestError):  # too long for a small context
-                answer_passes(self.engine, prompt, params, _PASSES_EACH)
+                answer_passes(self.engine, prompt, params, passes)
             if time.perf_counter() - began > _SECONDS:
                 break
         forest, began = list[Grown](), time.perf_counter()

@@ -1,12 +1,14 @@
 """The state of decoding: committed token ids, what both caches hold of them, and a pass over them."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from offspec.draft.base import Drafter, Scorer
+from offspec.draft.base import Features
+from offspec.draft.mixture import Mixture
+from offspec.draft.sources import Sources
 from offspec.grow import Growth, GrowthPolicy, grow, no_growth
 from offspec.grow_static import grow_static
 from offspec.model.attention import TreeContext
@@ -15,6 +17,7 @@ from offspec.noise import GumbelNoise
 from offspec.sampling import LogitsProcessor
 from offspec.timeline import OFF, Timeline
 from offspec.verify import Walk, walk
+from offspec.verify_sequoia import walk_without_replacement
 from offspec_planners.sequoia import Shape
 
 
@@ -22,19 +25,22 @@ from offspec_planners.sequoia import Shape
 class Decoding:
     """What stays the same from pass to pass of one request.
 
-    scorer: None without speculation. shape: of all trees, where they are not grown best first; it has no
-    more nodes than the policy's budget. between: called between draft steps, and may raise to break the pass
-    off; grown: called with the number of nodes once the tree is complete.
+    mixture: what guesses; None without speculation. shape: of all trees, where they are not grown best
+    first; it has no more nodes than the policy's budget. between: called between draft steps, and may raise
+    to break the pass off; grown: called with the number of nodes once the tree is complete. numbers: where
+    the one drafter of the mixture draws its guesses, random ones for the choice of the token at a position,
+    by Sequoia's rule; trees then have a shape, or one node.
     """
 
     processor: LogitsProcessor
     noise: GumbelNoise | None
-    scorer: Scorer | None
+    mixture: Mixture | None
     policy: GrowthPolicy
     stop: Callable[[int], bool]
     shape: Shape | None = None
     between: Callable[[], None] | None = None
     grown: Callable[[int], None] | None = None
+    numbers: Callable[[int], Iterator[float]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +60,10 @@ class TokenSequence:
     prompt that it does not cover yet ride along with the next pass.
     """
 
-    def __init__(self, target: LoadedModel, drafter: Drafter | None, timeline: Timeline = OFF) -> None:
+    def __init__(self, target: LoadedModel, sources: Sources | None = None, timeline: Timeline = OFF) -> None:
+        """sources: all that may guess, whether or not a request uses them: each follows the ids."""
         self._target = target
-        self._drafter = drafter
+        self._sources = sources or Sources()
         self._timeline = timeline
         self.ids: list[int] = []
 
@@ -72,8 +79,7 @@ class TokenSequence:
         while shared < limit and self.ids[shared] == prompt[shared]:
             shared += 1
         self._target.tree_model.cache.rewind(shared)
-        if self._drafter is not None:
-            self._drafter.rewind(shared)
+        self._sources.rewind(shared)
         self.ids = list(prompt)
         return shared
 
@@ -92,44 +98,34 @@ class TokenSequence:
             hidden = self._forward(growth)
         model = self._target.tree_model
         root = len(self.ids) - 1
+        pending = root - model.cache.length
         with self._timeline.span("verify", "walk") as span:
-            result = walk(
-                growth.tree,
-                model.logits_by_row(hidden),
-                decoding.processor,
-                decoding.noise,
-                root,
-                decoding.stop,
-            )
+            result = _walk(growth, decoding, model.logits_by_row(hidden[pending:]), root)
             span.note(emitted=len(result.tokens))
         with self._timeline.span("engine", "commit"):
-            self._commit(growth, result, decoding)
-        return PassResult(result, growth, grown - began, time.perf_counter() - grown)
+            self._commit(growth, result, decoding, hidden)
+        ended = time.perf_counter()
+        if decoding.mixture is not None:
+            growth.settle(decoding.mixture, result.nodes, len(result.tokens), ended - began)
+        return PassResult(result, growth, grown - began, ended - grown)
 
     def _grow(self, decoding: Decoding, max_depth: int) -> Growth:
-        drafter, scorer, policy = self._drafter, decoding.scorer, decoding.policy
-        if drafter is None or scorer is None or policy.budget == 1 or max_depth < 1:
+        mixture, policy, look = decoding.mixture, decoding.policy, decoding.between
+        if mixture is None or policy.budget == 1 or max_depth < 1:
             return no_growth(self.ids[-1])
         with self._timeline.span("draft", "grow") as span:
-            drafter.adopt()
+            self._sources.adopt()
             if decoding.shape is None:
-                growth = grow(drafter, scorer, self.ids, policy, max_depth, self._timeline, decoding.between)
+                growth = grow(mixture, self.ids, policy, max_depth, self._timeline, look)
             else:
                 growth = grow_static(
-                    drafter,
-                    scorer,
-                    self.ids,
-                    decoding.shape,
-                    max_depth,
-                    policy.width,
-                    self._timeline,
-                    decoding.between,
+                    mixture, self.ids, decoding.shape, max_depth, policy.width, self._timeline, look
                 )
             span.note(nodes=len(growth.tree), steps=growth.steps)
         return growth
 
     def _forward(self, growth: Growth) -> torch.Tensor:
-        """Hidden states [N, H] of the tree's nodes; the pending tokens go through in front of them."""
+        """Hidden states [P + N, H]: of the P pending tokens, which go in front, and of the tree's nodes."""
         model, device = self._target.tree_model, self._target.device
         root = len(self.ids) - 1
         pending = self.ids[model.cache.length : root]
@@ -149,18 +145,27 @@ class TokenSequence:
             causal=len(pending),
             ancestors=ancestors.to(device),
         )
-        return model.hidden(tokens, context)[len(pending) :]
+        model.taps = self._sources.wants.layers
+        return model.hidden(tokens, context)
 
-    def _commit(self, growth: Growth, result: Walk, decoding: Decoding) -> None:
+    def _commit(self, growth: Growth, result: Walk, decoding: Decoding, hidden: torch.Tensor) -> None:
         cache = self._target.tree_model.cache
-        pending = len(self.ids) - 1 - cache.length
+        start = cache.length
+        pending = len(self.ids) - 1 - start
         cache.commit(pending, result.nodes)
         self.ids.extend(result.tokens)
         decoding.processor.commit(result.tokens)
-        if growth.steps and self._drafter is not None:
-            self._drafter.commit([int(growth.candidates[node]) for node in result.nodes])
-            if decoding.scorer is not None:
-                growth.learn(decoding.scorer, result.nodes, result.tokens)
+        mixture = decoding.mixture
+        if mixture is not None and growth.asked.active:
+            accepted = [int(growth.candidates[node]) for node in result.nodes]
+            for index in growth.asked.seen:
+                mixture.sources[index].drafter.commit(accepted)
+            growth.learn(mixture, result.nodes, result.tokens)
+        if self._sources.wants:
+            rows = [*range(pending), *(pending + node for node in result.nodes)]
+            tapped = self._target.tree_model.tapped
+            inputs = {layer: states[rows] for layer, states in tapped.items()}
+            self._sources.observe(Features(start, hidden[rows], inputs))
 
     def forget(self) -> None:
         """Let the next prompt be computed anew, whatever the caches hold of it."""
@@ -169,3 +174,17 @@ class TokenSequence:
     def recover(self) -> None:
         """After a pass was broken off: drop its rows and set the stream going again."""
         self._target.recover()
+
+
+def _walk(growth: Growth, decoding: Decoding, logits: Callable[[int], torch.Tensor], position: int) -> Walk:
+    """Walk a grown tree by the request's rule. logits, position: as in `walk`."""
+    tree, processor, stop = growth.tree, decoding.processor, decoding.stop
+    if decoding.numbers is None:
+        return walk(tree, logits, processor, decoding.noise, position, stop)
+
+    def drafts(node: int) -> torch.Tensor:
+        children, row = growth.children[int(growth.candidates[node])]
+        assert children.drawn is not None, "only guesses that were drawn can be tested so"
+        return children.drawn[row]
+
+    return walk_without_replacement(tree, logits, processor, drafts, decoding.numbers, position, stop)

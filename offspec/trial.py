@@ -1,4 +1,4 @@
-"""Trying a loaded model: what its passes and its draft's steps take on this machine, in a few seconds.
+"""Trying a loaded model: what its passes take on this machine, in a few seconds.
 
 A pass over a large model takes a minute, so a trial breaks it off as soon as enough layers have run. What it
 has measured is the layers as they will run: over their own weights, with the reading threads at work beside
@@ -9,29 +9,23 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
 import torch
 
 from offspec.config import SamplingParams
-from offspec.draft.base import Children, Scorer
-from offspec.draft.lm import LMDrafter
 from offspec.errors import StreamError
-from offspec.grow import GrowthPolicy, grow
 from offspec.model.attention import TreeContext
 from offspec.model.loaded import LoadedModel
 from offspec.noise import GumbelNoise
 from offspec.sampling import LogitsProcessor
-from offspec.tree import ROOT, Candidates, TokenTree
+from offspec.tree import TokenTree
 from offspec.verify import walk
-from offspec_planners.calibrate import Calibration
 from offspec_planners.cost import ModelSizes
 from offspec_planners.hardware import Hardware, Processor, Rate
 from offspec_planners.measure import disk_rate, identify
 from offspec_planners.measured import Measured
 
 ROWS = (2, 16, 64, 128, 256, 512)
-WIDTHS = (1, 4, 8, 16, 32, 64)
 PREFIX = 128  # committed positions behind which is measured: an answer's beginning
 
 _SECONDS = 0.7  # that a pass is given before it is broken off
@@ -41,8 +35,6 @@ _COPIED, _COPIES = 4 << 20, 5
 _UNPACKING = 3.5  # times what copying takes, by `bench.dequant`: NF4 on a CPU
 _LINK_SECONDS, _READINGS = 1.5, 3  # of reading, to know how fast the link is
 _BUSY = 0.2  # share of that time that passes must wait for the link to call it busy
-_DRAFT_SECONDS = 2.5  # for steps of all widths
-_COMMITTED = 8  # tokens that run together with a root, as after a pass that went well
 
 Progress = Callable[[int, int], None]
 
@@ -207,79 +199,3 @@ def tried_machine(target: LoadedModel, measured: Measured, sizes: ModelSizes) ->
     processor = Processor(which.processor, which.memory, Rate.exactly(fetched), products, 0.0)
     disk = measured.link or read_rate(target)
     return Hardware(which.name, which.ram, disk, measured.link if which.apart else None, processor)
-
-
-class _Clock:
-    """A drafter that notes when each of its steps began, and how wide it was."""
-
-    def __init__(self, drafter: LMDrafter) -> None:
-        self._drafter, self.name = drafter, drafter.name
-        self.began: list[tuple[float, int]] = []
-
-    def expand(self, candidates: Candidates, nodes: Sequence[int], scorer: Scorer) -> Children:
-        self.began.append((time.perf_counter(), len(nodes)))
-        return self._drafter.expand(candidates, nodes, scorer)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._drafter, name)
-
-
-@torch.no_grad()
-def measure_steps(
-    drafter: LMDrafter,
-    vocabulary: int,
-    device: torch.device,
-    ids: Sequence[int],
-    budget: int,
-    temperature: float = 0.0,
-) -> tuple[tuple[tuple[int, float], ...], float]:
-    """((width, seconds) of a draft step, what the first step after a pass takes more), from trees grown.
-
-    ids: text below whose end trees are grown; budget: most nodes that the draft has room for. Leaves the
-    draft's cache empty.
-    """
-    params = SamplingParams(temperature=temperature)
-    processor = LogitsProcessor(params, vocabulary, [], device)
-    noise = GumbelNoise(0, vocabulary, device) if temperature else None
-    scorer = Scorer(processor, noise, Calibration())
-    text = list(ids)[: PREFIX + _COMMITTED]
-    known = max(len(text) - _COMMITTED, 1)
-    widths = [width for width in (16, 8, 32, 4, 64) if width <= budget] or [1]
-    steps, first = list[tuple[int, float]](), list[float]()
-    started = time.perf_counter()
-    try:
-        _grow(drafter, scorer, text[:known], 2, 1)
-        drafter.commit([ROOT])  # what follows finds the prompt known
-        for turn, width in enumerate(2 * widths):
-            if turn >= len(widths) and time.perf_counter() - started > _DRAFT_SECONDS:
-                break
-            grown = _grow(drafter, scorer, text, min(budget, 4 * width), width)
-            first += [seconds for _, seconds in grown[:1]]
-            steps += grown[1:]
-    finally:
-        drafter.rewind(0)
-    return _by_width(steps, first)
-
-
-def _grow(
-    drafter: LMDrafter, scorer: Scorer, ids: Sequence[int], budget: int, width: int
-) -> list[tuple[int, float]]:
-    """(width, seconds) of the steps that grew one tree."""
-    clock = _Clock(drafter)
-    grow(clock, scorer, ids, GrowthPolicy(budget, width, min_gain=0.0), 12)
-    ends = [began for began, _ in clock.began[1:]] + [time.perf_counter()]
-    return [(width, end - began) for (began, width), end in zip(clock.began, ends, strict=True)]
-
-
-def _by_width(
-    steps: Sequence[tuple[int, float]], first: Sequence[float]
-) -> tuple[tuple[tuple[int, float], ...], float]:
-    """The median step near each of the widths, never falling; and the median first step beyond the least."""
-    points: list[tuple[int, float]] = []
-    for width in WIDTHS:
-        near = [seconds for wide, seconds in steps if abs(wide - width) <= width // 8]
-        if near:
-            points.append((width, max(statistics.median(near), points[-1][1] if points else 0.0)))
-    if not points:
-        return ((1, statistics.median(first)),), 0.0
-    return tuple(points), max(statistics.median(first) - points[0][1], 0.0)

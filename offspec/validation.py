@@ -8,9 +8,9 @@ plan would say by that.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from offspec.assemble import Notify
 from offspec.choose import Ready, prepare, way_of
 from offspec.config import EngineConfig, SamplingParams
+from offspec.drafts import Notify
 from offspec.draw_up import calibration_for, measure
 from offspec.engine import Engine
 from offspec.errors import RequestError

@@ -3,10 +3,10 @@
 from contextlib import suppress
 from dataclasses import replace
 
-from offspec.assemble import Opened
 from offspec.config import EngineConfig, format_bytes
 from offspec.errors import CapacityError
 from offspec.fit import Fit
+from offspec.opened import Opened
 from offspec_planners.calibrate import Calibration
 from offspec_planners.cost import ModelSizes, Pricing
 from offspec_planners.placement import Tier
@@ -93,7 +93,7 @@ class WhatIfs:
         return rows
 
     def _plain(self) -> float:
-        alone = replace(self._opened, draft=None).fit(replace(self._config, budget=1, width=1))
+        alone = self._opened.alone().fit(replace(self._config, budget=1, width=1))
         costs = self._pricing.costs(self._target, alone.placement, 1.0)
         return outlook(self._calibration, costs, 1, 1).choice.tok_per_s
 
@@ -105,5 +105,5 @@ class WhatIfs:
             target or self._target, (fit or self._fit).placement, self._chosen.tokens_per_pass
         )
         budget = self._chosen.budget
-        budgets = sorted({1, max(budget // 2, 1), budget, 2 * budget}) if self._opened.draft else [1]
+        budgets = sorted({1, max(budget // 2, 1), budget, 2 * budget}) if self._opened.drafts.names else [1]
         return best(sweep(self._calibration, costs, budgets, [self._chosen.width])).choice.tok_per_s

@@ -1,6 +1,6 @@
 """Tiny random models of many families, written to disk as real checkpoints, and engines over them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,11 @@ import torch
 
 from offspec.assemble import Assembly
 from offspec.checkpoint import open_checkpoint
-from offspec.config import EngineConfig
+from offspec.config import LOOKUPS, EngineConfig
 from offspec.draft.lm import LMDrafter
+from offspec.draft.lookup import NgramLookup
+from offspec.draft.sources import Sources
+from offspec.draft.suffix import SuffixLookup
 from offspec.engine import Engine
 from offspec.events import Event, unheard
 from offspec.model.loaded import LoadedModel
@@ -179,11 +182,13 @@ def tiny_engine(
     lean: bool = True,
     device: torch.device = _CPU,
     wrap: Callable[[Any], Any] | None = None,
+    more: Mapping[str, Any] | None = None,
     notify: Callable[[Event], None] = unheard,
 ) -> Engine:
-    """An engine whose placement is given instead of decided; draft is a folder, "auto" or "none".
+    """An engine whose placement is given instead of decided; draft is a folder, "substitute" or "none".
 
-    folder: the target's, or a GGUF file. resident and slots: a placement in one memory, unless a whole
+    "auto" is a substitute by itself here, and lookups may follow behind commas. more: other drafters, by
+    name. folder: the target's, or a GGUF file. resident and slots: a placement in one memory, unless a whole
     `placement` is given. lean: draft by the lean forward where the family has one.
     """
     checkpoint = open_checkpoint(str(folder))
@@ -193,26 +198,31 @@ def tiny_engine(
         placement = Placement.in_memory(len(target.layers), resident, slots)
         placement = replace(placement, staging=2 if device.type != "cpu" else 0)
     target.load(placement, context + budget, nothing)
-    drafter: Any = None
-    if draft == "auto":
+    draft = str(draft).replace("auto", "substitute")
+    main, *others = draft.split(",")
+    drafters: dict[str, Any] = {}
+    if main == "substitute":
         substitute = open_model(folder, dtype, device)
         substitute.load_packed(4, expand, context, nothing, CALIBRATION, target.rest_tensors)
-        drafter = _drafter(substitute, context, lean, target)
-    elif draft != "none":
-        other = open_model(Path(draft), dtype, device)
+        drafters[main] = _drafter(substitute, context, lean, target)
+    elif main != "none" and main not in LOOKUPS:
+        other = open_model(Path(main), dtype, device)
         load_all(other, context)
-        drafter = _drafter(other, context, lean)
+        drafters[main] = _drafter(other, context, lean)
     if wrap is not None:
-        drafter = wrap(drafter)
+        drafters = {name: wrap(drafter) for name, drafter in drafters.items()}
+    drafters |= more or {}
+    names = [name for name in dict.fromkeys((*drafters, main, *others)) if name != "none"]
     config = EngineConfig(
         model=str(folder),
-        draft=str(draft),
+        draft=",".join(names) or "none",
         budget=budget,
         width=width,
         dtype="float32",
         verify=verify,
     )
-    assembly = Assembly(target, drafter, codec, context, placement, 1 << 40)
+    sources = Sources(drafters, {"suffix": SuffixLookup(), "lookup": NgramLookup()})
+    assembly = Assembly(target, sources, codec, context, placement, 1 << 40)
     return Engine(config, assembly, notify)
 
 

@@ -11,6 +11,7 @@ from offspec.chatting.keeping import load, save, titled
 from offspec.chatting.outcomes import Answer, Copy, Open, Outcome, Quit, Reload, Reset, Rewound, Say, Sources
 from offspec.chatting.thinking import without_thinking
 from offspec.checkpoint.open import DEMO, local_path
+from offspec.config import AUTO, SOURCES, read_drafts
 from offspec.errors import RequestError
 
 if TYPE_CHECKING:
@@ -114,20 +115,28 @@ def _sessions(desk: "Desk", argument: str) -> Outcome:
 def _draft(desk: "Desk", argument: str) -> Outcome:
     if not argument:
         return Say(
-            f"The draft is {desk.engine.draft}. `/draft MODEL` loads a small model in its place, "
-            "`/draft auto` a copy of the target in few bits, and `/draft none` goes on without."
+            f"The draft is {desk.engine.draft}. `/draft MODEL` loads a small model or a head in its place, "
+            "`/draft suffix` copies from the text, `/draft auto` takes the best there is, and `/draft none` "
+            "goes on without."
         )
-    if argument == desk.config.draft:
-        return Say(f"The draft is {desk.engine.draft} already.")
-    _check_model(argument)
+    names, loaded = read_drafts(argument), argument == desk.config.draft
+    if loaded or set(names) <= set(desk.engine.sources):
+        before = desk.engine.draft
+        desk.engine.use(AUTO if loaded else argument)
+        already = desk.engine.draft == before
+        return Say(f"The draft is {desk.engine.draft} {'already' if already else 'from the next answer on'}.")
+    for name in names:
+        _check_model(name)
     return Reload(replace(desk.config, draft=argument, draft_bits=None))  # the bits were for the other
 
 
 def _check_model(name: str) -> None:
     """Raises RequestError for what is plainly missing, before the model on the desk is given up for it."""
-    if name in ("auto", "none", DEMO) or local_path(name)[1] or _HUB_ID.fullmatch(name):
+    if name in (*SOURCES, DEMO) or local_path(name)[1] or _HUB_ID.fullmatch(name):
         return
-    raise RequestError(f"there is no model {name!r}: give a folder, a .gguf file, a hub id, auto or none")
+    raise RequestError(
+        f"there is no model {name!r}: give a folder, a file, a hub id, or {', '.join(SOURCES)}"
+    )
 
 
 def _plan(desk: "Desk", argument: str) -> Outcome:

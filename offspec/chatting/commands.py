@@ -112,11 +112,12 @@ other one from its beginning when you next ask something. Alone, the command lis
     ),
     Command(
         "draft",
-        "/draft [model|auto|none]",
+        "/draft [name,...|auto|none]",
         "Show or change who guesses ahead.",
-        """A small model with the same vocabulary, `auto` (a copy of the target in few bits), or `none`.
-The answers are the same with any of them; only the speed differs. The model is loaded again, which takes
-as long as it did at first, and the conversation goes on.""",
+        """A small model or a trained head, `substitute` (a copy of the target in few bits), `suffix` (which
+copies from the text), several of them with commas between, `auto` (the best there is), or `none`. The answers
+are the same with any of them; only the speed differs. What is loaded already, and `suffix`, takes over at
+once; for anything else the model is loaded again, and the conversation goes on.""",
     ),
     Command(
         "plan",

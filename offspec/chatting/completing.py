@@ -9,6 +9,7 @@ from pathlib import Path
 from offspec.archive import Archive, Entry
 from offspec.chatting.commands import COMMANDS
 from offspec.chatting.settings import MEANINGS
+from offspec.config import AUTO, NONE, SOURCES
 
 _MOST_FILES = 50
 
@@ -83,10 +84,12 @@ def _copies(begun: str, saved: _Saved) -> Iterator[tuple[str, str]]:
 
 
 def _drafts(begun: str, saved: _Saved) -> Iterator[tuple[str, str]]:
-    for name, meaning in (("auto", "a copy of the target in few bits"), ("none", "one token a pass")):
-        if name.startswith(begun.lower()):
-            yield name, meaning
-    yield from _files(begun, (".gguf",))
+    before, comma, last = begun.rpartition(",")
+    for name, meaning in SOURCES.items():
+        if name.startswith(last.lower()) and not (comma and name in (AUTO, NONE)):
+            yield f"{before}{comma}{name}", meaning
+    for name, meaning in _files(last, (".gguf", ".safetensors", ".pt", ".bin")):
+        yield f"{before}{comma}{name}", meaning
 
 
 def _words(*choices: tuple[str, str]) -> _Offer:

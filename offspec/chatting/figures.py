@@ -3,9 +3,10 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from offspec.events import Event, Finished, PassProgress, PassStats, Prefill, Result
+from offspec.events import Event, Finished, Guessed, PassProgress, PassStats, Prefill, Result, total_guessed
 from offspec_planners.units import format_bytes, format_number, format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -25,13 +26,14 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What passes brought and cost, added up. bytes_streamed: of the target's weights."""
+    """What passes brought and cost, added up. bytes_streamed: of the target's weights; guessed: by whom."""
 
     tokens: int = 0
     passes: int = 0
     seconds: float = 0.0
     bytes_streamed: int = 0
     split: Split = field(default_factory=Split)
+    guessed: Guessed = ()
 
     @property
     def tokens_per_pass(self) -> float:
@@ -53,6 +55,7 @@ class Tally:
             self.seconds + done.draft_seconds + done.target_seconds,
             self.bytes_streamed + done.bytes_streamed,
             Split(*map(sum, zip(self.split, split_of(done), strict=True))),
+            total_guessed([self.guessed, done.guessed_by]),
         )
 
 
@@ -165,10 +168,19 @@ def report(desk: "Desk") -> str:
     facts = [
         f"The conversation has {session.used:,} of {session.context:,} tokens of context.",
         f"The last prompt had {prompt.tokens:,} new tokens; {prompt.reused:,} were known." if prompt else "",
+        _guessed_by(figures.session),
         f"Target {desk.config.model}, draft {engine.draft}, trees of up to {engine.budget:,} nodes, "
         f"{engine.width:,} at a time.",
     ]
     return "\n\n".join(filter(None, [speed, *facts]))
+
+
+def _guessed_by(tally: Tally) -> str:
+    """Who guessed what was accepted, where there was more than one to do so."""
+    if len(tally.guessed) < 2:
+        return ""
+    counts = ", ".join(f"{Path(name).name} {count:,}" for name, count in tally.guessed)
+    return f"Of the accepted guesses since the chat began, these came from each source: {counts}."
 
 
 def _rows(tallies: list[Tally]) -> list[list[str]]:

@@ -42,6 +42,7 @@ def chat(
     quantize: opt.Quantize = None,
     draft: opt.Draft = "auto",
     draft_bits: opt.DraftBits = None,
+    draft_corpus: opt.Corpus = None,
     budget: opt.Budget = "auto",
     width: opt.Width = "auto",
     tree: opt.TreeKind = "dynamic",
@@ -81,6 +82,7 @@ def chat(
         tree=tree,
         temperature=temperature,
         quantize=quantize,
+        corpus=tuple(draft_corpus or ()),
         converses=True,
     )
     params = SamplingParams(

@@ -8,7 +8,7 @@ from pathlib import Path
 from offspec.cli import options as opt
 from offspec.cli.render import Screen
 from offspec.cli.tracing import traced
-from offspec.config import EngineConfig, SamplingParams, parse_bytes
+from offspec.config import EngineConfig, SamplingParams, check_comparable, parse_bytes
 from offspec.errors import RequestError
 from offspec.timeline import check_writable
 
@@ -21,6 +21,10 @@ The small model that comes with the project, in one gigabyte:
 A large model with a small one drafting for it, sampled, from a pipe:
 
   cat question.txt | offspec generate ./Qwen3-32B --draft ./Qwen3-0.6B --temperature 0.7 --seed 1
+
+Two sources at once: a trained head, and whatever can be copied from the text that is to be edited:
+
+  cat letter.txt | offspec generate ./Qwen3-32B --draft AngelSlim/Qwen3-32B_eagle3,suffix
 """
 
 
@@ -49,6 +53,7 @@ def generate(
     quantize: opt.Quantize = None,
     draft: opt.Draft = "auto",
     draft_bits: opt.DraftBits = None,
+    draft_corpus: opt.Corpus = None,
     budget: opt.Budget = "auto",
     width: opt.Width = "auto",
     tree: opt.TreeKind = "dynamic",
@@ -89,6 +94,7 @@ def generate(
         tree=tree,
         temperature=temperature,
         quantize=quantize,
+        corpus=tuple(draft_corpus or ()),
     )
     params = SamplingParams(
         temperature=temperature,
@@ -113,6 +119,8 @@ def generate(
         trace=trace,
         plan=plan,
     )
+    if check and not no_speculation:
+        check_comparable(verify, params)
     if trace is not None:
         check_writable(trace)  # now, not after minutes of work
     _answer(question, Screen(as_json=as_json, quiet=quiet, check=check))
@@ -142,6 +150,7 @@ def _answer(question: Question, screen: Screen) -> None:
                     tree=config.tree,
                     temperature=config.temperature,
                     quantize=config.quantize,
+                    corpus=config.corpus,
                     plan=question.plan,
                     notify=screen.show,
                     timeline=timeline,

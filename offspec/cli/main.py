@@ -20,6 +20,8 @@ from typer.core import TyperGroup
 from offspec import __version__
 from offspec.cli.chat import EPILOG as CHAT_EPILOG
 from offspec.cli.chat import chat
+from offspec.cli.distill import EPILOG as DISTILL_EPILOG
+from offspec.cli.distill import distill
 from offspec.cli.generate import EPILOG, generate
 from offspec.cli.hardware import EPILOG as HARDWARE_EPILOG
 from offspec.cli.hardware import hardware
@@ -90,6 +92,7 @@ app.command(epilog=EPILOG)(generate)
 app.command(epilog=CHAT_EPILOG)(chat)
 app.command(epilog=PLAN_EPILOG)(plan)
 app.command(epilog=PACK_EPILOG)(pack)
+app.command(epilog=DISTILL_EPILOG)(distill)
 app.command(epilog=HARDWARE_EPILOG)(hardware)
 
 

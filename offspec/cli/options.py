@@ -119,9 +119,11 @@ Quantize = Annotated[
 Draft = Annotated[
     str,
     typer.Option(
-        metavar="MODEL|auto|none",
-        help="Who guesses ahead: a small model with the same vocabulary; [bold]auto[/], a copy of the target "
-        "in 4 bits or fewer that stays in memory; or [bold]none[/].",
+        metavar="NAME|PATH[,...]|auto|none",
+        help="Who guesses ahead, one source or several with commas between: a small model or a trained head "
+        "(folder, file or hub id); [bold]substitute[/], a copy of the target in 4 bits or fewer; "
+        "[bold]suffix[/] or [bold]lookup[/], which copy from the text; [bold]early-exit[/] or [bold]mtp[/], "
+        "layers of the target itself. [bold]auto[/] takes the best there is; [bold]none[/] goes without.",
         rich_help_panel=DRAFT_PANEL,
     ),
 ]
@@ -130,7 +132,18 @@ DraftBits = Annotated[
     typer.Option(
         metavar="2|3|4|16",
         help="Bits of the draft's weights: fewer take less memory and guess worse. Without it a named draft "
-        "stays as it is, and a copy of the target has 4, 3 or 2, the most that fit.",
+        "stays as it is, and a substitute has 4, 3 or 2, the most that fit.",
+        rich_help_panel=DRAFT_PANEL,
+    ),
+]
+Corpus = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--draft-corpus",
+        metavar="FILE|FOLDER",
+        exists=True,
+        help="Text that [bold]suffix[/] may copy from as well: files, saved conversations, or folders of "
+        "them. May be given several times.",
         rich_help_panel=DRAFT_PANEL,
     ),
 ]
@@ -175,7 +188,9 @@ VerifyRule = Annotated[
     Verify,
     typer.Option(
         help="What the draft knows. [bold]coupled[/]: the dice that the target will throw, so that its "
-        "guesses hold at any temperature. [bold]plain[/]: only the odds, as in SpecExec; to compare.",
+        "guesses hold at any temperature. [bold]plain[/]: only the odds, as in SpecExec; to compare. "
+        "[bold]sequoia[/]: it draws guesses of its own, for [bold]--tree sequoia[/]; what is sampled is as "
+        "likely, but depends on the draft.",
         rich_help_panel=DRAFT_PANEL,
     ),
 ]

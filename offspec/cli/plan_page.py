@@ -24,6 +24,7 @@ _DRAFT_MODES = {
     "full": "as it is stored",
     "expanded": "rounded to {bits} bits, kept in 16",
     "packed": "packed in {bits} bits",
+    "head": "with the target's own states",
 }
 _TREES = {
     "dynamic": "grown best first in every pass",

@@ -5,6 +5,7 @@ import math
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -155,7 +156,17 @@ def statistics(result: Result) -> list[str]:
         f"peak memory {format_bytes(result.peak_memory_bytes)}{device}",
         f"draft {result.draft}, budget {result.budget}, seed {result.seed}; "
         f"{result.draft_seconds:.2f} s drafting, {result.target_seconds:.2f} s in the target",
+        *_guessed(result),
     ]
+
+
+def _guessed(result: Result) -> list[str]:
+    """Who guessed the tokens that were accepted, in a line, where there was more than one to do so."""
+    if len(result.guessed_by) < 2:
+        return []
+    own = result.tokens - sum(count for _, count in result.guessed_by)
+    counts = [f"{Path(name).name} {count}" for name, count in result.guessed_by]
+    return [f"guessed by {', '.join(counts)}; {own} are the target's own"]
 
 
 def check_report(result: Result) -> list[str]:

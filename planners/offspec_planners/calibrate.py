@@ -31,7 +31,9 @@ _TAU = (0.2, 5.0)
 _PRIOR_TOKENS = 20.0  # expected and observed alike before there are any
 _CORRECTION = (0.5, 2.0)
 
-_TYPICAL = {"substitute": (2.85, 2.5), "model": (2.7, 2.5)}  # mean and spread of `draw_forest`
+# Mean and spread of `draw_forest`. That of a head is a careful guess: Medusa's authors report 2 to 3 tokens a
+# pass in trees of 64 nodes.
+_TYPICAL = {"substitute": (2.85, 2.5), "model": (2.7, 2.5), "head": (0.0, 1.0)}
 # How a small model's guesses go with its share of the target's weights. Published: 11.7 tokens a pass for a
 # 70B with an 8B (Sequoia, Llama-3, 768 nodes), which is what "model" is drawn for. And 8.6 tok/s with an 8B
 # on an RTX 4090, 6.1 with a 1B on a 4070 Ti (UMbreLLa, Llama-3.1-70B): by the seconds of their passes, that
@@ -41,6 +43,7 @@ _MODEL_SHARE = 7.5 / 69.5  # of that 8B, without its embeddings, in that 70B
 # How a substitute's guesses go with its bits: powers of a guess's probability. With SmolLM2-135M 3 bits yield
 # 0.57 of the tokens of 4, and 2 bits a quarter, in trees of 128 nodes; larger models are less easily hurt.
 _BY_BITS = {4: 1.0, 3: 1.6, 2: 4.0}
+_HEAD = 1.3
 _WORSE = 0.095  # of a guess's log-probability, for each factor e that a draft is smaller
 
 
@@ -160,15 +163,17 @@ def _drawn(kind: str, power: float) -> tuple[tuple[Grown, ...], Walks]:
     return worse, Walks(walks.visits, walks.visits[:, None] * picked)
 
 
-def typical(kind: Literal["substitute", "model"], share: float = _MODEL_SHARE, bits: int = 4) -> Calibration:
-    """What to go by before a draft was seen at work: a substitute of the target, or a small model.
+def typical(
+    kind: Literal["substitute", "model", "head"], share: float = _MODEL_SHARE, bits: int = 4
+) -> Calibration:
+    """What to go by before a draft was seen at work: a substitute of the target, a small model, or a head.
 
     share: a small model's weights over the target's; bits: of a substitute. Trees drawn at random, always
     the same ones. A substitute's in 4 bits hold 11 expected tokens in 256 nodes; those of an 8B for a 70B
-    11.7 in 768, of a 1B 8.3.
+    11.7 in 768, of a 1B 8.3; those of a head 2.4 in 64.
     """
     smaller = max(math.log(_MODEL_SHARE / share), 0.0)
-    power = 1.0 + round(_WORSE * smaller, 3) if kind == "model" else _BY_BITS[bits]
+    power = {"model": 1.0 + round(_WORSE * smaller, 3), "substitute": _BY_BITS[bits], "head": _HEAD}[kind]
     forest, walks = _drawn(kind, power)
     calibration = Calibration(forest=list(forest))
     table = calibration.table

@@ -83,6 +83,8 @@ def _what_streams(plan: "Plan") -> list[str]:
 def explain_tree(plan: "Plan") -> tuple[str, ...]:
     """How many nodes are free, and what half and twice the budget would bring."""
     if plan.draft_mode == "none":
+        if plan.budget > 1:
+            return ("Nobody drafts, so a pass yields one token, and more where the text repeats itself.",)
         return ("Nobody drafts, so every pass yields one token.",)
     return (*_free_nodes(plan), *_other_budgets(plan))
 

@@ -20,7 +20,7 @@ from offspec_planners.validation import Comparison, Validation, ValidationRow
 __all__ = ["Choice", "Comparison", "Forecast", "Plan", "Validation", "ValidationRow", "WhatIf"]
 
 VERSION = 2
-DRAFT_MODES = ("full", "expanded", "packed", "none")
+DRAFT_MODES = ("full", "expanded", "packed", "head", "none")
 ROUNDED_BITS = (2, 3, 4)  # of a draft that is expanded or packed; the others have 16
 TREES = ("dynamic", "sequoia")
 

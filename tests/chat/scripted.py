@@ -124,6 +124,11 @@ class ScriptedEngine:
         self._cached: list[int] = []
         self._turns = Turns("another answer of this engine is under way")
 
+    sources: tuple[str, ...] = ()
+
+    def use(self, draft: str) -> None:
+        """There is nothing to choose among."""
+
     @property
     def draft(self) -> str:
         return "substitute (4-bit)" if self.config.draft == "auto" else self.config.draft

@@ -7,6 +7,7 @@ import pytest
 from offspec.archive import Archive, Entry
 from offspec.chatting.commands import COMMANDS
 from offspec.chatting.desk import Desk
+from offspec.config import SOURCES
 from tests.chat.talk import say
 
 
@@ -28,7 +29,7 @@ def test_completion(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert completions(desk, "/help re") == ["/help retry"]
     assert completions(desk, "/set te") == ["/set temperature="]
     assert completions(desk, "/set top_k=5 top") == ["/set top_k=5 top_p=", "/set top_k=5 top_k="]
-    assert completions(desk, "/draft ") == ["/draft auto", "/draft none"]
+    assert completions(desk, "/draft ") == [f"/draft {name}" for name in SOURCES]
     assert completions(desk, "/sources o") == ["/sources on", "/sources off"]
     assert completions(desk, "/clear ") == completions(desk, "hello") == completions(desk, "//he") == []
     assert all(completion.help for completion in desk.complete("/"))

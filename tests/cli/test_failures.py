@@ -38,6 +38,12 @@ def error_line(result: Result) -> str:
         (("",), "empty"),
         ((" \n ",), "empty"),
         (("", "--raw"), "empty"),
+        (("Why?", "--verify", "sequoia"), "--tree sequoia"),
+        (("Why?", "--verify", "sequoia", "--tree", "sequoia", "--draft", "suffix"), "takes one draft"),
+        (
+            ("Why?", "--verify", "sequoia", "--tree", "sequoia", "--temperature", "1", "--check"),
+            "--check compares tokens",
+        ),
         ((), "empty"),  # standard input is at its end
     ],
 )

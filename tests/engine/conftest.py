@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from offspec import choose, draw_up, fit, planning
+from offspec import choose, draw_up, needs, planning
 from tests.engine.world import LAYERS, World
 from tests.tiny import disturb, write_model
 
@@ -24,7 +24,7 @@ def world(pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))
     found = World(pair, tmp_path / "cache")
     monkeypatch.setattr(choose, "measure", found.measure)
-    monkeypatch.setattr(fit, "_COMPILER", 0)  # many times as large as these models
+    monkeypatch.setattr(needs, "_COMPILER", 0)  # many times as large as these models
     monkeypatch.setattr(draw_up, "BUDGETS", (1, 16, 64, 256))
     monkeypatch.setattr(draw_up, "WIDTHS", (4, 16))
     return found

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from offspec import CapacityError, fit
+from offspec import CapacityError, needs
 from offspec import memory as process_memory
-from offspec.assemble import Opened, open_models
+from offspec.assemble import open_models
 from offspec.config import EngineConfig
 from offspec.model import packed_layers, packing
 from offspec.model.packed_layers import rounded_bytes, unpacked_values
 from offspec.model.packing import Packed
 from offspec.model.unpacking import Scratch
+from offspec.opened import Opened
 from offspec_planners.placement import Placement, Tier
 from tests.engine.world import MB, write_large
 
@@ -25,7 +26,9 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., O
     every = list[Opened]()
 
     def open_with(**settings: Any) -> Opened:
-        config = EngineConfig(str(folder), **({"context": 128, "budget": 64, "width": 16} | settings))
+        config = EngineConfig(
+            str(folder), **({"draft": "substitute", "context": 128, "budget": 64, "width": 16} | settings)
+        )
         every.append(open_models(config, lambda event: None))
         return every[-1]
 
@@ -34,13 +37,14 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., O
         found.close()
 
 
-@pytest.mark.parametrize("draft", ["auto", "none", "itself"])
+@pytest.mark.parametrize("draft", ["substitute", "none", "itself"])
 @pytest.mark.parametrize("context", [None, 128])
 def test_what_was_decided_holds(opened: Callable[..., Opened], draft: str, context: int | None) -> None:
     """Whatever is placed, in whatever memory, fits there, and not in less than the least."""
-    found = opened(draft="none" if draft == "none" else "auto", context=context)
+    found = opened(draft="none" if draft == "none" else "substitute", context=context)
     if draft == "itself":
-        found = replace(found, config=replace(found.config, draft=found.config.model))
+        drafts = replace(found.drafts, names=(found.config.model,))
+        found = replace(found, config=replace(found.config, draft=found.config.model), drafts=drafts)
     config, seen = found.config, set[Placement]()
     least, _ = found.least(config)
     for memory in range(least, least + 80 * MB, 2 * MB):
@@ -75,7 +79,7 @@ def test_a_substitute_has_the_most_bits_that_fit(
     opened: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With more memory it goes from nobody over 2, 3 and 4 bits to values that need not be unpacked."""
-    monkeypatch.setattr(fit, "_COMPILER", 0)  # larger than this model
+    monkeypatch.setattr(needs, "_COMPILER", 0)  # larger than this model
     found, seen = opened(), list[tuple[str, int]]()
     least, _ = found.least(found.config)
     for memory in range(least, least + 60 * MB, MB // 4):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import offspec
-from offspec import SamplingParams, choose, fit, planning
+from offspec import SamplingParams, choose, needs, planning
 from offspec import memory as process_memory
 from offspec.assemble import open_models
 from offspec.choose import record_of
@@ -124,7 +124,8 @@ def test_what_answers_teach_is_kept(world: World) -> None:
     assert plan.acceptance == f"measured over {found.passes} passes"
     assert world.followed() == plan, "once"
     with world.load() as engine:
-        assert engine._calibration(0.0, True).fit.tau == pytest.approx(tau, abs=1e-5)
+        known = engine._guessing.calibration(engine.sources[0], 0.0, True)
+        assert known.fit.tau == pytest.approx(tau, abs=1e-5)
 
 
 def test_nothing_is_learnt_unless_wanted(world: World) -> None:
@@ -142,7 +143,7 @@ def test_a_static_tree_says_the_same(world: World, temperature: float, given: di
     params = SamplingParams(temperature=temperature, seed=5, max_tokens=30, ignore_eos=True)
     with world.load(tree="sequoia", temperature=temperature, **given) as engine:
         assert engine.plan is not None and engine.plan.tree == "sequoia"
-        shape = engine._way.shape
+        shape = engine._guessing.way.shape
         assert shape is not None and 1 < len(shape) <= engine.budget == given.get("budget", engine.budget)
         alone = engine.generate(PROMPT, params, speculate=False)
         together = engine.generate(PROMPT, params, check=True)
@@ -155,19 +156,39 @@ def test_a_static_tree_says_the_same(world: World, temperature: float, given: di
         assert max(depths) == len(shape)
 
 
-def test_a_draft_that_has_no_room_promises_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = fit.draft_bytes
+def _no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For any substitute."""
+    real = needs.draft_bytes
     monkeypatch.setattr(
-        fit, "draft_bytes", lambda held, *rest: (1 << 60) if held[0] != "none" else real(held, *rest)
+        needs, "draft_bytes", lambda held, *rest: (1 << 60) if held[0] != "none" else real(held, *rest)
     )
+
+
+def test_a_draft_that_has_no_room_promises_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    _no_room(monkeypatch)
     for _ in range(2):
-        with world.load(draft="auto") as engine:
+        with world.load(draft="substitute") as engine:
             plan = engine.plan
-            assert plan is not None and (plan.draft, plan.draft_mode, plan.budget) == ("auto", "none", 1)
-            assert plan.forecast.tokens_per_pass == 1.0 and engine.draft == "none"
+            assert plan is not None and (plan.draft, plan.draft_mode) == ("substitute", "none")
+            assert plan.budget == 1 and plan.forecast.tokens_per_pass == 1.0 and engine.draft == "none"
         assert len(world.notices) == 1 and "no draft" in world.notices[0]
     assert world.measured == 1
-    assert planning.make_plan(world.config(draft="auto"), notify=world.notify) == plan
+    assert planning.make_plan(world.config(draft="substitute"), notify=world.notify) == plan
+
+
+def test_where_nothing_has_room_lookups_guess_without_a_plan(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _no_room(monkeypatch)
+    with world.load(draft="auto") as engine:
+        assert (engine.plan, engine.draft, engine.budget) == (None, "suffix", 64)
+        prompt = [*PROMPT, *PROMPT[:4]]
+        copied, alone = (engine.generate(prompt, GREEDY, draft=draft) for draft in (None, "none"))
+        assert copied.token_ids == alone.token_ids
+    assert len(world.notices) == 1 and "suffix alone" in world.notices[0] and world.measured == 0
+    plan = planning.make_plan(world.config(draft="auto"), notify=world.notify)
+    assert (plan.draft, plan.draft_mode, plan.budget) == ("auto", "none", 64)
+    assert plan.forecast.tokens_per_pass == 1.0 and "suffix" in plan.notes[0]
 
 
 def test_a_second_engine_fits_beside_the_first(world: World) -> None:

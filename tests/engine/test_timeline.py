@@ -37,9 +37,7 @@ def test_a_run_from_the_first_read_to_the_last_walk(
     copied: set[str],
 ) -> None:
     # So small a model would stay in memory whole.
-    monkeypatch.setattr(
-        "offspec.assemble.decide", lambda *given: replace(decide(*given), placement=placement)
-    )
+    monkeypatch.setattr("offspec.opened.decide", lambda *given: replace(decide(*given), placement=placement))
     file = tmp_path / "run.json"
     args = "--raw --ignore-eos --max-tokens 12 --budget 16 --width 4 --dtype float32 --json"
     result = CliRunner().invoke(

@@ -12,9 +12,9 @@ import pytest
 
 import offspec
 from offspec import CapacityError, Notice, SamplingParams
-from offspec.assemble import Opened
 from offspec.config import EngineConfig
 from offspec.engine import Engine
+from offspec.opened import Opened
 from offspec_planners.hardware import Rate
 from offspec_planners.measured import Measured
 from offspec_planners.plan import Plan
@@ -88,7 +88,7 @@ class World:
         with self.load(**settings) as engine:
             for first in range(prompts):
                 engine.generate([3 + first, *PROMPT], SamplingParams(max_tokens=60, ignore_eos=True))
-            return engine._calibration(0.0, True).fit.tau
+            return engine._guessing.calibration(engine.sources[0], 0.0, True).fit.tau
 
 
 def least_memory(folder: Path, **settings: Any) -> int:

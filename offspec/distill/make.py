@@ -1,0 +1,168 @@
+"""`distill_head`: text, training, measurement, files."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from offspec import memory as memories
+from offspec.assemble import Assembly, assemble
+from offspec.checkpoint import open_checkpoint
+from offspec.checkpoint.cache import cache_root
+from offspec.config import EngineConfig
+from offspec.distill.eagle3 import Eagle3
+from offspec.distill.ends import Ends, take_ends
+from offspec.distill.measure import Measured, measure
+from offspec.distill.medusa import Medusa
+from offspec.distill.mlp import MLP
+from offspec.distill.publish import claim_out, write_head
+from offspec.distill.pupil import Pupil
+from offspec.distill.questions import own_questions, read_questions
+from offspec.distill.room import questions_together, rows_together
+from offspec.distill.store import Source, Store
+from offspec.distill.taps import published_taps, write_taps
+from offspec.distill.train import Schedule, Trained, Training
+from offspec.distill.wanted import Kind, Wanted
+from offspec.distill.writing import LONGEST_QUESTION, write_text
+from offspec.events import Event, LoadProgress, Notice, unheard
+from offspec.model.loaded import LoadedModel
+from offspec.outline import imagine
+
+Notify = Callable[[Event], None]
+Dtype = Literal["bfloat16", "float32"]
+
+_COMMON = 8192  # tokens of the vocabulary that a head learns to tell apart
+_BLOCKS = 1  # of a Medusa head
+
+
+@dataclass(frozen=True, slots=True)
+class Distilled:
+    """A head that was made. tokens: of the target that it learned from, those held out included.
+
+    nbytes: of its tensors; seconds: of this run, from its beginning.
+    """
+
+    folder: Path
+    kind: Kind
+    tokens: int
+    measured: Measured
+    trained: Trained
+    nbytes: int
+    seconds: float
+
+
+def distill_head(
+    wanted: Wanted,
+    *,
+    prompts: Path | None = None,
+    memory: int | None = None,
+    device: str = "cpu",
+    dtype: Dtype = "bfloat16",
+    notify: Notify | None = None,
+    cache_dir: Path | None = None,
+) -> Distilled:
+    """Train a head that drafts for a target, on answers of the target itself, and write it as published.
+
+    prompts: a file of questions instead of our own; memory: bytes of RAM for the process, None for what is
+    free; cache_dir: for text and states, instead of `OFFSPEC_CACHE` or `~/.cache/offspec`.
+
+    What an interrupted run has written is kept in the cache, and the same call goes on from there; the text
+    serves other heads of this target, too. Raises RequestError, CapacityError, DiskFullError,
+    CheckpointError.
+    """
+    began, notify = time.perf_counter(), notify or unheard
+    questions = own_questions() if prompts is None else read_questions(prompts)
+    given = memory or int(0.9 * (memories.available_bytes() + memories.resident_bytes()))
+    claim_out(wanted.out)
+    place = Source(
+        open_checkpoint(wanted.model, notify=notify).fingerprint,
+        sha256("\n".join(questions).encode()).hexdigest(),
+        wanted.length,
+        dtype,
+    ).place(cache_root(cache_dir))
+    with place.claimed(notify):
+        batch, assembly = _open(wanted, given, device, dtype, notify)
+        target = assembly.target
+        try:
+            store = Store(place.folder, int(target.skeleton.config.hidden_size), target.dtype.itemsize)
+            write_text(store, target, assembly.codec, questions, wanted, batch, notify)
+            taps = published_taps(len(target.layers)) if wanted.kind == "eagle3" else ()
+            if taps:
+                write_taps(store, target, taps, batch, notify)
+            ends = take_ends(target, store.answers(store.training()), _COMMON)
+        finally:
+            target.close()
+    config = target.skeleton.config
+    del assembly, target
+    memories.trim()
+    torch.set_grad_enabled(True)
+    return _teach(wanted, _pupil(wanted, ends, taps, config), store, ends, memory, began, notify)
+
+
+def _open(wanted: Wanted, given: int, device: str, dtype: Dtype, notify: Notify) -> tuple[int, Assembly]:
+    """How many questions are answered at once, and the target, loaded into what memory is left.
+
+    Raises any OffspecError.
+    """
+    outline, _ = imagine(wanted.model, getattr(torch, dtype), torch.device("cpu"))
+    longest = min(LONGEST_QUESTION + wanted.length, outline.skeleton.context_length)
+    batch, taken = questions_together(outline, longest, given)
+    outline.close()
+    settings = EngineConfig(
+        model=wanted.model,
+        draft="none",
+        budget=1,
+        context=longest,
+        memory=max(1, given - taken),
+        device=device,
+        dtype=dtype,
+    )
+    return batch, assemble(settings, notify)
+
+
+def _teach(
+    wanted: Wanted,
+    pupil: Pupil,
+    store: Store,
+    ends: Ends,
+    memory: int | None,
+    began: float,
+    notify: Notify,
+) -> Distilled:
+    """Train, measure, and write the folder."""
+    rows = rows_together(pupil, ends, memory)
+    schedule = Schedule(epochs=wanted.epochs, minutes=wanted.minutes, rows=rows)
+    name = repr((wanted, rows, store.rows))
+    state = store.folder / f"training-{sha256(name.encode()).hexdigest()[:16]}.pt"
+    training = Training(pupil, store, ends, schedule, state, name)
+    if training.resumed:
+        notify(Notice("the training goes on where it was broken off"))
+    trained = training.run(
+        lambda done, total, loss: notify(LoadProgress("training", done, total, "steps", loss))
+    )
+    numbers = store.held_out() or store.training()[-1:]
+    measured = measure(
+        pupil,
+        store,
+        numbers,
+        ends.matrix.device,
+        lambda done: notify(LoadProgress("measuring on text held out", done, len(numbers), "texts")),
+    )
+    nbytes = write_head(pupil.published(wanted.model), wanted.out)
+    state.unlink(missing_ok=True)
+    seconds = time.perf_counter() - began
+    return Distilled(wanted.out, wanted.kind, store.tokens, measured, trained, nbytes, seconds)
+
+
+def _pupil(wanted: Wanted, ends: Ends, taps: Sequence[int], config: Any) -> Pupil:
+    """config: of the target."""
+    torch.manual_seed(0)  # of the first weights
+    if wanted.kind == "medusa":
+        return Medusa(ends, wanted.depth, _BLOCKS)
+    if wanted.kind == "eagle3":
+        return Eagle3(ends, wanted.depth, taps, config)
+    return MLP(ends, wanted.depth, wanted.inner or ends.hidden_size)

@@ -1,0 +1,227 @@
+"""Passages on disk, a file for each batch, written whole or not at all.
+
+Letters: n tokens of a passage, N of all in a file, H hidden size.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+
+from offspec.checkpoint.cache import claim_folder
+from offspec.checkpoint.disk import disk_full, require_space
+from offspec.checkpoint.safetensors import read_header
+from offspec.checkpoint.write import SafetensorsWriter
+from offspec.distill.text import Passage
+from offspec.errors import CheckpointError
+from offspec.events import Event, Notice
+
+_NAMES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.int32: "I32"}
+_TAP = "tap."
+_ROOM = 16 << 20  # bytes for headers, the state of a training and the head itself
+_HELD_OUT = 20  # one passage of so many is kept for measuring
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What decides a text: passages of another source are another text.
+
+    target: its fingerprint; questions: that of the prompts; length: most tokens of an answer.
+    """
+
+    target: str
+    questions: str
+    length: int
+    dtype: str
+
+    def place(self, root: Path) -> "Workplace":
+        """Where its text is kept, below the cache."""
+        name = sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+        return Workplace(root / "distill" / name)
+
+
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    """The folder of one source, which one process at a time writes to."""
+
+    folder: Path
+
+    @contextmanager
+    def claimed(self, notify: Callable[[Event], None]) -> Iterator[None]:
+        """Wait until no other process writes there. Raises DiskFullError, CheckpointError."""
+        waiting = Notice("waiting for another process that works on the same text")
+        try:
+            lock = claim_folder(self.folder, lambda: notify(waiting))
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot write to the cache {self.folder.parent} ({error.strerror or error}): "
+                "set OFFSPEC_CACHE to another folder"
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a passage lies: its file, its first row there, its length, and that of its prompt."""
+
+    file: int
+    start: int
+    length: int
+    prompt: int
+
+
+class Store:
+    """The passages of one source in a folder of their own; what is there already is taken up.
+
+    bytes_per_token: what a token takes on disk with its states.
+    """
+
+    def __init__(self, folder: Path, hidden: int, item: int) -> None:
+        """hidden: size of a state; item: bytes of each of its numbers."""
+        self.folder = folder
+        self.bytes_per_token = hidden * item + 4
+        self._places: list[Place] = []
+        self._files: list[dict[str, torch.Tensor]] = []
+        with disk_full(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(".*.partial"):
+            left.unlink(missing_ok=True)
+        while self._take(self._name(self.batches)):
+            pass
+
+    @property
+    def batches(self) -> int:
+        """How many batches are there."""
+        return len(self._files)
+
+    @property
+    def passages(self) -> int:
+        """How many answers are there."""
+        return len(self._places)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the target wrote, without the questions."""
+        return sum(place.length - place.prompt for place in self._places)
+
+    @property
+    def rows(self) -> int:
+        """Tokens in all."""
+        return sum(place.length for place in self._places)
+
+    def require(self, tokens: int) -> None:
+        """Raise DiskFullError unless there is room for so many more."""
+        needed = tokens * self.bytes_per_token + _ROOM
+        require_space(self.folder, needed, "the text and the states of the target")
+
+    def add(self, passages: Sequence[Passage]) -> None:
+        """Write a batch. Raises DiskFullError."""
+        tensors = {
+            "tokens": torch.cat([passage.tokens for passage in passages]).to(torch.int32),
+            "length": torch.tensor([len(passage) for passage in passages], dtype=torch.int32),
+            "prompt": torch.tensor([passage.prompt for passage in passages], dtype=torch.int32),
+            "states": torch.cat([passage.states for passage in passages]),
+        }
+        path = self._name(self.batches)
+        _write(path, tensors)
+        assert self._take(path)
+
+    def without_taps(self, layers: Sequence[int]) -> list[int]:
+        """Files whose taps of these layers were not made; those of the others are used from now on."""
+        return [file for file in range(self.batches) if not self._take_taps(file, layers)]
+
+    def require_taps(self, files: Sequence[int], count: int) -> int:
+        """Bytes that `count` taps of some files take. Raises DiskFullError where there is no room."""
+        needed = sum(self._files[file]["states"].nbytes for file in files) * count
+        require_space(self.folder, needed + _ROOM, "what enters some of the target's layers")
+        return needed
+
+    def passages_of(self, file: int) -> list[int]:
+        """Numbers of the passages of one file."""
+        return [number for number, place in enumerate(self._places) if place.file == file]
+
+    def add_taps(self, file: int, layers: Sequence[int], taps: torch.Tensor) -> None:
+        """Write the taps [taps, N, H] of one file. Raises DiskFullError."""
+        _write(self._taps_name(file, layers), dict(zip(_tap_names(layers), taps, strict=True)))
+        assert self._take_taps(file, layers)
+
+    def _taps_name(self, file: int, layers: Sequence[int]) -> Path:
+        return self.folder / f"taps-{'-'.join(map(str, layers))}-{file:05d}.safetensors"
+
+    def _take_taps(self, file: int, layers: Sequence[int]) -> bool:
+        tensors = _read(self._taps_name(file, layers))
+        if tensors is None or tensors[_tap_names(layers)[0]].shape != self._files[file]["states"].shape:
+            return False
+        self._files[file] |= tensors
+        return True
+
+    def training(self) -> list[int]:
+        """Numbers of the passages to learn from."""
+        return [number for number in range(len(self._places)) if number % _HELD_OUT != _HELD_OUT - 1]
+
+    def held_out(self) -> list[int]:
+        """Numbers of the passages to measure with."""
+        return [number for number in range(len(self._places)) if number % _HELD_OUT == _HELD_OUT - 1]
+
+    def length(self, number: int) -> int:
+        return self._places[number].length
+
+    def read(self, number: int) -> Passage:
+        """One passage; its states are views of the file."""
+        place = self._places[number]
+        tensors, rows = self._files[place.file], slice(place.start, place.start + place.length)
+        taps = tuple(tensors[name][rows] for name in tensors if name.startswith(_TAP))
+        return Passage(tensors["tokens"][rows].long(), place.prompt, tensors["states"][rows], taps)
+
+    def answers(self, numbers: Sequence[int]) -> Iterator[torch.Tensor]:
+        """The tokens [n] of the answers of some passages."""
+        for number in numbers:
+            place = self._places[number]
+            yield self._files[place.file]["tokens"][place.start + place.prompt : place.start + place.length]
+
+    def _name(self, batch: int) -> Path:
+        return self.folder / f"text-{batch:05d}.safetensors"
+
+    def _take(self, path: Path) -> bool:
+        """Use a file; one that is damaged is removed, to be made again with those behind it."""
+        tensors = _read(path)
+        if tensors is None:
+            return False
+        start = 0
+        for length, prompt in zip(tensors["length"].tolist(), tensors["prompt"].tolist(), strict=True):
+            self._places.append(Place(len(self._files), start, length, prompt))
+            start += length
+        self._files.append(tensors)
+        return True
+
+
+def _tap_names(layers: Sequence[int]) -> list[str]:
+    return [f"{_TAP}{layer}" for layer in layers]
+
+
+def _write(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    entries = [(name, _NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()]
+    with SafetensorsWriter(path, entries) as out:
+        for name, tensor in tensors.items():
+            out.write(name, tensor)
+
+
+def _read(path: Path) -> dict[str, torch.Tensor] | None:
+    """The tensors of a file, as views of it; None where there is none. A damaged one is removed."""
+    from safetensors.torch import load_file
+
+    if not path.exists():
+        return None
+    try:
+        read_header(path)
+    except CheckpointError:
+        path.unlink(missing_ok=True)
+        return None
+    return load_file(path)

@@ -1,0 +1,152 @@
+"""How an engine guesses: the sources it holds, the way trees are grown, and what was learnt about both."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from offspec.answer import Answer, Request
+from offspec.assemble import Assembly
+from offspec.choose import Way
+from offspec.config import AUTO, LOOKUPS, NONE, EngineConfig, SamplingParams, check_draws, read_drafts
+from offspec.draft.base import Scorer
+from offspec.draft.drawing import DrawingScorer
+from offspec.draft.mixture import Mixture
+from offspec.ending import Ending
+from offspec.errors import RequestError
+from offspec.ledger import DraftRecord
+from offspec.noise import GumbelNoise
+from offspec.preview import preview
+from offspec.sampling import LogitsProcessor
+from offspec.sequence import Decoding
+from offspec.text.stream import TextStream
+from offspec.uniforms import endless
+from offspec_planners.best_first import Grown
+from offspec_planners.calibrate import Calibration
+
+_PREVIEWED = 256  # nodes at least of a previewed tree, where there is room
+_STRIDE = 10  # tokens from one previewed tree to the next: about a pass
+
+
+class Guessing:
+    """Sources of an engine, of which each request uses some. way: how trees are grown; may be replaced.
+
+    names: what a request uses that does not choose; record: where learning about the main drafter is kept.
+    """
+
+    def __init__(
+        self, config: EngineConfig, assembly: Assembly, way: Way, record: DraftRecord | None
+    ) -> None:
+        self.way, self.record = way, record
+        self._config, self._assembly, self._sources = config, assembly, assembly.sources
+        drafters = tuple(self._sources.drafters)
+        wanted = (*drafters, LOOKUPS[0]) if config.drafts == (AUTO,) else config.drafts
+        self.names = self._all = tuple(name for name in wanted if name in self._sources.names)
+        self._main = drafters[0] if drafters else NONE
+        self._calibrations: dict[tuple[str, float, bool], Calibration] = {}
+
+    def use(self, draft: str | Sequence[str]) -> None:
+        """Let these guess from now on for requests that do not choose. Raises RequestError."""
+        self.names = self._all if draft == AUTO else self.chosen(draft)
+
+    def chosen(self, draft: str | Sequence[str] | None) -> tuple[str, ...]:
+        """The sources that a request asks for, of those that there are. Raises RequestError."""
+        names = (AUTO,) if draft is None else read_drafts(draft)
+        if names == (AUTO,):
+            return self.names
+        if names == (NONE,):
+            return ()
+        for name in names:
+            if name not in self._sources.names:
+                held = ", ".join((*self._sources.names, NONE))
+                raise RequestError(
+                    f"there is no draft {name!r} in this engine, which was loaded with {held}; "
+                    "choose among these, or load it as well with --draft"
+                )
+        if self._config.verify == "sequoia":
+            check_draws(names)
+        return names
+
+    def described(self, names: Sequence[str]) -> str:
+        """These sources, for people; "none" where there are none."""
+        held = self._sources.drafters | self._sources.lookups
+        return " + ".join(held[name].name for name in names) or NONE
+
+    def calibration(self, name: str, temperature: float, coupled: bool) -> Calibration:
+        """What is known of a drafter for such requests, to learn into."""
+        if self.record is not None and name == self._main:
+            return self.record.entry(temperature, coupled)
+        return self._calibrations.setdefault((name, temperature, coupled), Calibration())
+
+    def decoding(self, request: Request, ending: Ending, answer: Answer | None = None) -> Decoding:
+        """What stays the same for all passes of a request."""
+        target, params = self._assembly.target, request.params
+        vocabulary, device = target.skeleton.vocab_size, target.device
+        processor = LogitsProcessor(params, vocabulary, request.ids, device)
+        assert params.seed is not None
+        noise = GumbelNoise(params.seed, vocabulary, device) if processor.uses_noise else None
+        mixture, dice = self._mixture(request, processor, noise), self._dice(params)
+        main = mixture.main if mixture is not None else None
+        policy = self.way.policy
+        if main is not None and main.name == self._main:
+            policy = self.way.recording(main.scorer.calibration)
+        return Decoding(
+            processor=processor,
+            noise=noise,
+            mixture=mixture,
+            policy=policy,
+            shape=self.way.shape if main is not None else None,
+            stop=ending.after,
+            between=answer.look if answer else None,
+            grown=answer.grown if answer else None,
+            numbers=None if mixture is None or dice is None else partial(endless, dice, "test"),
+        )
+
+    def _dice(self, params: SamplingParams) -> int | None:
+        """The seed that guesses are drawn with, None where they are ranked: greedily all rules are one."""
+        return params.seed if self._config.verify == "sequoia" and not params.greedy else None
+
+    def _mixture(
+        self, request: Request, processor: LogitsProcessor, noise: GumbelNoise | None
+    ) -> Mixture | None:
+        """The sources that a request uses. A shape that was chosen beforehand is filled by one alone."""
+        names, temperature = request.sources, request.params.temperature
+        drafters = [name for name in names if name in self._sources.drafters]
+        dice = self._dice(request.params)
+        if dice is not None and self.way.shape is None:
+            names = ()  # only trees of one shape may be drawn
+        elif dice is not None or (self.way.shape is not None and drafters):
+            names = tuple(drafters[:1])
+        if not names:
+            return None
+        coupled = noise if self._config.verify == "coupled" else None
+        case = temperature, coupled is not None
+
+        def scorer(name: str) -> Scorer:
+            calibration = self.calibration(name, *case)
+            if dice is not None:
+                return DrawingScorer(processor, dice, calibration)
+            return Scorer(processor, coupled, calibration)
+
+        return self._sources.mixture(names, scorer, coupled, case)
+
+    def preview(self, ids: Sequence[int], params: SamplingParams, trees: int, context: int) -> list[Grown]:
+        """Trees that the main drafter grows along an answer of its own; see `offspec.preview`.
+
+        None where nobody drafts, or only what needs to see the target at work; nor where guesses are drawn,
+        of which whoever plans counts the ranks.
+        """
+        room = self._config.budget or 1
+        nodes = min(room, max(_PREVIEWED, 2 * self.way.policy.budget))
+        drafter = self._sources.drafters.get(self._main)
+        if drafter is None or drafter.wants or nodes < 2 or self._dice(params) is not None:
+            return []
+        ending = Ending(params, frozenset(), TextStream(self._assembly.codec, ()))
+        mixture = self.decoding(Request(ids, params, sources=(self._main,)), ending).mixture
+        assert mixture is not None
+        policy = replace(self.way.policy, budget=nodes // 2, record=nodes, costs=None)
+        return preview(mixture, ids, policy, _STRIDE, trees, context)
+
+    def save(self) -> None:
+        """Keep what was learnt for later runs, where that is wanted."""
+        if self.record is not None:
+            self.record.save()

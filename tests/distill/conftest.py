@@ -1,0 +1,14 @@
+"""One school for all tests that only learn in it."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.distill.classroom import School
+
+
+@pytest.fixture(scope="module")
+def school(tmp_path_factory: pytest.TempPathFactory) -> Iterator[School]:
+    opened = School.opened(tmp_path_factory.mktemp("school"))
+    yield opened
+    opened.target.close()

@@ -1,0 +1,166 @@
+"""From a model to a head in a folder, whatever comes between."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from offspec.distill import KINDS, Kind, Wanted, distill_head
+from offspec.distill import room
+from offspec.draft.heads.base import TargetShape
+from offspec.draft.heads.open import open_head
+from offspec.errors import CapacityError, CheckpointError, DiskFullError, RequestError
+from offspec.events import Event, LoadProgress, Notice, unheard
+from tests.tiny import write_model
+
+KINDS_LISTED: list[Kind] = ["medusa", "mlp", "eagle3"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("target"), spread=0.2)
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    file = tmp_path / "prompts.txt"
+    file.write_text("\n".join(f"w{i} w{i + 1} w{3 + i % 7}" for i in range(4, 60)))
+    return file
+
+
+def wanted(model: Path, out: Path, kind: Kind = "medusa", **given: Any) -> Wanted:
+    return Wanted(str(model), kind, out, **{"tokens": 1200, "length": 16, "epochs": 2, "depth": 2, **given})
+
+
+def distil(what: Wanted, prompts: Path, notify: Callable[[Event], None] = unheard, **given: Any) -> Any:
+    cache = prompts.parent / "cache"
+    return distill_head(what, prompts=prompts, dtype="float32", notify=notify, cache_dir=cache, **given)
+
+
+def weights(out: Path) -> bytes:
+    (file,) = out.glob("*.safetensors")
+    return file.read_bytes()
+
+
+@pytest.mark.parametrize("kind", KINDS_LISTED)
+def test_a_head_is_made_that_opens(model: Path, prompts: Path, tmp_path: Path, kind: Kind) -> None:
+    out = tmp_path / "deep" / "head"
+    made = distil(wanted(model, out, kind), prompts)
+    assert (made.folder, made.kind) == (out, kind)
+    assert made.tokens >= 1200
+    assert made.measured.rows > 0
+    assert 1 <= made.measured.expected <= 3
+    assert made.trained.epochs == 2
+    assert json.loads((out / "config.json").read_text())["base_model_name_or_path"] == str(model)
+    target = TargetShape("target", 32, 96, 3, torch.float32, torch.device("cpu"), None)
+    opened = open_head(str(out), target, unheard)
+    assert opened is not None
+    assert opened.depth == (None if kind == "eagle3" else 2)
+    assert not list((tmp_path / "cache").rglob("*.pt"))  # nothing is left but the text
+
+
+def test_text_serves_the_next_head(model: Path, prompts: Path, tmp_path: Path) -> None:
+    stages: list[str] = []
+
+    def hear(event: Event) -> None:
+        stages.append(event.stage if isinstance(event, LoadProgress) else getattr(event, "text", ""))
+
+    distil(wanted(model, tmp_path / "one"), prompts)
+    distil(wanted(model, tmp_path / "two", "mlp"), prompts, hear)
+    assert any("were written before and are kept" in stage for stage in stages)
+    assert not any(stage.endswith("writes text") for stage in stages)
+    assert "training" in stages
+
+
+@pytest.mark.parametrize("stage", ["writes text", "training", "measuring on text held out"])
+def test_after_an_interrupt_the_same_command_goes_on(
+    model: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    monkeypatch.setattr(room, "_BATCHES", (8,))
+    distil(wanted(model, tmp_path / "whole"), prompts)
+    prompts = _moved(prompts, tmp_path / "elsewhere")
+
+    def stop(event: Event) -> None:
+        # Not at the first: a batch of text, or a lesson, is done by then.
+        if isinstance(event, LoadProgress) and event.stage.endswith(stage) and event.done > event.total // 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        distil(wanted(model, tmp_path / "parts"), prompts, stop)
+    assert not (tmp_path / "parts").exists()
+    notices: list[str] = []
+    distil(
+        wanted(model, tmp_path / "parts"),
+        prompts,
+        lambda event: notices.append(event.text) if isinstance(event, Notice) else None,
+    )
+    kept = "are kept" if stage == "writes text" else "goes on where it was broken off"
+    assert any(kept in notice for notice in notices)
+    assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
+
+
+def _moved(prompts: Path, folder: Path) -> Path:
+    """The same questions beside another cache."""
+    folder.mkdir()
+    copy = folder / prompts.name
+    copy.write_text(prompts.read_text())
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"kind": "hydra"}, "one of medusa, mlp, eagle3, not 'hydra'"),
+        ({"tokens": 999}, "too few"),
+        ({"depth": 0}, "depth must be 1 or more"),
+        ({"epochs": 0}, "epochs must be 1 or more"),
+        ({"length": 3}, "length must be 16 or more"),
+        ({"minutes": 0.0}, "minutes must be above 0"),
+    ],
+)
+def test_what_cannot_be_wanted(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        wanted(tmp_path, tmp_path / "out", **given)
+    assert tuple(KINDS_LISTED) == KINDS
+
+
+def test_a_folder_that_is_there_is_left_alone(model: Path, prompts: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").touch()
+    with pytest.raises(RequestError, match="is there already"):
+        distil(wanted(model, tmp_path / "out"), prompts)
+    with pytest.raises(CheckpointError, match="cannot write to"):
+        distil(wanted(model, tmp_path / "out" / "mine" / "head"), prompts)
+
+
+def test_bad_prompts(model: Path, tmp_path: Path) -> None:
+    for name, text in (("a.txt", "\n \n"), ("b.jsonl", '{"text": "w5"}'), ("c.jsonl", "no json")):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(RequestError, match="prompt"):
+            distil(wanted(model, tmp_path / "out"), tmp_path / name)
+    with pytest.raises(RequestError, match="cannot read prompts"):
+        distil(wanted(model, tmp_path / "out"), tmp_path / "absent.txt")
+    (tmp_path / "long.txt").write_text("w5 " * 600)
+    with pytest.raises(RequestError, match="longer than 512 tokens"):
+        distil(wanted(model, tmp_path / "out"), tmp_path / "long.txt")
+
+
+def test_a_full_disk_is_one_line(
+    model: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from offspec.distill import store
+
+    def full(folder: Path, needed: int, purpose: str) -> None:
+        raise DiskFullError(f"{purpose} needs more")
+
+    monkeypatch.setattr(store, "require_space", full)
+    with pytest.raises(DiskFullError, match="the text and the states"):
+        distil(wanted(model, tmp_path / "out"), prompts)
+
+
+def test_a_promise_of_too_little_memory(model: Path, prompts: Path, tmp_path: Path) -> None:
+    with pytest.raises(CapacityError):
+        distil(wanted(model, tmp_path / "out"), prompts, memory=1_000_000)

@@ -1,0 +1,175 @@
+"""What is trained is what is published: losses fall, files open, and figures are counted right."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from offspec.candidates import Candidates
+from offspec.config import SamplingParams
+from offspec.distill.eagle3 import Eagle3
+from offspec.distill.ends import Ends
+from offspec.distill.lesson import read_lesson
+from offspec.distill.measure import RANKS, Measured, measure
+from offspec.distill.medusa import Medusa
+from offspec.distill.mlp import MLP
+from offspec.distill.publish import write_head
+from offspec.distill.pupil import Pupil, Teacher
+from offspec.distill.train import Schedule, Training
+from offspec.draft.base import Features, Scorer
+from offspec.draft.heads.base import TargetShape
+from offspec.draft.heads.open import open_head
+from offspec.model.parts import TargetParts
+from offspec.sampling import LogitsProcessor
+from offspec_planners.calibrate import Calibration
+from tests.distill.classroom import TAPS, School
+
+CPU = torch.device("cpu")
+PUPILS: dict[str, Callable[[School, Ends], Pupil]] = {
+    "medusa": lambda school, ends: Medusa(ends, 3, 2),
+    "mlp": lambda school, ends: MLP(ends, 3, 40),
+    "eagle3": lambda school, ends: Eagle3(ends, 3, TAPS, school.target.skeleton.config),
+}
+
+
+def ignore(*args: object) -> None:
+    """Progress that goes nowhere."""
+
+
+def training(kind: str, school: School, state: Path, epochs: int = 3) -> tuple[Pupil, Training]:
+    torch.manual_seed(0)
+    pupil = PUPILS[kind](school, school.ends)
+    schedule = Schedule(epochs=epochs, rows=100, rate=5e-3)
+    return pupil, Training(pupil, school.store, school.ends, schedule, state, "test")
+
+
+@pytest.mark.parametrize("kind", list(PUPILS))
+def test_losses_are_against_the_target_s_odds(school: School, kind: str) -> None:
+    """Row by row: cross-entropy over the whole vocabulary, where all of it is common."""
+    ends = school.all_ends
+    pupil = PUPILS[kind](school, ends)
+    lesson = read_lesson(school.store, [0], CPU, whole=pupil.whole)
+    teacher = Teacher.of(ends, ends.draw(5, torch.Generator()), lesson)
+    with torch.no_grad():
+        losses = [float(loss) for loss in pupil.losses(lesson, teacher)]
+        odds = ends.all_logits(lesson.states).softmax(-1)
+        for depth, scores in enumerate(pupil.guesses(lesson)):
+            # The last row's odds are known, and not its token: the guesses lack it.
+            each = -(odds[scores.truth - 1] * scores.logits.log_softmax(-1)).sum(-1)
+            count = len(lesson.before(depth + 1))
+            assert len(each) == count - 1 or kind == "mlp"
+            assert losses[depth] == pytest.approx(float(each.mean()), rel=0.1)
+
+
+@pytest.mark.parametrize("kind", list(PUPILS))
+def test_training_lowers_the_loss(school: School, tmp_path: Path, kind: str) -> None:
+    losses: list[float] = []
+    _, lessons = training(kind, school, tmp_path / "state.pt", 10)
+    done = lessons.run(lambda step, total, loss: losses.append(float(loss.split()[1])))
+    assert losses[-1] < losses[0] - 0.03
+    assert done.epochs == 10
+    assert done.steps == len(losses)
+
+
+@pytest.mark.parametrize("kind", list(PUPILS))
+def test_what_was_broken_off_goes_on_as_if_it_had_not_been(school: School, tmp_path: Path, kind: str) -> None:
+    whole, lessons = training(kind, school, tmp_path / "whole.pt")
+    lessons.run(ignore)
+
+    def stop(step: int, total: int, loss: str) -> None:
+        if step == 4:
+            raise KeyboardInterrupt
+
+    _, lessons = training(kind, school, tmp_path / "parts.pt")
+    with pytest.raises(KeyboardInterrupt):
+        lessons.run(stop)
+    parts, lessons = training(kind, school, tmp_path / "parts.pt")
+    assert lessons.resumed
+    lessons.run(ignore)
+    for name, value in whole.module.state_dict().items():
+        assert torch.equal(parts.module.state_dict()[name], value), name
+
+
+def test_the_state_of_another_training_is_not_taken_up(school: School, tmp_path: Path) -> None:
+    def open_training(name: str) -> Training:
+        pupil = Medusa(school.ends, 2, 1)
+        return Training(pupil, school.store, school.ends, Schedule(epochs=1, rows=100), state, name)
+
+    state = tmp_path / "state.pt"
+    open_training("one").run(ignore)
+    assert open_training("one").resumed
+    assert not open_training("other").resumed
+    state.write_bytes(b"damaged")
+    assert not open_training("one").resumed
+
+
+def test_time_ends_a_training(school: School, tmp_path: Path) -> None:
+    schedule = Schedule(epochs=1000, minutes=1e-4, rows=100)
+    pupil = Medusa(school.ends, 2, 1)
+    done = Training(pupil, school.store, school.ends, schedule, tmp_path / "state.pt", "x").run(ignore)
+    assert 0 < done.steps < 1000
+
+
+@pytest.mark.parametrize("kind", list(PUPILS))
+def test_figures_are_those_of_counting(school: School, kind: str) -> None:
+    pupil = PUPILS[kind](school, school.all_ends)
+    numbers = [3, 5, 7]
+    found = measure(pupil, school.store, numbers, CPU, ignore)
+    hits, counts = np.zeros((pupil.depth, RANKS)), np.zeros(pupil.depth)
+    with torch.no_grad():
+        for number in numbers:
+            passage = school.store.read(number)
+            lesson = read_lesson(school.store, [number], CPU, whole=pupil.whole)
+            first = len(passage) - len(lesson)
+            for depth, scores in enumerate(pupil.guesses(lesson)):
+                for logits, row in zip(scores.logits, scores.truth.tolist(), strict=True):
+                    rank = int((logits > logits[passage.tokens[first + row]]).sum())
+                    counts[depth] += 1
+                    if rank < RANKS:
+                        hits[depth, rank] += 1
+                # Whatever may be guessed of the answer, the question's last token being the first root.
+                assert first + int(scores.truth.min()) == passage.prompt + depth
+                assert len(scores.truth) == len(passage) - passage.prompt - depth
+    np.testing.assert_allclose(found.acceptance, hits / counts[:, None])
+    assert found.rows == counts[0]
+
+
+def test_expected_tokens_of_a_tree() -> None:
+    certain = np.zeros((2, RANKS))
+    certain[:, 0] = 1
+    assert Measured(certain, 10).expected == pytest.approx(3)
+    assert Measured(certain * 0.5, 10).expected == pytest.approx(1.75)
+    assert Measured(certain, 0).expected == 1
+    assert Measured(certain, 10).first == (1, 1)
+    assert Measured(np.full((1, RANKS), 0.1), 10).fifth == pytest.approx((0.5,))
+
+
+@pytest.mark.parametrize("kind", list(PUPILS))
+def test_what_is_written_opens_and_guesses_the_same(school: School, tmp_path: Path, kind: str) -> None:
+    pupil, lessons = training(kind, school, tmp_path / "state.pt")
+    lessons.run(ignore)
+    write_head(pupil.published("some/target"), tmp_path / "head")
+    config = school.target.skeleton.config
+    opened = open_head(
+        str(tmp_path / "head"), TargetShape("some/target", 32, 96, 3, torch.float32, CPU, config), ignore
+    )
+    assert opened is not None
+    assert opened.depth == (None if kind == "eagle3" else 3)
+    drafter = opened.load(TargetParts(school.target), 64)
+    passage = school.store.read(0)
+    ids = passage.tokens[: passage.prompt + 1].tolist()  # the root is the answer's first token
+    inputs = {layer: tap[: len(ids) - 1] for layer, tap in zip(TAPS, passage.taps, strict=True)}
+    drafter.observe(Features(0, passage.states[: len(ids) - 1], inputs))
+    drafter.start(ids)
+    scorer = Scorer(LogitsProcessor(SamplingParams(), 96, ids), None, Calibration(), 8)
+    with torch.no_grad():
+        children = drafter.expand(Candidates(ids[-1]), [0], scorer)
+        lesson = read_lesson(school.store, [0], CPU, whole=pupil.whole)
+        logits = next(iter(pupil.guesses(lesson))).logits[1]  # row 0 has the question's last token as root
+    expected = logits.topk(8)
+    np.testing.assert_allclose(
+        children.x[0] - children.x[0, 0], expected.values - expected.values[0], atol=0.03
+    )
+    drafter.close()

@@ -1,0 +1,98 @@
+"""Text on disk: whole batches, taken up again, or an error that names the fix."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from offspec.distill.lesson import read_lesson
+from offspec.distill.store import Source, Store
+from offspec.distill.text import Passage
+from offspec.errors import DiskFullError
+
+CPU = torch.device("cpu")
+
+
+def passage(length: int, prompt: int, seed: int = 0) -> Passage:
+    random = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, 90, (length,), generator=random)
+    return Passage(tokens, prompt, torch.randn(length, 8, generator=random).to(torch.bfloat16))
+
+
+def filled(folder: Path, batches: int = 2) -> tuple[Store, list[Passage]]:
+    store, written = Store(folder, 8, 2), []
+    for batch in range(batches):
+        passages = [passage(9, 4, 2 * batch), passage(6, 2, 2 * batch + 1)]
+        store.add(passages)
+        written += passages
+    return store, written
+
+
+def test_passages_come_back(tmp_path: Path) -> None:
+    store, written = filled(tmp_path)
+    for again in (store, Store(tmp_path, 8, 2)):
+        assert (again.batches, again.passages, again.rows, again.tokens) == (2, 4, 30, 18)
+        for number, one in enumerate(written):
+            read = again.read(number)
+            assert (read.prompt, again.length(number)) == (one.prompt, len(one))
+            assert torch.equal(read.tokens, one.tokens)
+            assert torch.equal(read.states, one.states)
+        assert [text.tolist() for text in again.answers([1])] == [written[1].tokens[2:].tolist()]
+
+
+def test_a_damaged_batch_and_those_behind_it_are_made_again(tmp_path: Path) -> None:
+    _, written = filled(tmp_path, 3)
+    file = tmp_path / "text-00001.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+    store = Store(tmp_path, 8, 2)
+    assert store.batches == 1
+    store.add(written[2:4])
+    assert [store.read(number).prompt for number in range(4)] == [4, 2, 4, 2]
+    assert Store(tmp_path, 8, 2).batches == 3  # the last one was whole
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / ".text-00000.safetensors.1-ab.partial"
+    left.touch()
+    assert Store(tmp_path, 8, 2).batches == 0
+    assert not left.exists()
+
+
+def test_one_text_in_twenty_is_held_out(tmp_path: Path) -> None:
+    store, _ = filled(tmp_path, 25)
+    assert store.held_out() == [19, 39]
+    assert sorted(store.training() + store.held_out()) == list(range(50))
+
+
+def test_room_is_asked_for_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path, 8, 2)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(1, 1, 20 << 20))
+    store.require(10)
+    with pytest.raises(DiskFullError, match=r"the text .* needs .* OFFSPEC_CACHE"):
+        store.require(1_000_000)
+
+
+def test_other_texts_have_other_places(tmp_path: Path) -> None:
+    sources = [
+        Source(target, questions, length, "bfloat16").place(tmp_path).folder
+        for target in "ab"
+        for questions in "cd"
+        for length in (10, 20)
+    ]
+    assert len(set(sources)) == len(sources)
+    assert Source("a", "c", 10, "bfloat16").place(tmp_path).folder == sources[0]
+
+
+def test_a_lesson_knows_what_follows(tmp_path: Path) -> None:
+    store, written = filled(tmp_path, 1)
+    lesson = read_lesson(store, [0, 1], CPU, whole=False)
+    # Of each question the last two tokens: the first guess is made at the last but one.
+    assert lesson.tokens.tolist() == [*written[0].tokens[2:].tolist(), *written[1].tokens.tolist()]
+    assert lesson.left.tolist() == [6, 5, 4, 3, 2, 1, 0, 5, 4, 3, 2, 1, 0]
+    assert lesson.asked.tolist() == [False, *[True] * 6, False, *[True] * 5]
+    assert lesson.before(1).tolist() == [0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
+    assert lesson.before(3, 1).tolist() == [0, 1, 2, 7, 8]
+    whole = read_lesson(store, [0], CPU, whole=True)
+    assert len(whole) == 9
+    assert whole.asked.tolist() == [False] * 3 + [True] * 6

@@ -1,0 +1,262 @@
+"""Every source of guesses, alone and mixed: the tokens are the target's own, whoever guesses."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import offspec
+from offspec import DraftError, Engine, Notice, PassStats, RequestError, SamplingParams
+from offspec.config import EngineConfig
+from offspec.draft.base import Children, Features, Scorer, Wants
+from tests.draft import eagle_files, heads_files
+from tests.tiny import VOCABULARY, disturb, tiny_engine, write_model
+
+PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
+COPIED = [*PROMPT, 70, *PROMPT, 71, *PROMPT[:5]]
+TEMPERATURES = (0.0, 1.0)
+GIVEN: dict[str, Any] = {"dtype": "float32", "context": 160, "budget": 24, "width": 4}
+
+
+def params(temperature: float, tokens: int = 24) -> SamplingParams:
+    return SamplingParams(temperature=temperature, seed=7, max_tokens=tokens, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target, models near to it and far from it, and a head of each kind."""
+    place = tmp_path_factory.mktemp("drafts")
+    write_model(place / "target", num_hidden_layers=eagle_files.LAYERS)
+    write_model(place / "near", num_hidden_layers=eagle_files.LAYERS)
+    disturb(place / "near")
+    write_model(place / "far", seed=9, num_hidden_layers=2)
+    write_model(place / "unlike", seed=9, num_hidden_layers=2, vocab_size=60)
+    heads_files.write_head(place / "medusa", None, heads_files.medusa_tensors())
+    heads_files.write_head(place / "mlp", heads_files.mlp_config(), heads_files.mlp_tensors())
+    for kind in ("eagle", "eagle3"):
+        eagle_files.write_head(place / kind, eagle_files.make_head(kind))
+    return place
+
+
+@pytest.fixture(scope="module")
+def names(folder: Path) -> list[str]:
+    heads = [str(folder / name) for name in ("medusa", "mlp", "eagle", "eagle3")]
+    return ["substitute", "early-exit", *heads]
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path, names: list[str]) -> Iterator[Engine]:
+    """With everything loaded at once that can be."""
+    with offspec.load(str(folder / "target"), draft=names, **GIVEN) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> dict[tuple[float, int], tuple[int, ...]]:
+    """The answers of an engine that guesses nothing, by temperature and length of the prompt."""
+    with offspec.load(str(folder / "target"), draft="none", **GIVEN | {"budget": 1}) as engine:
+        return {
+            (temperature, len(prompt)): engine.generate(prompt, params(temperature)).token_ids
+            for temperature in TEMPERATURES
+            for prompt in (PROMPT, COPIED)
+        }
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_each_source_and_every_mixture_in_one_engine(
+    engine: Engine,
+    names: list[str],
+    expected: dict[tuple[float, int], tuple[int, ...]],
+    temperature: float,
+) -> None:
+    """One request after another, each with other sources and half of them with another prompt."""
+    alone = [[name] for name in (*names, "suffix", "lookup")]
+    mixed = [["suffix", *pair] for pair in pairwise(names)]
+    for drafts in [*alone, ["none"], *mixed, [*names, "suffix", "lookup"], ["suffix", "lookup"], *alone]:
+        for prompt in (PROMPT, COPIED):
+            found = engine.generate(prompt, params(temperature), draft=drafts)
+            assert found.token_ids == expected[temperature, len(prompt)], drafts
+            assert {name for name, _ in found.guessed_by} <= set(drafts)
+            assert sum(count for _, count in found.guessed_by) >= found.tokens - found.passes
+            assert found.budget == (1 if drafts == ["none"] else 24)
+
+
+def test_what_is_copied_comes_in_few_passes(
+    engine: Engine, expected: dict[tuple[float, int], tuple[int, ...]]
+) -> None:
+    """Once the answer has been given, suffix has read it; and the result says who guessed."""
+    wanted = expected[0.0, len(PROMPT)]
+    again = engine.generate(PROMPT, params(0.0), draft="suffix")
+    assert again.token_ids == wanted and again.tokens_per_pass > 3
+    assert again.draft == "suffix" and [name for name, _ in again.guessed_by] == ["suffix"]
+    passes = [event for event in engine.stream(PROMPT, params(0.0)) if isinstance(event, PassStats)]
+    for done in passes:
+        assert sum(count for _, count in done.guessed_by) in (done.emitted - 1, done.emitted)
+
+
+def test_a_request_takes_what_is_loaded_and_nothing_else(engine: Engine, names: list[str]) -> None:
+    assert engine.sources == (*names, "suffix", "lookup")
+    assert engine.draft.startswith("substitute (4-bit) + early-exit") and "suffix" not in engine.draft
+    with pytest.raises(RequestError, match="loaded with substitute") as caught:
+        engine.generate(PROMPT, draft="mtp")
+    assert "\n" not in str(caught.value)
+    engine.use("suffix,substitute")
+    assert engine.draft == "suffix + substitute (4-bit)"
+    engine.use("auto")
+    assert engine.draft.startswith("substitute (4-bit) + early-exit")
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("draft", ["near", "far", "unlike"])
+def test_models_that_guess_well_badly_and_in_other_words(
+    folder: Path, draft: str, temperature: float, expected: dict[tuple[float, int], tuple[int, ...]]
+) -> None:
+    notices = list[object]()
+    named = [str(folder / draft), str(folder / "medusa")]
+    with offspec.load(str(folder / "target"), draft=named, notify=notices.append, **GIVEN) as engine:
+        for drafts in (named[:1], named, ["suffix", *named]):
+            for prompt in (PROMPT, COPIED):
+                found = engine.generate(prompt, params(temperature), draft=drafts)
+                assert found.token_ids == expected[temperature, len(prompt)]
+    told = [event.text for event in notices if isinstance(event, Notice)]
+    assert len(told) == (draft == "unlike") and all("60 of 96 tokens map" in text for text in told)
+
+
+class Hostile:
+    """Guesses at random, asks for everything, and is as sure as can be."""
+
+    name = "hostile"
+    between = None
+    wants = Wants(True, (0, 2))
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self._random = torch.Generator().manual_seed(1)
+
+    def start(self, ids: Sequence[int]) -> None: ...
+
+    def expand(self, candidates: object, nodes: Sequence[int], scorer: Scorer) -> Children:
+        picked = torch.stack([torch.randperm(VOCABULARY, generator=self._random)[:8] for _ in nodes])
+        sure = torch.full(picked.shape, -2.1).numpy()
+        return Children(picked.numpy(), sure, sure)
+
+    def commit(self, nodes: Sequence[int]) -> None: ...
+
+    def observe(self, features: Features) -> None:
+        assert features.start <= self.seen
+        assert all(len(states) == len(features) for states in features.inputs.values())
+        assert list(features.inputs) == [0, 2]
+        self.seen = features.start + len(features)
+
+    def adopt(self) -> None: ...
+
+    def rewind(self, length: int) -> None:
+        self.seen = min(self.seen, length)
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("verify", ["coupled", "plain"])
+@pytest.mark.parametrize("budget", [2, 7, 64])
+def test_hostile_sources_beside_others(
+    folder: Path, budget: int, verify: str, expected: dict[tuple[float, int], tuple[int, ...]]
+) -> None:
+    hostile = Hostile()
+    with tiny_engine(
+        folder / "target",
+        f"{folder / 'near'},suffix,lookup",
+        budget=budget,
+        width=5,
+        verify=verify,
+        more={"hostile": hostile},
+    ) as engine:
+        for draft in (None, "hostile", "hostile,suffix", None, "none", "suffix"):
+            for temperature in TEMPERATURES:
+                for prompt in (PROMPT, COPIED):
+                    found = engine.generate(prompt, params(temperature), draft=draft)
+                    assert found.token_ids == expected[temperature, len(prompt)]
+                    assert hostile.seen == len(prompt) + found.tokens - 1, "whether it was asked or not"
+
+
+def test_a_conversation_goes_on_whoever_guesses(folder: Path, names: list[str]) -> None:
+    """Questions that follow on each other, and some taken back, with other sources each time."""
+
+    def answers(draft: list[str], orders: Sequence[str]) -> list[str]:
+        with offspec.load(str(folder / "target"), draft=draft, **GIVEN) as engine:
+            talk, said = engine.chat(params=params(1.0, 9)), list[str]()
+            for question, order in zip(("w5 w9", "w17 w33 w5 w9", "w8", "w5 w9"), orders, strict=True):
+                engine.use(order)
+                for _ in talk.send(question):
+                    pass
+                said.append(talk.messages[-1].content)
+                if question == "w8":
+                    talk.rewind()
+            return said
+
+    wanted = answers(["none"], ["none"] * 4)
+    head = names[-1]
+    assert answers([*names, "suffix"], ["auto", f"{head},suffix", "suffix", head]) == wanted
+    assert answers([head], ["auto", "none", "lookup", "auto"]) == wanted
+
+
+def test_a_budget_of_one_loads_no_draft(folder: Path, names: list[str]) -> None:
+    with offspec.load(str(folder / "target"), draft=names, **GIVEN | {"budget": 1}) as engine:
+        assert engine.sources == ("suffix", "lookup") and engine.draft == "none"
+        assert engine.generate(PROMPT, params(0.0, 4)).passes == 4
+
+
+def test_heads_are_planned_for(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))
+    given = {"draft": f"{folder / 'eagle3'},suffix", "dtype": "float32", "context": 96}
+    with offspec.load(str(folder / "target"), **given) as engine:
+        plan = engine.plan
+        assert plan is not None and plan.draft == given["draft"] and plan.draft_mode == "head"
+        assert plan.acceptance == "typical of a small head, not measured" and "suffix" in plan.notes[0]
+        assert all(seconds > 0 for _, seconds in plan.costs.step)
+        assert engine.generate(PROMPT, params(1.0), check=True).mismatches == ()
+        assert engine.preview(PROMPT, params(1.0)) == [], "it would need to see the target at work"
+    with offspec.load(str(folder / "target"), **given) as engine:
+        assert engine.plan == plan
+
+
+@pytest.mark.parametrize(
+    ("draft", "error", "words"),
+    [
+        ("suffix,,substitute", RequestError, "name is missing"),
+        ("suffix,suffix", RequestError, "twice"),
+        ("none,suffix", RequestError, "stands alone"),
+        ("auto,suffix", RequestError, "stands alone"),
+        ("substitute,{near}", RequestError, "one at a time"),
+        ("mtp", DraftError, "no MTP module"),
+    ],
+)
+def test_what_cannot_be(folder: Path, draft: str, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words) as caught:
+        offspec.load(str(folder / "target"), draft=draft.format(near=folder / "near"), **GIVEN)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_path_may_have_a_comma(tmp_path: Path) -> None:
+    odd = tmp_path / "a,b"
+    odd.mkdir()
+    assert EngineConfig("m", draft=f"suffix,{odd},lookup").drafts == ("suffix", str(odd), "lookup")
+    assert EngineConfig("m", draft=str(odd)).drafts == (str(odd),)
+    assert EngineConfig("m", draft="a,b").drafts == ("a", "b")
+
+
+def test_texts_of_earlier_are_copied_from(folder: Path, tmp_path: Path) -> None:
+    """A file of a corpus says what the target will: nearly all of it is guessed in few passes."""
+    model, asked = str(folder / "target"), "w5 w9 w17"
+    with offspec.load(model, draft="suffix", **GIVEN) as engine:
+        first = engine.generate(asked, params(0.0), raw=True)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "note.md").write_text(f"{asked} {first.text}")
+    (tmp_path / "texts" / "photo").write_bytes(b"\xff\xfe")
+    with offspec.load(model, draft="suffix", corpus=[tmp_path / "texts"], **GIVEN) as engine:
+        again = engine.generate(asked, params(0.0), raw=True)
+    assert again.token_ids == first.token_ids and again.passes < first.passes
+    with pytest.raises(RequestError, match="--draft-corpus"):
+        offspec.load(model, corpus=[tmp_path / "nowhere"], **GIVEN)
