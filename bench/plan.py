@@ -126,7 +126,7 @@ def run_case(args: argparse.Namespace, case: Case, target: Target, command: str)
         "case": str(case),
         "order": [case.factor, case.temperature, case.memory != "least"],
         "model": model_name(target.model),
-        "draft": target.draft if target.draft == "auto" else f"{model_name(target.draft)} in 4 bits",
+        "draft": target.draft if target.draft == "substitute" else f"{model_name(target.draft)} in 4 bits",
         "temperature": case.temperature,
         "prompts": args.prompts,
         "first_run": args.first_run,

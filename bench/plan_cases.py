@@ -65,7 +65,7 @@ class Target:
     """A model and how it is drafted for: by a substitute, or by a named draft in 4 bits."""
 
     model: str
-    draft: str = "auto"
+    draft: str = "substitute"
     context: int | None = None
 
     @classmethod
@@ -78,9 +78,9 @@ class Target:
 
     def words(self) -> list[str]:
         """Arguments of `offspec plan`."""
-        words = [self.model]
-        if self.draft != "auto":
-            words += ["--draft", self.draft, "--draft-bits", "4"]
+        words = [self.model, "--draft", self.draft]
+        if self.draft != "substitute":
+            words += ["--draft-bits", "4"]
         return words if self.context is None else [*words, "--context", str(self.context)]
 
     def config(self, memory: int | None, temperature: float = 0.0) -> EngineConfig:
@@ -88,7 +88,7 @@ class Target:
         return EngineConfig(
             self.model,
             draft=self.draft,
-            draft_bits=None if self.draft == "auto" else 4,
+            draft_bits=None if self.draft == "substitute" else 4,
             memory=memory,
             context=self.context,
             temperature=temperature,
@@ -98,7 +98,7 @@ class Target:
 def least_memory(target: Target) -> int:
     """Bytes with which planning begins to work, rounded up a little."""
     from offspec.assemble import open_models
-    from offspec.choose import outset
+    from offspec.outset import outset
 
     opened = open_models(target.config(memory=1), lambda event: None)
     try:

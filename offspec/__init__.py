@@ -18,7 +18,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Engine": "engine",
-    "load": "engine",
+    "load": "loading",
     "Session": "session",
     "EngineConfig": "config",
     "SamplingParams": "config",
@@ -102,7 +102,7 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from offspec.config import EngineConfig, SamplingParams
-    from offspec.engine import Engine, load
+    from offspec.engine import Engine
     from offspec.errors import (
         CapacityError,
         CheckpointError,
@@ -134,5 +134,6 @@ if TYPE_CHECKING:
         TextDelta,
         TreeSeen,
     )
+    from offspec.loading import load
     from offspec.session import Session
     from offspec.timeline import Timeline

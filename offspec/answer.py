@@ -6,7 +6,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
 import torch
 
 from offspec import device as devices
@@ -19,16 +18,15 @@ from offspec.events import (
     Event,
     Finished,
     FinishReason,
-    Guessed,
     PassProgress,
     PassStats,
     Piece,
     Prefill,
     Result,
     TextDelta,
-    TreeSeen,
     total_guessed,
 )
+from offspec.seen import accepted, guessed_by, tree_seen
 from offspec.sequence import Decoding, PassResult, TokenSequence
 from offspec.text.stream import TextStream
 from offspec.timeline import Timeline
@@ -126,7 +124,7 @@ class Answer:
             self._passes.append(stats)
             yield delta
             if self._request.trees:
-                yield self._seen(done)
+                yield tree_seen(len(self._passes), done, self._spell)
             yield stats
         yield Finished(self._result(reason, began, target.bytes_streamed - read_before, reused))
 
@@ -185,20 +183,9 @@ class Answer:
     def _delta(self, done: PassResult) -> TextDelta:
         """The text of a pass, token by token; what only the end sets free belongs to the last of them."""
         texts = self._text.finish() if self._ending.reason else self._text.take()
-        guessed = len(_accepted(done)) - 1
+        guessed = len(accepted(done)) - 1
         pieces = [Piece(text, "draft" if i < guessed else "bonus") for i, text in enumerate(texts) if text]
         return TextDelta("".join(texts), done.walk.tokens, tuple(pieces))
-
-    def _seen(self, done: PassResult) -> TreeSeen:
-        tree, accepted = done.growth.tree, _accepted(done)
-        return TreeSeen(
-            index=len(self._passes),
-            parent=tuple(tree.parent.tolist()),
-            text=tuple(self._spell(token) for token in tree.token.tolist()),
-            probability=tuple(np.exp(tree.score).tolist()),
-            accepted=accepted,
-            bonus=self._spell(done.walk.tokens[-1]) if accepted == done.walk.nodes else "",
-        )
 
     def _stats(self, done: PassResult, nbytes: int) -> PassStats:
         tree, spent = done.growth.tree, self._assembly.target.tree_model.spent
@@ -213,7 +200,7 @@ class Answer:
             bytes_streamed=nbytes,
             wait_seconds=spent.waited,
             compute_seconds=spent.computed,
-            guessed_by=_guessed_by(done, self._decoding),
+            guessed_by=guessed_by(done, self._decoding),
         )
 
     def _result(self, reason: FinishReason, began: float, nbytes: int, reused: int) -> Result:
@@ -238,17 +225,3 @@ class Answer:
             peak_device_bytes=devices.peak_bytes(target.device),
             guessed_by=total_guessed(done.guessed_by for done in self._passes),
         )
-
-
-def _accepted(done: PassResult) -> tuple[int, ...]:
-    """The nodes that the target agreed with, root first: of a token that ends the answer, too, if guessed."""
-    walk = done.walk
-    last = done.growth.tree.children(walk.nodes[-1]).get(walk.tokens[-1])
-    return walk.nodes if last is None else (*walk.nodes, last)
-
-
-def _guessed_by(done: PassResult, decoding: Decoding) -> Guessed:
-    """Accepted tokens of each source that had any: of those who guessed a token, who thought it likeliest."""
-    names = decoding.mixture.names if decoding.mixture is not None else ()
-    counts = np.bincount(done.growth.tree.source[list(_accepted(done)[1:])]).tolist()
-    return tuple((name, count) for name, count in zip(names, counts, strict=False) if count)

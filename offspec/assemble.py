@@ -73,6 +73,7 @@ def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) 
         opened.close()
         raise
     if found.draft is not None:
+        found.draft.warm_up()
         _opened.add(found.draft)
     return found
 

@@ -1,5 +1,6 @@
 """Drawing up a plan for opened models, from what was measured and what is known of the draft."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 from offspec.assemble import Assembly
@@ -7,6 +8,7 @@ from offspec.config import LOOKUPS, EngineConfig
 from offspec.draft_trial import measure_steps
 from offspec.drafters import calibration_ids
 from offspec.drafts import Notify
+from offspec.errors import CapacityError
 from offspec.events import LoadProgress
 from offspec.ledger import DraftRecord
 from offspec.model.parts import TargetParts
@@ -99,7 +101,7 @@ def make_plan(
     loaded: settings with the most nodes there is room for. origin: where the calibration comes from. Raises
     CapacityError.
     """
-    held = opened.fit(loaded)
+    held, draft_print = opened.fit(loaded), opened.draft_print
     if held.draft_mode in ("head", "none"):  # there was no room for a model, and so it was not tried
         opened = replace(opened, drafts=opened.drafts.without_model())
     else:
@@ -137,7 +139,7 @@ def make_plan(
         target=wanted.model,
         target_print=opened.target_print,
         draft=opened.asked,
-        draft_print=opened.draft_print,
+        draft_print=draft_print,
         hardware=hardware,
         device=wanted.device,
         dtype=wanted.dtype,
@@ -167,9 +169,16 @@ def make_plan(
 
 def undrafted(opened: Opened) -> int:
     """Nodes verified in a pass where nobody drafts: a root alone, or as many as lookups may fill."""
-    if not set(LOOKUPS) & set(opened.config.drafts):
+    config = opened.config
+    if not set(LOOKUPS) & set(config.drafts):
         return 1
-    return opened.config.budget or _LOOKED_UP[opened.target.device.type]
+    if config.budget:
+        return config.budget
+    for nodes in (_LOOKED_UP[opened.target.device.type], LEAST_BUDGET):
+        with suppress(CapacityError):
+            opened.fit(replace(config, budget=nodes, width=config.width or 1))
+            return nodes
+    return 1
 
 
 def notes_on(opened: Opened) -> tuple[str, ...]:

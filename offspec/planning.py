@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 
 from offspec import ledger
 from offspec.assemble import open_models
-from offspec.choose import Ready, followed, plan_key, prepare, way_of
+from offspec.choose import Ready, plan_key, prepare, way_of
 from offspec.config import NONE, EngineConfig, SamplingParams
 from offspec.drafts import Notify
 from offspec.draw_up import is_measured, plan_by
@@ -14,6 +14,7 @@ from offspec.engine import Engine
 from offspec.errors import RequestError
 from offspec.events import LoadProgress, PassStats, unheard
 from offspec.foreign import plan_elsewhere
+from offspec.outset import followed
 from offspec.prompts import REHEARSAL
 from offspec_planners.best_first import Grown
 from offspec_planners.hardware import Hardware
@@ -126,6 +127,7 @@ def rehearsed(config: EngineConfig, notify: Notify) -> Iterator[Rehearsal]:
     ready = prepare(config, notify, replan=True)
     with Engine(ready.config, ready.assembly, notify, way=ready.way, record=ready.record) as engine:
         assert ready.way.plan is not None
+        engine.use(ready.main)  # what lookups bring depends on the text, and is not planned with
         rehearsal = Rehearsal(engine, ready, ready.way.plan)
         if not _is_measured(rehearsal.plan):
             rehearsal.answer(notify)

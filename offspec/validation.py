@@ -36,6 +36,7 @@ def validate(
     ready.record.keeps = False  # or the next validation would know the prompts
     rows = list[ValidationRow]()
     with Engine(ready.config, ready.assembly, notify, way=ready.way, record=ready.record) as engine:
+        engine.use(ready.main)
         engine.follow(replace(way_of(plan, ready.config, ready.record), record=0))
         for number, prompt in enumerate(prompts):
             notify(LoadProgress("Comparing with real passes", number, len(prompts), "steps"))

@@ -42,14 +42,14 @@ def test_a_target_is_drafted_for_by_the_small_model() -> None:
         "wide", draft="demo", draft_bits=4, memory=7, context=1024, temperature=1.0
     )
     assert Target.widened("demo", 1) == Target("demo")
-    assert Target("demo").words() == ["demo"]
-    assert Target("demo").config(7) == EngineConfig("demo", memory=7)
+    assert Target("demo").words() == ["demo", "--draft", "substitute"]
+    assert Target("demo").config(7) == EngineConfig("demo", draft="substitute", memory=7)
 
 
 def test_the_least_memory_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from offspec.assemble import open_models
-    from offspec.choose import outset
     from offspec.errors import CapacityError
+    from offspec.outset import outset
 
     target = Target(str(write_model(tmp_path / "model")), context=128)
     assert plan_cases.main([json.dumps(asdict(target))]) == 0

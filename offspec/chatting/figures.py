@@ -168,14 +168,14 @@ def report(desk: "Desk") -> str:
     facts = [
         f"The conversation has {session.used:,} of {session.context:,} tokens of context.",
         f"The last prompt had {prompt.tokens:,} new tokens; {prompt.reused:,} were known." if prompt else "",
-        _guessed_by(figures.session),
+        guessed_by(figures.session),
         f"Target {desk.config.model}, draft {engine.draft}, trees of up to {engine.budget:,} nodes, "
         f"{engine.width:,} at a time.",
     ]
     return "\n\n".join(filter(None, [speed, *facts]))
 
 
-def _guessed_by(tally: Tally) -> str:
+def guessed_by(tally: Tally) -> str:
     """Who guessed what was accepted, where there was more than one to do so."""
     if len(tally.guessed) < 2:
         return ""

@@ -90,8 +90,8 @@ def open_engine(config: EngineConfig, plan: Path | None, notify: Callable[[Event
     gc.unfreeze()
     with _collector_at_rest():
         preload_torch()
-        from offspec import engine
-    opened = engine.open_engine(config, plan=plan, notify=notify)
+        from offspec import loading
+    opened = loading.open_engine(config, plan=plan, notify=notify)
     gc.collect()
     gc.freeze()
     return opened

@@ -87,7 +87,7 @@ class Eagle3:
         self.depth, self._taps, self._ends = depth, tuple(taps), ends
         self._config = layer_config(config, ends.vocab_size)
         self.module = Layer(self._config, ends, len(self._taps))
-        self._embedding = torch.cat([ends.embedding.float(), torch.zeros(1, ends.hidden_size)])
+        self._embedding = F.pad(ends.embedding.float(), (0, 0, 0, 1))  # nought for any other token
 
     def losses(self, lesson: Lesson, teacher: Teacher) -> list[torch.Tensor]:
         found = []

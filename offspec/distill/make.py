@@ -29,14 +29,14 @@ from offspec.distill.train import Schedule, Trained, Training
 from offspec.distill.wanted import Kind, Wanted
 from offspec.distill.writing import LONGEST_QUESTION, write_text
 from offspec.events import Event, LoadProgress, Notice, unheard
-from offspec.model.loaded import LoadedModel
 from offspec.outline import imagine
 
 Notify = Callable[[Event], None]
 Dtype = Literal["bfloat16", "float32"]
 
-_COMMON = 8192  # tokens of the vocabulary that a head learns to tell apart
+_COMMON = 4096  # tokens of the vocabulary that a head learns to tell apart
 _BLOCKS = 1  # of a Medusa head
+_RATES: dict[Kind, float] = {"medusa": 3e-3, "mlp": 2e-3, "eagle3": 1e-3}  # of learning, at their highest
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,8 @@ def _open(wanted: Wanted, given: int, device: str, dtype: Dtype, notify: Notify)
     outline, _ = imagine(wanted.model, getattr(torch, dtype), torch.device("cpu"))
     longest = min(LONGEST_QUESTION + wanted.length, outline.skeleton.context_length)
     batch, taken = questions_together(outline, longest, given)
-    outline.close()
+    taken += outline.skeleton.vocab_size * int(outline.skeleton.config.hidden_size) * outline.dtype.itemsize
+    outline.close()  # `taken` is for what is written together, and a copy of the head to learn with
     settings = EngineConfig(
         model=wanted.model,
         draft="none",
@@ -135,7 +136,7 @@ def _teach(
 ) -> Distilled:
     """Train, measure, and write the folder."""
     rows = rows_together(pupil, ends, memory)
-    schedule = Schedule(epochs=wanted.epochs, minutes=wanted.minutes, rows=rows)
+    schedule = Schedule(epochs=wanted.epochs, minutes=wanted.minutes, rows=rows, rate=_RATES[wanted.kind])
     name = repr((wanted, rows, store.rows))
     state = store.folder / f"training-{sha256(name.encode()).hexdigest()[:16]}.pt"
     training = Training(pupil, store, ends, schedule, state, name)
@@ -161,8 +162,12 @@ def _teach(
 def _pupil(wanted: Wanted, ends: Ends, taps: Sequence[int], config: Any) -> Pupil:
     """config: of the target."""
     torch.manual_seed(0)  # of the first weights
+    pupil: Pupil
     if wanted.kind == "medusa":
-        return Medusa(ends, wanted.depth, _BLOCKS)
-    if wanted.kind == "eagle3":
-        return Eagle3(ends, wanted.depth, taps, config)
-    return MLP(ends, wanted.depth, wanted.inner or ends.hidden_size)
+        pupil = Medusa(ends, wanted.depth, _BLOCKS)
+    elif wanted.kind == "eagle3":
+        pupil = Eagle3(ends, wanted.depth, taps, config)
+    else:
+        pupil = MLP(ends, wanted.depth, wanted.inner or ends.hidden_size)
+    pupil.module.to(ends.matrix.device)
+    return pupil

@@ -35,19 +35,20 @@ class Speculator(torch.nn.Module):
         self.head = torch.nn.Parameter(_sized(ends.matrix[ends.common], inner))
         self.other_head = torch.nn.Parameter(torch.zeros(1, inner))
 
-    def step(self, state: torch.Tensor, place: torch.Tensor, *, first: bool) -> torch.Tensor:
-        """The next inner state [n, I] from the last one, and places [n] of tokens among the common ones."""
+    def table(self) -> torch.Tensor:
+        """Embeddings [C + 1, I]: of the common tokens, and of any other."""
+        return torch.cat([self.emb, self.other_emb])
+
+    def rows(self, dtype: torch.dtype) -> torch.Tensor:
+        """The output matrix [C + 1, I] of the same."""
+        return torch.cat([self.head, self.other_head]).to(dtype)
+
+    def step(self, state: torch.Tensor, tokens: torch.Tensor, *, first: bool) -> torch.Tensor:
+        """The next inner state [n, I] from the last one, and the embeddings [n, I] of what was said."""
         moved = self.first(state) if first else self.later(state)
-        tokens = torch.nn.functional.embedding(place, torch.cat([self.emb, self.other_emb]))
         mixed = moved + self.token_weight * tokens
         size = torch.rsqrt(mixed.square().mean(-1, keepdim=True) + _EPS)
         return torch.nn.functional.gelu(mixed * size * self.weight + self.bias)
-
-    def logits(self, state: torch.Tensor, drawn: int, dtype: torch.dtype) -> torch.Tensor:
-        """[n, C + drawn]: what is drawn of the other tokens is all the same."""
-        rows = torch.cat([self.head, self.other_head]).to(dtype)
-        logits = (state.to(dtype) @ rows.T).float()
-        return torch.cat([logits[:, :-1], logits[:, -1:].expand(-1, drawn)], -1)
 
 
 class MLP:
@@ -62,22 +63,24 @@ class MLP:
 
     def losses(self, lesson: Lesson, teacher: Teacher) -> list[torch.Tensor]:
         drawn = len(teacher.columns.token) - len(self._ends.common)
-        return [
-            teacher.loss(self.module.logits(state, drawn, teacher.rows.dtype), rows + 1)
-            for state, rows in self._states(lesson, 0)
-        ]
+        output, found = self.module.rows(teacher.rows.dtype), []
+        for state, rows in self._states(lesson, 0):
+            logits = (state.to(output.dtype) @ output.T).float()
+            logits = torch.cat([logits[:, :-1], logits[:, -1:].expand(-1, drawn)], -1)
+            found.append(teacher.loss(logits, rows + 1))
+        return found
 
     def guesses(self, lesson: Lesson) -> Iterator[Scores]:
         vocabulary, common = self._ends.vocab_size, self._ends.common
         for state, rows in self._states(lesson, 1):
-            few = self.module.logits(state, 1, torch.float32)
+            few = state @ self.module.rows(torch.float32).T
             logits = few[:, -1:].repeat(1, vocabulary)
             logits[:, common] = few[:, :-1]
             yield Scores(logits, rows + 2)
 
     def _states(self, lesson: Lesson, behind: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """By depth the inner states, and the last row whose token is no guess; `behind` more must follow."""
-        places = self._ends.place[lesson.tokens]
+        places, table = self._ends.place[lesson.tokens], self.module.table()
         rows = lesson.before(1, behind)
         state = lesson.states[rows].float() * 2**-0.5 * self._normed(lesson, rows)
         for depth in range(self.depth):
@@ -85,7 +88,8 @@ class MLP:
             state, rows = state[kept], rows[kept]
             if not len(rows):
                 return
-            state = self.module.step(state, places[rows + depth + 1], first=depth == 0)
+            tokens = torch.nn.functional.embedding(places[rows + depth + 1], table)
+            state = self.module.step(state, tokens, first=depth == 0)
             yield state, rows + depth
 
     def _normed(self, lesson: Lesson, rows: torch.Tensor) -> torch.Tensor:

@@ -9,14 +9,17 @@ from offspec.errors import CapacityError
 from offspec.model.loaded import LoadedModel
 
 _BATCHES = (128, 64, 32, 16, 8, 4, 2, 1)
-_ROWS = (1024, 512, 256, 128)
+_ROWS = (256, 128, 64)
 _SHARE = 4  # of memory, one part in so many is for sequences that are written side by side
 _WEIGHT = 16  # bytes of a weight in training: itself, its gradient, two averages
 _COPIES = 5  # of a row's logits, for each depth, on the way forth and back; and for the target's own
 
 
 def questions_together(target: LoadedModel, longest: int, given: int) -> tuple[int, int]:
-    """How many sequences of at most `longest` tokens are written at once in `given` bytes, and their bytes."""
+    """How many texts of at most `longest` tokens are written side by side, and the bytes they take.
+
+    given: bytes of memory in all.
+    """
     config, item = target.skeleton.config, target.dtype.itemsize
     hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
     kept = longest * (2 * target.cache_bytes(1) + hidden * item)  # a cache is copied when sequences end

@@ -91,8 +91,9 @@ class Store:
         self._files: list[dict[str, torch.Tensor]] = []
         with disk_full(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob(".*.partial"):
-            left.unlink(missing_ok=True)
+        for kind in ("text", "taps"):  # and not the state of a training, which may go on
+            for left in folder.glob(f".{kind}-*.partial"):
+                left.unlink(missing_ok=True)
         while self._take(self._name(self.batches)):
             pass
 
@@ -159,7 +160,8 @@ class Store:
         tensors = _read(self._taps_name(file, layers))
         if tensors is None or tensors[_tap_names(layers)[0]].shape != self._files[file]["states"].shape:
             return False
-        self._files[file] |= tensors
+        kept = {name: tensor for name, tensor in self._files[file].items() if not name.startswith(_TAP)}
+        self._files[file] = {**kept, **tensors}
         return True
 
     def training(self) -> list[int]:

@@ -45,7 +45,7 @@ def write_taps(
         for start in range(0, len(passages), batch):
             found += _tapped(target, [p.tokens for p in passages[start : start + batch]], layers)
         store.add_taps(file, layers, torch.cat(found, 1))
-        notify(LoadProgress("reading the text again", file + 1, total, "texts"))
+        notify(LoadProgress("reading the text again", file + 1, total, "files"))
 
 
 def _tapped(target: LoadedModel, texts: Sequence[torch.Tensor], layers: Sequence[int]) -> list[torch.Tensor]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from offspec import memory
 from offspec.distill.batch import Batch
 from offspec.model.loaded import LoadedModel
 
@@ -104,6 +105,7 @@ class _Answers:
                 kept = (~ended).nonzero()[:, 0]
                 alive, hidden = alive[kept], hidden[kept.to(hidden.device)]
                 self._batch.keep(kept.to(hidden.device))
+                memory.trim()  # of the caches that were left
         return [self._passage(row) for row in range(len(self._prompt))]
 
     def _run(self, alive: torch.Tensor, start: int, end: int) -> torch.Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from offspec import memory
 from offspec.checkpoint.disk import write_file
 from offspec.distill.ends import Ends
 from offspec.distill.lesson import Lesson, read_lesson
@@ -30,7 +31,7 @@ class Schedule:
 
     epochs: int = 10
     minutes: float | None = None
-    rows: int = 1024
+    rows: int = 256
     rate: float = 1e-3
     decay: float = 0.8
 
@@ -58,7 +59,9 @@ class Training:
         self._state, self._name = state, name
         self._numbers = store.training()
         self._lengths = [store.length(number) for number in self._numbers]
-        self._optimiser = torch.optim.AdamW(pupil.module.parameters(), lr=schedule.rate, weight_decay=0.01)
+        self._optimiser = torch.optim.AdamW(
+            pupil.module.parameters(), lr=schedule.rate, weight_decay=0.01, fused=True
+        )
         self._step, self._seconds = 0, 0.0
         self._loss: list[float] = []
         self._whole = True  # False while weights and steps do not belong together
@@ -79,6 +82,7 @@ class Training:
                 if share >= 1:
                     break
                 self._learn(lesson, share)
+                memory.trim()  # lessons differ in length, which would leave memory in pieces
                 now = time.monotonic()
                 self._seconds = before + now - began
                 done = round(min(1.0, self._share(total)) * total)

@@ -126,11 +126,15 @@ class ScriptedEngine:
 
     sources: tuple[str, ...] = ()
 
+    used = "auto"
+
     def use(self, draft: str) -> None:
-        """There is nothing to choose among."""
+        self.used = draft
 
     @property
     def draft(self) -> str:
+        if self.used != "auto":
+            return self.used
         return "substitute (4-bit)" if self.config.draft == "auto" else self.config.draft
 
     @property

@@ -69,6 +69,8 @@ def test_completion_of_names_and_files(desk: Desk, tmp_path: Path, monkeypatch: 
     assert completions(desk, f"/load {tmp_path}/o") == [f"/load {tmp_path}/one.json"]
     assert completions(desk, "/draft ./m") == ["/draft ./models/"]
     assert completions(desk, "/draft ./t") == ["/draft ./two.gguf"]
+    assert completions(desk, "/draft suffix,./t") == ["/draft suffix,./two.gguf"]
+    assert completions(desk, "/draft suffix,s") == ["/draft suffix,substitute", "/draft suffix,suffix"]
     assert (
         completions(desk, "/draft /no/such/folder/") == completions(desk, "/load ~nobody-of-that-name/") == []
     )

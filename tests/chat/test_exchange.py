@@ -27,6 +27,24 @@ def test_draft(desk: Desk, tmp_path: Path) -> None:
             desk.run(f"/draft {wrong}")
 
 
+def test_a_list_of_drafts(desk: Desk) -> None:
+    several = desk.run("/draft substitute,some/head,suffix")
+    assert several == Reload(EngineConfig("demo", draft="substitute,some/head,suffix"))
+    for wrong, words in (("suffix,modle", "there is no model"), ("suffix,suffix", "twice"), (",", "missing")):
+        with pytest.raises(RequestError, match=words):
+            desk.run(f"/draft {wrong}")
+
+
+def test_what_is_loaded_takes_over_at_once(desk: Desk, engine: ScriptedEngine) -> None:
+    engine.sources = ("substitute", "suffix")
+    assert "already" in shown(desk, "/draft auto")
+    assert "suffix from the next answer on" in shown(desk, "/draft suffix")
+    assert "suffix already" in shown(desk, "/draft suffix")
+    assert "suffix,substitute from the next" in shown(desk, "/draft suffix,substitute")
+    assert "substitute (4-bit) from the next" in shown(desk, "/draft auto")
+    assert isinstance(desk.run("/draft suffix,some/model"), Reload), "which is not loaded"
+
+
 class Openings:
     """An opener that is told what fails, and what it was asked for."""
 

@@ -1,12 +1,13 @@
 """What is said of speed, and the line that moves."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from offspec.archive import Archive
 from offspec.chatting.desk import Desk
-from offspec.chatting.figures import HISTORY, Figures, Split, Tally, report
+from offspec.chatting.figures import HISTORY, Figures, Split, Tally, guessed_by, report
 from offspec.chatting.opening import Setup
 from offspec.config import EngineConfig, SamplingParams
 from offspec.events import PassProgress, PassStats, Prefill, TextDelta
@@ -109,6 +110,15 @@ def test_report(tmp_path: Path) -> None:
     assert "| time waiting for weights | 0.300 s (30%) | 0.600 s (30%) |" in text
     assert "| streamed at | 1.60 GB/s | 1.60 GB/s |" in text
     assert "were known" in text and "draft substitute (4-bit)" in text
+
+
+def test_who_guessed_is_told_where_there_were_several() -> None:
+    figures = Figures()
+    for guessed in ((("substitute", 3),), (("substitute", 1), ("some/head", 4)), ()):
+        figures.hear(replace(stats(1), guessed_by=guessed))
+    assert figures.session.guessed == (("substitute", 4), ("some/head", 4))
+    assert guessed_by(figures.session).endswith("substitute 4, head 4.")
+    assert guessed_by(Tally(guessed=(("suffix", 3),))) == ""
 
 
 def test_the_opener_tells_of_the_load() -> None:

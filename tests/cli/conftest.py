@@ -13,7 +13,7 @@ from tests.cli import scripted
 def script(monkeypatch: pytest.MonkeyPatch) -> scripted.Script:
     """The script that the engine follows in this test; change it before `offspec` is called."""
     script = scripted.Script()
-    monkeypatch.setitem(sys.modules, "offspec.engine", scripted.module(script))
+    monkeypatch.setitem(sys.modules, "offspec.loading", scripted.module(script))
     return script
 
 

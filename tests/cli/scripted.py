@@ -138,7 +138,7 @@ def load(
 
 def module(script: Script) -> ModuleType:
     """A stand-in for the module `offspec.engine`."""
-    fake = ModuleType("offspec.engine")
+    fake = ModuleType("offspec.loading")
     vars(fake)["Engine"] = ScriptedEngine
     vars(fake)["load"] = lambda model, **options: load(script, model, **options)
     return fake
@@ -147,7 +147,7 @@ def module(script: Script) -> ModuleType:
 def main() -> None:
     # A shell that starts us in the background has SIGINT ignored; a test must be able to send one.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.modules["offspec.engine"] = module(Script(sys.argv[1]))
+    sys.modules["offspec.loading"] = module(Script(sys.argv[1]))
     sys.argv[1:] = sys.argv[2:]
     from offspec.cli.main import main as program
 

@@ -3,12 +3,15 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import Result
 
+from offspec.cli.render import statistics
 from offspec.config import SamplingParams
 from offspec.events import Mismatch
+from offspec.events import Result as Answered
 from tests.cli.scripted import TEXT, Script
 
 Call = Callable[..., Result]
@@ -46,6 +49,16 @@ def test_statistics_and_notices_go_to_stderr(offspec: Call) -> None:
         for line in lines
     )
     assert any("draft substitute (4-bit), budget 256, seed 7" in line for line in lines)
+
+
+def _result(**changes: Any) -> Answered:
+    return Answered("text", tuple(range(14)), 3, 2.0, 0.5, 0, 10**9, "eos", "several", 64, 7, **changes)
+
+
+def test_who_guessed_is_told_where_there_were_several() -> None:
+    result = _result(guessed_by=(("substitute", 9), ("path/to/medusa", 2)))
+    assert statistics(result)[-1] == "guessed by substitute 9, medusa 2; 3 are the target's own"
+    assert len(statistics(_result(guessed_by=(("suffix", 11),)))) == 3
 
 
 def test_quiet_leaves_stderr_to_errors(offspec: Call) -> None:
@@ -118,6 +131,7 @@ def test_defaults_reach_the_engine(offspec: Call, script: Script) -> None:
         "tree": "dynamic",
         "temperature": 0.0,
         "quantize": None,
+        "corpus": (),
         "plan": None,
     }
 
@@ -127,7 +141,7 @@ def test_every_option_reaches_the_engine(offspec: Call, script: Script) -> None:
     --budget 64 --width 8 --context 999 --verify plain --check --raw --max-tokens 5 --temperature 0.5
     --top-p 0.9 --top-k 40 --min-p 0.05 --repetition-penalty 1.1 --presence-penalty 0.2
     --frequency-penalty 0.3 --seed 1 --stop END --stop ### --ignore-eos --tree sequoia --plan mine.json
-    --quantize nf4"""
+    --quantize nf4 --draft-corpus README.md"""
     result = offspec("generate", "demo", "Why?", *args.split())
     assert result.exit_code == 0, result.output
     assert script.loaded == {
@@ -145,6 +159,7 @@ def test_every_option_reaches_the_engine(offspec: Call, script: Script) -> None:
         "tree": "sequoia",
         "temperature": 0.5,
         "quantize": "nf4",
+        "corpus": (Path("README.md"),),
         "plan": Path("mine.json"),
     }
     assert script.asked["params"] == SamplingParams(

@@ -209,7 +209,7 @@ def test_names_from_outside_do_nothing(plan: Call, planning: Planning) -> None:
 
 def test_a_plan_without_a_draft_or_a_sweep(plan: Call, planning: Planning) -> None:
     planning.plan = replace(
-        small(), draft="none", draft_mode="none", draft_bits=16, sweep=(), what_ifs=(), notes=()
+        small(), draft="none", draft_mode="none", draft_bits=16, budget=1, sweep=(), what_ifs=(), notes=()
     )
     page = plan().stdout
     assert "Nobody drafts, so every pass yields one token." in page

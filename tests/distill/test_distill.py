@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from offspec.distill import KINDS, Kind, Wanted, distill_head
-from offspec.distill import room
+from offspec.distill import KINDS, Kind, Wanted, distill_head, room
 from offspec.draft.heads.base import TargetShape
 from offspec.draft.heads.open import open_head
 from offspec.errors import CapacityError, CheckpointError, DiskFullError, RequestError

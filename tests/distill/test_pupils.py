@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from offspec.candidates import Candidates
-from offspec.config import SamplingParams
+from offspec.candidates import Candidates, Twig
 from offspec.distill.eagle3 import Eagle3
 from offspec.distill.ends import Ends
 from offspec.distill.lesson import read_lesson
@@ -18,13 +17,12 @@ from offspec.distill.mlp import MLP
 from offspec.distill.publish import write_head
 from offspec.distill.pupil import Pupil, Teacher
 from offspec.distill.train import Schedule, Training
-from offspec.draft.base import Features, Scorer
+from offspec.draft.base import Features
 from offspec.draft.heads.base import TargetShape
 from offspec.draft.heads.open import open_head
 from offspec.model.parts import TargetParts
-from offspec.sampling import LogitsProcessor
-from offspec_planners.calibrate import Calibration
 from tests.distill.classroom import TAPS, School
+from tests.draft.asking import Hearing
 
 CPU = torch.device("cpu")
 PUPILS: dict[str, Callable[[School, Ends], Pupil]] = {
@@ -148,28 +146,31 @@ def test_expected_tokens_of_a_tree() -> None:
 
 @pytest.mark.parametrize("kind", list(PUPILS))
 def test_what_is_written_opens_and_guesses_the_same(school: School, tmp_path: Path, kind: str) -> None:
+    """Along the text itself, as deep as it was trained for."""
     pupil, lessons = training(kind, school, tmp_path / "state.pt")
     lessons.run(ignore)
     write_head(pupil.published("some/target"), tmp_path / "head")
-    config = school.target.skeleton.config
-    opened = open_head(
-        str(tmp_path / "head"), TargetShape("some/target", 32, 96, 3, torch.float32, CPU, config), ignore
-    )
+    shape = TargetShape("some/target", 32, 96, 3, torch.float32, CPU, school.target.skeleton.config)
+    opened = open_head(str(tmp_path / "head"), shape, ignore)
     assert opened is not None
     assert opened.depth == (None if kind == "eagle3" else 3)
     drafter = opened.load(TargetParts(school.target), 64)
     passage = school.store.read(0)
-    ids = passage.tokens[: passage.prompt + 1].tolist()  # the root is the answer's first token
-    inputs = {layer: tap[: len(ids) - 1] for layer, tap in zip(TAPS, passage.taps, strict=True)}
-    drafter.observe(Features(0, passage.states[: len(ids) - 1], inputs))
-    drafter.start(ids)
-    scorer = Scorer(LogitsProcessor(SamplingParams(), 96, ids), None, Calibration(), 8)
+    root, hearing = passage.prompt + 3, Hearing()
+    inputs = {layer: tap[:root] for layer, tap in zip(TAPS, passage.taps, strict=True)}
+    drafter.observe(Features(0, passage.states[:root], inputs))
+    tokens = passage.tokens.tolist()
+    drafter.start(tokens[: root + 1])
+    candidates = Candidates(tokens[root])
+    candidates.graft(0, Twig([-1, 0], tokens[root + 1 : root + 3], [-1.0, -1.0]), source=0)
     with torch.no_grad():
-        children = drafter.expand(Candidates(ids[-1]), [0], scorer)
+        for node in range(3):
+            drafter.expand(candidates, [node], hearing)
         lesson = read_lesson(school.store, [0], CPU, whole=pupil.whole)
-        logits = next(iter(pupil.guesses(lesson))).logits[1]  # row 0 has the question's last token as root
-    expected = logits.topk(8)
-    np.testing.assert_allclose(
-        children.x[0] - children.x[0, 0], expected.values - expected.values[0], atol=0.03
-    )
+        first = len(passage) - len(lesson)
+        for depth, scores in enumerate(pupil.guesses(lesson)):
+            at = (scores.truth + first).tolist().index(root + 1 + depth)
+            # Weights are published in bfloat16.
+            expected = scores.logits[at].log_softmax(-1)
+            torch.testing.assert_close(hearing.heard[depth].log_softmax(-1), expected, rtol=0.02, atol=0.05)
     drafter.close()

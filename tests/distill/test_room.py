@@ -26,9 +26,9 @@ def test_lessons_are_as_long_as_memory_allows(school: School, monkeypatch: pytes
     pupil = Medusa(school.ends, 2, 1)
     fixed = 1_000_000 + 16 * sum(weight.numel() for weight in pupil.module.parameters())
     each = room._COPIES * 3 * 4 * len(school.ends.common)
-    assert rows_together(pupil, school.ends, None) == 1024
-    assert rows_together(pupil, school.ends, fixed + 1024 * each) == 1024
-    assert rows_together(pupil, school.ends, fixed + 600 * each) == 512
+    assert rows_together(pupil, school.ends, None) == 256
+    assert rows_together(pupil, school.ends, fixed + 256 * each) == 256
+    assert rows_together(pupil, school.ends, fixed + 200 * each) == 128
     with pytest.raises(CapacityError, match="the text is kept") as raised:
-        rows_together(pupil, school.ends, fixed + 127 * each)
-    assert raised.value.needed == fixed + 128 * each
+        rows_together(pupil, school.ends, fixed + 63 * each)
+    assert raised.value.needed == fixed + 64 * each

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import offspec
-from offspec import DraftError, Engine, Notice, PassStats, RequestError, SamplingParams
+from offspec import DraftError, Engine, Notice, PassStats, RequestError, SamplingParams, memory
 from offspec.config import EngineConfig
 from offspec.draft.base import Children, Features, Scorer, Wants
 from tests.draft import eagle_files, heads_files
+from tests.engine.world import MB
 from tests.tiny import VOCABULARY, disturb, tiny_engine, write_model
 
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
@@ -210,6 +211,7 @@ def test_a_budget_of_one_loads_no_draft(folder: Path, names: list[str]) -> None:
 
 def test_heads_are_planned_for(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(memory, "steady_runtime", lambda fresh: 600 * MB)  # other engines are open here
     given = {"draft": f"{folder / 'eagle3'},suffix", "dtype": "float32", "context": 96}
     with offspec.load(str(folder / "target"), **given) as engine:
         plan = engine.plan

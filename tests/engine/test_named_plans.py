@@ -67,7 +67,7 @@ def test_the_bits_of_the_draft_are_the_plans(world: World, tmp_path: Path) -> No
     with world.load(
         draft="auto", plan=saved(mine, tmp_path / "mine.json", draft_mode="packed", draft_bits=2)
     ) as engine:
-        assert engine.draft == "substitute (2-bit)"
+        assert engine.draft == "substitute (2-bit) + suffix"
         answer = engine.generate(PROMPT, GREEDY)
         assert list(answer.token_ids) == reference(world.target, PROMPT, 40)
     assert (world.measured, world.notices) == (2, [])

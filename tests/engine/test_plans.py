@@ -34,7 +34,8 @@ def test_each_case_has_a_plan_of_its_own(world: World) -> None:
     opened.close()
 
     def key(**settings: Any) -> str:
-        return choose.plan_key(replace(opened, config=replace(opened.config, **settings)))
+        asked = settings.get("draft", opened.asked)
+        return choose.plan_key(replace(opened, config=replace(opened.config, **settings), asked=asked))
 
     cases: list[dict[str, Any]] = [
         {},

@@ -1,0 +1,56 @@
+"""What enters layers, made by a pass over text that was written before."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from offspec.distill.batch import Batch
+from offspec.distill.store import Store
+from offspec.distill.taps import published_taps, write_taps
+from offspec.events import Event, unheard
+from tests.distill.classroom import loaded, written
+
+
+@pytest.mark.parametrize(
+    ("layers", "taps"), [(32, (2, 16, 29)), (30, (2, 15, 27)), (4, (0, 2, 3)), (2, (0, 1)), (1, (0,))]
+)
+def test_the_published_ones_where_there_are_layers_enough(layers: int, taps: tuple[int, ...]) -> None:
+    assert published_taps(layers) == taps
+
+
+def test_they_are_those_of_each_text_alone(tmp_path: Path) -> None:
+    target = loaded(tmp_path / "model")
+    store = written(target, tmp_path / "text", batches=2)
+    write_taps(store, target, (0, 2), 3, unheard)
+    for number in range(store.passages):
+        passage = store.read(number)
+        batch = Batch(target, len(passage), (0, 2))
+        with batch.running():
+            states, taps = batch.run(passage.tokens[None])
+        for found, expected in zip(passage.taps, taps, strict=True):
+            torch.testing.assert_close(found, expected[0], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(passage.states, states[0], rtol=1e-4, atol=1e-4)
+    target.close()
+
+
+def test_those_that_are_there_are_not_made_again(tmp_path: Path) -> None:
+    target = loaded(tmp_path / "model")
+    store = written(target, tmp_path / "text", batches=3)
+
+    def stop(event: Event) -> None:
+        if getattr(event, "done", 0) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_taps(store, target, (1,), 8, stop)
+    again = Store(tmp_path / "text", 32, 4)
+    assert again.without_taps((1,)) == [2]
+    assert again.without_taps((0, 1)) == [0, 1, 2]
+    seen: list[Event] = []
+    write_taps(again, target, (1,), 8, seen.append)
+    assert [event.done for event in seen if hasattr(event, "done")] == [3]
+    assert again.without_taps((1,)) == []
+    write_taps(again, target, (1,), 8, seen.append)
+    assert len(seen) == 2
+    target.close()
