@@ -107,8 +107,8 @@ def open_draft(name: str, bits: int, dtype: str, capacity: int, device: str = "c
     """The draft with all layers on the device, rounded as the engine rounds it where `bits` is below 16."""
     import torch
 
-    from offspec.drafters import calibration_ids
     from offspec.checkpoint import open_checkpoint
+    from offspec.drafters import calibration_ids
     from offspec.model.loaded import LoadedModel
     from offspec.text.codec import TextCodec, load_tokenizer
     from offspec_planners.placement import Placement

@@ -2,9 +2,9 @@
 
     python -m bench.sources [MODEL] --alone substitute suffix lookup HEAD … --mixed substitute,suffix …
 
-One engine holds all sources, and every request names those that it uses. Asked are the prompts of all kinds,
-and besides them some whose answers copy long passages of what was said. Budget and width of trees are the
-same for all. A mixture is compared with the best of its own sources, kind by kind.
+Asked are the prompts of all kinds, and besides them some whose answers copy long passages of what was said.
+Budget and width of trees are the same for all. A mixture is compared with the best of its own sources, kind
+by kind.
 """
 
 from __future__ import annotations
@@ -49,15 +49,30 @@ def prompts_of(args: argparse.Namespace) -> list[Prompt]:
 
 
 def measure(args: argparse.Namespace, report: Report) -> list[Answer]:
-    """Answer every prompt with every choice of sources, in one engine."""
+    """Answer every prompt with every choice of sources.
+
+    Each has an engine of its own at each temperature: lookups would find the answers of the one before.
+    """
+    answers: list[Answer] = []
+    for temperature in args.temperatures:
+        for choice in choices(args):
+            done = _asked(args, choice, temperature)
+            answers += done
+            found = yield_of(done)
+            report.progress(
+                f"T {temperature:g}  {label(choice):<32} {found.tokens} tokens in {found.passes} passes, "
+                f"{found.pooled:.2f} a pass, {sum(a.seconds for a in done):.0f} s"
+            )
+    return answers
+
+
+def _asked(args: argparse.Namespace, choice: str, temperature: float) -> list[Answer]:
     import offspec
 
-    named = dict.fromkeys(source for choice in choices(args) for source in choice.split(","))
-    answers: list[Answer] = []
     with offspec.load(
         args.model,
-        draft=",".join(named),
-        draft_bits=args.draft_bits if "substitute" in named else None,
+        draft=choice,
+        draft_bits=args.draft_bits if "substitute" in choice.split(",") else None,
         memory=args.memory,
         device=args.device,
         dtype=args.dtype,
@@ -65,17 +80,10 @@ def measure(args: argparse.Namespace, report: Report) -> list[Answer]:
         width=args.width,
         learn=False,
     ) as engine:
-        for temperature in args.temperatures:
-            for choice in choices(args):
-                for number, prompt in enumerate(prompts_of(args)):
-                    answers.append(_answer(engine, args, choice, temperature, number, prompt))
-                done = [a for a in answers if (a.draft, a.temperature) == (label(choice), temperature)]
-                found = yield_of(done)
-                report.progress(
-                    f"T {temperature:g}  {label(choice):<32} {found.tokens} tokens in {found.passes} passes, "
-                    f"{found.pooled:.2f} a pass, {sum(a.seconds for a in done):.0f} s"
-                )
-    return answers
+        return [
+            _answer(engine, args, choice, temperature, number, prompt)
+            for number, prompt in enumerate(prompts_of(args))
+        ]
 
 
 def choices(args: argparse.Namespace) -> list[str]:
@@ -93,7 +101,7 @@ def _answer(
         seed=args.seed + number,
         max_tokens=args.copied_tokens if prompt.kind == "copy" else args.tokens,
     )
-    result = engine.generate(prompt.prompt, params, draft=choice)
+    result = engine.generate(prompt.prompt, params)
     counts = (result.tokens, result.passes, result.seconds)
     return Answer(
         prompt.id, prompt.kind, "coupled", temperature, *counts, result.finish_reason, label(choice), None

@@ -83,12 +83,13 @@ class Candidates:
             assert blend is not None, "two sources at one node take a blend"
             for place in np.flatnonzero(crowded).tolist():
                 listed = log_probs[place] > -np.inf
-                known, given = tokens[place][listed], log_probs[place][listed]
-                self._merge(int(parents[place]), known, given, source, blend)
+                if listed.any():  # else it has nothing to say here, which is no opinion
+                    known, given = tokens[place][listed], log_probs[place][listed]
+                    self._merge(int(parents[place]), known, given, source, blend)
             self._rescore()
             parents, tokens, log_probs = parents[~crowded], tokens[~crowded], log_probs[~crowded]
         likely = np.minimum(log_probs.astype(np.float64), 0.0)
-        row, column = np.nonzero(~(self.score[parents][:, None] + likely <= floor))
+        row, column = np.nonzero(self.score[parents][:, None] + likely > floor)
         self._append(parents[row], tokens[row, column], likely[row, column], source)
 
     def graft(self, node: int, twig: Twig, source: int, blend: Blend | None = None) -> None:

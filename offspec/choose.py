@@ -24,7 +24,7 @@ from offspec.config import (
     read_drafts,
 )
 from offspec.drafts import Notify
-from offspec.draw_up import calibration_for, is_measured, measure, plan_by
+from offspec.draw_up import LOOKED_UP, calibration_for, is_measured, measure, plan_by
 from offspec.errors import PlanError
 from offspec.events import Notice
 from offspec.grow import GrowthPolicy
@@ -47,13 +47,15 @@ _WHOLE_FOREST = 24  # recorded trees, to know a draft well
 class Way:
     """How an engine grows its trees. shape: of every tree, where it is fixed; plan: what it comes from.
 
-    record: most nodes to grow on to, for later plans, as long as few trees are on record.
+    record: most nodes to grow on to, for later plans, as long as few trees are on record. found: nodes where
+    lookups guess as well: what they find is not in the plan, and of its tree only what pays is verified.
     """
 
     policy: GrowthPolicy
     shape: Shape | None = None
     plan: Plan | None = None
     record: int = 0
+    found: int = 1
 
     @classmethod
     def fixed(cls, config: EngineConfig) -> "Way":
@@ -66,6 +68,12 @@ class Way:
         if known or self.record <= self.policy.budget:
             return self.policy
         return replace(self.policy, record=self.record, width=max(self.policy.width, _RECORD_WIDTH))
+
+    def with_lookups(self, policy: GrowthPolicy) -> GrowthPolicy:
+        """The same with room for what lookups find; where it records a tree, that comes first."""
+        if policy.costs is None or policy.recording:
+            return policy
+        return replace(policy, budget=max(policy.budget, self.found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,4 +245,5 @@ def way_of(plan: Plan, loaded: EngineConfig, record: DraftRecord) -> Way:
         shape,
         plan,
         record=min(RECORDED * budget, loaded.budget or 1),
+        found=min(LOOKED_UP[loaded.device.split(":")[0]], loaded.budget or 1),
     )

@@ -26,7 +26,7 @@ from offspec_planners.search import BUDGETS, STATIC_WIDTH, WIDTHS, Outlook, best
 LEAST_BUDGET = 16  # nodes that there must be room for
 _WALKED = 8.0  # nodes that a first estimate takes a pass to walk
 _PROMPT = 512  # tokens of the prompt that the time to a first token is told for
-_LOOKED_UP = {"cpu": 64, "cuda": 128}  # nodes where lookups are by themselves, which take no time to guess
+LOOKED_UP = {"cpu": 64, "cuda": 128}  # nodes where lookups are by themselves, which take no time to guess
 _ENOUGH_TREES, _ENOUGH_PASSES = 8, 16  # to know a draft by
 _MEASURED = "measured"  # how a plan begins to say where its acceptance comes from, if it was
 
@@ -174,7 +174,7 @@ def undrafted(opened: Opened) -> int:
         return 1
     if config.budget:
         return config.budget
-    for nodes in (_LOOKED_UP[opened.target.device.type], LEAST_BUDGET):
+    for nodes in (LOOKED_UP[opened.target.device.type], LEAST_BUDGET):
         with suppress(CapacityError):
             opened.fit(replace(config, budget=nodes, width=config.width or 1))
             return nodes

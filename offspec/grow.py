@@ -13,25 +13,23 @@ whole: one step judges every token of it and looks for others beside them.
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from offspec.candidates import Candidates
-from offspec.draft.mixture import Asked, Mixture, Seen
+from offspec.draft.mixture import Asked, Mixture
+from offspec.growth import Growth
 from offspec.timeline import OFF, Timeline
-from offspec.tree import ROOT, TokenTree
+from offspec.tree import ROOT
 from offspec_planners.best_first import Grown, best_size, max_expanded, pays, promising
-from offspec_planners.calibrate import Calibration
 from offspec_planners.cost import PassCosts
 
 _RECORDED = 128  # nodes
-_TWIG, _TWIG_FLOOR = (
-    128,
-    math.log(0.02),
-)  # most nodes that a lookup is asked for at once, and the least likely
-_LOOKED_UP, _LOOKED_UP_FLOOR = 8, math.log(0.05)  # nodes of a draft step below which lookups are asked, too
+_TWIG = 128  # most nodes that a lookup is asked for at once
+_TWIG_FLOOR = math.log(0.02)  # the least likely of them
+_LOOKED_UP = 8  # nodes of a draft step below which lookups are asked, too
+_LOOKED_UP_FLOOR = math.log(0.05)  # the least likely of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,67 +60,6 @@ class GrowthPolicy:
     def max_expanded(self) -> int:
         """Most nodes expanded for one tree: a bound on the draft's work and on the rows of its cache."""
         return max_expanded(self.grown, self.width)
-
-
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """A grown tree, the candidate behind each of its nodes, and what there is to learn from.
-
-    every: all candidates; asked: who took part, and what drafters said; recorded: the larger tree that was
-    grown for the record, where it came to its full size.
-    """
-
-    tree: TokenTree
-    candidates: NDArray[np.int64]
-    steps: int
-    every: Candidates
-    asked: Asked
-    recorded: Grown | None = None
-
-    @property
-    def children(self) -> Seen:
-        """What the main drafter said, by candidate."""
-        return self.asked.seen.get(0, {})
-
-    def learn(self, mixture: Mixture, nodes: Sequence[int], tokens: Sequence[int]) -> None:
-        """Teach the sources which tokens the target picked at these tree nodes, the walk in order.
-
-        Where the text ended in the middle of the tree, only the levels down to that end count as promised.
-        """
-        walked = self.candidates[list(nodes)].tolist()
-        promised = self.tree.score
-        if tokens[-1] in self.tree.children(nodes[-1]):
-            promised = promised[self.tree.depth < len(tokens)]
-        expected = float(np.exp(promised).sum())
-        for index, seen in self.asked.seen.items():
-            calibration = mixture.sources[index].scorer.calibration
-            _learn(calibration, seen, walked, tokens)
-            calibration.end_pass(expected, len(tokens))
-            if self.recorded is not None and index == 0:
-                calibration.remember(self.recorded)
-        mixture.learn(self.every, walked, tokens, self.asked)
-
-    def settle(self, mixture: Mixture, nodes: Sequence[int], tokens: int, seconds: float) -> None:
-        """Let the sources be judged by what this pass gave and took in all."""
-        accepted = self.candidates[list(nodes[1:])]
-        mixture.settle(self.asked, np.isfinite(self.every.said[:, accepted]), tokens, seconds)
-
-
-def _learn(calibration: Calibration, seen: Seen, walked: Sequence[int], tokens: Sequence[int]) -> None:
-    """A walked node that the drafter was not asked about, or knew nothing of, says nothing about ranks."""
-    for depth, (node, token) in enumerate(zip(walked, tokens, strict=True)):
-        found = seen.get(node)
-        if found is None:
-            continue
-        children, row = found
-        if children.log_prob[row, 0] == -np.inf:
-            continue
-        hits = np.flatnonzero(children.token[row] == token)
-        rank = int(hits[0]) if len(hits) else None
-        if children.drawn is None:
-            calibration.observe(depth, children.x[row], children.log_prob[row], rank)
-        else:  # chance put them in order: that tells nothing of how the draft's scores are to be read
-            calibration.table.observe(depth, children.log_prob[row], rank)
 
 
 def grow(
@@ -159,13 +96,16 @@ class _Growing:
         timeline: Timeline,
         between: Callable[[], None] | None,
     ) -> None:
+        active = mixture.active()
+        if 0 not in active or not mixture.sources:
+            policy = replace(policy, record=0)  # records are of the main drafter
         self._mixture, self._policy, self._max_depth = mixture, policy, max_depth
         self._timeline, self._between = timeline, between
-        active = mixture.active()
         self.asked = Asked(active, {}, {index: {} for index in active if index < len(mixture.sources)})
         self._candidates = Candidates(ids[-1], len(mixture.names))
         self._best = self._candidates.best(policy.grown)
         self._steps = 0
+        self._silent = set[int]()  # drafters that have nothing to say
         self._seconds = policy.costs.start if policy.costs else 0.0  # by the plan, of the main drafter
         self._beyond = False  # whether what is grown is for the record alone, and no cost of this tree
         mixture.start(ids, active)
@@ -197,7 +137,7 @@ class _Growing:
     def step(self, index: int) -> bool:
         """Have a drafter expand the best nodes that it was not asked about; False where that does not pay."""
         policy, candidates, seen = self._policy, self._candidates, self.asked.seen[index]
-        if len(seen) + policy.width > policy.max_expanded:
+        if index in self._silent or len(seen) + policy.width > policy.max_expanded:
             return False
         nodes = self._frontier(index)
         costs = policy.costs if index == 0 else None
@@ -220,6 +160,8 @@ class _Growing:
         candidates.extend(np.array(nodes), children.token, children.log_prob, floor, index, blend)
         if children.token.shape[1]:
             seen.update({node: (children, row) for row, node in enumerate(nodes)})
+        else:
+            self._silent.add(index)
         self._seconds += float(costs.step_seconds(len(nodes))) if costs and not self._beyond else 0.0
         self._steps += 1
         self._best = candidates.best(policy.grown)
@@ -260,8 +202,3 @@ class _Growing:
             record = candidates.tree(best)
             recorded = Grown(record.parent.astype(np.int32), record.score.astype(np.float32))
         return Growth(candidates.tree(kept), kept, self._steps, candidates, self.asked, recorded)
-
-
-def no_growth(root_token: int) -> Growth:
-    """The tree of plain decoding."""
-    return Growth(TokenTree.single(root_token), np.array([ROOT]), 0, Candidates(root_token), Asked())

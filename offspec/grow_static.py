@@ -12,7 +12,7 @@ import numpy as np
 
 from offspec.candidates import Candidates
 from offspec.draft.mixture import Asked, Mixture
-from offspec.grow import Growth
+from offspec.growth import Growth
 from offspec.timeline import OFF, Timeline
 from offspec.tree import ROOT
 from offspec_planners.sequoia import Shape
@@ -54,7 +54,8 @@ def grow_static(
             guesses = children.token[row : row + 1, offered], children.log_prob[row : row + 1, offered]
             candidates.extend(np.array([filled[node]]), *guesses)
             filled.update(zip(places, range(first, candidates.count), strict=False))
-            asked.seen[0][filled[node]] = (children, row)
+            if children.token.shape[1]:  # who said nothing has nothing to learn from
+                asked.seen[0][filled[node]] = (children, row)
         steps += 1
     asked.spent(0, time.perf_counter() - began)
     every = np.arange(candidates.count)

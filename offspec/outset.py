@@ -99,6 +99,9 @@ def _still_fits(plan: Plan, opened: Opened) -> Outset | str:
     more = replace(config, budget=RECORDED * plan.budget)
     if plan.budget > 1 and not is_measured(plan.acceptance) and opened.holds(more, fit):
         config = more  # until it is known how well the draft guesses, there must be room to find out
+    found = replace(config, budget=max(config.budget or 1, undrafted(opened)))
+    if opened.config.budget is None and opened.holds(found, fit):
+        config = found  # what lookups find is not in the plan
     return Outset(config, fit, plan)
 
 

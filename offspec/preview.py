@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import torch
 
 from offspec.draft.mixture import Mixture
-from offspec.grow import Growth, GrowthPolicy, grow
+from offspec.grow import GrowthPolicy, grow
+from offspec.growth import Growth
 from offspec.tree import ROOT
 from offspec_planners.best_first import Grown
 
@@ -34,6 +35,7 @@ def preview(
     """
     assert mixture.main is not None, "a preview is a drafter's"
     drafter, text, found = mixture.main.drafter, list(ids), list[Grown]()
+    drafter.rewind(0)  # it may still hold another text, and takes what it holds for the start of this one
     try:
         while len(found) <= trees:
             growth = grow(mixture, text, policy, min(_DEEPEST, room - len(text)))

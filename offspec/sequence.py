@@ -9,8 +9,9 @@ import torch
 from offspec.draft.base import Features
 from offspec.draft.mixture import Mixture
 from offspec.draft.sources import Sources
-from offspec.grow import Growth, GrowthPolicy, grow, no_growth
+from offspec.grow import GrowthPolicy, grow
 from offspec.grow_static import grow_static
+from offspec.growth import Growth, no_growth
 from offspec.model.attention import TreeContext
 from offspec.model.loaded import LoadedModel
 from offspec.noise import GumbelNoise
@@ -105,8 +106,9 @@ class TokenSequence:
         with self._timeline.span("engine", "commit"):
             self._commit(growth, result, decoding, hidden)
         ended = time.perf_counter()
-        if decoding.mixture is not None:
-            growth.settle(decoding.mixture, result.nodes, len(result.tokens), ended - began)
+        costs = decoding.policy.costs
+        if decoding.mixture is not None and costs is not None:  # who sets a budget wants what was named
+            growth.settle(decoding.mixture, result.nodes, len(result.tokens), ended - began, costs.link)
         return PassResult(result, growth, grown - began, ended - grown)
 
     def _grow(self, decoding: Decoding, max_depth: int) -> Growth:

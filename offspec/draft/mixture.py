@@ -12,6 +12,8 @@ from offspec.draft.blend import Blended
 from offspec.draft.worth import Worth
 from offspec.noise import GumbelNoise
 
+_KEPT = 0.9  # of what passes gave and took, from one to the next
+
 Seen = dict[int, tuple[Children, int]]  # candidate to its children, and their row
 
 
@@ -56,6 +58,7 @@ class Mixture:
         self.sources, self.lookups, self.noise = tuple(sources), tuple(lookups), noise
         self.names = (*(source.name for source in sources), *(lookup.name for lookup in lookups))
         self.standing = standing or Standing.of(len(sources), len(lookups))
+        self._passes = 0
 
     @classmethod
     def single(cls, drafter: Drafter, scorer: Scorer) -> "Mixture":
@@ -86,10 +89,10 @@ class Mixture:
         count = len(self.sources)
         return self.sources[index].drafter if index < count else self.lookups[index - count]
 
-    def learn(self, grown: Candidates, nodes: Sequence[int], tokens: Sequence[int], rows: "Asked") -> None:
+    def learn(self, grown: Candidates, nodes: Sequence[int], tokens: Sequence[int], asked: "Asked") -> None:
         """The target walked these candidates, the root first, and picked these tokens at them."""
         for index, lookup in enumerate(self.lookups, len(self.sources)):
-            if index in rows.active:
+            if index in asked.active:
                 lookup.learn(tokens)
         if len(self.names) == 1:
             return
@@ -99,25 +102,35 @@ class Mixture:
                 hits = np.flatnonzero(grown.token[children] == token)
                 self.blend.learn(grown.said[:, children], int(hits[0]) if len(hits) else None)
 
-    def settle(self, rows: "Asked", guessed: NDArray[np.bool_], tokens: int, seconds: float) -> None:
+    def settle(
+        self, asked: "Asked", guessed: NDArray[np.bool_], tokens: int, seconds: float, link: float
+    ) -> None:
         """Count a pass: who guessed each accepted node, [S, n], and what it gave and took in all.
 
-        Whoever costs more than it brings is left out for a while.
+        Whoever costs more than it brings is left out for a while. The first pass of a request counts for
+        nobody: sources read the prompt then. link: seconds that a pass takes at least.
         """
-        if len(self.names) == 1:
+        self._passes += 1
+        standing, active = self.standing, asked.active
+        if len(self.names) == 1 or not active:
             return
-        standing, active = self.standing, rows.active
-        keep = 0.9 if standing.seconds else 0.0
+        for index, worth in enumerate(standing.worth):
+            if worth.rests and index not in active:
+                worth.sit_out()
+        if self._passes == 1:
+            return
+        keep = _KEPT if standing.seconds else 0.0
         standing.tokens = keep * standing.tokens + (1 - keep) * tokens
         standing.seconds = keep * standing.seconds + (1 - keep) * seconds
-        for index, worth in enumerate(standing.worth):
-            if index in active:
-                worth.observe(rows.seconds.get(index, 0.0), _owed(guessed, index))
-            elif worth.rests:
-                worth.sit_out()
-        losing = [i for i in active if standing.worth[i].loses(standing.tokens, standing.seconds)]
+        for index in active:
+            standing.worth[index].observe(asked.seconds.get(index, 0.0), _owed(guessed, index))
+        losing = [
+            worth
+            for worth in (standing.worth[index] for index in active)
+            if worth.loses(standing.tokens, standing.seconds, link)
+        ]
         if losing and len(active) > 1:  # one at a time, since each is judged beside all others
-            min((standing.worth[index] for index in losing), key=lambda worth: worth.gain).drop()
+            min(losing, key=lambda worth: (worth.gain, -worth.seconds)).drop()
 
 
 @dataclass(slots=True)

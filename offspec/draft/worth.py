@@ -14,7 +14,8 @@ _PROBE = 4  # passes that a source is tried for before it may be dropped again
 class Worth:
     """Running means of one source, over passes: its seconds, and the tokens that nobody else had guessed.
 
-    rest: passes that it sits out before it is tried again; trial: passes that it has yet to be seen at.
+    rest: passes that it sits out before it is tried again; trial: passes that it has yet to be seen at. The
+    first pass after a rest, in which it catches up, does not count.
     """
 
     seconds: float = 0.0
@@ -22,6 +23,7 @@ class Worth:
     rest: int = 0
     trial: int = _PASSES
     _next_rest: int = _FIRST_REST
+    _catches_up: bool = False
 
     @property
     def rests(self) -> bool:
@@ -31,21 +33,32 @@ class Worth:
         """A pass went by without it."""
         self.rest -= 1
         if self.rest == 0:
-            self.trial, self.seconds, self.gain = _PROBE, 0.0, 0.0
+            self.trial, self.seconds, self.gain, self._catches_up = _PROBE, 0.0, 0.0, True
 
     def observe(self, seconds: float, gain: float) -> None:
         """What it took and brought in a pass."""
+        if self._catches_up:
+            self._catches_up = False
+            return
         known = self.seconds > 0 or self.gain > 0
         keep = _MEMORY if known else 0.0
         self.seconds = keep * self.seconds + (1 - keep) * seconds
         self.gain = keep * self.gain + (1 - keep) * gain
         self.trial = max(self.trial - 1, 0)
 
-    def loses(self, tokens: float, seconds: float) -> bool:
-        """Whether passes, which yield so many tokens in so many seconds, would be better off without it."""
-        if self.trial or self.seconds <= _NEGLIGIBLE * seconds:
+    def loses(self, tokens: float, seconds: float, link: float) -> bool:
+        """Whether passes, which yield so many tokens in so many seconds, would be better off without it.
+
+        link: seconds that a pass takes at least, whoever guesses.
+        """
+        if self.trial:
             return False
-        return (tokens - self.gain) * seconds > _MARGIN * tokens * (seconds - self.seconds)
+        without = max(seconds - self.seconds, link)
+        saves = seconds - without > _NEGLIGIBLE * seconds
+        if saves and (tokens - self.gain) * seconds > _MARGIN * tokens * without:
+            return True
+        self._next_rest = _FIRST_REST  # it has proved its worth
+        return False
 
     def drop(self) -> None:
         """Let it rest, longer each time."""

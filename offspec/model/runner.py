@@ -95,9 +95,9 @@ class TreeModel:
             if enter is not None:
                 enter(index)
             began = time.perf_counter()
-            if index in self.taps:
-                self.tapped[index] = hidden[0].clone()  # a layer may write over its input
             try:
+                if index in self.taps:
+                    self.tapped[index] = hidden[0].clone()  # a layer may write over its input
                 out = _in_chunks(forward, hidden, self.chunk, self.between, args, kwargs)
                 if self.settle is not None:
                     self.settle()

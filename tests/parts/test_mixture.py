@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from offspec.candidates import Candidates, Twig
 from offspec.config import SamplingParams
-from offspec.draft.base import Scorer
+from offspec.draft.base import Children, Scorer
 from offspec.draft.blend import Blended
 from offspec.draft.mixture import Asked, Mixture, Source, Standing
 from offspec.draft.worth import Worth
@@ -178,7 +178,10 @@ def test_all_sources_of_a_node_are_known_when_the_pass_is_settled() -> None:
     mixture = Mixture([Source("a", TableDrafter(random_table(1, 1.0)), _scorer())], [ChainLookup([1], 0.5)])
     mixture.standing = standing
     asked = Asked((0, 1), {0: 0.2, 1: 0.001})
-    mixture.settle(asked, guessed, 6, 1.0)
+    mixture.settle(asked, guessed, 6, 9.0, link=0.5)
+    assert standing.seconds == 0.0, "a first pass, with the prompt in it, counts for nobody"
+    mixture.settle(asked, guessed, 6, 1.0, link=0.5)
+    assert standing.seconds == 1.0 and standing.tokens == 6.0
     assert [worth.gain for worth in standing.worth] == [3.0, 2.0]
     assert [worth.seconds for worth in standing.worth] == [0.2, 0.001]
 
@@ -187,19 +190,72 @@ def test_a_source_that_does_not_pay_rests_and_is_tried_again() -> None:
     worth = Worth()
     for _ in range(20):
         worth.observe(seconds=0.5, gain=0.1)
-    assert worth.loses(tokens=3.0, seconds=1.0), "a third of a token for half of the time"
-    assert not worth.loses(tokens=3.0, seconds=100.0), "next to nothing"
+    assert worth.loses(tokens=3.0, seconds=1.0, link=0.0), "a third of a token for half of the time"
+    assert not worth.loses(tokens=3.0, seconds=1.0, link=1.0), "time that passes anyway"
+    assert not worth.loses(tokens=3.0, seconds=100.0, link=0.0), "next to nothing"
     worth.drop()
     rested = 0
     while worth.rests:
         worth.sit_out()
         rested += 1
-    assert rested == 16 and not worth.loses(3.0, 1.0), "it has yet to be seen"
+    assert rested == 16 and not worth.loses(3.0, 1.0, 0.0), "it has yet to be seen"
+    worth.observe(seconds=60.0, gain=0.0)
+    assert worth.seconds == 0.0, "catching up is not what it costs"
     for _ in range(4):
-        worth.observe(seconds=0.5, gain=2.0)
-    assert not worth.loses(tokens=3.0, seconds=1.0), "without it a third is left, for half of the time"
+        worth.observe(seconds=0.5, gain=0.0)
+    assert worth.loses(tokens=3.0, seconds=1.0, link=0.0)
     worth.drop()
     assert worth.rest == 32, "longer each time"
+
+
+def test_a_source_that_has_proved_its_worth_rests_for_a_short_time_again() -> None:
+    worth = Worth()
+    worth.drop()
+    for _ in range(30):
+        worth.observe(seconds=0.5, gain=2.0)
+    assert not worth.loses(tokens=3.0, seconds=1.0, link=0.0), (
+        "without it a third is left, for half of the time"
+    )
+    worth.drop()
+    assert worth.rest == 16
+
+
+class SilentDrafter(TableDrafter):
+    """Has nothing to say: about none of the nodes, or, `row`, about each of them."""
+
+    row = False
+
+    def expand(self, candidates: Candidates, nodes: Sequence[int], scorer: Scorer) -> Children:
+        known = super().expand(candidates, nodes, scorer)
+        if self.row:
+            return Children(known.token, np.full_like(known.log_prob, -np.inf), known.x)
+        return Children(known.token[:, :0], known.log_prob[:, :0], known.x[:, :0])
+
+
+@pytest.mark.parametrize("row", [False, True])
+def test_to_have_nothing_to_say_is_no_opinion(row: bool) -> None:
+    drafter, lookup = SilentDrafter(random_table(4, 1.0)), ChainLookup([3, 1, 4, 1, 5], 0.9)
+    drafter.row = row
+    mixture = Mixture([Source("silent", drafter, _scorer())], [lookup])
+    growth = grow(mixture, [0, 2], GrowthPolicy(40, 8, min_gain=0.0), max_depth=12)
+    assert growth.tree.score == pytest.approx(np.log(0.9) * np.arange(6), abs=1e-5)
+    assert len(drafter.steps) == 1, "who has nothing to say is not asked again"
+    growth.learn(mixture, [0, 1], [3, 7])
+    assert np.exp(mixture.blend.combine(np.array([[np.nan], [np.log(0.9)]], np.float32))) == pytest.approx(
+        0.9
+    )
+
+
+def test_who_would_not_have_had_a_node_in_the_tree_has_not_guessed_it() -> None:
+    """The lookup is sure of what the drafter lists last: all of the accepted chain is owed to the lookup."""
+    table = torch.full((VOCABULARY, VOCABULARY), 0.0)
+    table[:, 3] = -9.0
+    mixture = Mixture([Source("t", TableDrafter(table), _scorer())], [ChainLookup([3, 3], 0.95)])
+    growth = grow(mixture, [0, 2], GrowthPolicy(3, 4, min_gain=0.0), max_depth=2)
+    assert growth.tree.token.tolist() == [2, 3, 3]
+    for _ in range(2):
+        growth.settle(mixture, [0, 1, 2], 3, 1.0, link=0.0)
+    assert [worth.gain for worth in mixture.standing.worth] == [0.0, 2.0]
 
 
 def test_who_rests_is_not_asked() -> None:

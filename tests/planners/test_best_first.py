@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from offspec.config import SamplingParams
 from offspec.draft.base import Scorer
 from offspec.draft.mixture import Mixture
-from offspec.grow import Growth, GrowthPolicy, grow
+from offspec.grow import GrowthPolicy, grow
+from offspec.growth import Growth
 from offspec.sampling import LogitsProcessor
 from offspec_planners.best_first import Growing, Grown, best_size, replay, worth_a_step
 from offspec_planners.calibrate import Calibration
