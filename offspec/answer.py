@@ -50,7 +50,7 @@ class Request:
 class Answer:
     """A request on its way; `events` runs it to its end.
 
-    gaps: of every token chosen so far, see `Walk`. draft and budget: for the result.
+    gaps: of every token chosen so far, see `Walk`. draft: for the result.
     """
 
     def __init__(
@@ -62,13 +62,12 @@ class Answer:
         *,
         context: int,
         draft: str,
-        budget: int,
         notify: Callable[[Event], None],
         timeline: Timeline,
     ) -> None:
         self.gaps: list[float] = []
         self._request, self._assembly, self._sequence = request, assembly, sequence
-        self._draft, self._budget = draft, budget
+        self._draft = draft
         self._notify, self._timeline = notify, timeline
         codec, params = assembly.codec, request.params
         self._text = TextStream(codec, params.stop)
@@ -216,7 +215,7 @@ class Answer:
             peak_memory_bytes=process_memory.peak_bytes(),
             finish_reason=reason,
             draft=self._draft,
-            budget=self._budget if self._request.sources else 1,
+            budget=1 if self._decoding.mixture is None else self._decoding.policy.budget,
             seed=params.seed,
             draft_seconds=sum(done.draft_seconds for done in self._passes),
             target_seconds=sum(done.target_seconds for done in self._passes),

@@ -88,8 +88,8 @@ class Engine:
 
     @property
     def budget(self) -> int:
-        """The most nodes verified in a pass."""
-        return self._guessing.way.policy.budget
+        """The most nodes verified in a pass of a request that does not choose who guesses."""
+        return self._guessing.budget
 
     @property
     def plan(self) -> Plan | None:
@@ -209,7 +209,6 @@ class Engine:
             lambda ending, answer: self._guessing.decoding(request, ending, answer),
             context=self.context,
             draft=self._guessing.described(request.sources),
-            budget=self.budget,
             notify=self._notify,
             timeline=self.timeline,
         )

@@ -1,5 +1,6 @@
 """How an engine guesses: the sources it holds, the way trees are grown, and what was learnt about both."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,12 +14,12 @@ from offspec.draft.drawing import DrawingScorer
 from offspec.draft.mixture import Mixture
 from offspec.ending import Ending
 from offspec.errors import RequestError
-from offspec.ledger import DraftRecord
+from offspec.grow import GrowthPolicy
+from offspec.ledger import Case, DraftRecord, case_of
 from offspec.noise import GumbelNoise
 from offspec.preview import preview
 from offspec.sampling import LogitsProcessor
 from offspec.sequence import Decoding
-from offspec.text.stream import TextStream
 from offspec.uniforms import endless
 from offspec_planners.best_first import Grown
 from offspec_planners.calibrate import Calibration
@@ -40,9 +41,16 @@ class Guessing:
         self._config, self._assembly, self._sources = config, assembly, assembly.sources
         drafters = tuple(self._sources.drafters)
         wanted = (*drafters, LOOKUPS[0]) if config.drafts == (AUTO,) else config.drafts
-        self.names = self._all = tuple(name for name in wanted if name in self._sources.names)
+        self._all = tuple(name for name in wanted if name in self._sources.names)
+        self.names = self._all
         self._main = drafters[0] if drafters else NONE
-        self._calibrations: dict[tuple[str, float, bool], Calibration] = {}
+        self._calibrations: defaultdict[tuple[str, Case], Calibration] = defaultdict(Calibration)
+
+    @property
+    def budget(self) -> int:
+        """The most nodes verified in a pass of a request that does not choose; 1 where nobody guesses."""
+        names = self._company(self.names, None)
+        return self._with_room(self.way.policy, names).budget if names else 1
 
     def use(self, draft: str | Sequence[str]) -> None:
         """Let these guess from now on for requests that do not choose. Raises RequestError."""
@@ -75,16 +83,14 @@ class Guessing:
         """What is known of a drafter for such requests, to learn into."""
         if self.record is not None and name == self._main:
             return self.record.entry(temperature, coupled)
-        return self._calibrations.setdefault((name, temperature, coupled), Calibration())
+        return self._calibrations[name, case_of(temperature, coupled)]
 
     def decoding(self, request: Request, ending: Ending, answer: Answer | None = None) -> Decoding:
         """What stays the same for all passes of a request."""
-        target, params = self._assembly.target, request.params
-        vocabulary, device = target.skeleton.vocab_size, target.device
-        processor = LogitsProcessor(params, vocabulary, request.ids, device)
-        assert params.seed is not None
-        noise = GumbelNoise(params.seed, vocabulary, device) if processor.uses_noise else None
-        mixture, dice = self._mixture(request, processor, noise), self._dice(params)
+        dice = self._dice(request.params)
+        names = self._company(request.sources, dice)
+        processor, noise = self._choice(request)
+        mixture = self._mixture(names, request.params, dice, processor, noise) if names else None
         main = mixture.main if mixture is not None else None
         policy = self.way.policy
         if main is not None and main.name == self._main:
@@ -93,7 +99,7 @@ class Guessing:
             processor=processor,
             noise=noise,
             mixture=mixture,
-            policy=policy,
+            policy=self._with_room(policy, names),
             shape=self.way.shape if main is not None else None,
             stop=ending.after,
             between=answer.look if answer else None,
@@ -105,29 +111,49 @@ class Guessing:
         """The seed that guesses are drawn with, None where they are ranked: greedily all rules are one."""
         return params.seed if self._config.verify == "sequoia" and not params.greedy else None
 
+    def _company(self, names: tuple[str, ...], dice: int | None) -> tuple[str, ...]:
+        """Which of these sources take part. A shape that was chosen beforehand is filled by one alone."""
+        way = self.way
+        if dice is not None and way.shape is None:
+            return ()  # only trees of one shape may be drawn
+        drafters = tuple(name for name in names if name in self._sources.drafters)
+        if dice is not None or (way.shape is not None and drafters):
+            return drafters[:1]
+        if way.plan is not None and way.policy.budget == 1:
+            return tuple(name for name in names if name != self._main)  # by the plan it does not pay
+        return names
+
+    def _with_room(self, policy: GrowthPolicy, names: Sequence[str]) -> GrowthPolicy:
+        """The same, where lookups take part with room for what they find."""
+        return self.way.with_lookups(policy) if set(names) & set(self._sources.lookups) else policy
+
+    def _choice(self, request: Request) -> tuple[LogitsProcessor, GumbelNoise | None]:
+        """How the target chooses a request's tokens, and the noise that it adds, if it does."""
+        target, params = self._assembly.target, request.params
+        vocabulary, device = target.skeleton.vocab_size, target.device
+        processor = LogitsProcessor(params, vocabulary, request.ids, device)
+        assert params.seed is not None
+        return processor, GumbelNoise(params.seed, vocabulary, device) if processor.uses_noise else None
+
     def _mixture(
-        self, request: Request, processor: LogitsProcessor, noise: GumbelNoise | None
-    ) -> Mixture | None:
-        """The sources that a request uses. A shape that was chosen beforehand is filled by one alone."""
-        names, temperature = request.sources, request.params.temperature
-        drafters = [name for name in names if name in self._sources.drafters]
-        dice = self._dice(request.params)
-        if dice is not None and self.way.shape is None:
-            names = ()  # only trees of one shape may be drawn
-        elif dice is not None or (self.way.shape is not None and drafters):
-            names = tuple(drafters[:1])
-        if not names:
-            return None
-        coupled = noise if self._config.verify == "coupled" else None
-        case = temperature, coupled is not None
+        self,
+        names: Sequence[str],
+        params: SamplingParams,
+        dice: int | None,
+        processor: LogitsProcessor,
+        noise: GumbelNoise | None,
+    ) -> Mixture:
+        """These sources, each with what reads its scores."""
+        known = noise if self._config.verify == "coupled" else None
+        case = case_of(params.temperature, known is not None)
 
         def scorer(name: str) -> Scorer:
             calibration = self.calibration(name, *case)
             if dice is not None:
                 return DrawingScorer(processor, dice, calibration)
-            return Scorer(processor, coupled, calibration)
+            return Scorer(processor, known, calibration)
 
-        return self._sources.mixture(names, scorer, coupled, case)
+        return self._sources.mixture(names, scorer, known, case)
 
     def preview(self, ids: Sequence[int], params: SamplingParams, trees: int, context: int) -> list[Grown]:
         """Trees that the main drafter grows along an answer of its own; see `offspec.preview`.
@@ -140,9 +166,7 @@ class Guessing:
         drafter = self._sources.drafters.get(self._main)
         if drafter is None or drafter.wants or nodes < 2 or self._dice(params) is not None:
             return []
-        ending = Ending(params, frozenset(), TextStream(self._assembly.codec, ()))
-        mixture = self.decoding(Request(ids, params, sources=(self._main,)), ending).mixture
-        assert mixture is not None
+        mixture = self._mixture((self._main,), params, None, *self._choice(Request(ids, params)))
         policy = replace(self.way.policy, budget=nodes // 2, record=nodes, costs=None)
         return preview(mixture, ids, policy, _STRIDE, trees, context)
 

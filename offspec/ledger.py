@@ -19,7 +19,7 @@ from offspec_planners.plan import Plan
 
 _VERSION = 1
 
-_Case = tuple[float, bool]  # temperature, to two digits, and whether the noise is coupled
+Case = tuple[float, bool]  # temperature, to two digits, and whether the noise is coupled
 
 
 def key_of(*parts: object) -> str:
@@ -70,9 +70,9 @@ class DraftRecord:
         self, target: str, draft: str, bits: int = 16, *, kind: str = "model", keeps: bool = True
     ) -> None:
         self.kind, self.bits, self.keeps = kind, bits, keeps
-        self._used = set[_Case]()
+        self._used = set[Case]()
         self._file = cache_root() / "drafts" / f"{key_of(target, draft, bits)}.json"
-        self._entries: dict[_Case, Calibration] = {}
+        self._entries: dict[Case, Calibration] = {}
         for name, value in self._read().items():
             try:
                 self._entries[_case_named(name)] = Calibration.from_json(value)
@@ -91,14 +91,14 @@ class DraftRecord:
 
     def find(self, temperature: float, coupled: bool) -> Calibration | None:
         """What was learnt at this temperature, if anything was."""
-        return self._entries.get(_case(temperature, coupled))
+        return self._entries.get(case_of(temperature, coupled))
 
     def nearest(self, temperature: float, coupled: bool) -> Calibration | None:
         """The same, or what was learnt at the nearest other temperature; greedy decoding knows no rule."""
         known = {
             case[0]: entry
             for case, entry in self._entries.items()
-            if entry.passes and case == _case(case[0], coupled)
+            if entry.passes and case == case_of(case[0], coupled)
         }
         if not known:
             return None
@@ -106,9 +106,11 @@ class DraftRecord:
 
     def entry(self, temperature: float, coupled: bool) -> Calibration:
         """The calibration to learn into."""
-        case = _case(temperature, coupled)
+        case = case_of(temperature, coupled)
         self._used.add(case)
-        return self._entries.setdefault(case, Calibration())
+        if case not in self._entries:
+            self._entries[case] = Calibration()
+        return self._entries[case]
 
     def save(self) -> None:
         """Keep what was learnt; where nothing can be written, it is learnt again."""
@@ -119,18 +121,19 @@ class DraftRecord:
         _write(self._file, json.dumps({"version": _VERSION, "entries": entries}, separators=(",", ":")))
 
 
-def _case(temperature: float, coupled: bool) -> _Case:
+def case_of(temperature: float, coupled: bool) -> Case:
+    """What learning about guesses is kept by: nearly equal temperatures are one, and greedily all rules."""
     return float(f"{temperature:.2g}"), coupled and temperature > 0
 
 
-def _name(case: _Case) -> str:
+def _name(case: Case) -> str:
     return f"{case[0]:.2g} {'coupled' if case[1] else 'alone'}"
 
 
-def _case_named(name: str) -> _Case:
+def _case_named(name: str) -> Case:
     """The case that a file names. Raises ValueError for what is no name of ours."""
     number, _, rule = name.partition(" ")
-    case = _case(float(number), rule == "coupled")
+    case = case_of(float(number), rule == "coupled")
     if not 0 <= case[0] < math.inf or _name(case) != name:
         raise ValueError(f"{name} is no temperature and rule")
     return case

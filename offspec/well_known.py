@@ -43,7 +43,8 @@ _LLAMA_3 = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.2-1B-Instruct
 _LLAMA_2 = "meta-llama/Llama-2-7b-chat-hf", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"
 # By the beginning of a name: models of one vocabulary, the largest first.
 _SIBLINGS = {
-    "llama-3": _LLAMA_3,
+    "llama-3-": _LLAMA_3,
+    "llama-3.": _LLAMA_3,
     "llama-2-": _LLAMA_2,
     "vicuna-": _LLAMA_2[1:],
     "mistral-small-3.1-": ("alamios/Mistral-Small-3.1-DRAFT-0.5B",),
@@ -127,6 +128,8 @@ _HEADS: dict[str, dict[str, Kind]] = {
         "lmsys/EAGLE3-gpt-oss-120b-bf16": "eagle3",
     },
 }
+# What follows a model's name in those of its kin that were trained on, for which its heads guess badly.
+_OTHERWISE_TRAINED = re.compile(r"base|thinking|instruct|embedding|coder|(?<![a-z])vl(?![a-z])|\d{4}")
 _SHAPE = (
     "hidden_size",
     "intermediate_size",
@@ -159,22 +162,12 @@ def _rank(draft: KnownDraft) -> int:
     return list(_REASONS).index(draft.kind)
 
 
-def explain(drafting: str, target: str, config: Mapping[str, Any] | None = None) -> str:
-    """One line on what drafts, in a few words, and on a head that was trained for the target, if one was."""
-    line = f"draft: {drafting}"
-    heads = [draft for draft in known_drafts(target, config) if draft.trained]
-    if not heads or any(head.id in drafting for head in heads):
-        return line
-    best = heads[0]
-    return f"{line}; {best.target} has a trained head, {best.id}: name it with --draft"
-
-
 def _named(name: str) -> Iterator[KnownDraft]:
     """The drafts of the target whose name this one begins with, and smaller models of its family."""
     stem = _stem(name)
     targets = [target for target in _HEADS if re.match(rf"{re.escape(_stem(target))}(?![a-z0-9])", stem)]
-    if targets:
-        target = max(targets, key=len)
+    target = max(targets, key=len, default="")
+    if target and not _OTHERWISE_TRAINED.search(stem.removeprefix(_stem(target))):
         for head, kind in _HEADS[target].items():
             yield KnownDraft(head, kind, _REASONS[kind], target)
     for family, siblings in _SIBLINGS.items():

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from offspec.checkpoint.shapes import known_config
-from offspec.well_known import _HEADS, _SIBLINGS, KnownDraft, explain, known_drafts
+from offspec.well_known import _HEADS, _SIBLINGS, KnownDraft, known_drafts
 
 LARGE = "meta-llama/Llama-3.3-70B-Instruct"
 HEAD = "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B"
@@ -72,6 +72,26 @@ def test_names_that_only_look_alike() -> None:
     assert HEAD not in ids("meta-llama/Llama-3.1-70B-Instruct")
 
 
+@pytest.mark.parametrize(
+    "target",
+    [
+        "Qwen/Qwen3-8B-Base",
+        "Qwen/Qwen3-4B-Instruct-2507",
+        "Qwen/Qwen3-30B-A3B-Thinking-2507",
+        "Qwen/Qwen3-8B-Embedding",
+        "someone/Qwen3-14B-VL",
+        "Qwen/Qwen3-30B-A3B-2507",
+    ],
+)
+def test_heads_of_a_model_that_was_trained_on_are_not_its_own(target: str) -> None:
+    assert ids(target, trained=True) == [] and ids(target, trained=False), "the vocabulary is the same"
+
+
+def test_names_behind_a_number_that_only_begins_alike() -> None:
+    assert ids("huggyllama/llama-30b") == []
+    assert ids("meta-llama/Meta-Llama-3-70B", trained=False) == [MIDDLE, SMALL]
+
+
 def test_a_folder_whose_configuration_says_what_it_is() -> None:
     assert HEAD in ids("a/folder", {"_name_or_path": LARGE})
     found = known_drafts("a/folder", shape(LARGE))
@@ -86,16 +106,6 @@ def test_modules_of_the_targets_own() -> None:
     found = known_drafts("deepseek-ai/DeepSeek-V3", {"num_nextn_predict_layers": 1})
     assert [(draft.id, draft.kind) for draft in found] == [("mtp", "mtp")]
     assert known_drafts("deepseek-ai/DeepSeek-V3", {"num_nextn_predict_layers": 0}) == ()
-
-
-def test_one_line_of_explanation() -> None:
-    assert explain("4-bit substitute and suffix", LARGE) == (
-        f"draft: 4-bit substitute and suffix; {LARGE} has a trained head, {HEAD}: name it with --draft"
-    )
-    assert explain(f"{HEAD} and suffix", LARGE) == f"draft: {HEAD} and suffix"
-    assert explain("suffix", "someone/a-model") == "draft: suffix"
-    assert explain("suffix", "Qwen/Qwen2.5-72B-Instruct") == "draft: suffix", "a model is no trained head"
-    assert f"{LARGE} has a trained head" in explain("suffix", "a/folder", shape(LARGE))
 
 
 def test_every_entry_is_an_id() -> None:

@@ -25,8 +25,10 @@ class SuffixAutomaton:
     """The passages of texts of token ids, with their counts.
 
     A state stands for passages; `length(state)` is that of its longest. The root is the empty passage.
-    n tokens take at most 2 n states of 20 bytes and, in states where texts part, a dictionary: some 100
-    bytes a token in all for prose. Adding a token takes amortised constant time.
+    n tokens take at most 2 n states of 20 bytes and, in states where texts part, a dictionary: in all about
+    100 bytes a token for prose, 200 for random ids. Adding a token takes amortised constant time.
+
+    What breaks off `extend` leaves an automaton that is of no more use.
 
     Counts are exact, except where a text ends with more than 64 passages, each inside the next, which
     occur ever more often, as in a loop: then only the longest 64 of them are counted on.
@@ -50,8 +52,11 @@ class SuffixAutomaton:
         """The state of the longest suffix that occurs in more places; NONE behind the root."""
         return self._link[state]
 
-    def extend(self, state: int, token: int) -> int:
-        """The state of a whole text so far, `state`, with one more token, which is counted."""
+    def extend(self, state: int, token: int, counted: bool = True) -> int:
+        """The state of a whole text so far, `state`, with one more token.
+
+        counted: whether this is an occurrence by itself, and not one that is also added with another text.
+        """
         length, link = self._length, self._link
         target = self.follow(state, token)
         if target != NONE:  # another text went on like this
@@ -62,7 +67,8 @@ class SuffixAutomaton:
                 self._lead(state, token, whole)
                 state = link[state]
             link[whole] = ROOT if state == NONE else self._own(state, token, target)
-        self._raise_counts(whole)
+        if counted:
+            self._raise_counts(whole)
         return whole
 
     def follow(self, state: int, token: int) -> int:

@@ -53,10 +53,11 @@ class Matches:
     def end_pass(self) -> None:
         """Let what was seen fade, and the prior return."""
         back = 1.0 - _KEPT
-        self._weight = [_KEPT * weight + back * _PRIOR for weight in self._weight]
+        # In this order: an interrupt in between then leaves no probability above 1.
         self._hits = [
             _KEPT * hits + back * prior for hits, prior in zip(self._hits, _PRIOR_HITS, strict=True)
         ]
+        self._weight = [_KEPT * weight + back * _PRIOR for weight in self._weight]
 
 
 def _prior(index: int) -> float:

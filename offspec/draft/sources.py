@@ -38,9 +38,10 @@ class Sources:
         drafters = [name for name in names if name in self.drafters]
         lookups = [name for name in names if name in self.lookups]
         key = (case, *drafters, *lookups)
-        standing = self._standing.setdefault(key, Standing.of(len(drafters), len(lookups)))
+        if key not in self._standing:
+            self._standing[key] = Standing.of(len(drafters), len(lookups))
         sources = [Source(name, self.drafters[name], scorer(name)) for name in drafters]
-        return Mixture(sources, [self.lookups[name] for name in lookups], noise, standing)
+        return Mixture(sources, [self.lookups[name] for name in lookups], noise, self._standing[key])
 
     def watch(self, look: Callable[[], None] | None) -> None:
         """Have something called in the midst of long steps, which may raise to break them off."""

@@ -7,7 +7,6 @@ long as it lasts (SuffixDecoding: Oliaro et al. 2024, arXiv 2411.04975).
 """
 
 from array import array
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +20,45 @@ _CONTEXTS = 2  # suffixes that are asked: the longest, and the next that knows m
 _GUESSES = 8  # most continuations of one place
 _REST = 0.05  # probability that is not worth asking another context for
 _WITHIN = 32  # tokens before the end of a text that is left, kept with what it went on with
+
+
+@dataclass(frozen=True, slots=True)
+class _Passage:
+    """A text that is over. Its first `lead` tokens stand in another as well, and are counted there."""
+
+    ids: "array[int]"
+    lead: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The texts, of which all else can be made again: the passages, the oldest first, and the committed ids.
+
+    The first `skipped` ids are known, but no longer searched. The ids grow in place; any other change
+    replaces the whole in one step, so that there is no moment at which a text is missing or there twice.
+    """
+
+    past: tuple[_Passage, ...]
+    ids: "array[int]"
+    skipped: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """How many are to be searched."""
+        return sum(len(passage.ids) for passage in self.past) + len(self.ids) - self.skipped
+
+    def newest(self, room: int) -> "_Held":
+        """So many tokens of it, the committed ids before all passages."""
+        skipped = max(len(self.ids) - room, self.skipped)
+        room -= len(self.ids) - skipped
+        past: list[_Passage] = []
+        for passage in reversed(self.past):
+            if room <= 0:
+                break
+            cut = max(len(passage.ids) - room, 0)
+            past.append(_Passage(passage.ids[cut:], max(passage.lead - cut, 0)))
+            room -= len(passage.ids)
+        return _Held(tuple(reversed(past)), self.ids, skipped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +76,10 @@ def _by_probability(guess: tuple[int, float]) -> float:
 class SuffixLookup:
     """Finds the longest match of the committed ids in all texts so far, and everything that followed it.
 
-    `limit` is the most tokens of text that are held, about 150 bytes each. When there are more, the newest
-    half is kept: that takes some 3 microseconds a token, once in limit / 2 tokens.
+    `limit` is the most tokens of text that are held, with about 100 bytes each for prose, 200 for random ids.
+    When there are more, the newest half is kept: that takes some 3 microseconds a token, once in limit / 2
+    tokens. What breaks off a call, as Ctrl-C does, leaves texts as they were before the call or as they
+    would be after it; the next call makes the automaton anew.
     """
 
     name = "suffix"
@@ -48,47 +88,73 @@ class SuffixLookup:
         assert limit > 1
         self._limit = limit
         self._matches = Matches()
-        self._past: deque[array[int]] = deque()  # texts that are over, the oldest first
-        self._ids = array("q")
-        self._clear()
+        self._forget()
 
-    def _clear(self) -> None:
-        """Forget what the texts say, but not which there are."""
+    def _forget(self) -> None:
+        self._whole = False  # while what follows from the texts is being changed
+        self._held = _Held((), array("q"))
+        self._build()
+        self._settle()
+
+    def _build(self) -> None:
+        """Make everything that follows from the texts."""
         self._texts = SuffixAutomaton()
-        self._tokens = 0  # in the automaton
+        self._tokens = self._held.tokens
         self._states = array("i", [ROOT])  # of the first 0, 1, 2, ... ids
-        self._place: Place = ROOT, 0
+        for passage in self._held.past:
+            self._insert(passage)
+        self._states.extend([ROOT] * self._held.skipped)
+        self._go_on(self._held.ids[self._held.skipped :])
+
+    def _settle(self) -> None:
+        """End a change: keep to the limit, and find the place of the committed ids in the texts."""
+        if self._tokens > self._limit:
+            self._held = self._held.newest(self._limit // 2)
+            self._build()
+        state = self._texts.known(self._states[-1])
+        self._place: Place = (state, self._texts.length(state))
         self._seen: dict[Place, _Guesses] = {}
+        self._whole = True
+
+    def _mend(self) -> None:
+        """Bring to an end a change that was broken off."""
+        if not self._whole:
+            self._build()
+            self._settle()
 
     def add_text(self, ids: Sequence[int]) -> None:
         """Have a text of earlier at hand, in ids of the same vocabulary: of a long one its last limit / 2."""
-        text = array("q", ids[-self._limit // 2 :])
-        self._past.append(text)
-        self._insert(text)
-        self._bound()
-        self._look()
+        self._mend()
+        passage, held = _Passage(array("q", ids[-self._limit // 2 :])), self._held
+        self._whole = False
+        self._held = _Held((*held.past, passage), held.ids, held.skipped)
+        self._insert(passage)
+        self._tokens += len(passage.ids)
+        self._settle()
 
     def start(self, ids: Sequence[int]) -> None:
         """See `Lookup.start`."""
         self.rewind(len(ids))
-        for token in ids[len(self._ids) :]:
-            self._states.append(self._texts.extend(self._states[-1], token))
-            self._ids.append(token)
-            self._tokens += 1
-        self._bound()
-        self._look()
+        added = array("q", ids[len(self._held.ids) :])
+        self._whole = False
+        self._held.ids.extend(added)
+        self._go_on(added)
+        self._tokens += len(added)
+        self._settle()
 
     def below(
         self, path: Sequence[int], noise: GumbelNoise | None, most: int, floor: float, max_depth: int
     ) -> Twig:
         """See `Lookup.below`."""
+        self._mend()
         place = self._place
         for token in path:
             place = self.walk(place, token)
-        return grow_twig(self, place, len(self._ids) + len(path), noise, most, floor, max_depth)
+        return grow_twig(self, place, len(self._held.ids) + len(path), noise, most, floor, max_depth)
 
     def learn(self, tokens: Sequence[int]) -> None:
         """See `Lookup.learn`."""
+        self._mend()
         place = self._place
         for token in tokens:
             for context in self._at(place).contexts:
@@ -101,18 +167,21 @@ class SuffixLookup:
 
     def rewind(self, length: int) -> None:
         """See `Lookup.rewind`."""
-        if length >= len(self._ids):
+        self._mend()
+        held = self._held
+        if length >= len(held.ids):
             return
-        self._past.append(self._ids[max(length - _WITHIN, 0) :])
-        del self._ids[length:]
+        first = max(length - _WITHIN, held.skipped)
+        passage = _Passage(held.ids[first:], max(length - first, 0))
+        self._whole = False
+        self._held = _Held((*held.past, passage), held.ids[:length], min(held.skipped, length))
         del self._states[length + 1 :]
-        self._look()
+        self._tokens += passage.lead
+        self._settle()
 
     def close(self) -> None:
         """See `Lookup.close`."""
-        self._past.clear()
-        del self._ids[:]
-        self._clear()
+        self._forget()
 
     def walk(self, place: Place, token: int) -> Place:
         """See `Passages.walk`."""
@@ -121,12 +190,6 @@ class SuffixLookup:
     def guesses(self, place: Place) -> Sequence[tuple[int, float]]:
         """See `Passages.guesses`."""
         return self._at(place).likely
-
-    def _look(self) -> None:
-        """Find the place of the committed ids in the texts."""
-        state = self._texts.known(self._states[-1])
-        self._place = state, self._texts.length(state)
-        self._seen.clear()
 
     def _at(self, place: Place) -> _Guesses:
         seen = self._seen.get(place)
@@ -167,29 +230,12 @@ class SuffixLookup:
         room = _GUESSES - len(known)
         return {token: bucket(matched, count, total, longest) for token, count in ranked[:room]}
 
-    def _insert(self, text: Sequence[int]) -> None:
+    def _insert(self, passage: _Passage) -> None:
         state = ROOT
-        for token in text:
-            state = self._texts.extend(state, token)
-        self._tokens += len(text)
+        for place, token in enumerate(passage.ids):
+            state = self._texts.extend(state, token, counted=place >= passage.lead)
 
-    def _bound(self) -> None:
-        """Build everything anew from the newest half of the texts when they have become too long."""
-        if self._tokens <= self._limit:
-            return
-        kept = self._limit // 2
-        skipped = max(len(self._ids) - kept, 0)
-        room = kept - (len(self._ids) - skipped)
-        texts: deque[array[int]] = deque()
-        while self._past and room > 0:
-            text = self._past.pop()[-room:]
-            texts.appendleft(text)
-            room -= len(text)
-        self._past = texts
-        self._clear()
-        for text in texts:
-            self._insert(text)
-        self._states.extend([ROOT] * skipped)
-        for token in self._ids[skipped:]:
+    def _go_on(self, ids: Sequence[int]) -> None:
+        """Add the next of the committed ids."""
+        for token in ids:
             self._states.append(self._texts.extend(self._states[-1], token))
-            self._tokens += 1

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from offspec.draft.base import Children, Features
-from offspec.draft.heads import eagle_states
+from offspec.draft.heads import state_drafter
 from offspec.draft.heads.base import TargetShape
 from offspec.draft.heads.eagle import OpenedEagle, opened, recognises
 from offspec.draft.heads.eagle_layer import EagleLayer
-from offspec.draft.heads.eagle_states import StateDrafter
 from offspec.draft.heads.files import open_files
+from offspec.draft.heads.state_drafter import StateDrafter
 from offspec.model.parts import TargetParts
 from tests.draft.asking import CALLS, CHAINS, Hearing, ask, paths, tree_below
 from tests.draft.eagle_files import KNOWN, LAYERS, OFFSETS, Head, Naive, features, make_head, write_head
@@ -192,7 +192,7 @@ def test_before_the_first_pass_there_is_nothing_to_say(bench: Bench) -> None:
 def test_long_texts_go_in_parts_and_outgrow_what_was_promised(
     parts: TargetParts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(eagle_states, "_CHUNK", 5)
+    monkeypatch.setattr(state_drafter, "_CHUNK", 5)
     bench = Bench(HEADS["eagle3"], parts, tmp_path, rows=4)
     looked: list[int] = []
     bench.drafter.between = lambda: looked.append(bench.layer.cache.rows[0].filled)
@@ -203,7 +203,7 @@ def test_long_texts_go_in_parts_and_outgrow_what_was_promised(
 
 
 def test_what_breaks_a_step_off_leaves_no_trace(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eagle_states, "_CHUNK", 5)
+    monkeypatch.setattr(state_drafter, "_CHUNK", 5)
     bench.observe(0, 13)
     for calls in (2, 4):  # in the midst of the text, and of the tree
         left = iter(range(calls))

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from offspec.config import SamplingParams
-from offspec.draft.heads.eagle_states import StateDrafter
+from offspec.draft.heads.state_drafter import StateDrafter
 from offspec.model.parts import TargetParts
 from tests.draft.eagle_files import LAYERS, Head, make_head, write_head
 from tests.draft.test_eagle import open_head

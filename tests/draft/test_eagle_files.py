@@ -109,11 +109,14 @@ REFUSED: dict[str, tuple[Head, str]] = {
         make_head("eagle3", outer={"target_hidden_size": 64}, width=24, own_embedding=True),
         "hidden size 64, and tiny has 32",
     ),
-    "vocabulary": (make_head("eagle", config={"vocab_size": 50}), "vocabulary of 50 tokens, and tiny has 96"),
+    "vocabulary": (
+        make_head("eagle", config={"vocab_size": 50}),
+        r"vocabulary of 50 tokens .*, and tiny has 96",
+    ),
     "taps beyond": (make_head("eagle3", outer=_NESTED), r"inputs of layers \[2, 9, 3\]"),
     "taps of no kind": (
         make_head("eagle3", outer={"eagle_aux_hidden_state_layer_ids": "2,3"}),
-        "inputs of layers 2,3",
+        "inputs of layers '2,3'",
     ),
     "number of taps": (
         make_head("eagle3", outer={"eagle_aux_hidden_state_layer_ids": [2, 3]}),
@@ -129,6 +132,19 @@ REFUSED: dict[str, tuple[Head, str]] = {
         make_head("eagle", config={"rope_scaling": {"rope_type": "odd", "factor": 2.0}}),
         "no Llama layer",
     ),
+    "an epsilon of no number": (
+        make_head("eagle", config={"rms_norm_eps": float("nan")}),
+        "rms_norm_eps is nan",
+    ),
+    "no heads": (make_head("eagle", config={"num_attention_heads": 0}), "no Llama layer"),
+    "a negative size": (make_head("eagle", config={"intermediate_size": -1}), "intermediate_size is -1"),
+    "heads that share unevenly": (
+        make_head("eagle", config={"num_key_value_heads": 3}),
+        "4 heads do not share 3 evenly",
+    ),
+    "an odd head": (make_head("eagle", config={"head_dim": 7}), "head_dim.*7"),
+    "a huge head": (replace(make_head("eagle"), config={"head_dim": 10**12}), r"'.*proj\.weight' is \["),
+    "endless positions": (make_head("eagle", config={"rope_theta": float("nan")}), "no finite numbers"),
     "heads": (make_head("eagle", config={"num_attention_heads": 8}), "self_attn.k_proj.weight"),
     "draft vocabulary": (
         make_head("eagle3", speculators=True, outer={"target_hidden_size": "32"}),
@@ -143,6 +159,25 @@ def test_what_does_not_fit_is_refused_in_a_line(name: str, tmp_path: Path) -> No
     with pytest.raises((DraftError, MissingTensorError), match=said) as caught:
         opened(_files(tmp_path, head), _TINY)
     assert "\n" not in str(caught.value) and "some/head" in str(caught.value)
+
+
+def test_speculators_must_say_where_the_norm_is(tmp_path: Path) -> None:
+    """Those who read the format do not agree on what is meant where it says nothing."""
+    folder = write_head(tmp_path / "head", make_head("eagle3", speculators=True))
+    config = json.loads((folder / "config.json").read_text())
+    del config["norm_before_residual"]
+    (folder / "config.json").write_text(json.dumps(config))
+    files = open_files(folder, "some/head")
+    assert files is not None
+    with pytest.raises(DraftError, match="norm_before_residual is true or false"):
+        opened(files, _TINY)
+
+
+def test_a_part_that_is_there_twice(tmp_path: Path) -> None:
+    head = make_head("eagle")
+    head.tensors["midlayer.post_attention_layernorm.weight"] = torch.ones(32)
+    with pytest.raises(DraftError, match=r"twice, as '.*layernorm\.weight' and"):
+        opened(_files(tmp_path, head), _TINY)
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
@@ -161,6 +196,11 @@ def test_varieties_that_would_be_misread_are_refused(extra: str, tmp_path: Path)
     head.tensors[extra] = torch.ones(8)
     with pytest.raises(DraftError, match="not supported"):
         opened(_files(tmp_path, head), _TINY)
+
+
+@pytest.mark.parametrize("kind", [[], {"a": 1}, 3])
+def test_a_kind_that_is_no_word(kind: Any) -> None:
+    assert not recognises({"speculators_model_type": kind}, ["fc.weight", "layers.0.self_attn.q_proj.weight"])
 
 
 @pytest.mark.parametrize("offset", [57, -1], ids=["beyond", "twice"])

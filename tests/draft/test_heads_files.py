@@ -2,8 +2,6 @@
 
 import json
 import os
-import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from offspec.draft.heads import blocks
 from offspec.draft.heads.files import HeadFiles, open_files
 from offspec.errors import CheckpointError, DraftError, HeaderError, MissingTensorError
 from tests.draft.heads_files import (
@@ -31,9 +30,13 @@ def stored(path: Path) -> HeadFiles:
     return files
 
 
+def read(files: HeadFiles, name: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return files.weight(name, dtype, torch.device("cpu")) if dtype.is_floating_point else files.integers(name)
+
+
 def same(files: HeadFiles, tensors: Tensors) -> bool:
     return files.names == tensors.keys() and all(
-        torch.equal(files.read(name), tensor) and files.read(name).dtype == tensor.dtype
+        torch.equal(read(files, name, tensor.dtype), tensor) and files._dtype(name) == tensor.dtype
         for name, tensor in tensors.items()
     )
 
@@ -66,7 +69,7 @@ def test_the_older_format_and_parameters(tmp_path: Path) -> None:
     parameters = {name: torch.nn.Parameter(tensor) for name, tensor in tensors.items()}
     torch.save(parameters, tmp_path / "head.pt", _use_new_zipfile_serialization=False)
     assert same(stored(tmp_path), tensors)
-    assert not stored(tmp_path).read("0.1.weight").requires_grad
+    assert not read(stored(tmp_path), "0.1.weight").requires_grad
 
 
 @pytest.mark.parametrize("ending", [".safetensors", ".bin"])
@@ -109,42 +112,6 @@ def test_safetensors_go_before_pickles_and_leftovers_of_training_are_left(tmp_pa
     assert open_for_tiny(tmp_path / "medusa_lm_head.pt") is not None
 
 
-class Hostile:
-    """What a pickle can be: unpickled by the usual loader, it makes a file."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __reduce__(self) -> tuple[Callable[..., int], tuple[str]]:
-        return os.system, (f"touch {self.file}",)
-
-
-def test_a_pickle_that_wants_to_run_code_does_not(tmp_path: Path) -> None:
-    mark = tmp_path / "it ran".replace(" ", "_")
-    content = {**medusa_tensors(1), "more": Hostile(mark)}
-    torch.save(content, tmp_path / "zipped.pt")
-    torch.save(content, tmp_path / "older.pt", _use_new_zipfile_serialization=False)
-    (tmp_path / "bare.pt").write_bytes(pickle.dumps(Hostile(mark)))
-    for file in ("zipped.pt", "older.pt", "bare.pt"):
-        error = opening_fails(tmp_path / file)
-        assert isinstance(error, DraftError)
-        assert "run code" in str(error) and "convert it to safetensors" in str(error)
-    assert not mark.exists()
-    pickle.loads((tmp_path / "bare.pt").read_bytes())  # it would have
-    assert mark.exists()
-
-
-def test_a_pickled_module_is_not_opened(tmp_path: Path) -> None:
-    torch.save(torch.nn.Linear(2, 2), tmp_path / "module.pt")
-    assert "torch.nn.modules.linear.Linear" in str(opening_fails(tmp_path / "module.pt"))
-
-
-@pytest.mark.parametrize("content", [[torch.zeros(2)], {"a": 1}, {1: torch.zeros(2)}, torch.zeros(2)])
-def test_a_pickle_without_named_tensors(tmp_path: Path, content: Any) -> None:
-    torch.save(content, tmp_path / "list.pt")
-    assert "holds no tensors by name" in str(opening_fails(tmp_path / "list.pt"))
-
-
 def damaged(data: bytes, way: str) -> bytes:
     return {
         "empty": b"",
@@ -178,7 +145,53 @@ def test_a_file_that_is_cut_short_after_it_was_opened(tmp_path: Path) -> None:
     os.truncate(tmp_path / "model.safetensors", 2000)
     with pytest.raises(CheckpointError, match="cut short at the tensor"):
         for name in files.names:
-            files.read(name)
+            read(files, name)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "head.pt"])
+def test_large_tensors_are_read_a_block_at_a_time(
+    tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each block is as large as it may be: 4 rows of 24 bytes, stored, and a row where that has more."""
+    tensors = {
+        "plain": torch.randn(11, 12).half(),
+        "turned": torch.randn(12, 11).half().T,
+        "wide": torch.randn(3, 60).half(),
+        "one": torch.tensor(2.0).half(),
+    }
+    if file == "model.safetensors":
+        tensors["turned"] = tensors["turned"].contiguous()
+    files = stored(write_head(tmp_path, {}, tensors, file))
+    monkeypatch.setattr(blocks, "BLOCK", 100)
+    for name, rows in {"plain": [4, 4, 3], "turned": [4, 4, 3], "wide": [1, 1, 1], "one": [1]}.items():
+        assert [len(block) for _, block in blocks.blocks(files._find(name))] == rows
+        assert torch.equal(read(files, name), tensors[name].float())
+    part = torch.zeros(5, 12)
+    files.fill("plain", part)
+    assert torch.equal(part, tensors["plain"][:5].float())
+
+
+def test_numbers_that_are_not_finite_are_found_in_any_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "BLOCK", 16)
+    large = torch.ones(9, 2)
+    large[7, 1] = 1e6
+    files = stored(write_head(tmp_path, {}, {"large": large}))
+    assert torch.equal(read(files, "large"), large)
+    with pytest.raises(CheckpointError, match=r"'large' has values that are not finite in torch\.float16"):
+        read(files, "large", torch.float16)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "head.pt", "config.json"])
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, file: str) -> None:
+    if file == "config.json":
+        write_head(tmp_path, None, medusa_tensors())
+    os.mkfifo(tmp_path / file)
+    if file == "config.json":
+        assert stored(tmp_path).config == {}
+    else:
+        assert isinstance(opening_fails(tmp_path), MissingTensorError)
 
 
 def test_a_configuration_that_is_not_json(tmp_path: Path) -> None:

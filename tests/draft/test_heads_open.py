@@ -76,6 +76,23 @@ def test_an_unknown_kind_lists_those_that_are_known(tmp_path: Path, config: dict
         assert word in str(error)
 
 
+@pytest.mark.parametrize("key", ["model_type", "architectures", "speculators_model_type"])
+@pytest.mark.parametrize("value", [[], [[[1]]], {"a": 1}, 3, "a\nb" * 999])
+def test_a_kind_of_another_sort_is_refused_in_a_line(tmp_path: Path, key: str, value: Any) -> None:
+    error = opening_fails(write_head(tmp_path, {key: value}, {"prefix.mystery": torch.zeros(2, 4)}))
+    assert isinstance(error, DraftError) and len(str(error)) < 500
+
+
+@pytest.mark.parametrize("name", ["a\nb\x1b[31m", "a" * 9999, "a\ud800b"])
+def test_names_of_tensors_are_shown_as_they_can_be_printed(tmp_path: Path, name: str) -> None:
+    error = str(opening_fails(write_head(tmp_path, {}, {name: torch.zeros(2)}, "head.pt")))
+    assert error.isprintable() and error.encode() and len(error) < 500
+
+
+def test_a_file_without_tensors(tmp_path: Path) -> None:
+    assert "holds no tensors" in str(opening_fails(write_head(tmp_path, {"model_type": "hydra"}, {})))
+
+
 @pytest.mark.parametrize(
     ("config", "files"),
     [

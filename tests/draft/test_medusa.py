@@ -172,11 +172,20 @@ def test_one_output_for_all_heads_and_a_map_of_tokens(tmp_path: Path, parts: Tar
         assert int(torch.isfinite(logits).sum()) == 20
 
 
-def test_a_map_to_tokens_that_are_not_there(tmp_path: Path, parts: TargetParts) -> None:
+def test_a_map_to_tokens_that_are_not_there(tmp_path: Path) -> None:
     tensors = {**vllm_names(medusa_tensors(rows=20)), "token_map": torch.arange(20) + VOCABULARY - 19}
-    head = open_medusa(write_head(tmp_path, {"model_type": "medusa"}, tensors))
     with pytest.raises(DraftError, match="does not have"):
-        head.load(parts, 8)
+        open_medusa(write_head(tmp_path, {"model_type": "medusa"}, tensors))
+    tensors["token_map"] = torch.zeros(20)
+    with pytest.raises(DraftError, match="not of whole numbers"):
+        open_medusa(write_head(tmp_path, {"model_type": "medusa"}, tensors))
+
+
+def test_a_map_is_of_no_use_without_outputs(tmp_path: Path, parts: TargetParts) -> None:
+    for index, tokens in enumerate((torch.empty(0), torch.zeros(2, 2), torch.tensor(1.5))):
+        tensors = {**medusa_tensors(own=False), "token_map": tokens}
+        head = open_medusa(write_head(tmp_path / str(index), MEDUSA_CONFIG, tensors))
+        assert set(heard(head.load(parts, 8), states(ROOT))) == {0, 1, 2}
 
 
 def test_heads_inside_a_whole_model(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ BROKEN: dict[str, tuple[dict[str, torch.Tensor | None], type[Exception], str]] =
     "a missing output": ({"1.1.weight": None}, MissingTensorError, "output matrix of its head 1"),
     "a layer of another shape": ({"1.0.linear.weight": torch.zeros(8, 8)}, DraftError, r"\[8, 8\] and not"),
     "a bias of another shape": ({"1.0.linear.bias": torch.zeros(8)}, DraftError, r"\[8\] and not \[32\]"),
-    "an output of another shape": ({"1.1.weight": torch.zeros(96)}, DraftError, "no matrix"),
+    "outputs of unlike rows": ({"1.1.weight": torch.zeros(95, 32)}, DraftError, r"\[95, 32\] and not"),
+    "an output of another shape": ({"1.1.weight": torch.zeros(96)}, DraftError, r"\[96\] and not \[96, 32\]"),
 }
 
 
@@ -34,6 +35,12 @@ def test_heads_with_a_part_missing_or_wrong(tmp_path: Path, name: str) -> None:
     with pytest.raises(error, match=words) as caught:
         open_for_tiny(write_head(tmp_path, MEDUSA_CONFIG, tensors))
     assert "\n" not in str(caught.value)
+
+
+def test_heads_that_are_there_twice(tmp_path: Path) -> None:
+    tensors = {**medusa_tensors(), "medusa_head.0.0.linear.weight": torch.zeros(32, 32)}
+    with pytest.raises(DraftError, match=r"twice, as '.*0\.0\.linear\.weight' and"):
+        open_for_tiny(write_head(tmp_path, MEDUSA_CONFIG, tensors))
 
 
 def test_a_configuration_without_heads(tmp_path: Path) -> None:

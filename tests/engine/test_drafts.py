@@ -13,7 +13,7 @@ from offspec import DraftError, Engine, Notice, PassStats, RequestError, Samplin
 from offspec.config import EngineConfig
 from offspec.draft.base import Children, Features, Scorer, Wants
 from tests.draft import eagle_files, heads_files
-from tests.engine.world import MB
+from tests.engine.world import MB, World, saved
 from tests.tiny import VOCABULARY, disturb, tiny_engine, write_model
 
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
@@ -222,6 +222,40 @@ def test_heads_are_planned_for(folder: Path, monkeypatch: pytest.MonkeyPatch, tm
         assert engine.preview(PROMPT, params(1.0)) == [], "it would need to see the target at work"
     with offspec.load(str(folder / "target"), **given) as engine:
         assert engine.plan == plan
+
+
+@pytest.mark.parametrize("main", ["medusa", "near"])
+def test_lookups_guess_where_by_the_plan_no_draft_pays(
+    folder: Path, world: World, tmp_path: Path, main: str
+) -> None:
+    head, greedy = str(folder / main), params(0.0)
+    draft = f"suffix,{head}"
+    plan = saved(world.plan(draft=draft), tmp_path / "plan.json", budget=1)
+    with world.load(draft=draft, plan=plan) as engine:
+        assert engine.sources == (head, "suffix", "lookup") and engine.plan is not None
+        assert engine.plan.budget == 1 and engine.budget == 64
+        alone = engine.generate(PROMPT, greedy, draft=head)
+        assert (alone.passes, alone.budget, alone.guessed_by) == (24, 1, ())
+        assert engine.generate(PROMPT, greedy).token_ids == alone.token_ids
+        again = engine.generate(PROMPT, greedy)  # all of it has been read by now
+        assert again.token_ids == alone.token_ids and again.budget == 64
+        assert again.tokens_per_pass > 1.5 and [name for name, _ in again.guessed_by] == ["suffix"]
+        assert len(engine.preview(PROMPT, greedy, trees=2)) == (2 if main == "near" else 0)
+        engine.use("none")
+        assert engine.budget == engine.generate(PROMPT, greedy).budget == 1
+
+
+def test_nearly_equal_temperatures_are_one(engine: Engine, names: list[str]) -> None:
+    """Or else whoever asks at ever other ones would have the engine keep ever more, and learn nothing."""
+    standing = engine._assembly.sources._standing
+    for name in names[:2]:
+        known = engine._guessing.calibration(name, 0.7, True)
+        assert engine._guessing.calibration(name, 0.7004, True) is known
+        assert engine._guessing.calibration(name, 0.75, True) is not known
+    engine.generate(PROMPT, params(0.7, 3), draft="suffix,early-exit")
+    held = dict(standing)
+    engine.generate(PROMPT, params(0.7004, 3), draft="suffix,early-exit")
+    assert standing == held
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,15 @@
 """Static trees at run time: every place holds the guess of its rank, and what is said never changes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from offspec import PassStats
 from offspec.config import SamplingParams
-from offspec.draft.base import Scorer
+from offspec.draft.base import Children, Scorer
 from offspec.draft.lm import LMDrafter
 from offspec.draft.mixture import Mixture
 from offspec.draft.sources import Sources
@@ -19,6 +21,8 @@ from offspec.sampling import LogitsProcessor
 from offspec.sequence import Decoding, TokenSequence
 from offspec_planners.calibrate import Calibration
 from offspec_planners.sequoia import Shape, best_shape
+from tests.draft import heads_files
+from tests.engine.world import World
 from tests.parts.test_tree import VOCABULARY as WORDS
 from tests.parts.test_tree import TableDrafter
 from tests.tiny import VOCABULARY, disturb, load_all, open_model, write_model
@@ -136,3 +140,40 @@ def test_what_a_draft_does_not_offer_is_left_out() -> None:
     growth = grow_static(Mixture.single(TableDrafter(table), _scorer(children=2)), [2], shape, 9, 8)
     growth.tree.check()
     assert np.bincount(growth.tree.parent[1:]).tolist() == [2, 1, 2]
+
+
+class Silent(TableDrafter):
+    """It has nothing to say about any node."""
+
+    def expand(self, candidates: object, nodes: Sequence[int], scorer: Scorer) -> Children:
+        none = np.empty((len(nodes), 0), np.float32)
+        return Children(none.astype(np.int64), none, none)
+
+
+def test_from_silence_there_is_nothing_to_learn() -> None:
+    calibration = Calibration()
+    scorer = Scorer(LogitsProcessor(SamplingParams(), WORDS, []), None, calibration)
+    mixture = Mixture.single(Silent(torch.zeros(WORDS, WORDS)), scorer)
+    growth = grow_static(mixture, [1, 2], best_shape([[0.6, 0.3]], 9, 3), 20, 4)
+    assert len(growth.tree) == 1 and growth.children == {}
+    growth.learn(mixture, [0], [3])
+    assert calibration.fit.observations == 0 and calibration.table.hits.sum() == 0
+
+
+@pytest.mark.parametrize("verify", ["coupled", "sequoia"])
+def test_a_head_fills_a_shape_once_it_has_seen_the_target_at_work(
+    world: World, tmp_path: Path, verify: str
+) -> None:
+    """On its first pass it says nothing."""
+    head = heads_files.write_head(tmp_path / "head", None, heads_files.medusa_tensors())
+    with world.load(draft=str(head), tree="sequoia", verify=verify, temperature=1.0) as engine:
+        shape = engine._guessing.way.shape
+        assert shape is not None and len(shape) > 4
+        for temperature in (1.0, 0.0):
+            params = SamplingParams(temperature, seed=3, max_tokens=12, ignore_eos=True)
+            alone = engine.generate(PROMPT, params, speculate=False)
+            events = list(engine.stream([*PROMPT, 5 + int(temperature)], params))
+            first, *others = [event.tree_nodes for event in events if isinstance(event, PassStats)]
+            assert first == 1 and max(others) > 4
+            if verify == "coupled" or params.greedy:
+                assert engine.generate(PROMPT, params).token_ids == alone.token_ids

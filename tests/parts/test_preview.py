@@ -140,7 +140,9 @@ def test_a_tree_that_cannot_be_filled_ends_it() -> None:
     policy = replace(POLICY, budget=500, record=1000)
     drafter = _Resting(table)
     assert preview(Mixture.single(drafter, scorer), [1, 2], policy, STRIDE, 3, room=100) == []
-    assert drafter.rewound == [0] and sum(map(len, drafter.steps)) <= 98, "and no deeper than there is room"
+    assert drafter.rewound == [0, 0] and sum(map(len, drafter.steps)) <= 98, (
+        "and no deeper than there is room"
+    )
 
 
 @pytest.mark.parametrize("lean", [False, True])
@@ -182,3 +184,18 @@ def test_previews_of_an_engine(folder: Path) -> None:
         assert engine.generate(PROMPT, params).token_ids == expected.token_ids
     with tiny_engine(folder, "none", budget=1) as engine:
         assert engine.preview(PROMPT, params) == []
+
+
+def test_an_answer_to_another_prompt_changes_no_preview(folder: Path) -> None:
+    """What the draft holds of that prompt is none of this one's; and at its temperature nothing is learnt."""
+    greedy, sampled = (
+        SamplingParams(temperature=temperature, seed=2, max_tokens=20, ignore_eos=True)
+        for temperature in (0.0, 1.0)
+    )
+    with tiny_engine(folder, folder, budget=64) as engine:
+        before = engine.preview(PROMPT, greedy, trees=2)
+        engine.generate(_long(30), sampled)
+        after = engine.preview(PROMPT, greedy, trees=2)
+    assert len(before) == len(after) == 2
+    for one, other in zip(before, after, strict=True):
+        assert np.array_equal(one.parent, other.parent) and np.array_equal(one.score, other.score)

@@ -8,8 +8,9 @@ from offspec.draft.base import Drafter, Wants
 from offspec.draft.heads.base import OpenedHead, TargetShape
 from offspec.draft.heads.eagle_files import EAGLE, EagleFormat, kind_of, read_format, token_map
 from offspec.draft.heads.eagle_layer import Eagle1Layer, Eagle3Layer, EagleLayer
-from offspec.draft.heads.eagle_states import KnownStates, StateDrafter
+from offspec.draft.heads.eagle_weights import read_weights
 from offspec.draft.heads.files import HeadFiles
+from offspec.draft.heads.state_drafter import KnownStates, StateDrafter
 from offspec.model.parts import TargetParts
 
 
@@ -42,8 +43,7 @@ class OpenedEagle:
     def name(self) -> str:
         if self.kind == EAGLE:
             return self.facts.title
-        known = self.files.shape(self.facts.stored["lm_head.weight"])[0]
-        return f"{self.facts.title} ({known} of {self.target.vocab_size} tokens)"
+        return f"{self.facts.title} ({self.facts.known} of {self.target.vocab_size} tokens)"
 
     @property
     def fingerprint(self) -> str:
@@ -69,11 +69,7 @@ class OpenedEagle:
 
     def load(self, parts: TargetParts, rows: int) -> Drafter:
         dtype, device, facts = parts.dtype, parts.device, self.facts
-        weights = {
-            name: self.files.weight(stored, dtype, device)
-            for name, stored in facts.stored.items()
-            if name != "d2t"
-        }
+        weights = read_weights(self.files, facts, dtype, device)
         layer: EagleLayer
         if self.kind == EAGLE:
             layer = Eagle1Layer(facts.config, weights, parts, rows)

@@ -13,29 +13,14 @@ from typing import Any, TypeGuard
 import torch
 
 from offspec.checkpoint.folder import CONFIG
-from offspec.checkpoint.ranges import one_line
 from offspec.draft.heads.base import TargetShape
+from offspec.draft.heads.eagle_config import check_layer, layer_config
 from offspec.draft.heads.files import HeadFiles
 from offspec.errors import DraftError
 
 EAGLE, EAGLE3 = "eagle", "eagle3"
 _TITLES = {EAGLE: "EAGLE", EAGLE3: "EAGLE-3"}
 
-# Configuration of the layer. What is absent has LlamaConfig's default, in the authors' code as well.
-_FIELDS = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_act",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "rope_theta",
-    "rope_scaling",
-    "rope_parameters",
-)
 _PREFIXES = ("midlayer.", "layers.0.", "transformer.")
 # Stored beside a head, and no part of what it computes: `lm_head`, in an EAGLE file, is the target's.
 _IGNORED = {
@@ -53,6 +38,7 @@ class EagleFormat:
 
     kind: EAGLE or EAGLE3; config: a LlamaConfig of its layer; stored: the tensors it computes with, by their
     short names, and what the files call them; taps: the target's layers whose inputs EAGLE-3 takes, in order;
+    known: rows of EAGLE-3's own head, without those beyond the target's vocabulary, where it has all of it;
     norm_before_residual: see `Eagle3Layer`.
     """
 
@@ -60,6 +46,7 @@ class EagleFormat:
     config: Any
     stored: dict[str, str]
     taps: tuple[int, ...] = ()
+    known: int = 0
     norm_before_residual: bool = False
 
     @property
@@ -71,7 +58,7 @@ def kind_of(config: Mapping[str, Any], names: Collection[str]) -> str | None:
     """EAGLE or EAGLE3; None for anything else."""
     declared = config.get("speculators_model_type")
     if declared is not None:
-        return declared if declared in _TITLES else None
+        return declared if isinstance(declared, str) and declared in _TITLES else None
     short = {_short(name) for name in names}
     if not {"fc.weight", "self_attn.q_proj.weight"} <= short:
         return None
@@ -97,7 +84,7 @@ def read_format(files: HeadFiles, target: TargetShape) -> EagleFormat:
     kind = kind_of(files.config, files.names)
     assert kind is not None, "asked only of what was recognised"
     title, given = f"{files.place} ({_TITLES[kind]})", files.config
-    config = _layer_config(title, given.get("transformer_layer_config", given))
+    config = layer_config(title, given.get("transformer_layer_config", given))
     width: int = config.hidden_size
     if kind == EAGLE3:
         width = _size(title, given, "target_hidden_size", width)
@@ -106,49 +93,53 @@ def read_format(files: HeadFiles, target: TargetShape) -> EagleFormat:
             f"{title} was made for a target of hidden size {width}, and {target.name} has "
             f"{target.hidden_size}: use a head that was made for {target.name}"
         )
-    if config.vocab_size != target.vocab_size:
-        raise DraftError(
-            f"{title} was made for a vocabulary of {config.vocab_size} tokens, and {target.name} has "
-            f"{target.vocab_size}: use a head that was made for {target.name}"
-        )
-    found = {_short(name): name for name in files.names}
+    files.check_vocabulary("vocab_size", config.vocab_size, target)
+    found = _by_short_names(title, files.names)
     taps = _taps(title, given, target.layers) if kind == EAGLE3 else ()
     tokens = _size(title, given, "draft_vocab_size", config.vocab_size)
     needed, optional = _shapes(kind, config, target, len(taps), tokens)
     unknown = sorted(found.keys() - needed.keys() - optional.keys() - _IGNORED)
     if unknown:
         raise DraftError(
-            f"{title} has the tensor {found[unknown[0]]!r}, which heads of one plain Llama layer lack: "
+            f"{title} has the tensor {found[unknown[0]][:60]!r}, which heads of one plain Llama layer lack: "
             "this variety is not supported"
         )
     expected = {**needed, **{name: shape for name, shape in optional.items() if name in found}}
     stored = {name: found.get(name, name) for name in expected}
     for name, shape in expected.items():
         files.expect(stored[name], *shape)
-    return EagleFormat(kind, config, stored, taps, bool(given.get("norm_before_residual", False)))
+    check_layer(title, config)
+    known = min(tokens, target.vocab_size) if tokens == config.vocab_size else tokens
+    return EagleFormat(kind, config, stored, taps, known, kind == EAGLE3 and _norm_first(title, given))
 
 
-def _layer_config(title: str, given: Any) -> Any:
-    """A LlamaConfig that transformers can make positions and an activation of."""
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import LlamaConfig
-    from transformers.activations import ACT2FN
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+def _by_short_names(title: str, names: Collection[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in names:
+        first = found.setdefault(_short(name), name)
+        if first != name:
+            raise DraftError(
+                f"{title} has a part twice, as {first[:60]!r} and {name[:60]!r}: name a file of one head"
+            )
+    return found
 
-    try:
-        config = LlamaConfig(**{name: given[name] for name in _FIELDS if name in given})
-        LlamaRotaryEmbedding(config)
-        ACT2FN[config.hidden_act]
-    except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DraftError(f"{title} has a configuration of no Llama layer: {one_line(error)}") from error
-    return config
+
+def _norm_first(title: str, given: Mapping[str, Any]) -> bool:
+    """Where `speculators` leaves it out, those who read the format take it for one or for the other."""
+    value = given.get("norm_before_residual")
+    if type(value) is not bool and (value is not None or "speculators_model_type" in given):
+        raise DraftError(
+            f"{title} does not say in its {CONFIG} whether norm_before_residual is true or false: "
+            "set it as the head was trained"
+        )
+    return bool(value)
 
 
 def _size(title: str, given: Mapping[str, Any], name: str, default: int) -> int:
     """A number of the configuration, which may be absent or null."""
     value = given.get(name)
     if value is not None and type(value) is not int:
-        raise DraftError(f"{title} has {name}: {value!r} in its {CONFIG}, which is no whole number")
+        raise DraftError(f"{title} has {name}: {repr(value)[:60]} in its {CONFIG}, which is no whole number")
     return value or default
 
 
@@ -164,8 +155,8 @@ def _taps(title: str, given: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     taps = [2, layers // 2, layers - 3] if named is None else named
     if not _are_layers(taps) or not all(0 <= tap <= layers for tap in taps) or len({*taps}) < len(taps):
         raise DraftError(
-            f"{title} asks for the inputs of layers {taps}, which a target of {layers} layers does not have: "
-            "use a head that was made for it"
+            f"{title} asks for the inputs of layers {repr(taps)[:60]}, which a target of {layers} layers "
+            "does not have: use a head that was made for it"
         )
     return tuple(taps)
 
@@ -213,10 +204,10 @@ def token_map(files: HeadFiles, facts: EagleFormat, vocabulary: int) -> torch.Te
 
     The file holds how far each id is moved.
     """
-    count = files.shape(facts.stored["lm_head.weight"])[0]
+    count = facts.known
     tokens = torch.arange(count)
     if "d2t" in facts.stored:
-        tokens = tokens + files.read(facts.stored["d2t"]).long()
+        tokens = tokens + files.integers(facts.stored["d2t"])[:count]
     if not bool(((tokens >= 0) & (tokens < vocabulary)).all()) or len(tokens.unique()) < count:
         raise DraftError(
             f"{files.place} ({facts.title}) maps its {count} tokens beyond the target's {vocabulary}, or "

@@ -31,7 +31,7 @@ Product = tuple[Tensor, Tensor | None]  # weight and bias
 class EagleLayer:
     """What both kinds have in common: attention over a cache of its own, and the MLP.
 
-    config: a LlamaConfig of the layer; weights: by the names of `eagle_files`, in the target's dtype and on
+    config: a LlamaConfig of the layer; weights: by the names of `eagle_weights`, in the target's dtype and on
     its device, taken over, so that none is held twice; rows: of the cache, which grows where it must.
     """
 
@@ -46,24 +46,14 @@ class EagleLayer:
         self._activation = ACT2FN[config.hidden_act]
         self._rotary = LlamaRotaryEmbedding(config).to(parts.device)
         self._fc = self._product("fc")
-        self._qkv = self._product(*(f"self_attn.{name}_proj" for name in "qkv"))
+        self._qkv = self._product("self_attn.qkv_proj")
         self._out = self._product("self_attn.o_proj")
-        self._gate_up = self._product("mlp.gate_proj", "mlp.up_proj")
+        self._gate_up = self._product("mlp.gate_up_proj")
         self._down = self._product("mlp.down_proj")
         self.cache = TreeCache(1, rows)
 
-    def _product(self, *names: str) -> Product:
-        """One matrix of several, whose results lie side by side."""
-        weights = [self._weights.pop(f"{name}.weight") for name in names]
-        biases = [self._weights.pop(f"{name}.bias", None) for name in names]
-        if all(bias is None for bias in biases):
-            return _stacked(weights), None
-        return _stacked(weights), _stacked(
-            [
-                weight.new_zeros(len(weight)) if bias is None else bias
-                for weight, bias in zip(weights, biases, strict=True)
-            ]
-        )
+    def _product(self, name: str) -> Product:
+        return self._weights.pop(f"{name}.weight"), self._weights.pop(f"{name}.bias", None)
 
     def states(self, features: Features) -> Tensor:
         """The states [n, E] of positions, from what the target made of them."""
@@ -86,7 +76,9 @@ class EagleLayer:
 
     def _embed(self, tokens: Tensor) -> Tensor:
         own = self._weights.get("embed_tokens.weight")
-        return self._parts.embed(tokens) if own is None else F.embedding(tokens, own)
+        if own is None:
+            return self._parts.embed(tokens)
+        return F.embedding(tokens.clamp(max=len(own) - 1), own)  # the target's may be padded beyond it
 
     def _normed(self, x: Tensor, name: str) -> Tensor:
         weight = self._weights[f"{name}.weight"]
@@ -175,7 +167,3 @@ class Eagle3Layer(EagleLayer):
         normed = self._normed(states, "hidden_norm")
         mixed = torch.cat([self._normed(embedded, "input_layernorm"), normed], dim=-1)
         return mixed, normed if self._norm_before_residual else states
-
-
-def _stacked(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -18,13 +18,15 @@ from offspec.checkpoint.folder import CONFIG, INDEX, choose_weights, read_json
 from offspec.checkpoint.safetensors import read_header
 from offspec.checkpoint.tensors import TensorInfo, torch_dtype
 from offspec.draft.heads.base import TargetShape
+from offspec.draft.heads.blocks import blocks
 from offspec.draft.heads.pickles import PICKLED, read_pickle
-from offspec.errors import CheckpointError, DraftError, MissingTensorError, TruncatedError
+from offspec.errors import CheckpointError, DraftError, MissingTensorError
 
 SAFE = ".safetensors"
 _PICKLE_INDEX = "pytorch_model.bin.index.json"
 # What training leaves beside a model's pickles, and what holds no weights of it.
 _OTHER_PICKLES = ("optimizer", "scheduler", "training_args", "rng_state", "scaler")
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _PADDING = 100  # families pad a vocabulary by less than a hundredth of it
 
 
@@ -53,42 +55,61 @@ class HeadFiles:
         """The shape of one tensor. Raises MissingTensorError."""
         return tuple(self._find(name).shape)
 
-    def read(self, name: str) -> torch.Tensor:
-        """One tensor as it is stored, on the CPU; of a pickle it may be a view of the file.
+    def integers(self, name: str) -> torch.Tensor:
+        """One tensor of whole numbers, as int64 on the CPU.
 
-        Raises MissingTensorError, TruncatedError, UnsupportedModelError for a dtype that torch lacks,
-        CheckpointError.
+        Raises MissingTensorError, TruncatedError, CheckpointError, DraftError for numbers of another kind.
         """
-        found = self._find(name)
-        return found if isinstance(found, torch.Tensor) else _read(found)
+        dtype = self._dtype(name)
+        if dtype not in _INTEGERS:
+            raise DraftError(
+                f"{self.place}: tensor {name[:60]!r} is of {dtype} and not of whole numbers; "
+                "download it again"
+            )
+        numbers = torch.empty(self.shape(name), dtype=torch.int64)
+        for rows, block in blocks(self._find(name)):
+            torch.atleast_1d(numbers)[rows] = block
+        return numbers
 
     def expect(self, name: str, *shape: int) -> None:
         """Raises MissingTensorError where there is no such tensor, DraftError where its shape is another."""
         if self.shape(name) != shape:
             raise DraftError(
-                f"{self.place} cannot be a head of its kind: tensor {name!r} is {list(self.shape(name))} "
-                f"and not {list(shape)}; download it again, or check its {CONFIG}"
+                f"{self.place} cannot be a head of its kind: tensor {name[:60]!r} is "
+                f"{list(self.shape(name))} and not {list(shape)}; download it again, or check its {CONFIG}"
             )
 
     def weight(self, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """One tensor to compute with, a copy. Raises CheckpointError where it is not finite numbers."""
-        stored = self.read(name)
-        if not stored.is_floating_point():
-            raise CheckpointError(f"{self.place}: tensor {name!r} is of {stored.dtype}, which is no weight")
-        cast = stored.to(device=device, dtype=dtype, copy=True)
-        if not bool(cast.isfinite().all()):
-            raise CheckpointError(
-                f"{self.place}: tensor {name!r} has values that are not finite in {dtype}: it is damaged, "
-                "download it again, or run the target in bfloat16"
-            )
-        return cast
+        """One tensor to compute with. Raises what `fill` does."""
+        weight = torch.empty(self.shape(name), dtype=dtype, device=device)
+        self.fill(name, weight)
+        return weight
+
+    def fill(self, name: str, weight: torch.Tensor) -> None:
+        """Read a tensor into `weight`, in its dtype and on its device, block by block.
+
+        weight: of the tensor's shape, or of fewer rows, which are the first. Raises CheckpointError where it
+        is not finite numbers, MissingTensorError, TruncatedError, UnsupportedModelError for a dtype that
+        torch lacks.
+        """
+        stored, weight = self._dtype(name), torch.atleast_1d(weight)
+        if not stored.is_floating_point:
+            raise CheckpointError(f"{self.place}: tensor {name[:60]!r} is of {stored}, which is no weight")
+        for rows, block in blocks(self._find(name)):
+            part = weight[rows]
+            part.copy_(block[: len(part)])
+            if not bool(part.isfinite().all()):
+                raise CheckpointError(
+                    f"{self.place}: tensor {name[:60]!r} has values that are not finite in {weight.dtype}: "
+                    "it is damaged, download it again, or run the target in bfloat16"
+                )
 
     def matrix(self, name: str) -> tuple[int, int]:
         """Rows and columns of a tensor that must have both. Raises MissingTensorError, DraftError."""
         shape = self.shape(name)
         if len(shape) != 2 or 0 in shape:
             raise DraftError(
-                f"{self.place}: tensor {name!r} is {list(shape)} and no matrix; download it again"
+                f"{self.place}: tensor {name[:60]!r} is {list(shape)} and no matrix; download it again"
             )
         return shape[0], shape[1]
 
@@ -96,7 +117,7 @@ class HeadFiles:
         """Raises DraftError where so many rows of a tensor are more than another padding away."""
         if abs(rows - target.vocab_size) * _PADDING > target.vocab_size:
             raise DraftError(
-                f"{self.place} is for a vocabulary of {rows} tokens ({name}), and {target.name} has "
+                f"{self.place} is for a vocabulary of {rows} tokens ({name[:60]!r}), and {target.name} has "
                 f"{target.vocab_size}: use a head that was trained for this target"
             )
 
@@ -104,8 +125,8 @@ class HeadFiles:
         """Raises DraftError where the head takes states of another size than the target makes."""
         if size != target.hidden_size:
             raise DraftError(
-                f"{self.place} is for hidden states of {size} numbers ({name}), and those of {target.name} "
-                f"have {target.hidden_size}: use a head that was trained for this target"
+                f"{self.place} is for hidden states of {size} numbers ({name[:60]!r}), and those of "
+                f"{target.name} have {target.hidden_size}: use a head that was trained for this target"
             )
 
     def elements(self, names: Collection[str]) -> int:
@@ -129,12 +150,16 @@ class HeadFiles:
             seen.update(repr((file.name, stat.st_size, stat.st_mtime_ns)).encode())
         return seen.hexdigest()
 
+    def _dtype(self, name: str) -> torch.dtype:
+        found = self._find(name)
+        return found.dtype if isinstance(found, torch.Tensor) else torch_dtype(found.dtype)
+
     def _find(self, name: str) -> TensorInfo | torch.Tensor:
         try:
             return self._tensors[name]
         except KeyError:
             raise MissingTensorError(
-                f"{self.place} lacks the tensor {name!r}, a part of the head; download it again"
+                f"{self.place} lacks the tensor {name[:60]!r}, a part of the head; download it again"
             ) from None
 
 
@@ -154,11 +179,11 @@ def open_files(path: Path, place: str) -> HeadFiles | None:
             raise CheckpointError(f"cannot read the folder {path}: {error.strerror or error}") from error
         weights = weight_files(names, lambda name: read_json(folder / name), place)
         for name in weights:
-            if not (folder / name).exists():  # a link may point nowhere
+            if not (folder / name).is_file():  # a link may point nowhere, and of a pipe nothing may come
                 raise MissingTensorError(f"{place} lacks {name}, a part of the head; download it again")
     if not weights:
         return None
-    config = read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}
+    config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     return HeadFiles(place, folder, [folder / name for name in weights], config)
 
 
@@ -185,17 +210,3 @@ def weight_files(
             "name the one that is the head"
         )
     return found
-
-
-def _read(info: TensorInfo) -> torch.Tensor:
-    dtype = torch_dtype(info.dtype)
-    data = torch.empty(info.nbytes, dtype=torch.uint8)
-    try:
-        with info.file.open("rb") as file:
-            file.seek(info.offset)
-            count = file.readinto(data.numpy().data)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {info.file}: {error.strerror or error}") from error
-    if count < info.nbytes:
-        raise TruncatedError(f"{info.file} is cut short at the tensor {info.name[:200]!r}; download it again")
-    return data.view(dtype).reshape(info.shape)

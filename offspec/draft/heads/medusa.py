@@ -44,12 +44,15 @@ class HeadNames:
 
 @dataclass(frozen=True, slots=True)
 class OpenedMedusa:
-    """Medusa heads on disk. token_map: the tensor that names the target's id of each output row, or ""."""
+    """Medusa heads on disk.
+
+    tokens: the target's id of each output row [rows], on the CPU; None where they are all tokens in order.
+    """
 
     files: HeadFiles
     target: TargetShape
     heads: tuple[HeadNames, ...]
-    token_map: str
+    tokens: torch.Tensor | None
 
     @property
     def kind(self) -> str:
@@ -88,19 +91,8 @@ class OpenedMedusa:
             )
             for head in self.heads
         ]
-        return MedusaDrafter(self.name, heads, parts, self._tokens(parts))
-
-    def _tokens(self, parts: TargetParts) -> torch.Tensor | None:
-        """The token of each output row, [rows]; None where they are all tokens in order."""
-        if not self.token_map:
-            return None
-        tokens = self.files.read(self.token_map).long()
-        if tokens.dim() != 1 or int(tokens.min()) < 0 or int(tokens.max()) >= parts.vocab_size:
-            raise DraftError(
-                f"{self.files.place} maps its tokens ({self.token_map}) to ids that {self.target.name} does "
-                "not have: use a head that was trained for this target"
-            )
-        return tokens.to(parts.device)
+        tokens = None if self.tokens is None else self.tokens.to(parts.device)
+        return MedusaDrafter(self.name, heads, parts, tokens)
 
     @property
     def _names(self) -> set[str]:
@@ -123,20 +115,36 @@ def opened(files: HeadFiles, target: TargetShape) -> OpenedMedusa:
     first = heads[0].layers[0][0]
     size = files.matrix(first)[1]
     files.check_hidden(first, size, target)
-    rows = {head.output: files.matrix(head.output)[0] for head in heads if head.output}
-    token_map = next(filter(_TOKENS.fullmatch, files.names), "")
-    if token_map and any(files.shape(token_map) != (count,) for count in rows.values()):
-        token_map = ""  # it tells which rows of a whole vocabulary are worth keeping, and all are kept
+    outputs = [head.output for head in heads if head.output]
+    rows = files.matrix(outputs[0])[0] if outputs else 0
+    tokens = _tokens(files, rows, target) if outputs else None
+    if outputs and tokens is None:
+        files.check_vocabulary(outputs[0], rows, target)
+    for output in outputs:
+        files.expect(output, rows, size)
     for head in heads:
         for weight, bias in head.layers:
             files.expect(weight, size, size)
             if bias:
                 files.expect(bias, size)
-        if head.output:
-            files.expect(head.output, rows[head.output], size)
-            if not token_map:
-                files.check_vocabulary(head.output, rows[head.output], target)
-    return OpenedMedusa(files, target, heads, token_map)
+    return OpenedMedusa(files, target, heads, tokens)
+
+
+def _tokens(files: HeadFiles, rows: int, target: TargetShape) -> torch.Tensor | None:
+    """The token of each output row, where the files map them.
+
+    A map of another length tells which rows of a whole vocabulary are worth keeping: all are kept.
+    """
+    name = next(filter(_TOKENS.fullmatch, files.names), "")
+    if not name or files.shape(name) != (rows,):
+        return None
+    tokens = files.integers(name)
+    if int(tokens.min()) < 0 or int(tokens.max()) >= target.vocab_size:
+        raise DraftError(
+            f"{files.place} maps its tokens ({name}) to ids that {target.name} does not have: "
+            "use a head that was trained for this target"
+        )
+    return tokens
 
 
 def _heads(files: HeadFiles) -> tuple[HeadNames, ...]:
@@ -144,9 +152,10 @@ def _heads(files: HeadFiles) -> tuple[HeadNames, ...]:
     outputs: dict[int, str] = {}
     for name in files.names:
         if match := _LAYER.fullmatch(name):
-            found[int(match[1] or match[3]), int(match[2] or match[4]), match[5]] = name
+            place = int(match[1] or match[3]), int(match[2] or match[4]), match[5]
+            _once(files, found.setdefault(place, name), name)
         elif match := _OUTPUT.fullmatch(name):
-            outputs[int(match[1] or match[2])] = name
+            _once(files, outputs.setdefault(int(match[1] or match[2]), name), name)
     if not found:
         raise MissingTensorError(
             f"{files.place} says it has Medusa heads, and holds no tensor of one: name the file that does"
@@ -171,6 +180,14 @@ def _heads(files: HeadFiles) -> tuple[HeadNames, ...]:
         )
         for head in range(count)
     )
+
+
+def _once(files: HeadFiles, first: str, name: str) -> None:
+    if first != name:
+        raise DraftError(
+            f"{files.place} has a part of its heads twice, as {first[:60]!r} and {name[:60]!r}: "
+            "name a file of one set of heads"
+        )
 
 
 def _lacks(files: HeadFiles, part: str) -> MissingTensorError:

@@ -12,7 +12,6 @@ from offspec.checkpoint import Checkpoint
 from offspec.checkpoint.tensors import Weight
 from offspec.draft.base import Drafter, Wants
 from offspec.draft.heads.base import TargetShape
-from offspec.draft.heads.eagle_states import KnownStates, StateDrafter
 from offspec.draft.heads.mtp_layer import (
     JOIN,
     LAST_NORM,
@@ -22,6 +21,7 @@ from offspec.draft.heads.mtp_layer import (
     MtpLayer,
     MtpModule,
 )
+from offspec.draft.heads.state_drafter import KnownStates, StateDrafter
 from offspec.errors import CheckpointError, DraftError
 from offspec.model.parts import TargetParts
 

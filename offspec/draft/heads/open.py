@@ -89,10 +89,11 @@ def _is_model(files: HeadFiles) -> bool:
     """Whether opening it as a model gives a model, or at least the better explanation."""
     from transformers import CONFIG_MAPPING
 
-    if (files.folder / "adapter_config.json").exists():
+    if (files.folder / "adapter_config.json").is_file():
         return True
     causal = any(name.endswith("ForCausalLM") for name in _architectures(files.config))
-    return causal or files.config.get("model_type") in CONFIG_MAPPING
+    kind = files.config.get("model_type")
+    return causal or (isinstance(kind, str) and kind in CONFIG_MAPPING)
 
 
 def _architectures(config: Mapping[str, Any]) -> list[str]:
@@ -103,9 +104,11 @@ def _architectures(config: Mapping[str, Any]) -> list[str]:
 
 
 def _unknown(files: HeadFiles) -> str:
-    said = files.config.get("model_type")
-    says = f"model_type {str(said)[:40]!r} is not known" if said else f"its {CONFIG} names no model_type"
-    some = ", ".join(name[:60] for name in list(files.names)[:2])
+    if not files.names:
+        return f"{files.place} cannot draft: it holds no tensors; download it again, or use another head"
+    said = files.config.get("model_type") or files.config.get("speculators_model_type")
+    says = f"{said[:40]!r} is not known" if isinstance(said, str) else f"its {CONFIG} names no model_type"
+    some = ", ".join(repr(name[:60]) for name in list(files.names)[:2])
     return (
         f"{files.place} cannot draft: {says}, and tensors such as {some} belong to no known head: "
         f"known are {_KNOWN}"

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import pickle
 import re
+import zipfile
 from pathlib import Path
 from typing import NoReturn
 
 import torch
 
 from offspec.checkpoint.ranges import one_line
-from offspec.errors import CheckpointError, DraftError, HeaderError
+from offspec.config import format_bytes
+from offspec.errors import CheckpointError, DraftError, HeaderError, OffspecError
 
 PICKLED = (".pt", ".bin", ".pth")
 _ZIP = b"PK\x03\x04"  # how torch saves since 1.6
 _OLDER = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # and how it did before: a number of its own, pickled
 _POINTER = b"version https://git-lfs"
+_LARGEST_PICKLE = 4_000_000  # bytes inside a zip that say what its tensors are, some hundreds for each
+_LARGEST_OLDER = 512_000_000  # bytes of a file that cannot be mapped
 
 
 def read_pickle(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a `.pt`, `.bin` or `.pth` file by name, mapped from the file where its format allows.
+    """The tensors of a `.pt`, `.bin` or `.pth` file by name.
 
-    Raises DraftError for a pickle that asks for more than tensors and plain containers, HeaderError for one
-    that is damaged or cut short, CheckpointError when it cannot be read or holds no tensors.
+    They are mapped from the file, but for files of torch before 1.6: those are read whole, and refused where
+    that would take more than half a gigabyte. Raises DraftError for those, and for a pickle that asks for
+    more than tensors and plain containers or unpacks to more than there is on disk, HeaderError for one that
+    is damaged or cut short, CheckpointError when it cannot be read or holds no tensors.
     """
     try:
         with path.open("rb") as file:
@@ -31,8 +37,15 @@ def read_pickle(path: Path) -> dict[str, torch.Tensor]:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
     if not start.startswith((_ZIP, _OLDER)):
         _not_of_torch(path, start)
+    mapped = start.startswith(_ZIP)
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=start.startswith(_ZIP))
+        if mapped:
+            _check_entries(path)
+        else:
+            _check_size(path)
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except OffspecError:
+        raise
     except Exception as error:  # torch's reader has no end of names for damage
         _refuse(path, error)
     items = found.items() if isinstance(found, dict) else ()
@@ -40,6 +53,27 @@ def read_pickle(path: Path) -> dict[str, torch.Tensor]:
     if not tensors:
         raise CheckpointError(f"{path} holds no tensors by name: name the file that is the head")
     return tensors
+
+
+def _check_entries(path: Path) -> None:
+    """Refuse a zip that would unpack to more than the file itself: torch packs nothing."""
+    with zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            pickled = entry.filename.endswith(".pkl")
+            if entry.compress_type != zipfile.ZIP_STORED or (pickled and entry.file_size > _LARGEST_PICKLE):
+                raise DraftError(
+                    f"{path} holds {entry.filename[:60]!r} compressed or far too large, as torch never "
+                    "writes it, and was not opened: download it again, or use another head"
+                )
+
+
+def _check_size(path: Path) -> None:
+    size = path.stat().st_size
+    if size > _LARGEST_OLDER:
+        raise DraftError(
+            f"{path} is of a format before torch 1.6, which has to be read whole ({format_bytes(size)}): "
+            "convert it to safetensors"
+        )
 
 
 def _is_plain(value: object) -> bool:

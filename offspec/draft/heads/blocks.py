@@ -1,0 +1,58 @@
+"""Tensors of a head, a block of rows at a time: a large one is never held twice while it is read."""
+
+from collections.abc import Iterator
+from io import RawIOBase
+
+import torch
+
+from offspec.checkpoint.tensors import TensorInfo, torch_dtype
+from offspec.errors import CheckpointError, TruncatedError
+
+BLOCK = 16_000_000  # bytes at a time, or one row where that has more
+
+
+def blocks(found: TensorInfo | torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Which rows, and those rows as they are stored, on the CPU, from first to last.
+
+    found: where a tensor lies in a file, or a tensor, perhaps mapped from one. One without dimensions is one
+    row. Rows of a file are read into the same memory again and again. Raises TruncatedError,
+    UnsupportedModelError for a dtype that torch lacks, CheckpointError.
+    """
+    shape = tuple(found.shape) or (1,)
+    if 0 in shape:
+        return
+    row = found.nbytes // shape[0]
+    step = max(1, BLOCK // max(row, 1))
+    parts = [slice(start, min(start + step, shape[0])) for start in range(0, shape[0], step)]
+    if isinstance(found, torch.Tensor):
+        yield from ((part, found.reshape(shape)[part]) for part in parts)
+    else:
+        yield from _read(found, shape, row, parts)
+
+
+def _read(
+    info: TensorInfo, shape: tuple[int, ...], row: int, parts: list[slice]
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    dtype = torch_dtype(info.dtype)
+    room = torch.empty((parts[0].stop - parts[0].start) * row, dtype=torch.uint8)
+    try:
+        with info.file.open("rb", buffering=0) as file:
+            file.seek(info.offset)
+            for part in parts:
+                count = part.stop - part.start
+                data = room[: count * row]
+                _fill(data, file, info)
+                yield part, data.view(dtype).reshape(count, *shape[1:])
+    except OSError as error:
+        raise CheckpointError(f"cannot read {info.file}: {error.strerror or error}") from error
+
+
+def _fill(data: torch.Tensor, file: RawIOBase, info: TensorInfo) -> None:
+    view, done = data.numpy().data, 0
+    while done < len(view):
+        count = file.readinto(view[done:])
+        if not count:
+            raise TruncatedError(
+                f"{info.file} is cut short at the tensor {info.name[:60]!r}; download it again"
+            )
+        done += count

@@ -1,0 +1,127 @@
+"""The texts that lookups keep: whole after Ctrl-C at any line, and never more than the limit."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+from types import FrameType
+
+import pytest
+
+from offspec.draft import automaton, lookup, suffix
+from offspec.draft.lookup import NgramLookup
+from offspec.draft.suffix import SuffixLookup
+
+Party = SuffixLookup | NgramLookup
+Step = tuple[str, int | list[int]]
+Said = list[dict[tuple[int, ...], float]]
+
+MODULES = {module.__file__ for module in (automaton, lookup, suffix)}
+SPEECH = [0, 1, 2, 3, 0, 1, 4, 0, 1, 2, 4, 4, 0, 1, 2]
+SIDEWAYS: list[Step] = [("start", [*SPEECH, 3, 0]), ("rewind", 16)]
+LIMIT = 80  # of the suffix lookup
+STEPS: list[Step] = [
+    ("add_text", [1, 2, 4, 1, 2, 4, 3]),
+    ("start", SPEECH),
+    *SIDEWAYS * 4,  # here there is too much
+    ("start", [*SPEECH, 3, 1, 2]),
+    ("add_text", [3, 1, 2, 0, 2, 0]),
+    ("rewind", 5),
+    ("start", [*SPEECH[:5], *range(10, 70), 3, 0, 1]),
+    ("rewind", 9),  # to ids that are no longer searched
+    ("start", [*SPEECH[:5], *range(10, 14), 0, 1]),
+]
+
+
+def take(party: Party, step: Step) -> None:
+    name, value = step
+    if name != "add_text" or isinstance(party, SuffixLookup):
+        getattr(party, name)(value)
+
+
+def fed(party: Party, steps: Sequence[Step]) -> Party:
+    for step in steps:
+        take(party, step)
+    return party
+
+
+def said(party: Party) -> Said:
+    """What is said behind some paths: the guessed ways on, and the log-probability of the last token."""
+    found: Said = []
+    for path in ([], [2], [4], [0, 1]):
+        twig = party.below(path, None, 200, math.log(0.01), 3)
+        ways: list[tuple[int, ...]] = []
+        for parent, token in zip(twig.parent, twig.token, strict=True):
+            ways.append((*(ways[parent] if parent >= 0 else ()), token))
+        found.append(dict(zip(ways, twig.log_prob, strict=True)))
+    return found
+
+
+def broken_off(call: Callable[[], None], line: int) -> bool:
+    """Whether there is such a line, counted as they are run: Ctrl-C comes before it."""
+
+    def trace(frame: FrameType, event: str, _: object) -> object:
+        nonlocal line
+        if frame.f_code.co_filename not in MODULES:
+            return None
+        line -= event == "line"
+        if line < 0:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.parametrize("made", [lambda: SuffixLookup(LIMIT), NgramLookup], ids=["suffix", "lookup"])
+def test_ctrl_c_at_any_line_leaves_the_texts_as_they_were_or_as_they_are_to_be(
+    made: Callable[[], Party],
+) -> None:
+    whole = [said(fed(made(), STEPS[:taken])) for taken in range(len(STEPS) + 1)]
+    for done, step in enumerate(STEPS):
+        before, after = whole[done : done + 2]
+        for line in count(done % 7, 7):
+            party = fed(made(), STEPS[:done])
+            if not broken_off(partial(take, party, step), line):
+                break
+            if step[0] == "add_text" or line % 2:  # else what comes next is the same again
+                now = said(party)
+                assert now in (before, after), (step, line)
+                if now == after:
+                    continue
+            take(party, step)
+            assert said(party) == after, (step, line)
+
+
+def test_texts_built_anew_count_what_was_said_once_as_often_as_before() -> None:
+    steps: list[Step] = [("add_text", [*range(1000, 1300)]), ("start", SPEECH), *SIDEWAYS * 7]
+    assert said(fed(SuffixLookup(400), steps)) == said(fed(SuffixLookup(), steps)) != [{}] * 4
+
+
+def test_of_a_passage_whose_beginning_is_forgotten_the_rest_counts() -> None:
+    ids = [*range(100, 112)]
+    cut = fed(SuffixLookup(32), [("add_text", [*range(5)]), ("start", [*ids, 7, 8, 7, 8]), ("rewind", 12)])
+    new = fed(SuffixLookup(), [("add_text", [7, 8, 7, 8])])
+    for party in (cut, new):
+        party.start([*ids, 7])
+    assert said(cut) == said(new) != [{}] * 4
+
+
+def test_however_often_the_ids_go_back_no_more_than_the_limit_is_kept() -> None:
+    lookup = SuffixLookup(limit=300)
+    ids = [*range(500)]
+    for length in (*range(499, 300, -1), *[310] * 50, *range(309, 100, -1)):
+        lookup.start(ids[: length + 1])
+        lookup.rewind(length)
+        assert sum(len(passage.ids) for passage in lookup._held.past) <= 300
+        assert lookup._tokens == lookup._held.tokens <= 300
