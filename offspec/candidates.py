@@ -58,12 +58,6 @@ class Candidates:
         self._given = np.zeros(1024, dtype=np.float64)  # log-probability given the parent
         self._crowded = np.zeros(1024, dtype=np.bool_)  # has children
 
-    @property
-    def expanded(self) -> NDArray[np.bool_]:
-        """Whether the first source was asked for a node's children."""
-        first: NDArray[np.bool_] = self.asked[0]
-        return first
-
     def extend(
         self,
         parents: NDArray[np.int64],

@@ -106,7 +106,8 @@ class _Growing:
         self._best = self._candidates.best(policy.grown)
         self._steps = 0
         self._silent = set[int]()  # drafters that have nothing to say
-        self._seconds = policy.costs.start if policy.costs else 0.0  # by the plan, of the main drafter
+        # By the plan, of the main drafter.
+        self._seconds = policy.costs.start if policy.costs and 0 in self.asked.seen else 0.0
         self._beyond = False  # whether what is grown is for the record alone, and no cost of this tree
         mixture.start(ids, active)
 

@@ -147,7 +147,8 @@ def known_drafts(target: str, config: Mapping[str, Any] | None = None) -> tuple[
     """
     config = config or {}
     found: dict[str, KnownDraft] = {}
-    if config.get("num_nextn_predict_layers"):
+    modules = config.get("num_nextn_predict_layers")
+    if isinstance(modules, int) and modules > 0:
         found["mtp"] = KnownDraft("mtp", "mtp", _REASONS["mtp"], target)
     for names in ((target,), (str(config.get("_name_or_path") or ""),), _of_shape(config)):
         drafts = sorted((draft for name in names for draft in _named(name)), key=_rank)

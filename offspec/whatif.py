@@ -11,7 +11,7 @@ from offspec_planners.calibrate import Calibration
 from offspec_planners.cost import ModelSizes, Pricing
 from offspec_planners.placement import Tier
 from offspec_planners.plan import WhatIf
-from offspec_planners.search import Outlook, best, outlook, sweep
+from offspec_planners.search import Outlook, best, outlook, static_sweep, sweep
 
 _FACTORS = (1.5, 2, 4)  # times the memory there is
 _WHOLE = 12  # bits a weight, from which on a file is not taken for packed
@@ -106,4 +106,7 @@ class WhatIfs:
         )
         budget = self._chosen.budget
         budgets = sorted({1, max(budget // 2, 1), budget, 2 * budget}) if self._opened.drafts.names else [1]
-        return best(sweep(self._calibration, costs, budgets, [self._chosen.width])).choice.tok_per_s
+        width = self._chosen.width
+        if self._config.tree == "sequoia" and self._opened.drafts.names:
+            return best(static_sweep(self._calibration, costs, budgets, width)).choice.tok_per_s
+        return best(sweep(self._calibration, costs, budgets, [width])).choice.tok_per_s

@@ -105,7 +105,8 @@ def test_a_folder_whose_configuration_says_what_it_is() -> None:
 def test_modules_of_the_targets_own() -> None:
     found = known_drafts("deepseek-ai/DeepSeek-V3", {"num_nextn_predict_layers": 1})
     assert [(draft.id, draft.kind) for draft in found] == [("mtp", "mtp")]
-    assert known_drafts("deepseek-ai/DeepSeek-V3", {"num_nextn_predict_layers": 0}) == ()
+    for none in (0, -1, None, "x"):
+        assert known_drafts("deepseek-ai/DeepSeek-V3", {"num_nextn_predict_layers": none}) == ()
 
 
 def test_every_entry_is_an_id() -> None:

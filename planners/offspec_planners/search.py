@@ -36,12 +36,9 @@ class Outlook:
 
 def outlook(calibration: Calibration, costs: PassCosts, budget: int, width: int) -> Outlook:
     """What a pass costs and brings with this budget and width, on average."""
-    trees = _usual(
-        [
-            replay(tree, budget, width, costs) if budget > 1 else Growing((), 1, 1.0, 0)
-            for tree in _some(calibration)
-        ]
-    )
+    trees = [Growing((), 1, 1.0, 0)]  # whatever the draft is like
+    if budget > 1:
+        trees = _usual([replay(tree, budget, width, costs) for tree in _some(calibration)])
     count = len(trees)
     drafts = [costs.draft_seconds(tree.widths) for tree in trees]
     seconds = sum(

@@ -7,11 +7,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from offspec.config import SamplingParams
+from offspec.draft.heads import files
 from offspec.draft.heads.state_drafter import StateDrafter
 from offspec.model.parts import TargetParts
 from tests.draft.eagle_files import LAYERS, Head, make_head, write_head
 from tests.draft.test_eagle import open_head
-from tests.tiny import load_all, open_model, reference, tiny_engine, write_model
+from tests.tiny import VOCABULARY, load_all, open_model, reference, tiny_engine, write_model
 
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
 
@@ -56,3 +57,21 @@ def test_states_are_the_targets_and_answers_its_own(kind: str, folder: Path, tmp
             assert drafter._layer.cache.length > len(prompt), "it was asked"
             wanted = _states(head, folder, ids)[: len(known)]
             torch.testing.assert_close(known, wanted, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("vocabulary", [VOCABULARY - 2, VOCABULARY + 2])
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_a_vocabulary_with_another_padding(
+    kind: str, vocabulary: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens that the head lacks are embedded as its last, and none beyond the target's are guessed."""
+    monkeypatch.setattr(files, "_PADDING", 40)
+    folder = write_model(tmp_path / "target", num_hidden_layers=LAYERS, vocab_size=vocabulary)
+    drafter = _loaded(make_head(kind, own_embedding=True, known=VOCABULARY), folder, tmp_path / "head")
+    if kind == "eagle3":
+        assert drafter.name == f"EAGLE-3 ({min(vocabulary, VOCABULARY)} of {vocabulary} tokens)"
+    prompt = [*PROMPT, vocabulary - 1]
+    with tiny_engine(folder, "none", budget=12, width=4, more={"head": drafter}) as engine:
+        said = engine.generate(prompt, SamplingParams(temperature=0.0, max_tokens=12)).token_ids
+    assert list(said) == reference(folder, prompt, 12)
+    assert drafter._known.end == 0 and drafter._layer.cache.length == 0, "closed with the engine"

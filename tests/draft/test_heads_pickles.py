@@ -1,4 +1,4 @@
-"""Heads in pickles: what asks for more than tensors is not opened, nor what takes more room than it should."""
+"""Heads in pickles: what asks for more than tensors is not opened, nor what takes too much room."""
 
 import os
 import pickle

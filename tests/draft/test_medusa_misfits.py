@@ -62,8 +62,8 @@ def test_a_vocabulary_with_another_padding_fits(tmp_path: Path) -> None:
     tensors = medusa_tensors(hidden=4, rows=32_000)
     files = open_files(write_head(tmp_path, None, tensors, "medusa_lm_head.pt"), "heads")
     assert files is not None
-    assert opened(files, target_shape(hidden=4, vocabulary=32_064)).depth == 3
-    assert opened(files, target_shape(hidden=4, vocabulary=31_990)).depth == 3
+    assert opened(files, target_shape(hidden=4, vocabulary=32_064)).tokens is None
+    assert opened(files, target_shape(hidden=4, vocabulary=31_990)).tokens is None
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

@@ -73,7 +73,7 @@ def test_it_guesses_by_the_formula(
     tensors, config = mlp_tensors(tied), mlp_config(tied, scale_input)
     stored = {prefix + name.removeprefix("speculator."): tensor for name, tensor in tensors.items()}
     head = open_mlp(write_head(tmp_path, config, stored))
-    assert (head.kind, head.depth, head.name) == ("mlp_speculator", 4, "mlp_speculator (4 heads)")
+    assert (head.kind, head.name) == ("mlp_speculator", "mlp_speculator (4 heads)")
     assert (head.wants, head.shares_head) == (Wants(last=True), False)
     assert head.nbytes(999) == 4 * sum(tensor.numel() for tensor in tensors.values())
     drafter, features = head.load(PARTS, 64), states(ROOT)
@@ -148,7 +148,7 @@ def test_the_published_head_opens(tmp_path: Path) -> None:
     }
     folder = write_hollow(tmp_path, MLP_CONFIG, shapes)
     head = open_head(str(folder), target_shape(4096, 128256), unheard)
-    assert head is not None and head.depth == 4
+    assert head is not None and head.name == "mlp_speculator (4 heads)"
     assert round(head.nbytes(0) / 4e9, 1) == 3.2
 
 
@@ -161,7 +161,7 @@ def test_recognised_by_either() -> None:
 @pytest.mark.parametrize("tied", [False, True])
 def test_without_a_configuration_the_tensors_tell(tmp_path: Path, tied: bool) -> None:
     folder = write_head(tmp_path, None, mlp_tensors(tied), "head.bin")
-    assert open_mlp(folder).depth == (1 if tied else 4)
+    assert len(open_mlp(folder).stages) == (1 if tied else 4)
 
 
 BROKEN: dict[str, tuple[dict[str, torch.Tensor | None], type[Exception], str]] = {

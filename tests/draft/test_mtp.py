@@ -65,7 +65,7 @@ def test_guesses_are_those_of_the_published_formulas(
 ) -> None:
     folder = write_with_mtp(tmp_path / "model", layout, family, overrides)
     head, target = opened(folder)
-    assert (head.kind, head.wants, head.shares_head, head.depth) == ("mtp", Wants(last=True), True, None)
+    assert (head.kind, head.wants, head.shares_head) == ("mtp", Wants(last=True), True)
     naive, drafter = Naive(folder, layout), head.load(TargetParts(target), 16)
     with torch.no_grad():
         for calls in (CALLS, CHAINS):

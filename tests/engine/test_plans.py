@@ -199,3 +199,10 @@ def test_a_second_engine_fits_beside_the_first(world: World) -> None:
         assert engine.plan == plan
         assert other.generate(PROMPT, GREEDY).token_ids == engine.generate(PROMPT, GREEDY).token_ids
     assert world.measured == 1
+
+
+def test_a_shape_is_planned_anew_from_what_was_learnt(world: World) -> None:
+    """Trees of one shape leave no records of growth, and the plan's what-ifs do without."""
+    world.learn(tree="sequoia")
+    plan = world.remade("how well the draft guesses", tree="sequoia")
+    assert plan.tree == "sequoia" and plan.acceptance.startswith("measured")

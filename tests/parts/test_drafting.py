@@ -122,8 +122,8 @@ def test_children_that_cannot_be_in_the_tree_are_not_kept(seed: int, budget: int
         trees[1].check()
         for name in ("token", "parent", "depth", "score"):
             assert np.array_equal(getattr(trees[0], name), getattr(trees[1], name))
-        every.expanded[open_of[0]] = some.expanded[open_of[1]] = True
-        fresh = np.flatnonzero(~some.expanded[some.best(budget)])[:3]
+        every.asked[0, open_of[0]] = some.asked[0, open_of[1]] = True
+        fresh = np.flatnonzero(~some.asked[0, some.best(budget)])[:3]
         if not len(fresh):
             break
         open_of = [candidates.best(budget)[fresh].tolist() for candidates in (every, some)]

@@ -61,7 +61,7 @@ def test_the_best_candidates_form_a_tree_of_the_likeliest_paths(seed: int, budge
     candidates = Candidates(3)
     for _ in range(random.integers(1, 12)):
         parent = int(random.integers(candidates.count))
-        if not candidates.expanded[parent]:
+        if not candidates.asked[0, parent]:
             candidates.asked[0, parent] = True
             probabilities = random.dirichlet(np.ones(4))
             candidates.extend(np.array([parent]), np.arange(4)[None], np.log(probabilities)[None])
@@ -97,7 +97,7 @@ class TableDrafter:
         self.steps = []
 
     def expand(self, candidates: Candidates, nodes: list[int], scorer: Scorer) -> Children:
-        assert all(candidates.parent[n] < 0 or candidates.expanded[candidates.parent[n]] for n in nodes)
+        assert all(candidates.parent[n] < 0 or candidates.asked[0, candidates.parent[n]] for n in nodes)
         self.steps.append(list(nodes))
         logits = self.table[torch.from_numpy(candidates.token[nodes])]
         return scorer.children(logits, [[] for _ in nodes], [int(d) + 1 for d in candidates.depth[nodes]])

@@ -29,8 +29,7 @@ class OpenedHead(Protocol):
     """A head whose headers were read and found to fit the target. Its weights are still on disk.
 
     kind: "medusa", "mlp_speculator", "eagle", "eagle3" or "mtp"; name: for people, "medusa (3 heads)";
-    shares_head: it asks for the target's logits, so that the target's head must stay in memory;
-    depth: levels below the root it can guess, None where there is no limit.
+    shares_head: it asks for the target's logits, so that the target's head must stay in memory.
     """
 
     @property
@@ -47,9 +46,6 @@ class OpenedHead(Protocol):
 
     @property
     def wants(self) -> Wants: ...
-
-    @property
-    def depth(self) -> int | None: ...
 
     def nbytes(self, rows: int) -> int:
         """Memory it takes when loaded, with caches and buffers for `rows` positions of context."""

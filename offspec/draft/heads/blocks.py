@@ -8,7 +8,7 @@ import torch
 from offspec.checkpoint.tensors import TensorInfo, torch_dtype
 from offspec.errors import CheckpointError, TruncatedError
 
-BLOCK = 16_000_000  # bytes at a time, or one row where that has more
+BLOCK = 4_000_000  # bytes at a time, or one row where that has more; checks take some times as much
 
 
 def blocks(found: TensorInfo | torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:

@@ -57,10 +57,6 @@ class OpenedEagle:
     def wants(self) -> Wants:
         return Wants(last=True) if self.kind == EAGLE else Wants(layers=self.facts.taps)
 
-    @property
-    def depth(self) -> int | None:
-        return None
-
     def nbytes(self, rows: int) -> int:
         config = self.facts.config
         pairs = 2 * config.num_key_value_heads * config.head_dim

@@ -16,6 +16,7 @@ _SIZES = (
     "head_dim",
     "max_position_embeddings",
 )
+LARGEST = 2**31  # of any size there is
 _OTHERS = ("hidden_act", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters")
 
 
@@ -33,7 +34,7 @@ def layer_config(title: str, given: Any) -> Any:
         raise _unlike(title, one_line(error)) from error
     for name in _SIZES:
         size = getattr(config, name)
-        if type(size) is not int or size < 1:
+        if type(size) is not int or not 0 < size < LARGEST:
             raise _unlike(title, f"{name} is {repr(size)[:60]}")
     if config.num_attention_heads % config.num_key_value_heads:
         raise _unlike(

@@ -14,7 +14,7 @@ import torch
 
 from offspec.checkpoint.folder import CONFIG
 from offspec.draft.heads.base import TargetShape
-from offspec.draft.heads.eagle_config import check_layer, layer_config
+from offspec.draft.heads.eagle_config import LARGEST, check_layer, layer_config
 from offspec.draft.heads.files import HeadFiles
 from offspec.errors import DraftError
 
@@ -138,8 +138,8 @@ def _norm_first(title: str, given: Mapping[str, Any]) -> bool:
 def _size(title: str, given: Mapping[str, Any], name: str, default: int) -> int:
     """A number of the configuration, which may be absent or null."""
     value = given.get(name)
-    if value is not None and type(value) is not int:
-        raise DraftError(f"{title} has {name}: {repr(value)[:60]} in its {CONFIG}, which is no whole number")
+    if value is not None and (type(value) is not int or not 0 <= value < LARGEST):
+        raise DraftError(f"{title} has {name}: {repr(value)[:60]} in its {CONFIG}, which is no size")
     return value or default
 
 

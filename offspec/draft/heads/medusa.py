@@ -74,10 +74,6 @@ class OpenedMedusa:
     def wants(self) -> Wants:
         return Wants(last=True)
 
-    @property
-    def depth(self) -> int | None:
-        return len(self.heads)
-
     def nbytes(self, rows: int) -> int:
         """Weights alone; there is no cache."""
         return self.files.elements(self._names) * self.target.dtype.itemsize

@@ -68,10 +68,6 @@ class OpenedMLP:
     def wants(self) -> Wants:
         return Wants(last=True)
 
-    @property
-    def depth(self) -> int | None:
-        return len(self.stages)
-
     def nbytes(self, rows: int) -> int:
         """Weights alone; there is no cache."""
         return self.files.elements(self._names) * self.target.dtype.itemsize

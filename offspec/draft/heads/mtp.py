@@ -132,7 +132,6 @@ class OpenedMtp:
     name: str = "mtp"
     shares_head: bool = True
     wants: Wants = _WANTS
-    depth: int | None = None
 
     def nbytes(self, rows: int) -> int:
         return self.weight_bytes + rows * self.row_bytes

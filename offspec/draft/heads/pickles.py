@@ -56,14 +56,14 @@ def read_pickle(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _check_entries(path: Path) -> None:
-    """Refuse a zip that would unpack to more than the file itself: torch packs nothing."""
+    """Refuse a zip that would unpack to more than the file itself: torch compresses no tensors."""
     with zipfile.ZipFile(path) as archive:
         for entry in archive.infolist():
             pickled = entry.filename.endswith(".pkl")
             if entry.compress_type != zipfile.ZIP_STORED or (pickled and entry.file_size > _LARGEST_PICKLE):
                 raise DraftError(
-                    f"{path} holds {entry.filename[:60]!r} compressed or far too large, as torch never "
-                    "writes it, and was not opened: download it again, or use another head"
+                    f"{path} holds {entry.filename[:60]!r} compressed or far too large, as no file of plain "
+                    "tensors does, and was not opened: download it again, or use another head"
                 )
 
 
