@@ -161,7 +161,7 @@ class _Growing:
         candidates.extend(np.array(nodes), children.token, children.log_prob, floor, index, blend)
         if children.token.shape[1]:
             seen.update({node: (children, row) for row, node in enumerate(nodes)})
-        else:
+        elif nodes[0] == ROOT:
             self._silent.add(index)
         self._seconds += float(costs.step_seconds(len(nodes))) if costs and not self._beyond else 0.0
         self._steps += 1

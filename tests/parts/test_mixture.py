@@ -17,6 +17,7 @@ from offspec.draft.worth import Worth
 from offspec.grow import GrowthPolicy, grow
 from offspec.noise import GumbelNoise
 from offspec.sampling import LogitsProcessor
+from offspec.tree import ROOT
 from offspec_planners.calibrate import Calibration
 from tests.planners.tables import VOCABULARY, TableDrafter, random_table
 
@@ -244,6 +245,21 @@ def test_to_have_nothing_to_say_is_no_opinion(row: bool) -> None:
     assert np.exp(mixture.blend.combine(np.array([[np.nan], [np.log(0.9)]], np.float32))) == pytest.approx(
         0.9
     )
+
+
+class ShallowDrafter(SilentDrafter):
+    """Knows what follows the root, and no more."""
+
+    def expand(self, candidates: Candidates, nodes: Sequence[int], scorer: Scorer) -> Children:
+        if ROOT in nodes:
+            return TableDrafter.expand(self, candidates, nodes, scorer)
+        return super().expand(candidates, nodes, scorer)
+
+
+def test_who_knows_nothing_of_some_nodes_is_asked_of_others() -> None:
+    drafter = ShallowDrafter(random_table(4, 1.0))
+    grow(Mixture.single(drafter, _scorer()), [0, 2], GrowthPolicy(12, 2, min_gain=0.0), max_depth=5)
+    assert len(drafter.steps) > 2
 
 
 def test_who_would_not_have_had_a_node_in_the_tree_has_not_guessed_it() -> None:

@@ -3,12 +3,12 @@
 Letters: W nodes, K children of each, H hidden size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
-from offspec.draft.base import Children, Features
+from offspec.draft.base import Children, Features, Wants
 
 
 class LastState:
@@ -30,6 +30,31 @@ class LastState:
     def before(self, root: int) -> torch.Tensor | None:
         """The state [H] of the position before that of the root, where it is known."""
         return self._state if 0 <= self._position == root - 1 else None
+
+
+class LastStateDrafter:
+    """What a drafter is that keeps nothing but that state from tree to tree."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.between: Callable[[], None] | None = None
+        self._last = LastState()
+
+    @property
+    def wants(self) -> Wants:
+        return Wants(last=True)
+
+    def commit(self, nodes: Sequence[int]) -> None:
+        pass  # there is no cache
+
+    def observe(self, features: Features) -> None:
+        self._last.observe(features)
+
+    def adopt(self) -> None:
+        pass
+
+    def rewind(self, length: int) -> None:
+        self._last.rewind(length)
 
 
 def nothing(count: int) -> Children:

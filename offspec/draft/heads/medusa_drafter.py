@@ -7,15 +7,15 @@ whatever the path to them.
 Letters: H hidden size, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import linear, silu
 
 from offspec.candidates import Candidates
-from offspec.draft.base import Children, Features, Scorer, Wants
-from offspec.draft.heads.guesses import LastState, arranged, nothing
+from offspec.draft.base import Children, Scorer
+from offspec.draft.heads.guesses import LastStateDrafter, arranged, nothing
 from offspec.model.parts import TargetParts
 
 
@@ -33,7 +33,7 @@ class MedusaHead:
         return hidden
 
 
-class MedusaDrafter:
+class MedusaDrafter(LastStateDrafter):
     """Drafts with Medusa heads. tokens: the token of each output row [rows], None where they are in order."""
 
     def __init__(
@@ -43,18 +43,12 @@ class MedusaDrafter:
         parts: TargetParts,
         tokens: torch.Tensor | None = None,
     ) -> None:
-        self.name = name
-        self.between: Callable[[], None] | None = None
+        super().__init__(name)
         self._heads = tuple(heads)
         self._parts = parts
         self._tokens = tokens
-        self._last = LastState()
         self._root = 0
         self._logits: dict[int, torch.Tensor] = {}  # [V] by depth, of this tree
-
-    @property
-    def wants(self) -> Wants:
-        return Wants(last=True)
 
     def start(self, ids: Sequence[int]) -> None:
         self._root = len(ids) - 1
@@ -95,18 +89,6 @@ class MedusaDrafter:
             return logits
         spread = logits.new_full((self._parts.vocab_size,), -torch.inf)
         return spread.index_copy_(0, self._tokens, logits)
-
-    def commit(self, nodes: Sequence[int]) -> None:
-        pass  # there is no cache
-
-    def observe(self, features: Features) -> None:
-        self._last.observe(features)
-
-    def adopt(self) -> None:
-        pass
-
-    def rewind(self, length: int) -> None:
-        self._last.rewind(length)
 
     def close(self) -> None:
         self._heads = ()

@@ -8,15 +8,15 @@ Letters: W nodes, H hidden size, I inner size, V vocabulary.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import embedding, gelu, linear
 
 from offspec.candidates import Candidates
-from offspec.draft.base import Children, Features, Scorer, Wants
-from offspec.draft.heads.guesses import LastState, arranged, nothing
+from offspec.draft.base import Children, Scorer
+from offspec.draft.heads.guesses import LastStateDrafter, arranged, nothing
 from offspec.tree import ROOT
 
 _EPSILON = 1e-6
@@ -44,22 +44,16 @@ def token_ratio(inner: int, stages: int) -> float:
     return math.sqrt((1 - state**2) * inner / 2) / state
 
 
-class MLPDrafter:
+class MLPDrafter(LastStateDrafter):
     """Drafts with the stages of an MLPSpeculator. scale_input: whether the first state is normed."""
 
     def __init__(self, name: str, stages: Sequence[MLPStage], scale_input: bool) -> None:
-        self.name = name
-        self.between: Callable[[], None] | None = None
+        super().__init__(name)
         self._stages = tuple(stages)
         self._ratio = token_ratio(len(stages[0].projection), len(stages))
         self._scale_input = scale_input
-        self._last = LastState()
         self._root = 0
         self._states: dict[int, torch.Tensor] = {}  # [I] by node, of this tree
-
-    @property
-    def wants(self) -> Wants:
-        return Wants(last=True)
 
     def start(self, ids: Sequence[int]) -> None:
         self._root = len(ids) - 1
@@ -99,18 +93,6 @@ class MLPDrafter:
         states = stage.states(before, tokens, self._ratio)
         self._states |= zip(nodes, states, strict=True)
         return states
-
-    def commit(self, nodes: Sequence[int]) -> None:
-        pass  # there is no cache
-
-    def observe(self, features: Features) -> None:
-        self._last.observe(features)
-
-    def adopt(self) -> None:
-        pass
-
-    def rewind(self, length: int) -> None:
-        self._last.rewind(length)
 
     def close(self) -> None:
         self._stages = ()
