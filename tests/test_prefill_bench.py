@@ -112,6 +112,7 @@ def test_prefill_end_to_end(
         return json.dumps(prefill_worker.work(json.loads(words[1])))
 
     monkeypatch.setattr(prefill, "child", child)
+    monkeypatch.setattr("bench.offload.child", child)  # which widens
     out = tmp_path / "result.json"
     words = ["--tokens", "40", "24", "--repeats", "2", "--memory", "3GB", "--budget", "8", "--no-cgroup"]
     raw = ["--raw-bytes", "1MB", "--raw-threads", "1", "--draft", "auto"]

@@ -160,8 +160,7 @@ class Hostile:
     def close(self) -> None: ...
 
 
-@pytest.mark.parametrize("verify", ["coupled", "plain"])
-@pytest.mark.parametrize("budget", [2, 7, 64])
+@pytest.mark.parametrize(("budget", "verify"), [(2, "coupled"), (7, "plain"), (64, "coupled"), (64, "plain")])
 def test_hostile_sources_beside_others(
     folder: Path, budget: int, verify: str, expected: dict[tuple[float, int], tuple[int, ...]]
 ) -> None:

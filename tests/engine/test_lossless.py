@@ -1,7 +1,6 @@
 """One family, every way of running it: placements, rings, budgets, widths, drafts, prompts, turns."""
 
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -118,7 +117,10 @@ def test_a_large_head_streams_in_blocks(tied: bool, tmp_path: Path) -> None:
             assert result.token_ids == expected and result.tokens_per_pass > 2
 
 
-@pytest.mark.parametrize(("budget", "width"), list(product((1, 2, 7, 64, 256), (1, 5, 32))))
+@pytest.mark.parametrize(
+    ("budget", "width"),
+    [(1, 1), (2, 5), (2, 32), (7, 1), (7, 32), (64, 5), (64, 32), (256, 1), (256, 32)],
+)
 def test_any_budget_and_width(
     models: tuple[Path, Path, Path], expected: dict[float, tuple[int, ...]], budget: int, width: int
 ) -> None:
