@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 
 _LEVELS = (0.3, 0.7, 0.9, 0.97)  # of a lookup's surest guess, between which cases are told apart
 _LEAST = 1e-3  # probability that a source is taken to give to what it did not list
-_SHARE = 0.02  # of the weights, evened out with each observation
+_SHARE = 0.02  # of the weights, back to where they began with each observation
+# Of a lookup's weight beside a drafter's, before anything is seen: the drafter has read the text as well, and
+# where it disagrees it will have a reason.
+_LOOKUP = 0.2
 
 
 class Blended:
@@ -40,7 +43,7 @@ class Blended:
         weights = self._of(spoke, said)
         likely = 1.0 - probability.sum(axis=1) if picked is None else probability[:, picked]
         posterior = weights * np.maximum(likely, _LEAST)
-        posterior = (1 - _SHARE) * posterior / posterior.sum() + _SHARE * spoke / spoke.sum()
+        posterior = (1 - _SHARE) * posterior / posterior.sum() + _SHARE * self._first(spoke)
         self._weights[self._case(spoke, said)] = np.where(spoke, posterior, 0.0)
 
     def _opinions(self, said: NDArray[np.float32]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
@@ -55,8 +58,13 @@ class Blended:
         return ~silent, probability
 
     def _of(self, spoke: NDArray[np.bool_], said: NDArray[np.float32]) -> NDArray[np.float64]:
-        even: NDArray[np.float64] = spoke / spoke.sum()
-        return self._weights.get(self._case(spoke, said), even)
+        known = self._weights.get(self._case(spoke, said))
+        return self._first(spoke) if known is None else known
+
+    def _first(self, spoke: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Weights before anything is seen."""
+        weights = np.where(spoke, np.where(self._is_lookup, _LOOKUP, 1.0), 0.0)
+        return np.asarray(weights / weights.sum())
 
     def _case(self, spoke: NDArray[np.bool_], said: NDArray[np.float32]) -> tuple[int, ...]:
         """Who spoke, and how sure lookups are: -1 for who is silent."""

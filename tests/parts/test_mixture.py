@@ -124,10 +124,10 @@ def _below(candidates: Candidates, node: int) -> list[int]:
 
 
 def test_a_lookup_leaves_to_others_what_it_does_not_know() -> None:
-    """Even weights: the lookup says 0.6 and leaves 0.4, shared out by the drafter's 0.9 and 0.1."""
+    """The lookup says 0.6 and leaves 0.4, shared out as the drafter has it; a sixth of the weight is its."""
     said = np.array([np.log([0.9, 0.1]), [np.log(0.6), -np.inf]], np.float32)
     likely = np.exp(Blended(2, lookups_from=1).combine(said))
-    assert likely == pytest.approx([0.5 * 0.9 + 0.5 * (0.6 + 0.4 * 0.9), 0.5 * 0.1 + 0.5 * 0.4 * 0.1])
+    assert likely == pytest.approx([5 / 6 * 0.9 + (0.6 + 0.4 * 0.9) / 6, 5 / 6 * 0.1 + 0.4 * 0.1 / 6])
 
 
 def test_weights_follow_who_is_right() -> None:
@@ -263,15 +263,15 @@ def test_who_knows_nothing_of_some_nodes_is_asked_of_others() -> None:
 
 
 def test_who_would_not_have_had_a_node_in_the_tree_has_not_guessed_it() -> None:
-    """The lookup is sure of what the drafter lists last: all of the accepted chain is owed to the lookup."""
+    """The lookup is sure of what the drafter lists last: that it was accepted is owed to the lookup."""
     table = torch.full((VOCABULARY, VOCABULARY), 0.0)
     table[:, 3] = -9.0
-    mixture = Mixture([Source("t", TableDrafter(table), _scorer())], [ChainLookup([3, 3], 0.95)])
-    growth = grow(mixture, [0, 2], GrowthPolicy(3, 4, min_gain=0.0), max_depth=2)
-    assert growth.tree.token.tolist() == [2, 3, 3]
+    mixture = Mixture([Source("t", TableDrafter(table), _scorer())], [ChainLookup([3], 0.95)])
+    growth = grow(mixture, [0, 2], GrowthPolicy(2, 4, min_gain=0.0), max_depth=2)
+    assert growth.tree.token.tolist() == [2, 3]
     for _ in range(2):
-        growth.settle(mixture, [0, 1, 2], 3, 1.0, link=0.0)
-    assert [worth.gain for worth in mixture.standing.worth] == [0.0, 2.0]
+        growth.settle(mixture, [0, 1], 2, 1.0, link=0.0)
+    assert [worth.gain for worth in mixture.standing.worth] == [0.0, 1.0]
 
 
 def test_who_rests_is_not_asked() -> None:
