@@ -154,7 +154,8 @@ class _Growing:
             children = source.drafter.expand(candidates, nodes, source.scorer)
         self.asked.spent(index, time.perf_counter() - began)
         candidates.asked[index, nodes] = True
-        # What is no better than the last of a full tree can never be in it: the best only get better.
+        # What is no better than the last of a full tree is not in it, nor later: the best get better, but for
+        # what a second opinion takes back.
         full = len(self._best) == policy.grown
         floor = float(candidates.score[self._best].min()) if full else -math.inf
         blend = self._mixture.blend

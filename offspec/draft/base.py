@@ -99,6 +99,15 @@ class Scorer:
         return self._room[:count]
 
 
+def score(
+    scorer: Scorer, logits: torch.Tensor, candidates: Candidates, nodes: Sequence[int], root: int
+) -> Children:
+    """The likeliest children of W nodes by logits [W, V], below a root at this absolute position."""
+    depths: list[int] = candidates.depth[nodes].tolist()
+    paths = [candidates.path_tokens(node) for node in nodes] if scorer.needs_paths else []
+    return scorer.children(logits, paths, [root + depth + 1 for depth in depths], depths)
+
+
 @dataclass(frozen=True, slots=True)
 class Wants:
     """What a drafter asks of the target's passes.

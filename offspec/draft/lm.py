@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 
 from offspec.candidates import Candidates
-from offspec.draft.base import Children, Features, Scorer, Wants
+from offspec.draft.base import Children, Features, Scorer, Wants, score
 from offspec.draft.rows import TreeRows
 from offspec.model.attention import TreeContext
 from offspec.model.cache import KeysAndValues, TreeCache
@@ -133,12 +133,3 @@ class LMDrafter:
     def close(self) -> None:
         self._target = None
         self._release()
-
-
-def score(
-    scorer: Scorer, logits: torch.Tensor, candidates: Candidates, nodes: Sequence[int], root: int
-) -> Children:
-    """The likeliest children of W nodes by logits [W, V], below a root at this absolute position."""
-    depths: list[int] = candidates.depth[nodes].tolist()
-    paths = [candidates.path_tokens(node) for node in nodes] if scorer.needs_paths else []
-    return scorer.children(logits, paths, [root + depth + 1 for depth in depths], depths)

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from offspec.candidates import Candidates
-from offspec.draft.base import Children, Features, Scorer, Wants
-from offspec.draft.lm import LMDrafter, score
+from offspec.draft.base import Children, Features, Scorer, Wants, score
+from offspec.draft.lm import LMDrafter
 from offspec.draft.reading import Reading
 from offspec.draft.vocab import UNKNOWN, VocabMap
 from offspec.tree import ROOT

@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import embedding, gelu, linear
 
 from offspec.candidates import Candidates
-from offspec.draft.base import Children, Scorer
+from offspec.draft.base import Children, Scorer, score
 from offspec.draft.heads.guesses import LastStateDrafter, arranged, nothing
 from offspec.tree import ROOT
 
@@ -71,12 +71,7 @@ class MLPDrafter(LastStateDrafter):
             if level:
                 states = self._advance(candidates, [nodes[asked[row]] for row in level], stage, start)
                 logits[level] = linear(states, stage.output)
-        found = scorer.children(
-            logits,
-            [candidates.path_tokens(nodes[i]) for i in asked] if scorer.needs_paths else [],
-            [self._root + 1 + depths[i] for i in asked],
-            [depths[i] for i in asked],
-        )
+        found = score(scorer, logits, candidates, [nodes[i] for i in asked], self._root)
         place = {i: row for row, i in enumerate(asked)}
         return arranged(found, [place.get(i, -1) for i in range(len(nodes))])
 

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from offspec.candidates import Candidates
-from offspec.draft.base import Children, Features, Scorer, Wants
+from offspec.draft.base import Children, Features, Scorer, Wants, score
 from offspec.draft.heads.guesses import nothing
 from offspec.draft.rows import TreeRows
 from offspec.model.attention import TreeContext
@@ -115,9 +115,7 @@ class StateDrafter:
             self._extend(candidates, [node for node in waiting if int(candidates.parent[node]) in outputs])
             waiting = [node for node in waiting if node not in outputs]
         logits = self._layer.logits(torch.stack([outputs[node] for node in nodes]))
-        paths = [candidates.path_tokens(node) for node in nodes] if scorer.needs_paths else []
-        depths: list[int] = candidates.depth[nodes].tolist()
-        return scorer.children(logits, paths, [len(self._ids) + depth for depth in depths], depths)
+        return score(scorer, logits, candidates, nodes, len(self._ids) - 1)
 
     def _catch_up(self) -> None:
         """Make the entries of committed tokens that the cache lacks, the last of them the root's."""
