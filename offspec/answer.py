@@ -26,6 +26,7 @@ from offspec.events import (
     TextDelta,
     total_guessed,
 )
+from offspec.noise import request_key
 from offspec.seen import accepted, guessed_by, tree_seen
 from offspec.sequence import Decoding, PassResult, TokenSequence
 from offspec.text.stream import TextStream
@@ -45,6 +46,12 @@ class Request:
     sources: tuple[str, ...] = ()
     halt: threading.Event | None = None
     trees: bool = False
+
+    @property
+    def key(self) -> int:
+        """Of everything random in it."""
+        assert self.params.seed is not None
+        return request_key(self.params.seed, self.ids)
 
 
 class Answer:

@@ -110,7 +110,8 @@ class SamplingParams:
 
     temperature 0 is greedy. The order is the usual one: repetition penalty (prompt and output),
     presence and frequency penalties (output only), temperature, top_k, top_p, min_p.
-    `seed` fixes every sampled token; None takes a fresh seed, which the result reports.
+    For a prompt and these parameters, `seed` fixes every sampled token; None takes a fresh seed, which the
+    result reports.
     Raises RequestError for values outside their range.
     """
 

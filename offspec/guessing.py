@@ -87,7 +87,7 @@ class Guessing:
 
     def decoding(self, request: Request, ending: Ending, answer: Answer | None = None) -> Decoding:
         """What stays the same for all passes of a request."""
-        dice = self._dice(request.params)
+        dice = self._dice(request)
         names = self._company(request.sources, dice)
         processor, noise = self._choice(request)
         mixture = self._mixture(names, request.params, dice, processor, noise) if names else None
@@ -107,9 +107,9 @@ class Guessing:
             numbers=None if mixture is None or dice is None else partial(endless, dice, "test"),
         )
 
-    def _dice(self, params: SamplingParams) -> int | None:
-        """The seed that guesses are drawn with, None where they are ranked: greedily all rules are one."""
-        return params.seed if self._config.verify == "sequoia" and not params.greedy else None
+    def _dice(self, request: Request) -> int | None:
+        """The key that guesses are drawn with, None where they are ranked: greedily all rules are one."""
+        return request.key if self._config.verify == "sequoia" and not request.params.greedy else None
 
     def _company(self, names: tuple[str, ...], dice: int | None) -> tuple[str, ...]:
         """Which of these sources take part. A shape that was chosen beforehand is filled by one alone."""
@@ -132,8 +132,7 @@ class Guessing:
         target, params = self._assembly.target, request.params
         vocabulary, device = target.skeleton.vocab_size, target.device
         processor = LogitsProcessor(params, vocabulary, request.ids, device)
-        assert params.seed is not None
-        return processor, GumbelNoise(params.seed, vocabulary, device) if processor.uses_noise else None
+        return processor, GumbelNoise(request.key, vocabulary, device) if processor.uses_noise else None
 
     def _mixture(
         self,
@@ -164,9 +163,10 @@ class Guessing:
         room = self._config.budget or 1
         nodes = min(room, max(_PREVIEWED, 2 * self.way.policy.budget))
         drafter = self._sources.drafters.get(self._main)
-        if drafter is None or drafter.wants or nodes < 2 or self._dice(params) is not None:
+        request = Request(ids, params)
+        if drafter is None or drafter.wants or nodes < 2 or self._dice(request) is not None:
             return []
-        mixture = self._mixture((self._main,), params, None, *self._choice(Request(ids, params)))
+        mixture = self._mixture((self._main,), params, None, *self._choice(request))
         policy = replace(self.way.policy, budget=nodes // 2, record=nodes, costs=None)
         return preview(mixture, ids, policy, _STRIDE, trees, context)
 

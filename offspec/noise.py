@@ -1,16 +1,21 @@
-"""Gumbel noise that any node, draft or device can look up: g(seed, position, token).
+"""Gumbel noise that any node, draft or device can look up: g(key, position, token).
 
-A value depends on its seed, position and token and on nothing else: not on the rows that were asked for
+A value depends on its key, position and token and on nothing else: not on the rows that were asked for
 before it, nor on the shape of a tree (`offspec_kernels.noise` says how). Adding it to log-probabilities and
 taking the argmax samples from them (the Gumbel-max trick); looking up the same noise for draft and target
 couples the two (Daliri et al. 2024, arXiv 2408.07978).
+
+A request's key is made of its seed and of its prompt (`request_key`). With the seed alone, text that was
+sampled under it and stands in a later prompt would meet the same noise a second time, and be said again.
 
 Letters: n positions, V vocabulary, B = ceil(V / 4) blocks of four words.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from hashlib import blake2b
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,15 +24,22 @@ from offspec_kernels.noise import gumbel_row, uniform_bits
 _CACHED_ROWS = 64
 
 
+def request_key(seed: int, ids: Sequence[int]) -> int:
+    """The key of all randomness in a request: a hash in [0, 2^64) of its seed and its prompt's token ids."""
+    hashed = blake2b(seed.to_bytes(8, "little"), digest_size=8)
+    hashed.update(np.asarray(ids, dtype="<i8").tobytes())
+    return int.from_bytes(hashed.digest(), "little")
+
+
 class GumbelNoise:
-    """Rows of Gumbel noise for one seed, the latest of them kept.
+    """Rows of Gumbel noise for one key, the latest of them kept.
 
     Not for use by two threads at once. `cache_bytes` is the most that the kept rows can take.
     """
 
-    def __init__(self, seed: int, vocab_size: int, device: torch.device | str = "cpu") -> None:
-        assert 0 <= seed < 2**64 and vocab_size > 0
-        self.seed = seed
+    def __init__(self, key: int, vocab_size: int, device: torch.device | str = "cpu") -> None:
+        assert 0 <= key < 2**64 and vocab_size > 0
+        self.key = key
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         self._rows: OrderedDict[int, Tensor] = OrderedDict()
@@ -40,7 +52,7 @@ class GumbelNoise:
         """Noise of an absolute position, [V] float32. Shared: do not write to it."""
         row = self._rows.get(position)
         if row is None:
-            row = gumbel_row(self.seed, position, self.vocab_size, self.device)
+            row = gumbel_row(self.key, position, self.vocab_size, self.device)
             self._rows[position] = row
             if len(self._rows) > _CACHED_ROWS:
                 self._rows.popitem(last=False)
@@ -60,4 +72,4 @@ class GumbelNoise:
         `offspec_kernels.noise` says which word is a token's.
         """
         blocks = torch.arange((self.vocab_size + 3) // 4, device=self.device)  # [B]
-        return uniform_bits(self.seed, position, blocks)[: self.vocab_size]
+        return uniform_bits(self.key, position, blocks)[: self.vocab_size]

@@ -87,7 +87,7 @@ class LogitsProcessor:
         least, last_tie = self._border(scores[0]) if self._filters else (None, None)
         picks = gumbel_argmax(
             scores,
-            seed=noise.seed if noise else None,
+            seed=noise.key if noise else None,
             positions=[position],
             temperature=self._temperature if bare else 1.0,
             least=least,

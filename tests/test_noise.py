@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from offspec.noise import GumbelNoise
+from offspec.noise import GumbelNoise, request_key
 from offspec_kernels.noise import gumbel, philox
 
 # Known answers of Random123 for philox4x32-10: counter, key, output.
@@ -169,3 +169,10 @@ def test_a_gpu_makes_the_same_row() -> None:
     for seed in range(8):
         expected = GumbelNoise(seed, 200_000).row(seed)
         assert torch.equal(GumbelNoise(seed, 200_000, "cuda").row(seed).cpu(), expected)
+
+
+def test_a_request_s_key_depends_on_its_seed_and_every_token_of_its_prompt() -> None:
+    prompts = [[], [0], [0, 0], [1, 2], [2, 1], [258]]
+    keys = [request_key(seed, ids) for seed in (0, 1, 2**64 - 1) for ids in prompts]
+    assert len(set(keys)) == len(keys) and all(0 <= key < 2**64 for key in keys)
+    assert keys[3] == request_key(0, (1, 2)), "of ids, whatever holds them"

@@ -79,7 +79,7 @@ class Scorer:
         found = topk_children(
             scores,
             min(self._children, size),
-            seed=None if noise is None else noise.seed,
+            seed=None if noise is None else noise.key,
             positions=positions,
             tau=self.calibration.fit.tau,
             noise=None if noise is None else noise.row,

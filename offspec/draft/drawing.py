@@ -24,16 +24,16 @@ class DrawingScorer(Scorer):
     """Draws the children of nodes from softmax(the draft's processed logits), without replacement.
 
     Every row of a request is drawn by random numbers of its own, so nodes at one position draw apart from
-    each other, and the same seed draws the same again. The scores are processed as in `Scorer`, without
+    each other, and the same key draws the same again. The scores are processed as in `Scorer`, without
     filters. That a child is accepted depends on its place in the order, so its log-probability is what the
     calibration knows of that rank.
     """
 
     def __init__(
-        self, processor: LogitsProcessor, seed: int, calibration: Calibration, children: int = 32
+        self, processor: LogitsProcessor, key: int, calibration: Calibration, children: int = 32
     ) -> None:
         super().__init__(processor, None, calibration, children)
-        self._seed = seed
+        self._key = key
         self._rows = 0  # drawn for this request
 
     def children(
@@ -67,7 +67,7 @@ class DrawingScorer(Scorer):
 
     def _draw(self, scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The next row: tokens [K] in drawn order, and which of them can be drawn at all, from scores [V]."""
-        chance = uniforms(self._seed, "draw", self._rows, len(scores))
+        chance = uniforms(self._key, "draw", self._rows, len(scores))
         self._rows += 1
         # In float64, so that the sum keeps all of the scores that the rule will be given.
         best = chance.log_().neg_().log_().neg_().add_(scores).topk(count)

@@ -66,7 +66,7 @@ class NgramLookup:
         if noise is not None:
             first = len(self._text.ids) + len(path)
             positions = range(first, first + len(tokens))
-            log_probs = given_noise(np.array(probability), gumbel_at(noise.seed, positions, tokens))
+            log_probs = given_noise(np.array(probability), gumbel_at(noise.key, positions, tokens))
         count = int((np.cumsum(log_probs) >= floor).sum())
         return Twig(list(range(-1, count - 1)), tokens[:count], log_probs[:count].tolist())
 

@@ -18,7 +18,7 @@ _MULTIPLIERS = np.array(MULTIPLIERS, dtype=np.uint64)[:, None]
 _STEPS = np.outer(np.arange(ROUNDS), WEYL).astype(np.uint64)  # what the key has grown by in each round
 
 
-def gumbel_at(seed: int, positions: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float32]:
+def gumbel_at(key: int, positions: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float32]:
     """The noise of n tokens at n absolute positions, [n] float32: `GumbelNoise.row(position)[token]`.
 
     The bits are the same. The logarithm is numpy's, an ulp of float64 away at most, which is lost when the
@@ -26,7 +26,7 @@ def gumbel_at(seed: int, positions: Sequence[int], tokens: Sequence[int]) -> NDA
     """
     token = np.array(tokens, dtype=np.uint64)  # [n]
     position = np.array(positions, dtype=np.uint64)
-    words = _philox(token >> np.uint64(2), position, seed)  # [4, n]
+    words = _philox(token >> np.uint64(2), position, key)  # [4, n]
     bits = words[token & np.uint64(3), np.arange(len(token))]
     survival = (2**32 - 0.5 - bits.astype(np.float64)) * 2.0**-32
     result: NDArray[np.float32] = (-np.log(-np.log(survival))).astype(np.float32)
@@ -45,16 +45,16 @@ def given_noise(probability: NDArray[np.float64], noise: NDArray[np.floating]) -
     return result
 
 
-def _philox(block: NDArray[np.uint64], position: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
+def _philox(block: NDArray[np.uint64], position: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
     """The four words of n counters (block, position low, position high, PURPOSE), [4, n].
 
     As in `offspec_kernels.noise.philox`, with the words in two pairs that are worked on together.
     """
     even = np.stack([block, position >> _WORD])  # words 0 and 2: those that are multiplied
     odd = np.stack([position & _LOW, np.full_like(position, PURPOSE)])  # words 1 and 3
-    keys = np.array([seed & LOW, seed >> 32], dtype=np.uint64) + _STEPS & _LOW  # [rounds, 2]
-    for key in keys[:, :, None]:
+    keys = np.array([key & LOW, key >> 32], dtype=np.uint64) + _STEPS & _LOW  # [rounds, 2]
+    for round_key in keys[:, :, None]:
         product = (even * _MULTIPLIERS)[::-1]
-        even = (product >> _WORD) ^ odd ^ key
+        even = (product >> _WORD) ^ odd ^ round_key
         odd = product & _LOW
     return np.stack([even[0], odd[0], even[1], odd[1]])

@@ -100,7 +100,7 @@ class _Growing:
             logs = np.log(probability)
         else:
             positions = [position + depth - 1 for depth in self._depth[first:]]
-            logs = given_noise(probability, gumbel_at(noise.seed, positions, self.token[first:]))
+            logs = given_noise(probability, gumbel_at(noise.key, positions, self.token[first:]))
         for node, log_prob in enumerate(logs.tolist(), first):
             parent = self.parent[node]
             self._log_prob.append(log_prob)

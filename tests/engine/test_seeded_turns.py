@@ -1,0 +1,92 @@
+"""One seed over several requests: text that was sampled under it and stands in a prompt is not said again.
+
+The target is nearly uniform over its 96 tokens: two independent answers hold the same token at one position
+in a hundred, answers that meet the same random numbers nearly everywhere.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy.stats import binom
+
+import offspec
+from offspec import Finished, SamplingParams
+from offspec.engine import Engine
+from tests.tiny import VOCABULARY, write_model
+
+TOKENS = 180
+RULES: dict[str, dict[str, Any]] = {
+    "coupled": {},
+    "plain": {"verify": "plain"},
+    "suffix": {"draft": "suffix"},
+    "sequoia": {"verify": "sequoia", "tree": "sequoia", "budget": 8, "width": 4, "temperature": 1.0},
+}
+# The template writes no more than the first and the last word of an answer, as others drop what it thought.
+TEMPLATE = """\
+{% for m in messages %}{% set words = m['content'].split() %}\
+w10 {{ words[0] if words else '' }} {{ words[-1] if words else '' }} w11 {% endfor %}"""
+
+
+def _params(tokens: int = TOKENS) -> SamplingParams:
+    return SamplingParams(temperature=1.0, seed=11, max_tokens=tokens, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A nearly uniform target, and a draft that is as uniform and knows nothing of it."""
+    folder = tmp_path_factory.mktemp("uniform")
+    target, draft = (
+        write_model(folder / name, spread=0.02, seed=seed, num_hidden_layers=1)
+        for seed, name in enumerate(("target", "draft"))
+    )
+    settings = target / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": TEMPLATE}))
+    for file in target.glob("chat_template.*"):
+        file.write_text(TEMPLATE)
+    return target, draft
+
+
+@pytest.fixture(params=RULES)
+def engine(request: pytest.FixtureRequest, models: tuple[Path, Path]) -> Iterator[Engine]:
+    target, draft = models
+    given = {"draft": str(draft), "dtype": "float32", "context": 500, "budget": 16, "width": 4}
+    with offspec.load(str(target), **(given | {"learn": False} | RULES[request.param])) as engine:
+        yield engine
+
+
+def _repeats(first: tuple[int, ...], second: tuple[int, ...]) -> int:
+    return sum(a == b for a, b in zip(first, second, strict=True))
+
+
+def _by_chance(count: int) -> bool:
+    """Whether independent answers agree in so many places once in a thousand times or more often."""
+    return bool(binom.sf(count - 1, TOKENS, 1.3 / VOCABULARY) > 1e-3)
+
+
+def test_a_passage_that_is_quoted_is_not_said_again(engine: Engine) -> None:
+    prompt = [5, *range(10, 90), *range(10, 90), *range(10, 28), 9]
+    assert len(prompt) == TOKENS
+    said = engine.generate(prompt, _params()).token_ids
+    again = engine.generate(said, _params()).token_ids  # which begins where `said` began
+    assert _by_chance(_repeats(said, again)), _repeats(said, again)
+
+
+def test_two_turns_whose_template_drops_most_of_the_answer(engine: Engine) -> None:
+    session = engine.chat(params=_params())
+    results = []
+    for question in ("w5 w6", "w7 w8"):
+        results += [event.result for event in session.send(question) if isinstance(event, Finished)]
+    first, second = results
+    shift = second.prompt_tokens - first.prompt_tokens
+    assert 0 < shift < 12, "the answer was left out"
+    kept = TOKENS - shift
+    repeats = _repeats(first.token_ids[shift:], second.token_ids[:kept])
+    assert _by_chance(repeats), repeats
+
+
+def test_the_same_prompt_and_seed_say_the_same(engine: Engine) -> None:
+    answers = [engine.generate([5, 6, 7], _params(40)).token_ids for _ in range(2)]
+    assert answers[0] == answers[1]
