@@ -15,7 +15,10 @@ SLACK = 256_000_000
 
 
 def find_device(name: str) -> torch.device:
-    """The device of that name. Raises RequestError, also for OFFSPEC_KERNELS that cannot run on it."""
+    """The device of that name, a CUDA device with its index: "cuda" is cuda:0.
+
+    Raises RequestError, also for OFFSPEC_KERNELS that cannot run on it.
+    """
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -25,8 +28,8 @@ def find_device(name: str) -> torch.device:
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise RequestError("this machine has no CUDA device that torch can use; use --device cpu")
-        count = torch.cuda.device_count()
-        if (device.index or 0) >= count:
+        device, count = torch.device("cuda", device.index or 0), torch.cuda.device_count()
+        if device.index >= count:
             raise RequestError(f"there is no {name}; this machine has {count} CUDA devices, from cuda:0 on")
     try:
         choose(device)

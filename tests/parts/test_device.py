@@ -1,0 +1,38 @@
+"""Which device a name stands for, on machines with and without CUDA devices."""
+
+import pytest
+import torch
+
+from offspec import device as devices
+from offspec.device import find_device
+from offspec.errors import RequestError
+
+
+@pytest.fixture
+def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(devices, "choose", lambda device: None)  # no kernel can run on either
+
+
+@pytest.mark.usefixtures("two_devices")
+@pytest.mark.parametrize("name,index", [("cuda", 0), ("cuda:0", 0), ("cuda:1", 1)])
+def test_a_cuda_device_has_an_index(name: str, index: int) -> None:
+    """torch refuses to make a device without one the current one, or to limit its memory."""
+    assert find_device(name) == torch.device("cuda", index)
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_a_device_beyond_the_last_is_told() -> None:
+    with pytest.raises(RequestError, match="no cuda:2; this machine has 2 CUDA devices"):
+        find_device("cuda:2")
+
+
+@pytest.mark.parametrize(
+    "name,told", [("cuda", "--device cpu"), ("mps", "not on 'mps'"), ("gpu", "no device 'gpu'")]
+)
+def test_other_names_are_told(name: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RequestError, match=told):
+        find_device(name)
+    assert find_device("cpu") == torch.device("cpu")
