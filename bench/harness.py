@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from bench.cgroup import BenchError
+from offspec_planners.measure import wait_policy
 
 PROMPTS = Path(__file__).parent / "prompts"
 RESULTS = Path(__file__).parent / "results"
@@ -67,6 +68,7 @@ def environment(device: str = "cpu") -> dict[str, Any]:
         "cores": os.cpu_count(),
         "cores_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "ram_bytes": int(_field(Path("/proc/meminfo"), r"MemTotal:\s*(\d+)") or 0) * 1024,
+        "threads_wait": wait_policy().removeprefix(", ") or "by default",
         "system": platform.system(),
         "kernel": platform.release(),
         "python": platform.python_version(),

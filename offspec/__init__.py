@@ -93,6 +93,9 @@ __all__ = [  # noqa: RUF022 - in the order a reader meets them
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'offspec' has no attribute {name!r}")
+    from offspec.openmp import limit_spinning
+
+    limit_spinning()  # before what is asked for imports torch
     return getattr(import_module(f"offspec.{_HOME[name]}"), name)
 
 

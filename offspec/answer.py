@@ -27,6 +27,7 @@ from offspec.events import (
     total_guessed,
 )
 from offspec.noise import request_key
+from offspec.openmp import Contention
 from offspec.seen import accepted, guessed_by, tree_seen
 from offspec.sequence import Decoding, PassResult, TokenSequence
 from offspec.text.stream import TextStream
@@ -71,11 +72,12 @@ class Answer:
         draft: str,
         notify: Callable[[Event], None],
         timeline: Timeline,
+        contention: Contention,
     ) -> None:
         self.gaps: list[float] = []
         self._request, self._assembly, self._sequence = request, assembly, sequence
         self._draft = draft
-        self._notify, self._timeline = notify, timeline
+        self._notify, self._timeline, self._contention = notify, timeline, contention
         codec, params = assembly.codec, request.params
         self._text = TextStream(codec, params.stop)
         self._ending = Ending(params, frozenset() if params.ignore_eos else codec.eos_ids, self._text)
@@ -91,6 +93,7 @@ class Answer:
 
     def look(self) -> None:
         """Called wherever a pass can be broken off. Raises Halted where that is asked for."""
+        self._contention.look()
         if self._request.halt is not None and self._request.halt.is_set():
             raise Halted
 
@@ -105,6 +108,7 @@ class Answer:
         target, ids = self._assembly.target, self._request.ids
         read_before = target.bytes_streamed
         reused = self._sequence.begin(ids)
+        self._contention.begin()
         prefill = Prefill(len(ids) - reused, reused, 0, len(target.layers))
         yield prefill
         reason: FinishReason | None = None

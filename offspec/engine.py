@@ -24,6 +24,7 @@ from offspec.errors import ClosedError, RequestError
 from offspec.events import Event, Finished, Mismatch, Result
 from offspec.guessing import Guessing
 from offspec.ledger import DraftRecord
+from offspec.openmp import Contention
 from offspec.sequence import TokenSequence
 from offspec.session import Session
 from offspec.text.codec import Messages
@@ -62,6 +63,7 @@ class Engine:
         )
         self._streams: weakref.WeakSet[Generator[Event, None, None]] = weakref.WeakSet()
         self._halt: threading.Event | None = None  # of the latest answer
+        self._contention = Contention()
         self._closed = False
 
     @property
@@ -211,6 +213,7 @@ class Engine:
             draft=self._guessing.described(request.sources),
             notify=self._notify,
             timeline=self.timeline,
+            contention=self._contention,
         )
 
     def preview(
@@ -262,6 +265,7 @@ class Engine:
         learnt, self._closed = not self._closed, True
         self._assembly.sources.close()
         self._assembly.target.close()
+        self._contention.close()
         if learnt:
             self._guessing.save()
 

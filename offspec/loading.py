@@ -9,8 +9,9 @@ from offspec.config import DraftBits, EngineConfig, PackFormat, Tree, Verify, pa
 from offspec.corpus import read_corpus
 from offspec.draft.suffix import SuffixLookup
 from offspec.engine import Draft, Engine
-from offspec.events import Event, unheard
+from offspec.events import Event, Notice, unheard
 from offspec.ledger import read_plan
+from offspec.openmp import unlimited_spinning
 from offspec.timeline import OFF, Timeline
 from offspec_planners.plan import Plan
 
@@ -88,6 +89,8 @@ def open_engine(
     """What `load` does, with its settings in one piece. Raises OffspecError."""
     named = read_plan(Path(plan)) if isinstance(plan, str | Path) else plan
     notify, timeline = notify or unheard, timeline or OFF
+    if (told := unlimited_spinning()) is not None:
+        notify(Notice(told))
     texts = read_corpus(config.corpus)
     with timeline.span("engine", "load"):
         ready = prepare(config, notify, timeline, named=named, replan=replan)

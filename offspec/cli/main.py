@@ -31,6 +31,7 @@ from offspec.cli.pack import pack
 from offspec.cli.plan import EPILOG as PLAN_EPILOG
 from offspec.cli.plan import plan
 from offspec.errors import OffspecError
+from offspec.openmp import limit_spinning
 
 _INTERRUPTED = 128 + 2  # SIGINT
 _NO_READER = 128 + 13  # SIGPIPE
@@ -98,6 +99,7 @@ app.command(epilog=HARDWARE_EPILOG)(hardware)
 
 def main() -> None:
     """The entry point of the script `offspec`. Leaves by SystemExit."""
+    limit_spinning()  # before a command imports torch
     try:
         app(prog_name="offspec")
     except KeyboardInterrupt:  # a second one, while the first was being cleaned up after

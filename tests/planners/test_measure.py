@@ -126,6 +126,16 @@ def test_the_number_of_threads_makes_another_machine(monkeypatch: pytest.MonkeyP
     assert identify().fingerprint() != three.fingerprint()
 
 
+def test_the_way_threads_wait_makes_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    spinning = identify()
+    monkeypatch.setenv("GOMP_SPINCOUNT", "77")
+    assert identify().fingerprint() != spinning.fingerprint() and "GOMP_SPINCOUNT=77" in identify().name
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert "77" not in identify().name, "one thread waits for nobody"
+
+
 def test_torch_is_loaded_when_something_is_measured_and_not_before() -> None:
     code = "import sys, offspec_planners.measure; print('torch' in sys.modules)"
     shown = subprocess.run(
