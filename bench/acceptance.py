@@ -28,7 +28,7 @@ from bench.harness import (
     read_prompts,
     write_result,
 )
-from offspec.errors import OffspecError
+from offspec.core.errors import OffspecError
 
 NAME = "acceptance"
 
@@ -116,7 +116,7 @@ def measure(args: argparse.Namespace, prompts: Sequence[Prompt], report: Report)
 def _answer(
     engine: Any, args: argparse.Namespace, verify: str, temperature: float, number: int, prompt: Prompt
 ) -> Answer:
-    from offspec.config import SamplingParams
+    from offspec.core.config import SamplingParams
 
     params = SamplingParams(
         temperature=temperature,

@@ -19,7 +19,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from bench.harness import Report, command_line, environment, model_name, write_result
-from offspec.errors import OffspecError
+from offspec.core.errors import OffspecError
 
 if TYPE_CHECKING:
     from torch import Tensor

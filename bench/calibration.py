@@ -34,7 +34,7 @@ from bench.harness import (
     write_result,
 )
 from bench.plots import calibration_plot, plot_file
-from offspec.errors import OffspecError
+from offspec.core.errors import OffspecError
 
 NAME = "calibration"
 WANTED = 0.1  # expected tokens per pass may be off by this share
@@ -117,7 +117,7 @@ def tenths(pairs: NDArray[np.float64]) -> list[dict[str, float]]:
 def measure(args: argparse.Namespace, prompts: Sequence[Prompt], report: Report) -> dict[str, Any]:
     """Answer every prompt at every temperature, and add the passes up."""
     import offspec
-    from offspec.config import SamplingParams
+    from offspec.core.config import SamplingParams
 
     runs = []
     with offspec.load(

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from offspec.config import format_bytes
-from offspec.errors import OffspecError
+from offspec.core.config import format_bytes
+from offspec.core.errors import OffspecError
 
 _V1 = Path("/sys/fs/cgroup/memory")
 _V2 = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))

@@ -35,7 +35,7 @@ from bench.chat_drive import (
 from bench.chat_keys import Key, Typist, Usage, told
 from bench.chat_view import LIMITS, broken, show, show_floor
 from bench.harness import Report, command_line, environment, model_name, read_prompts, write_result
-from offspec.errors import OffspecError
+from offspec.core.errors import OffspecError
 
 NAME = "chat"
 _LOADING_GAP, _GAP = 0.06, 0.15  # seconds between keys: a load is over soon

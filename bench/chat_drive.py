@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.cgroup import BenchError
 from bench.chat_keys import has_loaded
 from bench.chat_terminal import Terminal, environment
-from offspec.conversation import AnswerFigures, Conversation
+from offspec.chat.conversation import AnswerFigures, Conversation
 
 BURNS = ("none", "python", "native")  # what may run beside a scripted engine; see chat_scripted.py
 WARM_UP = "Say hello."  # the first question of a chat whose speed is measured; it waits for the model

@@ -14,9 +14,9 @@ import sys
 import threading
 
 from bench.chat_drive import BURNS
-from offspec import tui
-from offspec.chatting.opening import Setup
-from offspec.config import EngineConfig, SamplingParams
+from offspec.core.config import EngineConfig, SamplingParams
+from offspec.ui import tui
+from offspec.ui.chat.setup import Setup
 from tests.chat.scripted import ScriptedEngine, scripted_opener
 
 LOAD_SECONDS = 3.0

@@ -24,11 +24,11 @@ from bench.cgroup import BenchError
 from bench.dequant_cases import FORMATS, packed_bytes, random_parts
 from bench.harness import Report, command_line, environment, write_result
 from bench.kernels_clock import clock_of, time_in_turns
-from offspec.config import format_bytes
-from offspec.device import find_device
-from offspec.errors import OffspecError
+from offspec.core.config import format_bytes
+from offspec.core.errors import OffspecError
+from offspec.model.device import find_device
+from offspec_kernels.backend import interprets
 from offspec_kernels.dequant import Format, dequantise
-from offspec_kernels.paths import interprets
 from offspec_planners.measure import memory_bandwidth
 
 NAME = "dequant"

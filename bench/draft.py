@@ -20,7 +20,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from bench.harness import Report, command_line, environment, model_name, ratio, write_result
-from offspec.config import SamplingParams, format_bytes
+from offspec.core.config import SamplingParams, format_bytes
 from offspec_planners.measure import gemm_rates, memory_bandwidth
 
 if TYPE_CHECKING:
@@ -108,9 +108,9 @@ def open_draft(name: str, bits: int, dtype: str, capacity: int, device: str = "c
     import torch
 
     from offspec.checkpoint import open_checkpoint
-    from offspec.drafters import calibration_ids
     from offspec.model.loaded import LoadedModel
-    from offspec.text.codec import TextCodec, load_tokenizer
+    from offspec.model.tokenizer import TextCodec, load_tokenizer
+    from offspec.plan.load_drafts import calibration_ids
     from offspec_planners.placement import Placement
 
     checkpoint = open_checkpoint(name, unpack=True)
@@ -130,9 +130,9 @@ def _nothing(done: int, total: int) -> None:
 
 def new_scorer(vocabulary: int, temperature: float, device: str = "cpu") -> Scorer:
     from offspec.draft.base import Scorer
-    from offspec.noise import GumbelNoise
-    from offspec.sampling import LogitsProcessor
-    from offspec_planners.calibrate import Calibration
+    from offspec.sampling.logits_processor import LogitsProcessor
+    from offspec.sampling.noise import GumbelNoise
+    from offspec_planners.acceptance import Calibration
 
     processor = LogitsProcessor(SamplingParams(temperature=temperature, seed=0), vocabulary, [])
     noise = GumbelNoise(0, vocabulary, device) if processor.uses_noise else None

@@ -25,12 +25,12 @@ from bench.kernels_clock import Rates, measure_rates
 from bench.kernels_run import measure
 from bench.kernels_view import show_case, show_ceiling, show_rates, show_steps, show_tuning
 from bench.kernels_wanted import CASES, judged
-from offspec.config import parse_bytes
-from offspec.device import claim, find_device
-from offspec.errors import OffspecError
+from offspec.core.config import parse_bytes
+from offspec.core.errors import OffspecError
+from offspec.model.device import claim, find_device
+from offspec_kernels.backend import Path as Way
+from offspec_kernels.backend import choose, interprets
 from offspec_kernels.errors import ArgumentError, PathError
-from offspec_kernels.paths import Path as Way
-from offspec_kernels.paths import choose, interprets
 
 NAME = "kernels"
 OPS = {"tree_attention": kernels_attention.OP, **kernels_rows.OPS}

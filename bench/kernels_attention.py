@@ -16,8 +16,8 @@ from torch import Tensor
 
 from bench.kernels_cases import OURS, Case, Op, Setting, Spec, rms_ratio
 from bench.kernels_clock import Call
-from offspec_kernels.sight import Sight
 from offspec_kernels.tree_attention import tree_attention
+from offspec_kernels.tree_mask import Sight
 
 NAMES = ("L", "N", "H", "KV", "D")
 # For the check: as small as the reference wants it, and too large for a mask to be worth its while (`eager`).

@@ -12,7 +12,7 @@ import torch
 
 from bench.cgroup import BenchError
 from bench.kernels_clock import Call
-from offspec_kernels.paths import Path
+from offspec_kernels.backend import Path
 
 OURS = "offspec"
 DTYPES = ("bfloat16", "float16", "float32")

@@ -11,8 +11,8 @@ import torch
 from bench.cgroup import BenchError
 from bench.draft import Steps, new_scorer, open_draft
 from bench.harness import ratio
-from offspec.model.lean import LeanModel
-from offspec.model.lean_weights import fuse_layers, plain_shape
+from offspec.model.fused.forward import LeanModel
+from offspec.model.fused.weights import fuse_layers, plain_shape
 from offspec.model.loaded import LoadedModel
 
 WIDTHS = (1, 4, 8, 16, 32)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from bench.kernels_cases import OURS, Case, Op, Setting, Spec, levels, scattered, unlike
 from bench.kernels_clock import Call
-from offspec.noise import GumbelNoise
+from offspec.sampling.noise import GumbelNoise
+from offspec_kernels.backend import Path
 from offspec_kernels.gumbel_argmax import gumbel_argmax
 from offspec_kernels.kv_compact import KVTable, kv_compact
-from offspec_kernels.paths import Path
 from offspec_kernels.topk_children import TopChildren, topk_children
 
 TORCH = "torch"

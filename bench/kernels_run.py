@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.kernels_cases import OURS, Case, Op, Setting, Spec
 from bench.kernels_clock import Call, Rates, clock_of, peak_scratch, time_in_turns
-from offspec_kernels.paths import choose
+from offspec_kernels.backend import choose
 
 
 @dataclass(frozen=True, slots=True)

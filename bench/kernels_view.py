@@ -7,7 +7,7 @@ from typing import Any
 from bench.harness import Report
 from bench.kernels_cases import OURS
 from bench.kernels_clock import Rates
-from offspec.config import format_bytes
+from offspec.core.config import format_bytes
 
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 

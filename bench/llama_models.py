@@ -23,8 +23,8 @@ from bench.cgroup import BenchError
 from bench.harness import read_prompts
 from bench.widen import read_recipe
 from bench.widening import dense
-from offspec.checkpoint.cache import cache_root, make_folder
-from offspec.errors import OffspecError
+from offspec.core.cache_dir import cache_root, make_folder
+from offspec.core.errors import OffspecError
 
 if TYPE_CHECKING:
     from gguf import GGUFReader, GGUFWriter

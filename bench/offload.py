@@ -33,8 +33,8 @@ from bench.offload_view import NOTE, show, show_ceiling
 from bench.rates import Bandwidth, read_bandwidth
 from bench.tally import Ceiling, tally
 from bench.widen import read_recipe
-from offspec.config import format_bytes, parse_bytes
-from offspec.errors import OffspecError
+from offspec.core.config import format_bytes, parse_bytes
+from offspec.core.errors import OffspecError
 
 NAME = "offload"
 _ROOT = Path(__file__).parent.parent

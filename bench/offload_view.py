@@ -8,7 +8,7 @@ from rich.table import Table
 
 from bench.harness import Report, ratio
 from bench.tally import Ceiling
-from offspec.config import format_bytes
+from offspec.core.config import format_bytes
 
 NOTE = (
     "acceptance is that of a 135M pair: the widened target says what the small model says, and the draft is "

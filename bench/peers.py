@@ -40,8 +40,8 @@ from bench.peers_tally import GOALS, fastest, our_answers, shortfalls, speed_ups
 from bench.peers_view import NOTE, ceiling_json, plot, show, show_ceiling
 from bench.plots import plot_file
 from bench.widen import read_recipe
-from offspec.config import format_bytes, parse_bytes
-from offspec.errors import OffspecError
+from offspec.core.config import format_bytes, parse_bytes
+from offspec.core.errors import OffspecError
 
 NAME = "peers"
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.cgroup import BenchError
 from bench.widen import RECIPE
-from offspec.checkpoint.cache import cache_root, make_folder, remove_folder
+from offspec.core.cache_dir import cache_root, make_folder, remove_folder
 
 REQUIREMENTS = Path(__file__).with_name("peers-requirements.txt")
 WORKER = Path(__file__).with_name("peer_worker.py")

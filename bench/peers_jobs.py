@@ -16,8 +16,8 @@ from bench.cgroup import BenchError, drop_caches, run_limited
 from bench.harness import Prompt
 from bench.peer_worker import one_line
 from bench.peers_quantised import QUANTISED, QUANTISED_TITLES, Quantised
-from offspec.config import format_bytes, parse_bytes
-from offspec.errors import OffspecError
+from offspec.core.config import format_bytes, parse_bytes
+from offspec.core.errors import OffspecError
 
 Group = Sequence[tuple[int, Prompt]]  # prompts with their numbers, from which seeds are made
 

@@ -17,7 +17,7 @@ from bench import offload, peers_llama
 from bench.cgroup import BenchError, drop_caches
 from bench.harness import Prompt
 from bench.peers_llama import LlamaFiles
-from offspec.config import parse_bytes
+from offspec.core.config import parse_bytes
 
 PACKED, STORED, LLAMA, LLAMA_DRAFTED = "offspec_nf4", "offspec_gguf", "llama_cpp", "llama_cpp_drafted"
 QUANTISED = (PACKED, STORED, LLAMA, LLAMA_DRAFTED)

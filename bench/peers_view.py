@@ -14,7 +14,7 @@ from bench.peers_quantised import QUANTISED, Quantised
 from bench.peers_tally import GOALS, ours
 from bench.plots import save
 from bench.rates import Bandwidth
-from offspec.config import format_bytes
+from offspec.core.config import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -29,9 +29,9 @@ from bench.plan_record import keep
 from bench.plan_view import show, show_case, show_ceiling
 from bench.rates import read_bandwidth
 from offspec.checkpoint import open_checkpoint
-from offspec.checkpoint.cache import cache_root
-from offspec.config import parse_bytes
-from offspec.errors import OffspecError
+from offspec.core.cache_dir import cache_root
+from offspec.core.config import parse_bytes
+from offspec.core.errors import OffspecError
 
 NAME = "plan"
 LIMITS = {"seconds_per_pass": 0.10, "tok_per_s": 0.15}  # the most that a median over prompts may be off

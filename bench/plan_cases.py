@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from bench.cgroup import BenchError
 from bench.offload import child
 from bench.widen import default_folder
-from offspec.config import EngineConfig, parse_bytes
-from offspec.errors import CapacityError, OffspecError
+from offspec.core.config import EngineConfig, parse_bytes
+from offspec.core.errors import CapacityError, OffspecError
 
 LEAST = "least"
 CASES = (
@@ -97,8 +97,8 @@ class Target:
 
 def least_memory(target: Target) -> int:
     """Bytes with which planning begins to work, rounded up a little."""
-    from offspec.assemble import open_models
-    from offspec.outset import outset
+    from offspec.plan.initial_fit import outset
+    from offspec.plan.load import open_models
 
     opened = open_models(target.config(memory=1), lambda event: None)
     try:

@@ -28,14 +28,14 @@ from bench.plan_record import keep
 from bench.plots import plot_file, sweep_plot
 from bench.sweep_tally import Answer, Pair, summarise
 from bench.sweep_view import show, show_ceiling
-from offspec.config import DraftBits, SamplingParams, parse_bytes
-from offspec.errors import OffspecError
-from offspec.events import Event, PassStats
-from offspec.ledger import DraftRecord
+from offspec.core.config import DraftBits, SamplingParams, parse_bytes
+from offspec.core.errors import OffspecError
+from offspec.core.events import Event, PassStats
+from offspec.plan.records import DraftRecord
 
 if TYPE_CHECKING:
-    from offspec.choose import Way
-    from offspec.engine import Engine
+    from offspec.engine.engine import Engine
+    from offspec.plan.prepare import Way
     from offspec_planners.plan import Plan
 
 NAME = "plan_sweep"
@@ -54,11 +54,11 @@ class Unkept(DraftRecord):
 
 def load(plan: Plan, args: argparse.Namespace, target: Target) -> tuple[Engine, Way]:
     """An engine placed by the plan, with room for every tree of the sweep, and the plan's way for it."""
-    from offspec.assemble import load_models, open_models
-    from offspec.choose import way_of
-    from offspec.engine import Engine
-    from offspec.fit import Fit
-    from offspec.needs import DraftMode
+    from offspec.engine.engine import Engine
+    from offspec.plan.fit import Fit
+    from offspec.plan.load import load_models, open_models
+    from offspec.plan.needs import DraftMode
+    from offspec.plan.prepare import way_of
 
     if plan.draft_mode == "none":
         raise BenchError("a draft has no room in this memory: give more --memory")
@@ -105,8 +105,8 @@ def measure(
     engine: Engine, planned: Way, args: argparse.Namespace, prompts: Sequence[Prompt], report: Report
 ) -> list[Answer]:
     """Rounds over the prompts, as many as there is time for; the first two in any case."""
-    from offspec.choose import Way
-    from offspec.grow import GrowthPolicy
+    from offspec.draft.grow.best_first import GrowthPolicy
+    from offspec.plan.prepare import Way
 
     pairs = [(budget, width) for budget in args.budgets for width in args.widths if width <= budget]
     chance, answers, began = random.Random(args.seed), list[Answer](), time.perf_counter()
@@ -159,7 +159,7 @@ def parser() -> argparse.ArgumentParser:
 
 def bench(args: argparse.Namespace, words: Sequence[str], report: Report) -> dict[str, Any]:
     """Plan, sweep, print and write the result; returns the case."""
-    from offspec.planning import make_plan
+    from offspec.engine.rehearsal import make_plan
 
     prompts, target = read_prompts(args.prompts), Target.widened(args.model, args.factor)
     config = target.config(parse_bytes(args.memory), args.temperature)

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from bench.harness import Report, ratio
-from offspec.config import format_bytes
+from offspec.core.config import format_bytes
 
 
 def show_ceiling(factor: int, ceiling: dict[str, Any], report: Report) -> None:

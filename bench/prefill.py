@@ -27,8 +27,8 @@ from bench.stream_floor import Compute, Floor
 from bench.stream_link import RawDisk
 from bench.stream_view import show_disk
 from bench.widen import read_recipe
-from offspec.config import format_bytes, parse_bytes
-from offspec.errors import OffspecError
+from offspec.core.config import format_bytes, parse_bytes
+from offspec.core.errors import OffspecError
 
 NAME = "prefill"
 WANTED = 1.2

@@ -17,7 +17,7 @@ _SETTLE_SECONDS = 2.0  # in which the ring fills: it holds a few layers
 def work(job: dict[str, Any]) -> dict[str, Any]:
     """Load the engine and time its prompts; every reading of the disk is taken while its ring is full."""
     import offspec
-    from offspec import memory
+    from offspec.core import memory
 
     threads, block = job["raw_shape"]
     raw = RawDisk([Path(file) for file in job["files"]], job["raw_bytes"], (threads, block))
@@ -48,8 +48,8 @@ def _settled(raw: RawDisk) -> float:
 
 def _first_token(engine: Any, prompt: list[int]) -> dict[str, Any]:
     """Seconds to the end of the first pass, the draft's part of it, and the bytes that came meanwhile."""
-    from offspec.config import SamplingParams
-    from offspec.events import PassStats
+    from offspec.core.config import SamplingParams
+    from offspec.core.events import PassStats
 
     start = time.perf_counter()
     # With a draft the first pass checks a tree as well, if there may be more tokens than one.

@@ -18,8 +18,8 @@ from rich.table import Table
 
 from bench.harness import Report, command_line, environment, write_result
 from bench.published_rows import MODELS, ROWS, SYSTEMS, Model, Row
+from offspec_planners.acceptance import typical
 from offspec_planners.best_first import replay
-from offspec_planners.calibrate import typical
 from offspec_planners.cost import Estimate, ModelSizes, PassCosts, draft_step, product_seconds
 from offspec_planners.hardware import Hardware, Processor, preset
 from offspec_planners.placement import Placement, Sizes, Tier, place_on_device, spread

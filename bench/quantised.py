@@ -27,8 +27,8 @@ from bench.peers_quantised import pack_of
 from bench.quantised_tally import BF16, NF4, judged, passes, rows_of, shortfalls, speeds
 from bench.quantised_view import NOTE, show, show_ceiling
 from bench.widen import read_recipe
-from offspec.config import format_bytes, parse_bytes
-from offspec.errors import OffspecError
+from offspec.core.config import format_bytes, parse_bytes
+from offspec.core.errors import OffspecError
 
 NAME = "quantised"
 OFF, GIVEN, PLANNED = "off", "as given", "as planned"

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from bench.harness import Report, ratio
 from bench.quantised_tally import BF16, NF4
-from offspec.config import format_bytes
+from offspec.core.config import format_bytes
 
 NOTE = (
     "tokens a pass are those of a 135M pair: the widened target says what the small model says, in one case "

@@ -23,7 +23,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     from bench.stream_cuda import describe
     from bench.stream_link import RawDisk
     from bench.stream_window import Passes
-    from offspec import memory
+    from offspec.core import memory
 
     asked = argparse.Namespace(
         tokens=job["tokens"], resident=None, memory=job["memory"], device="cpu", dtype=job["dtype"]
@@ -65,7 +65,7 @@ def figures(window: Window) -> dict[str, Any]:
 
 def main(job: str) -> int:
     """Run a job given as JSON; its figures are the last line of stdout."""
-    from offspec.errors import OffspecError
+    from offspec.core.errors import OffspecError
 
     try:
         found = work(json.loads(job))

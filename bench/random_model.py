@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.cgroup import BenchError
-from offspec.checkpoint.disk import partial_name, require_space, sync_folder, write_file
 from offspec.checkpoint.write import Entry, SafetensorsWriter
-from offspec.config import format_bytes
-from offspec.errors import OffspecError
+from offspec.core.config import format_bytes
+from offspec.core.errors import OffspecError
+from offspec.core.files import partial_name, require_space, sync_folder, write_file
 
 RECIPE = "random.json"  # in the folder: the shape that it was made with
 _BLOCK = 32 << 20  # values that are drawn; the rest repeats them

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from bench.cgroup import BenchError
 from bench.widen import fingerprint
 from bench.widening import dense
-from offspec.checkpoint.cache import cache_root, make_folder
-from offspec.errors import OffspecError
+from offspec.core.cache_dir import cache_root, make_folder
+from offspec.core.errors import OffspecError
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +46,8 @@ def ensure(model: str, out: Path | None = None) -> Path:
 
 def default_folder(model: str, checkpoint: Checkpoint) -> Path:
     """Where a rounded model is kept when no folder is named."""
-    from offspec.model import calibration, packing
+    from offspec.model.quantize import calibration
+    from offspec.model.quantize import rounding as packing
 
     code = b"".join(Path(str(module.__file__)).read_bytes() for module in (calibration, packing))
     key = hashlib.sha256(fingerprint(checkpoint).encode() + code).hexdigest()[:12]
@@ -57,9 +58,9 @@ def write(checkpoint: Checkpoint, folder: Path) -> None:
     """Round a model and write it into `folder`, which exists and is empty. Raises OffspecError."""
     import torch
 
-    from offspec.drafters import calibration_ids
     from offspec.model.loaded import LoadedModel
-    from offspec.text.codec import TextCodec, load_tokenizer
+    from offspec.model.tokenizer import TextCodec, load_tokenizer
+    from offspec.plan.load_drafts import calibration_ids
 
     codec = TextCodec(load_tokenizer(checkpoint.folder), checkpoint.folder, checkpoint.config)
     loaded = LoadedModel(checkpoint.folder, checkpoint.tensors, torch.bfloat16, torch.device("cpu"))

@@ -22,9 +22,9 @@ from rich.table import Table
 
 from bench.harness import Report, command_line, environment, read_prompts, write_result
 from offspec.checkpoint import open_checkpoint
-from offspec.model.calibration import TEXT, InputMoments
-from offspec.model.packing import packed_bytes, rounded
-from offspec.text.codec import TextCodec, load_tokenizer
+from offspec.model.quantize.calibration import TEXT, InputMoments
+from offspec.model.quantize.rounding import packed_bytes, rounded
+from offspec.model.tokenizer import TextCodec, load_tokenizer
 from offspec_kernels.dequant.grouped import GROUP
 
 NAME = "rounding"

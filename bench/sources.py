@@ -31,7 +31,7 @@ from bench.harness import (
     write_result,
 )
 from bench.plots import plot_file, sources_plot
-from offspec.errors import OffspecError
+from offspec.core.errors import OffspecError
 
 NAME = "sources"
 COPIES = PROMPTS / "copy"
@@ -94,7 +94,7 @@ def choices(args: argparse.Namespace) -> list[str]:
 def _answer(
     engine: Any, args: argparse.Namespace, choice: str, temperature: float, number: int, prompt: Prompt
 ) -> Answer:
-    from offspec.config import SamplingParams
+    from offspec.core.config import SamplingParams
 
     params = SamplingParams(
         temperature=temperature,

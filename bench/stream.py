@@ -29,8 +29,8 @@ from bench.stream_floor import Compute, Floor
 from bench.stream_link import RawDisk
 from bench.stream_view import shares, show_compute, show_disk, show_endurance, show_row
 from bench.stream_window import Passes, Window, run_window
-from offspec.config import EngineConfig, format_bytes, parse_bytes
-from offspec.errors import OffspecError
+from offspec.core.config import EngineConfig, format_bytes, parse_bytes
+from offspec.core.errors import OffspecError
 
 if TYPE_CHECKING:
     from offspec.model.loaded import LoadedModel
@@ -53,9 +53,9 @@ def load(args: argparse.Namespace, folder: Path, vram: str | None) -> tuple[Load
     """The target, placed by the engine within its promise of memory, or as --resident says."""
     import torch
 
-    from offspec.assemble import assemble
     from offspec.checkpoint import open_checkpoint
     from offspec.model.loaded import LoadedModel
+    from offspec.plan.load import assemble
     from offspec_planners.placement import Placement, spread
 
     context = max(*args.tokens, 2)
@@ -112,7 +112,7 @@ def run_rounds(
 
 def measure_cpu(args: argparse.Namespace, folder: Path, report: Report) -> dict[str, Any]:
     """The target in RAM, its layers from disk: what was reached, with every window and reading."""
-    from offspec import memory
+    from offspec.core import memory
 
     target, placement = load(args, folder, None)
     try:

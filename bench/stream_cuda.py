@@ -18,7 +18,7 @@ from bench.stream_floor import Compute, Floor
 from bench.stream_link import copy_bandwidth
 from bench.stream_view import show_compute, show_row
 from bench.stream_window import Passes, Window, summarise
-from offspec.config import format_bytes
+from offspec.core.config import format_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -72,8 +72,8 @@ def _run(
     floors: dict[int, Compute],
 ) -> tuple[dict[str, Any], list[Window]]:
     """One promise of device memory; when this returns, nothing refers to the engine any more."""
-    from offspec import memory
-    from offspec.device import peak_bytes
+    from offspec.core import memory
+    from offspec.model.device import peak_bytes
 
     _free(device)
     target, placement = load(vram)

@@ -17,7 +17,7 @@ _LENGTHS = (1, 5, 24, 64)  # tokens of a pass, in turns
 
 def held() -> dict[str, int]:
     """What this process holds now: resident bytes, threads, descriptors."""
-    from offspec import memory
+    from offspec.core import memory
 
     memory.trim()
     return {

@@ -8,7 +8,7 @@ from typing import Any
 from bench.harness import Report
 from bench.stream_floor import Compute
 from bench.stream_link import RawDisk
-from offspec.config import format_bytes
+from offspec.core.config import format_bytes
 
 WANTED = 0.95
 SHARES = ("utilisation", "of_bound", "of_bound_with_attention", "of_bound_with_layers")

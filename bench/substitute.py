@@ -29,8 +29,8 @@ from bench.harness import (
     write_result,
 )
 from bench.plots import plot_file, substitute_plot
-from offspec.config import format_bytes
-from offspec.errors import OffspecError
+from offspec.core.config import format_bytes
+from offspec.core.errors import OffspecError
 
 NAME = "substitute"
 UNROUNDED = 16
@@ -60,7 +60,7 @@ def layer_bytes(model: str, dtype: str) -> dict[int, int]:
 
     from offspec.checkpoint import open_checkpoint
     from offspec.model.loaded import LoadedModel
-    from offspec.model.packed_layers import rounded_bytes
+    from offspec.model.quantize.resident_layers import rounded_bytes
 
     checkpoint = open_checkpoint(model)
     loaded = LoadedModel(checkpoint.folder, checkpoint.tensors, getattr(torch, dtype), torch.device("cpu"))

@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any
 from bench.harness import Report, command_line, environment, ratio, write_result
 
 if TYPE_CHECKING:
-    from offspec.candidates import Twig
     from offspec.draft.base import Lookup
-    from offspec.noise import GumbelNoise
+    from offspec.draft.growing_tree import Twig
+    from offspec.sampling.noise import GumbelNoise
 
 NAME = "suffix"
 WANTED_SECONDS = 1e-3  # of a pass, on the average
@@ -150,9 +150,9 @@ def tally(costs: Sequence[PassCost], step: float) -> dict[str, Any]:
 
 def measure(args: argparse.Namespace, history: int) -> list[dict[str, Any]]:
     """Both sources behind one history, without noise and with it."""
-    from offspec.draft.lookup import NgramLookup
-    from offspec.draft.suffix import SuffixLookup
-    from offspec.noise import GumbelNoise
+    from offspec.draft.lookup.ngram import NgramLookup
+    from offspec.draft.lookup.suffix import SuffixLookup
+    from offspec.sampling.noise import GumbelNoise
 
     text, step = make_text(history + args.tokens), dictionary_step(history)
     rows = []

@@ -23,11 +23,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from bench.cgroup import BenchError
 from bench.widening import WideTensor, dense, plan, wide_config
-from offspec.checkpoint.cache import cache_root
-from offspec.checkpoint.disk import partial_name, require_space, sync_folder, write_file
 from offspec.checkpoint.write import SafetensorsWriter
-from offspec.config import format_bytes
-from offspec.errors import OffspecError
+from offspec.core.cache_dir import cache_root
+from offspec.core.config import format_bytes
+from offspec.core.errors import OffspecError
+from offspec.core.files import partial_name, require_space, sync_folder, write_file
 
 if TYPE_CHECKING:
     from offspec.checkpoint import Checkpoint

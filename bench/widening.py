@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bench.cgroup import BenchError
-from offspec.errors import UnsupportedModelError
+from offspec.core.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     from offspec.checkpoint import Checkpoint

@@ -22,8 +22,8 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     `prompts` (number, id, text), `speculate`, and `check` (of `Engine.stream`).
     """
     import offspec
-    from offspec.config import SamplingParams
-    from offspec.events import Finished, Notice, PassStats
+    from offspec.core.config import SamplingParams
+    from offspec.core.events import Finished, Notice, PassStats
 
     start = time.perf_counter()
     answers = []
@@ -66,7 +66,7 @@ def _say(text: str) -> None:
 
 def main(job: str) -> int:
     """Run a job given as JSON; its figures are the last line of stdout."""
-    from offspec.errors import OffspecError
+    from offspec.core.errors import OffspecError
 
     try:
         figures = work(json.loads(job))

@@ -1,6 +1,6 @@
 """What the pictures of `offspec chat` show: a conversation, figures and a tree, all made up."""
 
-from offspec.events import PassStats, TreeSeen
+from offspec.core.events import PassStats, TreeSeen
 
 QUESTIONS = (
     "Why is the sky blue, and a sunset red?",

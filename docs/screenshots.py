@@ -20,7 +20,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from docs import pictured  # noqa: E402
-from offspec.tui.panel import SidePanel  # noqa: E402
+from offspec.ui.tui.panel import SidePanel  # noqa: E402
 from tests.planners.samples import large  # noqa: E402
 from tests.tui import stage  # noqa: E402
 

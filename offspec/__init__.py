@@ -4,8 +4,8 @@
     print(engine.generate("Why is the sky blue?").text)
 
 `load` opens a model and returns an `Engine`; `SamplingParams` says how tokens are chosen. A stream
-yields the classes of `offspec.events`; everything raised on purpose is an `OffspecError`, and
-`offspec.errors` draws the tree of them.
+yields the classes of `offspec.core.events`; everything raised on purpose is an `OffspecError`, and
+`offspec.core.errors` draws the tree of them.
 
 Names are looked up when they are first used (PEP 562), so that importing offspec, and asking the
 command line for help, does not wait for torch.
@@ -17,39 +17,39 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "Engine": "engine",
-    "load": "loading",
-    "Session": "session",
-    "EngineConfig": "config",
-    "SamplingParams": "config",
-    "Event": "events",
-    "Finished": "events",
-    "LoadProgress": "events",
-    "Mismatch": "events",
-    "Notice": "events",
-    "PassProgress": "events",
-    "PassStats": "events",
-    "Piece": "events",
-    "Prefill": "events",
-    "Result": "events",
-    "TextDelta": "events",
-    "TreeSeen": "events",
-    "Timeline": "timeline",
-    "CapacityError": "errors",
-    "CheckpointError": "errors",
-    "ClosedError": "errors",
-    "DiskFullError": "errors",
-    "DraftError": "errors",
-    "HeaderError": "errors",
-    "MissingTensorError": "errors",
-    "ModelNotFoundError": "errors",
-    "OffspecError": "errors",
-    "PlanError": "errors",
-    "RequestError": "errors",
-    "SessionError": "errors",
-    "StreamError": "errors",
-    "TruncatedError": "errors",
-    "UnsupportedModelError": "errors",
+    "Engine": "engine.engine",
+    "load": "engine.load",
+    "Session": "chat.session",
+    "EngineConfig": "core.config",
+    "SamplingParams": "core.config",
+    "Event": "core.events",
+    "Finished": "core.events",
+    "LoadProgress": "core.events",
+    "Mismatch": "core.events",
+    "Notice": "core.events",
+    "PassProgress": "core.events",
+    "PassStats": "core.events",
+    "Piece": "core.events",
+    "Prefill": "core.events",
+    "Result": "core.events",
+    "TextDelta": "core.events",
+    "TreeSeen": "core.events",
+    "Timeline": "core.trace",
+    "CapacityError": "core.errors",
+    "CheckpointError": "core.errors",
+    "ClosedError": "core.errors",
+    "DiskFullError": "core.errors",
+    "DraftError": "core.errors",
+    "HeaderError": "core.errors",
+    "MissingTensorError": "core.errors",
+    "ModelNotFoundError": "core.errors",
+    "OffspecError": "core.errors",
+    "PlanError": "core.errors",
+    "RequestError": "core.errors",
+    "SessionError": "core.errors",
+    "StreamError": "core.errors",
+    "TruncatedError": "core.errors",
+    "UnsupportedModelError": "core.errors",
 }
 
 __all__ = [  # noqa: RUF022 - in the order a reader meets them
@@ -93,7 +93,7 @@ __all__ = [  # noqa: RUF022 - in the order a reader meets them
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'offspec' has no attribute {name!r}")
-    from offspec.openmp import limit_spinning
+    from offspec.core.openmp import limit_spinning
 
     limit_spinning()  # before what is asked for imports torch
     return getattr(import_module(f"offspec.{_HOME[name]}"), name)
@@ -104,9 +104,9 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from offspec.config import EngineConfig, SamplingParams
-    from offspec.engine import Engine
-    from offspec.errors import (
+    from offspec.chat.session import Session
+    from offspec.core.config import EngineConfig, SamplingParams
+    from offspec.core.errors import (
         CapacityError,
         CheckpointError,
         ClosedError,
@@ -123,7 +123,7 @@ if TYPE_CHECKING:
         TruncatedError,
         UnsupportedModelError,
     )
-    from offspec.events import (
+    from offspec.core.events import (
         Event,
         Finished,
         LoadProgress,
@@ -137,6 +137,6 @@ if TYPE_CHECKING:
         TextDelta,
         TreeSeen,
     )
-    from offspec.loading import load
-    from offspec.session import Session
-    from offspec.timeline import Timeline
+    from offspec.core.trace import Timeline
+    from offspec.engine.engine import Engine
+    from offspec.engine.load import load

@@ -1,6 +1,6 @@
 """`python -m offspec` is the same program as `offspec`."""
 
-from offspec.cli.main import main
+from offspec.ui.cli.main import main
 
 if __name__ == "__main__":
     main()

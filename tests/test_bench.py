@@ -16,8 +16,8 @@ import pytest
 import offspec
 from bench import acceptance, cgroup, harness, offload, rates, tally, worker
 from bench.cgroup import BenchError, MemoryCgroup
-from offspec.config import SamplingParams
-from offspec.events import Event, Finished, Mismatch, PassStats, Result
+from offspec.core.config import SamplingParams
+from offspec.core.events import Event, Finished, Mismatch, PassStats, Result
 
 
 def test_prompts_are_many_kinds_and_well_formed() -> None:

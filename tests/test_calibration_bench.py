@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bench import calibration
-from offspec.tree import TokenTree
+from offspec.sampling.token_tree import TokenTree
 from tests.tiny import write_model
 
 

@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from offspec.chat.conversation import Conversation, Message
 from offspec.checkpoint.open import DEMO_PACKAGE, open_checkpoint
-from offspec.conversation import Conversation, Message
 from tests.chat.tmux import HAS_TMUX, Tmux
 
 pytestmark = [

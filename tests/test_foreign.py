@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from offspec.checkpoint.shapes import known_config
-from offspec.config import EngineConfig
-from offspec.errors import CapacityError, CheckpointError, RequestError
-from offspec.foreign import plan_elsewhere
-from offspec.machine import known_machine
-from offspec_planners.calibrate import typical
+from offspec.core.config import EngineConfig
+from offspec.core.errors import CapacityError, CheckpointError, RequestError
+from offspec.plan.hardware_profile import known_machine
+from offspec.plan.other_hardware import plan_elsewhere
+from offspec_planners.acceptance import typical
 from offspec_planners.hardware import preset
 from offspec_planners.placement import Tier
 from offspec_planners.plan import Plan
-from offspec_planners.synthetic import expected_tokens
+from offspec_planners.typical_acceptance import expected_tokens
 from tests.planners.samples import LAPTOP
 
 SMALL = "meta-llama/Llama-3.2-1B-Instruct"
@@ -130,8 +130,8 @@ def test_a_quantised_configuration(tmp_path: Path, quantised: dict[str, object],
 def test_this_process_has_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
     """What this process happens to hold is nothing to a machine elsewhere."""
     plan = _plan(SMALL, "laptop-8gb", memory=2 * GB)
-    monkeypatch.setattr("offspec.memory.resident_bytes", lambda: 3 * GB)
-    monkeypatch.setattr("offspec.memory._first_runtime", 0)
+    monkeypatch.setattr("offspec.core.memory.resident_bytes", lambda: 3 * GB)
+    monkeypatch.setattr("offspec.core.memory._first_runtime", 0)
     assert _plan(SMALL, "laptop-8gb", memory=2 * GB).placement == plan.placement
 
 

@@ -23,7 +23,7 @@ from bench.kernels_cases import OURS, Case, Op, Setting, Spec, parse_spec, rms_r
 from bench.kernels_clock import Rates, peak_scratch, time_in_turns
 from bench.kernels_view import spell
 from bench.kernels_wanted import CASES, WANTED, Wanted, speedups
-from offspec.errors import RequestError
+from offspec.core.errors import RequestError
 from offspec_kernels.tree_attention import tree_attention
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from offspec.noise import GumbelNoise, request_key
+from offspec.sampling.noise import GumbelNoise, request_key
 from offspec_kernels.noise import gumbel, philox
 
 # Known answers of Random123 for philox4x32-10: counter, key, output.

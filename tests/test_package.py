@@ -68,7 +68,7 @@ def test_every_name_is_there(name: str) -> None:
 
 
 def test_every_error_is_exported() -> None:
-    errors = import_module("offspec.errors")
+    errors = import_module("offspec.core.errors")
     defined = {
         name for name, value in vars(errors).items() if isinstance(value, type) and name.endswith("Error")
     }
@@ -87,7 +87,7 @@ def test_importing_offspec_is_light() -> None:
 
 
 def test_the_engine_waits_with_what_it_may_never_need() -> None:
-    assert modules_after("import offspec.engine", "bitsandbytes", "textual", "typer") == "[]"
+    assert modules_after("import offspec.engine.engine", "bitsandbytes", "textual", "typer") == "[]"
 
 
 @pytest.mark.parametrize("folder", ["kernels", "planners"])

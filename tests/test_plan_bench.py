@@ -16,7 +16,7 @@ import pytest
 from bench import plan, plan_cases, plan_record
 from bench.cgroup import BenchError, MemoryUse
 from bench.plan_cases import CASES, Case, Target
-from offspec.config import EngineConfig
+from offspec.core.config import EngineConfig
 from tests.planners.samples import small, validation
 from tests.tiny import write_model
 
@@ -47,9 +47,9 @@ def test_a_target_is_drafted_for_by_the_small_model() -> None:
 
 
 def test_the_least_memory_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from offspec.assemble import open_models
-    from offspec.errors import CapacityError
-    from offspec.outset import outset
+    from offspec.core.errors import CapacityError
+    from offspec.plan.initial_fit import outset
+    from offspec.plan.load import open_models
 
     target = Target(str(write_model(tmp_path / "model")), context=128)
     assert plan_cases.main([json.dumps(asdict(target))]) == 0

@@ -17,12 +17,12 @@ from bench.cgroup import BenchError
 from bench.harness import Prompt, Report
 from bench.plan_cases import Target
 from bench.sweep_tally import Answer, Pair, summarise
-from offspec import planning
 from offspec.checkpoint import open_checkpoint
-from offspec.choose import Way
-from offspec.config import SamplingParams
-from offspec.events import Event, PassStats, TextDelta
-from offspec.grow import GrowthPolicy
+from offspec.core.config import SamplingParams
+from offspec.core.events import Event, PassStats, TextDelta
+from offspec.draft.grow.best_first import GrowthPolicy
+from offspec.engine import rehearsal as planning
+from offspec.plan.prepare import Way
 from offspec_planners.placement import Placement
 from offspec_planners.plan import Plan
 from tests.planners.samples import small

@@ -18,7 +18,7 @@ from bench.random_model import SHAPES
 from bench.rates import Bandwidth
 from bench.stream_floor import Compute
 from bench.stream_window import Reading, Window
-from offspec.pack import pack_model
+from offspec.model.quantize.pack import pack_model
 
 RECIPE = {"factor": 4, "fingerprint": "f", "layer_bytes": 4000, "layer_files": ["layer"]}
 

@@ -20,10 +20,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from offspec.config import SamplingParams
-from offspec.errors import CheckpointError
-from offspec.noise import GumbelNoise
-from offspec.sampling import LogitsProcessor
+from offspec.core.config import SamplingParams
+from offspec.core.errors import CheckpointError
+from offspec.sampling.logits_processor import LogitsProcessor
+from offspec.sampling.noise import GumbelNoise
 
 V = 300
 ALL = {

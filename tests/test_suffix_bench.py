@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from bench import suffix
-from offspec.candidates import Twig
-from offspec.draft.lookup import NgramLookup
+from offspec.draft.growing_tree import Twig
+from offspec.draft.lookup.ngram import NgramLookup
 
 
 def test_most_of_the_text_is_copied() -> None:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from offspec.errors import CheckpointError, ModelNotFoundError, RequestError
-from offspec.text.codec import TextCodec, load_tokenizer, same_vocabulary
-from offspec.text.stream import IncrementalText, StopStrings, TextStream
+from offspec.core.errors import CheckpointError, ModelNotFoundError, RequestError
+from offspec.engine.detokenizer import IncrementalText, StopStrings, TextStream
+from offspec.model.tokenizer import TextCodec, load_tokenizer, same_vocabulary
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}"

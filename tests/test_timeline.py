@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offspec import timeline as module
-from offspec.errors import DiskFullError, RequestError
-from offspec.timeline import OFF, Timeline, check_writable
-from offspec.trace_file import Record, lines
+from offspec.core import trace as module
+from offspec.core.errors import DiskFullError, RequestError
+from offspec.core.trace import OFF, Timeline, check_writable
+from offspec.core.trace_format import Record, lines
 
 Event = dict[str, Any]
 
@@ -101,7 +101,7 @@ def test_times_are_microseconds_of_a_clock_that_never_goes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = iter([1_000_000, 1_002_500, 1_004_500, 1_009_999])
-    monkeypatch.setattr("offspec.timeline.time.perf_counter_ns", lambda: next(now))
+    monkeypatch.setattr("offspec.core.trace.time.perf_counter_ns", lambda: next(now))
     timeline = Timeline(on=True)
     with timeline.span("compute", "layer 0"):
         pass
@@ -324,7 +324,7 @@ def test_a_folder_without_permission(tmp_path: Path, use: Any, monkeypatch: pyte
     def refused(*_: object) -> int:  # permissions do not hold for root, who may run the tests
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr("offspec.timeline.os.open", refused)
+    monkeypatch.setattr("offspec.core.trace.os.open", refused)
     with pytest.raises(RequestError, match="Permission denied; name a file in a folder that you may write"):
         use(tmp_path / "t.json")
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from offspec.checkpoint.shapes import known_config
-from offspec.well_known import _HEADS, _SIBLINGS, KnownDraft, known_drafts
+from offspec.draft.published import _HEADS, _SIBLINGS, KnownDraft, known_drafts
 
 LARGE = "meta-llama/Llama-3.3-70B-Instruct"
 HEAD = "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B"

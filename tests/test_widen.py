@@ -17,7 +17,7 @@ from bench.cgroup import BenchError
 from bench.widen import RECIPE, ensure, main, widen
 from bench.widening import divide, plan, wide_config
 from offspec.checkpoint import Checkpoint, open_checkpoint
-from offspec.errors import DiskFullError, UnsupportedModelError
+from offspec.core.errors import DiskFullError, UnsupportedModelError
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "smollm3")
 
@@ -189,7 +189,7 @@ def test_full_disk_is_refused_before_writing(
     class Full:
         free = 1000
 
-    monkeypatch.setattr("offspec.checkpoint.disk.shutil.disk_usage", lambda place: Full)
+    monkeypatch.setattr("offspec.core.files.shutil.disk_usage", lambda place: Full)
     with pytest.raises(DiskFullError, match="free"):
         widen(open_checkpoint(str(small)), tmp_path / "wide", 2)
     assert not list(tmp_path.iterdir())

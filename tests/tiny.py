@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
-from offspec.assemble import Assembly
 from offspec.checkpoint import open_checkpoint
-from offspec.config import LOOKUPS, EngineConfig
+from offspec.core.config import LOOKUPS, EngineConfig
+from offspec.core.events import Event, unheard
 from offspec.draft.lm import LMDrafter
-from offspec.draft.lookup import NgramLookup
-from offspec.draft.sources import Sources
-from offspec.draft.suffix import SuffixLookup
-from offspec.engine import Engine
-from offspec.events import Event, unheard
+from offspec.draft.lookup.ngram import NgramLookup
+from offspec.draft.lookup.suffix import SuffixLookup
+from offspec.draft.mix.sources import Sources
+from offspec.engine.engine import Engine
 from offspec.model.loaded import LoadedModel
-from offspec.text.codec import TextCodec, load_tokenizer
+from offspec.model.tokenizer import TextCodec, load_tokenizer
+from offspec.plan.load import Assembly
 from offspec_planners.placement import Placement
 
 VOCABULARY = 96

@@ -16,7 +16,7 @@ from offspec.checkpoint.quantised.packs import check_files
 from offspec.checkpoint.ranges import one_line
 from offspec.checkpoint.safetensors import read_header
 from offspec.checkpoint.tensors import TensorInfo, Weight, on_disk
-from offspec.errors import CheckpointError, HeaderError, MissingTensorError, ModelNotFoundError
+from offspec.core.errors import CheckpointError, HeaderError, MissingTensorError, ModelNotFoundError
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"

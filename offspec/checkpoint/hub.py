@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from offspec.checkpoint.disk import disk_full, require_space
 from offspec.checkpoint.folder import CONFIG, INDEX, TEXT_FILES, choose_weights, open_folder, read_json
 from offspec.checkpoint.hub_copy import HubCopy
 from offspec.checkpoint.quantised import check_method
 from offspec.checkpoint.ranges import one_line
-from offspec.errors import CheckpointError, ModelNotFoundError, OffspecError, UnsupportedModelError
-from offspec.events import Event, LoadProgress
+from offspec.core.errors import CheckpointError, ModelNotFoundError, OffspecError, UnsupportedModelError
+from offspec.core.events import Event, LoadProgress
+from offspec.core.files import disk_full, require_space
 
 _PATIENCE = 20.0  # seconds to wait for the hub's first answer
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from offspec.checkpoint.folder import CONFIG
 from offspec.checkpoint.ranges import one_line
-from offspec.errors import ModelNotFoundError
-from offspec.events import Event, Notice
+from offspec.core.errors import ModelNotFoundError
+from offspec.core.events import Event, Notice
 
 
 class HubCopy:

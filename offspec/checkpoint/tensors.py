@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offspec.errors import UnsupportedModelError
+from offspec.core.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     import torch

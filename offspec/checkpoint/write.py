@@ -9,8 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from offspec.checkpoint.disk import disk_full, partial_name, reserve, sync_folder, write_all
 from offspec.checkpoint.tensors import bytes_of
+from offspec.core.files import disk_full, partial_name, reserve, sync_folder, write_all
 
 # The data of a file starts at a multiple of this: a block of any disk, and a page of memory.
 ALIGNMENT = 4096

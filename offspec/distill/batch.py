@@ -1,132 +1,60 @@
-"""Many sequences through a target at once: one trip of its weights writes a token of each.
+"""What a head learns from in one step: rows of several passages, one behind the other.
 
-A token tree is one text with branches; here there are many texts of one length, which see nothing of each
-other. So the family's own modules run as transformers runs a batch, over the same weights that are fed in
-layer by layer.
-
-Letters: B sequences, T new positions of each, S all so far, H heads, KV key heads, D head size.
+Letters: M rows, H hidden size.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
-from offspec.model.attention import UNSAID, window_of
-from offspec.model.cache import TreeCache
-from offspec.model.loaded import LoadedModel
-
-NAME = "offspec_batch"
+from offspec.distill.generate_batch import Passage
+from offspec.distill.store import Store
 
 
-class Batch:
-    """The states of sequences of one length, written further position by position.
-
-    taps: layers whose inputs are kept, too. The target must be loaded; `running` lends its modules.
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """tokens [M]; states [M, H] behind the final norm; taps, [M, H] each; left [M]: rows of the same passage
+    that follow; asked [M]: whether the row says what comes next in an answer, not in a question.
     """
 
-    def __init__(self, target: LoadedModel, length: int, taps: Sequence[int] = ()) -> None:
-        self._target = target
-        self._cache = TreeCache(len(target.layers), length)
-        self._taps = tuple(taps)
-        self._inputs: dict[int, torch.Tensor] = {}
-        self.length = 0
+    tokens: torch.Tensor
+    states: torch.Tensor
+    taps: tuple[torch.Tensor, ...]
+    left: torch.Tensor
+    asked: torch.Tensor
 
-    def run(self, tokens: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Tokens [B, T] behind what is there: states behind the final norm [B, T, hidden], and taps."""
-        rows, count = tokens.shape
-        position = torch.arange(self.length, self.length + count, device=tokens.device).expand(rows, -1)
-        with torch.no_grad():
-            out = self._target.skeleton.decoder(
-                input_ids=tokens, position_ids=position, past_key_values=self._cache, use_cache=True
-            )
-        self.length += count
-        self._cache.length = self.length
-        return out.last_hidden_state, [self._inputs[layer] for layer in self._taps]
+    def __len__(self) -> int:
+        return len(self.tokens)
 
-    def keep(self, rows: torch.Tensor) -> None:
-        """Go on with these sequences alone."""
-        for layer in self._cache.rows:
-            if layer.keys is not None and layer.values is not None:
-                layer.keys, layer.values = layer.keys[rows], layer.values[rows]
+    def before(self, count: int, behind: int = 0) -> torch.Tensor:
+        """Rows [n] from whose states an answer may be guessed, and which `count + behind` others follow.
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """While it lasts, the target computes batches, and no trees."""
-        model = self._target.skeleton.model
-        before = model.config._attn_implementation
-        hooks = [
-            self._target.skeleton.layers[layer].register_forward_pre_hook(self._tap(layer))
-            for layer in self._taps
-        ]
-        model.set_attn_implementation(_register())
-        try:
-            yield
-        except BaseException:
-            self._target.recover()
-            raise
-        finally:
-            model.set_attn_implementation(before)
-            for hook in hooks:
-                hook.remove()
-
-    def _tap(self, layer: int) -> Any:
-        def keep(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-            self._inputs[layer] = args[0].clone()  # a layer may write into what it is given
-
-        return keep
+        The token behind the state is then the root of a tree: the last of a question, or one of an answer.
+        """
+        rows = (self.left >= max(1, count + behind)).nonzero()[:, 0]
+        return rows[self.asked[rows + 1]]
 
 
-def attend_batch(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    sliding_window: int | str | None = UNSAID,
-    softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """query [B, H, T, D], key and value [B, KV, S, D] to ([B, T, H, D], None); the last of S are T.
+def read_lesson(store: Store, numbers: Sequence[int], device: torch.device, *, whole: bool) -> Lesson:
+    """Some passages. whole: their questions, too, of which else only the end is read."""
+    read = [store.read(number) for number in numbers]
+    starts = [0 if whole else max(0, passage.prompt - 2) for passage in read]
+    left = [torch.arange(len(p) - start - 1, -1, -1) for p, start in zip(read, starts, strict=True)]
+    asked = [torch.arange(start, len(p)) >= p.prompt - 1 for p, start in zip(read, starts, strict=True)]
 
-    `s_aux` [H] are attention sinks. Every sequence is whole, so there is nothing to mask but the future.
-    """
-    batch, heads, count, size = query.shape
-    groups, length = key.shape[1], key.shape[2]
-    scale = size**-0.5 if scaling is None else scaling
-    grouped = query.reshape(batch, groups, heads // groups * count, size)
-    scores = (grouped @ key.transpose(2, 3)).float().view(batch, heads, count, length) * scale
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    window = window_of(module) if isinstance(sliding_window, str) else sliding_window
-    hidden = _unseen(count, length, window, scores.device)
-    if hidden is not None:
-        scores.masked_fill_(hidden, float("-inf"))
-    if s_aux is None:
-        weights = scores.softmax(-1)
-    else:
-        sinks = s_aux.float().view(1, heads, 1, 1).expand(batch, -1, count, -1)
-        weights = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
-    weights = weights.to(value.dtype).view(batch, groups, heads // groups * count, length)
-    out = (weights @ value).view(batch, heads, count, value.shape[3])
-    return out.transpose(1, 2).contiguous(), None
+    def joined(of: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([part[start:] for part, start in zip(of, starts, strict=True)]).to(device)
 
-
-def _unseen(count: int, length: int, window: int | None, device: torch.device) -> torch.Tensor | None:
-    """[T, S]: what a position does not see; None where it sees all."""
-    if count == 1 and (window is None or window >= length):
-        return None
-    distance = torch.arange(length - count, length, device=device)[:, None] - torch.arange(
-        length, device=device
+    taps = tuple(joined([passage.taps[tap] for passage in read]) for tap in range(_taps(read)))
+    return Lesson(
+        tokens=joined([passage.tokens for passage in read]),
+        states=joined([passage.states for passage in read]),
+        taps=taps,
+        left=torch.cat(left).to(device),
+        asked=torch.cat(asked).to(device),
     )
-    return (distance < 0) | (distance >= window) if window is not None else distance < 0
 
 
-def _register() -> str:
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(NAME, attend_batch)
-    return NAME
+def _taps(passages: Sequence[Passage]) -> int:
+    return len(passages[0].taps) if passages else 0

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from offspec.distill.batch import Lesson
 from offspec.distill.eagle3_config import layer_config
-from offspec.distill.ends import Ends
-from offspec.distill.lesson import Lesson
-from offspec.distill.pupil import Published, Scores, Teacher
+from offspec.distill.embed_head import Ends
+from offspec.distill.student import Published, Scores, Teacher
 
 KeysAndValues = tuple[torch.Tensor, torch.Tensor]  # [Q, M, D] each
 

@@ -9,27 +9,27 @@ from typing import Any, Literal
 
 import torch
 
-from offspec import memory as memories
-from offspec.assemble import Assembly, assemble
 from offspec.checkpoint import open_checkpoint
-from offspec.checkpoint.cache import cache_root
-from offspec.config import EngineConfig
+from offspec.core import memory as memories
+from offspec.core.cache_dir import cache_root
+from offspec.core.config import EngineConfig
+from offspec.core.events import Event, LoadProgress, Notice, unheard
+from offspec.distill.aux_states import published_taps, write_taps
+from offspec.distill.config import Kind, Wanted
 from offspec.distill.eagle3 import Eagle3
-from offspec.distill.ends import Ends, take_ends
+from offspec.distill.embed_head import Ends, take_ends
+from offspec.distill.generate import LONGEST_QUESTION, write_text
 from offspec.distill.measure import Measured, measure
 from offspec.distill.medusa import Medusa
+from offspec.distill.memory import questions_together, rows_together
 from offspec.distill.mlp import MLP
 from offspec.distill.publish import claim_out, write_head
-from offspec.distill.pupil import Pupil
 from offspec.distill.questions import own_questions, read_questions
-from offspec.distill.room import questions_together, rows_together
 from offspec.distill.store import Source, Store
-from offspec.distill.taps import published_taps, write_taps
+from offspec.distill.student import Pupil
 from offspec.distill.train import Schedule, Trained, Training
-from offspec.distill.wanted import Kind, Wanted
-from offspec.distill.writing import LONGEST_QUESTION, write_text
-from offspec.events import Event, LoadProgress, Notice, unheard
-from offspec.outline import imagine
+from offspec.plan.load import Assembly, assemble
+from offspec.plan.model_sizes import imagine
 
 Notify = Callable[[Event], None]
 Dtype = Literal["bfloat16", "float32"]

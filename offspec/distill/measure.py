@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from offspec.distill.lesson import read_lesson
-from offspec.distill.pupil import Pupil
+from offspec.distill.batch import read_lesson
 from offspec.distill.store import Store
+from offspec.distill.student import Pupil
 from offspec_planners.sequoia import best_shape
 
 RANKS = 32

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import torch
 
-from offspec.distill.ends import Ends
-from offspec.distill.lesson import Lesson
-from offspec.distill.pupil import Published, Scores, Teacher
+from offspec.distill.batch import Lesson
+from offspec.distill.embed_head import Ends
+from offspec.distill.student import Published, Scores, Teacher
 
 
 class Block(torch.nn.Module):

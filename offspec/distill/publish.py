@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from offspec.checkpoint.disk import disk_full, partial_name, sync_folder, write_file
 from offspec.checkpoint.folder import CONFIG
 from offspec.checkpoint.write import SafetensorsWriter
-from offspec.distill.pupil import Published
-from offspec.errors import CheckpointError, RequestError
+from offspec.core.errors import CheckpointError, RequestError
+from offspec.core.files import disk_full, partial_name, sync_folder, write_file
+from offspec.distill.student import Published
 
 
 def claim_out(out: Path) -> None:

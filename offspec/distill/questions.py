@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from offspec.errors import RequestError
+from offspec.core.errors import RequestError
 
 T = TypeVar("T")
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 
-from offspec.checkpoint.cache import claim_folder
-from offspec.checkpoint.disk import disk_full, require_space
 from offspec.checkpoint.safetensors import read_header
 from offspec.checkpoint.write import SafetensorsWriter
-from offspec.distill.text import Passage
-from offspec.errors import CheckpointError
-from offspec.events import Event, Notice
+from offspec.core.cache_dir import claim_folder
+from offspec.core.errors import CheckpointError
+from offspec.core.events import Event, Notice
+from offspec.core.files import disk_full, require_space
+from offspec.distill.generate_batch import Passage
 
 _NAMES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.int32: "I32"}
 _TAP = "tap."

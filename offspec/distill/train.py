@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from offspec import memory
-from offspec.checkpoint.disk import write_file
-from offspec.distill.ends import Ends
-from offspec.distill.lesson import Lesson, read_lesson
-from offspec.distill.pupil import Pupil, Teacher
+from offspec.core import memory
+from offspec.core.files import write_file
+from offspec.distill.batch import Lesson, read_lesson
+from offspec.distill.embed_head import Ends
 from offspec.distill.store import Store
+from offspec.distill.student import Pupil, Teacher
 
 _WARM_UP = 0.04  # of the training, in which the rate rises
 _LAST_RATE = 0.02  # of the highest, at the end

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from offspec.candidates import Candidates, Twig
-from offspec.noise import GumbelNoise
-from offspec.sampling import LogitsProcessor
+from offspec.draft.growing_tree import Candidates, Twig
+from offspec.sampling.logits_processor import LogitsProcessor
+from offspec.sampling.noise import GumbelNoise
 from offspec_kernels.topk_children import BLOCK, topk_children
-from offspec_planners.calibrate import Calibration
+from offspec_planners.acceptance import Calibration
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Children:
     """The likeliest children of W nodes, best first: token, log_prob (calibrated), x (raw), [W, K] each.
 
     drawn [W, V] float32: where the children are not the likeliest but were drawn, in this order and without
-    replacement, the scores whose softmax they were drawn from; see `offspec.draft.drawing`.
+    replacement, the scores whose softmax they were drawn from; see `offspec.draft.sampled_scorer`.
     """
 
     token: NDArray[np.int64]

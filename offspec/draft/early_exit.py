@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from offspec.core.errors import DraftError
 from offspec.draft.lm import LMDrafter
-from offspec.errors import DraftError
 from offspec.model.cache import KeysAndValues, TreeCache
 from offspec.model.loaded import LoadedModel
 from offspec.model.runner import TreeModel

@@ -5,9 +5,9 @@ from typing import Protocol
 
 import torch
 
-from offspec.candidates import Candidates
 from offspec.draft.base import Children, Features, Scorer, Wants, score
-from offspec.draft.rows import TreeRows
+from offspec.draft.cache_rows import TreeRows
+from offspec.draft.growing_tree import Candidates
 from offspec.model.attention import TreeContext
 from offspec.model.cache import KeysAndValues, TreeCache
 from offspec.model.skeleton import Skeleton

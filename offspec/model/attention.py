@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from offspec.errors import UnsupportedModelError
-from offspec_kernels.sight import Sight
+from offspec.core.errors import UnsupportedModelError
 from offspec_kernels.tree_attention import tree_attention
+from offspec_kernels.tree_mask import Sight
 
 NAME = "offspec_tree"
 UNSAID = "not said"

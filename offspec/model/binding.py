@@ -8,7 +8,7 @@ import torch
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, on_disk, torch_dtype
 from offspec.model.unpacking import ModuleUnpacker, Scratch, check_finite, values_of
 from offspec.model.weights import Recipe
-from offspec.store.layout import UnitLayout, lay_out
+from offspec.stream.layout import UnitLayout, lay_out
 
 
 def layout_of(name: str, recipes: Iterable[Recipe]) -> UnitLayout:

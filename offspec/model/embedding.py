@@ -7,8 +7,8 @@ import torch
 
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, on_disk, torch_dtype
 from offspec.model.unpacking import check_finite, rows_of, values_of
-from offspec.store.arena import PAGE, Arena, round_up
-from offspec.store.reader import DirectReader
+from offspec.stream.arena import PAGE, Arena, round_up
+from offspec.stream.direct_reader import DirectReader
 
 _KEPT_ROWS = 2048  # rows of common tokens kept in memory; a few megabytes
 

@@ -5,16 +5,16 @@ from contextlib import contextmanager
 
 import torch
 
+from offspec.core.trace import OFF, Span, Timeline
 from offspec.model.binding import Binder
 from offspec.model.unpacking import Scratch
-from offspec.store.arena import Arena
-from offspec.store.layout import UnitLayout
-from offspec.store.probe import choose_shape
-from offspec.store.reader import DirectReader, ReadShape
-from offspec.stream.device import DeviceStream
-from offspec.stream.disk import DiskStream, read_unit
+from offspec.stream.arena import Arena
+from offspec.stream.device_stream import DeviceStream
+from offspec.stream.direct_reader import DirectReader, ReadShape
+from offspec.stream.disk_stream import DiskStream, read_unit
+from offspec.stream.layout import UnitLayout
+from offspec.stream.read_tuning import choose_shape
 from offspec.stream.ring import RingStats
-from offspec.timeline import OFF, Span, Timeline
 from offspec_planners.placement import Placement, Tier
 
 

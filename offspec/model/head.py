@@ -14,7 +14,7 @@ import torch
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, on_disk
 from offspec.model.binding import view_tensor
 from offspec.model.unpacking import check_finite, rows_of, values_of
-from offspec.store.layout import UnitLayout, lay_out
+from offspec.stream.layout import UnitLayout, lay_out
 
 
 @dataclass(frozen=True, slots=True)

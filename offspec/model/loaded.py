@@ -9,23 +9,23 @@ import torch
 
 from offspec.checkpoint.quantised.packs import checksums
 from offspec.checkpoint.tensors import Weight
-from offspec.errors import UnsupportedModelError
+from offspec.core.errors import UnsupportedModelError
+from offspec.core.trace import OFF, Timeline
 from offspec.model.attention import TreeContext
 from offspec.model.binding import Binder
 from offspec.model.cache import TreeCache
 from offspec.model.embedding import RowGather
 from offspec.model.feeder import LayerFeeder
+from offspec.model.fused.forward import LeanModel, lean_model
 from offspec.model.head import HeadBlock, StreamedHead, can_be_cut, head_blocks
-from offspec.model.lean import LeanModel, lean_model
-from offspec.model.packed_layers import PackedLayers
+from offspec.model.quantize.resident_layers import PackedLayers
 from offspec.model.runner import TreeModel
 from offspec.model.skeleton import build_skeleton
 from offspec.model.unpacking import Scratch, warm_up
 from offspec.model.weights import Recipe, map_weights
-from offspec.store.reader import DirectReader
-from offspec.stream.disk import read_unit
+from offspec.stream.direct_reader import DirectReader
+from offspec.stream.disk_stream import read_unit
 from offspec.stream.ring import RingStats
-from offspec.timeline import OFF, Timeline
 from offspec_kernels.tree_attention import scratch_bytes as tree_attention_scratch
 from offspec_planners.placement import Placement, Tier
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from offspec.errors import CheckpointError, UnsupportedModelError
+from offspec.core.errors import CheckpointError, UnsupportedModelError
 from offspec.model.attention import register
 
 _ATTENTION_KINDS = {"full_attention", "sliding_attention"}

@@ -12,8 +12,8 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, on_disk, torch_dtype
-from offspec.errors import CheckpointError
-from offspec.store.arena import Arena
+from offspec.core.errors import CheckpointError
+from offspec.stream.arena import Arena
 from offspec_kernels.dequant import dequantise
 from offspec_kernels.errors import ArgumentError
 

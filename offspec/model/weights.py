@@ -20,7 +20,7 @@ from transformers.core_model_loading import (
 
 from offspec.checkpoint.quantised.parts import FLOATS, INSTEAD
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight
-from offspec.errors import CheckpointError, HeaderError, MissingTensorError
+from offspec.core.errors import CheckpointError, HeaderError, MissingTensorError
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
-from offspec.errors import ClosedError
-from offspec.timeline import OFF, Timeline
+from offspec.core.errors import ClosedError
+from offspec.core.trace import OFF, Timeline
 
 Job = Callable[[int], int]  # (slot) -> bytes moved
 

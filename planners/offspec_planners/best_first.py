@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offspec_planners.cost import PassCosts
-from offspec_planners.jsonfile import Fields
-from offspec_planners.tabulated import Tabulated, tabulated
+from offspec_planners.cost_table import Tabulated, tabulated
+from offspec_planners.json_fields import Fields
 
 Costs = PassCosts | Tabulated
 

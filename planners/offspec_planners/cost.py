@@ -21,9 +21,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from offspec_planners.crossing import Links, crossing_seconds, edge_layers, streamed_units
 from offspec_planners.hardware import Hardware, Processor
 from offspec_planners.placement import Placement, Tier
+from offspec_planners.transfer import Links, crossing_seconds, edge_layers, streamed_units
 
 Points = tuple[tuple[int, float], ...]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from offspec_planners.jsonfile import Fields, layout, parse
+from offspec_planners.json_fields import Fields, layout, parse
 
 VERSION = 1
 _GB = 10**9

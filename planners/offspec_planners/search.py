@@ -8,10 +8,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from offspec_planners.acceptance import Calibration
 from offspec_planners.best_first import Growing, Grown, replay
-from offspec_planners.calibrate import Calibration
 from offspec_planners.cost import PassCosts
-from offspec_planners.forecast import Choice
+from offspec_planners.plan.forecast import Choice
 from offspec_planners.sequoia import Shape, choose_shape
 
 BUDGETS = (1, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from offspec.archive import Archive
-from offspec.chatting.desk import Desk
+from offspec.chat.archive import Archive
+from offspec.ui.chat.controller import Desk
 from tests.chat.scripted import ScriptedEngine
 from tests.chat.talk import ANSWER, SETUP
 

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from offspec.config import EngineConfig
-from offspec.errors import DraftError
-from offspec.events import Event
+from offspec.core.config import EngineConfig
+from offspec.core.errors import DraftError
+from offspec.core.events import Event
 from tests.chat.scripted import Script, ScriptedEngine, scripted_opener
 
 
@@ -31,8 +31,8 @@ def main() -> None:
             raise DraftError(f"{config.draft} has another vocabulary")
         return opener(config, plan, notify)
 
-    from offspec.cli import chat
-    from offspec.cli.main import main as program
+    from offspec.ui.cli import chat
+    from offspec.ui.cli.main import main as program
 
     vars(chat)["open_engine"] = open_engine
     program()

@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offspec.concurrent import Turns
-from offspec.config import EngineConfig, SamplingParams
-from offspec.errors import ClosedError, OffspecError, RequestError, StreamError
-from offspec.events import (
+from offspec.core.config import EngineConfig, SamplingParams
+from offspec.core.errors import ClosedError, OffspecError, RequestError, StreamError
+from offspec.core.events import (
     Event,
     Finished,
     FinishReason,
@@ -36,9 +35,10 @@ from offspec.events import (
     TreeSeen,
     unheard,
 )
+from offspec.core.threads import Turns
 
 if TYPE_CHECKING:
-    from offspec.session import Session
+    from offspec.chat.session import Session
     from offspec_planners.plan import Plan
 
 SEED = 7
@@ -91,7 +91,7 @@ class Script:
 class ScriptedEngine:
     """Answers each question with the next script, and begins again after the last.
 
-    Is what `offspec.chatting` and `Session` expect of an engine. delay: seconds that a pass really takes.
+    Is what `offspec.ui.chat` and `Session` expect of an engine. delay: seconds that a pass really takes.
     asked: the token ids and parameters of every request so far. notify: hears what is told of passes.
     """
 
@@ -154,8 +154,8 @@ class ScriptedEngine:
         }
 
     def chat(self, *, system: str | None = None, params: SamplingParams | None = None) -> "Session":
-        from offspec.conversation import Conversation
-        from offspec.session import Session
+        from offspec.chat.conversation import Conversation
+        from offspec.chat.session import Session
 
         conversation = Conversation(model=self.config.model, system=system, params=params or SamplingParams())
         return Session(self, self.wording, conversation)

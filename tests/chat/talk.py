@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from offspec.chatting.desk import Desk
-from offspec.chatting.opening import Setup
-from offspec.chatting.outcomes import Say
-from offspec.config import EngineConfig, SamplingParams
-from offspec.events import Event, Finished
+from offspec.core.config import EngineConfig, SamplingParams
+from offspec.core.events import Event, Finished
+from offspec.ui.chat.controller import Desk
+from offspec.ui.chat.outcomes import Say
+from offspec.ui.chat.setup import Setup
 
 SETUP = Setup(EngineConfig("demo"), SamplingParams(max_tokens=100))
 ANSWER = "The sky is blue because of scattering."

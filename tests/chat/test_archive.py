@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from offspec.archive import Archive, data_root
-from offspec.conversation import Conversation, Message
-from offspec.errors import SessionError
+from offspec.chat.archive import Archive, data_root
+from offspec.chat.conversation import Conversation, Message
+from offspec.core.errors import SessionError
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from offspec.config import SamplingParams
-from offspec.errors import ClosedError, RequestError, StreamError
-from offspec.events import Event, Finished, Piece, TextDelta
-from offspec.session import Session
+from offspec.chat.session import Session
+from offspec.core.config import SamplingParams
+from offspec.core.errors import ClosedError, RequestError, StreamError
+from offspec.core.events import Event, Finished, Piece, TextDelta
 from tests.chat.scripted import Script, ScriptedEngine
 
 LONG = "one two three four five six seven eight nine ten eleven twelve"

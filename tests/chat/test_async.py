@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from offspec.concurrent import Turns, in_thread
-from offspec.errors import RequestError, StreamError
-from offspec.events import Event, Finished, Notice, Prefill, TextDelta, TreeSeen
+from offspec.core.errors import RequestError, StreamError
+from offspec.core.events import Event, Finished, Notice, Prefill, TextDelta, TreeSeen
+from offspec.core.threads import Turns, in_thread
 from tests.chat.scripted import Script, ScriptedEngine
 
 LONG = "one two three four five six seven eight nine ten eleven twelve"
@@ -197,7 +197,7 @@ def test_turns() -> None:
 
 
 def test_an_engine(tmp_path: Path) -> None:
-    from offspec.config import SamplingParams
+    from offspec.core.config import SamplingParams
     from tests.tiny import tiny_engine, write_model
 
     async def work() -> None:

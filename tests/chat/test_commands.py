@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offspec.chatting.actions import ACTIONS
-from offspec.chatting.commands import COMMANDS, find, help_of, is_command, parse, spoken, written
-from offspec.errors import RequestError
+from offspec.core.errors import RequestError
+from offspec.ui.chat.commands import COMMANDS, find, help_of, is_command, parse, spoken, written
+from offspec.ui.chat.handlers import ACTIONS
 
 
 def test_every_command_does_something_and_says_what() -> None:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from offspec.archive import Archive, Entry
-from offspec.chatting.commands import COMMANDS
-from offspec.chatting.desk import Desk
-from offspec.config import SOURCES
+from offspec.chat.archive import Archive, Entry
+from offspec.core.config import SOURCES
+from offspec.ui.chat.commands import COMMANDS
+from offspec.ui.chat.controller import Desk
 from tests.chat.talk import say
 
 

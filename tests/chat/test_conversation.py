@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offspec.config import SamplingParams
-from offspec.conversation import Conversation, Message
-from offspec.errors import SessionError
-from offspec.message import AnswerFigures
+from offspec.chat.conversation import Conversation, Message
+from offspec.chat.message import AnswerFigures
+from offspec.core.config import SamplingParams
+from offspec.core.errors import SessionError
 
 _texts = st.text(st.characters(codec="utf-8"), max_size=30)
 _params = st.builds(

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from offspec.archive import Archive
-from offspec.chatting.commands import COMMANDS
-from offspec.chatting.desk import Desk
-from offspec.chatting.outcomes import Answer, Copy, Open, Quit, Reset, Rewound, Sources
-from offspec.conversation import Conversation
-from offspec.errors import OffspecError, RequestError, StreamError
-from offspec.events import Finished, Notice, TreeSeen
+from offspec.chat.archive import Archive
+from offspec.chat.conversation import Conversation
+from offspec.core.errors import OffspecError, RequestError, StreamError
+from offspec.core.events import Finished, Notice, TreeSeen
+from offspec.ui.chat.commands import COMMANDS
+from offspec.ui.chat.controller import Desk
+from offspec.ui.chat.outcomes import Answer, Copy, Open, Quit, Reset, Rewound, Sources
 from tests.chat.scripted import Script, ScriptedEngine
 from tests.chat.talk import ANSWER, SETUP, finished, said, say, shown
 from tests.planners import samples

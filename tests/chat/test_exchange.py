@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from offspec.archive import Archive
-from offspec.chatting.desk import Desk
-from offspec.chatting.outcomes import Reload
-from offspec.config import EngineConfig
-from offspec.conversation import Conversation
-from offspec.errors import DraftError, OffspecError, RequestError, SessionError
-from offspec.events import Event
+from offspec.chat.archive import Archive
+from offspec.chat.conversation import Conversation
+from offspec.core.config import EngineConfig
+from offspec.core.errors import DraftError, OffspecError, RequestError, SessionError
+from offspec.core.events import Event
+from offspec.ui.chat.controller import Desk
+from offspec.ui.chat.outcomes import Reload
 from tests.chat.scripted import ScriptedEngine
 from tests.chat.talk import ANSWER, SETUP, said, say, shown
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from offspec.archive import Archive
-from offspec.chatting.desk import Desk
-from offspec.chatting.figures import HISTORY, Figures, Split, Tally, guessed_by, report
-from offspec.chatting.opening import Setup
-from offspec.config import EngineConfig, SamplingParams
-from offspec.events import PassProgress, PassStats, Prefill, TextDelta
+from offspec.chat.archive import Archive
+from offspec.core.config import EngineConfig, SamplingParams
+from offspec.core.events import PassProgress, PassStats, Prefill, TextDelta
+from offspec.ui.chat.controller import Desk
+from offspec.ui.chat.setup import Setup
+from offspec.ui.chat.stats import HISTORY, Figures, Split, Tally, guessed_by, report
 from tests.chat.scripted import Script, ScriptedEngine, scripted_opener
 
 PREFILL = Prefill(tokens=214, reused=1020, layer=0, layers=80)

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from offspec import keeper
-from offspec.archive import Archive
-from offspec.config import EngineConfig, SamplingParams
-from offspec.conversation import Conversation
-from offspec.errors import ClosedError, DiskFullError, OffspecError, RequestError, SessionError
-from offspec.events import Notice, TextDelta
-from offspec.session import Session
+from offspec.chat import autosave as keeper
+from offspec.chat.archive import Archive
+from offspec.chat.conversation import Conversation
+from offspec.chat.session import Session
+from offspec.core.config import EngineConfig, SamplingParams
+from offspec.core.errors import ClosedError, DiskFullError, OffspecError, RequestError, SessionError
+from offspec.core.events import Notice, TextDelta
 from tests.chat.scripted import ScriptedEngine
 
 LONG = "one two three four five six seven eight nine ten eleven twelve"
@@ -25,7 +25,7 @@ LONG = "one two three four five six seven eight nine ten eleven twelve"
 HOLD = """
 import sys
 from pathlib import Path
-from offspec.lockfile import Claim
+from offspec.core.file_lock import Claim
 claim = Claim(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.readline()

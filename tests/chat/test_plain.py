@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from offspec.archive import Archive
-from offspec.lockfile import Claim
+from offspec.chat.archive import Archive
+from offspec.core.file_lock import Claim
 
 ROOT = Path(__file__).parents[2]
 ANSWER = "The sky is blue because of scattering."

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from offspec.config import EngineConfig
-from offspec.conversation import Conversation, Message
-from offspec.session import Session
+from offspec.chat.conversation import Conversation, Message
+from offspec.chat.session import Session
+from offspec.core.config import EngineConfig
 from tests.chat.scripted import ScriptedEngine
 
 

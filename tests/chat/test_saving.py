@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from offspec.archive import Archive
-from offspec.chatting.desk import Desk
-from offspec.chatting.outcomes import Reset
-from offspec.config import SamplingParams
-from offspec.conversation import Conversation
-from offspec.errors import OffspecError, RequestError, SessionError
+from offspec.chat.archive import Archive
+from offspec.chat.conversation import Conversation
+from offspec.core.config import SamplingParams
+from offspec.core.errors import OffspecError, RequestError, SessionError
+from offspec.ui.chat.controller import Desk
+from offspec.ui.chat.outcomes import Reset
 from tests.chat.scripted import ScriptedEngine
 from tests.chat.talk import ANSWER, SETUP, said, say, shown
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from offspec import keeper
-from offspec.config import SamplingParams
-from offspec.conversation import Conversation
-from offspec.errors import ClosedError, DiskFullError, RequestError, SessionError, StreamError
-from offspec.events import Event, Finished, Notice, Prefill, TextDelta, TreeSeen
-from offspec.session import Session
+from offspec.chat import autosave as keeper
+from offspec.chat.conversation import Conversation
+from offspec.chat.session import Session
+from offspec.core.config import SamplingParams
+from offspec.core.errors import ClosedError, DiskFullError, RequestError, SessionError, StreamError
+from offspec.core.events import Event, Finished, Notice, Prefill, TextDelta, TreeSeen
 from tests.chat.scripted import Script, ScriptedEngine
 
 LONG = "one two three four five six seven eight nine ten eleven twelve"
@@ -339,7 +339,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
 
 
 def test_loaded_by_another_model(tmp_path: Path) -> None:
-    from offspec.config import EngineConfig
+    from offspec.core.config import EngineConfig
 
     session = ScriptedEngine(["a b c"]).chat()
     list(session.send("Hi."))

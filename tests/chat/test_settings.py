@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from offspec.chatting.desk import Desk
-from offspec.config import SamplingParams
-from offspec.errors import RequestError
+from offspec.core.config import SamplingParams
+from offspec.core.errors import RequestError
+from offspec.ui.chat.controller import Desk
 from tests.chat.talk import SETUP, finished, say, shown
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from offspec.chatting.thinking import Part, split, without_thinking
+from offspec.ui.chat.thinking import Part, split, without_thinking
 
 
 def thinking(text: str, *, closed: bool = True) -> Part:

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offspec.chat.conversation import Conversation, Message
+from offspec.chat.prompt_reuse import Transcript
+from offspec.chat.session import Session
 from offspec.checkpoint.open import embedded_model
-from offspec.config import SamplingParams
-from offspec.conversation import Conversation, Message
-from offspec.errors import ModelNotFoundError, RequestError
-from offspec.events import Finished, TextDelta
-from offspec.session import Session
-from offspec.transcript import Transcript
+from offspec.core.config import SamplingParams
+from offspec.core.errors import ModelNotFoundError, RequestError
+from offspec.core.events import Finished, TextDelta
 
 END = "<|end|>"
 
@@ -236,7 +236,7 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The codec of a real model, from its GGUF file by way of a folder."""
     from transformers import AutoTokenizer
 
-    from offspec.text.codec import TextCodec, load_tokenizer
+    from offspec.model.tokenizer import TextCodec, load_tokenizer
 
     try:
         file = embedded_model()

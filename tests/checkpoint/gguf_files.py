@@ -8,7 +8,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from offspec.checkpoint import Checkpoint, open_checkpoint
-from offspec.events import Event
+from offspec.core.events import Event
 
 
 class Bench(NamedTuple):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, torch_dtype
-from offspec.errors import CheckpointError
+from offspec.core.errors import CheckpointError
 from offspec_kernels.dequant import dequantise
 from tests.checkpoint.packers import Packed
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from offspec.checkpoint import disk
-from offspec.checkpoint.cache import cache_root, make_folder, remove_folder
-from offspec.errors import CheckpointError, DiskFullError
+from offspec.core import files as disk
+from offspec.core.cache_dir import cache_root, make_folder, remove_folder
+from offspec.core.errors import CheckpointError, DiskFullError
 
 CHILD = """
 import os, signal, sys, time
 from pathlib import Path
-from offspec.checkpoint.cache import make_folder
+from offspec.core.cache_dir import make_folder
 folder, deed = Path(sys.argv[1]), sys.argv[2]
 def fill(partial):
     print("filling", flush=True)

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from offspec.checkpoint import Checkpoint, open_checkpoint
 from offspec.checkpoint.folder import INDEX
-from offspec.errors import (
+from offspec.core.errors import (
     CheckpointError,
     HeaderError,
     MissingTensorError,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from offspec.checkpoint.gguf.header import MAX_HEADER, read_gguf
 from offspec.checkpoint.gguf.types import GGML_TYPES
-from offspec.errors import CheckpointError, HeaderError, OffspecError, TruncatedError
+from offspec.core.errors import CheckpointError, HeaderError, OffspecError, TruncatedError
 
 U32, STRING, ARRAY = 4, 8, 9
 

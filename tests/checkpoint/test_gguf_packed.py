@@ -13,8 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from offspec.checkpoint import Checkpoint
 from offspec.checkpoint.gguf.header import read_gguf
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, on_disk, torch_dtype
-from offspec.errors import CheckpointError, HeaderError, TruncatedError, UnsupportedModelError
-from offspec.events import Notice
+from offspec.core.errors import CheckpointError, HeaderError, TruncatedError, UnsupportedModelError
+from offspec.core.events import Notice
 from offspec_kernels.dequant import dequantise
 from tests.checkpoint.gguf_families import FAMILIES, tiny_model
 from tests.checkpoint.gguf_files import SCALES, Bench, write_gguf

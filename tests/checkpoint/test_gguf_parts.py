@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from offspec.checkpoint import Checkpoint, open_checkpoint
 from offspec.checkpoint.gguf.header import read_gguf
 from offspec.checkpoint.tensors import on_disk
-from offspec.errors import (
+from offspec.core.errors import (
     CheckpointError,
     HeaderError,
     MissingTensorError,

@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedModel
 
-from offspec.events import Notice
+from offspec.core.events import Notice
 from tests.checkpoint.gguf_files import Bench, write_gguf
 
 

@@ -14,8 +14,8 @@ from tests.checkpoint.hub_visitor import Visitor
 VISIT = """
 import errno, json, shutil, sys
 from offspec.checkpoint import open_checkpoint
-from offspec.errors import OffspecError
-from offspec.events import LoadProgress
+from offspec.core.errors import OffspecError
+from offspec.core.events import LoadProgress
 exec(sys.argv[2])
 events = []
 said = {}

@@ -12,8 +12,8 @@ from tests.checkpoint.hub_visitor import Visitor
 VISIT = """
 import json, sys
 from offspec.checkpoint.hub import download_head
-from offspec.errors import OffspecError
-from offspec.events import LoadProgress
+from offspec.core.errors import OffspecError
+from offspec.core.events import LoadProgress
 def choose(names, load):
     if "config.json" not in names or "heads" not in load("config.json"):
         return []

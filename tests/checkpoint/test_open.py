@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from offspec.checkpoint import hub, open_checkpoint
 from offspec.checkpoint.open import DEMO_PACKAGE, embedded_model
-from offspec.errors import CheckpointError, HeaderError, ModelNotFoundError, OffspecError
+from offspec.core.errors import CheckpointError, HeaderError, ModelNotFoundError, OffspecError
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from offspec.checkpoint.checksum import Summing, damage, sum_of
 from offspec.checkpoint.pack_manifest import MANIFEST, Manifest, Origin, PackedFile, quoted, read_manifest
 from offspec.checkpoint.quantised.packs import checksums
 from offspec.checkpoint.tensors import PackedInfo
-from offspec.errors import CheckpointError, HeaderError, MissingTensorError, TruncatedError
-from offspec.pack import pack_model
+from offspec.core.errors import CheckpointError, HeaderError, MissingTensorError, TruncatedError
+from offspec.model.quantize.pack import pack_model
 from tests.tiny import write_model
 
 WEIGHT = "model.layers.1.mlp.down_proj.weight"

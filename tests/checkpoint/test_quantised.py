@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from offspec.checkpoint import open_checkpoint
-from offspec.errors import CheckpointError, HeaderError, MissingTensorError, UnsupportedModelError
+from offspec.core.errors import CheckpointError, HeaderError, MissingTensorError, UnsupportedModelError
 from offspec.model.skeleton import build_skeleton
 from offspec.model.weights import map_weights
 from tests.checkpoint.packers import Packed, awq, fp8, write

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, 
 
 from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.tensors import PackedInfo, on_disk
-from offspec.errors import CheckpointError, HeaderError, MissingTensorError, UnsupportedModelError
+from offspec.core.errors import CheckpointError, HeaderError, MissingTensorError, UnsupportedModelError
 from tests.checkpoint.quantised import refused, values_of
 
 STATE = "quant_state.bitsandbytes__nf4"

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from offspec.checkpoint import open_checkpoint
-from offspec.errors import CheckpointError, HeaderError, MissingTensorError, UnsupportedModelError
+from offspec.core.errors import CheckpointError, HeaderError, MissingTensorError, UnsupportedModelError
 from tests.checkpoint.packers import Packed, awq, gptq, write
 from tests.checkpoint.quantised import check, refused, values_of
 

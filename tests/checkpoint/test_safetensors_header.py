@@ -12,7 +12,7 @@ from safetensors.torch import save
 
 from offspec.checkpoint.safetensors import MAX_HEADER, read_header
 from offspec.checkpoint.tensors import DTYPE_BITS, TensorInfo, bytes_of, item_size, torch_dtype
-from offspec.errors import (
+from offspec.core.errors import (
     CheckpointError,
     HeaderError,
     OffspecError,

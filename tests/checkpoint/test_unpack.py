@@ -15,8 +15,8 @@ from offspec.checkpoint.gguf import values as gguf_values
 from offspec.checkpoint.gguf.model import ARCHITECTURES
 from offspec.checkpoint.tensors import TensorInfo, on_disk
 from offspec.checkpoint.write import ALIGNMENT
-from offspec.errors import HeaderError, MissingTensorError, UnsupportedModelError
-from offspec.events import LoadProgress, Notice
+from offspec.core.errors import HeaderError, MissingTensorError, UnsupportedModelError
+from offspec.core.events import LoadProgress, Notice
 from tests.checkpoint.gguf_families import FAMILIES, tiny_model
 from tests.checkpoint.gguf_files import Bench, write_gguf
 

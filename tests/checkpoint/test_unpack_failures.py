@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.gguf.header import read_gguf
 from offspec.checkpoint.gguf.values import read_rows
-from offspec.errors import (
+from offspec.core.errors import (
     CheckpointError,
     DiskFullError,
     HeaderError,
@@ -23,7 +23,7 @@ from offspec.errors import (
     OffspecError,
     UnsupportedModelError,
 )
-from offspec.events import Event, LoadProgress
+from offspec.core.events import Event, LoadProgress
 from tests.checkpoint.gguf_files import Bench, write_gguf
 
 Q8 = gguf.GGMLQuantizationType.Q8_0

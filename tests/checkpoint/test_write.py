@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from offspec.checkpoint.write import ALIGNMENT, SafetensorsWriter
-from offspec.errors import DiskFullError
+from offspec.core.errors import DiskFullError
 
 
 def test_reads_back_with_the_reference_library(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.cli import scripted
 def script(monkeypatch: pytest.MonkeyPatch) -> scripted.Script:
     """The script that the engine follows in this test; change it before `offspec` is called."""
     script = scripted.Script()
-    monkeypatch.setitem(sys.modules, "offspec.loading", scripted.module(script))
+    monkeypatch.setitem(sys.modules, "offspec.engine.load", scripted.module(script))
     return script
 
 
@@ -22,7 +22,7 @@ def offspec(script: scripted.Script) -> Callable[..., Result]:
     """Call the program in this process: `offspec("generate", "demo", "hi", input=...)`."""
 
     def call(*args: str, input: str | bytes | None = None) -> Result:
-        from offspec.cli.main import app
+        from offspec.ui.cli.main import app
 
         return CliRunner().invoke(app, args, input=input, prog_name="offspec")
 

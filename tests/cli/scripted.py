@@ -1,6 +1,6 @@
 """An engine that follows a script, so that the command line can be tested without a model.
 
-In a test, `install(script)` takes the place of `offspec.engine`. As a program,
+In a test, `install(script)` takes the place of `offspec.engine.engine`. As a program,
 `python tests/cli/scripted.py SCRIPT ARGS…` is `offspec ARGS…` with that engine.
 """
 
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Self
 
-from offspec.config import SamplingParams
-from offspec.errors import CapacityError, ModelNotFoundError, StreamError
-from offspec.events import (
+from offspec.core.config import SamplingParams
+from offspec.core.errors import CapacityError, ModelNotFoundError, StreamError
+from offspec.core.events import (
     Event,
     Finished,
     LoadProgress,
@@ -25,7 +25,7 @@ from offspec.events import (
     Result,
     TextDelta,
 )
-from offspec.timeline import OFF, Timeline
+from offspec.core.trace import OFF, Timeline
 
 PIECES = ("The sky", " is", " blue [really].")
 TEXT = "".join(PIECES)
@@ -137,8 +137,8 @@ def load(
 
 
 def module(script: Script) -> ModuleType:
-    """A stand-in for the module `offspec.engine`."""
-    fake = ModuleType("offspec.loading")
+    """A stand-in for the module `offspec.engine.engine`."""
+    fake = ModuleType("offspec.engine.load")
     vars(fake)["Engine"] = ScriptedEngine
     vars(fake)["load"] = lambda model, **options: load(script, model, **options)
     return fake
@@ -147,9 +147,9 @@ def module(script: Script) -> ModuleType:
 def main() -> None:
     # A shell that starts us in the background has SIGINT ignored; a test must be able to send one.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.modules["offspec.loading"] = module(Script(sys.argv[1]))
+    sys.modules["offspec.engine.load"] = module(Script(sys.argv[1]))
     sys.argv[1:] = sys.argv[2:]
-    from offspec.cli.main import main as program
+    from offspec.ui.cli.main import main as program
 
     program()
 

@@ -10,10 +10,10 @@ import pytest
 from typer.testing import Result
 
 from offspec import distill as heads
+from offspec.core.errors import DiskFullError
+from offspec.core.events import LoadProgress, Notice
 from offspec.distill.measure import RANKS, Measured
 from offspec.distill.train import Trained
-from offspec.errors import DiskFullError
-from offspec.events import LoadProgress, Notice
 from tests.cli.test_failures import error_line
 
 Call = Callable[..., Result]

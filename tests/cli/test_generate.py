@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from offspec.cli.render import statistics
-from offspec.config import SamplingParams
-from offspec.events import Mismatch
-from offspec.events import Result as Answered
+from offspec.core.config import SamplingParams
+from offspec.core.events import Mismatch
+from offspec.core.events import Result as Answered
+from offspec.ui.cli.render import statistics
 from tests.cli.scripted import TEXT, Script
 
 Call = Callable[..., Result]

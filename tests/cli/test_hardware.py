@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from offspec import machine
-from offspec.errors import DiskFullError
-from offspec.events import LoadProgress, Notice
+from offspec.core.errors import DiskFullError
+from offspec.core.events import LoadProgress, Notice
+from offspec.plan import hardware_profile as machine
 from offspec_planners.hardware import Hardware, Rate, preset
 from tests.cli.test_failures import error_line
 from tests.cli.test_program import HEAVY, run
@@ -119,7 +119,7 @@ def test_an_interrupt_says_so_and_prints_nothing(offspec: Call, asked: dict[str,
 def test_help_and_wrong_options_load_nothing_heavy(args: list[str]) -> None:
     code = f"""
 import sys
-from offspec.cli.main import main
+from offspec.ui.cli.main import main
 sys.argv = ["offspec", *{args!r}]
 try:
     main()

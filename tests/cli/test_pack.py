@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from offspec import pack as packs
 from offspec.checkpoint.checksum import FileSum
 from offspec.checkpoint.pack_manifest import Manifest, Origin, PackedFile
-from offspec.errors import CheckpointError, DiskFullError
-from offspec.events import LoadProgress, Notice
+from offspec.core.errors import CheckpointError, DiskFullError
+from offspec.core.events import LoadProgress, Notice
+from offspec.model.quantize import pack as packs
 from tests.cli.scripted import Script
 from tests.cli.test_failures import error_line
 

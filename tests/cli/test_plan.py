@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import offspec as package
-from offspec.config import EngineConfig
-from offspec.errors import CapacityError, DiskFullError
-from offspec.events import LoadProgress, Notice
+from offspec.core.config import EngineConfig
+from offspec.core.errors import CapacityError, DiskFullError
+from offspec.core.events import LoadProgress, Notice
 from offspec_planners.placement import Tier
 from offspec_planners.plan import Plan, Validation, WhatIf
 from tests.planners.samples import large, small, validation
@@ -48,12 +48,12 @@ class Planning:
 def planning(monkeypatch: pytest.MonkeyPatch) -> Planning:
     planning = Planning()
     for name, functions in (
-        ("planning", {"make_plan": planning.make_plan}),
+        ("rehearsal", {"make_plan": planning.make_plan}),
         ("validation", {"validate": planning.validate}),
     ):
-        module = ModuleType(f"offspec.{name}")
+        module = ModuleType(f"offspec.engine.{name}")
         vars(module).update(functions)
-        monkeypatch.setitem(sys.modules, f"offspec.{name}", module)
+        monkeypatch.setitem(sys.modules, f"offspec.engine.{name}", module)
         monkeypatch.setattr(package, name, module, raising=False)
     return planning
 
@@ -63,7 +63,7 @@ def plan(planning: Planning, monkeypatch: pytest.MonkeyPatch) -> Call:
     """Call `offspec plan demo …` on a page of so many columns."""
 
     def call(*args: str, columns: int = 80) -> Result:
-        from offspec.cli.main import app
+        from offspec.ui.cli.main import app
 
         monkeypatch.setenv("COLUMNS", str(columns))
         return CliRunner().invoke(app, ["plan", "demo", *args], prog_name="offspec")
@@ -175,7 +175,7 @@ def test_a_page_in_ascii(planning: Planning, made: Callable[[], Plan]) -> None:
 
     from rich.console import Console
 
-    from offspec.cli.plan_page import render
+    from offspec.ui.cli.plan_page import render
 
     console = Console(file=TextIOWrapper(BytesIO(), encoding="ascii"), width=80)
     assert render(console, made(), validation()).isascii()
@@ -186,7 +186,7 @@ def test_colours_on_a_terminal_and_none_where_unwanted() -> None:
 
     from rich.console import Console
 
-    from offspec.cli.plan_page import render
+    from offspec.ui.cli.plan_page import render
 
     def page(**options: Any) -> str:
         return render(Console(file=StringIO(), force_terminal=True, width=80, **options), small())
@@ -272,7 +272,7 @@ def test_a_full_disk(plan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def write(*_: object) -> None:
         raise DiskFullError("the disk filled up: make room there")
 
-    monkeypatch.setattr("offspec.checkpoint.disk.write_file", write)
+    monkeypatch.setattr("offspec.core.files.write_file", write)
     result = plan("--save", str(tmp_path / "plan.json"))
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.splitlines()[-1] == "error: the disk filled up: make room there"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offspec.cli.plot import plot
+from offspec.ui.cli.plot import plot
 
 RISING = [(16.0, 1.0), (64.0, 2.0), (256.0, 3.0), (1024.0, 4.0)]
 

@@ -157,7 +157,7 @@ def test_version_and_module() -> None:
 def test_help_and_wrong_options_do_not_wait_for_torch(args: list[str]) -> None:
     code = f"""
 import sys
-from offspec.cli.main import main
+from offspec.ui.cli.main import main
 sys.argv = ["offspec", *{args!r}]
 try:
     main()

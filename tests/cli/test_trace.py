@@ -11,8 +11,8 @@ import pytest
 from typer.testing import Result
 
 from offspec import __version__
-from offspec import timeline as module
-from offspec.errors import DiskFullError
+from offspec.core import trace as module
+from offspec.core.errors import DiskFullError
 from tests.cli.scripted import TEXT, Script
 from tests.cli.test_failures import error_line
 from tests.cli.test_program import PATIENCE, start

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import torch
 
-from offspec.distill.ends import Ends, take_ends
+from offspec.core.events import unheard
+from offspec.distill.aux_states import write_taps
+from offspec.distill.embed_head import Ends, take_ends
+from offspec.distill.generate_batch import Question, answer
 from offspec.distill.store import Store
-from offspec.distill.taps import write_taps
-from offspec.distill.text import Question, answer
-from offspec.events import unheard
 from offspec.model.loaded import LoadedModel
 from tests.tiny import load_all, open_model, write_model
 

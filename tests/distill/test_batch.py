@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from offspec.distill.batch import Batch
-from offspec.distill.text import Question, answer
-from offspec.errors import StreamError
+from offspec.core.errors import StreamError
+from offspec.distill.batched_forward import Batch
+from offspec.distill.generate_batch import Question, answer
 from offspec.model.attention import TreeContext
 from offspec.model.loaded import LoadedModel
 from offspec_planners.placement import Placement

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from offspec.distill import KINDS, Kind, Wanted, distill_head, room
+from offspec.core.errors import CapacityError, CheckpointError, DiskFullError, RequestError
+from offspec.core.events import Event, LoadProgress, Notice, unheard
+from offspec.distill import KINDS, Kind, Wanted, distill_head
+from offspec.distill import memory as room
 from offspec.draft.heads.base import TargetShape
 from offspec.draft.heads.open import open_head
-from offspec.errors import CapacityError, CheckpointError, DiskFullError, RequestError
-from offspec.events import Event, LoadProgress, Notice, unheard
 from tests.tiny import write_model
 
 KINDS_LISTED: list[Kind] = ["medusa", "mlp", "eagle3"]

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from offspec.distill.ends import Ends, take_ends
-from offspec.errors import CapacityError
+from offspec.core.errors import CapacityError
+from offspec.distill.embed_head import Ends, take_ends
 from offspec.model.parts import TargetParts
 from offspec_planners.placement import Placement, Tier
 from tests.distill.classroom import loaded

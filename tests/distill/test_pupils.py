@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from offspec.candidates import Candidates, Twig
+from offspec.distill.batch import read_lesson
 from offspec.distill.eagle3 import Eagle3
-from offspec.distill.ends import Ends
-from offspec.distill.lesson import read_lesson
+from offspec.distill.embed_head import Ends
 from offspec.distill.measure import RANKS, Measured, measure
 from offspec.distill.medusa import Medusa
 from offspec.distill.mlp import MLP
 from offspec.distill.publish import write_head
-from offspec.distill.pupil import Pupil, Teacher
+from offspec.distill.student import Pupil, Teacher
 from offspec.distill.train import Schedule, Training
 from offspec.draft.base import Features
+from offspec.draft.growing_tree import Candidates, Twig
 from offspec.draft.heads.base import TargetShape
 from offspec.draft.heads.open import open_head
 from offspec.model.parts import TargetParts

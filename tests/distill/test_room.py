@@ -2,11 +2,11 @@
 
 import pytest
 
-from offspec import memory
-from offspec.distill import room
+from offspec.core import memory
+from offspec.core.errors import CapacityError
+from offspec.distill import memory as room
 from offspec.distill.medusa import Medusa
-from offspec.distill.room import questions_together, rows_together
-from offspec.errors import CapacityError
+from offspec.distill.memory import questions_together, rows_together
 from tests.distill.classroom import School
 
 

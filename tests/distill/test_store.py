@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from offspec.distill.lesson import read_lesson
+from offspec.core.errors import DiskFullError
+from offspec.distill.batch import read_lesson
+from offspec.distill.generate_batch import Passage
 from offspec.distill.store import Source, Store
-from offspec.distill.text import Passage
-from offspec.errors import DiskFullError
 
 CPU = torch.device("cpu")
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from offspec.distill.batch import Batch
+from offspec.core.events import Event, unheard
+from offspec.distill.aux_states import published_taps, write_taps
+from offspec.distill.batched_forward import Batch
 from offspec.distill.store import Store
-from offspec.distill.taps import published_taps, write_taps
-from offspec.events import Event, unheard
 from tests.distill.classroom import loaded, written
 
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import torch
 
-from offspec.candidates import Candidates, Twig
-from offspec.config import SamplingParams
+from offspec.core.config import SamplingParams
 from offspec.draft.base import Children, Drafter, Scorer
-from offspec.sampling import LogitsProcessor
-from offspec_planners.calibrate import Calibration
+from offspec.draft.growing_tree import Candidates, Twig
+from offspec.sampling.logits_processor import LogitsProcessor
+from offspec_planners.acceptance import Calibration
 from tests.tiny import VOCABULARY
 
 # Below the root (node 0): a fork, a chain of three, and a fork deeper down.

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig
 
+from offspec.core.errors import OffspecError
+from offspec.core.events import unheard
 from offspec.draft.heads.base import OpenedHead, TargetShape
 from offspec.draft.heads.open import open_head
-from offspec.errors import OffspecError
-from offspec.events import unheard
 from tests.tiny import VOCABULARY
 
 HIDDEN = 32

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offspec.draft.automaton import NONE, ROOT, SuffixAutomaton
+from offspec.draft.lookup.suffix_automaton import NONE, ROOT, SuffixAutomaton
 
 Text = tuple[int, ...]
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from offspec.config import SamplingParams
-from offspec.draft.drawing import DrawingScorer
-from offspec.sampling import LogitsProcessor
-from offspec.tree import TokenTree
-from offspec.uniforms import endless, uniforms
-from offspec.verify_sequoia import walk_without_replacement
-from offspec_planners.calibrate import Calibration
+from offspec.core.config import SamplingParams
+from offspec.draft.sampled_scorer import DrawingScorer
+from offspec.sampling.logits_processor import LogitsProcessor
+from offspec.sampling.token_tree import TokenTree
+from offspec.sampling.uniforms import endless, uniforms
+from offspec.sampling.verify_sequoia import walk_without_replacement
+from offspec_planners.acceptance import Calibration
 from tests.tallies import agreement
 
 WORDS, SEEDS = 5, 500

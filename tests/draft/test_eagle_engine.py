@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from offspec.config import SamplingParams
+from offspec.core.config import SamplingParams
 from offspec.draft.heads import files
 from offspec.draft.heads.state_drafter import StateDrafter
 from offspec.model.parts import TargetParts

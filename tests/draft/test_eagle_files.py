@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from offspec.core.errors import CheckpointError, DraftError, MissingTensorError, OffspecError, TruncatedError
 from offspec.draft.base import Wants
 from offspec.draft.heads.base import TargetShape
 from offspec.draft.heads.eagle import opened, recognises
 from offspec.draft.heads.eagle_files import EAGLE, EAGLE3, EagleFormat, read_format
 from offspec.draft.heads.files import HeadFiles, open_files
-from offspec.errors import CheckpointError, DraftError, MissingTensorError, OffspecError, TruncatedError
 from tests.draft.eagle_files import HIDDEN, LAYERS, Head, make_head, write_head
 from tests.draft.eagle_published import (
     GPT_OSS_SPECULATORS,

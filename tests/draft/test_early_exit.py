@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from offspec.core.errors import DraftError
 from offspec.draft.early_exit import EarlyExitDrafter
-from offspec.errors import DraftError
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
 from offspec.model.loaded import LoadedModel

@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from offspec.config import SamplingParams
+from offspec.core.config import SamplingParams
+from offspec.core.events import unheard
 from offspec.draft.heads.mlp_drafter import MLPStage, token_ratio
 from offspec.draft.heads.open import open_head
-from offspec.events import unheard
 from offspec.model.parts import TargetParts
 from tests.draft.heads_files import HIDDEN, Tensors, mlp_config, mlp_tensors, target_shape, write_head
 from tests.tiny import VOCABULARY, load_all, open_model, reference, tiny_engine, write_model

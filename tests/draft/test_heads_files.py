@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from offspec.core.errors import CheckpointError, DraftError, HeaderError, MissingTensorError
 from offspec.draft.heads import blocks
 from offspec.draft.heads.files import HeadFiles, open_files
-from offspec.errors import CheckpointError, DraftError, HeaderError, MissingTensorError
 from tests.draft.heads_files import (
     MEDUSA_CONFIG,
     Tensors,

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from offspec.core.errors import DraftError
+from offspec.core.events import unheard
 from offspec.draft.heads.open import may_be_head, open_head
-from offspec.errors import DraftError
-from offspec.events import unheard
 from tests.draft.heads_files import (
     MEDUSA_CONFIG,
     mlp_config,

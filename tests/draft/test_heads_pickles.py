@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from offspec.core.errors import DraftError
 from offspec.draft.heads import pickles
-from offspec.errors import DraftError
 from tests.draft.heads_files import medusa_tensors, opening_fails
 
 

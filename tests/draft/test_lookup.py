@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offspec.draft.lookup import NgramLookup
-from offspec.noise import GumbelNoise
+from offspec.draft.lookup.ngram import NgramLookup
+from offspec.sampling.noise import GumbelNoise
 
 
 def search(ids: list[int], path: list[int], longest: int = 4) -> list[int]:

@@ -11,9 +11,11 @@ from types import FrameType
 
 import pytest
 
-from offspec.draft import automaton, lookup, suffix
-from offspec.draft.lookup import NgramLookup
-from offspec.draft.suffix import SuffixLookup
+from offspec.draft.lookup import ngram as lookup
+from offspec.draft.lookup import suffix
+from offspec.draft.lookup import suffix_automaton as automaton
+from offspec.draft.lookup.ngram import NgramLookup
+from offspec.draft.lookup.suffix import SuffixLookup
 
 Party = SuffixLookup | NgramLookup
 Step = tuple[str, int | list[int]]

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from offspec.draft.matches import BUCKETS, Matches, bucket
+from offspec.draft.lookup.hit_rates import BUCKETS, Matches, bucket
 
 LENGTHS = (1, 2, 3, 4, 5, 7, 11, 17)
 SHARES = ((1, 1), (1, 2), (1, 4), (1, 9), (2, 2), (2, 3), (2, 7), (2, 50), (8, 8), (8, 9), (8, 30), (8, 99))

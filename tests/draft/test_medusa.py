@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from offspec.candidates import Candidates, Twig
-from offspec.config import SamplingParams
+from offspec.core.config import SamplingParams
+from offspec.core.errors import DraftError
+from offspec.core.events import unheard
 from offspec.draft.base import Features, Scorer, Wants
+from offspec.draft.growing_tree import Candidates, Twig
 from offspec.draft.heads.medusa import OpenedMedusa, recognises
 from offspec.draft.heads.medusa_drafter import MedusaDrafter
 from offspec.draft.heads.open import open_head
-from offspec.errors import DraftError
-from offspec.events import unheard
 from offspec.model.parts import TargetParts
-from offspec.sampling import LogitsProcessor
-from offspec_planners.calibrate import Calibration
+from offspec.sampling.logits_processor import LogitsProcessor
+from offspec_planners.acceptance import Calibration
 from tests.draft.asking import CALLS, Hearing, tree_below
 from tests.draft.heads_files import (
     HIDDEN,

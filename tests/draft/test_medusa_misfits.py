@@ -6,9 +6,9 @@ from typing import cast
 import pytest
 import torch
 
+from offspec.core.errors import CheckpointError, DraftError, MissingTensorError
 from offspec.draft.heads.files import open_files
 from offspec.draft.heads.medusa import opened
-from offspec.errors import CheckpointError, DraftError, MissingTensorError
 from offspec.model.parts import TargetParts
 from tests.draft.heads_files import (
     MEDUSA_CONFIG,

@@ -7,12 +7,12 @@ from typing import Any, cast
 import pytest
 import torch
 
-from offspec.candidates import Candidates, Twig
+from offspec.core.errors import CheckpointError, DraftError, MissingTensorError
+from offspec.core.events import unheard
 from offspec.draft.base import Features, Wants
+from offspec.draft.growing_tree import Candidates, Twig
 from offspec.draft.heads.mlp_speculator import OpenedMLP, recognises
 from offspec.draft.heads.open import open_head
-from offspec.errors import CheckpointError, DraftError, MissingTensorError
-from offspec.events import unheard
 from offspec.model.parts import TargetParts
 from tests.draft.asking import CALLS, CHAINS, Hearing, ask, paths, tree_below
 from tests.draft.heads_files import (

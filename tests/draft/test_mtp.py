@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 
 from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.tensors import PackedInfo
+from offspec.core.errors import DraftError
 from offspec.draft.base import Drafter, Features, Wants
 from offspec.draft.heads.base import TargetShape
 from offspec.draft.heads.mtp import OpenedMtp, open_mtp
-from offspec.errors import DraftError
 from offspec.model.attention import TreeContext
 from offspec.model.loaded import LoadedModel
 from offspec.model.parts import TargetParts

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offspec.candidates import Twig
-from offspec.draft.suffix import SuffixLookup
-from offspec.noise import GumbelNoise
+from offspec.draft.growing_tree import Twig
+from offspec.draft.lookup.suffix import SuffixLookup
+from offspec.sampling.noise import GumbelNoise
 
 PASSAGE = [*range(100, 200)]
 

@@ -13,21 +13,21 @@ import torch
 from tokenizers import models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from offspec.config import SamplingParams
+from offspec.core.config import SamplingParams
 from offspec.draft.base import Children, Drafter, Scorer
+from offspec.draft.cross_vocab.drafter import TranslatedDrafter
+from offspec.draft.cross_vocab.retokenize import Reading
+from offspec.draft.cross_vocab.vocab_map import VocabMap
+from offspec.draft.grow.best_first import GrowthPolicy
 from offspec.draft.lm import LMDrafter
-from offspec.draft.mixture import Mixture
-from offspec.draft.reading import Reading
-from offspec.draft.sources import Sources
-from offspec.draft.translated import TranslatedDrafter
-from offspec.draft.vocab import VocabMap
-from offspec.grow import GrowthPolicy
+from offspec.draft.mix.mixture import Mixture
+from offspec.draft.mix.sources import Sources
+from offspec.engine.decode import Decoding, TokenSequence
 from offspec.model.loaded import LoadedModel
-from offspec.noise import GumbelNoise
-from offspec.sampling import LogitsProcessor
-from offspec.sequence import Decoding, TokenSequence
-from offspec.text.codec import load_tokenizer
-from offspec_planners.calibrate import Calibration
+from offspec.model.tokenizer import load_tokenizer
+from offspec.sampling.logits_processor import LogitsProcessor
+from offspec.sampling.noise import GumbelNoise
+from offspec_planners.acceptance import Calibration
 from tests.draft.asking import CALLS, CHAINS, TOKENS, ask, paths, tree_below
 from tests.tiny import VOCABULARY, load_all, open_model, write_model
 

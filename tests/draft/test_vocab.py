@@ -15,10 +15,10 @@ from transformers import PreTrainedTokenizerFast
 
 from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.open import embedded_model
-from offspec.draft.reading import Reading
-from offspec.draft.vocab import UNKNOWN, VocabMap
-from offspec.errors import DraftError, ModelNotFoundError
-from offspec.text.codec import load_tokenizer
+from offspec.core.errors import DraftError, ModelNotFoundError
+from offspec.draft.cross_vocab.retokenize import Reading
+from offspec.draft.cross_vocab.vocab_map import UNKNOWN, VocabMap
+from offspec.model.tokenizer import load_tokenizer
 from tests.test_text import SPECIAL, byte_fallback, byte_level, saved
 
 PROSE = (Path(__file__).parents[2] / "LICENSE").read_text("utf-8")[:4000]

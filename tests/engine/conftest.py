@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from offspec import choose, draw_up, needs, planning
+from offspec.engine import rehearsal as planning
+from offspec.plan import make as draw_up
+from offspec.plan import needs
+from offspec.plan import prepare as choose
 from tests.engine.world import LAYERS, World
 from tests.tiny import disturb, write_model
 

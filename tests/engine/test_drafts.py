@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import offspec
-from offspec import DraftError, Engine, Notice, PassStats, RequestError, SamplingParams, memory
-from offspec.config import EngineConfig
+from offspec import DraftError, Engine, Notice, PassStats, RequestError, SamplingParams
+from offspec.core import memory
+from offspec.core.config import EngineConfig
 from offspec.draft.base import Children, Features, Scorer, Wants
 from tests.draft import eagle_files, heads_files
 from tests.engine.world import MB, World, saved

@@ -33,7 +33,7 @@ def model(whole: Path, tmp_path: Path) -> Path:
 
 
 def run(*args: object) -> Result:
-    from offspec.cli.main import app
+    from offspec.ui.cli.main import app
 
     return CliRunner().invoke(app, ["generate", *map(str, args)], prog_name="offspec")
 
@@ -130,7 +130,7 @@ def test_memory_that_is_too_small_names_the_least_that_would_do(model: Path) -> 
 
 
 def test_a_draft_that_has_no_room_is_left_out_and_named(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from offspec import needs
+    from offspec.plan import needs
 
     real = needs.draft_bytes
     monkeypatch.setattr(

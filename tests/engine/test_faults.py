@@ -20,7 +20,7 @@ import torch
 
 import offspec
 from offspec import CapacityError, SamplingParams, StreamError
-from offspec.engine import Engine
+from offspec.engine.engine import Engine
 from offspec_planners.placement import Placement, Tier
 from tests.tiny import tiny_engine, write_model
 

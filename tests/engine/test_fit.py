@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 
-from offspec import CapacityError, needs
-from offspec import memory as process_memory
-from offspec.assemble import open_models
-from offspec.config import EngineConfig
-from offspec.model import packed_layers, packing
-from offspec.model.packed_layers import rounded_bytes, unpacked_values
-from offspec.model.packing import Packed
+from offspec import CapacityError
+from offspec.core import memory as process_memory
+from offspec.core.config import EngineConfig
+from offspec.model.quantize import resident_layers as packed_layers
+from offspec.model.quantize import rounding as packing
+from offspec.model.quantize.resident_layers import rounded_bytes, unpacked_values
+from offspec.model.quantize.rounding import Packed
 from offspec.model.unpacking import Scratch
-from offspec.opened import Opened
+from offspec.plan import needs
+from offspec.plan.load import open_models
+from offspec.plan.opened import Opened
 from offspec_planners.placement import Placement, Tier
 from tests.engine.world import MB, write_large
 

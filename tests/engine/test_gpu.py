@@ -7,9 +7,9 @@ import torch
 
 import offspec
 from offspec import CapacityError, SamplingParams
-from offspec.device import RUNTIME, SLACK
 from offspec.model.attention import TreeContext
-from offspec.store.arena import Arena
+from offspec.model.device import RUNTIME, SLACK
+from offspec.stream.arena import Arena
 from offspec_planners.placement import Placement, Tier
 from tests.tiny import load_all, open_model, reference, tiny_engine, write_model
 

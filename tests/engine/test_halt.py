@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from offspec import ClosedError, SamplingParams, StreamError
-from offspec.engine import Engine
-from offspec.events import Event, Finished, PassProgress, PassStats, Result, TextDelta, TreeSeen
+from offspec.core.events import Event, Finished, PassProgress, PassStats, Result, TextDelta, TreeSeen
+from offspec.engine.engine import Engine
 from offspec_planners.placement import Placement, Tier
 from tests.tiny import tiny_engine, write_model
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from offspec import SamplingParams
-from offspec.device import find_device
-from offspec.errors import RequestError
-from offspec_kernels.paths import VARIABLE
+from offspec.core.errors import RequestError
+from offspec.model.device import find_device
+from offspec_kernels.backend import VARIABLE
 from tests.tiny import reference, tiny_engine, write_model
 
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 import offspec
-from offspec import SamplingParams, choose
-from offspec.draw_up import LOOKED_UP
+from offspec import SamplingParams
 from offspec.model import runner
+from offspec.plan import prepare as choose
+from offspec.plan.make import LOOKED_UP
 from offspec_planners.placement import Placement, Tier
 from tests.tiny import disturb, reference, tiny_engine, write_model
 

@@ -7,7 +7,7 @@ import pytest
 
 import offspec
 from offspec import PlanError, RequestError, SamplingParams
-from offspec import memory as process_memory
+from offspec.core import memory as process_memory
 from offspec_planners.placement import Tier
 from tests.engine.world import GB, LAYERS, MB, PROMPT, World, least_memory, saved, write_large
 from tests.tiny import reference, write_model

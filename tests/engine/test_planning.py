@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from offspec import RequestError, planning, validation
-from offspec.planning import answer_passes
-from offspec.validation import validate
+from offspec import RequestError
+from offspec.engine import rehearsal as planning
+from offspec.engine import validation
+from offspec.engine.rehearsal import answer_passes
+from offspec.engine.validation import validate
 from offspec_planners.plan import Plan
 from tests.engine.world import World
 

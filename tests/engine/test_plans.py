@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 
 import offspec
-from offspec import SamplingParams, choose, needs, planning
-from offspec import memory as process_memory
-from offspec.assemble import open_models
-from offspec.choose import record_of
-from offspec.ledger import DraftRecord
+from offspec import SamplingParams
+from offspec.core import memory as process_memory
+from offspec.engine import rehearsal as planning
+from offspec.plan import needs
+from offspec.plan import prepare as choose
+from offspec.plan.load import open_models
+from offspec.plan.prepare import record_of
+from offspec.plan.records import DraftRecord
 from tests.engine.world import GB, LAYERS, MB, PROMPT, World, least_memory, write_large
 from tests.tiny import disturb, tiny_engine, write_model
 

@@ -20,7 +20,7 @@ from transformers import (
 from offspec import SamplingParams
 from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.tensors import PackedInfo
-from offspec.errors import CheckpointError, MissingTensorError
+from offspec.core.errors import CheckpointError, MissingTensorError
 from offspec.model.attention import TreeContext
 from offspec_planners.placement import Placement
 from tests.checkpoint import packers

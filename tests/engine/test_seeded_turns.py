@@ -14,7 +14,7 @@ from scipy.stats import binom
 
 import offspec
 from offspec import Finished, SamplingParams
-from offspec.engine import Engine
+from offspec.engine.engine import Engine
 from tests.tiny import VOCABULARY, write_model
 
 TOKENS = 180

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from offspec import RequestError, SamplingParams
-from offspec.config import EngineConfig
+from offspec.core.config import EngineConfig
 from tests.engine.world import PROMPT, World
 from tests.tallies import agreement
 from tests.tiny import disturb, write_model

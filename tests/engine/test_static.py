@@ -8,18 +8,18 @@ import pytest
 import torch
 
 from offspec import PassStats
-from offspec.config import SamplingParams
+from offspec.core.config import SamplingParams
 from offspec.draft.base import Children, Scorer
+from offspec.draft.grow.best_first import GrowthPolicy
+from offspec.draft.grow.static import grow_static
 from offspec.draft.lm import LMDrafter
-from offspec.draft.mixture import Mixture
-from offspec.draft.sources import Sources
-from offspec.grow import GrowthPolicy
-from offspec.grow_static import grow_static
+from offspec.draft.mix.mixture import Mixture
+from offspec.draft.mix.sources import Sources
+from offspec.engine.decode import Decoding, TokenSequence
 from offspec.model.loaded import LoadedModel
-from offspec.noise import GumbelNoise
-from offspec.sampling import LogitsProcessor
-from offspec.sequence import Decoding, TokenSequence
-from offspec_planners.calibrate import Calibration
+from offspec.sampling.logits_processor import LogitsProcessor
+from offspec.sampling.noise import GumbelNoise
+from offspec_planners.acceptance import Calibration
 from offspec_planners.sequoia import Shape, best_shape
 from tests.draft import heads_files
 from tests.engine.world import World

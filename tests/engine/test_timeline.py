@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from offspec.cli.main import app
-from offspec.fit import decide
+from offspec.plan.fit import decide
+from offspec.ui.cli.main import app
 from offspec_planners.placement import Placement, Tier
 from tests.test_timeline import assert_well_formed, content, spans, tracks
 from tests.tiny import write_model
@@ -37,7 +37,9 @@ def test_a_run_from_the_first_read_to_the_last_walk(
     copied: set[str],
 ) -> None:
     # So small a model would stay in memory whole.
-    monkeypatch.setattr("offspec.opened.decide", lambda *given: replace(decide(*given), placement=placement))
+    monkeypatch.setattr(
+        "offspec.plan.opened.decide", lambda *given: replace(decide(*given), placement=placement)
+    )
     file = tmp_path / "run.json"
     args = "--raw --ignore-eos --max-tokens 12 --budget 16 --width 4 --dtype float32 --json"
     result = CliRunner().invoke(

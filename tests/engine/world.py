@@ -12,11 +12,11 @@ import pytest
 
 import offspec
 from offspec import CapacityError, Notice, SamplingParams
-from offspec.config import EngineConfig
-from offspec.engine import Engine
-from offspec.opened import Opened
+from offspec.core.config import EngineConfig
+from offspec.engine.engine import Engine
+from offspec.plan.opened import Opened
 from offspec_planners.hardware import Rate
-from offspec_planners.measured import Measured
+from offspec_planners.measured_costs import Measured
 from offspec_planners.plan import Plan
 from tests.tiny import write_model
 

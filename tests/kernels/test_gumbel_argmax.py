@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offspec.noise import GumbelNoise
+from offspec.sampling.noise import GumbelNoise
+from offspec_kernels.backend import Path
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.gumbel_argmax import Picks, gumbel_argmax
-from offspec_kernels.paths import Path
 from tests.kernels.poison import poisoned
 
 PATHS: list[Path] = ["eager", "triton"]

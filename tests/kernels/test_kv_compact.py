@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from offspec_kernels.backend import Path
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.kv_compact import KVTable, kv_compact
-from offspec_kernels.paths import Path
 
 PATHS: list[Path] = ["reference", "eager", "triton"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offspec_kernels.noise import LOW, gumbel, uniform_bits
-from offspec_kernels.noise_triton import gumbel_noise, gumbel_of, gumbel_run, philox_words
+from offspec_kernels.noise.triton import gumbel_noise, gumbel_of, gumbel_run, philox_words
 
 BLOCK = 64
 quick = settings(max_examples=25, deadline=None)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offspec.noise import GumbelNoise
+from offspec.sampling.noise import GumbelNoise
+from offspec_kernels.backend import Path
 from offspec_kernels.errors import ArgumentError
-from offspec_kernels.paths import Path
 from offspec_kernels.topk_children import BLOCK, MOST, TopChildren, topk_children
 from tests.kernels.poison import poisoned
 

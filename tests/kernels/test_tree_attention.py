@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from offspec_kernels.backend import Path, interprets
 from offspec_kernels.errors import ArgumentError
-from offspec_kernels.paths import Path, interprets
 from offspec_kernels.tree_attention import Sight, reference, scratch_bytes, tree_attention
 from offspec_kernels.tree_attention.triton import Blocks
 from offspec_kernels.tree_attention.triton import attend as attend_triton

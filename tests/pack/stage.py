@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 
 from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.tensors import PackedInfo
-from offspec.config import PackFormat
-from offspec.events import Event, LoadProgress, Notice
-from offspec.pack import Pack, pack_model
+from offspec.core.config import PackFormat
+from offspec.core.events import Event, LoadProgress, Notice
+from offspec.model.quantize.pack import Pack, pack_model
 
 FORMATS: tuple[PackFormat, ...] = get_args(PackFormat)
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}

@@ -13,8 +13,8 @@ import offspec
 from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.pack_manifest import MANIFEST
 from offspec.checkpoint.tensors import PackedInfo
-from offspec.config import PackFormat
-from offspec.pack import files, pack_model
+from offspec.core.config import PackFormat
+from offspec.model.quantize.pack import files, pack_model
 from tests.pack.stage import FORMATS, LAYERS, SIZES, Bench, values
 from tests.tiny import write_model
 

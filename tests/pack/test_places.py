@@ -12,8 +12,8 @@ import pytest
 
 from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.pack_manifest import MANIFEST
-from offspec.errors import CheckpointError, DiskFullError, RequestError
-from offspec.pack import packed_model, verify_pack
+from offspec.core.errors import CheckpointError, DiskFullError, RequestError
+from offspec.model.quantize.pack import packed_model, verify_pack
 from tests.pack.stage import Bench
 
 

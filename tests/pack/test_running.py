@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from offspec.assemble import open_models
-from offspec.config import EngineConfig
-from offspec.errors import CheckpointError
-from offspec.events import unheard
+from offspec.core.config import EngineConfig
+from offspec.core.errors import CheckpointError
+from offspec.core.events import unheard
 from offspec.model.attention import TreeContext
+from offspec.plan.load import open_models
 from offspec_planners.placement import Placement, Tier
 from tests.pack.stage import LAYERS, Bench
 from tests.tiny import nothing, open_model

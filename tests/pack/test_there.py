@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from offspec.config import EngineConfig, PackFormat
-from offspec.errors import (
+from offspec.core.config import EngineConfig, PackFormat
+from offspec.core.errors import (
     CapacityError,
     CheckpointError,
     ModelNotFoundError,
     RequestError,
     UnsupportedModelError,
 )
-from offspec.pack import pack_model, packed_model, verify_pack
+from offspec.model.quantize.pack import pack_model, packed_model, verify_pack
 from tests.pack.stage import FORMATS, Bench, flip
 from tests.tiny import write_model
 

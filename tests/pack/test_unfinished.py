@@ -12,15 +12,11 @@ from pathlib import Path
 import pytest
 
 from offspec.checkpoint import open_checkpoint
-from offspec.checkpoint.cache import claim_folder
 from offspec.checkpoint.pack_manifest import MANIFEST
-from offspec.errors import (
-    CheckpointError,
-    DiskFullError,
-    ModelNotFoundError,
-)
-from offspec.events import Event, LoadProgress, Notice
-from offspec.pack import verify_pack
+from offspec.core.cache_dir import claim_folder
+from offspec.core.errors import CheckpointError, DiskFullError, ModelNotFoundError
+from offspec.core.events import Event, LoadProgress, Notice
+from offspec.model.quantize.pack import verify_pack
 from tests.pack.stage import Bench, flip
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_killed_run_is_taken_up(bench: Bench, tmp_path: Path) -> None:
     code = (
         "import os, signal, sys\n"
-        "from offspec.pack import pack_model\n"
+        "from offspec.model.quantize.pack import pack_model\n"
         "def notify(event):\n"
         "    if getattr(event, 'detail', '').startswith('layer 2 '):\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"

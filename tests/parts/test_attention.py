@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from offspec.model.attention import TreeContext, attend_tree
 from offspec.model.cache import TreeCache
-from offspec_kernels.cutting import evenly
+from offspec_kernels.chunks import evenly
 
 
 def _obvious(

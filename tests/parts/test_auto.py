@@ -4,8 +4,8 @@ from collections.abc import Collection
 
 import pytest
 
-from offspec.auto import Choice, choose_draft
-from offspec.well_known import KnownDraft
+from offspec.draft.auto import Choice, choose_draft
+from offspec.draft.published import KnownDraft
 
 HEAD = KnownDraft("org/head", "eagle3", "one layer over states", "org/target")
 SMALL = KnownDraft("org/small", "model", "a small model", "org/target")

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from offspec import device as devices
-from offspec.device import find_device
-from offspec.errors import RequestError
+from offspec.core.errors import RequestError
+from offspec.model import device as devices
+from offspec.model.device import find_device
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offspec.candidates import Candidates
-from offspec.config import EngineConfig, SamplingParams
+from offspec.core.config import EngineConfig, SamplingParams
+from offspec.core.errors import RequestError
 from offspec.draft.base import Scorer
-from offspec.errors import RequestError
-from offspec.noise import GumbelNoise
-from offspec.sampling import LogitsProcessor
-from offspec_planners.calibrate import Calibration, TemperatureFit
+from offspec.draft.growing_tree import Candidates
+from offspec.sampling.logits_processor import LogitsProcessor
+from offspec.sampling.noise import GumbelNoise
+from offspec_planners.acceptance import Calibration, TemperatureFit
 
 _HISTORY = [1, 5, 5, 9]
 _PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.4}

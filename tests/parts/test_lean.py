@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from offspec.model import lean, lean_weights
 from offspec.model.attention import TreeContext
-from offspec.model.lean import LeanModel, lean_model
+from offspec.model.fused import forward as lean
+from offspec.model.fused import weights as lean_weights
+from offspec.model.fused.forward import LeanModel, lean_model
 from offspec.model.loaded import LoadedModel
 from offspec.model.runner import TreeModel
 from tests.tiny import CALIBRATION, FAMILIES, load_all, open_model, write_model

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from offspec import ledger
-from offspec.checkpoint.cache import cache_root
-from offspec.errors import DiskFullError, PlanError
-from offspec.ledger import DraftRecord
-from offspec_planners.calibrate import typical
+from offspec.core.cache_dir import cache_root
+from offspec.core.errors import DiskFullError, PlanError
+from offspec.plan import records as ledger
+from offspec.plan.records import DraftRecord
+from offspec_planners.acceptance import typical
 from tests.planners.samples import small
 
 

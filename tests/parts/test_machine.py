@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import offspec_planners.measure as measuring
-from offspec import machine
-from offspec.errors import CapacityError, CheckpointError, DiskFullError, PlanError, RequestError
-from offspec.events import Event, LoadProgress, Notice
+from offspec.core.errors import CapacityError, CheckpointError, DiskFullError, PlanError, RequestError
+from offspec.core.events import Event, LoadProgress, Notice
+from offspec.plan import hardware_profile as machine
 from offspec_planners.hardware import Hardware, Processor, Rate
 
 

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offspec import RequestError, memory
-from offspec.config import format_bytes, parse_bytes
-from offspec.errors import CapacityError
+from offspec import RequestError
+from offspec.core import memory
+from offspec.core.config import format_bytes, parse_bytes
+from offspec.core.errors import CapacityError
 from offspec_planners.placement import Placement, Sizes, Tier, TooSmallError, place_layers, place_on_device
 
 

@@ -8,17 +8,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offspec.candidates import Candidates, Twig
-from offspec.config import SamplingParams
+from offspec.core.config import SamplingParams
 from offspec.draft.base import Children, Scorer
-from offspec.draft.blend import Blended
-from offspec.draft.mixture import Asked, Mixture, Source, Standing
-from offspec.draft.worth import Worth
-from offspec.grow import GrowthPolicy, grow
-from offspec.noise import GumbelNoise
-from offspec.sampling import LogitsProcessor
-from offspec.tree import ROOT
-from offspec_planners.calibrate import Calibration
+from offspec.draft.grow.best_first import GrowthPolicy, grow
+from offspec.draft.growing_tree import Candidates, Twig
+from offspec.draft.mix.backoff import Worth
+from offspec.draft.mix.mixture import Asked, Mixture, Source, Standing
+from offspec.draft.mix.weights import Blended
+from offspec.sampling.logits_processor import LogitsProcessor
+from offspec.sampling.noise import GumbelNoise
+from offspec.sampling.token_tree import ROOT
+from offspec_planners.acceptance import Calibration
 from tests.planners.tables import VOCABULARY, TableDrafter, random_table
 
 QUIET = np.nan

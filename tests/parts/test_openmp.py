@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from offspec import openmp
-from offspec.openmp import SPINS, Contention
+from offspec.core.openmp import SPINS
+from offspec.engine import contention as module
+from offspec.engine.contention import Contention
 from tests.tiny import write_model
 
 SECOND = 1_000_000_000
@@ -39,7 +40,7 @@ def test_spinning_is_limited_before_torch_is_loaded(first: str) -> None:
 def test_the_command_limits_spinning() -> None:
     code = """
 import os, sys
-from offspec.cli.main import main
+from offspec.ui.cli.main import main
 sys.argv = ["offspec", "--version"]
 try:
     main()
@@ -71,8 +72,8 @@ offspec.load(sys.argv[1], draft="none", dtype="float32", budget=1, notify=tell).
 def test_threads_sleep_while_this_process_waits_for_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits for 0, 50, 8, … percent of a second each; a look 10 ms after another is none."""
     now, waited, busy = 0, 0, []
-    monkeypatch.setattr(openmp, "_now", lambda: (now, waited))
-    monkeypatch.setattr(openmp, "perf_counter_ns", lambda: now)
+    monkeypatch.setattr(module, "_now", lambda: (now, waited))
+    monkeypatch.setattr(module, "perf_counter_ns", lambda: now)
     contention = Contention()
     for percent in (0, 50, 8, 50, 2):
         now, waited = now + SECOND, waited + percent * SECOND // 100
@@ -85,8 +86,8 @@ def test_threads_sleep_while_this_process_waits_for_a_processor(monkeypatch: pyt
 
 def test_time_between_answers_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([(0, 0), (SECOND, SECOND), (90 * SECOND, SECOND), (91 * SECOND, 2 * SECOND)])
-    monkeypatch.setattr(openmp, "_now", lambda: next(times))
-    monkeypatch.setattr(openmp, "_WINDOW", 0)
+    monkeypatch.setattr(module, "_now", lambda: next(times))
+    monkeypatch.setattr(module, "_WINDOW", 0)
     contention = Contention()
     contention.look()
     contention.begin()
@@ -97,8 +98,8 @@ def test_time_between_answers_says_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_no_thread_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([(0, 0), (SECOND, SECOND)])
-    monkeypatch.setattr(openmp, "_now", lambda: next(times))
-    monkeypatch.setattr(openmp, "_WINDOW", 0)
+    monkeypatch.setattr(module, "_now", lambda: next(times))
+    monkeypatch.setattr(module, "_WINDOW", 0)
     before = set(threading.enumerate())
     contention = Contention()
     contention.look()

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offspec.model.calibration import InputMoments
-from offspec.model.packing import Packed, pack, packed_bytes, packs, rounded, unpack
+from offspec.model.quantize.calibration import InputMoments
+from offspec.model.quantize.rounding import Packed, pack, packed_bytes, packs, rounded, unpack
 from offspec_kernels.dequant.grouped import BITS, GROUP, Grouped, unpack_codes
 
 _WIDTHS = pytest.mark.parametrize("bits", BITS)

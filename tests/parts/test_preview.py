@@ -10,15 +10,15 @@ import torch
 
 from offspec import SamplingParams
 from offspec.draft.base import Scorer
+from offspec.draft.grow.best_first import GrowthPolicy
+from offspec.draft.grow.self_rollout import preview
 from offspec.draft.lm import LMDrafter
-from offspec.draft.mixture import Mixture
-from offspec.grow import GrowthPolicy
+from offspec.draft.mix.mixture import Mixture
 from offspec.model.loaded import LoadedModel
-from offspec.noise import GumbelNoise
-from offspec.preview import preview
-from offspec.sampling import LogitsProcessor
+from offspec.sampling.logits_processor import LogitsProcessor
+from offspec.sampling.noise import GumbelNoise
+from offspec_planners.acceptance import Calibration
 from offspec_planners.best_first import Grown
-from offspec_planners.calibrate import Calibration
 from tests.parts.test_tree import VOCABULARY as WORDS
 from tests.parts.test_tree import TableDrafter
 from tests.tiny import VOCABULARY, load_all, open_model, reference, tiny_engine, write_model

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from offspec.config import SamplingParams
-from offspec.errors import CheckpointError
-from offspec.sampling import LogitsProcessor
-from offspec.tree import TokenTree
-from offspec.uniforms import endless
-from offspec.verify import Walk
-from offspec.verify_sequoia import walk_without_replacement
+from offspec.core.config import SamplingParams
+from offspec.core.errors import CheckpointError
+from offspec.sampling.logits_processor import LogitsProcessor
+from offspec.sampling.token_tree import TokenTree
+from offspec.sampling.uniforms import endless
+from offspec.sampling.verify import Walk
+from offspec.sampling.verify_sequoia import walk_without_replacement
 
 Law = list[Fraction]
 

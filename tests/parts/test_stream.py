@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from offspec.checkpoint import TensorInfo
-from offspec.errors import ClosedError, StreamError
-from offspec.store.arena import PAGE, Arena
-from offspec.store.layout import UnitLayout, lay_out
-from offspec.store.reader import DirectReader, ReadShape
-from offspec.stream.device import DeviceStream
-from offspec.stream.disk import DiskStream, read_unit
+from offspec.core.errors import ClosedError, StreamError
+from offspec.stream.arena import PAGE, Arena
+from offspec.stream.device_stream import DeviceStream
+from offspec.stream.direct_reader import DirectReader, ReadShape
+from offspec.stream.disk_stream import DiskStream, read_unit
+from offspec.stream.layout import UnitLayout, lay_out
 from offspec.stream.ring import Ring, _Worker
 
 

@@ -6,14 +6,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offspec.candidates import Candidates
-from offspec.config import SamplingParams
+from offspec.core.config import SamplingParams
 from offspec.draft.base import Children, Scorer
-from offspec.draft.mixture import Mixture
-from offspec.grow import GrowthPolicy, grow
-from offspec.sampling import LogitsProcessor
-from offspec.tree import TokenTree
-from offspec_planners.calibrate import Calibration, TemperatureFit
+from offspec.draft.grow.best_first import GrowthPolicy, grow
+from offspec.draft.growing_tree import Candidates
+from offspec.draft.mix.mixture import Mixture
+from offspec.sampling.logits_processor import LogitsProcessor
+from offspec.sampling.token_tree import TokenTree
+from offspec_planners.acceptance import Calibration, TemperatureFit
 
 VOCABULARY = 6
 

@@ -6,16 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from offspec import SamplingParams, draft_trial, trial
+from offspec import SamplingParams
 from offspec.draft.lm import LMDrafter
-from offspec.draft_trial import measure_steps
-from offspec.engine import Engine
-from offspec.model.lean import LeanModel
+from offspec.engine.engine import Engine
+from offspec.model.fused.forward import LeanModel
 from offspec.model.parts import TargetParts
-from offspec.outline import sizes_of
+from offspec.plan import measure_draft as draft_trial
+from offspec.plan import measure_target as trial
+from offspec.plan.measure_draft import measure_steps
+from offspec.plan.measure_target import PassTrial, tried_machine
+from offspec.plan.model_sizes import sizes_of
 from offspec.stream.ring import RingStats
-from offspec.trial import PassTrial, tried_machine
-from offspec_planners.measured import Measured
+from offspec_planners.measured_costs import Measured
 from offspec_planners.placement import Placement, Tier
 from tests.tiny import CALIBRATION, nothing, open_model, tiny_engine, write_model
 

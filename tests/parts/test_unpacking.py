@@ -12,11 +12,11 @@ import torch
 from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.folder import Checkpoint
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, on_disk
-from offspec.errors import CheckpointError, UnsupportedModelError
+from offspec.core.errors import CheckpointError, UnsupportedModelError
 from offspec.model import unpacking
 from offspec.model.attention import TreeContext
 from offspec.model.loaded import LoadedModel
-from offspec.model.packed_layers import PackedLayers
+from offspec.model.quantize.resident_layers import PackedLayers
 from offspec.model.unpacking import Scratch
 from offspec_kernels.dequant.codebook import Codebook
 from offspec_planners.placement import Placement, Tier

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offspec.verify_sequoia import judge
+from offspec.sampling.verify_sequoia import judge
 
 Law = list[Fraction]
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
-from offspec.candidates import Candidates
 from offspec.draft.base import Children, Features, Scorer, Wants
-from offspec.tree import ROOT
+from offspec.draft.growing_tree import Candidates
+from offspec.sampling.token_tree import ROOT
 
 VOCABULARY = 12
 

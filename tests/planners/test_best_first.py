@@ -6,16 +6,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offspec.config import SamplingParams
+from offspec.core.config import SamplingParams
 from offspec.draft.base import Scorer
-from offspec.draft.mixture import Mixture
-from offspec.grow import GrowthPolicy, grow
-from offspec.growth import Growth
-from offspec.sampling import LogitsProcessor
+from offspec.draft.grow.best_first import GrowthPolicy, grow
+from offspec.draft.grow.result import Growth
+from offspec.draft.mix.mixture import Mixture
+from offspec.sampling.logits_processor import LogitsProcessor
+from offspec_planners.acceptance import Calibration
 from offspec_planners.best_first import Growing, Grown, best_size, replay, worth_a_step
-from offspec_planners.calibrate import Calibration
 from offspec_planners.cost import PassCosts
-from offspec_planners.jsonfile import Fields
+from offspec_planners.json_fields import Fields
 from tests.planners.tables import VOCABULARY, TableDrafter, random_table
 
 _SECONDS = st.floats(0.0, 2.0)

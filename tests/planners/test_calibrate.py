@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from offspec.config import SamplingParams
+from offspec.core.config import SamplingParams
 from offspec.draft.base import Scorer
-from offspec.draft.mixture import Mixture
-from offspec.grow import GrowthPolicy, grow
-from offspec.sampling import LogitsProcessor
+from offspec.draft.grow.best_first import GrowthPolicy, grow
+from offspec.draft.mix.mixture import Mixture
+from offspec.sampling.logits_processor import LogitsProcessor
+from offspec_planners.acceptance import FOREST, Calibration, TemperatureFit, typical
 from offspec_planners.best_first import replay
-from offspec_planners.calibrate import FOREST, Calibration, TemperatureFit, typical
-from offspec_planners.depth_rank import DEPTHS, RANKS, DepthRank
-from offspec_planners.synthetic import expected_tokens
+from offspec_planners.rank_table import DEPTHS, RANKS, DepthRank
+from offspec_planners.typical_acceptance import expected_tokens
 from tests.planners.tables import VOCABULARY, TableDrafter, random_table
 
 

@@ -19,10 +19,10 @@ from offspec_planners.cost import (
     product_seconds,
     unpacking_seconds,
 )
-from offspec_planners.crossing import streamed_units
 from offspec_planners.hardware import Hardware, Processor, Rate, preset, preset_names
-from offspec_planners.measured import Measured
+from offspec_planners.measured_costs import Measured
 from offspec_planners.placement import Placement, Sizes, Tier, TooSmallError, place_layers, place_on_device
+from offspec_planners.transfer import streamed_units
 from tests.planners.ring_simulation import Unit, seconds_per_pass
 
 GB = 10**9

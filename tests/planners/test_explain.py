@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from offspec_planners.explain import explain_bound, explain_first_token, explain_placement, explain_tree
 from offspec_planners.placement import Placement, Tier
 from offspec_planners.plan import Plan
+from offspec_planners.plan.explain import explain_bound, explain_first_token, explain_placement, explain_tree
 from offspec_planners.units import format_number, format_seconds
 from tests.planners.samples import COSTS, forecast, large, small
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from offspec_planners.calibrate import Calibration, typical
+from offspec_planners.acceptance import Calibration, typical
 from offspec_planners.cost import PassCosts
 from offspec_planners.search import best, outlook, static_sweep, sweep
 from offspec_planners.sequoia import choose_shape

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from offspec_planners.cost import PassCosts
 from offspec_planners.sequoia import Shape, best_shape, choose_shape, expected_by_size
-from offspec_planners.sequoia_dp import Programme
-from offspec_planners.sequoia_heap import Heap
+from offspec_planners.sequoia.dp import Programme
+from offspec_planners.sequoia.heap import Heap
 
 Table = NDArray[np.float64]
 Tree = tuple["Tree", ...]  # the children, by rank

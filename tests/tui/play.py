@@ -6,7 +6,7 @@ from typing import Any
 
 from textual.pilot import Pilot
 
-from offspec.tui.app import ChatApp
+from offspec.ui.tui.app import ChatApp
 
 Scene = Callable[["Pilot[None]"], Coroutine[Any, Any, None]]
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from textual.pilot import Pilot
 from textual.widgets import Input, TextArea
 
-from offspec.archive import Archive
-from offspec.chatting.opening import Setup
-from offspec.config import EngineConfig, SamplingParams
-from offspec.tui.app import ChatApp
+from offspec.chat.archive import Archive
+from offspec.core.config import EngineConfig, SamplingParams
+from offspec.ui.chat.setup import Setup
+from offspec.ui.tui.app import ChatApp
 from offspec_planners.placement import Tier
 from tests.chat.scripted import Script, ScriptedEngine, scripted_opener
 

@@ -6,14 +6,14 @@ import pytest
 from markdown_it import MarkdownIt
 from textual.pilot import Pilot
 
-from offspec.conversation import Message
-from offspec.events import Piece
-from offspec.tui import transcript_view
-from offspec.tui.answer import Answer
-from offspec.tui.app import ChatApp
-from offspec.tui.prose import Prose
-from offspec.tui.question import Question, folded
-from offspec.tui.thinking_block import ThinkingBlock
+from offspec.chat.conversation import Message
+from offspec.core.events import Piece
+from offspec.ui.tui import transcript_view
+from offspec.ui.tui.answer import Answer
+from offspec.ui.tui.app import ChatApp
+from offspec.ui.tui.prose import Prose
+from offspec.ui.tui.question import Question, folded
+from offspec.ui.tui.thinking_block import ThinkingBlock
 from tests.tui.play import play, said, seen, send
 from tests.tui.stage import app_for, ask, loaded, settled, until
 

@@ -8,11 +8,11 @@ import pytest
 from textual.message import Message
 from textual.pilot import Pilot
 
-from offspec.chatting.opening import ChatEngine
-from offspec.config import EngineConfig
-from offspec.errors import DraftError, OffspecError, RequestError
-from offspec.events import Event, PassProgress
-from offspec.tui.messages import Done
+from offspec.core.config import EngineConfig
+from offspec.core.errors import DraftError, OffspecError, RequestError
+from offspec.core.events import Event, PassProgress
+from offspec.ui.chat.setup import ChatEngine
+from offspec.ui.tui.messages import Done
 from tests.chat.scripted import Script
 from tests.tui.play import play, said, seen, send
 from tests.tui.stage import app_for, ask, loaded, until

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from offspec import tui
-from offspec.archive import Archive
-from offspec.chatting.opening import ChatEngine
-from offspec.config import EngineConfig
-from offspec.conversation import Conversation
-from offspec.errors import CapacityError, DraftError, OffspecError
-from offspec.events import Event
-from offspec.tui.app import ChatApp
-from offspec.tui.leaving import leave
+from offspec.chat.archive import Archive
+from offspec.chat.conversation import Conversation
+from offspec.core.config import EngineConfig
+from offspec.core.errors import CapacityError, DraftError, OffspecError
+from offspec.core.events import Event
+from offspec.ui import tui
+from offspec.ui.chat.setup import ChatEngine
+from offspec.ui.tui.app import ChatApp
+from offspec.ui.tui.shutdown import leave
 from tests.chat.scripted import scripted_opener
 from tests.tui.play import play, seen, send
 from tests.tui.stage import app_for, ask, loaded, until
@@ -176,9 +176,9 @@ CHILD = """
 import sys
 from pathlib import Path
 from offspec import tui
-from offspec.archive import Archive
-from offspec.chatting.opening import Setup
-from offspec.config import EngineConfig, SamplingParams
+from offspec.chat.archive import Archive
+from offspec.ui.chat.setup import Setup
+from offspec.core.config import EngineConfig, SamplingParams
 from tests.chat.scripted import ScriptedEngine, scripted_opener
 engine = ScriptedEngine([" ".join(f"word{i}" for i in range(4000))], delay=0.05)
 setup = Setup(EngineConfig(model="demo"), SamplingParams(max_tokens=2048))

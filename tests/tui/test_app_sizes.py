@@ -6,7 +6,7 @@ import pytest
 from rich.cells import cell_len
 from textual.pilot import Pilot
 
-from offspec.tui.panel import SidePanel
+from offspec.ui.tui.panel import SidePanel
 from tests.tui.play import play, seen, send
 from tests.tui.stage import Turnstile, app_for, ask, loaded, until
 

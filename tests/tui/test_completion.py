@@ -5,8 +5,8 @@ from pathlib import Path
 from rich.cells import cell_len
 from textual.pilot import Pilot
 
-from offspec.chatting.desk import Completion
-from offspec.tui.completion import CompletionList, _row
+from offspec.ui.chat.controller import Completion
+from offspec.ui.tui.completion import CompletionList, _row
 from tests.tui.play import play
 from tests.tui.stage import app_for, loaded, until
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from textual.app import App, ComposeResult
 
-from offspec.events import LoadProgress
-from offspec.tui.loading import LoadingView
+from offspec.core.events import LoadProgress
+from offspec.ui.tui.loading import LoadingView
 
 
 class Host(App[None]):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from offspec.tui.note import Kind
+from offspec.ui.tui.note import Kind
 from tests.tui.play import play, seen
 from tests.tui.stage import app_for, loaded
 

@@ -9,12 +9,12 @@ from textual.app import App, ComposeResult
 from textual.content import Content
 from textual.widgets import Static
 
-from offspec.chatting.figures import Figures, Split
-from offspec.conversation import Conversation
-from offspec.events import PassStats
-from offspec.tui import figures_text, themes
-from offspec.tui.figures_text import WIDTH
-from offspec.tui.panel import SidePanel
+from offspec.chat.conversation import Conversation
+from offspec.core.events import PassStats
+from offspec.ui.chat.stats import Figures, Split
+from offspec.ui.tui import figures_text, themes
+from offspec.ui.tui.figures_text import WIDTH
+from offspec.ui.tui.panel import SidePanel
 from tests.chat.scripted import ScriptedEngine
 from tests.planners.samples import large, small
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from textual.app import App, ComposeResult
 
-from offspec.tui.markdown_lines import MarkdownLines
-from offspec.tui.prose import Prose
+from offspec.ui.tui.markdown_lines import MarkdownLines
+from offspec.ui.tui.prose import Prose
 
 PIECES = (
     "\n",

@@ -13,12 +13,12 @@ from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.widgets import OptionList, Static
 
-from offspec.chatting.commands import COMMANDS
-from offspec.tui import themes
-from offspec.tui.help_screen import KEYS, HelpScreen, help_page
-from offspec.tui.page_screen import PageScreen
-from offspec.tui.prose import Prose
-from offspec.tui.sessions_screen import SessionsScreen
+from offspec.ui.chat.commands import COMMANDS
+from offspec.ui.tui import themes
+from offspec.ui.tui.help_screen import KEYS, HelpScreen, help_page
+from offspec.ui.tui.page_screen import PageScreen
+from offspec.ui.tui.prose import Prose
+from offspec.ui.tui.sessions_screen import SessionsScreen
 
 
 class Host(App[None]):
@@ -103,7 +103,7 @@ def test_help_names_every_command() -> None:
 
 
 def test_help_names_every_key_of_the_app() -> None:
-    from offspec.tui.app import ChatApp
+    from offspec.ui.tui.app import ChatApp
 
     listed = " ".join(key for key, _ in KEYS).lower().replace("+", "").replace("esc", "escape")
     for binding in ChatApp.BINDINGS:

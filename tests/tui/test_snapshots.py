@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from offspec.archive import Archive
-from offspec.chatting.opening import ChatEngine
-from offspec.config import EngineConfig
-from offspec.conversation import Conversation, Message
-from offspec.events import Event, LoadProgress
-from offspec.tui.app import ChatApp
-from offspec.tui.loading import LoadingView
+from offspec.chat.archive import Archive
+from offspec.chat.conversation import Conversation, Message
+from offspec.core.config import EngineConfig
+from offspec.core.events import Event, LoadProgress
+from offspec.ui.chat.setup import ChatEngine
+from offspec.ui.tui.app import ChatApp
+from offspec.ui.tui.loading import LoadingView
 from tests.chat.scripted import Script
 from tests.planners.samples import small
 from tests.tui import stage
@@ -83,7 +83,7 @@ def test_the_first_frame(shoot: Shoot, tmp_path: Path, monkeypatch: pytest.Monke
         def __init__(self, model: str) -> None:
             super().__init__(model, clock=lambda: 0.0)
 
-    monkeypatch.setattr("offspec.tui.app.LoadingView", StillLoadingView)
+    monkeypatch.setattr("offspec.ui.tui.app.LoadingView", StillLoadingView)
     app, may_load = talk(tmp_path), threading.Event()
     opener = app.opener
 

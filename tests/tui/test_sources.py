@@ -1,7 +1,7 @@
 """Tokens coloured by where they came from."""
 
-from offspec.events import Piece
-from offspec.tui.sources import LEGEND, coloured
+from offspec.core.events import Piece
+from offspec.ui.tui.sources import LEGEND, coloured
 
 PIECES = (Piece("The", "draft"), Piece(" sky", "draft"), Piece(" is", "bonus"), Piece("", "draft"))
 

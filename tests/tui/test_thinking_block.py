@@ -7,7 +7,7 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Static
 
-from offspec.tui.thinking_block import ThinkingBlock
+from offspec.ui.tui.thinking_block import ThinkingBlock
 from tests.tui.play import play, seen
 from tests.tui.stage import app_for, ask, loaded, settled, until
 

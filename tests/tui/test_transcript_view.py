@@ -6,11 +6,11 @@ from pathlib import Path
 from textual.pilot import Pilot
 from textual.widget import Widget
 
-from offspec.conversation import Message
-from offspec.tui.answer import Answer
-from offspec.tui.note import Kind
-from offspec.tui.question import Question
-from offspec.tui.transcript_view import Entry, TranscriptView
+from offspec.chat.conversation import Message
+from offspec.ui.tui.answer import Answer
+from offspec.ui.tui.note import Kind
+from offspec.ui.tui.question import Question
+from offspec.ui.tui.transcript_view import Entry, TranscriptView
 from tests.tui.play import play, said, seen
 from tests.tui.stage import app_for, ask, loaded, settled, until
 

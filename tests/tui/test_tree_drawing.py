@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from offspec.events import TreeSeen
-from offspec.tui.tree_drawing import Line, caption, draw, percent, visible
+from offspec.core.events import TreeSeen
+from offspec.ui.tui.tree_drawing import Line, caption, draw, percent, visible
 from tests.tui.trees import bush, chain, sentence, tree
 
 

@@ -10,10 +10,10 @@ from textual.content import Content
 from textual.pilot import Pilot
 from textual.widgets import Static
 
-from offspec.events import TreeSeen
-from offspec.tui import themes
-from offspec.tui.tree_screen import TreeScreen
-from offspec.tui.tree_view import TreeView
+from offspec.core.events import TreeSeen
+from offspec.ui.tui import themes
+from offspec.ui.tui.tree_screen import TreeScreen
+from offspec.ui.tui.tree_view import TreeView
 from tests.tui.trees import bush, chain, sentence
 
 

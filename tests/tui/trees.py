@@ -1,6 +1,6 @@
 """Trees to draw: one that reads like a sentence, and large ones."""
 
-from offspec.events import TreeSeen
+from offspec.core.events import TreeSeen
 
 
 def tree(

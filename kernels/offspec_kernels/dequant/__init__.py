@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from torch import Tensor, float16
 
+from offspec_kernels.backend import Path, choose
 from offspec_kernels.checks import FLOATS, check_device, check_dtype
 from offspec_kernels.dequant.format import Format, Part, Shape
 from offspec_kernels.errors import ArgumentError
-from offspec_kernels.paths import Path, choose
 
 __all__ = ["Format", "Part", "dequantise"]
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from offspec_kernels.backend import Path, choose
 from offspec_kernels.checks import (
     check_device,
     check_dtype,
@@ -17,7 +18,6 @@ from offspec_kernels.checks import (
 )
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.gumbel_argmax.rows import Picks, Work, empty_picks, keep_above
-from offspec_kernels.paths import Path, choose
 
 
 def gumbel_argmax(

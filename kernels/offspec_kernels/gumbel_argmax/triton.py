@@ -12,8 +12,8 @@ import triton.language as tl
 
 from offspec_kernels.gumbel_argmax.rows import Picks, Work, empty_picks
 from offspec_kernels.noise import LOW
-from offspec_kernels.noise_triton import gumbel_run
-from offspec_kernels.order_triton import NOTHING, key_id, key_score, keys
+from offspec_kernels.noise.triton import gumbel_run
+from offspec_kernels.triton_sort_keys import NOTHING, key_id, key_score, keys
 
 _BLOCK = 1024
 _ROWS = 16

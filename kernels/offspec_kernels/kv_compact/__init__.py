@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import torch
 
+from offspec_kernels.backend import Path, choose
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.kv_compact.table import KVTable
-from offspec_kernels.paths import Path, choose
 
 
 def kv_compact(table: KVTable, start: int, rows: Sequence[int], *, path: Path | None = None) -> None:

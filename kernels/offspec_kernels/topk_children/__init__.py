@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from offspec_kernels.backend import Path, choose
 from offspec_kernels.checks import (
     check_device,
     check_dtype,
@@ -19,7 +20,6 @@ from offspec_kernels.checks import (
 )
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.noise import gumbel_row
-from offspec_kernels.paths import Path, choose
 
 BLOCK = 128  # columns that are searched by their maximum first
 MOST = 64  # children that one program of the kernel finds

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from offspec_kernels.backend import Path, choose
 from offspec_kernels.checks import FLOATS, check_device, check_dtype, check_rows, check_shape
 from offspec_kernels.errors import ArgumentError
-from offspec_kernels.paths import Path, choose
-from offspec_kernels.sight import Sight
 from offspec_kernels.tree_attention.eager import scratch_bytes
+from offspec_kernels.tree_mask import Sight
 
 
 def tree_attention(

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from offspec_kernels.cutting import evenly
-from offspec_kernels.sight import Reach, Sight
+from offspec_kernels.chunks import evenly
 from offspec_kernels.tree_attention.running import MASKED_KEYS, OPEN_KEYS, Desk, Rows
+from offspec_kernels.tree_mask import Reach, Sight
 
 # torch's attention with a dense mask is as fast while there are few keys, and faster where there are few
 # pairs of folded row and key, which is also how large such a mask may be.

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from offspec_kernels.sight import Sight
+from offspec_kernels.tree_mask import Sight
 
 
 def attend(

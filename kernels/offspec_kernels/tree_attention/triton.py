@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from offspec_kernels.paths import interprets
-from offspec_kernels.sight import Sight
+from offspec_kernels.backend import interprets
+from offspec_kernels.tree_mask import Sight
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 _LOWEST = tl.constexpr(-1e30)  # a maximum over nothing; -inf would make numbers that are none

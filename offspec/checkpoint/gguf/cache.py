@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from offspec.checkpoint.cache import cache_root, make_folder, remove_folder
-from offspec.checkpoint.disk import write_file
 from offspec.checkpoint.folder import CONFIG, Checkpoint
 from offspec.checkpoint.gguf.header import GgufHeader
-from offspec.errors import CheckpointError
-from offspec.events import Event, Notice
+from offspec.core.cache_dir import cache_root, make_folder, remove_folder
+from offspec.core.errors import CheckpointError
+from offspec.core.events import Event, Notice
+from offspec.core.files import write_file
 
 TEXT_BYTES = 64 * 2**20  # room for the tokenizer's files, headers, rounding to blocks
 

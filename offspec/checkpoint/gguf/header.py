@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NoReturn
 
 from offspec.checkpoint.gguf.types import GGML_TYPES, GgmlType
 from offspec.checkpoint.ranges import check_ranges, damaged, one_line, truncated
-from offspec.errors import CheckpointError, HeaderError
+from offspec.core.errors import CheckpointError, HeaderError
 
 MAX_HEADER = 128 * 2**20  # a vocabulary of 262k tokens with its merges takes about 15 MB
 MAX_DIMS = 4

@@ -7,7 +7,7 @@ from typing import Any
 from offspec.checkpoint.gguf.header import GgufHeader
 from offspec.checkpoint.gguf.values import read_rows
 from offspec.checkpoint.ranges import damaged
-from offspec.errors import MissingTensorError
+from offspec.core.errors import MissingTensorError
 
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 

@@ -12,14 +12,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from offspec.checkpoint.disk import disk_full
 from offspec.checkpoint.gguf.header import GgufHeader, GgufTensor, special_id
 from offspec.checkpoint.gguf.ministral import as_ministral
-from offspec.checkpoint.gguf.outline import quiet, write_outline
 from offspec.checkpoint.gguf.rope import rope_tables, set_rope
+from offspec.checkpoint.gguf.stub import quiet, write_outline
 from offspec.checkpoint.gguf.values import Recipe, Step
 from offspec.checkpoint.ranges import INSTEAD, damaged, one_line
-from offspec.errors import MissingTensorError, OffspecError, UnsupportedModelError
+from offspec.core.errors import MissingTensorError, OffspecError, UnsupportedModelError
+from offspec.core.files import disk_full
 
 # Architectures, by llama.cpp's names, whose unpacking the tests compare with the model it came from.
 # Mistral's are "llama" up to its third series, and "mistral3" from there on.

@@ -7,7 +7,7 @@ from offspec.checkpoint.gguf.rope import rope_tables
 from offspec.checkpoint.gguf.values import Recipe
 from offspec.checkpoint.ranges import INSTEAD, one_line
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight
-from offspec.errors import UnsupportedModelError
+from offspec.core.errors import UnsupportedModelError
 
 _PLAIN = ("F32", "F16", "BF16")  # what safetensors calls them too
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from offspec.checkpoint.gguf.header import GgufHeader, GgufTensor, read_gguf
 from offspec.checkpoint.ranges import damaged
-from offspec.errors import MissingTensorError, UnsupportedModelError
+from offspec.core.errors import MissingTensorError, UnsupportedModelError
 
 _NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.ASCII | re.DOTALL)
 

@@ -10,7 +10,7 @@ from offspec.checkpoint.gguf.longrope import LONG, SHORT, phi_rope
 from offspec.checkpoint.gguf.ministral import ministral_rope
 from offspec.checkpoint.gguf.values import read_rows
 from offspec.checkpoint.ranges import INSTEAD, damaged
-from offspec.errors import UnsupportedModelError
+from offspec.core.errors import UnsupportedModelError
 
 ROPE_FACTORS = "rope_freqs.weight"
 # What every Llama since 3.1 was trained with; a file holds only the factors that follow from it.

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from offspec.checkpoint.disk import disk_full, write_file
 from offspec.checkpoint.gguf.header import GgufHeader, special_id
-from offspec.checkpoint.gguf.outline import write_outline
+from offspec.checkpoint.gguf.stub import write_outline
 from offspec.checkpoint.ranges import INSTEAD, one_line
-from offspec.errors import DiskFullError, OffspecError, UnsupportedModelError
-from offspec.events import Event, Notice
+from offspec.core.errors import DiskFullError, OffspecError, UnsupportedModelError
+from offspec.core.events import Event, Notice
+from offspec.core.files import disk_full, write_file
 
 # Names that llama.cpp gives to ways of cutting text before merging. GPT-2's way is the default of
 # transformers; these add to it that every digit stands alone.

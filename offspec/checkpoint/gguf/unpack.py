@@ -8,15 +8,15 @@ from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 
-from offspec.checkpoint.disk import require_space, write_file
 from offspec.checkpoint.folder import INDEX, Checkpoint, open_folder
 from offspec.checkpoint.gguf.cache import TEXT_BYTES, CachedFolder, write_description
 from offspec.checkpoint.gguf.header import GgufHeader
 from offspec.checkpoint.gguf.values import Recipe, check_types, values
-from offspec.checkpoint.progress import ByteProgress
 from offspec.checkpoint.write import SafetensorsWriter
-from offspec.config import format_bytes
-from offspec.events import Event, Notice
+from offspec.core.config import format_bytes
+from offspec.core.events import Event, Notice
+from offspec.core.files import require_space, write_file
+from offspec.core.progress import ByteProgress
 
 VERSION = 2  # raise it when the same file would be unpacked to other bytes
 _LAYER = re.compile(r"\.layers\.(\d+)\.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from offspec.checkpoint.gguf.header import GgufTensor
 from offspec.checkpoint.gguf.types import GgmlType
-from offspec.errors import CheckpointError, UnsupportedModelError
+from offspec.core.errors import CheckpointError, UnsupportedModelError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,7 +12,7 @@ from typing import Any
 
 from offspec.checkpoint.quantised.parts import FLOATS, INSTEAD, Found, Tensors, bad_setting
 from offspec.checkpoint.tensors import TensorInfo, Weight
-from offspec.errors import HeaderError, UnsupportedModelError
+from offspec.core.errors import HeaderError, UnsupportedModelError
 
 Method = Callable[[Mapping[str, Any], Tensors], Iterable[Found]]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from offspec.checkpoint.quantised.parts import INSTEAD, Found, Tensors, bad_tensor, need, pack, setting
 from offspec.checkpoint.tensors import torch_dtype
-from offspec.errors import UnsupportedModelError
+from offspec.core.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     from offspec_kernels.dequant import Format

@@ -26,7 +26,7 @@ from offspec.checkpoint.quantised.parts import (
 )
 from offspec.checkpoint.ranges import one_line
 from offspec.checkpoint.tensors import TensorInfo, torch_dtype
-from offspec.errors import UnsupportedModelError
+from offspec.core.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     import torch

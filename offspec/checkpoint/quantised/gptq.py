@@ -24,7 +24,7 @@ from offspec.checkpoint.quantised.parts import (
     setting,
 )
 from offspec.checkpoint.tensors import TensorInfo, torch_dtype
-from offspec.errors import UnsupportedModelError
+from offspec.core.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     from offspec_kernels.dequant import Format

@@ -13,7 +13,7 @@ from offspec.checkpoint.checksum import FileSum, damage
 from offspec.checkpoint.pack_manifest import MANIFEST, Manifest, Shape, format_of, read_manifest
 from offspec.checkpoint.quantised.parts import Found, Tensors
 from offspec.checkpoint.tensors import PackedInfo, torch_dtype
-from offspec.errors import CheckpointError, HeaderError, MissingTensorError, TruncatedError
+from offspec.core.errors import CheckpointError, HeaderError, MissingTensorError, TruncatedError
 
 
 def find(settings: Mapping[str, Any], tensors: Tensors) -> Iterator[Found]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from offspec.checkpoint.ranges import one_line
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, torch_dtype
-from offspec.errors import CheckpointError, HeaderError, MissingTensorError, TruncatedError
+from offspec.core.errors import CheckpointError, HeaderError, MissingTensorError, TruncatedError
 
 if TYPE_CHECKING:
     import numpy as np

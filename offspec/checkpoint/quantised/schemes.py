@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 from offspec.checkpoint.quantised.parts import BLOCK_UNIT, INSTEAD, bad_setting, setting
-from offspec.errors import HeaderError, UnsupportedModelError
+from offspec.core.errors import HeaderError, UnsupportedModelError
 
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 Strategy = Literal["tensor", "channel", "group", "block"]

@@ -6,7 +6,7 @@ from io import RawIOBase
 import torch
 
 from offspec.checkpoint.tensors import TensorInfo, torch_dtype
-from offspec.errors import CheckpointError, TruncatedError
+from offspec.core.errors import CheckpointError, TruncatedError
 
 BLOCK = 4_000_000  # bytes at a time, or one row where that has more; checks take some times as much
 

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from offspec.checkpoint.ranges import one_line
-from offspec.errors import DraftError
+from offspec.core.errors import DraftError
 
 # What is absent has LlamaConfig's default, in the authors' code as well.
 _SIZES = (

@@ -13,10 +13,10 @@ from typing import Any, TypeGuard
 import torch
 
 from offspec.checkpoint.folder import CONFIG
+from offspec.core.errors import DraftError
 from offspec.draft.heads.base import TargetShape
 from offspec.draft.heads.eagle_config import LARGEST, check_layer, layer_config
 from offspec.draft.heads.files import HeadFiles
-from offspec.errors import DraftError
 
 EAGLE, EAGLE3 = "eagle", "eagle3"
 _TITLES = {EAGLE: "EAGLE", EAGLE3: "EAGLE-3"}

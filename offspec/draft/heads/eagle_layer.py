@@ -20,7 +20,7 @@ from offspec.draft.base import Features
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
 from offspec.model.parts import TargetParts
-from offspec_kernels.cutting import evenly
+from offspec_kernels.chunks import evenly
 from offspec_kernels.tree_attention import tree_attention
 
 _CHUNK = 1024  # rows of a long prompt whose taps are joined together

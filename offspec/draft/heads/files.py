@@ -17,10 +17,10 @@ import torch
 from offspec.checkpoint.folder import CONFIG, INDEX, choose_weights, read_json
 from offspec.checkpoint.safetensors import read_header
 from offspec.checkpoint.tensors import TensorInfo, torch_dtype
+from offspec.core.errors import CheckpointError, DraftError, MissingTensorError
 from offspec.draft.heads.base import TargetShape
 from offspec.draft.heads.blocks import blocks
 from offspec.draft.heads.pickles import PICKLED, read_pickle
-from offspec.errors import CheckpointError, DraftError, MissingTensorError
 
 SAFE = ".safetensors"
 _PICKLE_INDEX = "pytorch_model.bin.index.json"

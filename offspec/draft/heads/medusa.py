@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
+from offspec.core.errors import DraftError, MissingTensorError
 from offspec.draft.base import Wants
 from offspec.draft.heads.base import TargetShape
 from offspec.draft.heads.files import HeadFiles
 from offspec.draft.heads.medusa_drafter import MedusaDrafter, MedusaHead
-from offspec.errors import DraftError, MissingTensorError
 from offspec.model.parts import TargetParts
 
 _PREFIX = r"(?:medusa_heads?\.)?"

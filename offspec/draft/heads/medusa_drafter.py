@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import linear, silu
 
-from offspec.candidates import Candidates
 from offspec.draft.base import Children, Scorer
+from offspec.draft.growing_tree import Candidates
 from offspec.draft.heads.guesses import LastStateDrafter, arranged, nothing
 from offspec.model.parts import TargetParts
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import embedding, gelu, linear
 
-from offspec.candidates import Candidates
 from offspec.draft.base import Children, Scorer, score
+from offspec.draft.growing_tree import Candidates
 from offspec.draft.heads.guesses import LastStateDrafter, arranged, nothing
-from offspec.tree import ROOT
+from offspec.sampling.token_tree import ROOT
 
 _EPSILON = 1e-6
 

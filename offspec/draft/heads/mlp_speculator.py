@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from offspec.checkpoint.folder import CONFIG
+from offspec.core.errors import DraftError
 from offspec.draft.base import Wants
 from offspec.draft.heads.base import TargetShape
 from offspec.draft.heads.files import HeadFiles
 from offspec.draft.heads.mlp_drafter import MLPDrafter, MLPStage
-from offspec.errors import DraftError
 from offspec.model.parts import TargetParts
 
 _PREFIX = "speculator."

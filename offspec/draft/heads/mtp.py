@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from offspec.checkpoint import Checkpoint
 from offspec.checkpoint.tensors import Weight
+from offspec.core.errors import CheckpointError, DraftError
 from offspec.draft.base import Drafter, Wants
 from offspec.draft.heads.base import TargetShape
 from offspec.draft.heads.mtp_layer import (
@@ -22,7 +23,6 @@ from offspec.draft.heads.mtp_layer import (
     MtpModule,
 )
 from offspec.draft.heads.state_drafter import KnownStates, StateDrafter
-from offspec.errors import CheckpointError, DraftError
 from offspec.model.parts import TargetParts
 
 _WANTS = Wants(last=True)

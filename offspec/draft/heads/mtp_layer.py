@@ -14,16 +14,16 @@ from typing import Any
 import torch
 
 from offspec.checkpoint.tensors import Weight
+from offspec.core.errors import UnsupportedModelError
 from offspec.draft.base import Features
-from offspec.errors import UnsupportedModelError
 from offspec.model.attention import TreeContext
 from offspec.model.binding import Binder
 from offspec.model.cache import TreeCache
 from offspec.model.parts import TargetParts
 from offspec.model.skeleton import skeleton_of
 from offspec.model.weights import map_weights
-from offspec.store.reader import DirectReader
-from offspec.stream.disk import read_unit
+from offspec.stream.direct_reader import DirectReader
+from offspec.stream.disk_stream import read_unit
 
 TOKEN_NORM, STATE_NORM, JOIN, LAST_NORM, LAYER = "token_norm", "state_norm", "join", "norm", "layers.0"
 _EXPERTS = f"{LAYER}.mlp.experts."

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from offspec.checkpoint.folder import CONFIG
 from offspec.checkpoint.open import hub_id, local_path
+from offspec.core.errors import DraftError
+from offspec.core.events import Event
 from offspec.draft.heads import eagle, medusa, mlp_speculator
 from offspec.draft.heads.base import OpenedHead, TargetShape
 from offspec.draft.heads.files import SAFE, HeadFiles, open_files, weight_files
 from offspec.draft.heads.pickles import PICKLED
-from offspec.errors import DraftError
-from offspec.events import Event
 
 
 class Kind(NamedTuple):

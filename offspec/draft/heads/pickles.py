@@ -11,8 +11,8 @@ from typing import NoReturn
 import torch
 
 from offspec.checkpoint.ranges import one_line
-from offspec.config import format_bytes
-from offspec.errors import CheckpointError, DraftError, HeaderError, OffspecError
+from offspec.core.config import format_bytes
+from offspec.core.errors import CheckpointError, DraftError, HeaderError, OffspecError
 
 PICKLED = (".pt", ".bin", ".pth")
 _ZIP = b"PK\x03\x04"  # how torch saves since 1.6

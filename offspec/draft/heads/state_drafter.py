@@ -13,14 +13,14 @@ from typing import Protocol
 
 import torch
 
-from offspec.candidates import Candidates
 from offspec.draft.base import Children, Features, Scorer, Wants, score
+from offspec.draft.cache_rows import TreeRows
+from offspec.draft.growing_tree import Candidates
 from offspec.draft.heads.guesses import nothing
-from offspec.draft.rows import TreeRows
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
-from offspec.tree import ROOT
-from offspec_kernels.cutting import evenly
+from offspec.sampling.token_tree import ROOT
+from offspec_kernels.chunks import evenly
 
 _CHUNK = 256  # rows of a long prompt that go through the layer together
 

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from offspec_kernels.backend import Path
 from offspec_kernels.dequant import Format, dequantise
-from offspec_kernels.paths import Path
 
 PATHS: list[Path] = ["reference", "eager", "triton"]
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)

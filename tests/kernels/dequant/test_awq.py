@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from offspec_kernels.backend import Path
 from offspec_kernels.dequant import dequantise
 from offspec_kernels.dequant.awq import Awq
 from offspec_kernels.errors import ArgumentError
-from offspec_kernels.paths import Path
 from tests.kernels.dequant.scaled_cases import DTYPES, PATHS, check, scales, words
 
 ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # the outputs in a word, from its lowest bits

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from offspec_kernels.backend import Path
 from offspec_kernels.dequant import Part, dequantise
 from offspec_kernels.dequant.codebook import Codebook
 from offspec_kernels.dequant.codebook.tables import BLOCKS, table_of
 from offspec_kernels.errors import ArgumentError
-from offspec_kernels.paths import Path
 from tests.kernels.dequant.scaled_cases import DTYPES, PATHS, check, scales
 
 CPU = torch.device("cpu")

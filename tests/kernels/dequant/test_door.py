@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from offspec_kernels.backend import Path
 from offspec_kernels.dequant import Format, Part, dequantise
 from offspec_kernels.dequant.format import Shape
 from offspec_kernels.dequant.grouped import Grouped
 from offspec_kernels.dequant.int8rows import Int8Rows
 from offspec_kernels.errors import ArgumentError
-from offspec_kernels.paths import Path
 
 PATHS: list[Path] = ["reference", "eager", "triton"]
 SHAPE = (4, 128)

@@ -9,10 +9,10 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
+from offspec_kernels.backend import Path
 from offspec_kernels.dequant import dequantise
 from offspec_kernels.dequant.float8 import Float8
 from offspec_kernels.errors import ArgumentError
-from offspec_kernels.paths import Path
 from tests.kernels.dequant.scaled_cases import DTYPES, PATHS, check, scales
 
 SHAPE = (12, 264)

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from offspec.checkpoint.gguf.header import read_gguf
 from offspec.checkpoint.open import embedded_model
+from offspec_kernels.backend import Path
 from offspec_kernels.dequant import dequantise
 from offspec_kernels.dequant.ggml import FLOATS, KINDS, Ggml, layout
 from offspec_kernels.errors import ArgumentError
-from offspec_kernels.paths import Path
 
 PATHS: list[Path] = ["reference", "eager", "triton"]
 # Where the float16 numbers of a block are.

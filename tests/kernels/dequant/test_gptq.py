@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from offspec_kernels.backend import Path
 from offspec_kernels.dequant import dequantise
 from offspec_kernels.dequant.gptq import Gptq
 from offspec_kernels.errors import ArgumentError
-from offspec_kernels.paths import Path
 from tests.kernels.dequant.scaled_cases import DTYPES, PATHS, check, scales, words
 
 

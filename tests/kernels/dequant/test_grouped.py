@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from offspec_kernels.backend import Path
 from offspec_kernels.dequant.grouped import BITS, GROUP, Grouped, pack_codes, unpack_codes
 from offspec_kernels.errors import ArgumentError
-from offspec_kernels.paths import Path
 from tests.kernels.dequant.scaled_cases import PATHS, check, scales
 
 

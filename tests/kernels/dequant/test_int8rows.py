@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from offspec_kernels.backend import Path
 from offspec_kernels.dequant import dequantise
 from offspec_kernels.dequant.int8rows import STEP, Int8Rows
-from offspec_kernels.paths import Path
 from tests.kernels.dequant.scaled_cases import PATHS, check, scales
 
 

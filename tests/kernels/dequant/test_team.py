@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from offspec_kernels.dequant import team
-from offspec_kernels.dequant.team import spread
+from offspec_kernels.dequant import threads as team
+from offspec_kernels.dequant.threads import spread
 
 MANY = 4 * team.LEAST  # values that pay for four threads
 
@@ -95,7 +95,7 @@ def test_an_interrupt_while_waiting_goes_on_waiting() -> None:
 
 _FORKING = """
 import os, sys, torch
-from offspec_kernels.dequant.team import spread
+from offspec_kernels.dequant.threads import spread
 torch.get_num_threads = lambda: 4
 done = []
 spread(lambda start, end: done.append(start), 4, 1 << 20)

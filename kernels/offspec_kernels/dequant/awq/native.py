@@ -9,7 +9,7 @@ from torch import Tensor
 
 from offspec_kernels.dequant.native import array, compiled, inlined
 from offspec_kernels.dequant.scaled.native import BLOCK, rounding, scaled_columns
-from offspec_kernels.dequant.team import spread
+from offspec_kernels.dequant.threads import spread
 
 
 @inlined

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from offspec_kernels.dequant.native import array, compiled, in_bfloat16, in_half, inlined, put
-from offspec_kernels.dequant.team import spread
+from offspec_kernels.dequant.threads import spread
 
 _MANY = 64  # blocks whose values are worked out at once
 _HALVES, _BRAINS = 1, 2  # what values are rounded to, besides the dtype of `out`

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from offspec_kernels.dequant.native import array, compiled, inlined, put
 from offspec_kernels.dequant.scaled.native import ANY_HALF, BFLOAT, NONE, rounded
-from offspec_kernels.dequant.team import spread
+from offspec_kernels.dequant.threads import spread
 
 if TYPE_CHECKING:
     from offspec_kernels.dequant.float8 import Float8

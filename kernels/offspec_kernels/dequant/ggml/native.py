@@ -8,7 +8,7 @@ from torch import Tensor
 from offspec_kernels.dequant.format import rows_and_columns
 from offspec_kernels.dequant.ggml import LAYOUTS, native_k, native_legacy
 from offspec_kernels.dequant.native import array, compiled
-from offspec_kernels.dequant.team import spread
+from offspec_kernels.dequant.threads import spread
 
 _DECODERS = native_legacy.DECODERS | native_k.DECODERS
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from offspec_kernels.dequant.native import array, compiled
 from offspec_kernels.dequant.scaled.native import BLOCK, rounding, scaled_columns, unpack_across, unpacked
-from offspec_kernels.dequant.team import spread
+from offspec_kernels.dequant.threads import spread
 
 if TYPE_CHECKING:
     from offspec_kernels.dequant.gptq import Gptq

@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from offspec_kernels.dequant.native import array, compiled, half, inlined, put
-from offspec_kernels.dequant.team import spread
+from offspec_kernels.dequant.threads import spread
 
 
 @compiled

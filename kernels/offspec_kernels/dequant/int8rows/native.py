@@ -7,7 +7,7 @@ from torch import Tensor
 
 from offspec_kernels.dequant.int8rows import STEP
 from offspec_kernels.dequant.native import array, compiled, put
-from offspec_kernels.dequant.team import spread
+from offspec_kernels.dequant.threads import spread
 
 _STEP = np.float32(STEP)
 

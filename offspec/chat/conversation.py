@@ -1,0 +1,215 @@
+"""Who said what, and how it is written to a file.
+
+The file is JSON in UTF-8 that a person may read and edit: its first line says what the conversation is, and
+each further line is one message. It begins with "offspec_session", the version of its format.
+"""
+
+import hashlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from offspec.chat.message import AnswerFigures, Message, checked_text, read_message, read_params, read_text
+from offspec.core.config import SamplingParams
+from offspec.core.errors import SessionError
+from offspec.core.files import private_folder, real_path, write_file
+from offspec_planners.json_fields import Fields, parse
+
+__all__ = ["VERSION", "AnswerFigures", "Conversation", "Message", "clean_title", "copy_id", "headline"]
+
+VERSION = 1
+
+_TITLE = 60  # characters of a first question that name a conversation
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}", re.ASCII)
+_MODE = 0o600  # of a session file: what somebody says to a model is nobody else's
+
+
+def now() -> str:
+    """The time in UTC, in seconds, as ISO 8601 has it."""
+    return datetime.now(UTC).strftime(_TIME)
+
+
+def new_id() -> str:
+    """A name that no other conversation has; names sort by the time when they began."""
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Conversation:
+    """What was said so far. Questions and answers take turns; only the last question may lack its answer.
+
+    model: as the user named it. title: the first line of the first question unless the user chose another.
+    created, updated: ISO 8601 in UTC. system: what the model is told before everything else. Raises
+    RequestError where that is not valid Unicode.
+    """
+
+    model: str
+    id: str = field(default_factory=new_id)
+    title: str = ""
+    created: str = field(default_factory=now)
+    updated: str = field(default_factory=now)
+    system: str | None = None
+    params: SamplingParams = field(default_factory=SamplingParams)
+    messages: list[Message] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        checked_text(self.system or "")
+        self.title = self.title or headline(self.messages)
+
+    @property
+    def turns(self) -> int:
+        """Questions asked."""
+        return sum(message.role == "user" for message in self.messages)
+
+    def change(self, messages: Iterable[Message]) -> None:
+        """Other messages from now on. A title that the first question gave follows them."""
+        named = self.title == headline(self.messages)
+        self.messages = list(messages)
+        if named:
+            self.title = headline(self.messages)
+        self.updated = now()
+
+    def prompt(self, count: int | None = None) -> list[dict[str, str]]:
+        """The first `count` messages, by default all, as a chat template takes them; the system's in front.
+
+        Answers in which nothing was said are left out, and a question without an answer goes with the next.
+        """
+        said = [{"role": "system", "content": self.system}] if self.system else []
+        for message in self.messages[:count]:
+            if message.role == "assistant" and not message.content.strip():
+                continue
+            content = message.opened + message.content
+            if message.role == "user" and said and said[-1]["role"] == "user":
+                said[-1]["content"] += "\n\n" + content
+            else:
+                said.append({"role": message.role, "content": content})
+        return said
+
+    def _about(self) -> dict[str, Any]:
+        """The object of a session file without its messages."""
+        names = ("id", "title", "model", "created", "updated", "turns", "system")
+        about = {name: getattr(self, name) for name in names}
+        params = {**asdict(self.params), "stop": list(self.params.stop)}
+        return {"offspec_session": VERSION, **about, "params": params}
+
+    def to_text(self) -> str:
+        """A session file. Its first line is all that a list of sessions needs."""
+        about = json.dumps(self._about(), ensure_ascii=False)[:-1]
+        lines = [json.dumps(message.to_json(), ensure_ascii=False) for message in self.messages]
+        return about + ', "messages": [\n' + ",\n".join(lines) + "\n]}\n"
+
+    @classmethod
+    def from_json(cls, data: object) -> "Conversation":
+        """A conversation from the object of a session file.
+
+        Raises SessionError, one line with the key, its value, and what it should be.
+        """
+        try:
+            return _read(data)
+        except ValueError as error:
+            raise SessionError(_printable(error)) from error
+
+    @classmethod
+    def read(cls, file: Path) -> "Conversation":
+        """The conversation in a file. Raises SessionError, which names the file and what is wrong with it."""
+        try:
+            return _read(parse(file.read_text("utf-8")))
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise SessionError(_printable(f"cannot read the session {file}: {reason}")) from error
+        except ValueError as error:
+            raise SessionError(_printable(f"{file} is not a session that can be used: {error}")) from error
+
+    def write(self, file: Path) -> None:
+        """Write the file, whole or not at all, and its folder where there is none yet, for the user alone.
+
+        Raises SessionError where nothing can be written, DiskFullError, RequestError for a title that could
+        not be read again.
+        """
+        checked_text(self.title)
+        # What is half of a character, as in a model's path that is not UTF-8, is written as JSON's escape.
+        data = self.to_text().encode("utf-8", "backslashreplace")
+        try:
+            target = real_path(file)  # a link to a session stays one
+            private_folder(target.parent)
+            write_file(target, data, _MODE)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise SessionError(f"cannot write the session to {file} ({reason}); name another file") from error
+
+
+def copy_id(name: str, file: Path) -> str:
+    """The id of the copy that a conversation of this id has in a file; always the same, so it can be told."""
+    mark = "-" + hashlib.sha256(os.fsencode(real_path(file))).hexdigest()[:8]
+    return name if name.endswith(mark) else name[: 64 - len(mark)] + mark
+
+
+def headline(messages: Sequence[Message]) -> str:
+    """A title: the first line of the first question, at most 60 characters; "" where nothing was asked."""
+    return clean_title(messages[0].content.strip().split("\n")[0]) if messages else ""
+
+
+def clean_title(text: str) -> str:
+    """Text on one line of at most 60 characters, without those that steer a terminal."""
+    line = " ".join("".join(" " if _steers(character) else character for character in text).split())
+    return line if len(line) <= _TITLE else line[: _TITLE - 1].rstrip() + "…"
+
+
+def _steers(character: str) -> bool:
+    return character < " " or "\x7f" <= character < "\xa0"
+
+
+def _read(data: object) -> Conversation:
+    """What `Conversation.from_json` does, with ValueError for what is wrong."""
+    if not isinstance(data, dict) or "offspec_session" not in data:
+        raise ValueError('this is not a session: it has no "offspec_session"')
+    fields = Fields(data)
+    version = fields.whole("offspec_session", low=1)
+    if version > VERSION:
+        raise ValueError(f"offspec_session is {version}; this version of offspec reads up to {VERSION}")
+    fields.whole("turns")  # for lists of sessions, which read no further; the messages say it themselves
+    conversation = Conversation(
+        id=_read_id(fields),
+        title=clean_title(read_text(fields, "title")),
+        model=fields.text("model"),
+        created=_read_time(fields, "created"),
+        updated=_read_time(fields, "updated"),
+        system=None if fields.take("system", "a text or null") is None else read_text(fields, "system"),
+        params=read_params(fields.inner("params")),
+        messages=[
+            read_message(message, "assistant" if index % 2 else "user")
+            for index, message in enumerate(fields.rows("messages"))
+        ],
+    )
+    fields.done()
+    return conversation
+
+
+def _read_id(fields: Fields) -> str:
+    """An id becomes the name of a file, and so must be nothing more than a name."""
+    name = fields.text("id")
+    if not _ID.fullmatch(name):
+        fields.wrong("id", "at most 64 letters, digits and hyphens")
+    return name
+
+
+def _read_time(fields: Fields, key: str) -> str:
+    text = fields.text(key)
+    try:
+        datetime.strptime(text, _TIME)
+    except ValueError:
+        fields.wrong(key, 'a time such as "2026-01-31T12:00:00Z"')
+    return text
+
+
+def _printable(message: object) -> str:
+    """A complaint on one line that any terminal can show, whatever it quotes."""
+    line = " ".join(str(message).encode("utf-8", "backslashreplace").decode().split())
+    return "".join(f"\\x{ord(letter):02x}" if _steers(letter) else letter for letter in line)

@@ -1,0 +1,129 @@
+"""Folders that are made once, whole or not at all, by whichever process comes first."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from offspec.core.errors import CheckpointError
+from offspec.core.files import disk_full, partial_name, sync_folder
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+_PARTIAL = ".partial"
+
+
+def cache_root(given: Path | None = None) -> Path:
+    """Where offspec keeps what it makes: as given, else $OFFSPEC_CACHE, $XDG_CACHE_HOME, ~/.cache."""
+    if given:
+        return given
+    return user_folder("OFFSPEC_CACHE", "XDG_CACHE_HOME", ".cache")
+
+
+def user_folder(ours: str, theirs: str, usual: str) -> Path:
+    """A folder for what is the user's: named by our environment variable, else "offspec" in that of theirs.
+
+    usual: what theirs is called in the home folder where nobody named it.
+    """
+    if chosen := os.environ.get(ours):
+        return Path(chosen).expanduser()
+    base = os.environ.get(theirs, "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / usual) / "offspec"
+
+
+def make_folder(folder: Path, fill: Callable[[Path], None], waiting: Callable[[], None]) -> None:
+    """Make `folder` by calling `fill` with a partial folder beside it, which is renamed when whole.
+
+    Of two processes the second waits (after calling `waiting`) and finds the folder made. Whatever a
+    killed process left behind is removed. Raises DiskFullError, or CheckpointError where nothing can be
+    written; an error or an interrupt in `fill` leaves nothing.
+    """
+    root = folder.parent
+    try:
+        lock = claim_folder(folder, waiting)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write to the cache {root} ({error.strerror or error}): "
+            "set OFFSPEC_CACHE to another folder"
+        ) from error
+    try:
+        _sweep(root, folder.name)
+        if not folder.exists():
+            _fill(folder, fill)
+    finally:
+        lock.release()
+
+
+def claim_folder(folder: Path, waiting: Callable[[], None]) -> BaseFileLock:
+    """The right to make `folder`, held until it is released or the process ends; `waiting` as above.
+
+    Makes the folder's parent. Raises DiskFullError, or OSError where nothing can be written.
+    """
+    from filelock import FileLock, Timeout
+
+    with disk_full(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        probe = partial_name(folder)  # where no file can be made, as in /proc, a lock would wait for ever
+        probe.touch(exist_ok=False)
+        probe.unlink()
+        lock = FileLock(_lock(folder))
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            waiting()
+            lock.acquire()
+    return lock
+
+
+def remove_folder(folder: Path) -> None:
+    """Take a folder out of the cache: by renaming first, so that it is never half there."""
+    grave = partial_name(folder)
+    with suppress(FileNotFoundError):
+        os.rename(folder, grave)
+        shutil.rmtree(grave, ignore_errors=True)
+
+
+def _fill(folder: Path, fill: Callable[[Path], None]) -> None:
+    partial = partial_name(folder)
+    try:
+        with disk_full(folder):
+            partial.mkdir()
+            fill(partial)
+            for file in partial.iterdir():
+                _sync_file(file)
+            sync_folder(partial)
+            os.rename(partial, folder)
+            sync_folder(folder.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _sync_file(file: Path) -> None:
+    fd = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _sweep(root: Path, own: str) -> None:
+    """Remove partial folders that no living process is filling: ours, and those whose lock is free."""
+    from filelock import FileLock, Timeout
+
+    for partial in root.glob(f".*{_PARTIAL}"):
+        key = partial.name[1 : -len(_PARTIAL)].rpartition(".")[0]
+        if key == own:
+            shutil.rmtree(partial, ignore_errors=True)
+            continue
+        with suppress(Timeout, OSError), FileLock(_lock(root / key)).acquire(timeout=0):
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _lock(folder: Path) -> str:
+    return str(folder.with_name(f".{folder.name}.lock"))

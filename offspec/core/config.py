@@ -1,0 +1,244 @@
+"""What a caller can ask for: sampling parameters, byte budgets, the engine's configuration."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from offspec.core.errors import RequestError
+from offspec_planners.units import format_bytes as format_bytes
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+Verify = Literal["coupled", "plain", "sequoia"]
+Tree = Literal["dynamic", "sequoia"]
+Dtype = Literal["bfloat16", "float32"]
+DraftBits = Literal[2, 3, 4, 16]
+PackFormat = Literal["nf4", "int8", "int4-g64"]
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes from `"1.5GB"`, `"800MiB"`, `"12G"` or a plain number. Raises RequestError."""
+    if isinstance(text, int):
+        if text <= 0:
+            raise RequestError(f"a memory size must be above 0, not {text}")
+        return text
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
+    if not match or (match[3] and not match[2]):
+        raise RequestError(f"cannot read {text!r} as a memory size; write it like 1.5GB or 800MiB")
+    units = _BINARY if match[3] else _UNITS
+    size = int(float(match[1]) * units[match[2].upper()])
+    if size <= 0:
+        raise RequestError(f"a memory size must be above 0, not {text!r}")
+    return size
+
+
+AUTO, NONE, SUBSTITUTE = "auto", "none", "substitute"
+LOOKUPS = ("suffix", "lookup")  # sources that copy from the text, and need no weights
+EARLY_EXIT, MTP = "early-exit", "mtp"  # layers of the target itself
+SOURCES = {  # what --draft takes beside models and heads, and what that means
+    AUTO: "the best there is",
+    NONE: "one token a pass",
+    SUBSTITUTE: "a copy of the target in few bits",
+    "suffix": "whatever can be copied from the text",
+    "lookup": "the same, by the last few words alone",
+    EARLY_EXIT: "those layers of the target that stay in memory",
+    MTP: "the module that some checkpoints ship for it",
+}
+
+
+def read_drafts(text: str | Sequence[str]) -> tuple[str, ...]:
+    """The sources that `--draft` names: one, or several joined by commas.
+
+    A comma in the path of something that exists does not part it. Raises RequestError for an empty name, one
+    that is named twice, and "auto" or "none" beside others.
+    """
+    names = _parted(text) if isinstance(text, str) else [name for one in text for name in _parted(one)]
+    if not names or not all(names):
+        shown = text if isinstance(text, str) else ",".join(text)
+        raise RequestError(f"a name is missing in --draft {shown!r}: write suffix,substitute for two sources")
+    twice = [name for at, name in enumerate(names) if name in names[:at]]
+    if twice:
+        raise RequestError(f"--draft names {twice[0]} twice; once is enough")
+    for alone in (AUTO, NONE):
+        if alone in names and len(names) > 1:
+            raise RequestError(f"--draft {alone} stands alone: leave it out, or the others")
+    return tuple(names)
+
+
+def check_draws(drafts: Sequence[str]) -> None:
+    """Raises RequestError where these sources cannot draw what `--verify sequoia` verifies."""
+    if len(drafts) > 1 or drafts[0] in LOOKUPS:
+        raise RequestError(
+            f"--verify sequoia takes one draft that knows how likely every token is, not {','.join(drafts)}: "
+            "name a model or a head alone, or take --verify coupled"
+        )
+
+
+def _parted(text: str) -> list[str]:
+    """Names between commas, but for those commas that are part of a path."""
+    parts, names = text.split(","), list[str]()
+    while parts:
+        longest = next((n for n in range(len(parts), 1, -1) if _exists(",".join(parts[:n]))), 1)
+        names.append(",".join(parts[:longest]).strip())
+        del parts[:longest]
+    return names
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path.strip()).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):  # a name too long, an unknown ~user, a NUL
+        return False
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written in UTF-8, which one with half of a character in it cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen, and when to stop.
+
+    temperature 0 is greedy. The order is the usual one: repetition penalty (prompt and output),
+    presence and frequency penalties (output only), temperature, top_k, top_p, min_p.
+    For a prompt and these parameters, `seed` fixes every sampled token; None takes a fresh seed, which the
+    result reports.
+    Raises RequestError for values outside their range.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    max_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", tuple(self.stop))
+        checks = (
+            (0.0 <= self.temperature < math.inf, "temperature", "0 or above"),
+            (0.0 < self.top_p <= 1.0, "top_p", "above 0 and at most 1"),
+            (self.top_k >= 0, "top_k", "0 (off) or above"),
+            (0.0 <= self.min_p <= 1.0, "min_p", "between 0 and 1"),
+            (0.0 < self.repetition_penalty < math.inf, "repetition_penalty", "above 0"),
+            (math.isfinite(self.presence_penalty), "presence_penalty", "a finite number"),
+            (math.isfinite(self.frequency_penalty), "frequency_penalty", "a finite number"),
+            (self.max_tokens >= 1, "max_tokens", "1 or above"),
+            (all(self.stop), "stop", "strings that are not empty"),
+            (all(map(is_unicode, self.stop)), "stop", "valid Unicode text"),
+            (self.seed is None or 0 <= self.seed < 2**64, "seed", "between 0 and 2^64 - 1"),
+        )
+        for ok, name, wanted in checks:
+            if not ok:
+                raise RequestError(f"{name} must be {wanted}, not {getattr(self, name)!r}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+def check_comparable(verify: Verify, params: SamplingParams) -> None:
+    """Raises RequestError where a seed says other tokens without speculation, and rightly so."""
+    if verify == "sequoia" and not params.greedy:
+        raise RequestError(
+            "--check compares tokens, and those of --verify sequoia depend on the draft: take "
+            "--verify coupled, or --temperature 0"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything `offspec.load` decides before a model is opened.
+
+    memory: RAM in bytes that the whole process may use, or None for what the machine has free. vram: the
+    same for a CUDA device.
+    context: tokens of KV cache to make room for, or None for a default that fits.
+    converses: where the context is not given, room for a conversation goes before a faster draft.
+    draft: what guesses, one source or several joined by commas: a model or a head by its id or path,
+    "substitute" (the target itself in few bits), "early-exit", "mtp", "suffix", "lookup"; or "auto" (the best
+    there is), or "none".
+    draft_bits: of the matrices of a draft that is a model; 16 keeps those of a named one in `dtype`, which is
+    what None does. A substitute has 4, 3 or 2, and with None the most of these that fit.
+    corpus: text files, saved conversations and folders of them, which "suffix" may copy from as well.
+    budget: most nodes verified in one pass; width: nodes a draft step expands; None for what a plan says
+    is fastest. verify: "coupled" and "plain" say what the target says by itself with that seed; "sequoia"
+    says what is as likely, but depends on the draft. tree: "dynamic" grows each tree best first, "sequoia"
+    fills one shape that was optimised beforehand. temperature: what a plan is made for; each request has its
+    own. learn: whether what answers teach about the draft is kept for the next run. quantize: pack the
+    target's matrices in this format, once, and run the pack, which is kept in the cache; None runs the target
+    as it is.
+    """
+
+    model: str
+    draft: str = "auto"
+    draft_bits: DraftBits | None = None
+    memory: int | None = None
+    vram: int | None = None
+    device: str = "cpu"
+    dtype: Dtype = "bfloat16"
+    budget: int | None = None
+    width: int | None = None
+    context: int | None = None
+    verify: Verify = "coupled"
+    tree: Tree = "dynamic"
+    temperature: float = 0.0
+    learn: bool = True
+    converses: bool = False
+    quantize: PackFormat | None = None
+    corpus: tuple[Path, ...] = ()
+
+    @property
+    def drafts(self) -> tuple[str, ...]:
+        """The sources that are named, in order; the first that is no lookup is what plans are made for."""
+        return read_drafts(self.draft)
+
+    @property
+    def substitutes(self) -> bool:
+        """Whether the target itself, in few bits, is among the sources."""
+        return SUBSTITUTE in self.drafts
+
+    def __post_init__(self) -> None:
+        drafts = self.drafts
+        if self.budget is not None and self.budget < 1:
+            raise RequestError(f"budget must be 1 or above, not {self.budget}: the root is a node too")
+        if self.width is not None and self.width < 1:
+            raise RequestError(f"width must be 1 or above, not {self.width}")
+        if self.memory is not None and self.memory <= 0:
+            raise RequestError(f"memory must be above 0, not {self.memory}")
+        if self.vram is not None and self.vram <= 0:
+            raise RequestError(f"vram must be above 0, not {self.vram}")
+        if self.context is not None and self.context < 2:
+            raise RequestError(f"context must be 2 or above, not {self.context}")
+        if self.verify not in get_args(Verify):
+            raise RequestError(f"verify must be 'coupled', 'plain' or 'sequoia', not {self.verify!r}")
+        if self.verify == "sequoia":
+            if self.tree != "sequoia":
+                raise RequestError("--verify sequoia holds for trees of one shape alone: add --tree sequoia")
+            check_draws(drafts)
+        if self.tree not in ("dynamic", "sequoia"):
+            raise RequestError(f"tree must be 'dynamic' or 'sequoia', not {self.tree!r}")
+        if self.dtype not in ("bfloat16", "float32"):
+            raise RequestError(f"dtype must be 'bfloat16' or 'float32', not {self.dtype!r}")
+        if self.draft_bits not in (None, 2, 3, 4, 16):
+            raise RequestError(f"draft_bits must be 2, 3, 4 or 16, not {self.draft_bits!r}")
+        if self.quantize not in (None, *get_args(PackFormat)):
+            formats = ", ".join(get_args(PackFormat))
+            raise RequestError(f"quantize must be one of {formats}, not {self.quantize!r}")
+        if (AUTO in drafts or SUBSTITUTE in drafts) and self.draft_bits == 16:
+            raise RequestError("a substitute has 4, 3 or 2 bits: leave out --draft-bits, or name a draft")

@@ -1,0 +1,109 @@
+"""Writing so that a file is whole or absent, and a full disk is one clear error."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from offspec.core.config import format_bytes
+from offspec.core.errors import DiskFullError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_FALLOCATE = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTSUP)
+
+
+def require_space(folder: Path, needed: int, purpose: str, variable: str = "OFFSPEC_CACHE") -> None:
+    """Raise DiskFullError unless `needed` bytes are free where `folder` is or will be.
+
+    The message says what the room is for, and which environment variable names another folder.
+    """
+    place = folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        raise DiskFullError(
+            f"{purpose} needs {format_bytes(needed)} in {folder}, where {format_bytes(free)} are free: "
+            f"make room there, or set {variable} to a folder on a larger disk"
+        )
+
+
+@contextmanager
+def disk_full(place: Path, needed: int | None = None) -> Iterator[None]:
+    """Turn "no space left" (or a spent quota) inside the block into DiskFullError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        size = f" ({format_bytes(needed)} needed)" if needed else ""
+        raise DiskFullError(f"the disk filled up while writing {place}{size}: make room there") from error
+
+
+def partial_name(path: Path) -> Path:
+    """A fresh hidden sibling of `path`, to be written and then renamed onto it."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
+
+
+def reserve(fd: int, size: int) -> None:
+    """Ask for all of a file's blocks at once: a full disk shows before the work, extents come whole."""
+    if size and hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(fd, 0, size)
+        except OSError as error:
+            if error.errno not in _NO_FALLOCATE:
+                raise
+
+
+def write_all(fd: int, data: memoryview) -> None:
+    """Write every byte of `data` (format B) at the descriptor's position."""
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def private_folder(folder: Path) -> None:
+    """Make a folder, where there is none, that nobody else may look into. Raises OSError."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def real_path(path: Path) -> Path:
+    """Where a path leads to through links, so that all its names are one."""
+    try:
+        return Path(os.path.realpath(path))
+    except (OSError, ValueError):  # whoever uses it hears of it
+        return path
+
+
+def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Write a small file whole or not at all, and make it durable. Raises DiskFullError.
+
+    mode: its permissions, less what the user's mask takes away.
+    """
+    partial = partial_name(path)
+    try:
+        with disk_full(path, len(data)):
+            fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            try:
+                write_all(fd, memoryview(data))
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable, where the platform can."""
+    with suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

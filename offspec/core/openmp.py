@@ -1,0 +1,35 @@
+"""How long OpenMP threads spin while they wait for each other: told before torch is loaded.
+
+torch computes with a team of OpenMP threads that wait for each other at the end of every product. While they
+wait they spin, by libgomp's default for milliseconds, which stops a machine that does other work too: see
+`engine.contention`, which takes part in this while answers are made.
+"""
+
+import os
+import sys
+
+# Turns of a waiting thread's loop before it sleeps, some 15 ns each. Sleeping at once costs a third of the
+# speed of an idle machine.
+SPINS = 20_000
+
+_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+
+
+def limit_spinning() -> None:
+    """Let waiting threads of this process sleep early, unless the environment says how they are to wait.
+
+    libgomp reads its settings when it is loaded, so this does nothing once torch was imported.
+    """
+    if "torch" not in sys.modules and not any(name in os.environ for name in _VARIABLES):
+        os.environ["GOMP_SPINCOUNT"] = str(SPINS)
+
+
+def unlimited_spinning() -> str | None:
+    """What to tell the user where torch was imported too early for `limit_spinning`, else None."""
+    torch = sys.modules.get("torch")
+    if torch is None or torch.get_num_threads() == 1 or any(name in os.environ for name in _VARIABLES):
+        return None
+    return (
+        "torch was imported before offspec could limit how long its threads spin, so other processes may "
+        f"slow answers down; name offspec.load before importing torch, or set GOMP_SPINCOUNT={SPINS}"
+    )

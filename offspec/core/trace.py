@@ -1,0 +1,180 @@
+"""A timeline of what ran when, in the trace-event format that https://ui.perfetto.dev opens.
+
+Work is recorded as spans on named tracks ("read 0", "copy", "compute", "draft", …). A timeline that is off
+costs a call and a comparison for each span, so the spans stay in the code that decodes.
+"""
+
+import errno
+import gzip
+import os
+import secrets
+import stat
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from offspec.core.errors import DiskFullError, RequestError
+from offspec.core.trace_format import Arg, Record, encode, lines
+
+EVENTS = 200_000  # about 60 MB at most; a pass records one span a layer and a few for each read
+
+
+class Span:
+    """What `Timeline.span` gives out. This one records nothing and is shared by all who need none."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> "Span":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def note(self, **args: Arg) -> None:
+        """Add what is known only now, inside the span."""
+
+
+class _Recorded(Span):
+    """A span under way. It is recorded as it ends, whether by an exception or not."""
+
+    __slots__ = ("_args", "_began", "_name", "_timeline", "_track")
+
+    def __init__(self, timeline: "Timeline", track: str, name: str, args: dict[str, Arg]) -> None:
+        self._timeline, self._track, self._name, self._args = timeline, track, name, args
+        self._began = time.perf_counter_ns()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ended = time.perf_counter_ns()
+        if kind is not None:
+            self._args["error"] = kind.__name__
+        self._timeline._record(self._track, self._name, self._began, ended, self._args)
+
+    def note(self, **args: Arg) -> None:
+        self._args.update(args)
+
+
+_NOTHING = Span()
+
+
+class Timeline:
+    """Spans and counters of one run, kept in memory until `write`. Any thread may record at any time.
+
+    on: False by default, and then every call is nearly free. limit: most events that are kept; what comes
+    after them is counted and left out, and the file says so.
+    """
+
+    __slots__ = ("_began", "_counting", "_events", "_limit", "_names", "dropped", "on")
+
+    def __init__(self, on: bool = False, *, limit: int = EVENTS) -> None:
+        self.on = on
+        self.dropped = 0
+        self._limit = limit
+        # Appending to a list needs no lock. That matters: a span may end in a finalizer, which runs in the
+        # middle of whatever the thread is doing, and would wait for ever on a lock that is held there.
+        self._events: list[Record] = []
+        self._names: dict[str, str] = {}
+        self._counting = threading.RLock()
+        self._began = time.perf_counter_ns()
+
+    @property
+    def kept(self) -> int:
+        """Events that `write` would write now."""
+        return len(self._events)
+
+    def span(self, track: str, name: str, /, **args: Arg) -> Span:
+        """A context whose time becomes a complete event on `track`.
+
+        Tracks are for one thread at a time each; spans of two threads that overlap on a track are drawn
+        on a second line of it.
+        """
+        if not self.on:
+            return _NOTHING
+        return _Recorded(self, track, name, args)
+
+    def counter(self, name: str, value: float) -> None:
+        """The value of a quantity from now on, such as bytes read; drawn as a curve of its own."""
+        if self.on:
+            now = time.perf_counter_ns()
+            self._record(None, name, now, now, {"value": value})
+
+    def _record(self, track: str | None, name: str, began: int, ended: int, args: dict[str, Arg]) -> None:
+        if len(self._events) >= self._limit:
+            with self._counting:
+                self.dropped += 1
+            return
+        name = self._names.setdefault(name, name)  # one copy of each name, not one for each span
+        self._events.append((track, name, began - self._began, ended - self._began, encode(args)))
+
+    def write(self, path: Path, about: Mapping[str, Arg] | None = None) -> None:
+        """Write the events recorded so far as JSON, gzipped if the name ends in .gz, whole or not at all.
+
+        about: what the reader of the file should know of the run; goes into its metadata. Raises
+        DiskFullError, and RequestError where the file cannot be written.
+        """
+        path = Path(os.path.realpath(path))
+        with _complaining(path):
+            partial = _create_beside(path)
+            try:
+                with _open(partial, packed=path.name.endswith(".gz")) as out:
+                    for line in lines(self._events[:], self.dropped, about or {}):
+                        out.write(line)
+                os.replace(partial, path)
+            except BaseException:
+                with suppress(OSError):
+                    partial.unlink()
+                raise
+
+
+OFF = Timeline()
+"""A timeline that stays off, for everything that was given none."""
+
+
+def check_writable(path: Path) -> None:
+    """Find out now whether `Timeline.write` could write there. Raises what it would raise."""
+    path = Path(os.path.realpath(path))
+    with _complaining(path):
+        _create_beside(path).unlink()
+
+
+def _create_beside(path: Path) -> Path:
+    """A new empty file in the folder of `path`. Raises RequestError where no ordinary file can go."""
+    if not path.parent.is_dir():
+        raise RequestError(f"there is no folder {path.parent} for the timeline; make it, or name another")
+    with suppress(FileNotFoundError):
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):  # renaming over a device such as /dev/null would destroy it
+            kind = "a folder" if stat.S_ISDIR(mode) else "not an ordinary file"
+            raise RequestError(f"the timeline cannot go to {path}, which is {kind}; name a file")
+    partial = path.parent / f".timeline-{secrets.token_hex(6)}.partial"
+    os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    return partial
+
+
+def _open(path: Path, *, packed: bool) -> IO[str]:
+    if packed:
+        return gzip.open(path, "wt", encoding="ascii", compresslevel=6)
+    return open(path, "w", encoding="ascii")
+
+
+@contextmanager
+def _complaining(path: Path) -> Iterator[None]:
+    """Errors of the file system as errors for the user."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFullError(
+                f"the disk filled up while writing the timeline {path}: make room there"
+            ) from error
+        raise RequestError(
+            f"the timeline cannot be written to {path}: {error.strerror}; name a file in a folder that "
+            "you may write to"
+        ) from error

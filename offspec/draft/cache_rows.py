@@ -1,0 +1,49 @@
+"""Which rows of a draft's cache belong to which nodes of a growing tree, and which of them each may see."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offspec.draft.growing_tree import Candidates
+
+
+class TreeRows:
+    """Rows in the order in which nodes were placed. Nothing is said about what lies before them.
+
+    A node sees itself and what its parent sees; one whose parent has no row here sees itself alone.
+    """
+
+    def __init__(self) -> None:
+        self._row_of: dict[int, int] = {}  # candidate to row
+        self._sees = np.zeros((64, 64), dtype=np.bool_)
+
+    def __len__(self) -> int:
+        return len(self._row_of)
+
+    @property
+    def sees(self) -> NDArray[np.bool_]:
+        """[R, R], for R rows: entry (i, j) is true where row i may look at row j. A view."""
+        rows = len(self._row_of)
+        return self._sees[:rows, :rows]
+
+    def place(self, candidates: Candidates, nodes: Sequence[int]) -> None:
+        """Give the nodes their rows, a parent before its children."""
+        needed = len(self._row_of) + len(nodes)
+        if needed > len(self._sees):
+            grown = np.zeros((2 * needed, 2 * needed), dtype=np.bool_)
+            grown[: len(self._sees), : len(self._sees)] = self._sees
+            self._sees = grown
+        for node, parent in zip(nodes, candidates.parent[nodes].tolist(), strict=True):
+            row = self._row_of[node] = len(self._row_of)
+            if parent in self._row_of:
+                self._sees[row] = self._sees[self._row_of[parent]]
+            self._sees[row, row] = True
+
+    def of(self, nodes: Sequence[int]) -> list[int]:
+        """The rows of those nodes that have one."""
+        return [self._row_of[node] for node in nodes if node in self._row_of]
+
+    def clear(self) -> None:
+        self._row_of.clear()
+        self._sees[:] = False

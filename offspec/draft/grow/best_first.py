@@ -1,0 +1,206 @@
+"""Growing a token tree: best first, by the calibrated probability of each path.
+
+For a tree that must be built before the target speaks, the expected number of accepted tokens is the sum
+over its nodes of the probability that the target takes the path to them. So the best tree of N nodes is
+the N likeliest paths, and since a score never rises along a path, expanding the best unexpanded node first
+finds them (SpecExec: Svirschevski et al. 2024; the stopping rule is in the manner of OPT-Tree: Wang et al.
+2024). W nodes are expanded together, because a draft step costs about as much for 32 nodes as for one.
+
+Several sources share one heap. Lookups speak first, and a chain that they found is open to the drafters as a
+whole: one step judges every token of it and looks for others beside them.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from offspec.core.trace import OFF, Timeline
+from offspec.draft.grow.result import Growth
+from offspec.draft.growing_tree import Candidates
+from offspec.draft.mix.mixture import Asked, Mixture
+from offspec.sampling.token_tree import ROOT
+from offspec_planners.best_first import Grown, best_size, max_expanded, pays, promising
+from offspec_planners.cost import PassCosts
+
+_RECORDED = 128  # nodes
+_TWIG = 128  # most nodes that a lookup is asked for at once
+_TWIG_FLOOR = math.log(0.02)  # the least likely of them
+_LOOKED_UP = 8  # nodes of a draft step below which lookups are asked, too
+_LOOKED_UP_FLOOR = math.log(0.05)  # the least likely of them
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthPolicy:
+    """budget: most nodes of the tree, root included; width: nodes a draft step expands.
+
+    min_gain: stop when one more step is expected to add less than this share of the expected tokens. costs:
+    where given, stop instead when no step can raise tokens per second, and verify as many nodes as give the
+    most. record: grow on to so many nodes for the record, whatever it costs, if that is more than the budget.
+    """
+
+    budget: int
+    width: int
+    min_gain: float = 0.01
+    costs: PassCosts | None = None
+    record: int = 0
+
+    @property
+    def grown(self) -> int:
+        """Most nodes that are grown, of which the best `budget` are verified."""
+        return max(self.budget, self.record)
+
+    @property
+    def recording(self) -> bool:
+        return self.grown > self.budget
+
+    @property
+    def max_expanded(self) -> int:
+        """Most nodes expanded for one tree: a bound on the draft's work and on the rows of its cache."""
+        return max_expanded(self.grown, self.width)
+
+
+def grow(
+    mixture: Mixture,
+    ids: Sequence[int],
+    policy: GrowthPolicy,
+    max_depth: int,
+    timeline: Timeline = OFF,
+    between: Callable[[], None] | None = None,
+) -> Growth:
+    """A tree below the last of the committed ids, no deeper than `max_depth` tokens.
+
+    between: called before every step; what it raises breaks the growth off.
+    """
+    growing = _Growing(mixture, ids, policy, max_depth, timeline, between)
+    if max_depth >= 1:
+        growing.look_up([ROOT])
+        # The main drafter comes last, with all that others have found before it.
+        order = sorted(growing.asked.seen, reverse=True)
+        while sum(growing.step(index) for index in order):  # each takes its turn, as long as one goes on
+            pass
+    return growing.growth()
+
+
+class _Growing:
+    """A tree on its way, `best` being the nodes that would be kept; see `grow`."""
+
+    def __init__(
+        self,
+        mixture: Mixture,
+        ids: Sequence[int],
+        policy: GrowthPolicy,
+        max_depth: int,
+        timeline: Timeline,
+        between: Callable[[], None] | None,
+    ) -> None:
+        active = mixture.active()
+        if 0 not in active or not mixture.sources:
+            policy = replace(policy, record=0)  # records are of the main drafter
+        self._mixture, self._policy, self._max_depth = mixture, policy, max_depth
+        self._timeline, self._between = timeline, between
+        self.asked = Asked(active, {}, {index: {} for index in active if index < len(mixture.sources)})
+        self._candidates = Candidates(ids[-1], len(mixture.names))
+        self._best = self._candidates.best(policy.grown)
+        self._steps = 0
+        self._silent = set[int]()  # drafters that have nothing to say
+        # By the plan, of the main drafter.
+        self._seconds = policy.costs.start if policy.costs and 0 in self.asked.seen else 0.0
+        self._beyond = False  # whether what is grown is for the record alone, and no cost of this tree
+        mixture.start(ids, active)
+
+    def look_up(self, nodes: Sequence[int]) -> None:
+        """Ask the lookups what may follow these nodes."""
+        drafters = len(self._mixture.sources)
+        for index in self.asked.active:
+            if index < drafters:
+                continue
+            began = time.perf_counter()
+            for node in nodes:
+                self._graft(node, index)
+            self.asked.spent(index, time.perf_counter() - began)
+
+    def _graft(self, node: int, index: int) -> None:
+        candidates, room = self._candidates, self._max_depth - int(self._candidates.depth[node])
+        if candidates.asked[index, node] or room < 1:
+            return
+        most = min(_TWIG, self._policy.grown)
+        floor = _TWIG_FLOOR - float(candidates.score[node])
+        lookup = self._mixture.lookups[index - len(self._mixture.sources)]
+        twig = lookup.below(candidates.path_tokens(node), self._mixture.noise, most, floor, room)
+        candidates.asked[index, node] = True
+        if len(twig.token):
+            candidates.graft(node, twig, index, self._mixture.blend)
+            self._best = candidates.best(self._policy.grown)
+
+    def step(self, index: int) -> bool:
+        """Have a drafter expand the best nodes that it was not asked about; False where that does not pay."""
+        policy, candidates, seen = self._policy, self._candidates, self.asked.seen[index]
+        if index in self._silent or len(seen) + policy.width > policy.max_expanded:
+            return False
+        nodes = self._frontier(index)
+        costs = policy.costs if index == 0 else None
+        if not nodes or (seen and not self._pays(nodes, costs)):
+            return False
+        if costs and policy.recording and not self._beyond:
+            score = candidates.score
+            self._beyond = not pays(score[self._best], score[nodes], self._seconds, costs, 0.0)
+        if self._between is not None:
+            self._between()
+        source, began = self._mixture.sources[index], time.perf_counter()
+        with self._timeline.span("draft", "step", width=len(nodes)):
+            children = source.drafter.expand(candidates, nodes, source.scorer)
+        self.asked.spent(index, time.perf_counter() - began)
+        candidates.asked[index, nodes] = True
+        # What is no better than the last of a full tree is not in it, nor later: the best get better, but for
+        # what a second opinion takes back.
+        full = len(self._best) == policy.grown
+        floor = float(candidates.score[self._best].min()) if full else -math.inf
+        blend = self._mixture.blend
+        candidates.extend(np.array(nodes), children.token, children.log_prob, floor, index, blend)
+        if children.token.shape[1]:
+            seen.update({node: (children, row) for row, node in enumerate(nodes)})
+        elif nodes[0] == ROOT:
+            self._silent.add(index)
+        self._seconds += float(costs.step_seconds(len(nodes))) if costs and not self._beyond else 0.0
+        self._steps += 1
+        self._best = candidates.best(policy.grown)
+        if self._mixture.lookups:
+            likely = [node for node in nodes if candidates.score[node] >= _LOOKED_UP_FLOOR]
+            self.look_up(sorted(likely, key=lambda node: -candidates.score[node])[:_LOOKED_UP])
+        return True
+
+    def _frontier(self, index: int) -> list[int]:
+        """The best nodes to expand, `width` at most, that are in the tree and may have children worth having.
+
+        Before a node come all of its ancestors, which are no worse, and older.
+        """
+        policy, candidates, best = self._policy, self._candidates, self._best
+        open_nodes = best[~candidates.asked[index, best] & (candidates.depth[best] < self._max_depth)]
+        order = np.argsort(-candidates.score[open_nodes], kind="stable")[: policy.width]
+        nodes = np.sort(open_nodes[order])
+        probability, tree = (np.exp(candidates.score[some], dtype=np.float64) for some in (nodes, best))
+        worth = promising(probability, tree, policy.grown, policy.min_gain)
+        return [int(node) for node in nodes[worth]]
+
+    def _pays(self, nodes: list[int], costs: PassCosts | None) -> bool:
+        """Whether to expand these nodes, after what was drafted so far."""
+        policy, score, best = self._policy, self._candidates.score, self._best
+        if policy.recording:
+            # A record must be whole, however narrow its steps: `min_gain` is asked of so many nodes together.
+            return pays(score[best], score[nodes], 0.0, None, policy.min_gain * len(nodes) / _RECORDED)
+        return pays(score[best], score[nodes], self._seconds, costs, policy.min_gain)
+
+    def growth(self) -> Growth:
+        """What it has come to."""
+        policy, candidates = self._policy, self._candidates
+        kept = candidates.best(policy.budget)
+        if policy.costs is not None:
+            kept = candidates.best(best_size(-np.sort(-candidates.score[kept]), self._seconds, policy.costs))
+        recorded, best = None, self._best
+        if policy.recording and len(best) == policy.record and candidates.depth[best].max() < self._max_depth:
+            record = candidates.tree(best)
+            recorded = Grown(record.parent.astype(np.int32), record.score.astype(np.float32))
+        return Growth(candidates.tree(kept), kept, self._steps, candidates, self.asked, recorded)

@@ -1,0 +1,86 @@
+"""What growing a tree came to, and what is learnt from it when the target has walked the tree."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offspec.draft.growing_tree import Candidates
+from offspec.draft.mix.mixture import Asked, Mixture, Seen
+from offspec.sampling.token_tree import ROOT, TokenTree
+from offspec_planners.acceptance import Calibration
+from offspec_planners.best_first import Grown
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A grown tree, the candidate behind each of its nodes, and what there is to learn from.
+
+    every: all candidates; asked: who took part, and what drafters said; recorded: the larger tree that was
+    grown for the record, where it came to its full size.
+    """
+
+    tree: TokenTree
+    candidates: NDArray[np.int64]
+    steps: int
+    every: Candidates
+    asked: Asked
+    recorded: Grown | None = None
+
+    @property
+    def children(self) -> Seen:
+        """What the main drafter said, by candidate."""
+        return self.asked.seen.get(0, {})
+
+    def learn(self, mixture: Mixture, nodes: Sequence[int], tokens: Sequence[int]) -> None:
+        """Teach the sources which tokens the target picked at these tree nodes, the walk in order.
+
+        Where the text ended in the middle of the tree, only the levels down to that end count as promised.
+        """
+        walked = self.candidates[list(nodes)].tolist()
+        promised = self.tree.score
+        if tokens[-1] in self.tree.children(nodes[-1]):
+            promised = promised[self.tree.depth < len(tokens)]
+        expected = float(np.exp(promised).sum())
+        for index, seen in self.asked.seen.items():
+            calibration = mixture.sources[index].scorer.calibration
+            _learn(calibration, seen, walked, tokens)
+            calibration.end_pass(expected, len(tokens))
+            if self.recorded is not None and index == 0:
+                calibration.remember(self.recorded)
+        mixture.learn(self.every, walked, tokens, self.asked)
+
+    def settle(
+        self, mixture: Mixture, nodes: Sequence[int], tokens: int, seconds: float, link: float
+    ) -> None:
+        """Let the sources be judged by what this pass gave and took in all.
+
+        Who gave an accepted node less than what it took to be in the tree has not guessed it. link: seconds
+        that a pass takes at least.
+        """
+        every, accepted = self.every, self.candidates[list(nodes[1:])]
+        alone = every.score[every.parent[accepted]] + every.said[:, accepted]
+        mixture.settle(self.asked, alone >= self.tree.score.min() - 1e-6, tokens, seconds, link)
+
+
+def _learn(calibration: Calibration, seen: Seen, walked: Sequence[int], tokens: Sequence[int]) -> None:
+    """A walked node that the drafter was not asked about, or knew nothing of, says nothing about ranks."""
+    for depth, (node, token) in enumerate(zip(walked, tokens, strict=True)):
+        found = seen.get(node)
+        if found is None:
+            continue
+        children, row = found
+        if children.log_prob[row, 0] == -np.inf:
+            continue
+        hits = np.flatnonzero(children.token[row] == token)
+        rank = int(hits[0]) if len(hits) else None
+        if children.drawn is None:
+            calibration.observe(depth, children.x[row], children.log_prob[row], rank)
+        else:  # chance put them in order: that tells nothing of how the draft's scores are to be read
+            calibration.table.observe(depth, children.log_prob[row], rank)
+
+
+def no_growth(root_token: int) -> Growth:
+    """The tree of plain decoding."""
+    return Growth(TokenTree.single(root_token), np.array([ROOT]), 0, Candidates(root_token), Asked())

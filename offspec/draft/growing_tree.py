@@ -1,0 +1,210 @@
+"""A token tree while it grows, and what the sources of guesses say about its nodes.
+
+Letters: N nodes so far, S sources, W nodes expanded together, K guesses at the children of each.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offspec.sampling.token_tree import NO_PARENT, ROOT, TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class Twig:
+    """Guesses below one node, n of them, parents first.
+
+    parent [n]: an earlier one of these, or -1 for the node itself; token [n]; log_prob [n], given the parent.
+    """
+
+    parent: Sequence[int]
+    token: Sequence[int]
+    log_prob: Sequence[float]
+
+
+class Blend(Protocol):
+    """What several sources say of a node's children, made into one opinion."""
+
+    def combine(self, said: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Log-probabilities [C], at most 0, of C children by what each of S sources says of them, [S, C].
+
+        A source that guessed at this node, but not at that child, says -inf; one that did not guess, NaN.
+        """
+
+
+class Candidates:
+    """A tree while it grows: more nodes than the budget, of which the best will be kept.
+
+    Columns as in `TokenTree`, in order of creation, in arrays that grow by doubling. Several sources may
+    guess at the children of a node: `said` [S, N] is the log-probability that each of S sources gives a node,
+    given its parent, and `asked` [S, N] tells who was asked for a node's children. The likelihood of a
+    child is what the only source says, or what a blend makes of several.
+    """
+
+    _COLUMNS = ("token", "parent", "depth", "score", "_given", "_crowded", "said", "asked")
+
+    def __init__(self, root_token: int, sources: int = 1) -> None:
+        self.count = 1
+        self.token = np.full(1024, root_token, dtype=np.int64)
+        self.parent = np.full(1024, NO_PARENT, dtype=np.int64)
+        self.depth = np.zeros(1024, dtype=np.int64)
+        self.score = np.zeros(1024, dtype=np.float64)
+        self.said: NDArray[np.float32] = np.full((sources, 1024), np.nan, dtype=np.float32)
+        self.asked: NDArray[np.bool_] = np.zeros((sources, 1024), dtype=np.bool_)
+        self._given = np.zeros(1024, dtype=np.float64)  # log-probability given the parent
+        self._crowded = np.zeros(1024, dtype=np.bool_)  # has children
+
+    def extend(
+        self,
+        parents: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+        log_probs: NDArray[np.floating],
+        floor: float = -np.inf,
+        source: int = 0,
+        blend: Blend | None = None,
+    ) -> None:
+        """Append what a source guesses below W nodes, [W, K], where it scores better than `floor`.
+
+        Where others have guessed before, the blend says how likely all of them are; it is not needed where
+        there is one source.
+        """
+        crowded = self._crowded[parents]
+        if crowded.any():
+            assert blend is not None, "two sources at one node take a blend"
+            for place in np.flatnonzero(crowded).tolist():
+                listed = log_probs[place] > -np.inf
+                if listed.any():  # else it has nothing to say here, which is no opinion
+                    known, given = tokens[place][listed], log_probs[place][listed]
+                    self._merge(int(parents[place]), known, given, source, blend)
+            self._rescore()
+            parents, tokens, log_probs = parents[~crowded], tokens[~crowded], log_probs[~crowded]
+        likely = np.minimum(log_probs.astype(np.float64), 0.0)
+        row, column = np.nonzero(self.score[parents][:, None] + likely > floor)
+        self._append(parents[row], tokens[row, column], likely[row, column], source)
+
+    def graft(self, node: int, twig: Twig, source: int, blend: Blend | None = None) -> None:
+        """Append what a source guesses below one node, several levels at once."""
+        place = {NO_PARENT: node}
+        groups: dict[int, list[int]] = {}
+        for index, parent in enumerate(twig.parent):
+            groups.setdefault(parent, []).append(index)
+        if not self._crowded[node]:
+            base = self.count
+            parents = np.array([node if above < 0 else base + above for above in twig.parent], np.int64)
+            given = np.minimum(np.array(twig.log_prob, np.float64), 0.0)
+            self._append(parents, np.array(twig.token, np.int64), given, source)
+            place |= {index: base + index for index in range(len(twig.token))}
+        else:
+            assert blend is not None, "two sources at one node take a blend"
+            for above, below in groups.items():
+                tokens = np.array([twig.token[index] for index in below], np.int64)
+                given = np.minimum(np.array([twig.log_prob[index] for index in below], np.float64), 0.0)
+                nodes = self._merge(place[above], tokens, given, source, blend)
+                place |= zip(below, nodes, strict=True)
+            self._rescore()
+        for above in groups:
+            self.asked[source, place[above]] = True
+
+    def _append(
+        self,
+        parents: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+        given: NDArray[np.float64],
+        source: int,
+    ) -> None:
+        """New nodes [n], parents among them before their children."""
+        start, end = self.count, self.count + len(parents)
+        while end > len(self.token):
+            for name in self._COLUMNS:
+                kept = getattr(self, name)
+                fresh = np.full_like(kept, np.nan if name == "said" else 0)
+                setattr(self, name, np.concatenate([kept, fresh], axis=-1))
+        self.token[start:end] = tokens
+        self.parent[start:end] = parents
+        self._given[start:end] = given
+        self.said[source, start:end] = given
+        self._crowded[parents] = True
+        self.count = end
+        inner = np.flatnonzero(parents >= start)  # below one another, as in a twig
+        outer = slice(start, end)
+        self.depth[outer] = self.depth[parents] + 1
+        self.score[outer] = self.score[parents] + given
+        for index in inner.tolist():
+            node, above = start + index, parents[index]
+            self.depth[node] = self.depth[above] + 1
+            self.score[node] = self.score[above] + given[index]
+
+    def _merge(
+        self,
+        parent: int,
+        tokens: NDArray[np.int64],
+        given: NDArray[np.floating],
+        source: int,
+        blend: Blend,
+    ) -> list[int]:
+        """The nodes of these children [K] of one node, old and new; scores are left to `_rescore`."""
+        siblings = np.flatnonzero(self.parent[: self.count] == parent)
+        place = {
+            token: int(node) for node, token in zip(siblings, self.token[siblings].tolist(), strict=True)
+        }
+        fresh = np.array([token not in place for token in tokens.tolist()], dtype=np.bool_)
+        start = self.count
+        self._append(
+            np.full(int(fresh.sum()), parent), tokens[fresh], given[fresh].astype(np.float64), source
+        )
+        place |= zip(tokens[fresh].tolist(), range(start, self.count), strict=True)
+        nodes = [place[token] for token in tokens.tolist()]
+        if len(siblings):
+            every = np.concatenate([siblings, np.arange(start, self.count)])
+            spoke: NDArray[np.bool_] = np.logical_not(np.isnan(self.said[:, siblings]).all(axis=1))
+            spoke[source] = True
+            said: NDArray[np.float32] = self.said[:, every]
+            self.said[:, every] = np.where(spoke[:, None] & np.isnan(said), np.float32(-np.inf), said)
+            self.said[source, nodes] = given
+            self._given[every] = np.minimum(blend.combine(self.said[:, every]), 0.0)
+        return nodes
+
+    def _rescore(self) -> None:
+        """Work all scores out anew, level by level."""
+        depth = self.depth[: self.count]
+        order = np.argsort(depth, kind="stable")
+        ends = np.searchsorted(depth[order], np.arange(1, int(depth.max()) + 2))
+        for start, end in pairwise(ends.tolist()):
+            nodes = order[start:end]
+            self.score[nodes] = self.score[self.parent[nodes]] + self._given[nodes]
+
+    def children(self, node: int) -> NDArray[np.int64]:
+        """The children of a node, the oldest first."""
+        return np.flatnonzero(self.parent[: self.count] == node)
+
+    def best(self, budget: int) -> NDArray[np.int64]:
+        """The best `budget` nodes, ascending. They form a subtree, since no score rises along a path."""
+        if self.count <= budget:
+            return np.arange(self.count)
+        # Among equals the older node wins, so a parent is never left out for its own child.
+        return np.sort(np.argsort(-self.score[: self.count], kind="stable")[:budget])
+
+    def path_tokens(self, node: int) -> list[int]:
+        """The tokens from the first below the root down to `node`."""
+        tokens: list[int] = []
+        while node != ROOT:
+            tokens.append(int(self.token[node]))
+            node = int(self.parent[node])
+        return tokens[::-1]
+
+    def tree(self, nodes: NDArray[np.int64]) -> TokenTree:
+        """The subtree of the given ascending nodes. The source of a node is who thinks it likeliest."""
+        place = np.full(self.count, NO_PARENT, dtype=np.int64)
+        place[nodes] = np.arange(len(nodes))
+        parent = np.where(self.parent[nodes] == NO_PARENT, NO_PARENT, place[self.parent[nodes]])
+        return TokenTree(
+            token=self.token[nodes].copy(),
+            parent=parent,
+            depth=self.depth[nodes].copy(),
+            score=self.score[nodes].copy(),
+            source=np.nan_to_num(self.said[:, nodes], nan=-np.inf).argmax(axis=0),
+        )

@@ -1,0 +1,112 @@
+"""Prompt lookup: what followed the last few tokens when they were last seen, in the prompt or the output.
+
+Saxena 2023, "Prompt lookup decoding"; also in transformers and LoRAX. The longest n-gram that ends the text
+and stood in it before is looked for, its latest occurrence taken, and what followed is guessed as a chain.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from offspec.draft.growing_tree import Twig
+from offspec.draft.lookup.hit_rates import Matches, bucket
+from offspec.sampling.noise import GumbelNoise
+from offspec.sampling.noise_lookup import given_noise, gumbel_at
+
+_LONGEST = 4  # tokens of an n-gram
+_COMPARED = 17  # tokens of a match that are told apart
+
+
+@dataclass(slots=True)
+class _Text:
+    """Token ids, and of each n-gram in them the place behind its latest occurrence."""
+
+    ids: list[int]
+    after: dict[tuple[int, ...], int] = field(default_factory=dict)
+    indexed: int = 0  # places that are in there
+
+    def index(self) -> None:
+        """Find the n-grams of new ids, and again those of a call that was broken off."""
+        for place in range(self.indexed, len(self.ids)):
+            for size in range(1, min(_LONGEST, place) + 1):
+                self.after[tuple(self.ids[place - size : place])] = place
+        self.indexed = len(self.ids)
+
+
+class NgramLookup:
+    """Guesses the continuation of the latest occurrence of the last four, three, two or one tokens.
+
+    What a chain is worth is learnt by the length of the match, which may be longer than the n-gram. Takes
+    about 80 bytes a token for prose, 420 for random ids. A call that is broken off, as by Ctrl-C, is made
+    good by the next one.
+    """
+
+    name = "lookup"
+
+    def __init__(self) -> None:
+        self._matches = Matches()
+        self._text = _Text([])
+
+    def start(self, ids: Sequence[int]) -> None:
+        """See `Lookup.start`."""
+        self.rewind(len(ids))
+        self._text.ids.extend(ids[len(self._text.ids) :])
+        self._text.index()
+
+    def below(
+        self, path: Sequence[int], noise: GumbelNoise | None, most: int, floor: float, max_depth: int
+    ) -> Twig:
+        """See `Lookup.below`; the twig is a chain."""
+        self._text.index()
+        place, matched = self._find(path)
+        tokens = self._text.ids[place : place + min(most, max_depth)]
+        probability = [self._matches.probability(_bucket(matched + step)) for step in range(len(tokens))]
+        log_probs = np.log(probability)
+        if noise is not None:
+            first = len(self._text.ids) + len(path)
+            positions = range(first, first + len(tokens))
+            log_probs = given_noise(np.array(probability), gumbel_at(noise.key, positions, tokens))
+        count = int((np.cumsum(log_probs) >= floor).sum())
+        return Twig(list(range(-1, count - 1)), tokens[:count], log_probs[:count].tolist())
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """See `Lookup.learn`."""
+        self._text.index()
+        place, matched = self._find([])
+        for step, token in enumerate(tokens):
+            guessed = place < len(self._text.ids)
+            hit = guessed and self._text.ids[place] == token
+            if guessed:
+                self._matches.learn(_bucket(matched), hit)
+            place, matched = (place + 1, matched + 1) if hit else self._find(tokens[: step + 1])
+        self._matches.end_pass()
+
+    def rewind(self, length: int) -> None:
+        """See `Lookup.rewind`."""
+        if length < len(self._text.ids):
+            self._text = _Text(self._text.ids[:length])
+            self._text.index()
+
+    def close(self) -> None:
+        """See `Lookup.close`."""
+        self._text = _Text([])
+
+    def _find(self, path: Sequence[int]) -> tuple[int, int]:
+        """Where the text went on after a tail as with this path, or its end, and the tokens that match."""
+        tail = [*self._text.ids[-_COMPARED:], *path][-_COMPARED:]
+        for size in range(min(_LONGEST, len(tail)), 0, -1):
+            place = self._text.after.get(tuple(tail[-size:]))
+            if place is not None:
+                return place, self._matching(tail, place)
+        return len(self._text.ids), 0
+
+    def _matching(self, tail: Sequence[int], place: int) -> int:
+        """How many tokens before a place are those that end the tail."""
+        most = min(len(tail), place)
+        return next((n for n in range(most) if tail[-1 - n] != self._text.ids[place - 1 - n]), most)
+
+
+def _bucket(matched: int) -> int:
+    """A continuation that was seen is the only one that counts here."""
+    return bucket(matched, 1, 1, True)

@@ -1,0 +1,146 @@
+"""Growing a twig: the likeliest continuations of a passage, as far as texts know it.
+
+Nodes are opened best first, by the probability of their paths. Steps cost next to nothing here, but noise is
+cheap only for many tokens at once; so several nodes are opened together, and each is followed down its
+likeliest continuations as far as they are well worth it, before the noise of all is looked up in one go.
+"""
+
+import heapq
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from offspec.draft.growing_tree import Twig
+from offspec.sampling.noise import GumbelNoise
+from offspec.sampling.noise_lookup import given_noise, gumbel_at
+
+_TOGETHER = 16  # nodes opened between two looks at the noise
+_FOLLOWED = 0.1  # the least probability of a path that is followed down before its noise is known
+_OPENED = 3  # nodes seen at most, as a multiple of those asked for
+
+NONE = -1
+
+Place = tuple[int, int]  # a state of the texts, and the tokens matched
+
+
+class Passages(Protocol):
+    """What knows how texts go on."""
+
+    def walk(self, place: Place, token: int) -> Place: ...
+
+    def guesses(self, place: Place) -> Sequence[tuple[int, float]]:
+        """The next tokens and their probabilities, above 0 and below 1, the likeliest first."""
+
+
+def grow_twig(
+    texts: Passages,
+    place: Place,
+    position: int,
+    noise: GumbelNoise | None,
+    most: int,
+    floor: float,
+    max_depth: int,
+) -> Twig:
+    """The best `most` nodes below a place, as `Lookup.below` has them. position: of the first level."""
+    twig = _Growing(texts, place, max_depth)
+    unopened = [(0.0, NONE)]  # a heap: minus the score of a node's path, and the node
+    least = floor
+    while unopened and len(twig.token) < _OPENED * most:
+        nodes = [heapq.heappop(unopened)[1] for _ in range(min(_TOGETHER, len(unopened)))]
+        first = len(twig.token)
+        for node in nodes:
+            twig.follow(node, least)
+        twig.judge(first, position, noise)
+        for node in range(first, len(twig.token)):
+            if not twig.opened[node] and twig.score[node] >= least:
+                heapq.heappush(unopened, (-twig.score[node], node))
+        if len(twig.token) >= most:
+            least = max(least, heapq.nlargest(most, twig.score)[-1])
+            unopened = [entry for entry in unopened if -entry[0] > least]
+            heapq.heapify(unopened)
+    return twig.best(most, floor)
+
+
+class _Growing:
+    """The nodes seen so far, in order of creation: parents first."""
+
+    def __init__(self, texts: Passages, place: Place, max_depth: int) -> None:
+        self._texts, self._root, self._max_depth = texts, place, max_depth
+        self.parent: list[int] = []
+        self.token: list[int] = []
+        self.score: list[float] = []  # log of the probability of the path, with its noise
+        self.opened: list[bool] = []
+        self._depth: list[int] = []
+        self._place: list[Place | None] = []  # known once a node is opened
+        self._log_prob: list[float] = []  # given the parent
+        self._probability: list[float] = []  # the same, as it is before its noise is known
+
+    def follow(self, node: int, least: float) -> None:
+        """Open a node, and go on with its likeliest child while the path is likely by itself.
+
+        Paths that are less likely than `least` are not followed.
+        """
+        path = 1.0
+        bound = max(_FOLLOWED, math.exp(least - self.score[node]) if node != NONE else math.exp(least))
+        while self._depth_of(node) < self._max_depth:
+            guesses = self._open(node)
+            if not guesses:
+                break
+            node = len(self.token) - len(guesses)
+            path *= guesses[0][1]
+            if path < bound:
+                break
+
+    def judge(self, first: int, position: int, noise: GumbelNoise | None) -> None:
+        """Find the scores of the nodes from `first` on."""
+        probability = np.array(self._probability[first:])
+        if noise is None:
+            logs = np.log(probability)
+        else:
+            positions = [position + depth - 1 for depth in self._depth[first:]]
+            logs = given_noise(probability, gumbel_at(noise.key, positions, self.token[first:]))
+        for node, log_prob in enumerate(logs.tolist(), first):
+            parent = self.parent[node]
+            self._log_prob.append(log_prob)
+            self.score.append(log_prob if parent == NONE else log_prob + self.score[parent])
+
+    def best(self, most: int, floor: float) -> Twig:
+        """The `most` likeliest of the nodes that are no less likely than `floor`."""
+        enough = [node for node, score in enumerate(self.score) if score >= floor]
+        # A parent is no less likely than its children, and the earlier of equals is kept.
+        kept = sorted(heapq.nsmallest(most, enough, key=lambda node: -self.score[node]))
+        index = {node: number for number, node in enumerate(kept)}
+        return Twig(
+            parent=[index.get(self.parent[node], NONE) for node in kept],
+            token=[self.token[node] for node in kept],
+            log_prob=[self._log_prob[node] for node in kept],
+        )
+
+    def _open(self, node: int) -> Sequence[tuple[int, float]]:
+        """Append a node's children, and return them."""
+        place = self._place_of(node)
+        guesses = self._texts.guesses(place)
+        if node != NONE:
+            self.opened[node] = True
+        count = len(guesses)
+        self.parent += [node] * count
+        self.token += [token for token, _ in guesses]
+        self._probability += [probability for _, probability in guesses]
+        self._depth += [self._depth_of(node) + 1] * count
+        self._place += [None] * count
+        self.opened += [False] * count
+        return guesses
+
+    def _depth_of(self, node: int) -> int:
+        return 0 if node == NONE else self._depth[node]
+
+    def _place_of(self, node: int) -> Place:
+        if node == NONE:
+            return self._root
+        place = self._place[node]
+        if place is None:
+            place = self._texts.walk(self._place_of(self.parent[node]), self.token[node])
+            self._place[node] = place
+        return place

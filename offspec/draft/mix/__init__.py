@@ -1,0 +1,1 @@
+"""Several draft sources in one tree: their weights, and resting those that do not pay."""

@@ -1,0 +1,73 @@
+"""All sources of guesses that an engine holds, whether or not a request uses them."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+
+from offspec.draft.base import Drafter, Features, Lookup, Scorer, Wants
+from offspec.draft.mix.mixture import Mixture, Source, Standing
+from offspec.sampling.noise import GumbelNoise
+
+
+class Sources:
+    """Everything that guesses for an engine, by name: drafters with weights or rows, and lookups."""
+
+    def __init__(
+        self, drafters: Mapping[str, Drafter] | None = None, lookups: Mapping[str, Lookup] | None = None
+    ) -> None:
+        self.drafters, self.lookups = dict(drafters or {}), dict(lookups or {})
+        self._standing: dict[Hashable, Standing] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.drafters, *self.lookups)
+
+    @property
+    def wants(self) -> Wants:
+        """What all drafters together ask of the target's passes."""
+        every = [drafter.wants for drafter in self.drafters.values()]
+        layers = sorted({layer for wants in every for layer in wants.layers})
+        return Wants(any(wants.last for wants in every), tuple(layers))
+
+    def mixture(
+        self,
+        names: Sequence[str],
+        scorer: Callable[[str], Scorer],
+        noise: GumbelNoise | None = None,
+        case: Hashable = None,
+    ) -> Mixture:
+        """These sources together. case: what they are seen at work at; what is learnt is kept for each."""
+        drafters = [name for name in names if name in self.drafters]
+        lookups = [name for name in names if name in self.lookups]
+        key = (case, *drafters, *lookups)
+        if key not in self._standing:
+            self._standing[key] = Standing.of(len(drafters), len(lookups))
+        sources = [Source(name, self.drafters[name], scorer(name)) for name in drafters]
+        return Mixture(sources, [self.lookups[name] for name in lookups], noise, self._standing[key])
+
+    def watch(self, look: Callable[[], None] | None) -> None:
+        """Have something called in the midst of long steps, which may raise to break them off."""
+        for drafter in self.drafters.values():
+            drafter.between = look
+
+    def adopt(self) -> None:
+        """See `Drafter`."""
+        for drafter in self.drafters.values():
+            drafter.adopt()
+
+    def observe(self, features: Features) -> None:
+        """Hand what a pass made of committed positions to whoever wants it."""
+        for drafter in self.drafters.values():
+            if drafter.wants:
+                drafter.observe(features)
+
+    def rewind(self, length: int) -> None:
+        """See `Drafter`."""
+        for party in self._all():
+            party.rewind(length)
+
+    def close(self) -> None:
+        """Free what they hold."""
+        for party in self._all():
+            party.close()
+
+    def _all(self) -> list[Drafter | Lookup]:
+        return [*self.drafters.values(), *self.lookups.values()]

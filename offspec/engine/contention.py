@@ -1,0 +1,86 @@
+"""Noticing that other processes take the processors, and keeping threads that wait from spinning then.
+
+A thread that spins at the end of a product takes the processor from the very thread that it waits for, where
+other processes want the processors too: beside as many busy processes as cores, an answer took ten times its
+time. In a process with more OpenMP threads than there are processors, libgomp's threads spin for a hundred
+turns at most (GOMP_SPINCOUNT in its manual), and a second team makes it so. The number of threads that compute
+stays the same, hence so does every rounding. On an idle machine threads spin as `core.openmp` says.
+"""
+
+import threading
+from pathlib import Path
+from time import perf_counter_ns
+
+import torch
+
+_SCHEDULED = Path("/proc/thread-self/schedstat")  # ns on a processor, ns of waiting for one, times
+_WINDOW = 50_000_000  # ns, at least, from one look to the next
+# Shares of time spent waiting for a processor: one tells a busy machine, the other an idle one where it holds
+# for so many ns of work. Threads that sleep do not wait in every window.
+_BUSY, _IDLE, _CALM = 0.25, 0.05, 1_000_000_000
+_ELEMENTS = 1 << 18  # enough for torch to share them among its threads
+
+
+class Contention:
+    """Keeps waiting threads from spinning while the calling thread has to wait for a processor.
+
+    To be told when work begins, and to look often from then on, which costs next to nothing most of the time.
+    """
+
+    def __init__(self) -> None:
+        self._idle_team: _IdleTeam | None = None
+        self._calm = 0  # ns of work, up to the latest look, in which there was next to no waiting
+        self.begin()
+
+    def begin(self) -> None:
+        """The calling thread works from now on: the time before says nothing."""
+        self._seen = _now()
+
+    @property
+    def busy(self) -> bool:
+        """Whether the latest look found that other processes take the processors."""
+        return self._idle_team is not None
+
+    def look(self) -> None:
+        """Compare the time that the calling thread waited for a processor with the time that passed."""
+        if perf_counter_ns() - self._seen[0] < _WINDOW:
+            return
+        (then, waited), (now, waiting) = self._seen, _now()
+        self._seen = now, waiting
+        share = (waiting - waited) / (now - then)
+        self._calm = self._calm + now - then if share < _IDLE else 0
+        if share > _BUSY and self._idle_team is None:
+            self._idle_team = _IdleTeam()
+        elif self._calm >= _CALM:
+            self.close()
+
+    def close(self) -> None:
+        """Let threads spin again. May be called twice."""
+        if self._idle_team is not None:
+            self._idle_team.end()
+            self._idle_team = None
+
+
+class _IdleTeam:
+    """A thread with an OpenMP team of its own, both asleep: it makes the threads more than the processors."""
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._hold, name="offspec-idle-team", daemon=True)
+        self._thread.start()
+
+    def _hold(self) -> None:
+        torch.zeros(_ELEMENTS).add_(1)  # forms the team
+        self._over.wait()
+
+    def end(self) -> None:
+        self._over.set()
+
+
+def _now() -> tuple[int, int]:
+    """The time, and how long this thread has waited for a processor (0 where that is unknown), in ns."""
+    try:
+        waited = int(_SCHEDULED.read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        waited = 0
+    return perf_counter_ns(), waited

@@ -1,0 +1,192 @@
+"""The state of decoding: committed token ids, what both caches hold of them, and a pass over them."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from offspec.core.trace import OFF, Timeline
+from offspec.draft.base import Features
+from offspec.draft.grow.best_first import GrowthPolicy, grow
+from offspec.draft.grow.result import Growth, no_growth
+from offspec.draft.grow.static import grow_static
+from offspec.draft.mix.mixture import Mixture
+from offspec.draft.mix.sources import Sources
+from offspec.model.attention import TreeContext
+from offspec.model.loaded import LoadedModel
+from offspec.sampling.logits_processor import LogitsProcessor
+from offspec.sampling.noise import GumbelNoise
+from offspec.sampling.verify import Walk, walk
+from offspec.sampling.verify_sequoia import walk_without_replacement
+from offspec_planners.sequoia import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """What stays the same from pass to pass of one request.
+
+    mixture: what guesses; None without speculation. shape: of all trees, where they are not grown best
+    first; it has no more nodes than the policy's budget. between: called between draft steps, and may raise
+    to break the pass off; grown: called with the number of nodes once the tree is complete. numbers: where
+    the one drafter of the mixture draws its guesses, random ones for the choice of the token at a position,
+    by Sequoia's rule; trees then have a shape, or one node.
+    """
+
+    processor: LogitsProcessor
+    noise: GumbelNoise | None
+    mixture: Mixture | None
+    policy: GrowthPolicy
+    stop: Callable[[int], bool]
+    shape: Shape | None = None
+    between: Callable[[], None] | None = None
+    grown: Callable[[int], None] | None = None
+    numbers: Callable[[int], Iterator[float]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """What a pass emitted, the tree it checked, and where its seconds went."""
+
+    walk: Walk
+    growth: Growth
+    draft_seconds: float
+    target_seconds: float
+
+
+class TokenSequence:
+    """Token ids and the caches that follow them.
+
+    The target's cache covers `ids` but for the last at most, the root of the next tree; tokens of a new
+    prompt that it does not cover yet ride along with the next pass.
+    """
+
+    def __init__(self, target: LoadedModel, sources: Sources | None = None, timeline: Timeline = OFF) -> None:
+        """sources: all that may guess, whether or not a request uses them: each follows the ids."""
+        self._target = target
+        self._sources = sources or Sources()
+        self._timeline = timeline
+        self.ids: list[int] = []
+
+    @property
+    def cached(self) -> int:
+        """Committed positions whose keys and values the target holds."""
+        return self._target.tree_model.cache.length
+
+    def begin(self, prompt: Sequence[int]) -> int:
+        """Make `prompt` the committed ids, keeping what the caches share with it; returns that length."""
+        shared = 0
+        limit = min(self.cached, len(self.ids), len(prompt) - 1)
+        while shared < limit and self.ids[shared] == prompt[shared]:
+            shared += 1
+        self._target.tree_model.cache.rewind(shared)
+        self._sources.rewind(shared)
+        self.ids = list(prompt)
+        return shared
+
+    @torch.no_grad()  # and not inference_mode, which an interrupt at its edge leaves on, with no way back
+    def run_pass(self, decoding: Decoding, max_depth: int) -> PassResult:
+        """Grow a tree, take it through the target with all pending tokens, walk it, commit the path.
+
+        After an exception the committed ids are what they were; call `recover` before the next pass.
+        """
+        began = time.perf_counter()
+        growth = self._grow(decoding, max_depth)
+        if decoding.grown is not None:
+            decoding.grown(len(growth.tree))
+        grown = time.perf_counter()
+        with self._timeline.span("engine", "target", nodes=len(growth.tree)):
+            hidden = self._forward(growth)
+        model = self._target.tree_model
+        root = len(self.ids) - 1
+        pending = root - model.cache.length
+        with self._timeline.span("verify", "walk") as span:
+            result = _walk(growth, decoding, model.logits_by_row(hidden[pending:]), root)
+            span.note(emitted=len(result.tokens))
+        with self._timeline.span("engine", "commit"):
+            self._commit(growth, result, decoding, hidden)
+        ended = time.perf_counter()
+        costs = decoding.policy.costs
+        if decoding.mixture is not None and costs is not None:  # who sets a budget wants what was named
+            growth.settle(decoding.mixture, result.nodes, len(result.tokens), ended - began, costs.link)
+        return PassResult(result, growth, grown - began, ended - grown)
+
+    def _grow(self, decoding: Decoding, max_depth: int) -> Growth:
+        mixture, policy, look = decoding.mixture, decoding.policy, decoding.between
+        if mixture is None or policy.budget == 1 or max_depth < 1:
+            return no_growth(self.ids[-1])
+        with self._timeline.span("draft", "grow") as span:
+            self._sources.adopt()
+            if decoding.shape is None:
+                growth = grow(mixture, self.ids, policy, max_depth, self._timeline, look)
+            else:
+                growth = grow_static(
+                    mixture, self.ids, decoding.shape, max_depth, policy.width, self._timeline, look
+                )
+            span.note(nodes=len(growth.tree), steps=growth.steps)
+        return growth
+
+    def _forward(self, growth: Growth) -> torch.Tensor:
+        """Hidden states [P + N, H]: of the P pending tokens, which go in front, and of the tree's nodes."""
+        model, device = self._target.tree_model, self._target.device
+        root = len(self.ids) - 1
+        pending = self.ids[model.cache.length : root]
+        tree = growth.tree
+        tokens = torch.tensor([*pending, *tree.token.tolist()], device=device)
+        positions = torch.cat([torch.arange(root - len(pending), root), root + torch.from_numpy(tree.depth)])
+        ancestors = torch.from_numpy(tree.ancestors())
+        if len(tree) == 1:
+            # A product with a single row takes another path through the processor's library and rounds
+            # otherwise; the products of two rows or two hundred agree to the last bit. So a lone root gets
+            # company that nobody looks at, and plain decoding says what a tree says in bfloat16 too.
+            tokens, positions = (torch.cat([rows, rows[-1:]]) for rows in (tokens, positions))
+            ancestors = torch.eye(2, dtype=torch.bool)
+        context = TreeContext(
+            prefix=model.cache.length,
+            position=positions.to(device),
+            causal=len(pending),
+            ancestors=ancestors.to(device),
+        )
+        model.taps = self._sources.wants.layers
+        return model.hidden(tokens, context)
+
+    def _commit(self, growth: Growth, result: Walk, decoding: Decoding, hidden: torch.Tensor) -> None:
+        cache = self._target.tree_model.cache
+        start = cache.length
+        pending = len(self.ids) - 1 - start
+        cache.commit(pending, result.nodes)
+        self.ids.extend(result.tokens)
+        decoding.processor.commit(result.tokens)
+        mixture = decoding.mixture
+        if mixture is not None and growth.asked.active:
+            accepted = [int(growth.candidates[node]) for node in result.nodes]
+            for index in growth.asked.seen:
+                mixture.sources[index].drafter.commit(accepted)
+            growth.learn(mixture, result.nodes, result.tokens)
+        if self._sources.wants:
+            rows = [*range(pending), *(pending + node for node in result.nodes)]
+            tapped = self._target.tree_model.tapped
+            inputs = {layer: states[rows] for layer, states in tapped.items()}
+            self._sources.observe(Features(start, hidden[rows], inputs))
+
+    def forget(self) -> None:
+        """Let the next prompt be computed anew, whatever the caches hold of it."""
+        self._target.tree_model.cache.rewind(0)
+
+    def recover(self) -> None:
+        """After a pass was broken off: drop its rows and set the stream going again."""
+        self._target.recover()
+
+
+def _walk(growth: Growth, decoding: Decoding, logits: Callable[[int], torch.Tensor], position: int) -> Walk:
+    """Walk a grown tree by the request's rule. logits, position: as in `walk`."""
+    tree, processor, stop = growth.tree, decoding.processor, decoding.stop
+    if decoding.numbers is None:
+        return walk(tree, logits, processor, decoding.noise, position, stop)
+
+    def drafts(node: int) -> torch.Tensor:
+        children, row = growth.children[int(growth.candidates[node])]
+        assert children.drawn is not None, "only guesses that were drawn can be tested so"
+        return children.drawn[row]
+
+    return walk_without_replacement(tree, logits, processor, drafts, decoding.numbers, position, stop)

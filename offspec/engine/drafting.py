@@ -1,0 +1,176 @@
+"""How an engine guesses: the sources it holds, the way trees are grown, and what was learnt about both."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from offspec.core.config import AUTO, LOOKUPS, NONE, EngineConfig, SamplingParams, check_draws, read_drafts
+from offspec.core.errors import RequestError
+from offspec.draft.base import Scorer
+from offspec.draft.grow.best_first import GrowthPolicy
+from offspec.draft.grow.self_rollout import preview
+from offspec.draft.mix.mixture import Mixture
+from offspec.draft.sampled_scorer import DrawingScorer
+from offspec.engine.decode import Decoding
+from offspec.engine.request import Answer, Request
+from offspec.engine.stopping import Ending
+from offspec.plan.load import Assembly
+from offspec.plan.prepare import Way
+from offspec.plan.records import Case, DraftRecord, case_of
+from offspec.sampling.logits_processor import LogitsProcessor
+from offspec.sampling.noise import GumbelNoise
+from offspec.sampling.uniforms import endless
+from offspec_planners.acceptance import Calibration
+from offspec_planners.best_first import Grown
+
+_PREVIEWED = 256  # nodes at least of a previewed tree, where there is room
+_STRIDE = 10  # tokens from one previewed tree to the next: about a pass
+
+
+class Guessing:
+    """Sources of an engine, of which each request uses some. way: how trees are grown; may be replaced.
+
+    names: what a request uses that does not choose; record: where learning about the main drafter is kept.
+    """
+
+    def __init__(
+        self, config: EngineConfig, assembly: Assembly, way: Way, record: DraftRecord | None
+    ) -> None:
+        self.way, self.record = way, record
+        self._config, self._assembly, self._sources = config, assembly, assembly.sources
+        drafters = tuple(self._sources.drafters)
+        wanted = (*drafters, LOOKUPS[0]) if config.drafts == (AUTO,) else config.drafts
+        self._all = tuple(name for name in wanted if name in self._sources.names)
+        self.names = self._all
+        self._main = drafters[0] if drafters else NONE
+        self._calibrations: defaultdict[tuple[str, Case], Calibration] = defaultdict(Calibration)
+
+    @property
+    def budget(self) -> int:
+        """The most nodes verified in a pass of a request that does not choose; 1 where nobody guesses."""
+        names = self._company(self.names, None)
+        return self._with_room(self.way.policy, names).budget if names else 1
+
+    def use(self, draft: str | Sequence[str]) -> None:
+        """Let these guess from now on for requests that do not choose. Raises RequestError."""
+        self.names = self._all if draft == AUTO else self.chosen(draft)
+
+    def chosen(self, draft: str | Sequence[str] | None) -> tuple[str, ...]:
+        """The sources that a request asks for, of those that there are. Raises RequestError."""
+        names = (AUTO,) if draft is None else read_drafts(draft)
+        if names == (AUTO,):
+            return self.names
+        if names == (NONE,):
+            return ()
+        for name in names:
+            if name not in self._sources.names:
+                held = ", ".join((*self._sources.names, NONE))
+                raise RequestError(
+                    f"there is no draft {name!r} in this engine, which was loaded with {held}; "
+                    "choose among these, or load it as well with --draft"
+                )
+        if self._config.verify == "sequoia":
+            check_draws(names)
+        return names
+
+    def described(self, names: Sequence[str]) -> str:
+        """These sources, for people; "none" where there are none."""
+        held = self._sources.drafters | self._sources.lookups
+        return " + ".join(held[name].name for name in names) or NONE
+
+    def calibration(self, name: str, temperature: float, coupled: bool) -> Calibration:
+        """What is known of a drafter for such requests, to learn into."""
+        if self.record is not None and name == self._main:
+            return self.record.entry(temperature, coupled)
+        return self._calibrations[name, case_of(temperature, coupled)]
+
+    def decoding(self, request: Request, ending: Ending, answer: Answer | None = None) -> Decoding:
+        """What stays the same for all passes of a request."""
+        dice = self._dice(request)
+        names = self._company(request.sources, dice)
+        processor, noise = self._choice(request)
+        mixture = self._mixture(names, request.params, dice, processor, noise) if names else None
+        main = mixture.main if mixture is not None else None
+        policy = self.way.policy
+        if main is not None and main.name == self._main:
+            policy = self.way.recording(main.scorer.calibration)
+        return Decoding(
+            processor=processor,
+            noise=noise,
+            mixture=mixture,
+            policy=self._with_room(policy, names),
+            shape=self.way.shape if main is not None else None,
+            stop=ending.after,
+            between=answer.look if answer else None,
+            grown=answer.grown if answer else None,
+            numbers=None if mixture is None or dice is None else partial(endless, dice, "test"),
+        )
+
+    def _dice(self, request: Request) -> int | None:
+        """The key that guesses are drawn with, None where they are ranked: greedily all rules are one."""
+        return request.key if self._config.verify == "sequoia" and not request.params.greedy else None
+
+    def _company(self, names: tuple[str, ...], dice: int | None) -> tuple[str, ...]:
+        """Which of these sources take part. A shape that was chosen beforehand is filled by one alone."""
+        way = self.way
+        if dice is not None and way.shape is None:
+            return ()  # only trees of one shape may be drawn
+        drafters = tuple(name for name in names if name in self._sources.drafters)
+        if dice is not None or (way.shape is not None and drafters):
+            return drafters[:1]
+        if way.plan is not None and way.policy.budget == 1:
+            return tuple(name for name in names if name != self._main)  # by the plan it does not pay
+        return names
+
+    def _with_room(self, policy: GrowthPolicy, names: Sequence[str]) -> GrowthPolicy:
+        """The same, where lookups take part with room for what they find."""
+        return self.way.with_lookups(policy) if set(names) & set(self._sources.lookups) else policy
+
+    def _choice(self, request: Request) -> tuple[LogitsProcessor, GumbelNoise | None]:
+        """How the target chooses a request's tokens, and the noise that it adds, if it does."""
+        target, params = self._assembly.target, request.params
+        vocabulary, device = target.skeleton.vocab_size, target.device
+        processor = LogitsProcessor(params, vocabulary, request.ids, device)
+        return processor, GumbelNoise(request.key, vocabulary, device) if processor.uses_noise else None
+
+    def _mixture(
+        self,
+        names: Sequence[str],
+        params: SamplingParams,
+        dice: int | None,
+        processor: LogitsProcessor,
+        noise: GumbelNoise | None,
+    ) -> Mixture:
+        """These sources, each with what reads its scores."""
+        known = noise if self._config.verify == "coupled" else None
+        case = case_of(params.temperature, known is not None)
+
+        def scorer(name: str) -> Scorer:
+            calibration = self.calibration(name, *case)
+            if dice is not None:
+                return DrawingScorer(processor, dice, calibration)
+            return Scorer(processor, known, calibration)
+
+        return self._sources.mixture(names, scorer, known, case)
+
+    def preview(self, ids: Sequence[int], params: SamplingParams, trees: int, context: int) -> list[Grown]:
+        """Trees that the main drafter grows along an answer of its own; see `draft.grow.self_rollout`.
+
+        None where nobody drafts, or only what needs to see the target at work; nor where guesses are drawn,
+        of which whoever plans counts the ranks.
+        """
+        room = self._config.budget or 1
+        nodes = min(room, max(_PREVIEWED, 2 * self.way.policy.budget))
+        drafter = self._sources.drafters.get(self._main)
+        request = Request(ids, params)
+        if drafter is None or drafter.wants or nodes < 2 or self._dice(request) is not None:
+            return []
+        mixture = self._mixture((self._main,), params, None, *self._choice(request))
+        policy = replace(self.way.policy, budget=nodes // 2, record=nodes, costs=None)
+        return preview(mixture, ids, policy, _STRIDE, trees, context)
+
+    def save(self) -> None:
+        """Keep what was learnt for later runs, where that is wanted."""
+        if self.record is not None:
+            self.record.save()

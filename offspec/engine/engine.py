@@ -1,0 +1,314 @@
+"""The engine: a model that was loaded once, and answers prompts."""
+
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, cast
+
+from offspec.chat.conversation import Conversation
+from offspec.chat.session import Session
+from offspec.core.config import EngineConfig, SamplingParams, check_comparable
+from offspec.core.errors import ClosedError, RequestError
+from offspec.core.events import Event, Finished, Mismatch, Result
+from offspec.core.threads import Turns, in_thread
+from offspec.core.trace import OFF, Timeline
+from offspec.engine.contention import Contention
+from offspec.engine.decode import TokenSequence
+from offspec.engine.drafting import Guessing
+from offspec.engine.request import Answer, Request
+from offspec.model.tokenizer import Messages
+from offspec.plan.load import Assembly, describe
+from offspec.plan.prepare import Way
+from offspec.plan.records import DraftRecord
+from offspec_planners.best_first import Grown
+from offspec_planners.plan import Plan
+
+_CLOSING_S = 0.02  # how often `close` looks whether an answer in another thread has ended
+
+Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
+Draft = str | Sequence[str]  # names, joined by commas or one by one
+
+
+class Engine:
+    """A loaded target and draft. One request at a time; a context manager; see `load`."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        assembly: Assembly,
+        notify: Callable[[Event], None],
+        timeline: Timeline = OFF,
+        *,
+        way: Way | None = None,
+        record: DraftRecord | None = None,
+    ) -> None:
+        """way: how trees are grown, by default as `config` says; record: where learning is kept, if it is."""
+        self.config = config
+        self.timeline = timeline
+        self._assembly = assembly
+        self._notify = notify
+        self._sequence = TokenSequence(assembly.target, assembly.sources, timeline)
+        self._guessing = Guessing(config, assembly, way or Way.fixed(config), record)
+        self._turns = Turns(
+            "another answer of this engine is under way; read its stream to the end or close it"
+        )
+        self._streams: weakref.WeakSet[Generator[Event, None, None]] = weakref.WeakSet()
+        self._halt: threading.Event | None = None  # of the latest answer
+        self._contention = Contention()
+        self._closed = False
+
+    @property
+    def draft(self) -> str:
+        """What guesses for requests that do not choose: names for people, or "none"."""
+        return self._guessing.described(self._guessing.names)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The names that a request's `draft` may choose among, beside "none"."""
+        return self._assembly.sources.names
+
+    def use(self, draft: Draft) -> None:
+        """Have these of `sources` guess for requests that do not choose; "auto": what `load` was asked for.
+
+        Raises RequestError.
+        """
+        self._guessing.use(draft)
+
+    @property
+    def width(self) -> int:
+        """Nodes that a draft step expands at most."""
+        return self._guessing.way.policy.width
+
+    @property
+    def budget(self) -> int:
+        """The most nodes verified in a pass of a request that does not choose who guesses."""
+        return self._guessing.budget
+
+    @property
+    def plan(self) -> Plan | None:
+        """What is expected of this engine and why it is set up so; None where all settings were given."""
+        return self._guessing.way.plan
+
+    @property
+    def context(self) -> int:
+        """Tokens that a prompt and its answer may have together."""
+        return self._assembly.context
+
+    @property
+    def placement(self) -> dict[str, Any]:
+        """Counts of layers by tier and of slots, the context, and the memory promised."""
+        return describe(self._assembly)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        raw: bool = False,
+        draft: Draft | None = None,
+        speculate: bool = True,
+        check: bool = False,
+    ) -> Result:
+        """The whole answer. See `stream`, whose last event carries this result."""
+        for event in self.stream(prompt, params, raw=raw, draft=draft, speculate=speculate, check=check):
+            if isinstance(event, Finished):
+                return event.result
+        raise AssertionError("a stream ends with Finished")
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        raw: bool = False,
+        draft: Draft | None = None,
+        speculate: bool = True,
+        check: bool = False,
+        halt: threading.Event | None = None,
+        trees: bool = False,
+    ) -> Generator[Event, None, None]:
+        """Answer a prompt, yielding events as they happen.
+
+        prompt: text (one message of the user, or plain text when `raw`), chat messages, or token ids.
+        draft: which of `sources` guess for this request, by default what `load` was asked for; "none" guesses
+        nothing. speculate: False does not either: one token a pass gives the same tokens, slowly. check:
+        decode once more in that way and report in the result where tokens differ, if they do. halt: once it
+        is set, from whichever thread, the pass under way is broken off and the answer ends with what there
+        is. trees: send a TreeSeen for every pass. Raises OffspecError.
+        A second thread waits until the first stream has ended or was closed.
+        """
+        if check and speculate:
+            check_comparable(self.config.verify, params or SamplingParams())
+        sources = self._guessing.chosen(draft) if speculate else ()
+        request = Request((), _seeded(params), sources, halt or threading.Event(), trees)
+        events = self._stream(prompt, raw, check, request)
+        self._streams.add(events)
+        return events
+
+    def _stream(
+        self, prompt: Prompt, raw: bool, check: bool, request: Request
+    ) -> Generator[Event, None, None]:
+        with self._turn(request.halt):
+            self._halt = request.halt
+            request = replace(request, ids=self._encode(prompt, raw))
+            answer, result = self._answer(request), None
+            for event in answer.events():
+                if isinstance(event, Finished):
+                    result = event.result
+                else:
+                    yield event
+            assert result is not None
+            if check and result.finish_reason != "halted":
+                result = replace(result, mismatches=self._check(request, result, answer.gaps))
+            yield Finished(result)
+
+    def chat(self, *, system: str | None = None, params: SamplingParams | None = None) -> Session:
+        """A conversation, in which every question follows on what was said before; see `Session`."""
+        conversation = Conversation(model=self.config.model, system=system, params=params or SamplingParams())
+        return Session(self, self._assembly.codec, conversation)
+
+    @contextmanager
+    def _turn(self, halt: threading.Event | None = None) -> Iterator[None]:
+        """One request at a time. Raises ClosedError, or RequestError instead of waiting for itself."""
+        with self._turns.take(halt):
+            if self._closed:
+                raise ClosedError("this engine was closed; load the model again")
+            yield
+
+    def _encode(self, prompt: Prompt, raw: bool) -> list[int]:
+        """Token ids of a prompt that leaves room for an answer."""
+        given = [] if isinstance(prompt, str) else [item for item in prompt if isinstance(item, int)]
+        if given and len(given) == len(prompt):
+            ids = given
+        else:
+            ids = self._assembly.codec.encode_prompt(cast(str | Messages, prompt), raw)
+        size = self._assembly.target.skeleton.vocab_size
+        if not all(0 <= token < size for token in ids):
+            raise RequestError(
+                f"the prompt has a token that the model does not know: ids go from 0 to {size - 1}"
+            )
+        if len(ids) >= self.context:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens, and the context has room for {self.context} with the "
+                "answer; shorten it, or load with a larger --context"
+            )
+        return ids
+
+    def _answer(self, request: Request) -> Answer:
+        return Answer(
+            request,
+            self._assembly,
+            self._sequence,
+            lambda ending, answer: self._guessing.decoding(request, ending, answer),
+            context=self.context,
+            draft=self._guessing.described(request.sources),
+            notify=self._notify,
+            timeline=self.timeline,
+            contention=self._contention,
+        )
+
+    def preview(
+        self, prompt: Prompt, params: SamplingParams, *, trees: int = 3, raw: bool = False
+    ) -> list[Grown]:
+        """Trees that the draft grows along an answer of its own, without a pass; see `self_rollout`.
+
+        Raises OffspecError.
+        """
+        with self._turn():
+            params = replace(params, seed=params.seed or 0)
+            return self._guessing.preview(self._encode(prompt, raw), params, trees, self.context)
+
+    def follow(self, way: Way) -> None:
+        """Grow trees in another way from the next answer on. Its budget must be within the room there is."""
+        self._guessing.way = way
+
+    def _check(self, request: Request, result: Result, gaps: Sequence[float]) -> tuple[Mismatch, ...] | None:
+        """The first place where decoding without speculation differs; what follows it is another text.
+
+        None where it was halted before it came to an end.
+        """
+        self._sequence.forget()  # keys and values that came with a tree would be taken for right
+        for event in self._answer(replace(request, sources=(), trees=False)).events():
+            if isinstance(event, Finished):
+                alone, reason = event.result.token_ids, event.result.finish_reason
+        for index, (token, other) in enumerate(zip(result.token_ids, alone, strict=False)):
+            if token != other:
+                return (Mismatch(index, token, other, gaps[index]),)
+        return None if reason == "halted" else ()
+
+    def close(self) -> None:
+        """Stop reading ahead and free the models. May be called twice.
+
+        Streams that are still open end; an answer that is read in another thread is halted, and waited for.
+        """
+        while True:
+            for events in list(self._streams):
+                with suppress(ValueError):  # it is running in another thread
+                    events.close()
+            if self._halt is not None:
+                self._halt.set()
+            with suppress(*() if self._turns.mine else (RequestError,)), self._turns.take(wait=False):
+                self._free()
+                return
+            time.sleep(_CLOSING_S)
+
+    def _free(self) -> None:
+        learnt, self._closed = not self._closed, True
+        self._assembly.sources.close()
+        self._assembly.target.close()
+        self._contention.close()
+        if learnt:
+            self._guessing.save()
+
+    def astream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        raw: bool = False,
+        draft: Draft | None = None,
+        speculate: bool = True,
+        check: bool = False,
+        trees: bool = False,
+    ) -> AsyncGenerator[Event, None]:
+        """`stream` for `async` callers; cancelled or closed, it halts the answer."""
+        halt = threading.Event()
+        return in_thread(
+            lambda: self.stream(
+                prompt, params, raw=raw, draft=draft, speculate=speculate, check=check, halt=halt, trees=trees
+            ),
+            halt.set,
+        )
+
+    async def agenerate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        raw: bool = False,
+        draft: Draft | None = None,
+        speculate: bool = True,
+        check: bool = False,
+    ) -> Result:
+        """`generate` for `async` callers; cancelled, it halts the answer."""
+        events = self.astream(prompt, params, raw=raw, draft=draft, speculate=speculate, check=check)
+        finished = [event async for event in events if isinstance(event, Finished)]
+        return finished[0].result
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _seeded(params: SamplingParams | None) -> SamplingParams:
+    params = params or SamplingParams()
+    return params if params.seed is not None else replace(params, seed=secrets.randbits(63))

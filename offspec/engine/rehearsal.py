@@ -1,0 +1,135 @@
+"""Plans for the asking: for this machine, measured on the models themselves, or for one that is elsewhere."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from offspec.core.config import NONE, EngineConfig, SamplingParams
+from offspec.core.errors import RequestError
+from offspec.core.events import LoadProgress, PassStats, unheard
+from offspec.draft.open import Notify
+from offspec.engine.engine import Engine
+from offspec.plan import records as ledger
+from offspec.plan.initial_fit import followed
+from offspec.plan.load import open_models
+from offspec.plan.make import is_measured, plan_by
+from offspec.plan.other_hardware import plan_elsewhere
+from offspec.plan.prepare import Ready, plan_key, prepare, way_of
+from offspec.plan.prompts import REHEARSAL
+from offspec_planners.best_first import Grown
+from offspec_planners.hardware import Hardware
+from offspec_planners.plan import Plan
+
+_PASSES_EACH, _TREES_EACH = 4, 3  # of each prompt
+_PASSES_SEEN = 7  # of each, where trees can be recorded in passes alone
+_SECONDS = 40.0  # that the passes of a rehearsal take, and that its previews take; the last prompt's aside
+
+
+def make_plan(
+    config: EngineConfig,
+    *,
+    hardware: Hardware | None = None,
+    replan: bool = False,
+    notify: Notify | None = None,
+) -> Plan:
+    """A plan for running a target with a draft; the kept one, if there is one that still fits.
+
+    hardware: a machine that need not be here; of the models a config.json is then enough. Otherwise they are
+    loaded and tried: passes, draft steps, and, once for each pair of models, how many guesses hold. replan:
+    measure again, whatever is kept. Raises any OffspecError.
+    """
+    notify = notify or unheard
+    if hardware is not None:
+        return plan_elsewhere(config, hardware)
+    if not replan and (kept := _kept(config, notify)) is not None:
+        return kept
+    with rehearsed(config, notify) as rehearsal:
+        return rehearsal.plan
+
+
+def _kept(config: EngineConfig, notify: Notify) -> Plan | None:
+    """The plan of an earlier run, where it still fits and the draft's guesses were measured for it."""
+    opened = open_models(config, notify)
+    try:
+        plan = ledger.kept_plan(plan_key(opened))
+        if plan is None or not _is_measured(plan):
+            return None
+        found = followed(plan, opened, notify)
+        return plan if found is not None else None
+    finally:
+        opened.close()
+
+
+def _is_measured(plan: Plan) -> bool:
+    return plan.draft_mode == NONE or is_measured(plan.acceptance)
+
+
+class Rehearsal:
+    """A loaded engine and the plan that was made by trying it."""
+
+    def __init__(self, engine: Engine, ready: Ready, plan: Plan) -> None:
+        self.engine, self.ready, self.plan = engine, ready, plan
+
+    def answer(self, notify: Notify) -> None:
+        """Learn how sure the draft may be from some real passes, then how its trees grow from previews."""
+        stage, total = "Rehearsing answers", 2 * len(REHEARSAL)
+        temperature = self.ready.config.temperature
+        asked = [
+            (prompt, SamplingParams(temperature, seed=number, max_tokens=256))
+            for number, prompt in enumerate(REHEARSAL)
+        ]
+        passes = _PASSES_SEEN if self.ready.record.kind == "head" else _PASSES_EACH
+        began = time.perf_counter()
+        for done, (prompt, params) in enumerate(asked):
+            notify(LoadProgress(stage, done, total, "steps"))
+            with suppress(RequestError):  # too long for a small context
+                answer_passes(self.engine, prompt, params, passes)
+            if time.perf_counter() - began > _SECONDS:
+                break
+        forest, began = list[Grown](), time.perf_counter()
+        for done, (prompt, params) in enumerate(asked):
+            notify(LoadProgress(stage, len(REHEARSAL) + done, total, "steps"))
+            with suppress(RequestError):
+                forest += self.engine.preview(prompt, params, trees=_TREES_EACH)
+            if time.perf_counter() - began > _SECONDS:
+                break
+        known = self.ready.record.entry(temperature, self.ready.config.verify == "coupled")
+        known.forest = forest or known.forest
+
+    def plan_again(self) -> None:
+        """Choose once more, by what is known now, and keep that plan."""
+        ready = self.ready
+        assert ready.measured is not None
+        self.plan = plan_by(ready.opened, ready.config, ready.measured, ready.record)
+        ledger.keep_plan(plan_key(ready.opened), self.plan)
+        self.engine.follow(way_of(self.plan, ready.config, ready.record))
+
+
+def answer_passes(
+    engine: Engine, prompt: str, params: SamplingParams, count: int
+) -> list[tuple[float, PassStats]]:
+    """When each of the first passes of an answer was over, and its figures; the answer is then broken off."""
+    events, found = engine.stream(prompt, params), list[tuple[float, PassStats]]()
+    try:
+        for event in events:
+            if isinstance(event, PassStats):
+                found.append((time.perf_counter(), event))
+                if len(found) == count:
+                    break
+    finally:
+        events.close()
+    return found
+
+
+@contextmanager
+def rehearsed(config: EngineConfig, notify: Notify) -> Iterator[Rehearsal]:
+    """Load, measure, rehearse answers where nothing is on record of the draft, and plan."""
+    ready = prepare(config, notify, replan=True)
+    with Engine(ready.config, ready.assembly, notify, way=ready.way, record=ready.record) as engine:
+        assert ready.way.plan is not None
+        engine.use(ready.main)  # what lookups bring depends on the text, and is not planned with
+        rehearsal = Rehearsal(engine, ready, ready.way.plan)
+        if not _is_measured(rehearsal.plan):
+            rehearsal.answer(notify)
+            rehearsal.plan_again()
+        yield rehearsal

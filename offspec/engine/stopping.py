@@ -1,0 +1,34 @@
+"""When an answer is over, and why."""
+
+from offspec.core.config import SamplingParams
+from offspec.core.events import FinishReason
+from offspec.engine.detokenizer import TextStream
+
+
+class Halted(Exception):
+    """Somebody asked for the answer to end; raised where a pass can be broken off, and caught above it."""
+
+
+class Ending:
+    """Decides after each token whether the answer is over, and why."""
+
+    def __init__(self, params: SamplingParams, eos: frozenset[int], text: TextStream) -> None:
+        self._eos, self._text, self._max = eos, text, params.max_tokens
+        self._count = 0
+        self.room = 0  # tokens until the context is full
+        self.reason: FinishReason | None = None
+
+    @property
+    def left(self) -> int:
+        """Tokens that may still come."""
+        return min(self._max, self.room) - self._count
+
+    def after(self, token: int) -> bool:
+        self._count += 1
+        if token in self._eos:
+            self.reason = "eos"
+        elif self._text.push(token):
+            self.reason = "stop"
+        elif self.left <= 0:
+            self.reason = "length" if self._count >= self._max else "context"
+        return self.reason is not None

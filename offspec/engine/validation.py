@@ -1,0 +1,83 @@
+"""A plan held to its word: what it predicts beside what real passes take.
+
+A disk's speed drifts by the minute, and one text is easier to guess than another. So before each prompt the
+passes are tried anew, the draft previews an answer of its own, and the prediction for this prompt is what the
+plan would say by that.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from offspec.core.config import EngineConfig, SamplingParams
+from offspec.core.errors import RequestError
+from offspec.core.events import LoadProgress, unheard
+from offspec.draft.open import Notify
+from offspec.engine.engine import Engine
+from offspec.engine.rehearsal import answer_passes
+from offspec.plan.make import calibration_for, measure
+from offspec.plan.model_sizes import sizes_of
+from offspec.plan.prepare import Ready, prepare, way_of
+from offspec.plan.prompts import VALIDATION
+from offspec_planners.acceptance import Calibration
+from offspec_planners.cost import PassCosts
+from offspec_planners.plan import Choice, Comparison, Plan, Validation, ValidationRow
+from offspec_planners.search import outlook, static_sweep
+
+_TREES = 6  # that are previewed for a prompt
+_PASSES = 6  # of each prompt that count; the one before them carries the prompt
+
+
+def validate(
+    config: EngineConfig, plan: Plan, *, prompts: Sequence[str] = VALIDATION, notify: Notify
+) -> Validation:
+    """Load as planned, and for each prompt predict, answer, and compare. Raises any OffspecError."""
+    ready = prepare(config, notify, named=plan)
+    target = sizes_of(ready.opened.target, config.model)
+    ready.record.keeps = False  # or the next validation would know the prompts
+    rows = list[ValidationRow]()
+    with Engine(ready.config, ready.assembly, notify, way=ready.way, record=ready.record) as engine:
+        engine.use(ready.main)
+        engine.follow(replace(way_of(plan, ready.config, ready.record), record=0))
+        for number, prompt in enumerate(prompts):
+            notify(LoadProgress("Comparing with real passes", number, len(prompts), "steps"))
+            costs = measure(ready.opened, ready.assembly, ready.config, unheard).costs(
+                target, ready.assembly.placement, plan.forecast.tokens_per_pass
+            )
+            params = SamplingParams(plan.temperature, seed=number, max_tokens=512)
+            try:
+                expected = _expected(engine, ready, costs, prompt, params)
+                (began, _), *passes = answer_passes(engine, prompt, params, 1 + _PASSES)
+            except RequestError:  # too long for a small context
+                continue
+            if not passes:
+                continue
+            seconds, tokens = passes[-1][0] - began, sum(stats.emitted for _, stats in passes)
+            rows.append(
+                ValidationRow(
+                    prompt,
+                    seconds_per_pass=Comparison(expected.seconds_per_pass, seconds / len(passes)),
+                    tok_per_s=Comparison(expected.tok_per_s, tokens / seconds),
+                    tokens_per_pass=Comparison(expected.tokens_per_pass, tokens / len(passes)),
+                )
+            )
+    if not rows:
+        raise RequestError(
+            "nothing to compare: no prompt fitted the context, or each answer was over with its first pass, "
+            "which does not count; give a larger --context, or more --prompts"
+        )
+    return Validation(tuple(rows))
+
+
+def _expected(engine: Engine, ready: Ready, costs: PassCosts, prompt: str, params: SamplingParams) -> Choice:
+    """What passes of this answer should cost and bring."""
+    if ready.config.tree == "sequoia":
+        known, _ = calibration_for(ready.record, ready.config)
+        return static_sweep(known, costs, [engine.budget], engine.width)[0].choice
+    return outlook(_guesses(engine, ready, prompt, params), costs, engine.budget, engine.width).choice
+
+
+def _guesses(engine: Engine, ready: Ready, prompt: str, params: SamplingParams) -> Calibration:
+    """What is known of the draft, with trees that it grows for this very prompt."""
+    known, _ = calibration_for(ready.record, ready.opened.config)
+    forest = engine.preview(prompt, params, trees=_TREES)
+    return replace(known, forest=forest + known.forest[::2])

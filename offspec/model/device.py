@@ -1,0 +1,78 @@
+"""What is computed on: the CPU, or a CUDA device with memory of its own and a promise for it."""
+
+import torch
+
+from offspec.core.config import format_bytes
+from offspec.core.errors import CapacityError, RequestError
+from offspec_kernels.backend import choose
+from offspec_kernels.errors import ArgumentError, PathError
+
+# What a process takes on a CUDA device before its first tensor, which torch's allocator does not count.
+RUNTIME = 700_000_000
+
+# What it does count and nobody plans: work space of libraries, pools of graphs, rounding of blocks.
+SLACK = 256_000_000
+
+
+def find_device(name: str) -> torch.device:
+    """The device of that name, a CUDA device with its index: "cuda" is cuda:0.
+
+    Raises RequestError, also for OFFSPEC_KERNELS that cannot run on it.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise RequestError(f"there is no device {name!r}; use cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        raise RequestError(f"offspec runs on cpu and cuda, not on {name!r}")
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise RequestError("this machine has no CUDA device that torch can use; use --device cpu")
+        device, count = torch.device("cuda", device.index or 0), torch.cuda.device_count()
+        if device.index >= count:
+            raise RequestError(f"there is no {name}; this machine has {count} CUDA devices, from cuda:0 on")
+    try:
+        choose(device)
+    except (ArgumentError, PathError) as error:
+        raise RequestError(str(error)) from error
+    return device
+
+
+def claim(device: torch.device, vram: int | None) -> int | None:
+    """Bytes of device memory that may be used, all told; None for the CPU, which has only RAM.
+
+    vram is a promise: torch is kept from allocating beyond it. None takes most of what is free. Raises
+    RequestError for a promise on a CPU, CapacityError for more than the device has free.
+    """
+    if device.type == "cpu":
+        if vram is not None:
+            raise RequestError("--vram is for a CUDA device; on a CPU, limit RAM with --memory")
+        return None
+    torch.cuda.set_device(device)  # or streams and graphs would be made on the first one
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    if vram is None:
+        vram = int(0.95 * free) + RUNTIME  # which is taken by now, so not free
+    elif vram > free + RUNTIME:
+        raise CapacityError(
+            f"{format_bytes(vram)} of device memory were promised, and {format_bytes(free)} are free; close "
+            "what else uses the device, or give a smaller --vram",
+            needed=vram,
+            given=free,
+        )
+    # Another engine of this process may hold memory already.
+    most = torch.cuda.memory_reserved(device) + max(vram - RUNTIME, 1)
+    torch.cuda.set_per_process_memory_fraction(min(most / total, 1.0), device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return vram
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation was refused: torch has a class for a device that is full, and words for a CPU."""
+    refused = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return refused or isinstance(error, MemoryError | torch.OutOfMemoryError)
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most device memory held since `claim`, what was set aside included; 0 on a CPU."""
+    return RUNTIME + torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0

@@ -1,0 +1,1 @@
+"""A forward for small resident models with fused weights and CUDA graphs, for draft steps."""

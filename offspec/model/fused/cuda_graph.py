@@ -1,0 +1,134 @@
+"""Steps at fixed shapes, so that a CUDA device can replay each as one graph.
+
+A step's rows are padded to a power of two. Keys and values lie in the cache at its whole capacity; how many
+of them there are, and who sees whom, is read from the device, where it changes between replays. Nothing
+depends on this but speed: where a graph cannot be captured, the same work runs operation by operation.
+
+Letters: T rows of a step, P those of its graph, C capacity, H hidden size, D head size, W = ceil(C / 64).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from offspec_kernels.tree_mask import BITS, Sight
+
+_MOST_ROWS = 32
+PADDING = _MOST_ROWS  # rows that a cache needs behind those in use
+
+Turn = tuple[torch.Tensor, torch.Tensor]
+Layers = Callable[[torch.Tensor, Turn, Sight, torch.Tensor, int], torch.Tensor]
+
+
+@dataclass(slots=True)
+class _Step:
+    """The buffers of one graph. hidden [P, H]; turn: two of [P, 1, D]; rows [P]; sight of P queries."""
+
+    hidden: torch.Tensor
+    turn: Turn
+    sight: Sight
+    rows: torch.Tensor
+    out: torch.Tensor | None = None
+    graph: torch.cuda.CUDAGraph | None = None
+
+
+class GraphedSteps:
+    """Runs `layers` over padded buffers; one graph for each count of rows, captured at its first use."""
+
+    def __init__(self, layers: Layers, device: torch.device) -> None:
+        self._layers = layers
+        self._device = device
+        self._steps: dict[int, _Step] = {}
+        self._graphs = device.type == "cuda"
+        # One stream and one pool of memory for all captures: steps never run at the same time.
+        self._aside: torch.cuda.Stream | None = None
+        self._pool: Any = None
+
+    def takes(self, count: int) -> bool:
+        return count <= _MOST_ROWS
+
+    def forget(self) -> None:
+        """Drop all graphs: the cache has moved, or is closed."""
+        self._steps.clear()
+
+    def run(self, hidden: torch.Tensor, turn: Turn, sight: Sight, start: int, capacity: int) -> torch.Tensor:
+        """Embeddings [T, H] to final hidden states [T, H]; their keys and values go to rows from `start` on.
+
+        turn: cos and sin [T, 1, D]; sight: of the T rows, in one tree. The result is the caller's own.
+        """
+        count = len(hidden)
+        padded = 1 << (count - 1).bit_length()
+        assert start + padded <= capacity, "padding writes rows behind the step's own"
+        step = self._steps.get(padded)
+        if step is None:
+            step = self._steps[padded] = _make(padded, hidden, turn, capacity)
+        step.hidden[:count].copy_(hidden)
+        for kept, new in zip(step.turn, turn, strict=True):
+            kept[:count].copy_(new)
+        torch.arange(start, start + padded, out=step.rows)
+        _show(sight, step.sight)
+        return self._through(step, capacity)[:count].clone()
+
+    def _through(self, step: _Step, capacity: int) -> torch.Tensor:
+        if self._graphs and step.graph is None:
+            self._capture(step, capacity)
+        if step.graph is not None and step.out is not None:
+            step.graph.replay()
+            return step.out
+        return self._layers(step.hidden.clone(), step.turn, step.sight, step.rows, capacity)
+
+    def _capture(self, step: _Step, capacity: int) -> None:
+        """Record the step, after a run aside in which libraries make what they cannot make in a capture."""
+
+        def work() -> torch.Tensor:
+            return self._layers(step.hidden.clone(), step.turn, step.sight, step.rows, capacity)
+
+        before = torch.cuda.current_stream(self._device)
+        try:
+            if self._aside is None:
+                self._aside = torch.cuda.Stream(self._device)
+                self._pool = torch.cuda.graph_pool_handle()
+            self._aside.wait_stream(before)
+            with torch.cuda.stream(self._aside):
+                work()
+            before.wait_stream(self._aside)
+            graph = torch.cuda.CUDAGraph()
+            # Only this thread's calls count: others go on copying layers meanwhile.
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._aside, capture_error_mode="thread_local"
+            ):
+                step.out = work()
+            step.graph = graph
+        except RuntimeError:  # an operation that cannot be captured, or no memory for the graph's own
+            step.graph = step.out = None
+            self._graphs = False
+        finally:
+            torch.cuda.set_stream(before)  # a capture that fails does not give it back
+
+
+def _make(padded: int, hidden: torch.Tensor, turn: Turn, capacity: int) -> _Step:
+    """Buffers of P rows, all of them numbers: what lies in padding is computed with."""
+    cos, sin = (kept.new_zeros(padded, *kept.shape[1:]) for kept in turn)
+    rows = torch.zeros(padded, dtype=torch.long, device=hidden.device)
+    prefix, first, count, causal = rows.new_zeros(4, 1, dtype=torch.int32).unbind()
+    words, position = rows.new_zeros(1, padded, -(-capacity // BITS)), rows.new_zeros(1, capacity)
+    return _Step(
+        hidden=hidden.new_zeros(padded, hidden.shape[1]),
+        turn=(cos, sin),
+        sight=Sight(prefix, first, count, causal, words, position),
+        rows=rows,
+    )
+
+
+def _show(sight: Sight, graphed: Sight) -> None:
+    """Copy a step's sight to where its graph looks. Rows of padding are queries of nobody."""
+    for name in ("prefix", "first", "count", "causal"):
+        getattr(graphed, name).copy_(getattr(sight, name))
+    rows, words = sight.words.shape[1:]
+    graphed.words[:, :rows, :words].copy_(sight.words)
+    graphed.words[:, :rows, words:] = 0
+    assert sight.position is not None and graphed.position is not None
+    graphed.position[:, : sight.position.shape[1]].copy_(sight.position)
+    graphed.forget()

@@ -1,0 +1,181 @@
+"""A forward for small, plain decoders whose weights are all in memory: what drafting spends its time in.
+
+transformers runs a layer in some forty operations, each of them a microsecond's work and ten of overhead
+when there are 16 rows. Here it is fifteen, over fused and prearranged weights (`lean_weights`), with the
+keys and values of all layers in one block. On a CUDA device a step is one graph (`lean_graph`).
+
+Letters: T rows of a pass, S rows they can look at, H hidden size, Q query heads, KV key heads,
+D head size, I inner size, V vocabulary.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from offspec.model.attention import TreeContext
+from offspec.model.fused.cache import LeanCache
+from offspec.model.fused.cuda_graph import PADDING, GraphedSteps
+from offspec.model.fused.weights import FusedLayer, PlainShape, fuse_layers, norm_gain, plain_shape
+from offspec.model.skeleton import Skeleton
+from offspec_kernels.backend import choose
+from offspec_kernels.tree_attention import tree_attention
+from offspec_kernels.tree_mask import Sight
+
+_CHUNK = 256  # rows of a long prompt that go through the layers together
+
+Rows = slice | torch.Tensor
+
+
+def lean_model(
+    skeleton: Skeleton, capacity: int, device: torch.device, release: Callable[[int], None]
+) -> "LeanModel | None":
+    """A lean model of the weights bound in `skeleton`; None if its shape is not plain or some are missing.
+
+    Takes the layers over: release(i) frees the originals of layer i, after which the skeleton's own forward
+    has no layers to run. Embedding, final norm and head are used where they are, and left as they are.
+    """
+    shape = plain_shape(skeleton)
+    if shape is None or any(parameter.is_meta for parameter in skeleton.layers.parameters()):
+        return None
+    with torch.no_grad():
+        return LeanModel(skeleton, shape, fuse_layers(skeleton, release), capacity, device)
+
+
+class LeanModel:
+    """Hidden states and logits of token trees, with a cache; used as `TreeModel` is.
+
+    between: called before each chunk of a long prompt, and may raise to break it off. static: run steps at
+    fixed shapes, as a CUDA graph needs; by default where there are graphs and kernels made for them.
+    """
+
+    def __init__(
+        self,
+        skeleton: Skeleton,
+        shape: PlainShape,
+        layers: list[FusedLayer],
+        capacity: int,
+        device: torch.device,
+        static: bool | None = None,
+    ) -> None:
+        self.skeleton = skeleton
+        self._shape, self._layers, self._device = shape, layers, device
+        self._dtype: torch.dtype = skeleton.model.dtype
+        last: torch.Tensor = skeleton.decoder.norm.weight
+        self._last = norm_gain(last.detach())
+        self._least = torch.tensor((len(last) * shape.eps) ** 0.5, device=device)
+        # The kernels read from the device what changes between replays; torch's attention would not.
+        use_static = device.type == "cuda" and choose(device) == "triton" if static is None else static
+        self._steps = GraphedSteps(self.layers_over, device) if use_static else None
+        room = capacity + (PADDING if use_static else 0)
+        self.between: Callable[[], None] | None = None
+        self.cache = LeanCache(len(layers), shape.kv_heads, room, shape.size, self._dtype, device)
+        self._cos, self._sin = self._rotations(room)
+
+    def _rotations(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin [count, 1, D] of every position, as the family makes them.
+
+        The sine's first half is negated: x turned is then x cos + (x rolled by D / 2) sin.
+        """
+        like = torch.empty(0, dtype=self._dtype, device=self._device)
+        cos, sin = self.skeleton.decoder.rotary_emb(like, torch.arange(count, device=self._device)[None])
+        sin = sin[0].clone()
+        sin[:, : self._shape.size // 2].neg_()
+        return cos[0][:, None], sin[:, None]
+
+    @torch.no_grad()
+    def hidden(self, tokens: torch.Tensor, context: TreeContext) -> torch.Tensor:
+        """Final hidden states [T, H] of tokens [T]; their keys and values are appended to the cache."""
+        count = len(tokens)
+        self.cache.reserve(self.cache.filled + count + (PADDING if self._steps else 0))
+        if self.cache.capacity != len(self._cos):  # it moved
+            self._cos, self._sin = self._rotations(self.cache.capacity)
+            if self._steps is not None:
+                self._steps.forget()
+        parts = [self._chunk(tokens[start : start + _CHUNK], context) for start in range(0, count, _CHUNK)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _chunk(self, tokens: torch.Tensor, context: TreeContext) -> torch.Tensor:
+        if self.between is not None:
+            self.between()
+        cache, count = self.cache, len(tokens)
+        start, end = cache.filled, cache.filled + count
+        first, last = start - context.prefix, end - context.prefix
+        position = context.position[first:last]
+        # Summed up in float32: no slower, since norms want it so, and nearer to the truth in bfloat16.
+        hidden = self.skeleton.model.get_input_embeddings()(tokens).to(torch.float32, copy=True)
+        turn = self._cos[position], self._sin[position]
+        sight = context.sight(first, last)
+        if self._steps is not None and self._steps.takes(count):
+            out = self._steps.run(hidden, turn, sight, start, cache.capacity)
+        else:
+            out = self.layers_over(hidden, turn, sight, slice(start, end), end)
+        cache.filled = end
+        return out
+
+    def layers_over(
+        self,
+        hidden: torch.Tensor,
+        turn: tuple[torch.Tensor, torch.Tensor],
+        sight: Sight,
+        rows: Rows,
+        end: int,
+    ) -> torch.Tensor:
+        """Embeddings [T, H] float32, overwritten, to final hidden states [T, H].
+
+        turn: cos and sin [T, 1, D]; sight: what the T rows may look at; rows: where in the cache they go;
+        end: rows of the cache that are looked at, at most.
+        """
+        shape, (cos, sin) = self._shape, turn
+        queries, turning, count = shape.heads, shape.heads + shape.kv_heads, len(hidden)
+        for layer, kept, window in zip(self._layers, self.cache.layers, shape.windows, strict=True):
+            heads = layer.qkv(self._normed(hidden, layer.before)).view(count, -1, shape.size)
+            turned = heads[:, :turning]  # [T, Q + KV, D]; the values behind them do not turn
+            if layer.q_norm is not None and layer.k_norm is not None:
+                turned[:, :queries] = _head_norm(turned[:, :queries], layer.q_norm, shape.eps)
+                turned[:, queries:] = _head_norm(turned[:, queries:], layer.k_norm, shape.eps)
+            rolled = turned.roll(shape.size // 2, -1)
+            torch.addcmul(turned * cos, rolled, sin, out=turned)
+            kept[:, rows] = heads[:, queries:].transpose(0, 1)
+            hidden += layer.out(self._attend(heads[:, :queries], kept[:, :end], sight, window))
+            gate, up = layer.gate_up(self._normed(hidden, layer.between)).chunk(2, dim=1)
+            hidden += layer.down(F.silu(gate).mul_(up))
+        return self._normed(hidden, self._last)
+
+    def _normed(self, hidden: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+        """The RMS norm of hidden [T, H] float32, in the model's dtype."""
+        length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True).hypot_(self._least)
+        return torch.div(hidden, length).mul_(gain).to(self._dtype)
+
+    def _attend(
+        self, query: torch.Tensor, seen: torch.Tensor, sight: Sight, window: int | None
+    ) -> torch.Tensor:
+        """query [T, Q, D], keys and values [2 KV, S, D] to [T, Q D]."""
+        pairs = self._shape.kv_heads
+        out = torch.empty_like(query)
+        tree_attention(
+            query.transpose(0, 1)[None],
+            seen[None, :pairs],
+            seen[None, pairs:],
+            sight,
+            window=window,
+            out=out.transpose(0, 1)[None],
+        )
+        return out.flatten(1)
+
+    @torch.no_grad()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, H] to [n, V]."""
+        out: torch.Tensor = self.skeleton.model.get_output_embeddings()(hidden)
+        return out
+
+    def close(self) -> None:
+        """Drop the weights and the cache."""
+        self._layers = []
+        self.cache = LeanCache(0, 0, 0, 0, self._dtype, self._device)
+        if self._steps is not None:
+            self._steps.forget()
+
+
+def _head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return F.rms_norm(x, weight.shape, weight, eps)

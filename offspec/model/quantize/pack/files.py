@@ -1,0 +1,89 @@
+"""One file of a pack, made from the tensors of the model a slab at a time."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from offspec.checkpoint.checksum import Summing
+from offspec.checkpoint.pack_manifest import PackedFile
+from offspec.checkpoint.tensors import TensorInfo, bytes_of
+from offspec.checkpoint.write import SafetensorsWriter
+from offspec.core import memory
+from offspec.core.config import PackFormat, format_bytes
+from offspec.core.errors import CapacityError, CheckpointError
+from offspec.model.quantize.pack.contents import FLOATS, FileContents, stored_parts
+from offspec.model.quantize.pack.rounding import rounded
+from offspec.model.quantize.pack.source import slabs
+from offspec_kernels.errors import ArgumentError
+
+_MOST, _LEAST = 4 << 20, 1 << 18  # weights of a slab
+_SCRATCH = 40  # bytes for each of them, while they are rounded in float32
+_SLACK = 64 << 20  # what allocators and the system keep besides
+
+
+def slab_weights(files: Sequence[FileContents], to: PackFormat, given: int | None) -> int:
+    """Weights to round at a time, so that the process stays within `given` bytes of memory.
+
+    Raises CapacityError where even the smallest slab does not fit.
+    """
+    if given is None:
+        return _MOST
+    every = [info.shape for file in files for info in file.packed]
+    scales = max(
+        sum(bytes_of(dtype, size) for _, dtype, size in stored_parts(shape, to)[1:]) for shape in every
+    )
+    fixed = memory.resident_bytes() + _SLACK + 2 * scales
+    row = max(shape[-1] for shape in every)
+    most = (given - fixed) // _SCRATCH
+    least = max(_LEAST, row)
+    if most < least:
+        needed = fixed + least * _SCRATCH
+        raise CapacityError(
+            f"packing needs {format_bytes(needed)} of memory, and --memory promises {format_bytes(given)}: "
+            "raise it",
+            needed=needed,
+            given=given,
+        )
+    return min(most, _MOST)
+
+
+def make_file(
+    contents: FileContents, folder: Path, to: PackFormat, most: int, add: Callable[[int], None]
+) -> PackedFile:
+    """Write one file into a folder, whole or not at all. most: weights at a time; add: takes bytes read.
+
+    Raises CheckpointError for a source that cannot be read, DiskFullError.
+    """
+    writer = SafetensorsWriter(folder / contents.name, contents.entries(to))
+    seen = Summing(writer.start)
+    writer.on_bytes = seen.add
+    with writer as out:
+        for info in contents.kept:
+            for slab in slabs(info, most):
+                out.write(info.name, slab.to(torch.bfloat16) if info.dtype in FLOATS else slab)
+                add(slab.nbytes)
+        for info in contents.packed:
+            _write_packed(out, info, to, most, add)
+    return PackedFile(seen.result(), {info.name: info.shape for info in contents.packed})
+
+
+def _write_packed(
+    out: SafetensorsWriter, info: TensorInfo, to: PackFormat, most: int, add: Callable[[int], None]
+) -> None:
+    """Write the codes as they come, and behind them what was gathered meanwhile: a sixteenth of them."""
+    (codes, _, _), *others = stored_parts(info.shape, to)
+    gathered: dict[str, list[torch.Tensor]] = {name: [] for name, _, _ in others}
+    for slab in slabs(info, most):
+        try:
+            parts = rounded(slab, to)
+        except ArgumentError as error:
+            raise CheckpointError(
+                f"{info.name} in {info.file} cannot be packed to {to} ({error}): is the file damaged?"
+            ) from error
+        out.write(f"{info.name}.{codes}", parts[codes])
+        for name, found in gathered.items():
+            found.append(parts[name])
+        add(slab.nbytes)
+    for name, found in gathered.items():
+        out.write(f"{info.name}.{name}", torch.cat(found))

@@ -1,0 +1,143 @@
+"""`pack_model`: a pack of a model, made where it is missing, mended where it is damaged."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from offspec.checkpoint import Checkpoint, open_checkpoint
+from offspec.checkpoint.folder import open_folder
+from offspec.checkpoint.open import local_path
+from offspec.checkpoint.pack_manifest import Manifest, Origin
+from offspec.core.config import PackFormat, format_bytes
+from offspec.core.errors import CheckpointError
+from offspec.core.events import Event, Notice, unheard
+from offspec.core.files import real_path, require_space, sync_folder
+from offspec.core.progress import ByteProgress
+from offspec.model.quantize.pack.contents import FileContents, packed_bytes, plan_contents, refuse_packed
+from offspec.model.quantize.pack.files import make_file, slab_weights
+from offspec.model.quantize.pack.place import Place
+from offspec.model.quantize.pack.unfinished import Unfinished
+
+_TEXT_BYTES = 64 * 2**20  # tokenizer files, headers, rounding to blocks
+
+Notify = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """A pack on disk. source_bytes: of the model's tensors; nbytes: of the pack's files of weights.
+
+    files: how many those are; kept: how many of them were there before.
+    """
+
+    folder: Path
+    origin: Origin
+    source_bytes: int
+    nbytes: int
+    files: int
+    kept: int
+    seconds: float
+
+
+def pack_model(
+    model: str,
+    to: PackFormat,
+    *,
+    out: Path | None = None,
+    memory: int | None = None,
+    again: bool = True,
+    notify: Notify | None = None,
+    cache_dir: Path | None = None,
+) -> Pack:
+    """Round the matrices of a model's decoder layers, and keep them in a model folder of their own.
+
+    model: what `open_checkpoint` opens, in bf16, fp16 or fp32; a GGUF file is unpacked for it. out: the
+    folder to make; without it a place in the cache that belongs to the model's files. memory: bytes of RAM
+    for the whole process, None for some hundred megabytes more than it has. again: of a pack that is there
+    already, read every file, and make the damaged ones again; else only see that it opens.
+
+    A run that is killed or interrupted loses the file it was at; the same call goes on from there. Raises
+    RequestError where `out` is something else, CapacityError, DiskFullError, CheckpointError.
+    """
+    began, notify = time.perf_counter(), notify or unheard
+    source = open_checkpoint(model, unpack=True, notify=notify, cache_dir=cache_dir)
+    refuse_packed(source)
+    origin = Origin(_lasting(model), source.fingerprint, to)
+    place = Place.of(out, origin, cache_dir)
+    with place.claimed(notify):
+        there = place.there(origin, again, notify)
+        kept = len(there.files) if there else 0
+        if there is None:
+            there, kept = _make(source, origin, place, memory, notify)
+    nbytes = sum(file.sum.size for file in there.files.values())
+    seconds = time.perf_counter() - began
+    return Pack(place.folder, origin, source.nbytes, nbytes, len(there.files), kept, seconds)
+
+
+def packed_model(
+    model: str, to: PackFormat, notify: Notify, memory: int | None = None, cache_dir: Path | None = None
+) -> Checkpoint:
+    """The pack of a model, called by the model's name, made in the cache on first use; see `pack_model`."""
+    pack = pack_model(model, to, memory=memory, again=False, notify=notify, cache_dir=cache_dir)
+    return open_folder(pack.folder, model)
+
+
+def _make(
+    source: Checkpoint, origin: Origin, place: Place, memory: int | None, notify: Notify
+) -> tuple[Manifest, int]:
+    """The manifest of a pack that is made now, and how many of its files were there before."""
+    contents = plan_contents(source, origin.format)
+    with place.writing():
+        unfinished = Unfinished(place.partial, origin, contents, notify)
+    kept = len(unfinished.files)
+    try:
+        with place.writing():
+            _make_files(unfinished, contents, source, place, memory, notify)
+            if source.fingerprint != origin.fingerprint:
+                unfinished.remove()
+                raise CheckpointError(
+                    f"{source.name} changed while it was packed: run the same command again"
+                )
+            manifest = unfinished.finish(source, place.folder)
+    except BaseException:
+        if unfinished.files:
+            finished = f"{len(unfinished.files)} of {len(contents)} files are finished and kept"
+            notify(Notice(f"{finished}: the same command goes on from there"))
+        else:
+            unfinished.remove()
+        raise
+    sync_folder(place.folder.parent)
+    return manifest, kept
+
+
+def _make_files(
+    unfinished: Unfinished,
+    contents: Sequence[FileContents],
+    source: Checkpoint,
+    place: Place,
+    memory: int | None,
+    notify: Notify,
+) -> None:
+    """Make what is not finished. Raises CapacityError and DiskFullError before it begins."""
+    to, kept = unfinished.origin.format, len(unfinished.files)
+    todo = [file for file in contents if file.name not in unfinished.files]
+    stage = f"packing {source.name} to {to}"
+    require_space(place.folder.parent, packed_bytes(todo, to) + _TEXT_BYTES, stage, place.setting)
+    most = slab_weights(contents, to, memory)
+    if kept:
+        notify(Notice(f"{kept} of {len(contents)} files were finished before and are kept"))
+    sizes = f"{format_bytes(source.nbytes)} to {format_bytes(packed_bytes(contents, to))}"
+    notify(Notice(f"{stage} once, from {sizes}, in {place.folder}"))
+    total = sum(file.source_bytes for file in contents)
+    progress = ByteProgress(stage, total, notify, total - sum(file.source_bytes for file in todo))
+    for file in todo:
+        layer = contents.index(file)  # the first file is what is no layer
+        progress.detail = f"layer {layer} of {len(contents) - 1}" if layer else "embedding and head"
+        unfinished.add(file.name, make_file(file, unfinished.folder, to, most, progress.add))
+
+
+def _lasting(model: str) -> str:
+    """A model's name that means the same in any folder."""
+    path, kind = local_path(model)
+    return str(real_path(path)) if kind else model

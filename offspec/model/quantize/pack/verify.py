@@ -1,0 +1,36 @@
+"""Whether every byte of a pack is what was written."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from offspec.checkpoint.checksum import damage
+from offspec.checkpoint.folder import open_folder
+from offspec.checkpoint.pack_manifest import MANIFEST, Manifest, read_manifest
+from offspec.core.errors import CheckpointError, ModelNotFoundError
+from offspec.core.events import Event
+from offspec.core.progress import ByteProgress
+
+
+def verify_pack(folder: Path, notify: Callable[[Event], None]) -> Manifest:
+    """Read all files of a pack, and compare them with its manifest. Returns the manifest.
+
+    Raises ModelNotFoundError where there is no pack, and CheckpointError, which names the first file that
+    is wrong and the command that mends it.
+    """
+    if not folder.is_dir():
+        raise ModelNotFoundError(f"there is no folder {folder}: name the folder of a pack")
+    if not (folder / MANIFEST).is_file():
+        raise ModelNotFoundError(f"{folder} is no pack: it has no {MANIFEST}")
+    manifest = read_manifest(folder)
+    files = manifest.sums
+    progress = ByteProgress(f"verifying {folder.name}", sum(s.size for s in files.values()), notify)
+    wrong = []
+    for number, (name, expected) in enumerate(files.items(), 1):
+        progress.detail = f"file {number} of {len(files)}"
+        if found := damage(folder / name, expected, thorough=True, add=progress.add):
+            wrong.append(f"{folder / name} {found}")
+    if wrong:
+        more = f", and {len(wrong) - 1} more of its {len(files)} files" if len(wrong) > 1 else ""
+        raise CheckpointError(f"{wrong[0]}{more}: {manifest.origin.again(folder)}")
+    open_folder(folder)
+    return manifest

@@ -1,0 +1,230 @@
+"""What this machine can do: measured once for each device and disk, and kept in the cache."""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from offspec.checkpoint import local_path
+from offspec.core.cache_dir import cache_root
+from offspec.core.errors import CapacityError, CheckpointError, OffspecError, PlanError, RequestError
+from offspec.core.events import Event, LoadProgress, Notice
+from offspec.core.files import disk_full, require_space, write_file
+from offspec_planners.hardware import Hardware, Identity, preset, preset_names
+
+_FILE = "hardware.json"
+_VERSION = 1
+_STAGE = "measuring this machine"
+_WRITTEN = 512 << 20  # bytes of a test file, where there is no large one to read
+_BLOCK = 4 << 20
+_ENOUGH = 256 << 20  # bytes of files that are large enough to read instead
+_LARGE = 4 << 20  # bytes of a file that is worth reading
+_DEVICE_ROOM = 1_500_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A measured machine, and when that was (ISO 8601, UTC)."""
+
+    hardware: Hardware
+    measured: str
+
+
+def known_machine(name: str) -> Hardware:
+    """A preset, or the profile in a JSON file. Raises RequestError for neither, PlanError for a bad file.
+
+    A preset may be named as if it were a file, as long as there is no such file.
+    """
+    _, kind = local_path(name)
+    known = name if kind else name.removesuffix(".json")
+    if known in preset_names():
+        return preset(known)
+    try:
+        return Hardware.load(Path(name))
+    except OSError as error:
+        raise RequestError(
+            f"{name[:200]} is no preset and no file that can be read ({error.strerror or error}); "
+            f"presets are {', '.join(preset_names())}"
+        ) from error
+    except ValueError as error:
+        raise PlanError(f"{name[:200]} is no hardware profile: {error}") from error
+
+
+def machine_print(device: str) -> str:
+    """What tells this machine, with that device, from others: 12 hex digits, found without measuring."""
+    from offspec_planners.measure import identify
+
+    return identify(device).fingerprint()
+
+
+def profile(
+    device: str,
+    notify: Callable[[Event], None],
+    *,
+    again: bool = False,
+    files: Sequence[Path] = (),
+    folder: Path | None = None,
+) -> Profile:
+    """The kept profile of this device and disk, or a new one where there is none or `again` is set.
+
+    The disk is that of `files`, or else of `folder`, or else of the models in the caches; where no files
+    there are large enough, one is written and removed again. Takes some seconds, told as LoadProgress.
+    Raises RequestError for a device or a folder that is not there, CapacityError for a device that is full,
+    CheckpointError for files that cannot be read, DiskFullError.
+    """
+    from offspec.model.device import find_device
+    from offspec_planners.measure import identify
+
+    find_device(device)
+    if folder is not None and not folder.is_dir():
+        raise RequestError(f"there is no folder {folder}; give one on the disk that is to be measured")
+    files = files or _large_files(_in_folder(folder) if folder else _in_caches())
+    where = files[0] if files else _made(folder or cache_root())
+    identity = identify(device)
+    kept = _read(notify)
+    key = _key(identity, where)
+    if key in kept and not again:
+        return kept[key]
+    if files:
+        hardware = _measure(files, device, notify)
+    else:
+        with _test_file(where) as file:
+            hardware = _measure([file], device, notify)
+    made = Profile(hardware, datetime.now(UTC).isoformat(timespec="seconds"))
+    _write({**kept, key: made}, notify)
+    return made
+
+
+def _measure(files: Sequence[Path], device: str, notify: Callable[[Event], None]) -> Hardware:
+    from offspec_planners.measure import measure, reads_past_cache
+
+    _require_room(device)
+    try:
+        if not reads_past_cache(files[0]):
+            notify(Notice("this file system has no O_DIRECT: the disk's rate may be that of the page cache"))
+        return measure(
+            files, device, lambda what, done, total: notify(LoadProgress(_STAGE, done, total, "steps"))
+        )
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot measure the disk: reading {error.filename or files[0]} failed "
+            f"({error.strerror or error}); name a folder on another disk with --path"
+        ) from error
+
+
+def _require_room(device: str) -> None:
+    """Raise CapacityError unless a CUDA device has room for what is tried on it."""
+    import torch
+
+    if torch.device(device).type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        if free < _DEVICE_ROOM:
+            raise CapacityError(
+                f"measuring takes 1.5 GB of device memory, and {free / 1e9:.2f} GB are free; "
+                "close what else uses the device",
+                needed=_DEVICE_ROOM,
+                given=free,
+            )
+
+
+def _key(identity: Identity, where: Path) -> str:
+    """What a profile is kept under: the machine and its device, and the disk that was read."""
+    device = where.stat().st_dev
+    return f"{identity.fingerprint()} {os.major(device)}:{os.minor(device)}"
+
+
+def _in_folder(folder: Path) -> Iterator[Path]:
+    for pattern in ("*", "*/*"):
+        yield from folder.glob(pattern)
+
+
+def _in_caches() -> Iterator[Path]:
+    """Weights that are kept by offspec and by the hub's client."""
+    from huggingface_hub import constants
+
+    yield from cache_root().glob("*/*/*.safetensors")
+    yield from Path(constants.HF_HUB_CACHE).glob("models--*/blobs/*")
+
+
+def _large_files(found: Iterable[Path]) -> list[Path]:
+    """Those that are large and lie on one disk, the largest first; none where they hold too little."""
+    disks = dict[int, list[tuple[int, Path]]]()
+    for path in found:
+        try:
+            about = path.stat()
+        except OSError:  # a link into nowhere, a folder that is closed to us
+            continue
+        if path.is_file() and about.st_size >= _LARGE and os.access(path, os.R_OK):
+            disks.setdefault(about.st_dev, []).append((about.st_size, path))
+    if not disks:
+        return []
+    chosen = max(disks.values(), key=lambda files: sum(size for size, _ in files))
+    if sum(size for size, _ in chosen) < _ENOUGH:
+        return []
+    return [path for _, path in sorted(chosen, reverse=True)]
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write to the cache {folder} ({error.strerror or error}): "
+            "set OFFSPEC_CACHE to another folder"
+        ) from error
+    return folder
+
+
+@contextmanager
+def _test_file(folder: Path) -> Iterator[Path]:
+    """A large file to read. It has no name, so that nothing is left of it however this ends."""
+    require_space(folder, _WRITTEN, "measuring the disk")
+    try:
+        with disk_full(folder, _WRITTEN), tempfile.TemporaryFile(dir=folder) as file:
+            block = os.urandom(_BLOCK)  # zeros might never reach the disk
+            for _ in range(_WRITTEN // _BLOCK):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+            yield Path(f"/proc/self/fd/{file.fileno()}")
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write a test file in {folder} ({error.strerror or error}): "
+            "name a folder on the disk with --path"
+        ) from error
+
+
+def _read(notify: Callable[[Event], None]) -> dict[str, Profile]:
+    """The profiles that are kept; none, and a notice, where the file is damaged."""
+    file = cache_root() / _FILE
+    try:
+        found = json.loads(file.read_bytes())
+        if found["version"] != _VERSION:
+            raise ValueError("another version")
+        return {
+            key: Profile(Hardware.from_json(entry["hardware"]), str(entry["measured"]))
+            for key, entry in found["profiles"].items()
+        }
+    except OSError:
+        return {}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        notify(Notice(f"{file} is damaged and is made anew"))
+        return {}
+
+
+def _write(profiles: Mapping[str, Profile], notify: Callable[[Event], None]) -> None:
+    """Keep the profiles. What cannot be kept is only said: the measurement is there."""
+    entries: dict[str, Any] = {
+        key: {"measured": kept.measured, "hardware": kept.hardware.to_json()}
+        for key, kept in profiles.items()
+    }
+    text = json.dumps({"version": _VERSION, "profiles": entries}, indent=1, ensure_ascii=False)
+    try:
+        write_file(_made(cache_root()) / _FILE, text.encode())
+    except (OSError, OffspecError) as error:
+        notify(Notice(f"the profile of this machine could not be kept: {error}"))

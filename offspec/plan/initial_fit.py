@@ -1,0 +1,127 @@
+"""How to load what was opened: as a plan says that still fits, or with room to find a plan out."""
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import cast
+
+from offspec.core.config import AUTO, DraftBits, EngineConfig, format_bytes
+from offspec.core.errors import CapacityError, PlanError
+from offspec.core.events import Notice
+from offspec.draft.open import Notify
+from offspec.plan.fit import Fit
+from offspec.plan.hardware_profile import machine_print
+from offspec.plan.make import LEAST_BUDGET, is_measured, undrafted
+from offspec.plan.needs import WIDEST, DraftMode
+from offspec.plan.opened import Opened
+from offspec_planners.plan import Plan
+
+# Nodes to make room for, before it is known how many pay: the first that there is room for at all, and more
+# where that takes nothing from the layers.
+_ALLOWANCES = {"cpu": (128, 64, LEAST_BUDGET), "cuda": (256, 64, LEAST_BUDGET)}
+_LARGER = {"cpu": (512, 256), "cuda": (1024, 512)}
+RECORDED = 2  # times the budget: nodes of a recorded tree, which tells what larger budgets would bring
+_MORE = 1.25  # a plan is remade where so much more memory is free than when it was made
+
+
+@dataclass(frozen=True, slots=True)
+class Outset:
+    """How to load: settings with budget and width filled in, and what goes where.
+
+    plan: the one that is followed; plans: whether there is one, or is to be one.
+    """
+
+    config: EngineConfig
+    fit: Fit
+    plan: Plan | None = None
+    plans: bool = True
+
+
+def outset(opened: Opened, named: Plan | None, kept: Plan | None, notify: Notify) -> Outset:
+    """How to load what was opened: as the plan says that the user named or an earlier run left.
+
+    Without one, or where both budget and width are given, as the configuration says; a budget that is not
+    given becomes an allowance. A plan that no longer fits is left out, with a notice. Raises PlanError for a
+    named plan of other models, CapacityError, RequestError.
+    """
+    config = opened.config
+    if named is not None:
+        _belongs(named, opened)
+    elif not opened.drafts.names:
+        alone = replace(config, budget=undrafted(opened), width=config.width or 1)
+        return Outset(alone, opened.fit(alone), plans=False)
+    elif config.budget and config.width and config.tree == "dynamic":
+        return Outset(config, opened.fit(config), plans=False)
+    plan = named or kept
+    found = followed(plan, opened, notify) if plan is not None else None
+    if found is not None:
+        return found
+    allowed = _allowance(opened)
+    return Outset(allowed, opened.fit(allowed))
+
+
+def followed(plan: Plan, opened: Opened, notify: Notify) -> Outset | None:
+    """How to load as a plan says; None, and a notice, where it no longer fits what was opened."""
+    found = _still_fits(plan, opened)
+    if isinstance(found, Outset):
+        return found
+    notify(Notice(f"the plan is remade: {found}"))
+    return None
+
+
+def _belongs(plan: Plan, opened: Opened) -> None:
+    """Raises PlanError unless the plan was made for these very models."""
+    made = "make one with `offspec plan`"
+    if plan.hardware.fingerprint() != machine_print(opened.config.device):
+        raise PlanError(f"the plan was made for another machine, {plan.hardware.name}; {made}")
+    if plan.target_print != opened.target_print:
+        raise PlanError(f"the plan was made for {plan.target}, or for another version of its files; {made}")
+    if plan.draft_print != opened.draft_print:
+        raise PlanError(f"the plan was made for the draft {plan.draft}, or another version of it; {made}")
+
+
+def _still_fits(plan: Plan, opened: Opened) -> Outset | str:
+    """How to load as the plan says, or why that cannot be."""
+    for name, made, here in (
+        (plan.target, plan.target_print, opened.target_print),
+        (plan.draft, plan.draft_print, opened.draft_print),
+    ):
+        if made != here:
+            other = "draft than is best now" if name == AUTO else f"version of {name}"
+            return f"it was made for another {other}"
+    config = replace(opened.config, budget=plan.budget, width=plan.width, context=plan.context)
+    free = format_bytes(opened.memory)
+    bits = cast(DraftBits, plan.draft_bits)
+    fit = Fit(plan.context, cast(DraftMode, plan.draft_mode), plan.placement, plan.chunk, bits)
+    if not opened.holds(config, fit):
+        return f"it was made for {format_bytes(plan.memory)} and does not fit in {free}"
+    if opened.config.memory is None and plan.placement.slots and opened.memory > _MORE * plan.memory:
+        return f"it was made for {format_bytes(plan.memory)}, and {free} are free now"
+    more = replace(config, budget=RECORDED * plan.budget)
+    if plan.budget > 1 and not is_measured(plan.acceptance) and opened.holds(more, fit):
+        config = more  # until it is known how well the draft guesses, there must be room to find out
+    found = replace(config, budget=max(config.budget or 1, undrafted(opened)))
+    if opened.config.budget is None and opened.holds(found, fit):
+        config = found  # what lookups find is not in the plan
+    return Outset(config, fit, plan)
+
+
+def _allowance(opened: Opened) -> EngineConfig:
+    """Settings with room for trees of common sizes, or for larger ones where they cost no layer its place."""
+    config, kind = replace(opened.config, width=opened.config.width or WIDEST), opened.target.device.type
+    if config.budget is not None:
+        return config
+    for budget in _ALLOWANCES[kind]:
+        allowed = replace(config, budget=budget)
+        try:
+            fit = opened.fit(allowed)
+        except CapacityError:
+            if budget == LEAST_BUDGET:
+                raise
+            continue
+        break
+    for budget in _LARGER[kind]:
+        with suppress(CapacityError):
+            larger = opened.fit(replace(config, budget=budget))
+            if replace(larger, chunk=fit.chunk) == fit:
+                return replace(config, budget=budget)
+    return allowed

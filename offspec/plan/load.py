@@ -1,0 +1,159 @@
+"""From a configuration to a loaded target and draft: what fits where, and why.
+
+Everything is opened and measured before anything is read, so that what does not fit is an error at once.
+"""
+
+import gc
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from offspec.checkpoint import Checkpoint, open_checkpoint
+from offspec.core import memory
+from offspec.core.config import AUTO, SUBSTITUTE, EngineConfig
+from offspec.core.errors import CapacityError
+from offspec.core.events import Notice
+from offspec.core.trace import OFF, Timeline
+from offspec.draft.mix.sources import Sources
+from offspec.draft.open import DraftOpener, Notify
+from offspec.draft.published import known_drafts
+from offspec.model import device as devices
+from offspec.model.loaded import LoadedModel
+from offspec.model.tokenizer import TextCodec, load_tokenizer
+from offspec.plan.fit import Fit
+from offspec.plan.load_drafts import bytes_progress, load_drafts
+from offspec.plan.opened import Opened, with_best_draft
+from offspec_planners.placement import Placement, Tier
+
+_opened: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """A loaded target, all that may guess for it, and what was decided about them."""
+
+    target: LoadedModel
+    sources: Sources
+    codec: TextCodec
+    context: int
+    placement: Placement
+    memory: int
+    vram: int | None = None
+
+
+def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) -> Opened:
+    """Open what a configuration names. Raises any OffspecError; on an error nothing stays open."""
+    device, dtype = devices.find_device(config.device), getattr(torch, config.dtype)
+    vram = devices.claim(device, config.vram)
+    given = config.memory or int(0.9 * (memory.available_bytes() + memory.resident_bytes()))
+    checkpoint = _open_target(config, notify)
+    target = LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, device, timeline)
+    try:
+        codec = TextCodec(load_tokenizer(checkpoint.folder), checkpoint.folder, checkpoint.config)
+        opener = DraftOpener(config, checkpoint, target, codec, notify)
+        drafts = opener.open(() if config.drafts == (AUTO,) or config.budget == 1 else config.drafts)
+    except BaseException:
+        target.close()
+        raise
+    loaded = [model for model in (target, drafts.model) if model is not None]
+    for model in loaded:
+        model.warm_up()  # its compiled code is part of what the process takes
+    gc.collect()
+    memory.trim()
+    runtime = memory.steady_runtime(fresh=any(model.is_loaded for model in _opened))
+    _opened.update(loaded)
+    opened = Opened(config, target, checkpoint.fingerprint, drafts, given, vram, runtime, config.draft, codec)
+    if config.drafts != (AUTO,):
+        return opened
+    try:
+        found = with_best_draft(opened, opener, known_drafts(config.model, checkpoint.config), notify)
+    except BaseException:
+        opened.close()
+        raise
+    if found.draft is not None:
+        found.draft.warm_up()
+        _opened.add(found.draft)
+    return found
+
+
+def _open_target(config: EngineConfig, notify: Notify) -> Checkpoint:
+    """What the target's name stands for: the model, or a pack of it, which is made on first use."""
+    if config.quantize is None:
+        return open_checkpoint(config.model, notify=notify)
+    from offspec.model.quantize.pack import packed_model
+
+    return packed_model(config.model, config.quantize, notify, config.memory)
+
+
+def load_models(opened: Opened, config: EngineConfig, fit: Fit, notify: Notify) -> Assembly:
+    """Load what was opened, as `fit` says. Raises any OffspecError; on an error all of it is closed."""
+    recording = torch.is_grad_enabled()
+    target, drafts, codec = opened.target, opened.drafts, opened.codec
+    assert codec is not None
+    try:
+        if drafts.model is not None and fit.draft_mode in ("head", "none"):
+            others = [name for name in config.drafts if name != SUBSTITUTE]
+            instead = f"draft: {' and '.join(others)} alone" if others else "no draft"
+            notify(Notice(f"{instead}, since {opened.no_room(config)}"))
+            drafts = drafts.without_model()
+        capacity = fit.context + (config.budget or 1)
+        target.load(
+            fit.placement,
+            capacity,
+            bytes_progress(notify, "Loading the target"),
+            fit.chunk,
+            unpacked=opened.unpacks(config, fit),
+        )
+        for file in sorted(target.buffered_files):
+            notify(Notice(f"{file.name} is read through the page cache: its file system refuses O_DIRECT"))
+        sources = load_drafts(drafts, config, fit, target, codec, notify)
+        memory.trim()
+        return Assembly(target, sources, codec, fit.context, fit.placement, opened.memory, opened.vram)
+    except BaseException as error:
+        torch.set_grad_enabled(recording)
+        opened.close()
+        if devices.is_out_of_memory(error):
+            raise CapacityError(
+                f"{target.device} ran out of memory while loading; try a smaller --context or --budget, a "
+                "smaller draft, or --draft none",
+                needed=0,
+                given=opened.vram or opened.memory,
+            ) from error
+        raise
+
+
+def assemble(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) -> Assembly:
+    """Open and load with the budget and width of the configuration. Raises any OffspecError."""
+    opened = open_models(config, notify, timeline)
+    try:
+        fit = opened.fit(config)
+    except BaseException:
+        opened.close()
+        raise
+    return load_models(opened, config, fit, notify)
+
+
+def describe(assembly: Assembly) -> dict[str, Any]:
+    """What was decided, for logs and benches."""
+    placement, sizes = assembly.placement, assembly.target.layer_bytes
+    streamed = [i for i in range(len(sizes)) if i not in placement.resident]
+    host = placement.layers(Tier.HOST)
+    return {
+        "context": assembly.context,
+        "resident_layers": len(placement.resident),
+        "host_layers": len(host),
+        "disk_layers": len(placement.layers(Tier.DISK)),
+        "streamed_layers": len(streamed),
+        "resident_bytes": sum(sizes[i] for i in placement.resident),
+        "host_bytes": sum(sizes[i] for i in host),
+        "disk_bytes": sum(sizes[i] for i in placement.layers(Tier.DISK)),
+        "slot_bytes": placement.slots * max((sizes[i] for i in streamed), default=0),
+        "slots": placement.slots,
+        "staging": placement.staging,
+        "head": str(placement.head),
+        "chunk": assembly.target.tree_model.chunk,
+        "memory": assembly.memory,
+        "vram": assembly.vram,
+    }

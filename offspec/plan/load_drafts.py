@@ -1,0 +1,109 @@
+"""Loading what drafts for a target, once it is known what fits."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from offspec.core.config import SUBSTITUTE, EngineConfig
+from offspec.core.events import LoadProgress
+from offspec.draft.base import Drafter
+from offspec.draft.cross_vocab.drafter import TranslatedDrafter
+from offspec.draft.cross_vocab.retokenize import Reading
+from offspec.draft.lm import DraftModel, LMDrafter
+from offspec.draft.lookup.ngram import NgramLookup
+from offspec.draft.lookup.suffix import SuffixLookup
+from offspec.draft.mix.sources import Sources
+from offspec.draft.open import Drafts, Notify
+from offspec.model.cache import TreeCache
+from offspec.model.fused.forward import LeanModel
+from offspec.model.loaded import LoadedModel
+from offspec.model.parts import TargetParts
+from offspec.model.quantize.calibration import TEXT
+from offspec.model.tokenizer import TextCodec
+from offspec.plan.fit import Fit
+from offspec.plan.needs import draft_rows
+from offspec_planners.placement import Placement
+
+
+def load_drafts(
+    drafts: Drafts, config: EngineConfig, fit: Fit, target: LoadedModel, codec: TextCodec, notify: Notify
+) -> Sources:
+    """Drafters for a loaded target, and lookups. Raises any OffspecError; on an error none stays open."""
+    found: dict[str, Drafter] = {}
+    try:
+        for name in drafts.names:
+            if name in drafts.heads:
+                rows = fit.context + draft_rows(config)
+                found[name] = drafts.heads[name].load(TargetParts(target), rows)
+            elif drafts.model is not None:
+                codec_of_it = drafts.codec or codec
+                inner = _load_model(name, drafts.model, config, fit, target, codec_of_it, notify)
+                found[name] = _translated(inner, drafts, target, codec)
+    except BaseException:
+        for drafter in found.values():
+            drafter.close()
+        raise
+    return Sources(found, {"suffix": SuffixLookup(), "lookup": NgramLookup()})
+
+
+def _load_model(
+    name: str,
+    draft: LoadedModel,
+    config: EngineConfig,
+    fit: Fit,
+    target: LoadedModel,
+    codec: TextCodec,
+    notify: Notify,
+) -> LMDrafter:
+    rows = fit.context + draft_rows(config)
+    if fit.draft_mode == "full":
+        everywhere = Placement.in_memory(len(draft.layers), range(len(draft.layers)), 0)
+        progress = bytes_progress(notify, "Loading the draft")
+        draft.load(everywhere, rows, progress, fit.chunk, unpacked=True)
+        return _drafter(Path(name).name, draft, rows)
+    shared = name == SUBSTITUTE
+    bits = fit.draft_bits
+    stage = (
+        f"Making a {bits}-bit substitute of the target" if shared else f"Rounding the draft to {bits} bits"
+    )
+    draft.load_packed(
+        bits,
+        fit.draft_mode == "expanded",
+        rows,
+        lambda done, total: notify(LoadProgress(stage, done, total, "layers")),
+        calibration_ids(codec, min(rows, draft.skeleton.context_length)),
+        target.rest_tensors if shared else None,
+        fit.chunk,
+    )
+    cache = target.tree_model.cache if shared else None
+    return _drafter(f"{Path(name).name} ({bits}-bit)", draft, rows, cache)
+
+
+def _translated(drafter: LMDrafter, drafts: Drafts, target: LoadedModel, codec: TextCodec) -> Drafter:
+    """A drafter that guesses in the target's tokens, whatever its own are."""
+    if drafts.vocab is None or drafts.codec is None:
+        return drafter
+    reading = Reading(drafts.vocab, codec.tokenizer, drafts.codec.tokenizer)
+    return TranslatedDrafter(drafter, drafts.vocab, reading, target.device)
+
+
+def _drafter(name: str, draft: LoadedModel, rows: int, target: TreeCache | None = None) -> LMDrafter:
+    """A drafter over a loaded draft, lean where it can be; target: the cache of what it is a rounding of."""
+    lean = draft.lean(rows)
+    model: DraftModel = lean or draft.tree_model
+    return LMDrafter(name, model, draft.device, lambda: _release(lean, draft), target)
+
+
+def _release(lean: LeanModel | None, draft: LoadedModel) -> None:
+    if lean is not None:
+        lean.close()
+    draft.close()
+
+
+def calibration_ids(codec: TextCodec, most: int) -> list[int]:
+    """The text that rounding is calibrated on, in the model's own tokens."""
+    return codec.encode_prompt(TEXT, raw=True)[:most]
+
+
+def bytes_progress(notify: Notify, stage: str) -> Callable[[int, int], None]:
+    """Tells of bytes that are read."""
+    return lambda done, total: notify(LoadProgress(stage, done, total, "bytes"))

@@ -1,0 +1,209 @@
+"""Drawing up a plan for opened models, from what was measured and what is known of the draft."""
+
+from contextlib import suppress
+from dataclasses import replace
+
+from offspec.core.config import LOOKUPS, EngineConfig
+from offspec.core.errors import CapacityError
+from offspec.core.events import LoadProgress
+from offspec.draft.open import Notify
+from offspec.model.parts import TargetParts
+from offspec.plan.load import Assembly
+from offspec.plan.load_drafts import calibration_ids
+from offspec.plan.measure_draft import measure_steps
+from offspec.plan.measure_target import PassTrial, tried_machine
+from offspec.plan.model_sizes import sizes_of
+from offspec.plan.opened import Opened
+from offspec.plan.records import DraftRecord
+from offspec.plan.what_if import WhatIfs
+from offspec_planners.acceptance import Calibration, typical
+from offspec_planners.cost import ModelSizes, PassCosts, Pricing, prefill_seconds
+from offspec_planners.hardware import Hardware
+from offspec_planners.measured_costs import Measured
+from offspec_planners.plan import Forecast, Plan
+from offspec_planners.search import BUDGETS, STATIC_WIDTH, WIDTHS, Outlook, best, outlook, static_sweep, sweep
+
+LEAST_BUDGET = 16  # nodes that there must be room for
+_WALKED = 8.0  # nodes that a first estimate takes a pass to walk
+_PROMPT = 512  # tokens of the prompt that the time to a first token is told for
+LOOKED_UP = {"cpu": 64, "cuda": 128}  # nodes where lookups are by themselves, which take no time to guess
+_ENOUGH_TREES, _ENOUGH_PASSES = 8, 16  # to know a draft by
+_MEASURED = "measured"  # how a plan begins to say where its acceptance comes from, if it was
+
+
+def measure(opened: Opened, assembly: Assembly, config: EngineConfig, notify: Notify) -> Measured:
+    """Try the loaded models; takes some seconds."""
+    stage = "Measuring passes and draft steps"
+    assert opened.codec is not None
+    ids = calibration_ids(opened.codec, 512)
+    capacity = assembly.context + (config.budget or 1)
+    trial = PassTrial(assembly.target, ids, capacity, config.temperature)
+    measured = trial.measure(lambda done, total: notify(LoadProgress(stage, done, total, "layers")))
+    main = next(iter(assembly.sources.drafters.values()), None)
+    if main is None:
+        return measured
+    parts = TargetParts(assembly.target)
+    step, start = measure_steps(main, parts, ids, config.budget or 1, config.temperature)
+    return replace(measured, step=step, start=start)
+
+
+def calibration_for(record: DraftRecord, config: EngineConfig) -> tuple[Calibration, str]:
+    """What is known of the draft at the planned temperature, and in words where it comes from."""
+    coupled = config.verify == "coupled"
+    found = record.find(config.temperature, coupled)
+    if found is not None and _is_enough(found, config):
+        return found, f"{_MEASURED} over {found.passes} passes"
+    near = record.nearest(config.temperature, coupled)
+    if near is not None and _is_enough(near, config):
+        return near, f"as {_MEASURED} over {near.passes} passes at another temperature"
+    if record.kind == "substitute":
+        return typical_substitute(record.bits)
+    if record.kind == "head":
+        return typical("head"), "typical of a small head, not measured"
+    return typical("model"), "typical of a small model of the same family, not measured"
+
+
+def typical_substitute(bits: int) -> tuple[Calibration, str]:
+    """What to go by before a substitute was seen at work, and in words what that is."""
+    bits = min(bits, 4)  # 16 where nobody drafts, and nothing is made of this
+    return typical("substitute", bits=bits), f"typical of a {bits}-bit substitute, not measured"
+
+
+def _is_enough(known: Calibration, config: EngineConfig) -> bool:
+    """Whether it is known well enough: a fixed shape asks for counts by rank, growing for whole trees."""
+    if config.tree == "sequoia":
+        return known.passes >= _ENOUGH_PASSES
+    return len(known.forest) >= _ENOUGH_TREES
+
+
+def is_measured(acceptance: str) -> bool:
+    """Whether a plan's word for it says that this draft's guesses were counted, and not those of its like."""
+    return acceptance.startswith(_MEASURED)
+
+
+def plan_by(opened: Opened, loaded: EngineConfig, measured: Measured, record: DraftRecord) -> Plan:
+    """A plan by what was measured of loaded models and what is on record of the draft."""
+    calibration, origin = calibration_for(record, opened.config)
+    hardware = tried_machine(opened.target, measured, sizes_of(opened.target, opened.config.model))
+    return make_plan(opened, loaded, measured, calibration, origin, hardware)
+
+
+def make_plan(
+    opened: Opened,
+    loaded: EngineConfig,
+    pricing: Pricing,
+    calibration: Calibration,
+    origin: str,
+    hardware: Hardware,
+) -> Plan:
+    """The fastest settings by these costs, with the draft in the bits that it has at the most nodes.
+
+    loaded: settings with the most nodes there is room for. origin: where the calibration comes from. Raises
+    CapacityError.
+    """
+    held, draft_print = opened.fit(loaded), opened.draft_print
+    if held.draft_mode in ("head", "none"):  # there was no room for a model, and so it was not tried
+        opened = replace(opened, drafts=opened.drafts.without_model())
+    else:
+        loaded = replace(loaded, draft_bits=held.draft_bits)
+        opened = replace(opened, config=replace(opened.config, draft_bits=held.draft_bits))
+    wanted = opened.config
+    target = sizes_of(opened.target, wanted.model)
+    most = loaded.budget or 1
+    if is_measured(origin) and calibration.forest:  # of larger trees than were recorded nothing is known
+        most = min(most, max(len(tree.parent) for tree in calibration.forest))
+    budgets = [wanted.budget] if wanted.budget else [budget for budget in BUDGETS if budget <= most]
+    widths = [wanted.width] if wanted.width else [width for width in WIDTHS if width <= (loaded.width or 1)]
+    drafts = bool(opened.drafts.names)
+    if not drafts:
+        budgets, widths = [1], [1]
+    settled, walked, found = loaded, _WALKED, list[Outlook]()
+    for _ in range(2):  # the best budget leaves other room for layers than the most, and walks another path
+        costs = pricing.costs(target, opened.fit(settled).placement, walked)
+        if wanted.tree == "sequoia" and drafts:
+            found = static_sweep(calibration, costs, budgets, min(widths[-1], STATIC_WIDTH))
+        else:
+            found = sweep(calibration, costs, budgets, widths)
+        chosen = best(found)
+        choice = chosen.choice
+        nodes = choice.budget if drafts else undrafted(opened)
+        settled, walked = replace(wanted, budget=nodes, width=choice.width), choice.tokens_per_pass
+    fit = opened.fit(settled)
+    if opened.unpacks(settled, fit):
+        target = target.unpacked_once()
+    costs = pricing.costs(target, fit.placement, walked)
+    if wanted.tree == "dynamic":
+        chosen = outlook(calibration, costs, choice.budget, choice.width)
+    least_memory, least_vram = opened.least(replace(settled, budget=LEAST_BUDGET, width=loaded.width))
+    return Plan(
+        target=wanted.model,
+        target_print=opened.target_print,
+        draft=opened.asked,
+        draft_print=draft_print,
+        hardware=hardware,
+        device=wanted.device,
+        dtype=wanted.dtype,
+        memory=opened.memory,
+        vram=opened.vram,
+        context=fit.context,
+        temperature=wanted.temperature,
+        draft_mode=fit.draft_mode,
+        draft_bits=fit.draft_bits,
+        chunk=fit.chunk,
+        parts=opened.parts(settled, fit),
+        placement=fit.placement,
+        budget=nodes,
+        width=chosen.choice.width,
+        depth=round(chosen.depth),
+        tree=wanted.tree,
+        costs=costs,
+        forecast=forecast(chosen, costs, target, hardware),
+        sweep=tuple(row.choice for row in found),
+        what_ifs=WhatIfs(opened, settled, fit, pricing, target, calibration, chosen).rows(),
+        acceptance=origin,
+        least_memory=least_memory,
+        least_vram=least_vram,
+        notes=notes_on(opened),
+    )
+
+
+def undrafted(opened: Opened) -> int:
+    """Nodes verified in a pass where nobody drafts: a root alone, or as many as lookups may fill."""
+    config = opened.config
+    if not set(LOOKUPS) & set(config.drafts):
+        return 1
+    if config.budget:
+        return config.budget
+    for nodes in (LOOKED_UP[opened.target.device.type], LEAST_BUDGET):
+        with suppress(CapacityError):
+            opened.fit(replace(config, budget=nodes, width=config.width or 1))
+            return nodes
+    return 1
+
+
+def notes_on(opened: Opened) -> tuple[str, ...]:
+    """What a plan leaves out of account."""
+    lookups = [name for name in opened.config.drafts if name in LOOKUPS]
+    if not lookups:
+        return ()
+    return (
+        f"What {' and '.join(lookups)} copy from the text comes on top of this, and depends on the text.",
+    )
+
+
+def forecast(chosen: Outlook, costs: PassCosts, target: ModelSizes, hardware: Hardware) -> Forecast:
+    """What to expect of a choice, with the time to the first token of a prompt of common length."""
+    nodes = max(1, round(chosen.nodes))
+    drafted = float(costs.step_seconds(_PROMPT)) + chosen.draft if chosen.draft else 0.0
+    prefill = prefill_seconds(costs, target, hardware.processor, _PROMPT + nodes)
+    return Forecast(
+        ttft_s=drafted + prefill,
+        prompt_tokens=_PROMPT,
+        seconds_per_pass=chosen.choice.seconds_per_pass,
+        tokens_per_pass=chosen.choice.tokens_per_pass,
+        tok_per_s=chosen.choice.tok_per_s,
+        draft_seconds=chosen.draft,
+        compute_seconds=float(costs.compute_seconds(nodes)),
+        link_seconds=costs.link,
+        bound=costs.bound(chosen.draft, nodes),
+    )

@@ -1,0 +1,114 @@
+"""Trying a loaded drafter: what its steps take on this machine, in a few seconds.
+
+What drafts with the target's states gets made-up ones: how long a step takes does not depend on them.
+"""
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from offspec.core.config import SamplingParams
+from offspec.draft.base import Children, Drafter, Features, Scorer
+from offspec.draft.grow.best_first import GrowthPolicy, grow
+from offspec.draft.growing_tree import Candidates
+from offspec.draft.mix.mixture import Mixture
+from offspec.model.parts import TargetParts
+from offspec.plan.measure_target import PREFIX
+from offspec.sampling.logits_processor import LogitsProcessor
+from offspec.sampling.noise import GumbelNoise
+from offspec.sampling.token_tree import ROOT
+from offspec_planners.acceptance import Calibration
+
+WIDTHS = (1, 4, 8, 16, 32, 64)
+
+_DRAFT_SECONDS = 2.5  # for steps of all widths
+_COMMITTED = 8  # tokens that run together with a root, as after a pass that went well
+_DEEPEST = 12
+
+Points = tuple[tuple[int, float], ...]
+
+
+@torch.no_grad()
+def measure_steps(
+    drafter: Drafter, parts: TargetParts, ids: Sequence[int], budget: int, temperature: float = 0.0
+) -> tuple[Points, float]:
+    """((width, seconds) of a draft step, what the first step after a pass takes more), from trees grown.
+
+    parts: of the target; ids: text below whose end trees are grown; budget: most nodes that the draft has
+    room for. Leaves the draft's cache empty.
+    """
+    vocabulary, device = parts.vocab_size, parts.device
+    processor = LogitsProcessor(SamplingParams(temperature=temperature), vocabulary, [], device)
+    noise = GumbelNoise(0, vocabulary, device) if temperature else None
+    scorer = Scorer(processor, noise, Calibration())
+    text = list(ids)[: PREFIX + _COMMITTED]
+    known = max(len(text) - _COMMITTED, 1)
+    widths = [width for width in (16, 8, 32, 4, 64) if width <= budget] or [1]
+    steps, first = list[tuple[int, float]](), list[float]()
+    started = time.perf_counter()
+    try:
+        _grow(drafter, scorer, text[:known], 2, 1)
+        drafter.commit([ROOT])  # what follows finds the prompt known
+        _show(drafter, parts, 0, known)
+        for turn, width in enumerate(2 * widths):
+            if turn >= len(widths) and time.perf_counter() - started > _DRAFT_SECONDS:
+                break
+            drafter.rewind(known)
+            looked = _show(drafter, parts, known, len(text) - 1)
+            grown = _grow(drafter, scorer, text, min(budget, 4 * width), width)
+            first += [looked + seconds for _, seconds in grown[:1]]
+            steps += grown[1:]
+    finally:
+        drafter.rewind(0)
+    return _by_width(steps, first)
+
+
+def _show(drafter: Drafter, parts: TargetParts, start: int, end: int) -> float:
+    """Hand over states as of passes over these positions, where any are wanted; the seconds it takes."""
+    wants, shape = drafter.wants, (max(end - start, 0), parts.hidden_size)
+    if not wants or not shape[0]:
+        return 0.0
+    states = torch.randn(shape, device=parts.device).to(parts.dtype)
+    began = time.perf_counter()
+    drafter.observe(Features(start, states, dict.fromkeys(wants.layers, states)))
+    return time.perf_counter() - began
+
+
+class _Clock:
+    """A drafter that notes when each of its steps began, and how wide it was."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter, self.name = drafter, drafter.name
+        self.began: list[tuple[float, int]] = []
+
+    def expand(self, candidates: Candidates, nodes: Sequence[int], scorer: Scorer) -> Children:
+        self.began.append((time.perf_counter(), len(nodes)))
+        return self._drafter.expand(candidates, nodes, scorer)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._drafter, name)
+
+
+def _grow(
+    drafter: Drafter, scorer: Scorer, ids: Sequence[int], budget: int, width: int
+) -> list[tuple[int, float]]:
+    """(width, seconds) of the steps that grew one tree."""
+    clock: Any = _Clock(drafter)
+    grow(Mixture.single(clock, scorer), ids, GrowthPolicy(budget, width, min_gain=0.0), _DEEPEST)
+    ends = [began for began, _ in clock.began[1:]] + [time.perf_counter()]
+    return [(width, end - began) for (began, width), end in zip(clock.began, ends, strict=True)]
+
+
+def _by_width(steps: Sequence[tuple[int, float]], first: Sequence[float]) -> tuple[Points, float]:
+    """The median step near each of the widths, never falling; and the median first step beyond the least."""
+    points: list[tuple[int, float]] = []
+    for width in WIDTHS:
+        near = [seconds for wide, seconds in steps if abs(wide - width) <= width // 8]
+        if near:
+            points.append((width, max(statistics.median(near), points[-1][1] if points else 0.0)))
+    if not points:
+        return ((1, statistics.median(first)),), 0.0
+    return tuple(points), max(statistics.median(first) - points[0][1], 0.0)

@@ -1,0 +1,201 @@
+"""Trying a loaded model: what its passes take on this machine, in a few seconds.
+
+A pass over a large model takes a minute, so a trial breaks it off as soon as enough layers have run. What it
+has measured is the layers as they will run: over their own weights, with the reading threads at work beside
+them.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import torch
+
+from offspec.core.config import SamplingParams
+from offspec.core.errors import StreamError
+from offspec.model.attention import TreeContext
+from offspec.model.loaded import LoadedModel
+from offspec.sampling.logits_processor import LogitsProcessor
+from offspec.sampling.noise import GumbelNoise
+from offspec.sampling.token_tree import TokenTree
+from offspec.sampling.verify import walk
+from offspec_planners.cost import ModelSizes
+from offspec_planners.hardware import Hardware, Processor, Rate
+from offspec_planners.measure import disk_rate, identify
+from offspec_planners.measured_costs import Measured
+
+ROWS = (2, 16, 64, 128, 256, 512)
+PREFIX = 128  # committed positions behind which is measured: an answer's beginning
+
+_SECONDS = 0.7  # that a pass is given before it is broken off
+_LEAST_LAYERS = 3
+_WALKS = 7
+_COPIED, _COPIES = 4 << 20, 5
+_UNPACKING = 3.5  # times what copying takes, by `bench.dequant`: NF4 on a CPU
+_LINK_SECONDS, _READINGS = 1.5, 3  # of reading, to know how fast the link is
+_BUSY = 0.2  # share of that time that passes must wait for the link to call it busy
+
+Progress = Callable[[int, int], None]
+
+
+class _EnoughError(Exception):
+    """The pass has run for long enough."""
+
+
+class PassTrial:
+    """Tries passes over a loaded target. ids: text to run, for embeddings of real tokens."""
+
+    def __init__(
+        self, target: LoadedModel, ids: Sequence[int], capacity: int, temperature: float = 0.0
+    ) -> None:
+        self._temperature = temperature
+        self._target, self._ids = target, list(ids) or [0]
+        room = min(capacity, target.skeleton.context_length)
+        self._prefix = min(PREFIX, room // 2)
+        self._rows = [rows for rows in ROWS if self._prefix + rows <= room] or [1]
+
+    @torch.no_grad()
+    def measure(self, progress: Progress, seconds: float = _SECONDS) -> Measured:
+        """Passes of several row counts, the link, and the walk. Nothing is left in the target's cache."""
+        target = self._target
+        layer, outside = list[tuple[int, float]](), list[tuple[int, float]]()
+        try:
+            for done, rows in enumerate(self._rows):
+                progress(done, len(self._rows) + 1)
+                each, around = self._pass(rows, seconds)
+                layer.append((rows, each))
+                outside.append((rows, around))
+            link = self.link()
+            progress(len(self._rows) + 1, len(self._rows) + 1)
+            unpack = 0.0 if target.is_packed else _UNPACKING * copying_seconds(target.dtype, target.device)
+            return Measured(tuple(layer), tuple(outside), self._walk(), link=link, unpack=unpack)
+        finally:
+            target.tree_model.settle = None
+            target.tree_model.on_layer = None
+            target.recover()
+            target.tree_model.cache.rewind(0)
+
+    def link(self) -> Rate | None:
+        """Bytes per second while passes of two rows wait for weights; None where nothing streams."""
+        if self._target.ring_stats.bytes_moved == 0:
+            return None
+        waited = self._target.ring_stats.wait_seconds
+        rates = [self._rate() for _ in range(_READINGS)]
+        waited = self._target.ring_stats.wait_seconds - waited
+        if self._target.device.type == "cpu" and waited < _BUSY * _LINK_SECONDS:
+            return read_rate(self._target)  # the ring stood full, and told nothing of the disk
+        return Rate.of(rates)
+
+    def _rate(self) -> float:
+        moved, began = self._target.ring_stats.bytes_moved, time.perf_counter()
+        self._pass(2, _LINK_SECONDS / _READINGS)
+        return (self._target.ring_stats.bytes_moved - moved) / (time.perf_counter() - began)
+
+    def _pass(self, rows: int, seconds: float) -> tuple[float, float]:
+        """Seconds of one layer, and of a pass around its layers: the medians of as many as there is time for.
+
+        Of several passes the first, which makes what later ones find made, does not count.
+        """
+        tried, began = list[tuple[float, float]](), time.perf_counter()
+        while not tried or time.perf_counter() - began < seconds:
+            tried.append(self._one(rows, seconds))
+        counted = tried[1:] or tried
+        return (
+            statistics.median(each for each, _ in counted),
+            statistics.median(around for _, around in counted),
+        )
+
+    def _one(self, rows: int, seconds: float) -> tuple[float, float]:
+        """The same of one pass, which is broken off when it has run that long."""
+        model, device = self._target.tree_model, self._target.device
+        self._pretend()
+        tokens = torch.tensor([self._ids[i % len(self._ids)] for i in range(rows)], device=device)
+        context = TreeContext(
+            prefix=self._prefix,
+            position=torch.arange(self._prefix, self._prefix + rows, device=device),
+            causal=0,
+            ancestors=torch.ones(rows, rows, dtype=torch.bool, device=device).tril(),
+        )
+        if device.type == "cuda":
+            model.settle = lambda: torch.cuda.synchronize(device)
+        began = time.perf_counter()
+
+        def stop(done: int) -> None:
+            if done >= _LEAST_LAYERS and time.perf_counter() - began > seconds:
+                raise _EnoughError
+
+        model.on_layer = stop
+        hidden: torch.Tensor | None = None
+        with suppress(_EnoughError):
+            hidden = model.hidden(tokens, context)
+        spent = model.spent
+        around = max(time.perf_counter() - began - spent.computed - spent.waited, 0.0)
+        if hidden is None:
+            self._target.recover()
+        elif model.streams_head:
+            model.logits(hidden[:2])  # or the ring would be out of step
+        return spent.computed / spent.layers, around
+
+    def _pretend(self) -> None:
+        """Make the cache as long as after a prompt. What it holds is of no interest."""
+        cache = self._target.tree_model.cache
+        for rows in cache.rows:
+            rows.filled = self._prefix
+        cache.length = self._prefix
+
+    def _walk(self) -> float:
+        """Seconds of choosing one token, with the noise at hand, as it is where the draft has used it."""
+        target, vocabulary = self._target, self._target.skeleton.vocab_size
+        hidden = torch.zeros(2, target.skeleton.config.hidden_size, dtype=target.dtype, device=target.device)
+        none = torch.zeros(vocabulary, device=target.device)
+        logits = (
+            (lambda row: none) if target.tree_model.streams_head else target.tree_model.logits_by_row(hidden)
+        )
+        processor = LogitsProcessor(SamplingParams(self._temperature), vocabulary, [], target.device)
+        noise = GumbelNoise(0, vocabulary, target.device) if self._temperature else None
+        times = []
+        for _ in range(_WALKS):
+            began = time.perf_counter()
+            walk(TokenTree.single(0), logits, processor, noise, 0, lambda token: True)
+            times.append(time.perf_counter() - began)
+        return statistics.median(times)
+
+
+def copying_seconds(dtype: torch.dtype, device: torch.device) -> float:
+    """Seconds that copying one value of a matrix takes.
+
+    Unpacking itself is not tried, because what it needs would stay in memory.
+    """
+    source = torch.zeros(_COPIED, dtype=dtype, device=device)
+    copy, times = torch.empty_like(source), list[float]()
+    for _ in range(_COPIES):
+        began = time.perf_counter()
+        copy.copy_(source)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times) / _COPIED
+
+
+def read_rate(target: LoadedModel) -> Rate:
+    """Bytes per second that the disk gives of a model's own files. Raises StreamError."""
+    try:
+        return disk_rate(target.weight_files)
+    except OSError as error:
+        file = error.filename or target.weight_files[0]
+        raise StreamError(f"reading failed: {error.strerror or error}", file=file, offset=0) from error
+
+
+def tried_machine(target: LoadedModel, measured: Measured, sizes: ModelSizes) -> Hardware:
+    """A profile of this machine as far as the trial of one model tells it.
+
+    Products are whole layers, attention and all; memory is as fast as a layer of two rows fetched its
+    weights; the disk is the link of the trial, or a short reading of the model's files.
+    """
+    which = identify(str(target.device))
+    fetched = sizes.weights * target.dtype.itemsize / measured.layer[0][1]
+    products = tuple((rows, 2.0 * sizes.weights * rows / seconds) for rows, seconds in measured.layer)
+    processor = Processor(which.processor, which.memory, Rate.exactly(fetched), products, 0.0)
+    disk = measured.link or read_rate(target)
+    return Hardware(which.name, which.ram, disk, measured.link if which.apart else None, processor)

@@ -1,0 +1,114 @@
+"""A plan for a machine that is elsewhere: from its profile, and from the configurations of the models."""
+
+from dataclasses import replace
+
+import torch
+
+from offspec.checkpoint.shapes import known_config
+from offspec.core import memory
+from offspec.core.config import AUTO, EARLY_EXIT, LOOKUPS, MTP, NONE, SUBSTITUTE, EngineConfig
+from offspec.core.errors import CapacityError, CheckpointError, RequestError
+from offspec.draft.open import Drafts, substitute_print
+from offspec.draft.published import known_drafts
+from offspec.model.loaded import LoadedModel
+from offspec.plan.fit import Fit
+from offspec.plan.make import make_plan, typical_substitute
+from offspec.plan.model_sizes import imagine, sizes_of
+from offspec.plan.needs import WIDEST
+from offspec.plan.opened import Opened
+from offspec_planners.acceptance import typical
+from offspec_planners.cost import Estimate
+from offspec_planners.hardware import Hardware
+from offspec_planners.plan import Plan
+
+_MOST_NODES = 1024
+_FREE = 0.9  # of a machine's RAM, where nobody says how much may be used
+_FREE_DEVICE = 0.95
+
+
+def plan_elsewhere(config: EngineConfig, hardware: Hardware) -> Plan:
+    """The plan for a machine known by its profile alone.
+
+    draft "auto" stands for the fastest of what fits: a substitute, or a small sibling of a well-known target.
+    Raises CapacityError, CheckpointError, RequestError.
+    """
+    if config.device == "cuda" and hardware.link is None:
+        raise RequestError(f"{hardware.name} has no GPU; leave out --device")
+    config = replace(config, device="cpu" if hardware.link is None else "cuda")
+    target, fingerprint = imagine(config.model, getattr(torch, config.dtype), torch.device(config.device))
+    plans, failure = list[Plan](), None
+    for wanted in _drafts(config):
+        try:
+            plans.append(_plan(wanted, hardware, target, fingerprint))
+        except (CapacityError, CheckpointError) as error:
+            failure = failure or error
+    if plans:
+        return max(plans, key=lambda plan: plan.forecast.tok_per_s)
+    assert failure is not None
+    raise failure
+
+
+def _drafts(config: EngineConfig) -> list[EngineConfig]:
+    """What might draft, and nobody. Of what is equally fast the first is taken."""
+    if config.draft != AUTO:
+        return [config]
+    # Of heads, and of some models, no sizes are known to plan with.
+    siblings = [draft.id for draft in known_drafts(config.model) if known_config(draft.id)]
+    return [replace(config, draft=name) for name in (NONE, SUBSTITUTE, *siblings)]
+
+
+def _plan(config: EngineConfig, hardware: Hardware, target: LoadedModel, fingerprint: str) -> Plan:
+    drafts = _imagined(config, target, fingerprint)
+    vram = None
+    if hardware.link is not None:
+        vram = config.vram or int(_FREE_DEVICE * hardware.processor.memory)
+    opened = Opened(
+        config,
+        target,
+        fingerprint,
+        drafts,
+        config.memory or int(_FREE * hardware.ram),
+        vram,
+        memory.RUNTIME,  # a process there, not this one
+        config.draft,
+    )
+    opened, room, fit = _held(opened)
+    if fit.draft_mode == "none":
+        opened = opened.alone()
+    draft = opened.draft
+    sizes = sizes_of(draft, opened.drafts.main) if draft else None
+    pricing = Estimate(hardware, sizes, fit.draft_bits if fit.draft_mode == "packed" else None)
+    calibration, origin = typical_substitute(fit.draft_bits)
+    if sizes is not None and not config.substitutes:
+        share = sizes.parameters / sizes_of(target, config.model).parameters
+        calibration = typical("model", share)
+        origin = f"typical of a draft with {100 * share:.2g} % of the target's weights, not measured"
+    return make_plan(opened, room, pricing, calibration, origin, hardware)
+
+
+def _imagined(config: EngineConfig, target: LoadedModel, fingerprint: str) -> Drafts:
+    """What drafts, known by its configuration. Raises RequestError for what is not known by that."""
+    names = tuple(name for name in config.drafts if name not in (NONE, *LOOKUPS))
+    if not names:
+        return Drafts()
+    if len(names) > 1 or names[0] in (EARLY_EXIT, MTP):
+        raise RequestError("a plan for another machine goes by one draft: a model, or substitute")
+    if names[0] == SUBSTITUTE:
+        return Drafts(names, target, substitute_print(fingerprint))
+    return Drafts(names, *imagine(names[0], target.dtype, target.device))
+
+
+def _held(opened: Opened) -> tuple[Opened, EngineConfig, Fit]:
+    """With room for the largest trees: what was opened, its settings, and what fits where.
+
+    A named draft that does not fit as it is stored may fit rounded to 4 bits. Raises CapacityError.
+    """
+    config = opened.config
+    room = replace(config, budget=config.budget or _MOST_NODES, width=config.width or WIDEST)
+    try:
+        return opened, room, opened.fit(room)
+    except CapacityError:
+        if opened.draft is None or config.substitutes or config.draft_bits is not None:
+            raise
+    room, config = replace(room, draft_bits=4), replace(config, draft_bits=4)
+    return replace(opened, config=config), room, opened.fit(room)

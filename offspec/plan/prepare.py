@@ -1,0 +1,241 @@
+"""How trees are to be grown and what goes where: from a plan that an earlier run left, or a new one.
+
+A budget can only be chosen when it is known what passes and draft steps take, and that only when the models
+are loaded, for which a budget must be known. So the first load takes room for an allowance, and what is
+measured then makes the plan: this run grows its trees by it, and the next one is laid out by it as well.
+"""
+
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+
+from offspec.checkpoint import local_path
+from offspec.core import memory
+from offspec.core.config import AUTO, NONE, SUBSTITUTE, DraftBits, Dtype, EngineConfig, Tree, read_drafts
+from offspec.core.errors import PlanError
+from offspec.core.events import Notice
+from offspec.core.trace import OFF, Timeline
+from offspec.draft.grow.best_first import GrowthPolicy
+from offspec.draft.open import Notify
+from offspec.plan import records as ledger
+from offspec.plan.hardware_profile import machine_print
+from offspec.plan.initial_fit import RECORDED, outset
+from offspec.plan.load import Assembly, load_models, open_models
+from offspec.plan.make import LOOKED_UP, calibration_for, is_measured, measure, plan_by
+from offspec.plan.needs import WIDEST
+from offspec.plan.opened import Opened
+from offspec.plan.records import DraftRecord
+from offspec_planners.acceptance import Calibration
+from offspec_planners.measured_costs import Measured
+from offspec_planners.plan import Plan
+from offspec_planners.sequoia import Shape, choose_shape
+
+_RECORD_EVERY, _RECORD_WIDTH = 6, 32  # passes from one record to the next, grown in few steps: it takes time
+_WHOLE_FOREST = 24  # recorded trees, to know a draft well
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How an engine grows its trees. shape: of every tree, where it is fixed; plan: what it comes from.
+
+    record: most nodes to grow on to, for later plans, as long as few trees are on record. found: nodes where
+    lookups guess as well: what they find is not in the plan, and of its tree only what pays is verified.
+    """
+
+    policy: GrowthPolicy
+    shape: Shape | None = None
+    plan: Plan | None = None
+    record: int = 0
+    found: int = 1
+
+    @classmethod
+    def fixed(cls, config: EngineConfig) -> "Way":
+        """As the configuration says, with nothing planned."""
+        return cls(GrowthPolicy(config.budget or 1, config.width or WIDEST))
+
+    def recording(self, calibration: Calibration) -> GrowthPolicy:
+        """The policy, which grows more than it verifies while little is on record."""
+        known = len(calibration.forest) >= _WHOLE_FOREST or calibration.passes % _RECORD_EVERY
+        if known or self.record <= self.policy.budget:
+            return self.policy
+        return replace(self.policy, record=self.record, width=max(self.policy.width, _RECORD_WIDTH))
+
+    def with_lookups(self, policy: GrowthPolicy) -> GrowthPolicy:
+        """The same with room for what lookups find; where it records a tree, that comes first."""
+        if policy.costs is None or policy.recording:
+            return policy
+        return replace(policy, budget=max(policy.budget, self.found))
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Everything an engine is made of. config: with the budget and width that there is room for.
+
+    record: what is known of the draft, whether or not it is kept; measured: where it had to be.
+    """
+
+    config: EngineConfig
+    assembly: Assembly
+    way: Way
+    record: DraftRecord
+    opened: Opened
+    measured: Measured | None = None
+
+    @property
+    def main(self) -> str:
+        """The drafter that plans are made for, as it was loaded; "none" where none was."""
+        return next(iter(self.assembly.sources.drafters), NONE)
+
+
+def prepare(
+    config: EngineConfig,
+    notify: Notify,
+    timeline: Timeline = OFF,
+    *,
+    named: Plan | None = None,
+    replan: bool = False,
+) -> Ready:
+    """Open, decide and load. named: a plan to follow; replan: measure, whatever is kept or given.
+
+    Raises any OffspecError; on an error nothing stays open.
+    """
+    if named is not None:
+        named = _as_wished(named, config)
+        config = _as_planned(config, named)
+        named = named if config.draft != NONE or named.draft == NONE else None
+    opened = open_models(config, notify, timeline)
+    try:
+        key = plan_key(opened)
+        kept = None
+        if named is None and not replan:
+            kept = _up_to_date(ledger.kept_plan(key), opened, notify)
+        start = outset(opened, None if replan else named, kept, notify)
+        record = record_of(opened, start.fit.draft_bits)
+    except BaseException:
+        opened.close()
+        raise
+    assembly = load_models(opened, start.config, start.fit, notify)
+    ready = Ready(start.config, assembly, Way.fixed(start.config), record, opened)
+    if not start.plans and not replan:
+        return ready
+    recording = torch.is_grad_enabled()
+    try:
+        plan, measured = start.plan, None
+        if plan is None:
+            measured = measure(opened, assembly, start.config, notify)
+            plan = plan_by(opened, start.config, measured, record)
+            ledger.keep_plan(key, plan)
+        return replace(ready, way=way_of(plan, start.config, record), measured=measured)
+    except BaseException:
+        torch.set_grad_enabled(recording)  # Ctrl-C may have struck where it was about to be set back
+        assembly.sources.close()
+        opened.close()
+        raise
+
+
+def record_of(opened: Opened, bits: int) -> DraftRecord:
+    """What is known of the draft in so many bits."""
+    return DraftRecord(
+        opened.target_print,
+        # What is drawn holds by other odds than what is ranked: as if another draft had guessed it.
+        f"{opened.draft_print} drawn" if opened.config.verify == "sequoia" else opened.draft_print,
+        bits,
+        kind=opened.drafts.kind,
+        keeps=opened.config.learn,
+    )
+
+
+def _up_to_date(kept: Plan | None, opened: Opened, notify: Notify) -> Plan | None:
+    """The kept plan, unless it was made before anything was known of the draft, and now something is."""
+    if kept is None or is_measured(kept.acceptance):
+        return kept
+    if not is_measured(calibration_for(record_of(opened, kept.draft_bits), opened.config)[1]):
+        return kept
+    notify(Notice("the plan is remade: how well the draft guesses is known by now"))
+    return None
+
+
+def _as_wished(plan: Plan, config: EngineConfig) -> Plan:
+    """A plan that is named, with what the caller says besides."""
+    return replace(
+        plan,
+        budget=config.budget or plan.budget,
+        width=config.width or plan.width,
+        context=config.context or plan.context,
+    )
+
+
+def _as_planned(config: EngineConfig, plan: Plan) -> EngineConfig:
+    """The plan's own settings, where the caller gave none. Raises PlanError for others than the plan's."""
+    drafts = plan.draft_mode not in ("head", "none") and config.draft != NONE
+    for name, given, planned, usual in (
+        ("device", config.device, plan.device, "cpu"),
+        ("dtype", config.dtype, plan.dtype, "bfloat16"),
+        ("tree", config.tree, plan.tree, "dynamic"),
+        ("draft-bits", config.draft_bits if drafts else None, plan.draft_bits, None),
+    ):
+        if given not in (usual, planned):
+            raise PlanError(f"the plan has {name} {planned}, not {given}: leave out --{name}, or the plan")
+    draft = plan.draft if config.draft == AUTO else config.draft
+    # A substitute's bits are chosen anew should the plan not fit, those of a named draft are the user's.
+    rounded = drafts and not {AUTO, SUBSTITUTE} & set(read_drafts(draft))
+    return replace(
+        config,
+        draft=draft,
+        draft_bits=cast(DraftBits, plan.draft_bits) if rounded else config.draft_bits,
+        memory=config.memory or min(plan.memory, memory.available_bytes() + memory.resident_bytes()),
+        vram=config.vram or plan.vram,
+        context=plan.context,
+        device=plan.device,
+        dtype=cast(Dtype, plan.dtype),
+        tree=cast(Tree, plan.tree),
+        temperature=plan.temperature,
+    )
+
+
+def _place(model: str) -> str:
+    """What a model is called wherever the caller stands."""
+    path, kind = local_path(model)
+    return str(path.resolve()) if kind else model
+
+
+def plan_key(opened: Opened) -> str:
+    """The name under which a plan for this case is kept, whatever version of its models it was made for."""
+    config = opened.config
+    return ledger.key_of(
+        _place(config.model),
+        config.quantize,
+        *map(_place, read_drafts(opened.asked)),
+        config.draft_bits,
+        machine_print(config.device),
+        opened.runtime,
+        config.memory,
+        config.vram,
+        config.device,
+        config.dtype,
+        config.context,
+        config.converses and config.context is None,
+        config.budget,
+        config.width,
+        config.verify,
+        config.tree,
+        round(config.temperature, 1),
+    )
+
+
+def way_of(plan: Plan, loaded: EngineConfig, record: DraftRecord) -> Way:
+    """How to grow trees by a plan, within the room that was made."""
+    budget = min(plan.budget, loaded.budget or 1)
+    width = min(plan.width, loaded.width or 1)
+    shape = None
+    if plan.tree == "sequoia" and budget > 1:
+        calibration, _ = calibration_for(record, loaded)
+        shape = choose_shape(calibration.acceptance(), plan.costs, budget, width)
+    return Way(
+        GrowthPolicy(budget, width, costs=plan.costs),
+        shape,
+        plan,
+        record=min(RECORDED * budget, loaded.budget or 1),
+        found=min(LOOKED_UP[loaded.device.split(":")[0]], loaded.budget or 1),
+    )

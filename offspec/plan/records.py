@@ -1,0 +1,147 @@
+"""What runs leave for later runs: plans, and what was learnt about drafts. Files in the user's cache.
+
+A file that is damaged is as good as none here: it is made anew. Only a plan that the user names is read
+strictly.
+"""
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from offspec.core.cache_dir import cache_root
+from offspec.core.errors import OffspecError, PlanError
+from offspec.core.files import write_file
+from offspec_planners.acceptance import Calibration
+from offspec_planners.json_fields import parse
+from offspec_planners.plan import Plan
+
+_VERSION = 1
+
+Case = tuple[float, bool]  # temperature, to two digits, and whether the noise is coupled
+
+
+def key_of(*parts: object) -> str:
+    """A file's name from whatever tells one case from another."""
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]
+
+
+def read_plan(file: Path) -> Plan:
+    """A plan that the user names. Raises PlanError."""
+    try:
+        return Plan.from_text(file.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(
+            f"cannot read the plan {file}: {getattr(error, 'strerror', None) or error}"
+        ) from error
+    except ValueError as error:
+        raise PlanError(f"{file} is not a plan that can be used: {error}") from error
+
+
+def kept_plan(key: str) -> Plan | None:
+    """The plan that an earlier run made for the same case."""
+    try:
+        return Plan.from_text(_plan_file(key).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def keep_plan(key: str, plan: Plan) -> None:
+    """Leave a plan for later runs; where nothing can be written, they make it again."""
+    _write(_plan_file(key), plan.to_text())
+
+
+def _plan_file(key: str) -> Path:
+    return cache_root() / "plans" / f"{key}.json"
+
+
+class DraftRecord:
+    """What is known of one draft's guesses for one target, by temperature and rule.
+
+    kind: what it is like. bits: that its matrices are rounded to, 16 where they are not; in other bits it is
+    another draft.
+
+    entry(...) is a calibration that engines go on learning into; `save` keeps those, and leaves what other
+    processes may have learnt at other temperatures. keeps: False to learn and forget.
+    """
+
+    def __init__(
+        self, target: str, draft: str, bits: int = 16, *, kind: str = "model", keeps: bool = True
+    ) -> None:
+        self.kind, self.bits, self.keeps = kind, bits, keeps
+        self._used = set[Case]()
+        self._file = cache_root() / "drafts" / f"{key_of(target, draft, bits)}.json"
+        self._entries: dict[Case, Calibration] = {}
+        for name, value in self._read().items():
+            try:
+                self._entries[_case_named(name)] = Calibration.from_json(value)
+            except ValueError:
+                continue
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            found = parse(self._file.read_text("utf-8"))
+        except (OSError, ValueError):
+            return {}
+        entries = (
+            found.get("entries") if isinstance(found, dict) and found.get("version") == _VERSION else None
+        )
+        return entries if isinstance(entries, dict) else {}
+
+    def find(self, temperature: float, coupled: bool) -> Calibration | None:
+        """What was learnt at this temperature, if anything was."""
+        return self._entries.get(case_of(temperature, coupled))
+
+    def nearest(self, temperature: float, coupled: bool) -> Calibration | None:
+        """The same, or what was learnt at the nearest other temperature; greedy decoding knows no rule."""
+        known = {
+            case[0]: entry
+            for case, entry in self._entries.items()
+            if entry.passes and case == case_of(case[0], coupled)
+        }
+        if not known:
+            return None
+        return known[min(known, key=lambda other: abs(other - temperature))]
+
+    def entry(self, temperature: float, coupled: bool) -> Calibration:
+        """The calibration to learn into."""
+        case = case_of(temperature, coupled)
+        self._used.add(case)
+        if case not in self._entries:
+            self._entries[case] = Calibration()
+        return self._entries[case]
+
+    def save(self) -> None:
+        """Keep what was learnt; where nothing can be written, it is learnt again."""
+        learnt = {_name(case): self._entries[case] for case in self._used if self._entries[case].passes}
+        if not (self.keeps and learnt):
+            return
+        entries = self._read() | {name: entry.to_json() for name, entry in learnt.items()}
+        _write(self._file, json.dumps({"version": _VERSION, "entries": entries}, separators=(",", ":")))
+
+
+def case_of(temperature: float, coupled: bool) -> Case:
+    """What learning about guesses is kept by: nearly equal temperatures are one, and greedily all rules."""
+    return float(f"{temperature:.2g}"), coupled and temperature > 0
+
+
+def _name(case: Case) -> str:
+    return f"{case[0]:.2g} {'coupled' if case[1] else 'alone'}"
+
+
+def _case_named(name: str) -> Case:
+    """The case that a file names. Raises ValueError for what is no name of ours."""
+    number, _, rule = name.partition(" ")
+    case = case_of(float(number), rule == "coupled")
+    if not 0 <= case[0] < math.inf or _name(case) != name:
+        raise ValueError(f"{name} is no temperature and rule")
+    return case
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_file(file, text.encode())
+    except (OSError, OffspecError):
+        return

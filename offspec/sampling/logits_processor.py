@@ -1,0 +1,231 @@
+"""From logits to the next token: penalties, temperature, filters, and the pick.
+
+Each node of a token tree has a history of its own: the committed tokens, then the path to the node. The
+order is transformers': repetition penalty, presence and frequency penalties, temperature, top_k, top_p,
+min_p. Every step is elementwise or compares with a threshold, and a row is processed alone, so what a
+node gets does not depend on the tree around it.
+
+Letters: V vocabulary, W nodes.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from offspec.core.config import SamplingParams
+from offspec.core.errors import CheckpointError
+from offspec.sampling.noise import GumbelNoise
+from offspec_kernels.gumbel_argmax import gumbel_argmax, keep_above
+
+Border = tuple[Tensor, Tensor | None]  # the `least` and `last_tie` of `keep_above`, [1] each
+
+# Logits divided by less than this could overflow float32. Two float32 logits that differ are then at least
+# 10^10 apart, far beyond any noise: the sample is the greedy token, as it would be at a lower temperature.
+_COLDEST = 1e-20
+_HOTTEST = 1e38  # near the largest float32; all tokens are as likely, as they would be beyond
+
+# How many of the likeliest tokens top_p looks at before it sorts the whole vocabulary, which takes
+# milliseconds on a CPU.
+_PREFIXES = (256, 4096)
+
+
+class LogitsProcessor:
+    """Applies `SamplingParams` to logits, at any node below one committed history.
+
+    A node's path is the tokens between the committed history and its logits: those after the last
+    committed token, the node's own included. They count as output.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        vocab_size: int,
+        prompt: Sequence[int],
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.params = params
+        self.vocab_size = vocab_size
+        self.device = torch.device(device)
+        # Greedy scores are not divided.
+        self._temperature = 1.0 if params.greedy else min(max(params.temperature, _COLDEST), _HOTTEST)
+        self._filters = not params.greedy and (params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0)
+        self._penalises = (
+            params.repetition_penalty != 1.0
+            or params.presence_penalty != 0.0
+            or params.frequency_penalty != 0.0
+        )
+        # Times each seen token was put out; 0 for one that only the prompt holds.
+        self._counts: Counter[int] = Counter(dict.fromkeys(prompt, 0))
+        self._tables: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def uses_noise(self) -> bool:
+        """False when decoding is greedy: `choose` then takes no noise."""
+        return not self.params.greedy
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Adds output tokens to the history of every node."""
+        if self._penalises:
+            self._counts.update(tokens)
+            self._tables = None
+
+    def choose(
+        self, logits: Tensor, path: Sequence[int], noise: GumbelNoise | None, position: int
+    ) -> tuple[int, float]:
+        """The token that follows one node, the lowest id among equals, and its lead on the second best.
+
+        logits: [V] float32, bfloat16 or float16, left as they are. The noise of `position`, the absolute
+        one of the token, makes it a sample of softmax(process(logits, path)); without noise it is the greedy
+        choice. The lead is in nats, 0 for a tie, inf when no other token is left. Raises CheckpointError when
+        the logits are not numbers.
+        """
+        bare = not (self._penalises or self._filters)  # then even the division is left to the kernel
+        scores = logits[None] if bare else self.draft_scores(logits[None], [path])
+        least, last_tie = self._border(scores[0]) if self._filters else (None, None)
+        picks = gumbel_argmax(
+            scores,
+            seed=noise.key if noise else None,
+            positions=[position],
+            temperature=self._temperature if bare else 1.0,
+            least=least,
+            last_tie=last_tie,
+            noise=noise.row if noise else None,
+        )
+        best = float(picks.best)
+        _check_finite(best)
+        return int(picks.token), best - float(picks.second)
+
+    def process(self, logits: Tensor, path: Sequence[int] = ()) -> Tensor:
+        """The scores that `choose` chooses from: [V] any float -> [V] float32, filtered tokens -inf.
+
+        At temperature 0 they are the penalised logits. The input is left as it is; the result may share its
+        memory when nothing is to be done.
+        """
+        scores = self.draft_scores(logits[None], [path])[0]
+        return keep_above(scores.clone(), *self._border(scores)) if self._filters else scores
+
+    def distribution(self, logits: Tensor, path: Sequence[int] = ()) -> Tensor:
+        """What the token that follows a node is a sample of: softmax(process), [V] float64 on the CPU.
+
+        Raises CheckpointError when the logits are not numbers.
+        """
+        _check_finite(float(logits.max()))
+        return torch.softmax(self.process(logits, path).cpu().double(), dim=0)
+
+    @property
+    def penalises(self) -> bool:
+        """Whether scores depend on what was said, so that `draft_scores` needs paths."""
+        return self._penalises
+
+    def draft_scores(
+        self, logits: Tensor, paths: Sequence[Sequence[int]], out: Tensor | None = None
+    ) -> Tensor:
+        """Penalties and temperature without the filters: [W, V] any float -> [W, V] float32.
+
+        A draft must not filter: its top_p would hide tokens that the target's keeps. Without `out` the
+        result may share memory with the input when nothing is to be done; the input is left as it is. With
+        it, [W, V] float32, the result is there; logits may then be of another width, since one family pads
+        its heads to several: what they lack is -inf.
+        """
+        if out is not None:
+            known = min(logits.shape[1], self.vocab_size)
+            out[:, :known] = logits[:, :known]
+            out[:, known:] = -math.inf
+        elif self._penalises:
+            out = logits.to(torch.float32, copy=True)
+        scores = logits.float() if out is None else out
+        if self._penalises:
+            self._penalise(scores, paths)
+        if self._temperature == 1.0:
+            return scores
+        # A tensor, since CUDA divides by a number by multiplying with its inverse, which rounds twice.
+        divisor = torch.full((), self._temperature, device=scores.device)
+        if scores is logits:
+            return scores / divisor
+        return scores.div_(divisor)  # in place: memory for [W, V] costs more than the division
+
+    def _penalise(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> None:
+        """Lower the scores [W, V] float32 in place."""
+        if self._tables is None:
+            self._tables = (
+                torch.tensor(list(self._counts), dtype=torch.int64, device=self.device),
+                torch.tensor(list(self._counts.values()), dtype=torch.float32, device=self.device),
+            )
+        # The tokens of a path again, from their raw scores, with its own counts on top of the history's.
+        hits = [
+            (node, token, self._counts[token] + times)
+            for node, path in enumerate(paths)
+            for token, times in Counter(path).items()
+        ]
+        nodes, of_path, times = (
+            torch.tensor(hits, dtype=torch.int64, device=self.device).view(-1, 3).unbind(1)
+        )
+        on_path = self._lowered(scores[nodes, of_path], times.float())
+        tokens, counts = self._tables
+        scores[:, tokens] = self._lowered(scores[:, tokens], counts)
+        scores[nodes, of_path] = on_path
+
+    def _lowered(self, scores: Tensor, counts: Tensor) -> Tensor:
+        """Penalised scores of tokens that were seen; counts are of the output alone."""
+        params = self.params
+        if params.repetition_penalty != 1.0:
+            penalty = params.repetition_penalty
+            scores = torch.where(scores < 0, scores * penalty, scores / penalty)
+        return scores - counts * params.frequency_penalty - (counts > 0) * params.presence_penalty
+
+    def _border(self, scores: Tensor) -> Border:
+        """Where top_k, top_p and min_p, one after the other, cut a row [V] float32."""
+        params = self.params
+        border: Border = scores.new_full((1,), -math.inf), None
+        kept = scores
+        if 0 < params.top_k < self.vocab_size:
+            border = torch.topk(scores, params.top_k).values[-1:], None  # all equals are kept
+            kept = keep_above(scores.clone(), *border)
+        if params.top_p < 1.0:
+            border = _top_p(kept, params.top_p) or border
+        if params.min_p > 0.0:
+            # p < min_p * p_max, without a softmax.
+            border = _raised(border, scores.amax(dim=0, keepdim=True) + math.log(params.min_p))
+        return border
+
+
+def _check_finite(largest: float) -> None:
+    """Raises CheckpointError for the largest of a target's logits, which a NaN among them would be."""
+    if not math.isfinite(largest):
+        raise CheckpointError(
+            "the target's logits are not finite numbers: its weights are damaged, or overflow in this "
+            "dtype; try float32"
+        )
+
+
+def _raised(border: Border, floor: Tensor) -> Border:
+    """The higher of the two. A floor keeps all that equal it, if it is above the border."""
+    least, last_tie = border
+    if last_tie is not None:
+        last_tie = last_tie.masked_fill(floor > least, torch.iinfo(torch.int64).max)
+    return torch.maximum(least, floor), last_tie
+
+
+def _top_p(scores: Tensor, top_p: float) -> Border | None:
+    """The border of the smallest set of likeliest tokens whose probability reaches top_p, scores [V].
+
+    Of tokens that are equally likely at the border, those with the lowest ids are kept. None: all are.
+    """
+    (size,) = scores.shape
+    logsum = torch.logsumexp(scores.double(), dim=0)
+    for length in (*(n for n in _PREFIXES if n < size), size):
+        ranked = torch.topk(scores, length).values  # descending
+        # Summed on the CPU: a GPU's scan does not add in the same order every time.
+        reached = (ranked.double() - logsum).cpu().exp_().cumsum(dim=0) >= top_p
+        count = int(length - reached.sum()) + 1  # tokens to keep
+        if count <= length:
+            break
+    else:
+        return None  # rounding: not even all of them reach top_p
+    least = ranked[count - 1 : count]
+    ties = (scores == least).nonzero()[:, 0]  # ascending ids
+    kept_ties = count - int((ranked[:count] > least).sum())
+    return least, ties[kept_ties - 1 : kept_ties] if kept_ties < len(ties) else None

@@ -1,1 +1,0 @@
-"""Tiers: memory that weights are read into, and the files they are read from."""

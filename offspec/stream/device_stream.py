@@ -1,0 +1,126 @@
+"""Units copied to a device with memory of its own, from RAM and from the ring that reads them."""
+
+from collections.abc import Sequence
+
+import torch
+
+from offspec.core.errors import OffspecError, StreamError
+from offspec.core.trace import OFF, Timeline
+from offspec.stream.arena import Arena
+from offspec.stream.disk_stream import DiskStream
+from offspec.stream.layout import UnitLayout
+from offspec.stream.ring import Ring, RingStats, WorkerDiedError
+
+
+class DeviceStream:
+    """One ring feeding another, so that disk reads, copies and compute overlap.
+
+    layouts: the units in order. hosted: by unit, those that live in RAM; the others come from `disk`, in
+    their order. The copies run on a stream of their own. A device slot is refilled only when the kernels
+    that read it have run, which an event recorded at `release` tells; a host slot of the disk's ring is
+    given back as soon as its copy is done.
+    """
+
+    def __init__(
+        self,
+        layouts: Sequence[UnitLayout],
+        hosted: dict[int, Arena],
+        disk: DiskStream | None,
+        slots: int,
+        device: torch.device,
+        timeline: Timeline = OFF,
+    ) -> None:
+        self.layouts = layouts
+        self._hosted, self._disk, self._device = hosted, disk, device
+        read = [unit for unit in range(len(layouts)) if unit not in hosted]
+        self._place = {unit: place for place, unit in enumerate(read)}
+        assert (disk is not None) == bool(read)
+        slot_bytes = max(layout.nbytes for layout in layouts)
+        self.memory = [torch.empty(slot_bytes, dtype=torch.uint8, device=device) for _ in range(slots)]
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        if self._copies is not None:
+            # The slots may lie where kernels still read what lay there before.
+            self._copies.wait_stream(torch.cuda.current_stream(device))
+        self._free: list[torch.cuda.Event | None] = [None] * slots
+        self._slot = 0
+        self.ring = Ring(
+            [layout.name for layout in layouts],
+            slots,
+            lambda unit: [lambda slot: self._fill(unit, slot)],
+            workers=1,
+            name="copy",
+            timeline=timeline,
+        )
+
+    @property
+    def stats(self) -> RingStats:
+        return self.ring.stats
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that came from disk."""
+        return self._disk.bytes_read if self._disk else 0
+
+    def _fill(self, unit: int, slot: int) -> int:
+        arena = self._hosted.get(unit)
+        if arena is not None:
+            return self._copy(unit, arena.tensor, slot)
+        assert self._disk is not None
+        memory = self._disk.acquire(self._place[unit])
+        try:
+            return self._copy(unit, memory, slot)
+        finally:
+            self._disk.release()
+
+    def _copy(self, unit: int, memory: torch.Tensor, slot: int) -> int:
+        size = self.layouts[unit].nbytes
+        try:
+            if self._copies is None:
+                self.memory[slot][:size].copy_(memory[:size])
+                return size
+            with torch.cuda.stream(self._copies):
+                free = self._free[slot]
+                if free is not None:
+                    self._copies.wait_event(free)
+                self.memory[slot][:size].copy_(memory[:size], non_blocking=True)
+            self._copies.synchronize()
+            return size
+        except OffspecError:
+            raise
+        except Exception as error:
+            raise self._error(unit, f"copying {self.layouts[unit].name} failed: {error}") from error
+
+    def _error(self, unit: int, message: str) -> StreamError:
+        first = self.layouts[unit].extents[0]
+        return StreamError(" ".join(message.split()), file=first.file, offset=first.offset)
+
+    def acquire(self, unit: int) -> torch.Tensor:
+        """The slot that holds `unit`, uint8 [slot bytes]. Raises StreamError, ClosedError."""
+        try:
+            self._slot = self.ring.acquire(unit)
+        except WorkerDiedError as error:
+            raise self._error(unit, f"copying stopped: {error}") from error
+        return self.memory[self._slot]
+
+    def release(self) -> None:
+        if self._copies is not None:
+            self._free[self._slot] = torch.cuda.current_stream(self._device).record_event()
+        self.ring.release()
+
+    def abandon(self) -> None:
+        try:
+            if self._copies is not None:
+                # Kernels of the broken-off pass may still read the slot that was held.
+                torch.cuda.current_stream(self._device).synchronize()
+        finally:
+            try:
+                self.ring.abandon()
+            finally:
+                if self._disk is not None:
+                    self._disk.abandon()
+
+    def close(self) -> None:
+        self.ring.close()
+        if self._disk is not None:
+            self._disk.close()
+        self.memory.clear()

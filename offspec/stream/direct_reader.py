@@ -1,0 +1,231 @@
+"""Reading checkpoints past the page cache.
+
+A streamed model is read in the same order for ever, the worst case of an LRU cache, and cached pages would
+count against the memory that was promised. So files are opened with O_DIRECT; where the file system
+refuses, reads are buffered and their pages dropped again, and the reader says so.
+"""
+
+import errno
+import hashlib
+import os
+import threading
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from offspec.checkpoint.checksum import FileSum, damage
+from offspec.core.errors import CheckpointError, OffspecError, StreamError
+from offspec.stream.arena import PAGE
+from offspec.stream.layout import UnitLayout
+
+_CHANGED = (
+    "the file ended early or was changed while it was in use: was it truncated or replaced? "
+    "Have it whole again (download it again if need be) and load the model anew"
+)
+
+_SETTLED_NS = 10 * 10**9  # a file that was changed longer ago than this is not being written
+_SAMPLES = 16  # pages of a file that must be as they were for it to pass as the same file
+
+
+@dataclass(frozen=True, slots=True)
+class ReadShape:
+    """How a file is read: `depth` requests under way at once (a thread each), of `block` bytes each."""
+
+    depth: int = 2
+    block: int = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """An open file, and what it looked like then. direct: opened past the page cache.
+
+    stamp: size in bytes and time of the last change; sample: a digest of pages here and there.
+    """
+
+    descriptor: int
+    stamp: tuple[int, int]
+    sample: bytes
+    direct: bool
+
+
+class DirectReader:
+    """Opens each file once and reads aligned ranges of it. Safe to use from several threads.
+
+    `buffered` names the files that could not be opened with O_DIRECT. A file that is replaced while it is
+    in use is an error: weights of two models must never meet in one pass. sums: what files must hold, where
+    that is known; remedy: what to do where one does not.
+    """
+
+    def __init__(self, sums: Mapping[Path, FileSum] | None = None, remedy: str = "") -> None:
+        self._sums, self._remedy = dict(sums or {}), remedy
+        self._summed: set[str] = set()
+        self._files: dict[Path, _File] = {}
+        self._retired: list[int] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @property
+    def buffered(self) -> set[Path]:
+        return {path for path, file in self._files.items() if not file.direct}
+
+    def open(self, paths: Iterable[Path]) -> None:
+        """Open files now, so that what is done to them from here on is noticed.
+
+        One that cannot be opened is told about when it is read.
+        """
+        for path in paths:
+            with suppress(StreamError):
+                self._file(path)
+
+    def _file(self, path: Path) -> _File:
+        with self._lock:
+            if self._closed:
+                raise StreamError("the model was closed", file=path, offset=0)
+            if path not in self._files:
+                self._files[path] = _open(path)
+            return self._files[path]
+
+    def _reopen_buffered(self, path: Path) -> _File:
+        with self._lock:
+            file = self._files[path]
+            if file.direct:
+                self._retired.append(file.descriptor)  # another thread may be reading from it
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                file = self._files[path] = replace(file, descriptor=descriptor, direct=False)
+            return file
+
+    def _check(self, path: Path, file: _File, offset: int) -> None:
+        """That the file still is what was opened. One that was only touched, or put back, passes."""
+        size, _ = stamp = _stamp(file.descriptor)
+        if stamp == file.stamp:
+            return
+        if size != file.stamp[0] or _sample(file.descriptor, size) != file.sample:
+            raise StreamError(_CHANGED, file=path, offset=size if size < file.stamp[0] else offset)
+        if time.time_ns() - stamp[1] > _SETTLED_NS:  # else it may be in the middle of being written over
+            with self._lock:
+                self._files[path] = replace(self._files[path], stamp=stamp)
+
+    def check_unit(self, layout: UnitLayout, memory: memoryview) -> None:
+        """When a unit was read for the first time, compare its whole files' bytes with their checksums.
+
+        memory: where it was read to. Raises CheckpointError.
+        """
+        if not self._sums or layout.name in self._summed:
+            return
+        for extent in layout.extents:
+            known = self._sums.get(extent.file)
+            if known is None:
+                continue
+            if (extent.offset, extent.needed) != (known.start, known.size - known.start):
+                self._check_file(extent.file)  # not all of it was read
+            elif zlib.crc32(memory[extent.start : extent.start + extent.needed]) != known.crc32:
+                raise self._damaged(extent.file, "is damaged: its checksum is not that of its pack")
+        self._summed.add(layout.name)
+
+    def check_files(self, except_for: Iterable[Path]) -> None:
+        """The same for files that hold more than one unit, which are read whole. Raises CheckpointError."""
+        for path in self._sums.keys() - set(except_for):
+            self._check_file(path)
+
+    def _check_file(self, path: Path) -> None:
+        if how := damage(path, self._sums[path]):
+            raise self._damaged(path, how)
+
+    def _damaged(self, path: Path, how: str) -> CheckpointError:
+        return CheckpointError(f"{path} {how}; {self._remedy}")
+
+    def read_into(self, path: Path, offset: int, target: memoryview, needed: int) -> int:
+        """Fill `target` from `offset`; returns the bytes that came from the file.
+
+        offset, the length of target and its address are multiples of the page size; `needed` of the bytes
+        must exist, the rest is padding that may lie beyond the file's end. Raises StreamError.
+        """
+        assert offset % PAGE == 0 and len(target) % PAGE == 0 and needed <= len(target)
+        with _errors_at(path, offset):
+            return self._read_into(path, offset, target, needed)
+
+    def _read_into(self, path: Path, offset: int, target: memoryview, needed: int) -> int:
+        file, done = self._file(path), 0
+        while done < needed:
+            try:
+                count = os.preadv(file.descriptor, [target[done:]], offset + done)
+            except InterruptedError:
+                continue
+            except OSError as error:
+                if error.errno == errno.EINVAL and file.direct:
+                    file = self._reopen_buffered(path)  # opened with O_DIRECT, but cannot be read so
+                    continue
+                raise StreamError(
+                    f"read failed: {error.strerror}", file=path, offset=offset + done
+                ) from error
+            if done + count < needed and file.direct:
+                count -= count % PAGE  # O_DIRECT wants an aligned offset to go on from
+            if count == 0:
+                raise StreamError(_CHANGED, file=path, offset=offset + done)
+            done += count
+        self._check(path, file, offset)
+        if not file.direct:
+            os.posix_fadvise(file.descriptor, offset, len(target), os.POSIX_FADV_DONTNEED)
+        return done
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            for descriptor in (*(file.descriptor for file in self._files.values()), *self._retired):
+                os.close(descriptor)
+            self._files.clear()
+            self._retired.clear()
+
+
+@contextmanager
+def _errors_at(path: Path, offset: int) -> Iterator[None]:
+    """Any failure becomes a StreamError that names the place."""
+    try:
+        yield
+    except OffspecError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise StreamError(f"reading failed: {text}", file=path, offset=offset) from error
+
+
+def _open(path: Path) -> _File:
+    with_direct = getattr(os, "O_DIRECT", 0)
+    try:
+        if with_direct:
+            try:
+                return _opened(path, with_direct)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+        return _opened(path, 0)
+    except OSError as error:
+        raise StreamError(f"cannot open a weight file: {error.strerror}", file=path, offset=0) from error
+
+
+def _opened(path: Path, with_direct: int) -> _File:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | with_direct)
+    try:
+        stamp = _stamp(descriptor)
+        return _File(descriptor, stamp, _sample(descriptor, stamp[0]), direct=bool(with_direct))
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _stamp(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_size, status.st_mtime_ns
+
+
+def _sample(descriptor: int, size: int) -> bytes:
+    digest = hashlib.blake2b()
+    # The very file that is open, whatever has its name by now, and opened without O_DIRECT's rules.
+    with Path(f"/proc/self/fd/{descriptor}").open("rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead into the page cache
+        for place in range(_SAMPLES):
+            digest.update(os.pread(file.fileno(), PAGE, size * place // _SAMPLES))
+    return digest.digest()

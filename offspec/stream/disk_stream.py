@@ -1,0 +1,122 @@
+"""Units read from their files into page-aligned memory: the lowest tier."""
+
+from collections.abc import Sequence
+
+import torch
+
+from offspec.core.errors import StreamError
+from offspec.core.trace import OFF, Timeline
+from offspec.stream.arena import Arena
+from offspec.stream.direct_reader import DirectReader, ReadShape
+from offspec.stream.layout import Extent, UnitLayout
+from offspec.stream.ring import Job, Ring, RingStats, WorkerDiedError
+
+
+class DiskStream:
+    """A ring of host slots, each the size of the largest unit, filled by `shape.depth` reading threads."""
+
+    def __init__(
+        self,
+        layouts: Sequence[UnitLayout],
+        slots: int,
+        reader: DirectReader,
+        *,
+        shape: ReadShape | None = None,
+        pin: bool = False,
+        waits: str = "compute",
+        timeline: Timeline = OFF,
+    ) -> None:
+        self.layouts = layouts
+        self.shape = shape or ReadShape()
+        self.memory: list[Arena] = []
+        self._reader = reader
+        self._ring: Ring | None = None
+        slot_bytes = max(layout.nbytes for layout in layouts)
+        reader.open({extent.file for layout in layouts for extent in layout.extents})
+        try:
+            self.memory += (Arena(slot_bytes, pin=pin) for _ in range(slots))
+            self._ring = Ring(
+                [layout.name for layout in layouts],
+                slots,
+                self._jobs,
+                workers=self.shape.depth,
+                name="read",
+                waits=waits,
+                timeline=timeline,
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def ring(self) -> Ring:
+        assert self._ring is not None
+        return self._ring
+
+    @property
+    def stats(self) -> RingStats:
+        return self.ring.stats
+
+    @property
+    def bytes_read(self) -> int:
+        return self.ring.stats.bytes_moved
+
+    def _jobs(self, unit: int) -> list[Job]:
+        step = self.shape.block
+        return [
+            self._job(extent, at, min(step, extent.length - at))
+            for extent in self.layouts[unit].extents
+            for at in range(0, extent.length, step)
+        ]
+
+    def _job(self, extent: Extent, at: int, length: int) -> Job:
+        def read(slot: int) -> int:
+            start = extent.start + at
+            target = self.memory[slot].buffer[start : start + length]
+            needed = min(length, extent.needed - at)
+            return self._reader.read_into(extent.file, extent.offset + at, target, needed)
+
+        return read
+
+    def acquire(self, unit: int) -> torch.Tensor:
+        """The slot that holds `unit`, uint8 [slot bytes], the caller's until `release`.
+
+        Raises StreamError, ClosedError, CheckpointError where its checksum is wrong.
+        """
+        first = self.layouts[unit].extents[0]
+        try:
+            arena = self.memory[self.ring.acquire(unit)]
+        except WorkerDiedError as error:
+            raise StreamError(f"reading stopped: {error}", file=first.file, offset=first.offset) from error
+        self._reader.check_unit(self.layouts[unit], arena.buffer)
+        return arena.tensor
+
+    def release(self) -> None:
+        self.ring.release()
+
+    def abandon(self) -> None:
+        self.ring.abandon()
+
+    def close(self) -> None:
+        if self._ring is not None:
+            self._ring.close()
+        for arena in self.memory:
+            arena.close()
+        self.memory.clear()
+
+
+def read_unit(layout: UnitLayout, reader: DirectReader, *, pin: bool = False) -> Arena:
+    """Read a whole unit once, into memory of its own: one that stays.
+
+    Raises StreamError, CapacityError, CheckpointError where its checksum is wrong.
+    """
+    arena = Arena(layout.nbytes, pin=pin)
+    try:
+        for extent in layout.extents:
+            target = arena.buffer[extent.start : extent.start + extent.length]
+            reader.read_into(extent.file, extent.offset, target, extent.needed)
+        reader.check_unit(layout, arena.buffer)
+    except BaseException:
+        arena.close()
+        raise
+    return arena

@@ -1,1 +1,0 @@
-"""Tokens and text, both ways: `codec` prompts in, `stream` characters out."""

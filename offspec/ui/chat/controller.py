@@ -1,0 +1,173 @@
+"""The desk: one engine, the conversation on it, and everything a face can ask of the two."""
+
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from offspec.chat.archive import Archive
+from offspec.chat.conversation import Conversation
+from offspec.core.config import EngineConfig
+from offspec.core.errors import OffspecError, RequestError
+from offspec.core.events import Event, Notice, TreeSeen
+from offspec.ui.chat.commands import parse
+from offspec.ui.chat.completion import Completer, Completion
+from offspec.ui.chat.handlers import ACTIONS
+from offspec.ui.chat.outcomes import Outcome
+from offspec.ui.chat.setup import ChatEngine, Opener, Setup
+from offspec.ui.chat.stats import Figures
+
+__all__ = ["Completion", "Desk"]
+
+_TREES = 200  # of the latest passes, to look back through
+
+
+class Desk:
+    """What both faces of a chat drive. Takes the engine over: `close` closes it.
+
+    session: the conversation, which is kept in `file` from its first question on. figures: how fast it goes.
+    trees: those of the latest passes, the last one at the end. notes: lines the user should know. sources:
+    whether answers show where their tokens came from. config: what the engine was asked to be.
+
+    Answers run where their generator is run, in whichever thread; `stop`, `hear` and what only reads may be
+    called from any.
+    """
+
+    def __init__(self, engine: ChatEngine, setup: Setup, archive: Archive) -> None:
+        """Begin a conversation, or resume the one that `setup` names. Raises SessionError."""
+        self.engine, self.setup, self.archive = engine, setup, archive
+        self.config = setup.config
+        self.figures = Figures()
+        self.trees: deque[TreeSeen] = deque(maxlen=_TREES)
+        self.notes: list[str] = []
+        self.sources = False
+        self._completer = Completer(archive)
+        self.session = engine.chat(system=setup.system, params=setup.params)
+        self.file = archive.file_for(self.session.conversation)
+        file = setup.resumed(archive)
+        if file is not None:
+            self._resume(file)
+            return
+        self.session.keep(self.file)
+        if setup.resume is not None:
+            self.notes.append(f"No conversation with {self.config.model} is saved yet; this is a new one.")
+
+    @classmethod
+    def open(cls, setup: Setup, opener: Opener, archive: Archive, notify: Callable[[Event], None]) -> "Desk":
+        """Load the model, and lay out its conversation. Raises OffspecError."""
+        engine = opener(setup.config, setup.plan, notify)
+        try:
+            return cls(engine, setup, archive)
+        except BaseException:
+            engine.close()
+            raise
+
+    def ask(self, text: str) -> Generator[Event, None, None]:
+        """Say this to the model, as it is. Raises OffspecError, when the generator is run."""
+        return self.follow(self.session.send(text, trees=self.setup.trees))
+
+    def follow(self, events: Generator[Event, None, None]) -> Generator[Event, None, None]:
+        """The same events, which figures and trees take note of."""
+        try:
+            with closing(events):
+                for event in events:
+                    if isinstance(event, TreeSeen):
+                        self.trees.append(event)
+                    else:
+                        self.hear(event)
+                    yield event
+        finally:
+            self.figures.idle()
+
+    def run(self, line: str) -> Outcome:
+        """Do what a command says. Raises OffspecError; nothing has changed then."""
+        self._completer.forget()
+        command, argument = parse(line)
+        if self.session.busy and not command.while_busy:
+            raise RequestError("stop the answer first (Esc)")
+        if argument and not command.takes_argument:
+            raise RequestError(f"/{command.name} takes nothing after it")
+        return ACTIONS[command.name](self, argument)
+
+    def complete(self, line: str) -> list[Completion]:
+        """Whole lines that could take the place of one that begins a command."""
+        return self._completer.complete(line)
+
+    def stop(self) -> None:
+        """End the answer under way; what came is kept."""
+        self.session.stop()
+
+    def hear(self, event: Event) -> None:
+        """Take what the engine tells aside, from whichever thread."""
+        if isinstance(event, Notice):
+            self.notes.append(event.text)
+        else:
+            self.figures.hear(event)
+
+    def exchange(
+        self,
+        config: EngineConfig,
+        opener: Opener,
+        notify: Callable[[Event], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Load the model with other settings under the same conversation, or as it was where that fails.
+
+        notify: the listener of the new engine. failed: hears why it is as it was, before it is loaded again.
+        Raises OffspecError where no engine is open in the end.
+        """
+        self.engine.close()  # two do not fit in memory
+        try:
+            engine = opener(config, self._plan_for(config), notify)
+        except Exception as error:
+            failed(error)
+            config = self.config
+            engine = opener(config, self._plan_for(config), notify)
+        session = engine.chat()
+        session.resume(self.session.conversation)
+        with suppress(OffspecError):  # what it could not write, the next one will, or say so
+            self.session.close()
+        session.keep(self.file)
+        self.engine, self.session, self.config = engine, session, config
+
+    def _plan_for(self, config: EngineConfig) -> Path | None:
+        """The plan file was made for the settings of the command line, so only they get it."""
+        return self.setup.plan if config == self.setup.config else None
+
+    def begin_anew(self) -> None:
+        """A new conversation with the same system message and parameters."""
+        self.session.clear()
+        self.trees.clear()
+        self.file = self.archive.file_for(self.session.conversation)
+        self.session.keep(self.file)
+
+    def take_up(self, file: Path) -> str:
+        """Go on with the conversation in a file, and keep it there; a note for the user.
+
+        Raises SessionError.
+        """
+        talk = Conversation.read(file)
+        before = talk.model
+        self.session.resume(talk, file)
+        self.file = file
+        self.trees.clear()
+        questions = "one question" if talk.turns == 1 else f"{talk.turns} questions"
+        note = f"Going on with {talk.title!r}: {questions} so far."
+        if before != self.config.model:
+            note += f" It was held with {before}; {self.config.model} goes on."
+        return note
+
+    def close(self) -> None:
+        """Stop what runs, and close the engine."""
+        self.stop()
+        self.engine.close()
+        with suppress(OffspecError):  # it was told when it could not be written
+            self.session.close()
+
+    def _resume(self, file: Path) -> None:
+        self.notes.append(self.take_up(file))
+        given = {key: getattr(self.setup.params, key) for key in self.setup.given}
+        self.session.params = replace(self.session.params, **given)
+        if self.setup.system is not None:
+            self.session.system = self.setup.system

@@ -1,0 +1,88 @@
+"""What came of a command, for a face to show or to do."""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from offspec.core.config import EngineConfig
+from offspec.core.events import Event
+
+if TYPE_CHECKING:
+    from offspec.chat.conversation import Message
+
+View = Literal["help", "tree", "stats", "plan", "sessions"]
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Something to read, which is not part of the conversation."""
+
+    markdown: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer to run, where answers are run, and to show as it comes.
+
+    dropped: messages to take away from the end of what is shown, first; they are there again where the answer
+    is refused. question: what is asked, where that is not shown yet.
+    """
+
+    events: Generator[Event, None, None]
+    question: str | None
+    dropped: "tuple[Message, ...]" = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """These messages are no longer part of the conversation.
+
+    text: a question to change and send, if any, as it is typed.
+    """
+
+    dropped: "tuple[Message, ...]"
+    text: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Another conversation is on the desk; show it from its beginning, with a note below."""
+
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A view to look at."""
+
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Whether answers show where their tokens came from."""
+
+    shown: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """The model is to be loaded with other settings, without a plan file: one is made for a single draft."""
+
+    config: EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Text for the clipboard. what: its name for a person, such as "the last answer"."""
+
+    text: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quit:
+    """The user wants to leave."""
+
+
+Outcome = Say | Answer | Rewound | Reset | Open | Sources | Reload | Copy | Quit

@@ -1,0 +1,80 @@
+"""What `/save` and `/load` do. Conversations are kept as they go; these name, copy and find them."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from offspec.chat.archive import Entry
+from offspec.chat.conversation import Conversation, clean_title, copy_id
+from offspec.core.errors import OffspecError, RequestError, SessionError
+from offspec.ui.chat.outcomes import Open, Outcome, Reset, Say
+from offspec.ui.chat.refusing import refusing
+
+if TYPE_CHECKING:
+    from offspec.ui.chat.controller import Desk
+
+
+def save(desk: "Desk", argument: str) -> Outcome:
+    """A name for the conversation, a copy in a file, or only where it is. Raises OffspecError."""
+    if not desk.session.conversation.turns:
+        raise RequestError("nothing has been asked yet, so there is nothing to save")
+    if _names_file(argument):
+        with refusing(f"{clean_title(argument)} cannot be written"):
+            return _copy_to(desk, Path(argument).expanduser())
+    conversation = desk.session.conversation
+    before = conversation.title
+    if argument:
+        conversation.title = _free_title(desk, clean_title(argument))
+    try:
+        desk.session.save(desk.file)
+    except OffspecError:
+        conversation.title = before
+        raise
+    return Say(f"Saved as **{conversation.title}**, and from now on by itself, in `{desk.file}`.")
+
+
+def _names_file(argument: str) -> bool:
+    return "/" in argument or argument.endswith(".json")
+
+
+def _copy_to(desk: "Desk", file: Path) -> Outcome:
+    if file.is_dir():
+        raise RequestError(f"{file} is a folder; name a file in it")
+    if file.exists():
+        _check_same(desk, file)
+    desk.session.save(file)
+    return Say(f"A copy as of now is in `{file}`. What is said from here on is kept in `{desk.file}`.")
+
+
+def _check_same(desk: "Desk", file: Path) -> None:
+    """Raises RequestError where a file that is there would be lost."""
+    try:
+        there = Conversation.read(file)
+    except SessionError:
+        raise RequestError(f"{file} is there already and is no conversation; name another file") from None
+    name = desk.session.conversation.id
+    if there.id not in (name, copy_id(name, file)):
+        raise RequestError(f"{file} holds another conversation, {there.title!r}; name another file")
+
+
+def _free_title(desk: "Desk", title: str) -> str:
+    """The title. Raises RequestError where another conversation has it."""
+    others = titled(desk, title)
+    if others:
+        raise RequestError(f"another conversation is called {others[0].title!r}; choose another name")
+    return title
+
+
+def titled(desk: "Desk", title: str) -> list[Entry]:
+    """Conversations in the archive with this title, without the one on the desk."""
+    return [
+        entry
+        for entry in desk.archive.list()
+        if entry.title.casefold() == title.casefold() and entry.id != desk.session.conversation.id
+    ]
+
+
+def load(desk: "Desk", argument: str) -> Outcome:
+    """Another conversation, or the list of them. Raises OffspecError."""
+    if not argument:
+        return Open("sessions")
+    return Reset(desk.take_up(desk.archive.find(argument)))

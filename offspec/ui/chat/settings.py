@@ -1,0 +1,139 @@
+"""What `/set` knows: the sampling parameters by name, what each means, and how its value is written."""
+
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import Any
+
+from offspec.core.config import SamplingParams
+from offspec.core.errors import RequestError
+
+MEANINGS: Mapping[str, str] = {
+    "temperature": "0 takes the likeliest token; higher is freer",
+    "top_p": "sample from the likeliest tokens that hold this share of the probability",
+    "top_k": "sample from so many of the likeliest tokens; 0 is off",
+    "min_p": "drop tokens less likely than this share of the likeliest one's probability",
+    "repetition_penalty": "above 1, tokens of the conversation come back less",
+    "presence_penalty": "taken off the logit of every token that is in the answer",
+    "frequency_penalty": "taken off once for each time the token is in the answer",
+    "seed": "the same seed gives the same answer; random draws a fresh one each time",
+    "max_tokens": "end an answer after so many tokens",
+    "stop": "end an answer before this text",
+    "ignore_eos": "go on past the model's own end of answer",
+}
+
+
+def changed(params: SamplingParams, text: str, defaults: SamplingParams) -> SamplingParams:
+    """params after `name=value …`, or `name value`. defaults: what the value `default` stands for.
+
+    Raises RequestError, which names what can be set, or the range of a value.
+    """
+    values: dict[str, Any] = {}
+    for name, written in _pairs(text):
+        value = getattr(defaults, name) if written == "default" else _READERS[name](name, written)
+        if name == "stop" and written not in ("default", "none"):
+            value = (*values.get("stop", ()), value)
+        values[name] = value
+    return replace(params, **values)
+
+
+def read_seed(text: str) -> int | None:
+    """A seed, or None for `random`. Raises RequestError."""
+    return _seed("seed", text)
+
+
+def shown(params: SamplingParams, name: str) -> str:
+    """A value as it would be written."""
+    value = getattr(params, name)
+    if name == "seed":
+        return "random" if value is None else str(value)
+    if name == "stop":
+        return " ".join(repr(text) for text in value) or "none"
+    if name == "ignore_eos":
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def table(params: SamplingParams) -> str:
+    """All that can be set, in Markdown."""
+    rows = [f"| `{name}` | `{shown(params, name)}` | {means} |" for name, means in MEANINGS.items()]
+    return "\n".join(("| name | value | meaning |", "|---|---|---|", *rows))
+
+
+def known(name: str) -> str:
+    """The name of a setting, hyphens and capitals forgiven. Raises RequestError with the nearest one."""
+    wanted = name.lower().replace("-", "_")
+    if wanted in MEANINGS:
+        return wanted
+    near = get_close_matches(wanted, MEANINGS, n=1, cutoff=0.5)
+    meant = f"the nearest is {near[0]}" if near else f"there are {', '.join(MEANINGS)}"
+    raise RequestError(f"{name!r} cannot be set; {meant}")
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    """Names and values as written. Raises RequestError."""
+    try:
+        words = list(_words(text))
+    except ValueError:
+        raise RequestError("a quote is left open; close it, or leave both out") from None
+    if len(words) == 2 and not any("=" in word for word in words):
+        words = ["=".join(words)]
+    pairs = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not value:
+            raise RequestError(f"write {known(name)}=value, with no space around the sign")
+        pairs.append((known(name), value))
+    return pairs
+
+
+def _words(text: str) -> shlex.shlex:
+    """Words as a shell has them, but that a backslash is one: `stop=\\n` is a new line, not an n."""
+    lexer = shlex.shlex(text, posix=True)
+    lexer.whitespace_split, lexer.escape, lexer.commenters = True, "", ""
+    return lexer
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise RequestError(f"{name} is a number, not {text!r}") from None
+
+
+def _whole(name: str, text: str) -> int:
+    try:
+        return int(text.replace(",", ""))
+    except ValueError:
+        raise RequestError(f"{name} is a whole number, not {text!r}") from None
+
+
+def _seed(name: str, text: str) -> int | None:
+    if text.lower() in ("random", "none"):
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise RequestError(f"{name} is a whole number or random, not {text!r}") from None
+
+
+def _switch(name: str, text: str) -> bool:
+    words = {"on": True, "true": True, "yes": True, "1": True, "off": False, "false": False, "no": False}
+    words["0"] = False
+    if text.lower() not in words:
+        raise RequestError(f"{name} is on or off, not {text!r}")
+    return words[text.lower()]
+
+
+def _stop(name: str, text: str) -> str | tuple[str, ...]:
+    return () if text == "none" else text.replace("\\n", "\n").replace("\\t", "\t")
+
+
+_READERS: Mapping[str, Callable[[str, str], Any]] = {
+    **dict.fromkeys(MEANINGS, _number),
+    **dict.fromkeys(("top_k", "max_tokens"), _whole),
+    "seed": _seed,
+    "ignore_eos": _switch,
+    "stop": _stop,
+}

@@ -1,0 +1,112 @@
+"""What a chat begins with: settings, and a way to open an engine for them."""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from offspec.core.config import EngineConfig, SamplingParams
+from offspec.core.events import Event, LoadProgress
+from offspec.ui.chat.preload import preload_torch
+
+if TYPE_CHECKING:
+    from offspec.chat.archive import Archive
+    from offspec.chat.session import Session
+    from offspec_planners.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What was asked for on the command line, complete and checked, before any model is opened.
+
+    plan: a plan file to follow. resume: None begins a new conversation, "" takes up the latest one held with
+    this model, and anything else names one. It goes on with the parameters it had, but for those whose names
+    are in `given`. trees: whether verified trees are gathered, to be looked at.
+    """
+
+    config: EngineConfig
+    params: SamplingParams
+    system: str | None = None
+    plan: Path | None = None
+    resume: str | None = None
+    given: frozenset[str] = frozenset()
+    trees: bool = True
+
+    def resumed(self, archive: "Archive") -> Path | None:
+        """The file of the conversation to take up, None for a new one. Raises SessionError."""
+        if self.resume:
+            return archive.find(self.resume)
+        latest = None if self.resume is None else archive.latest(self.config.model)
+        return None if latest is None else latest.file
+
+
+class ChatEngine(Protocol):
+    """The part of an engine that a chat uses."""
+
+    @property
+    def config(self) -> EngineConfig: ...
+
+    @property
+    def context(self) -> int: ...
+
+    @property
+    def budget(self) -> int: ...
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def draft(self) -> str: ...
+
+    @property
+    def sources(self) -> tuple[str, ...]: ...
+
+    def use(self, draft: str) -> None: ...
+
+    @property
+    def plan(self) -> "Plan | None": ...
+
+    @property
+    def placement(self) -> dict[str, Any]: ...
+
+    def chat(self, *, system: str | None = None, params: SamplingParams | None = None) -> "Session": ...
+
+    def close(self) -> None: ...
+
+
+# Takes the settings, a plan file to follow, and a listener; the listener hears of the load now and, from the
+# thread that answers, of every pass later.
+Opener = Callable[[EngineConfig, Path | None, Callable[[Event], None]], ChatEngine]
+
+
+def open_engine(config: EngineConfig, plan: Path | None, notify: Callable[[Event], None]) -> ChatEngine:
+    """Open the real engine. Raises OffspecError.
+
+    The first call imports torch, which takes seconds: call it where nothing waits for it.
+    """
+    notify(LoadProgress("starting", 0, 0, "steps"))
+    gc.unfreeze()
+    with _collector_at_rest():
+        preload_torch()
+        from offspec.engine import load as loading
+    opened = loading.open_engine(config, plan=plan, notify=notify)
+    gc.collect()
+    gc.freeze()
+    return opened
+
+
+@contextmanager
+def _collector_at_rest() -> Iterator[None]:
+    """Import without collections, and leave what was imported out of later ones.
+
+    Going through all that torch and transformers make when they are imported holds every thread up for a
+    sixth of a second, now and then, and none of it is ever garbage.
+    """
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()

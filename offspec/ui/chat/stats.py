@@ -1,0 +1,220 @@
+"""How fast it goes and where the time went, gathered from events as they pass."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from offspec.core.events import (
+    Event,
+    Finished,
+    Guessed,
+    PassProgress,
+    PassStats,
+    Prefill,
+    Result,
+    total_guessed,
+)
+from offspec_planners.units import format_bytes, format_number, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from offspec.ui.chat.controller import Desk
+
+HISTORY = 120  # passes that are remembered
+_LONG = 2.0  # seconds of a pass from which on the user is told how long it will take
+
+
+class Split(NamedTuple):
+    """Seconds of passes: of the draft, those in which the link was waited for, and those in layers."""
+
+    draft: float = 0.0
+    link: float = 0.0
+    compute: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What passes brought and cost, added up. bytes_streamed: of the target's weights; guessed: by whom."""
+
+    tokens: int = 0
+    passes: int = 0
+    seconds: float = 0.0
+    bytes_streamed: int = 0
+    split: Split = field(default_factory=Split)
+    guessed: Guessed = ()
+
+    @property
+    def tokens_per_pass(self) -> float:
+        return self.tokens / self.passes if self.passes else 0.0
+
+    @property
+    def tok_per_s(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.bytes_streamed / self.seconds if self.seconds else 0.0
+
+    def plus(self, done: PassStats) -> "Tally":
+        """With one pass more."""
+        return Tally(
+            self.tokens + done.emitted,
+            self.passes + 1,
+            self.seconds + done.draft_seconds + done.target_seconds,
+            self.bytes_streamed + done.bytes_streamed,
+            Split(*map(sum, zip(self.split, split_of(done), strict=True))),
+            total_guessed([self.guessed, done.guessed_by]),
+        )
+
+
+def split_of(done: PassStats) -> Split:
+    """Where the time of a pass went."""
+    return Split(done.draft_seconds, done.wait_seconds, done.compute_seconds)
+
+
+class Figures:
+    """Hears every event of a chat, from the thread that answers; may be read from another.
+
+    answer: the tally of the answer under way, or of the last one. session: of all answers since the chat
+    began. last_split: where the time of the last pass went. history: tokens of each of the latest passes,
+    the oldest first. result: of the last answer, None while one is under way. clock: seconds, for the line
+    that moves.
+
+    Each of them is replaced as a whole, so that a reader never sees one half done.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.answer = Tally()
+        self.session = Tally()
+        self.last_split = Split()
+        self.history: tuple[int, ...] = ()
+        self.prefill: Prefill | None = None
+        self.result: Result | None = None
+        self._usual = 0.0  # seconds that the last pass took
+        self._now: tuple[Prefill | PassProgress, float] | None = None  # where a pass is, and since when
+
+    @property
+    def tok_per_s(self) -> float:
+        """Of the answer, the time of its prompt included."""
+        return self.answer.tok_per_s
+
+    @property
+    def tokens_per_pass(self) -> float:
+        return self.answer.tokens_per_pass
+
+    def hear(self, event: Event) -> None:
+        """Take in what an event says."""
+        match event:
+            case Prefill(layer=0):
+                self.answer, self.prefill, self.result = Tally(), event, None
+                self._now = event, self.clock()
+            case PassProgress():
+                self._now = event, self.clock()
+            case PassStats():
+                self._take(event)
+            case Finished():
+                self.result, self._now = event.result, None
+
+    def idle(self) -> None:
+        """An answer is over, however it ended."""
+        self._now = None
+
+    def _take(self, done: PassStats) -> None:
+        self.answer, self.session = self.answer.plus(done), self.session.plus(done)
+        self.last_split = split_of(done)
+        self.history = (*self.history, done.emitted)[-HISTORY:]
+        self._usual = done.draft_seconds + done.target_seconds
+
+    def live_line(self) -> str:
+        """What the machine is doing at this moment; empty where it does nothing."""
+        now, prefill = self._now, self.prefill
+        if now is None or prefill is None:
+            return ""
+        event, since = now
+        waited = max(self.clock() - since, 0.0)
+        if isinstance(event, Prefill):
+            return " · ".join((_reading(event), _seconds(waited)))
+        return " · ".join(self._doing(event, prefill, event.seconds + waited))
+
+    def _doing(self, at: PassProgress, prefill: Prefill, seconds: float) -> list[str]:
+        """The parts of a line on a pass: what it is at, how fast, and how long it takes."""
+        prompt = [_reading(prefill)] if at.index == 1 else []
+        tree = [f"tree of {at.nodes:,}"] if at.nodes and not prompt else []
+        if not at.layer:
+            waiting = [*tree, "waiting for layer 1"] if at.nodes else ["drafting"]
+            return [*prompt, *waiting, _seconds(seconds)]
+        parts = [*prompt, f"layer {at.layer:,}/{at.layers:,}"]
+        if at.bytes_streamed and at.seconds:
+            parts.append(format_rate(at.bytes_streamed / at.seconds))
+        parts += tree
+        usual = self._usual if at.index > 1 else 0.0
+        return [
+            *parts,
+            f"{seconds:.1f} of {usual:.1f} s" if usual >= max(_LONG, seconds) else _seconds(seconds),
+        ]
+
+
+def _reading(prefill: Prefill) -> str:
+    known = f", {prefill.reused:,} known" if prefill.reused else ""
+    return f"reading the prompt: {prefill.tokens:,} token{'' if prefill.tokens == 1 else 's'}{known}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s"
+
+
+def report(desk: "Desk") -> str:
+    """What `/stats` shows, in Markdown: the last answer, all of them, and what they ran on."""
+    figures, session, engine = desk.figures, desk.session, desk.engine
+    columns = [("last answer", figures.answer), ("since the chat began", figures.session)]
+    if not figures.session.passes:
+        speed = "Nothing has been answered yet."
+    else:
+        speed = _table(["", *(name for name, _ in columns)], _rows([tally for _, tally in columns]))
+    prompt = figures.prefill
+    facts = [
+        f"The conversation has {session.used:,} of {session.context:,} tokens of context.",
+        f"The last prompt had {prompt.tokens:,} new tokens; {prompt.reused:,} were known." if prompt else "",
+        guessed_by(figures.session),
+        f"Target {desk.config.model}, draft {engine.draft}, trees of up to {engine.budget:,} nodes, "
+        f"{engine.width:,} at a time.",
+    ]
+    return "\n\n".join(filter(None, [speed, *facts]))
+
+
+def guessed_by(tally: Tally) -> str:
+    """Who guessed what was accepted, where there was more than one to do so."""
+    if len(tally.guessed) < 2:
+        return ""
+    counts = ", ".join(f"{Path(name).name} {count:,}" for name, count in tally.guessed)
+    return f"Of the accepted guesses since the chat began, these came from each source: {counts}."
+
+
+def _rows(tallies: list[Tally]) -> list[list[str]]:
+    rows: list[tuple[str, Callable[[Tally], str]]] = [
+        ("tokens", lambda tally: f"{tally.tokens:,}"),
+        ("passes", lambda tally: f"{tally.passes:,}"),
+        ("tokens per pass", lambda tally: format_number(tally.tokens_per_pass)),
+        ("speed", lambda tally: f"{format_number(tally.tok_per_s)} tok/s"),
+        ("time", lambda tally: format_seconds(tally.seconds)),
+        ("time drafting", lambda tally: _share(tally.split.draft, tally.seconds)),
+        ("time waiting for weights", lambda tally: _share(tally.split.link, tally.seconds)),
+        ("time computing", lambda tally: _share(tally.split.compute, tally.seconds)),
+    ]
+    if any(tally.bytes_streamed for tally in tallies):
+        rows += [
+            ("streamed", lambda tally: format_bytes(tally.bytes_streamed)),
+            ("streamed at", lambda tally: format_rate(tally.bytes_per_s)),
+        ]
+    return [[name, *map(shown, tallies)] for name, shown in rows]
+
+
+def _share(seconds: float, total: float) -> str:
+    return f"{format_seconds(seconds)} ({seconds / total:.0%})" if total else "0 s"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---", *("---:" for _ in head[1:])], *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

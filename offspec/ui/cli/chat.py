@@ -1,0 +1,153 @@
+"""`offspec chat`: from options to a conversation, in the terminal UI or line by line."""
+
+import os
+import sys
+
+import typer
+
+from offspec.core.config import EngineConfig, SamplingParams, parse_bytes
+from offspec.core.errors import RequestError, SessionError
+from offspec.ui.chat.setup import Setup, open_engine
+from offspec.ui.cli import options as opt
+
+EPILOG = """[bold]Examples[/]
+
+Talk to the small model that comes with the project:
+
+  offspec chat demo
+
+A large model with a small one drafting for it; then, another day, go on where you left:
+
+  offspec chat ./Qwen3-32B --draft ./Qwen3-0.6B --temperature 0.7
+
+  offspec chat ./Qwen3-32B --draft ./Qwen3-0.6B --resume
+
+A question from a pipe, in a conversation that has a name (give it one with [bold]/save shopping[/]):
+
+  echo "And for six people?" | offspec chat demo --session shopping > answer.txt
+
+In the chat, [bold]/help[/] lists the commands, and Esc stops an answer (in the line mode Ctrl-C does).
+Conversations are saved as they go, each in a file under ~/.local/share/offspec, or $OFFSPEC_DATA.
+"""
+
+
+def chat(
+    ctx: typer.Context,
+    model: opt.Model,
+    memory: opt.Memory = None,
+    vram: opt.Vram = None,
+    device: opt.Device = "cpu",
+    dtype: opt.Dtype = "bfloat16",
+    context: opt.Context = None,
+    quantize: opt.Quantize = None,
+    draft: opt.Draft = "auto",
+    draft_bits: opt.DraftBits = None,
+    draft_corpus: opt.Corpus = None,
+    budget: opt.Budget = "auto",
+    width: opt.Width = "auto",
+    tree: opt.TreeKind = "dynamic",
+    plan: opt.PlanFile = None,
+    verify: opt.VerifyRule = "coupled",
+    temperature: opt.Temperature = 0.0,
+    top_p: opt.TopP = 1.0,
+    top_k: opt.TopK = 0,
+    min_p: opt.MinP = 0.0,
+    repetition_penalty: opt.RepetitionPenalty = 1.0,
+    presence_penalty: opt.PresencePenalty = 0.0,
+    frequency_penalty: opt.FrequencyPenalty = 0.0,
+    seed: opt.Seed = None,
+    system: opt.System = None,
+    resume: opt.Resume = False,
+    session: opt.SessionName = None,
+    max_tokens: opt.MaxTokens = 2048,
+    stop: opt.Stop = None,
+    plain: opt.Plain = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Talk with a model. What was said stays in its caches, so each question costs only itself."""
+    if session is not None:
+        _check_name(session, resume)
+    config = EngineConfig(
+        model=model,
+        draft=draft,
+        draft_bits=opt.checked_bits(draft_bits),
+        memory=None if memory is None else parse_bytes(memory),
+        vram=None if vram is None else parse_bytes(vram),
+        device=device,
+        dtype=dtype,
+        budget=opt.number_or_auto(budget),
+        width=opt.number_or_auto(width),
+        context=context,
+        verify=verify,
+        tree=tree,
+        temperature=temperature,
+        quantize=quantize,
+        corpus=tuple(draft_corpus or ()),
+        converses=True,
+    )
+    params = SamplingParams(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        seed=seed,
+        max_tokens=max_tokens,
+        stop=tuple(stop or ()),
+    )
+    setup = Setup(
+        config=config,
+        params=params,
+        system=system,
+        plan=plan,
+        resume="" if resume else session,
+        given=_given(ctx),
+    )
+    _begin(setup, plain=plain or not _has_screen(), quiet=quiet)
+
+
+def _check_name(session: str, resume: bool) -> None:
+    if resume:
+        raise RequestError("--session NAME goes on with that conversation already; leave out --resume")
+    if not session.strip():
+        raise RequestError("--session needs a name; --resume goes on with the latest conversation")
+
+
+def _given(ctx: typer.Context) -> frozenset[str]:
+    """The sampling parameters that the user set, as a resumed conversation should take them over."""
+    sources = {name: ctx.get_parameter_source(name) for name in SamplingParams.__dataclass_fields__}
+    return frozenset(name for name, source in sources.items() if source and source.name == "COMMANDLINE")
+
+
+def _has_screen() -> bool:
+    """Whether the terminal UI can be shown: a terminal at all ends (it draws on stderr) that can move its
+    cursor."""
+    ends = (sys.stdin, sys.stdout, sys.stderr)
+    return all(end is not None and end.isatty() for end in ends) and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def _begin(setup: Setup, *, plain: bool, quiet: bool) -> None:
+    from offspec.chat.archive import Archive
+    from offspec.chat.conversation import Conversation
+
+    archive = Archive()
+    file = setup.resumed(archive)
+    if file is not None:
+        # What is wrong with it is told now, not after minutes of loading.
+        Conversation.read(file)
+        if archive.is_open(file):
+            raise SessionError(
+                f"the conversation in {file} is open in another terminal; leave it there first"
+            )
+    if plain:
+        from offspec.ui.cli import plain as line_mode
+
+        line_mode.run(setup, open_engine, archive, quiet=quiet)
+        return
+    from offspec.ui import tui
+
+    code = tui.run(setup, open_engine, archive)
+    if code:
+        raise typer.Exit(code)

@@ -1,0 +1,190 @@
+"""`offspec distill`: a head for a target, trained on the target's own text."""
+
+import json
+import re
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from offspec.core.config import format_bytes, parse_bytes
+from offspec.core.errors import RequestError
+from offspec.ui.cli.options import Device, Dtype, Memory, Model
+from offspec.ui.cli.output import Output
+from offspec.ui.cli.render import Screen
+
+if TYPE_CHECKING:
+    from offspec.distill import Distilled
+
+HEAD_PANEL = "Head"
+TEXT_PANEL = "Text and training"
+OUTPUT_PANEL = "Output"
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+
+EPILOG = """[bold]Examples[/]
+
+Medusa heads for the demo model, in about a quarter of an hour on a small machine:
+
+  offspec distill demo --kind medusa --out ./demo-medusa
+
+  offspec generate demo "Why is the sky blue?" --draft ./demo-medusa
+
+A speculator for a model that streams, from two million of its own tokens; Ctrl-C loses a batch at most, and
+the same command goes on:
+
+  offspec distill ./Qwen3-8B --kind mlp --tokens 2M --memory 4GB --out ./Qwen3-8B-mlp
+"""
+
+Kind = Annotated[
+    Literal["medusa", "mlp", "eagle3"],
+    typer.Option(
+        help="[bold]medusa[/]: a few blocks for each token ahead, small and quick to train. [bold]mlp[/]: a "
+        "speculator that sees the tokens of a branch as it guesses. [bold]eagle3[/]: a layer that goes on by "
+        "itself, as deep as it is asked; better, and slower to train.",
+        rich_help_panel=HEAD_PANEL,
+    ),
+]
+Out = Annotated[
+    Path,
+    typer.Option(
+        metavar="DIR",
+        help="The folder to make: config.json and weights as such heads are published.",
+        show_default=False,
+        rich_help_panel=HEAD_PANEL,
+    ),
+]
+Depth = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        help="Tokens it guesses in a row; of eagle3, those it is trained for.",
+        rich_help_panel=HEAD_PANEL,
+    ),
+]
+Tokens = Annotated[
+    str,
+    typer.Option(
+        metavar="N",
+        help="Tokens that the target writes for it, such as 200k or 2M. They are kept for other heads.",
+        rich_help_panel=TEXT_PANEL,
+    ),
+]
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Questions to answer, a line each, or with .jsonl a [bold]prompt[/] in each object. Without it: "
+        "about a thousand of our own.",
+        rich_help_panel=TEXT_PANEL,
+    ),
+]
+Length = Annotated[
+    int, typer.Option(metavar="TOKENS", help="The most of one answer.", rich_help_panel=TEXT_PANEL)
+]
+Epochs = Annotated[
+    int, typer.Option(metavar="N", help="At most so many times through the text.", rich_help_panel=TEXT_PANEL)
+]
+Minutes = Annotated[
+    float,
+    typer.Option(
+        metavar="M", help="At most so long in training, writing not counted.", rich_help_panel=TEXT_PANEL
+    ),
+]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        metavar="",
+        help="Print one JSON object about the head instead of its folder.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]
+Quiet = Annotated[
+    bool,
+    typer.Option(
+        "--quiet", "-q", metavar="", help="No progress or notices on stderr.", rich_help_panel=OUTPUT_PANEL
+    ),
+]
+
+
+def distill(
+    model: Model,
+    kind: Kind,
+    out: Out,
+    depth: Depth = 4,
+    tokens: Tokens = "200k",
+    prompts: Prompts = None,
+    length: Length = 160,
+    epochs: Epochs = 10,
+    minutes: Minutes = 8.0,
+    memory: Memory = None,
+    device: Device = "cpu",
+    dtype: Dtype = "bfloat16",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a small head that guesses ahead for a model, on what the model itself writes.
+
+    The head is written as others publish theirs, and [bold]--draft[/] takes
+    its folder. It is measured on text that it did not learn from.
+    """
+    count = parse_count(tokens)
+    budget = None if memory is None else parse_bytes(memory)
+    screen = Screen(as_json=as_json, quiet=quiet, check=False)
+    with closing(screen):
+        try:
+            screen.waiting("starting")
+            from offspec import distill as heads  # imports torch: after every check of the options
+
+            wanted = heads.Wanted(
+                model, kind, out, count, length=length, epochs=epochs, minutes=minutes, depth=depth
+            )
+            made = heads.distill_head(
+                wanted, prompts=prompts, memory=budget, device=device, dtype=dtype, notify=screen.show
+            )
+            for line in _summary(made):
+                screen.note(line)
+        except KeyboardInterrupt:
+            screen.interrupted()
+            raise
+    Output().write((json.dumps(_described(made)) if as_json else str(made.folder)) + "\n")
+
+
+def parse_count(text: str) -> int:
+    """A number of tokens from `200k`, `2M` or plain digits. Raises RequestError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]?)\s*", text, re.IGNORECASE)
+    if not match:
+        raise RequestError(f"cannot read {text!r} as a number of tokens; write it like 200k or 2M")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _summary(made: "Distilled") -> list[str]:
+    shares = [
+        f"{100 * first:.0f} % ({100 * fifth:.0f} % in five)"
+        for first, fifth in zip(made.measured.first, made.measured.fifth, strict=True)
+    ]
+    return [
+        f"{made.kind}: {format_bytes(made.nbytes)} of weights, {made.tokens} tokens of text, "
+        f"{made.trained.epochs:.1f} times through it, in {made.seconds / 60:.1f} minutes",
+        f"on {made.measured.rows} tokens held out its first guess is right, by depth: {', '.join(shares)}",
+        f"with trees of {made.measured.nodes} nodes that is {made.measured.expected:.2f} tokens per pass",
+    ]
+
+
+def _described(made: "Distilled") -> dict[str, Any]:
+    return {
+        "folder": str(made.folder),
+        "kind": made.kind,
+        "bytes": made.nbytes,
+        "tokens": made.tokens,
+        "epochs": round(made.trained.epochs, 3),
+        "steps": made.trained.steps,
+        "training_seconds": made.trained.seconds,
+        "seconds": made.seconds,
+        "held_out_tokens": made.measured.rows,
+        "first_guess": made.measured.first,
+        "first_five_guesses": made.measured.fifth,
+        "tokens_per_pass": made.measured.expected,
+        "nodes": made.measured.nodes,
+    }

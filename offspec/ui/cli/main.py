@@ -1,0 +1,106 @@
+"""The program `offspec`: its commands, and how each way of failing looks to the user.
+
+| what happened                    | stderr              | exit code            |
+|----------------------------------|---------------------|----------------------|
+| an `OffspecError`                | one line, `error: ` | its `exit_code`      |
+| a usage error                    | typer's own panel   | 2                    |
+| Ctrl-C                           | one line, `stopped` | 130, as a shell has  |
+| the reader of stdout went away   | nothing             | 141, as a shell has  |
+| anything else: a bug in offspec  | a traceback         | 1                    |
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from offspec import __version__
+from offspec.core.errors import OffspecError
+from offspec.core.openmp import limit_spinning
+from offspec.ui.cli.chat import EPILOG as CHAT_EPILOG
+from offspec.ui.cli.chat import chat
+from offspec.ui.cli.distill import EPILOG as DISTILL_EPILOG
+from offspec.ui.cli.distill import distill
+from offspec.ui.cli.generate import EPILOG, generate
+from offspec.ui.cli.hardware import EPILOG as HARDWARE_EPILOG
+from offspec.ui.cli.hardware import hardware
+from offspec.ui.cli.output import StdoutClosed, abandon_stdout
+from offspec.ui.cli.pack import EPILOG as PACK_EPILOG
+from offspec.ui.cli.pack import pack
+from offspec.ui.cli.plan import EPILOG as PLAN_EPILOG
+from offspec.ui.cli.plan import plan
+
+_INTERRUPTED = 128 + 2  # SIGINT
+_NO_READER = 128 + 13  # SIGPIPE
+
+
+@contextmanager
+def _failing_plainly() -> Iterator[None]:
+    """Turn what a user can cause into one line and an exit code. Bugs pass through."""
+    try:
+        yield
+    except OffspecError as error:
+        typer.echo("error: " + " ".join(str(error).splitlines()), err=True)
+        raise typer.Exit(error.exit_code) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(_INTERRUPTED) from None
+    except StdoutClosed:
+        abandon_stdout()
+        raise typer.Exit(_NO_READER) from None
+
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        with _failing_plainly():
+            return super().invoke(ctx)
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"offspec {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def offspec(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", metavar="", callback=_show_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Run language models larger than your memory.
+
+    The weights stay on disk and stream past. A small draft guesses ahead,
+    and every trip of the weights checks a whole tree of guesses at once.
+    """
+
+
+app.command(epilog=EPILOG)(generate)
+app.command(epilog=CHAT_EPILOG)(chat)
+app.command(epilog=PLAN_EPILOG)(plan)
+app.command(epilog=PACK_EPILOG)(pack)
+app.command(epilog=DISTILL_EPILOG)(distill)
+app.command(epilog=HARDWARE_EPILOG)(hardware)
+
+
+def main() -> None:
+    """The entry point of the script `offspec`. Leaves by SystemExit."""
+    limit_spinning()  # before a command imports torch
+    try:
+        app(prog_name="offspec")
+    except KeyboardInterrupt:  # a second one, while the first was being cleaned up after
+        sys.exit(_INTERRUPTED)

@@ -1,0 +1,172 @@
+"""`offspec pack`: a model rounded to fewer bits, once, and whether such a pack is whole."""
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from offspec.core.config import PackFormat, format_bytes, parse_bytes
+from offspec.core.errors import RequestError
+from offspec.ui.cli.output import Output
+from offspec.ui.cli.render import Screen
+
+if TYPE_CHECKING:
+    from offspec.checkpoint.pack_manifest import Manifest
+    from offspec.model.quantize.pack import Pack
+
+PACK_PANEL = "Pack"
+
+EPILOG = """[bold]Examples[/]
+
+A model in a quarter of its bytes, in the cache, where [bold]--quantize nf4[/] finds it as well:
+
+  offspec pack ./Qwen3-8B --to nf4
+
+In a folder of its own, which is a model like any other:
+
+  offspec pack ./Qwen3-8B --to int8 --out ./Qwen3-8B-int8
+
+  offspec generate ./Qwen3-8B-int8 "Why is the sky blue?" --memory 4GB
+
+Is every byte of it what was written?
+
+  offspec pack --verify ./Qwen3-8B-int8
+"""
+
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="The model to pack, in bf16, fp16 or fp32: a hub id, a local folder, or a [bold].gguf[/] file. "
+        "With [bold]--verify[/] the folder of a pack.",
+        show_default=False,
+    ),
+]
+To = Annotated[
+    PackFormat | None,
+    typer.Option(
+        "--to",
+        help="What the matrices of the layers become: 4 bits in the levels of NF4, 8 bits, or 4 bits in even "
+        "steps. Embedding, norms, routers and head stay in bf16.",
+        rich_help_panel=PACK_PANEL,
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="The folder to make. Without it: one in the cache.",
+        rich_help_panel=PACK_PANEL,
+    ),
+]
+Verify = Annotated[
+    bool,
+    typer.Option(
+        "--verify",
+        metavar="",
+        help="Make nothing: read a pack, and compare it with its checksums.",
+        rich_help_panel=PACK_PANEL,
+    ),
+]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="The most RAM the whole process may use. Without it: some 300 MB beside the program itself.",
+        rich_help_panel=PACK_PANEL,
+    ),
+]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        metavar="",
+        help="Print one JSON object about the pack instead of its folder.",
+        rich_help_panel=PACK_PANEL,
+    ),
+]
+Quiet = Annotated[
+    bool,
+    typer.Option(
+        "--quiet", "-q", metavar="", help="No progress or notices on stderr.", rich_help_panel=PACK_PANEL
+    ),
+]
+
+
+def pack(
+    model: Source,
+    to: To = None,
+    out: Out = None,
+    verify: Verify = False,
+    memory: Memory = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Round a model's matrices to fewer bits, once, in a folder that runs like any other model.
+
+    What an interrupted run has finished is kept, and the same command
+    goes on from there. A pack that is there already is checked, and what
+    is damaged in it is made again.
+    """
+    _check(to, out, verify)
+    budget = None if memory is None else parse_bytes(memory)
+    screen = Screen(as_json=as_json, quiet=quiet, check=False)
+    with closing(screen):
+        try:
+            screen.waiting("starting")
+            from offspec.model.quantize import (
+                pack as packs,  # imports torch: after every check of the options
+            )
+
+            if to is None:
+                manifest = packs.verify_pack(Path(model), screen.show)
+                screen.note(f"{len(manifest.sums)} files are what was written")
+                found = _of_manifest(Path(model), manifest)
+            else:
+                made = packs.pack_model(model, to, out=out, memory=budget, notify=screen.show)
+                screen.note(_summary(made))
+                found = _of_pack(made)
+        except KeyboardInterrupt:
+            screen.interrupted()
+            raise
+    Output().write((json.dumps(found, ensure_ascii=False) if as_json else found["folder"]) + "\n")
+
+
+def _check(to: PackFormat | None, out: Path | None, verify: bool) -> None:
+    """Raise RequestError for options that do not go together."""
+    if verify and (to is not None or out is not None):
+        raise RequestError("--verify reads the pack that is named first; leave out --to and --out")
+    if not verify and to is None:
+        raise RequestError("say what to pack to: --to nf4, --to int8 or --to int4-g64")
+
+
+def _summary(pack: "Pack") -> str:
+    if pack.kept == pack.files:
+        return f"{pack.folder.name} was there already: {pack.files} files, {format_bytes(pack.nbytes)}"
+    sizes = f"{format_bytes(pack.source_bytes)} became {format_bytes(pack.nbytes)}"
+    return f"{sizes} in {pack.files} files, in {pack.seconds:.1f} s"
+
+
+def _of_pack(pack: "Pack") -> dict[str, Any]:
+    return {
+        "folder": str(pack.folder),
+        "model": pack.origin.model,
+        "format": pack.origin.format,
+        "files": pack.files,
+        "kept": pack.kept,
+        "bytes": pack.nbytes,
+        "source_bytes": pack.source_bytes,
+        "seconds": pack.seconds,
+    }
+
+
+def _of_manifest(folder: Path, manifest: "Manifest") -> dict[str, Any]:
+    return {
+        "folder": str(folder),
+        "model": manifest.origin.model,
+        "format": manifest.origin.format,
+        "files": len(manifest.files),
+        "bytes": sum(file.sum.size for file in manifest.files.values()),
+    }

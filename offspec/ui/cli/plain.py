@@ -1,0 +1,217 @@
+"""The line mode of `offspec chat`: a question a line, answers on stdout, everything else on stderr."""
+
+import signal
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
+from types import FrameType
+
+import typer
+
+from offspec.chat.archive import Archive
+from offspec.core.config import EngineConfig
+from offspec.core.errors import OffspecError
+from offspec.core.events import Event, Finished, LoadProgress, Notice, Result, TextDelta
+from offspec.ui.chat.controller import Desk
+from offspec.ui.chat.outcomes import Answer, Copy, Open, Outcome, Quit, Reload, Reset, Rewound, Say, Sources
+from offspec.ui.chat.setup import Opener, Setup
+from offspec.ui.cli.plain_input import PlainInput
+from offspec.ui.cli.plain_pages import page
+from offspec.ui.cli.plain_screen import PlainScreen
+
+
+def run(setup: Setup, opener: Opener, archive: Archive, *, quiet: bool = False) -> None:
+    """Chat until the input ends or the user leaves. quiet: only answers, errors, and what was asked for.
+
+    Raises OffspecError where the model cannot be loaded, KeyboardInterrupt, and typer.Exit where a question
+    of a pipe failed.
+    """
+    mode = _LineMode(setup, opener, archive, PlainScreen(quiet=quiet))
+    try:
+        mode.open()
+        mode.chat()
+    finally:
+        mode.close()
+
+
+class _LineMode:
+    def __init__(self, setup: Setup, opener: Opener, archive: Archive, screen: PlainScreen) -> None:
+        self._setup, self._opener, self._archive, self._screen = setup, opener, archive, screen
+        self._desk: Desk | None = None
+        self._input = PlainInput(lambda line: [completion.text for completion in self.desk.complete(line)])
+        self._begun = ""  # a question to edit
+        self._failure: OffspecError | None = None
+        self._told = 0  # notes of the desk that were shown
+        self._interrupted = False
+
+    @property
+    def desk(self) -> Desk:
+        assert self._desk is not None
+        return self._desk
+
+    def open(self) -> None:
+        """Load the model and lay out the conversation."""
+        try:
+            self._desk = Desk.open(self._setup, self._opener, self._archive, self._hear)
+        finally:
+            self._screen.still()
+        if self._input.is_terminal:
+            draft = self._desk.engine.draft
+            drafted = "without a draft" if draft == "none" else f"drafted by {draft}"
+            self._screen.note(f"{self._setup.config.model}, {drafted}. /help lists the commands.")
+
+    def chat(self) -> None:
+        """Take questions and commands until there are no more."""
+        while True:
+            self._tell_notes()
+            try:
+                begun, self._begun = self._begun, ""
+                typed = self._input.read(begun)
+                if typed is None:
+                    break
+                if not typed.text.strip():
+                    continue
+                if typed.is_command:
+                    outcome = self.desk.run(typed.text)
+                else:
+                    outcome = Answer(self.desk.ask(typed.text), typed.text)
+            except OffspecError as error:
+                self._complain(error)
+                continue
+            if isinstance(outcome, Quit):
+                break
+            self._do(outcome)
+        if self._failure is not None and not self._input.is_terminal:
+            raise typer.Exit(self._failure.exit_code)
+
+    def close(self) -> None:
+        self._screen.still()
+        if self._desk is not None:
+            self._desk.close()
+
+    def _do(self, outcome: Outcome) -> None:
+        match outcome:
+            case Answer():
+                self._answer(outcome.events)
+            case Say():
+                self._screen.page(outcome.markdown)
+            case Rewound():
+                self._rewound(outcome)
+            case Reset():
+                self._screen.page(outcome.note)
+            case Open():
+                self._screen.page(page(outcome.view, self.desk))
+            case Sources():
+                self._screen.sources = outcome.shown
+                self._screen.page(
+                    "Tokens that the target added are underlined, on a terminal."
+                    if outcome.shown
+                    else "Plain text."
+                )
+            case Reload():
+                self._reload(outcome.config)
+            case Copy():
+                self._copy(outcome)
+
+    def _copy(self, outcome: Copy) -> None:
+        try:
+            self._screen.copy(outcome.text)
+        except OffspecError as error:
+            self._complain(error)
+        else:
+            self._screen.page(f"Copied {outcome.what}.")
+
+    def _answer(self, events: Generator[Event, None, None]) -> None:
+        """Show an answer as it comes. What cannot be written ends the chat; any other failure does not."""
+        result: Result | None = None
+        failure: OffspecError | None = None
+        self._interrupted = False
+        with self._stoppable(), closing(events):
+            while True:
+                try:
+                    event = next(events, None)
+                except OffspecError as error:
+                    failure = error
+                    break
+                if event is None:
+                    break
+                if isinstance(event, TextDelta):
+                    self._screen.text(event)
+                elif isinstance(event, Finished):
+                    result = event.result
+                self._move()
+        self._screen.end_answer(result)
+        if failure is not None:
+            self._complain(failure)
+        if self._interrupted and not self._input.is_terminal:
+            raise KeyboardInterrupt  # nobody is there to ask anything else
+
+    @contextmanager
+    def _stoppable(self) -> Iterator[None]:
+        """Ctrl-C stops the answer, and a second one while it stops leaves."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def stop(signum: int, frame: FrameType | None) -> None:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            self._interrupted = True
+            self.desk.stop()
+
+        before = signal.signal(signal.SIGINT, stop)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _rewound(self, outcome: Rewound) -> None:
+        if outcome.text is None:
+            turns = sum(message.role == "user" for message in outcome.dropped)
+            self._screen.page(
+                "Took back the last question." if turns == 1 else f"Took back {turns} questions."
+            )
+        elif self._input.edits:
+            self._begun = outcome.text
+        else:
+            self._screen.page(f"Took this question back; ask it anew:\n\n{outcome.text}")
+
+    def _reload(self, config: EngineConfig) -> None:
+        """Exchange the engine, or load the one from before again where that fails.
+
+        Raises OffspecError where there is none in the end.
+        """
+
+        def failed(error: Exception) -> None:
+            self._screen.complain(error)
+            if isinstance(error, OffspecError):
+                self._failure = error
+            self._screen.note("loading the model as it was before")
+
+        try:
+            self.desk.exchange(config, self._opener, self._hear, failed)
+        finally:
+            self._screen.still()
+        self._screen.page(f"The draft is {self.desk.engine.draft}.")
+
+    def _hear(self, event: Event) -> None:
+        """What the engine tells aside, in this thread."""
+        if isinstance(event, LoadProgress):
+            self._screen.loading(event)
+        elif self._desk is not None:
+            self._desk.hear(event)
+            self._move()
+        elif isinstance(event, Notice):
+            self._screen.note(event.text)
+
+    def _move(self) -> None:
+        self._screen.moving(self.desk.figures.live_line())
+
+    def _tell_notes(self) -> None:
+        notes = self.desk.notes[self._told :]
+        self._told += len(notes)
+        for note in notes:
+            self._screen.note(note)
+
+    def _complain(self, error: OffspecError) -> None:
+        self._failure = error
+        self._screen.complain(error)

@@ -1,0 +1,211 @@
+"""`offspec plan`: measure, decide, predict, and on request prove it."""
+
+import json
+import os
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from offspec.core.config import EngineConfig, SamplingParams, parse_bytes
+from offspec.core.errors import RequestError
+from offspec.plan.prompts import VALIDATION
+from offspec.ui.cli import options as opt
+from offspec.ui.cli.output import Output
+from offspec.ui.cli.render import Screen
+
+if TYPE_CHECKING:
+    from offspec_planners.hardware import Hardware
+    from offspec_planners.plan import Plan, Validation
+
+PLAN_PANEL = "Plan"
+_ALL = len(VALIDATION)
+
+EPILOG = """[bold]Examples[/]
+
+How fast will it be in four gigabytes, and what would help?
+
+  offspec plan ./Qwen3-8B --memory 4GB
+
+Is that true? Real passes over three prompts, beside what was predicted:
+
+  offspec plan ./Qwen3-8B --memory 4GB --validate --prompts 3
+
+On a machine that is not at hand, of a model that is not downloaded:
+
+  offspec plan meta-llama/Llama-3.1-70B-Instruct --hardware rtx-4090 --draft meta-llama/Llama-3.1-8B-Instruct
+
+What if that machine had another disk? Save its profile, edit it, and plan again:
+
+  offspec hardware rtx-4090 --json > mine.json
+  offspec plan meta-llama/Llama-3.1-70B-Instruct --hardware mine.json
+"""
+
+Machine = Annotated[
+    str | None,
+    typer.Option(
+        "--hardware",
+        metavar="NAME|FILE.json",
+        help="Plan for another machine: one that offspec knows, such as rtx-4090, or a profile that "
+        "[bold]offspec hardware --json[/] printed. Nothing is measured, and of the model only its config "
+        "is needed.",
+        rich_help_panel=opt.MODEL_PANEL,
+    ),
+]
+Validate = Annotated[
+    bool,
+    typer.Option(
+        "--validate",
+        metavar="",
+        help="Answer some prompts by the plan, and print what was predicted beside what was measured. "
+        "Takes minutes.",
+        rich_help_panel=PLAN_PANEL,
+    ),
+]
+Prompts = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        min=1,
+        max=_ALL,
+        help="Prompts to validate with; the errors are those of the medians over them.",
+        rich_help_panel=PLAN_PANEL,
+    ),
+]
+Replan = Annotated[
+    bool,
+    typer.Option(
+        "--replan",
+        metavar="",
+        help="Measure and decide anew, even if there is a plan for this machine, model, draft and memory.",
+        rich_help_panel=PLAN_PANEL,
+    ),
+]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        metavar="",
+        help="Print the plan as one JSON object instead of a page. With [bold]--validate[/] the plan is "
+        "one key of it; seconds_per_pass, tok_per_s and tokens_per_pass, each predicted, measured and "
+        "error, and the rows for each prompt are the others.",
+        rich_help_panel=PLAN_PANEL,
+    ),
+]
+Save = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Write the plan to a file too, as JSON that is laid out to be read and edited.",
+        rich_help_panel=PLAN_PANEL,
+    ),
+]
+Quiet = Annotated[
+    bool,
+    typer.Option(
+        "--quiet", "-q", metavar="", help="No progress or notices on stderr.", rich_help_panel=PLAN_PANEL
+    ),
+]
+
+
+def plan(
+    model: opt.Model,
+    memory: opt.Memory = None,
+    vram: opt.Vram = None,
+    device: opt.DeviceOrDefault = None,
+    dtype: opt.Dtype = "bfloat16",
+    context: opt.Context = None,
+    hardware: Machine = None,
+    draft: opt.Draft = "auto",
+    draft_bits: opt.DraftBits = None,
+    temperature: opt.Temperature = 0.0,
+    validate: Validate = False,
+    prompts: Prompts = _ALL,
+    replan: Replan = False,
+    as_json: Json = False,
+    save: Save = None,
+    quiet: Quiet = False,
+) -> None:
+    """Measure this machine, decide what goes where and how guesses are made, and predict the speed.
+
+    The plan is what generate follows, here with its reasons: where each
+    layer goes, how large a tree to verify, how long a pass takes and what
+    it is bound by, and what would help most.
+    """
+    SamplingParams(temperature=temperature)  # raises RequestError
+    if hardware is not None and validate:
+        raise RequestError("--validate runs real passes, so it needs this machine; leave out --hardware")
+    if save is not None:
+        _check_place(save)
+    machine = None if hardware is None else _machine(hardware)
+    apart = machine is not None and machine.link is not None
+    config = EngineConfig(
+        model=model,
+        draft=draft,
+        draft_bits=opt.checked_bits(draft_bits),
+        memory=None if memory is None else parse_bytes(memory),
+        vram=None if vram is None else parse_bytes(vram),
+        device=device or ("cuda" if apart else "cpu"),
+        dtype=dtype,
+        context=context,
+        temperature=temperature,
+    )
+    screen = Screen(as_json=as_json, quiet=quiet, check=False)
+    with closing(screen):
+        try:
+            screen.waiting("starting")
+            from offspec.engine import rehearsal as planning  # import torch: after every check of the options
+            from offspec.engine import validation
+
+            made = planning.make_plan(config, hardware=machine, replan=replan, notify=screen.show)
+            if save is not None:  # before minutes of validating, which may be interrupted
+                _write(save, made)
+                screen.note(f"plan written to {save}")
+            found = None
+            if validate:
+                found = validation.validate(config, made, prompts=VALIDATION[:prompts], notify=screen.show)
+        except KeyboardInterrupt:
+            screen.interrupted()
+            raise
+    _print(made, found, as_json=as_json)
+
+
+def _print(plan: "Plan", validation: "Validation | None", *, as_json: bool) -> None:
+    """The result, to stdout. Raises StdoutClosed and DiskFullError."""
+    if as_json:
+        value = plan.to_json() if validation is None else {"plan": plan.to_json(), **validation.to_json()}
+        Output().write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
+        return
+    from rich.console import Console
+
+    from offspec.ui.cli.plan_page import render
+
+    Output().write_styled(render(Console(highlight=False), plan, validation))
+
+
+def _machine(name: str) -> "Hardware":
+    """A machine that is not this one. Raises RequestError, PlanError."""
+    from offspec.plan.hardware_profile import known_machine
+
+    return known_machine(name)
+
+
+def _check_place(path: Path) -> None:
+    """Whether a file can go there, found out before the work. Raises RequestError."""
+    if not path.parent.is_dir():
+        raise RequestError(f"there is no folder {path.parent} for the plan; make it, or name another")
+    if not os.access(path.parent, os.W_OK):
+        raise RequestError(f"the plan cannot be written in {path.parent}; name another folder")
+    if path.exists() and not path.is_file():
+        raise RequestError(f"the plan cannot go to {path}, which is not an ordinary file; name a file")
+
+
+def _write(path: Path, plan: "Plan") -> None:
+    """Write the plan's file, whole or not at all. Raises RequestError, DiskFullError."""
+    from offspec.core.files import write_file
+
+    try:
+        write_file(path, plan.to_text().encode())
+    except OSError as error:
+        raise RequestError(f"the plan cannot be written to {path}: {error.strerror}") from error

@@ -1,0 +1,148 @@
+"""A plan as a page: the machine, what lies where, the tree, the speed to expect, and what would change it."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import Console, ConsoleRenderable
+from rich.text import Text
+
+from offspec.ui.cli.machine_view import machine_section
+from offspec.ui.cli.placement_view import placement_section
+from offspec.ui.cli.plot import plot
+from offspec.ui.cli.tables import Look, columns, facts, heading, indented, page, plain, prose, series
+from offspec.ui.cli.validation_view import validation_section
+from offspec_planners.plan.explain import explain_bound, explain_first_token, explain_tree
+from offspec_planners.plan.forecast import best_by_budget
+from offspec_planners.units import format_bytes, format_number, format_seconds
+
+if TYPE_CHECKING:
+    from offspec_planners.plan import Plan
+    from offspec_planners.plan.validation import Validation
+
+_CURVE = 90  # columns beyond which a curve only gets flatter
+_DRAFT_MODES = {
+    "full": "as it is stored",
+    "expanded": "rounded to {bits} bits, kept in 16",
+    "packed": "packed in {bits} bits",
+    "head": "with the target's own states",
+}
+_TREES = {
+    "dynamic": "grown best first in every pass",
+    "sequoia": "one shape for all passes, optimised beforehand",
+}
+
+
+def render(console: Console, plan: "Plan", validation: "Validation | None" = None) -> str:
+    """The page as text for this console."""
+    return page(console, lambda look: _sections(plan, validation, look))
+
+
+def _sections(plan: "Plan", validation: "Validation | None", look: Look) -> Iterator[ConsoleRenderable]:
+    yield from _title(plan)
+    yield from machine_section(plan.hardware, look)
+    yield from _costs(plan, look)
+    yield from placement_section(plan, look)
+    yield from _tree(plan, look)
+    yield from _forecast(plan, look)
+    yield from _curve(plan, look)
+    yield from _what_ifs(plan, look)
+    if plan.notes:
+        yield heading("Notes")
+        yield from (prose([note], look, "") for note in plan.notes)
+    if validation is not None:
+        yield from validation_section(validation, look)
+
+
+def _title(plan: "Plan") -> Iterator[ConsoleRenderable]:
+    speed = format_number(plan.forecast.tok_per_s)
+    yield Text.assemble(plain(plan.target, "bold"), ": ", (f"about {speed} tok/s", "bold green"))
+    vram = "" if plan.vram is None else f" and {format_bytes(plan.vram)} of VRAM"
+    yield plain(
+        f"in {format_bytes(plan.memory)} of RAM{vram}, {plan.dtype} on {plan.device}, "
+        f"context {plan.context:,}, temperature {plan.temperature:g}"
+    )
+
+
+def _costs(plan: "Plan", look: Look) -> Iterator[ConsoleRenderable]:
+    """What computing takes: passes by rows, draft steps by width."""
+    passes = [(rows, format_number(seconds)) for rows, seconds in plan.costs.compute]
+    yield series("computing a pass", ("nodes", "seconds"), passes, look)
+    if plan.draft_mode != "none":
+        steps = [(width, format_number(seconds * 1e3)) for width, seconds in plan.costs.step]
+        yield series("a step of the draft", ("width", "ms"), steps, look)
+
+
+def _tree(plan: "Plan", look: Look) -> Iterator[ConsoleRenderable]:
+    yield heading("Draft and tree")
+    if plan.draft_mode != "none":
+        rows = [
+            ("draft", plan.draft, _DRAFT_MODES[plan.draft_mode].format(bits=plan.draft_bits)),
+            ("budget", f"{plan.budget:,} nodes", "at most so many guesses are verified in a pass"),
+            ("width", f"{plan.width:,} nodes", "are continued by a step of the draft"),
+            ("depth", f"{plan.depth:,} levels", "is how deep a tree grows on average"),
+            ("tree", plan.tree, _TREES[plan.tree]),
+        ]
+        yield facts(rows, look)
+    yield prose(explain_tree(plan), look)
+
+
+def _forecast(plan: "Plan", look: Look) -> Iterator[ConsoleRenderable]:
+    forecast = plan.forecast
+    yield heading("What to expect, and what bounds it")
+    alone = format_number(plan.tok_per_s_alone)
+    rows = [
+        (
+            "first token",
+            format_seconds(forecast.ttft_s),
+            f"for a prompt of {forecast.prompt_tokens:,}; {explain_first_token(plan)}",
+        ),
+        ("a pass", format_seconds(forecast.seconds_per_pass), explain_bound(plan)),
+        ("tokens per pass", format_number(forecast.tokens_per_pass), plan.acceptance),
+        ("speed", f"{format_number(forecast.tok_per_s)} tok/s", f"one token a pass would be {alone} tok/s"),
+    ]
+    yield facts(rows, look)
+
+
+def _curve(plan: "Plan", look: Look) -> Iterator[ConsoleRenderable]:
+    """Speed against the budget, each with the width that suits it best."""
+    best = best_by_budget(plan.sweep)
+    if len(best) < 2:
+        return
+    lines = plot(
+        [(choice.budget, choice.tok_per_s) for choice in best],
+        width=min(look.width, _CURVE) - 2,
+        mark=(plan.budget, plan.forecast.tok_per_s),
+        x_label="budget in nodes",
+        y_label="tok/s",
+        ascii_only=look.ascii_only,
+    )
+    if lines:
+        yield heading("Speed against the budget, each with its best width")
+        yield indented(Text("\n".join(lines), style="cyan"))
+
+
+def _what_ifs(plan: "Plan", look: Look) -> Iterator[ConsoleRenderable]:
+    """What would help most, first."""
+    if not plan.what_ifs:
+        return
+    yield heading("What would help")
+    here = plan.forecast.tok_per_s
+    ordered = sorted(plan.what_ifs, key=lambda what_if: -(what_if.tok_per_s or 0.0))
+    rows = [
+        (
+            what_if.change,
+            "-" if what_if.tok_per_s is None else f"{format_number(what_if.tok_per_s)} tok/s",
+            "" if what_if.tok_per_s is None else f"x {format_number(what_if.tok_per_s / here, 2)}",
+            what_if.note,
+        )
+        for what_if in ordered
+    ]
+    if look.narrow:
+        yield facts(
+            [(change, f"{speed} {times}".rstrip(), note) for change, speed, times, note in rows], look
+        )
+        return
+    table = columns((False, True, True, False), look)
+    for change, speed, times, note in rows:
+        table.add_row(plain(change), plain(speed, "bold"), times, plain(note, "dim"))
+    yield indented(table)

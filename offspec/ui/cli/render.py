@@ -1,0 +1,198 @@
+"""Events to a terminal: text to stdout; progress, notices and statistics to stderr."""
+
+import json
+import math
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from offspec.core.config import format_bytes
+from offspec.core.errors import DiskFullError
+from offspec.core.events import (
+    Event,
+    Finished,
+    FinishReason,
+    LoadProgress,
+    Notice,
+    PassStats,
+    Prefill,
+    Result,
+    TextDelta,
+)
+from offspec.ui.cli.live import Live, open_live
+from offspec.ui.cli.output import Output, StdoutClosed
+
+_ENDINGS: dict[FinishReason, str] = {
+    "eos": "the model ended its answer",
+    "stop": "a stop text came up",
+    "length": "--max-tokens is reached",
+    "context": "the context is full",
+}
+
+
+class Screen:
+    """Shows one answer. Every event goes through `show`; `close` leaves the terminal as it was."""
+
+    def __init__(self, *, as_json: bool, quiet: bool, check: bool) -> None:
+        self._out = Output()
+        self._err = Console(stderr=True, highlight=False)
+        self._json = as_json
+        self._quiet = quiet
+        self._check = check
+        self._live: Live = open_live(self._err, wanted=not quiet and sys.stderr.isatty())
+        self._started: float | None = None
+        self._tokens = 0
+        self._passes = 0
+
+    @property
+    def _text_is_seen(self) -> bool:
+        """Whether the answer appears on the terminal, where a live line would write over it."""
+        return self._out.is_terminal and not self._json
+
+    def show(self, event: Event) -> None:
+        """Render one event. Raises StdoutClosed and DiskFullError from writing the text."""
+        match event:
+            case LoadProgress():
+                self._live.progress(event)
+            case Notice():
+                self._say(event.text)
+            case Prefill():
+                self._prefill(event)
+            case TextDelta():
+                self._text(event)
+            case PassStats():
+                self._pass(event)
+            case Finished():
+                self._finished(event.result)
+
+    def waiting(self, what: str) -> None:
+        """Name work that sends no events."""
+        self._live.status(what)
+
+    def note(self, text: str) -> None:
+        """One line once the answer is over, for good or not."""
+        self._live.stop()
+        with suppress(StdoutClosed, DiskFullError):
+            self._out.end_line()
+        self._say(text)
+
+    def interrupted(self) -> None:
+        """After Ctrl-C: what was written stays; say how far it came."""
+        self.close()
+        if self._passes:
+            self._line(f"stopped after {_count(self._tokens, 'token')} in {_count(self._passes, 'pass')}")
+        else:
+            self._line("stopped")
+
+    def close(self) -> None:
+        """Take away whatever is still moving, and end a line of text that was left open."""
+        self._live.stop()
+        with suppress(StdoutClosed, DiskFullError):  # whoever wrote last has reported it
+            self._out.end_line()
+
+    def _prefill(self, event: Prefill) -> None:
+        if self._tokens:  # the answer is complete, and `--check` begins again at the prompt
+            self._out.end_line()
+            self._live.status("decoding again without speculation, to compare")
+            return
+        self._started = self._started or time.monotonic()
+        reused = f", {event.reused} known" if event.reused else ""
+        layers = f"layer {event.layer} of {event.layers}"
+        self._live.status(f"reading the prompt: {_count(event.tokens, 'token')}{reused}, {layers}")
+
+    def _text(self, event: TextDelta) -> None:
+        self._tokens += len(event.token_ids)
+        if self._json or not event.text:
+            return
+        if self._text_is_seen:
+            self._live.stop()
+        self._out.write(event.text)
+
+    def _pass(self, event: PassStats) -> None:
+        self._passes += 1
+        if self._text_is_seen or self._started is None:
+            return
+        seconds = max(time.monotonic() - self._started, 1e-9)
+        self._live.status(
+            f"{_count(self._tokens, 'token')} in {_count(self._passes, 'pass')}, "
+            f"{self._tokens / seconds:.2f} tok/s"
+        )
+
+    def _finished(self, result: Result) -> None:
+        self._live.stop()
+        if self._json:
+            self._out.write(json.dumps(_finite(result.to_json()), ensure_ascii=False, allow_nan=False) + "\n")
+        self._out.end_line()
+        if not self._quiet:
+            for line in statistics(result):
+                self._line(line, style="dim")
+        if self._check:
+            for line in check_report(result):
+                self._line(line)
+
+    def _say(self, text: str) -> None:
+        if not self._quiet:
+            self._line(text)
+
+    def _line(self, text: str, style: str = "") -> None:
+        # Text, not markup: a file name may hold brackets. soft_wrap: a line stays one line in a log.
+        self._err.print(Text(text, style=style), soft_wrap=True)
+
+
+def statistics(result: Result) -> list[str]:
+    """What an answer cost, in lines for a person."""
+    rate = result.bytes_streamed / result.seconds if result.seconds > 0 else 0.0
+    device = f", of the GPU {format_bytes(result.peak_device_bytes)}" if result.peak_device_bytes else ""
+    return [
+        f"{_count(result.tokens, 'token')} in {result.seconds:.2f} s: {result.tok_per_s:.2f} tok/s, "
+        f"first token after {result.ttft_s:.2f} s; {_ENDINGS[result.finish_reason]}",
+        f"{result.tokens_per_pass:.2f} tokens per pass, {_count(result.passes, 'pass')}; "
+        f"{result.bytes_streamed / 1e9:.2f} GB streamed at {rate / 1e9:.2f} GB/s; "
+        f"peak memory {format_bytes(result.peak_memory_bytes)}{device}",
+        f"draft {result.draft}, budget {result.budget}, seed {result.seed}; "
+        f"{result.draft_seconds:.2f} s drafting, {result.target_seconds:.2f} s in the target",
+        *_guessed(result),
+    ]
+
+
+def _guessed(result: Result) -> list[str]:
+    """Who guessed the tokens that were accepted, in a line, where there was more than one to do so."""
+    if len(result.guessed_by) < 2:
+        return []
+    own = result.tokens - sum(count for _, count in result.guessed_by)
+    counts = [f"{Path(name).name} {count}" for name, count in result.guessed_by]
+    return [f"guessed by {', '.join(counts)}; {own} are the target's own"]
+
+
+def check_report(result: Result) -> list[str]:
+    """Where decoding without speculation chose other tokens, one line for each place."""
+    if result.mismatches is None:
+        return ["check: not made; the answer ended before it"]
+    if not result.mismatches:
+        return [f"check: same tokens without speculation ({result.tokens} compared)"]
+    return [
+        f"check: token {place.index} is {place.token}, without speculation {place.unspeculated_token}; "
+        f"gap {place.gap:.4g} nats"
+        for place in result.mismatches
+    ]
+
+
+def _count(number: int, noun: str) -> str:
+    plural = noun + ("es" if noun.endswith("s") else "s")
+    return f"{number} {noun if number == 1 else plural}"
+
+
+def _finite(value: Any) -> Any:
+    """The same value with null for what JSON has no number for."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,119 @@
+"""Building blocks of a page: headings, facts, curves as figures, whatever the terminal's width."""
+
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleRenderable, Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from offspec.ui.printable import printable
+
+LABEL = 22  # columns of what a figure is
+_UNIT = 9
+# Columns of a page. Wider, what belongs together lies too far apart; narrower, figures would break in two,
+# and it is better to let the terminal wrap the line.
+_WIDEST, _NARROWEST = 110, 40
+_LONGEST = 96  # columns of a line of prose
+_LEAST_WHY = 20  # columns that an explanation needs to stand beside its figure
+_GAP = "  "
+_FIGURE = re.compile(r"(?<=\d) (?=(?:s|ms|min|h|[KMGT]?B|GB/s|tok/s|nodes|tokens|layers)\b)")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the page is drawn on: columns, and whether it has no characters but those of ASCII."""
+
+    width: int
+    ascii_only: bool = False
+
+    @property
+    def narrow(self) -> bool:
+        """Whether explanations go below the figures, for want of room beside them."""
+        return self.width < 64
+
+
+def page(console: Console, sections: Callable[[Look], Iterable[ConsoleRenderable]]) -> str:
+    """Sections as text for this console: its width, its colours, its characters."""
+    console.width = min(max(console.width, _NARROWEST), _WIDEST)
+    look = Look(console.width, ascii_only=console.options.ascii_only)
+    with console.capture() as captured:
+        console.print(Group(*sections(look)))
+    lines = (line.rstrip() for line in captured.get().split("\n"))
+    return "\n".join(lines).strip("\n") + "\n"
+
+
+def plain(text: str, style: str = "") -> Text:
+    """Text from outside, in which neither markup nor control characters act."""
+    return Text(printable(text), style=style)
+
+
+def heading(text: str) -> ConsoleRenderable:
+    return Padding(plain(text, "bold"), (1, 0, 0, 0))
+
+
+def indented(item: ConsoleRenderable) -> ConsoleRenderable:
+    return Padding(item, (0, 0, 0, len(_GAP)))
+
+
+def prose(texts: Iterable[str], look: Look, style: str = "dim") -> ConsoleRenderable:
+    """Sentences, one after the other."""
+    return indented(plain("\n".join(_wrapped(" ".join(texts), min(look.width, _LONGEST) - len(_GAP))), style))
+
+
+def columns(rights: Sequence[bool], look: Look) -> Table:
+    """A table without lines. A column of figures is to the right, and never wraps."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    for place, right in enumerate(rights):
+        table.add_column(
+            justify="right" if right else "left",
+            no_wrap=right,
+            overflow="fold",
+            min_width=None if place or look.narrow else LABEL,
+        )
+    return table
+
+
+def facts(rows: Sequence[tuple[str, str, str]], look: Look) -> ConsoleRenderable:
+    """What, how much, and why: three columns, or where those have no room the why below."""
+    figures = max((len(figure) for _, figure, why in rows if why), default=0)
+    left = len(_GAP) + LABEL + len(_GAP) + figures + len(_GAP)
+    below = look.narrow or look.width - left < _LEAST_WHY
+    left = 2 * len(_GAP) if below else left
+    lines = []
+    for what, figure, why in rows:
+        reasons = [plain(line, "dim") for line in _wrapped(why, look.width - left)]
+        fact = Text.assemble(_GAP, plain(what if below else f"{what:<{LABEL}}"), _GAP, plain(figure, "bold"))
+        if reasons and not below:
+            fact.append(" " * (left - len(fact))).append_text(reasons.pop(0))
+        lines += [fact, *(Text(" " * left).append_text(reason) for reason in reasons)]
+    return Text("\n").join(lines)
+
+
+def series(label: str, names: tuple[str, str], points: Sequence[tuple[int, str]], look: Look) -> Text:
+    """A curve as two lines of figures, of as many points as have room; the first and the last always."""
+    cell = max(len(text) for at, figure in points for text in (f"{at:,}", figure)) + len(_GAP)
+    first = _GAP + (f"{label}\n{_GAP * 2}" if look.narrow else f"{label:<{LABEL}}{_GAP}")
+    second = _GAP * 2 if look.narrow else _GAP * 2 + " " * LABEL
+    room = (look.width - len(second) - _UNIT) // cell
+    shown = _thinned(points, max(room, 2))
+    above = f"{names[0]:<{_UNIT}}" + "".join(f"{at:>{cell},}" for at, _ in shown)
+    below = f"{names[1]:<{_UNIT}}" + "".join(f"{figure:>{cell}}" for _, figure in shown)
+    return Text.assemble(first, (above, "dim"), f"\n{second}", below)
+
+
+def _thinned(points: Sequence[tuple[int, str]], most: int) -> list[tuple[int, str]]:
+    """At most so many of the points, evenly apart, both ends among them."""
+    if len(points) <= most:
+        return list(points)
+    return [points[round(place * (len(points) - 1) / (most - 1))] for place in range(most)]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """The text in lines, in which a number and its unit stay together."""
+    kept = _FIGURE.sub("\N{NO-BREAK SPACE}", text)
+    lines = textwrap.wrap(kept, max(width, 1), break_on_hyphens=False)
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]

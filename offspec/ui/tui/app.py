@@ -1,0 +1,266 @@
+"""The chat as an app: what is typed goes to the desk, what the engine's thread tells goes to the widgets."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+
+from offspec.chat.archive import Archive
+from offspec.core.config import EngineConfig
+from offspec.ui.chat.commands import is_command, spoken, written
+from offspec.ui.chat.controller import Completion, Desk
+from offspec.ui.chat.setup import Opener, Setup
+from offspec.ui.tui import themes
+from offspec.ui.tui.answer import Answer
+from offspec.ui.tui.command_view import run_command
+from offspec.ui.tui.completion import CompletionList
+from offspec.ui.tui.composer import Composer
+from offspec.ui.tui.header import Header
+from offspec.ui.tui.loading import LoadingView
+from offspec.ui.tui.messages import Answering, Delta, Done, Loaded, LoadFailed, Loading, Noticed, Passed
+from offspec.ui.tui.panel import SidePanel
+from offspec.ui.tui.question_queue import Asking
+from offspec.ui.tui.shutdown import end_on_hangup
+from offspec.ui.tui.status import StatusLine
+from offspec.ui.tui.transcript_view import TranscriptView
+from offspec.ui.tui.worker import EngineThread
+
+_TICK = 0.2  # seconds; nothing moves by itself more often
+_FIGURES_TICKS = 2  # from one look at the figures to the next, while passes come
+_STOPPING = 5.0  # seconds that leaving waits for a pass to be broken off
+_TWICE = 3.0  # seconds in which a second Ctrl+C leaves
+_IDLE = "Enter sends · / commands · F1 help"
+# While another page is open they would act on what is not seen.
+_OF_THE_CHAT = {"stop", "interrupt", "folds", "panel", "command", "page"}
+
+
+class ChatApp(App[None]):
+    """A chat with one model.
+
+    engine: its thread. desk: None until a model is open. failure: why none could be opened. asking: the
+    answer under way and the questions that wait.
+    """
+
+    TITLE = "offspec chat"
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]  # noqa: RUF012 - as Textual declares it
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "stop", "Stop", show=False),
+        Binding("ctrl+c", "interrupt", "Stop or leave", show=False),
+        Binding("ctrl+q", "quit", "Leave", show=False, priority=True),
+        Binding("f1", "command('/help')", "Help", show=False),
+        Binding("f2", "folds", "Open or fold thinking", show=False),
+        Binding("ctrl+b", "panel", "Side panel", show=False),
+        Binding("ctrl+t", "command('/tree')", "Tree", show=False),
+        Binding("ctrl+o", "command('/sources')", "Colours of tokens", show=False),
+        Binding("ctrl+r", "command('/retry')", "Retry", show=False),
+        Binding("ctrl+l", "command('/clear')", "New conversation", show=False),
+    ]
+
+    def __init__(self, setup: Setup, opener: Opener, archive: Archive | None = None) -> None:
+        super().__init__(css_path=["app.tcss", "panel.tcss"])
+        self.setup, self.opener, self.archive = setup, opener, archive or Archive()
+        self.engine: EngineThread | None = None
+        self.desk: Desk | None = None
+        self.failure: Exception | None = None
+        self.is_loading = True
+        self.asking = Asking(self)
+        self._leaving = False
+        self._ticks = 0
+        self._passed = False  # a pass has ended since the figures were shown
+        self._interrupted_at = -_TWICE
+
+    @property
+    def answer(self) -> Answer | None:
+        """The one under way."""
+        return self.asking.answer
+
+    def compose(self) -> ComposeResult:
+        choices = CompletionList()
+        self.transcript = TranscriptView()
+        self.composer = Composer(choices, self.complete)
+        self.status = StatusLine()
+        yield Header(self.setup.config.model)
+        with Horizontal(id="middle"):
+            with Vertical(id="main"):
+                yield self.transcript
+                yield LoadingView(self.setup.config.model)
+                yield choices
+            yield SidePanel()
+        yield self.status
+        yield self.composer
+
+    def on_mount(self) -> None:
+        themes.register(self)
+        self.composer.focus()
+        self._timer = self.set_interval(_TICK, self._tick, pause=True)
+        self.engine = EngineThread(self.setup, self.opener, self.archive, self.post_message)
+        end_on_hangup(self.engine)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.call_later, self.action_quit)
+        self.status.doing("You can write already; it is sent when the model is there")
+        self.call_after_refresh(
+            self.load, self.setup.config
+        )  # the first frame before torch takes the processor
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return action not in _OF_THE_CHAT or len(self.screen_stack) == 1
+
+    def load(self, config: EngineConfig) -> None:
+        """Open a model; the conversation goes on with it."""
+        assert self.engine is not None
+        self.is_loading = True
+        self.query_one(LoadingView).begin(config.model)
+        self.engine.load(config)
+
+    def complete(self, line: str) -> Sequence[Completion]:
+        """What a line may become; nothing before there is a model to ask."""
+        return self.desk.complete(line) if self.desk is not None else ()
+
+    # What the user does
+
+    async def on_composer_sent(self, message: Composer.Sent) -> None:
+        if is_command(message.text):
+            await run_command(self, message.text)
+        else:
+            await self.asking.ask(spoken(message.text))
+
+    async def action_command(self, line: str) -> None:
+        await run_command(self, line)
+
+    async def action_stop(self) -> None:
+        """Stop what is under way. Questions that waited for its end come back."""
+        if self.composer.dismiss():
+            return
+        if self.is_loading:
+            self.status.doing("A load cannot be broken off; Ctrl+Q leaves")
+        self.asking.stop()
+        self._tick()
+        await self.asking.call_back()
+
+    async def action_interrupt(self) -> None:
+        if self.answer is not None and not self.asking.stopping:
+            await self.action_stop()
+        elif time.monotonic() - self._interrupted_at < _TWICE:
+            await self.action_quit()
+        else:
+            self._interrupted_at = time.monotonic()
+            self.status.doing("Press Ctrl+C again to leave")
+
+    async def action_quit(self) -> None:
+        """Leave, once the answer under way has been broken off and saved. A second time: at once."""
+        if self._leaving or self.answer is None:
+            self.exit()
+            return
+        self._leaving = True
+        self.asking.stop()
+        self._tick()
+        self.set_timer(_STOPPING, self.exit)
+
+    def action_folds(self) -> None:
+        self.transcript.toggle_folds()
+
+    def action_panel(self) -> None:
+        if self.screen.has_class("-narrow"):
+            self.status.doing("The side panel needs 100 columns; /stats shows its figures")
+            return
+        self.query_one(SidePanel).toggle_class("-away")
+        self.show_figures()
+
+    async def action_page(self, by: int) -> None:
+        await self.transcript.page(by)
+
+    # What the engine's thread tells
+
+    def on_loading(self, message: Loading) -> None:
+        self.query_one(LoadingView).show(message.event)
+
+    async def on_loaded(self, message: Loaded) -> None:
+        first = self.desk is None
+        self.desk, self.is_loading = message.desk, False
+        self.query_one(LoadingView).end()
+        if first:
+            await self._show_first()
+        for note in message.notes:
+            await self.transcript.note(note, "notice")
+        self.busy(False)
+        await self.asking.go_on()
+
+    def on_load_failed(self, message: LoadFailed) -> None:
+        self.failure = message.error
+        self.exit(return_code=1)
+
+    def on_answering(self, message: Answering) -> None:
+        self.asking.begun(message)
+
+    def on_delta(self, message: Delta) -> None:
+        self.asking.add(message)
+
+    def on_passed(self, message: Passed) -> None:
+        self._passed = True
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self.show_figures)
+
+    async def on_noticed(self, message: Noticed) -> None:
+        await self.transcript.note(message.text, "notice")
+
+    async def on_done(self, message: Done) -> None:
+        await self.asking.end(message)
+        if self._leaving:
+            self.exit()
+            return
+        if line := self.asking.take_command():
+            await run_command(self, line)
+        await self.asking.go_on()
+
+    # What the screen shows
+
+    async def show_conversation(self) -> None:
+        """Show the conversation on the desk from its beginning."""
+        assert self.desk is not None
+        messages = self.desk.session.messages
+        await self.transcript.show(messages, self.asking.waiting)
+        self.composer.recalled = [written(m.content) for m in messages if m.role == "user"]
+        self.show_figures()
+
+    def busy(self, now: bool) -> None:
+        """An answer begins, or is over."""
+        if now:
+            self._timer.resume()
+            self._tick()
+        else:
+            self._timer.pause()
+            self.status.doing(_IDLE)
+            self.show_figures()
+
+    def _tick(self) -> None:
+        if self.desk is None or self.answer is None:
+            return
+        line = self.desk.figures.live_line()
+        if self._leaving:
+            line = f"stopping, then leaving (Ctrl+Q leaves at once) · {line}"
+        elif self.asking.stopping:
+            line = f"stopping · {line}"
+        self.status.doing(line or "starting")
+        self._ticks += 1
+        if self._passed and self._ticks % _FIGURES_TICKS == 0:
+            self.show_figures()
+
+    async def _show_first(self) -> None:
+        """What is resumed, above what the program has said while it loaded."""
+        notes = [entry for entry in self.transcript.entries if entry.kind is not None]
+        await self.show_conversation()
+        for note in notes:
+            await self.transcript.note(note.text, note.kind or "notice")
+
+    def show_figures(self) -> None:
+        """Header, side panel and meter, as the desk has them now."""
+        self._passed = False
+        if self.desk is not None:
+            self.query_one(Header).tell(self.desk)
+            self.query_one(SidePanel).update_from(self.desk)
+            self.status.context(self.desk.session.used, self.desk.session.context)

@@ -1,0 +1,163 @@
+"""Where the user writes: several lines, earlier questions with the arrow keys, completion with tab."""
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.widgets import TextArea
+
+from offspec.ui.chat.controller import Completion
+from offspec.ui.tui.completion import CompletionList
+
+
+class Composer(TextArea):
+    """Enter sends; Shift+Enter, Ctrl+J and Alt+Enter begin a line.
+
+    complete: what a line that begins with "/" may become. recalled: what was sent before, the oldest first.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("pageup", "app.page(-1)", show=False),
+        Binding("pagedown", "app.page(1)", show=False),
+    ]
+
+    class Sent(Message):
+        """The user sent this text."""
+
+        def __init__(self, text: str) -> None:
+            super().__init__()
+            self.text = text
+
+    def __init__(self, choices: CompletionList, complete: Callable[[str], Sequence[Completion]]) -> None:
+        super().__init__(
+            id="composer",
+            placeholder="Ask something, or / for commands",
+            highlight_cursor_line=False,
+            compact=True,
+        )
+        self._choices, self._complete = choices, complete
+        self.recalled: list[str] = []
+        self._at: int | None = None  # in `recalled`; None while the user's own text is shown
+        self._own = ""
+        self._offered_for = ""
+
+    def put(self, text: str) -> None:
+        """Show this text, with the cursor at its end."""
+        self.text = text
+        self.move_cursor(self.document.end)
+
+    def give_back(self, text: str) -> None:
+        """Text that was not sent comes back, before whatever was written since."""
+        self._at = None
+        self.put(f"{text}\n{self.text}" if self.text else text)
+
+    def dismiss(self) -> bool:
+        """Close the list of completions; False where none was open."""
+        was_open = self._choices.shown
+        self._choices.hide()
+        return was_open
+
+    async def _on_key(self, event: events.Key) -> None:
+        """Keys whose meaning depends on the text. As bindings they could overtake letters."""
+        acts = {
+            "enter": self._send,
+            "shift+enter": self._begin_line,
+            "ctrl+j": self._begin_line,
+            "alt+enter": self._begin_line,
+            "tab": self._complete_line,
+            "up": self._up,
+            "down": self._down,
+        }
+        if event.key in acts:
+            event.stop()
+            event.prevent_default()
+            acts[event.key]()
+
+    def _send(self) -> None:
+        self._offer()
+        if (choice := self._choices.chosen()) is not None:
+            self._take(choice)
+            return
+        text = self.text.lstrip("\n").rstrip()  # a space before a slash says that it is no command
+        if not text:
+            return
+        if not self.recalled or self.recalled[-1] != text:
+            self.recalled.append(text)
+        self._at = None
+        self.clear()
+        self.dismiss()
+        self.post_message(self.Sent(text))
+
+    def _begin_line(self) -> None:
+        self.insert("\n")
+
+    def _complete_line(self) -> None:
+        """One completion is taken, of several what they share; then tab goes through them."""
+        self._offer()
+        if not self._choices.shown:
+            self._choices.offer(self._complete(self.text))
+        if len(self._choices.offered) == 1:
+            self._take(self._choices.offered[0].text)
+        elif self._choices.common() not in ("", self.text):
+            self.put(self._choices.common())
+        else:
+            self._choices.step(1)
+
+    def _up(self) -> None:
+        if self._choices.shown:
+            self._choices.step(-1)
+        elif not self.navigator.is_first_wrapped_line(self.cursor_location):
+            self.action_cursor_up()
+        else:
+            self._recall(-1)
+
+    def _down(self) -> None:
+        if self._choices.shown:
+            self._choices.step(1)
+        elif not self.navigator.is_last_wrapped_line(self.cursor_location):
+            self.action_cursor_down()
+        else:
+            self._recall(1)
+
+    def on_text_area_changed(self, event: TextArea.Changed) -> None:
+        """A command is completed as it is written."""
+        event.stop()
+        self._offer()
+
+    def _offer(self) -> None:
+        """What the line may become, where it is another than before: keys overtake the news of a change."""
+        line = self.text
+        if line == self._offered_for:
+            return
+        self._offered_for = line
+        wanted = line.startswith("/") and not line.startswith("//") and "\n" not in line
+        self._choices.offer([c for c in self._complete(line) if c.text != line] if wanted else ())
+
+    def on_completion_list_taken(self, message: CompletionList.Taken) -> None:
+        self._take(message.line)
+
+    async def _on_paste(self, event: events.Paste) -> None:
+        """Terminals send the end of a line as a carriage return."""
+        text = event.text.replace("\r\n", "\n").replace("\r", "\n")
+        event.stop()
+        event.prevent_default()
+        self.replace(text, *self.selection, maintain_selection_offset=False)
+
+    def _take(self, line: str) -> None:
+        self.put(line)
+        self._offered_for = line
+        self._choices.hide()
+
+    def _recall(self, by: int) -> None:
+        """Go through what was sent; past the latest is what the user was writing."""
+        if not self.recalled or (self._at is None and by > 0):
+            return
+        if self._at is None or self.text != self.recalled[self._at]:
+            self._own = self.text  # what was recalled and then changed is the user's own
+        at = len(self.recalled) if self._at is None else self._at
+        at = max(at + by, 0)
+        self._at = at if at < len(self.recalled) else None
+        self.put(self._own if self._at is None else self.recalled[at])
+        self.dismiss()

@@ -1,0 +1,130 @@
+"""The trees of this session, one verified tree at a time."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.cells import cell_len
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.screen import Screen
+from textual.widgets import Footer, Static
+
+from offspec.core.events import TreeSeen
+from offspec.ui.tui.tree_drawing import HEADING, caption, draw, visible
+from offspec.ui.tui.tree_view import TreeView
+
+_LEGEND = "● accepted  ○ rejected  ★ bonus: the target's own  ▸ folded  · space  ⏎ line"
+_NONE = "No tree yet. Ask something; every pass leaves one here."
+_STEP = 8  # columns that a key pans
+_LOOK = 0.25  # seconds between two looks for a later pass
+
+
+class TreeScreen(Screen[None]):
+    """Shows a tree, and goes back and forth through the passes; from the last it follows those to come."""
+
+    CSS_PATH = "tree_screen.tcss"
+    AUTO_FOCUS = ""
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,ctrl+t", "close", "Close", key_display="esc"),
+        Binding("ctrl+c", "copy_text", show=False),  # passes where nothing is selected
+        Binding("ctrl+c", "close", show=False),
+        Binding("left", "turn(-1)", "Earlier pass", key_display="←"),
+        Binding("right", "turn(1)", "Later pass", key_display="→"),
+        Binding("space", "fold", "Fold or unfold"),
+        Binding("home", "first", "First pass", show=False),
+        Binding("end", "last", "Last pass", show=False),
+        Binding("up,k", "pan(0, -1)", "Up", show=False),
+        Binding("down,j", "pan(0, 1)", "Down", show=False),
+        Binding("h,shift+left", "pan(-1, 0)", "Left", show=False),
+        Binding("l,shift+right", "pan(1, 0)", "Right", show=False),
+        Binding("pageup", "leaf(-1)", "Page up", show=False),
+        Binding("pagedown", "leaf(1)", "Page down", show=False),
+    ]
+
+    def __init__(self, trees: Sequence[TreeSeen], at: int = -1) -> None:
+        """trees: of the passes so far, the oldest first; it may change. at: which to show, as in a list."""
+        super().__init__()
+        self._source = trees
+        self._trees = tuple(trees)
+        self._at = range(len(self._trees))[at] if self._trees else 0
+        self._folded = True
+        self._caption = ""
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="tree-caption")
+        yield Static(id="tree-said")
+        yield Static(HEADING, id="tree-heading")
+        yield TreeView(id="tree-view")
+        yield Static(_LEGEND, id="tree-legend")
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        self._draw()
+        self.set_interval(_LOOK, self.look)
+
+    def look(self) -> None:
+        """See whether there are later passes. Where the last one is shown, the new last takes its place."""
+        trees = tuple(self._source)
+        if trees == self._trees or not trees:
+            return
+        shown = self._trees[self._at] if self._trees else None
+        follows = self._at >= len(self._trees) - 1
+        self._trees = trees
+        places = (place for place, tree in enumerate(trees) if tree is shown)
+        self._at = len(trees) - 1 if follows else next(places, 0)
+        self._draw()
+
+    def _draw(self) -> None:
+        view = self.query_one(TreeView)
+        if not self._trees:
+            self._caption_as(_NONE)
+            return
+        tree = self._trees[self._at]
+        self._caption_as(caption(tree, self._at + 1, len(self._trees)))
+        self.query_one("#tree-said", Static).update(_said(tree), layout=False)
+        view.show(draw(tree, folded=self._folded))
+
+    def _caption_as(self, text: str) -> None:
+        """Words as wide as before need no new layout, of which there would be one in every pass."""
+        if text != self._caption:
+            fits = cell_len(text) == cell_len(self._caption)
+            self._caption = text
+            self.query_one("#tree-caption", Static).update(Content(text), layout=not fits)
+
+    def _go(self, place: int) -> None:
+        place = max(0, min(place, len(self._trees) - 1))
+        if place != self._at:
+            self._at = place
+            self._draw()
+            self.query_one(TreeView).scroll_to(0, 0, animate=False)
+
+    def action_close(self) -> None:
+        self.dismiss()
+
+    def action_turn(self, passes: int) -> None:
+        self._go(self._at + passes)
+
+    def action_first(self) -> None:
+        self._go(0)
+
+    def action_last(self) -> None:
+        self._go(len(self._trees) - 1)
+
+    def action_fold(self) -> None:
+        self._folded = not self._folded
+        self._draw()
+
+    def action_pan(self, columns: int, rows: int) -> None:
+        self.query_one(TreeView).scroll_relative(columns * _STEP, rows, animate=False)
+
+    def action_leaf(self, pages: int) -> None:
+        view = self.query_one(TreeView)
+        view.scroll_relative(0, pages * max(view.size.height - 1, 1), animate=False)
+
+
+def _said(tree: TreeSeen) -> Content:
+    """What came of the pass, in one line."""
+    guessed = "".join(visible(tree.text[node]) for node in tree.accepted[1:])
+    bonus = f"★{visible(tree.bonus)}" if tree.bonus else ""
+    return Content.assemble("said  ", (guessed, "$text-success bold"), bonus)

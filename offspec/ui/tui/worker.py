@@ -1,0 +1,125 @@
+"""The thread in which the engine lives. It posts messages and touches no widget.
+
+The model is opened, asked and closed in this one thread. Nothing here waits for the screen: a message is put
+in a queue, and a slow terminal finds several of them there at once.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator
+from functools import partial
+
+from textual.message import Message
+
+from offspec.chat.archive import Archive
+from offspec.core.config import EngineConfig
+from offspec.core.events import Event, Finished, LoadProgress, Notice, PassStats, Prefill, Result, TextDelta
+from offspec.ui.chat.controller import Desk
+from offspec.ui.chat.setup import Opener, Setup
+from offspec.ui.tui.messages import Answering, Delta, Done, Loaded, LoadFailed, Loading, Noticed, Passed
+
+_BETWEEN_PROGRESS = 0.1  # seconds; a load may tell of every tensor
+
+
+class EngineThread:
+    """Loads and answers, one job after the other. All methods return at once but `close`."""
+
+    def __init__(
+        self, setup: Setup, opener: Opener, archive: Archive, post: Callable[[Message], object]
+    ) -> None:
+        self._setup, self._opener, self._archive, self._post = setup, opener, archive, post
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._desk: Desk | None = None
+        self._progress_at = 0.0
+        self._stage = ""
+        self._thread = threading.Thread(target=self._run, name="offspec-engine", daemon=True)
+        self._thread.start()
+
+    def load(self, config: EngineConfig) -> None:
+        """Open a model. A conversation that is under way goes on with it.
+
+        Ends in `Loaded`; in `LoadFailed` where nothing could be opened, not even the model from before.
+        """
+        self._jobs.put(partial(self._load, config))
+
+    def answer(self, events: Generator[Event, None, None]) -> None:
+        """Run through an answer. Ends in `Done`."""
+        self._jobs.put(partial(self._answer, events))
+
+    def stop(self) -> None:
+        """Break the answer off, whatever it is at. A load cannot be broken off."""
+        if self._desk is not None:
+            self._desk.stop()
+
+    def close(self, timeout: float) -> bool:
+        """Break off, close the engine, and end; False where that took longer than `timeout` seconds."""
+        self.stop()
+        self._jobs.put(None)
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+        if self._desk is not None:
+            self._desk.close()
+
+    def _load(self, config: EngineConfig) -> None:
+        desk = self._desk
+        try:
+            if desk is None:
+                desk = Desk.open(self._setup, self._opener, self._archive, self._hear)
+                notes = tuple(desk.notes)
+            else:
+                desk.exchange(config, self._opener, self._hear, self._go_back)
+                notes = (f"the draft is {desk.engine.draft}",)
+        except Exception as error:
+            self._post(LoadFailed(error))
+        else:
+            self._desk = desk
+            self._post(Loaded(desk, notes))
+
+    def _go_back(self, error: Exception) -> None:
+        self._post(Noticed(f"{error}; loading the model as it was before"))
+
+    def _answer(self, events: Generator[Event, None, None]) -> None:
+        result: Result | None = None
+        failure: Exception | None = None
+        try:
+            for event in events:
+                if isinstance(event, Finished):
+                    result = event.result
+                self._tell(event)
+        except Exception as error:
+            failure = error
+        self._post(Done(result, failure))
+
+    def _tell(self, event: Event) -> None:
+        match event:
+            case Prefill():
+                assert self._desk is not None
+                self._post(Answering(self._desk.session.opened))
+            case Notice():
+                self._post(Noticed(event.text))
+            case TextDelta():
+                self._post(Delta(event.text, event.pieces))
+            case PassStats():
+                self._post(Passed(event))
+
+    def _hear(self, event: Event) -> None:
+        """What the engine tells aside, from this thread."""
+        if isinstance(event, LoadProgress):
+            self._load_progress(event)
+            return
+        if self._desk is not None:
+            self._desk.hear(event)
+        if isinstance(event, Notice):
+            self._post(Noticed(event.text))
+
+    def _load_progress(self, event: LoadProgress) -> None:
+        now = time.monotonic()
+        if event.stage == self._stage and now - self._progress_at < _BETWEEN_PROGRESS:
+            return
+        self._stage, self._progress_at = event.stage, now
+        self._post(Loading(event))

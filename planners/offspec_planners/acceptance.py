@@ -1,0 +1,181 @@
+"""Keeping a draft honest: learn, while decoding, how its scores should be read.
+
+The draft says x = its log-probability over the temperature, plus noise where decoding is coupled. The
+probability that the target picks token t is modelled as softmax(x / tau)[t], corrected by a table: what
+was picked against what was expected, by the depth of the node and the rank of the token. Both are learned
+from the nodes that the target walked, where its choice is known whether it was in the tree or not.
+
+Letters: W nodes, D depths of the table, K ranks.
+"""
+
+import math
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offspec_planners.best_first import Grown
+from offspec_planners.json_fields import Fields
+from offspec_planners.rank_table import DEPTHS, FORGET, DepthRank
+from offspec_planners.typical_acceptance import Walks, draw_forest
+
+VERSION = 1
+FOREST = 48  # recorded trees that are kept, the latest
+
+_FIRST_RATE, _LAST_RATE, _HALVED_AFTER = 0.1, 0.005, 40
+_STEP_LIMIT = 4.0  # one surprising token must not blow the temperature up
+_TAU = (0.2, 5.0)
+
+_PRIOR_TOKENS = 20.0  # expected and observed alike before there are any
+_CORRECTION = (0.5, 2.0)
+
+# Mean and spread of `draw_forest`. That of a head is a careful guess: Medusa's authors report 2 to 3 tokens a
+# pass in trees of 64 nodes.
+_TYPICAL = {"substitute": (2.85, 2.5), "model": (2.7, 2.5), "head": (0.0, 1.0)}
+# How a small model's guesses go with its share of the target's weights. Published: 11.7 tokens a pass for a
+# 70B with an 8B (Sequoia, Llama-3, 768 nodes), which is what "model" is drawn for. And 8.6 tok/s with an 8B
+# on an RTX 4090, 6.1 with a 1B on a 4070 Ti (UMbreLLa, Llama-3.1-70B): by the seconds of their passes, that
+# is three quarters of the tokens with the 1B, at equal nodes. In between and beyond, the logarithm of a
+# guess's probability goes with that of the share; what is larger is taken to be no better.
+_MODEL_SHARE = 7.5 / 69.5  # of that 8B, without its embeddings, in that 70B
+# How a substitute's guesses go with its bits: powers of a guess's probability. With SmolLM2-135M 3 bits yield
+# 0.57 of the tokens of 4, and 2 bits a quarter, in trees of 128 nodes; larger models are less easily hurt.
+_BY_BITS = {4: 1.0, 3: 1.6, 2: 4.0}
+_HEAD = 1.3
+_WORSE = 0.095  # of a guess's log-probability, for each factor e that a draft is smaller
+
+
+class TemperatureFit:
+    """tau, and one step of descent for each observation: large ones at first, small ones later."""
+
+    def __init__(self, tau: float = 1.0, observations: int = 0) -> None:
+        self._log_tau = math.log(tau)
+        self.observations = observations
+
+    @property
+    def tau(self) -> float:
+        return math.exp(self._log_tau)
+
+    def observe(self, scores: NDArray[np.float32], log_probs: NDArray[np.float32], rank: int | None) -> None:
+        """Learn from one node: its children's x [K] and calibrated log-probabilities [K], best first.
+
+        rank is the place of the committed token among them, None when it was none of them.
+        """
+        inside = np.exp(log_probs.astype(np.float64))
+        # What is not among the K is one more outcome, placed just below the last.
+        outside = max(1.0 - float(inside.sum()), 0.0)
+        below = float(scores[-1]) - 1.0
+        mean = float(inside @ scores) + outside * below
+        chosen = below if rank is None else float(scores[rank])
+        gradient = (chosen - mean) / self.tau  # of the log-likelihood, by log(1 / tau)
+        if not math.isfinite(gradient):
+            return  # a draft that overflowed has nothing to teach
+        rate = max(_FIRST_RATE / (1 + self.observations / _HALVED_AFTER), _LAST_RATE)
+        self._log_tau -= rate * min(max(gradient, -_STEP_LIMIT), _STEP_LIMIT)
+        self._log_tau = min(max(self._log_tau, math.log(_TAU[0])), math.log(_TAU[1]))
+        self.observations += 1
+
+
+@dataclass(slots=True, eq=False)
+class Calibration:
+    """All that is known of how a target agrees with a draft, at one temperature, coupled or not.
+
+    forest: recorded trees. expected, observed: sums of tokens per pass, the older passes counting less;
+    passes: how many there were.
+    """
+
+    fit: TemperatureFit = field(default_factory=TemperatureFit)
+    table: DepthRank = field(default_factory=DepthRank)
+    forest: list[Grown] = field(default_factory=list)
+    expected: float = 0.0
+    observed: float = 0.0
+    passes: int = 0
+
+    @property
+    def correction(self) -> float:
+        """What an expectation is to be multiplied with, going by the passes so far."""
+        share = (self.observed + _PRIOR_TOKENS) / (self.expected + _PRIOR_TOKENS)
+        return min(max(share, _CORRECTION[0]), _CORRECTION[1])
+
+    def observe(
+        self, depth: int, x: NDArray[np.float32], log_probs: NDArray[np.float32], rank: int | None
+    ) -> None:
+        """Learn from a walked node: its children's x and log-probabilities [K], and the picked one's rank."""
+        self.fit.observe(x, log_probs, rank)
+        self.table.observe(depth, log_probs, rank)
+
+    def end_pass(self, expected: float, observed: int) -> None:
+        """Count a pass, after its nodes: the tokens that its tree promised, and those that it gave."""
+        self.expected = self.expected * FORGET + expected
+        self.observed = self.observed * FORGET + observed
+        self.passes += 1
+        self.table.settle()
+
+    def remember(self, tree: Grown) -> None:
+        """Keep a recorded tree, in place of the oldest once there are many."""
+        self.forest = [*self.forest, tree][-FOREST:]
+
+    def acceptance(self) -> NDArray[np.float64]:
+        """[depth, rank] probabilities that a walked node's child is picked; a general guess where unseen."""
+        return self.table.acceptance()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "offspec_calibration": VERSION,
+            "tau": round(self.fit.tau, 6),
+            "observations": self.fit.observations,
+            "table": self.table.to_json(),
+            "expected": self.expected,
+            "observed": self.observed,
+            "passes": self.passes,
+            "forest": [tree.to_json() for tree in self.forest],
+        }
+
+    @classmethod
+    def from_json(cls, found: object) -> "Calibration":
+        """Raises ValueError, one line: the key, what it is, what it should be."""
+        fields = Fields(found)
+        if fields.whole("offspec_calibration") != VERSION:
+            fields.wrong("offspec_calibration", f"{VERSION}, the version that this program reads")
+        tau = fields.number("tau", above_zero=True)
+        if not _TAU[0] <= tau <= _TAU[1]:
+            fields.wrong("tau", f"between {_TAU[0]} and {_TAU[1]}")
+        calibration = cls(
+            fit=TemperatureFit(tau, fields.whole("observations")),
+            table=DepthRank.from_json(fields.inner("table")),
+            forest=[Grown.from_json(row) for row in fields.rows("forest")][-FOREST:],
+            expected=fields.number("expected"),
+            observed=fields.number("observed"),
+            passes=fields.whole("passes"),
+        )
+        fields.done()
+        return calibration
+
+
+@cache
+def _drawn(kind: str, power: float) -> tuple[tuple[Grown, ...], Walks]:
+    """power: what each guess's probability is raised to; 1 leaves it as it is."""
+    forest, walks = draw_forest(*_TYPICAL[kind], DEPTHS)
+    picked = (walks.hits / walks.visits[:, None]) ** power
+    worse = tuple(Grown(tree.parent, tree.score * np.float32(power)) for tree in forest)
+    return worse, Walks(walks.visits, walks.visits[:, None] * picked)
+
+
+def typical(
+    kind: Literal["substitute", "model", "head"], share: float = _MODEL_SHARE, bits: int = 4
+) -> Calibration:
+    """What to go by before a draft was seen at work: a substitute of the target, a small model, or a head.
+
+    share: a small model's weights over the target's; bits: of a substitute. Trees drawn at random, always
+    the same ones. A substitute's in 4 bits hold 11 expected tokens in 256 nodes; those of an 8B for a 70B
+    11.7 in 768, of a 1B 8.3; those of a head 2.4 in 64.
+    """
+    smaller = max(math.log(_MODEL_SHARE / share), 0.0)
+    power = {"model": 1.0 + round(_WORSE * smaller, 3), "substitute": _BY_BITS[bits], "head": _HEAD}[kind]
+    forest, walks = _drawn(kind, power)
+    calibration = Calibration(forest=list(forest))
+    table = calibration.table
+    table.visits, table.hits, table.expected = walks.visits.copy(), walks.hits.copy(), walks.hits.copy()
+    return calibration

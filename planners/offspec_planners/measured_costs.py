@@ -1,0 +1,56 @@
+"""From what passes and draft steps were measured to take, to what any pass will."""
+
+from dataclasses import dataclass, replace
+
+from offspec_planners.cost import ModelSizes, PassCosts, Points
+from offspec_planners.hardware import Rate
+from offspec_planners.placement import Placement, Tier
+from offspec_planners.transfer import crossing_seconds, edge_layers, measured_links, streamed_units
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Seconds of a loaded model's parts, tried where it lies.
+
+    layer: (rows, seconds) of one layer with its weights in place; outside: the same of a pass around its
+    layers; walk: of choosing a token at one node, the head included where it stays. step: (width, seconds)
+    of a draft step; start: what the draft's first step takes more. link: bytes per second that came while
+    the link was busy; None where nothing streams. unpack: what making a value of a packed weight takes, which
+    counts for a target that is packed where the one that was tried is not.
+    """
+
+    layer: Points
+    outside: Points
+    walk: float
+    step: Points = ()
+    start: float = 0.0
+    link: Rate | None = None
+    unpack: float = 0.0
+
+    def costs(self, target: ModelSizes, placement: Placement, walked: float) -> PassCosts:
+        """The costs of passes under a placement, in which `walked` nodes are walked on average."""
+        units = streamed_units(target.layers, target.head, placement)
+        link, rest = 0.0, 0.0
+        if units and self.link is not None:
+            links = measured_links(units, placement, self.link.value)
+            link, rest = crossing_seconds(units, placement, links)
+        head = target.head_weights / target.weights if placement.head is not Tier.DEVICE else 0.0
+        edges = edge_layers(placement, target.layers, target.head, head)
+        around = {rows: seconds + walked * self.walk for rows, seconds in self.outside}
+        layer = [(rows, seconds + target.unpacked * self.unpack) for rows, seconds in self.layer]
+        return PassCosts(
+            compute=tuple(
+                (rows, (len(target.layers) + head) * seconds + around[rows]) for rows, seconds in layer
+            ),
+            step=self.step or ((1, 0.0),),
+            start=self.start,
+            link=link,
+            rest=rest,
+            edge=tuple((rows, edges * seconds + around[rows]) for rows, seconds in layer),
+        )
+
+    def with_faster_link(self, factor: float) -> "Measured":
+        """The same where bytes came so many times as fast."""
+        if self.link is None:
+            return self
+        return replace(self, link=self.link.times(factor))

@@ -1,0 +1,136 @@
+"""Static trees: the shape with the most expected tokens, and the size that pays best.
+
+A drafter whose guesses are accepted by their rank, whatever they say, is served as well by one shape for all
+passes as by a tree grown anew for each (Chen et al. 2024, Sequoia, arXiv 2402.12374).
+
+Letters: D depths, K ranks, N nodes. acceptance [D, K] is the probability that the b-th child of a node at
+depth d is the accepted one; below the last row it is taken to stay as it is there.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from offspec_planners.cost import PassCosts
+from offspec_planners.sequoia.dp import Programme
+from offspec_planners.sequoia.heap import Heap
+
+Acceptance = NDArray[np.float64]
+
+_ENOUGH = 0.995  # of the best time found: where no bound is lower, the search is over
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A static tree, level by level, siblings together and in order of rank.
+
+    parent [N] int32, -1 for the root, never falling; rank [N] int32, which of its parent's children a node
+    is, 0 first; expected: tokens of a pass, the bonus token included; depth: levels below the root.
+    """
+
+    parent: NDArray[np.int32]
+    rank: NDArray[np.int32]
+    expected: float
+    depth: int
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+    def children(self, node: int) -> range:
+        """The children of a node, best rank first."""
+        start, stop = np.searchsorted(self.parent, (node, node + 1)).tolist()
+        return range(start, stop)
+
+    def levels(self) -> NDArray[np.int64]:
+        """[N]: the depth of each node."""
+        depth = np.zeros(len(self), np.int64)
+        for node in range(1, len(self)):
+            depth[node] = depth[self.parent[node]] + 1
+        return depth
+
+    def steps(self, width: int) -> list[NDArray[np.int64]]:
+        """The nodes that have children, as they are expanded: by level, at most `width` of one together."""
+        inner = np.unique(self.parent[1:]).astype(np.int64)
+        levels = self.levels()[inner]
+        return [
+            nodes[start : start + width]
+            for depth in range(self.depth)
+            for nodes in [inner[levels == depth]]
+            for start in range(0, len(nodes), width)
+        ]
+
+
+def best_shape(acceptance: ArrayLike, nodes: int, depth: int) -> Shape:
+    """The shape with the most expected tokens of at most `nodes` nodes and `depth` levels below the root.
+
+    By the heap where acceptance rises with rank nowhere, else by the dynamic programme. Nodes that add
+    nothing are left out. Raises ValueError for an acceptance [D, K] that is no table of probabilities.
+    """
+    table = _checked(acceptance, nodes, depth)
+    return _shape(_solved(table, nodes), nodes)
+
+
+def expected_by_size(acceptance: ArrayLike, nodes: int, depth: int) -> NDArray[np.float64]:
+    """[depth + 1, nodes + 1]: most expected tokens of at most n nodes and at most l levels below the root.
+
+    Where acceptance rises with rank, this takes a dynamic programme for every l. Raises ValueError as
+    `best_shape` does.
+    """
+    table = _checked(acceptance, nodes, depth)
+    return np.stack([_solved(table[:levels], nodes).expected for levels in range(depth + 1)])
+
+
+def choose_shape(acceptance: ArrayLike, costs: PassCosts, budget: int, width: int) -> Shape:
+    """The shape of at most `budget` nodes with the least seconds for each expected token.
+
+    A level is expanded `width` nodes at a time, and levels go no deeper than acceptance [D, K] has rows.
+    Where acceptance rises with rank, draft steps are counted on the tree that could take its children in any
+    order, and no other size or depth is better by half a per cent. Raises ValueError as `best_shape` does.
+    """
+    table = _checked(acceptance, budget, len(np.atleast_1d(acceptance)))
+    deepest = _solved(table, budget).expected[1:]
+    seconds, least = [], []
+    for levels in range(len(table) + 1):
+        # Children in any order can only be better, and so can more levels: bounds that spare most programmes.
+        relaxed = Heap(-np.sort(-table[:levels], axis=1), budget)
+        seconds.append(_seconds(relaxed.inner(), costs, width))
+        least.append(float((seconds[-1] / np.minimum(relaxed.expected[1:], deepest)).min()))
+    best, shape = np.inf, None
+    for levels in np.argsort(least, kind="stable"):
+        if shape is not None and least[levels] >= _ENOUGH * best:
+            break
+        solved = _solved(table[:levels], budget)
+        each = seconds[levels] / solved.expected[1:]
+        if each.min() < best:
+            best, shape = float(each.min()), _shape(solved, int(each.argmin()) + 1)
+    assert shape is not None
+    return shape
+
+
+def _seconds(inner: NDArray[np.int64], costs: PassCosts, width: int) -> NDArray[np.float64]:
+    """[N]: of a pass with the best tree of each size, of which inner [D, N] nodes are expanded by depth."""
+    whole, part = np.divmod(inner, width)
+    steps = whole * costs.step_seconds(width) + np.where(part, costs.step_seconds(part), 0.0)
+    draft = steps.sum(axis=0) + np.where(inner.any(axis=0), costs.start, 0.0)
+    return costs.iteration(draft, np.arange(1, inner.shape[1] + 1))
+
+
+def _checked(acceptance: ArrayLike, nodes: int, depth: int) -> Acceptance:
+    """A row for each of `depth` levels."""
+    table = np.asarray(acceptance, np.float64)
+    if table.ndim != 2 or not table.size or not ((table >= 0) & (table <= 1)).all():
+        raise ValueError(f"acceptance of shape {table.shape} is not a table [depth, rank] of probabilities")
+    if nodes < 1 or depth < 0:
+        raise ValueError(f"a tree has one node or more and no negative depth, not {nodes} and {depth}")
+    return table[np.minimum(np.arange(depth), len(table) - 1)]
+
+
+def _solved(table: Acceptance, nodes: int) -> Heap | Programme:
+    return Programme(table, nodes) if (np.diff(table, axis=1) > 0).any() else Heap(table, nodes)
+
+
+def _shape(solved: Heap | Programme, nodes: int) -> Shape:
+    parent, rank = solved.trace(nodes)
+    shape = Shape(np.array(parent, np.int32), np.array(rank, np.int32), float(solved.expected[nodes]), 0)
+    return replace(shape, depth=int(shape.levels()[-1]))
