@@ -17,7 +17,7 @@ from bench.harness import Prompt
 from bench.peers_jobs import OFFSPEC, Scene, Variant
 from bench.peers_llama import ALONE, DRAFTED, LlamaFiles
 from bench.peers_quantised import LLAMA, LLAMA_DRAFTED, PACKED, STORED, Quantised
-from tests.test_peers_bench import RECIPE, answer, run
+from tests.support.peer_runs import RECIPE, answer, run
 
 LOG_ALONE = """0.00.489.405 I
 0.00.762.438 I common_perf_print:        load time =     169.40 ms

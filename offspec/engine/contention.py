@@ -3,8 +3,8 @@
 A thread that spins at the end of a product takes the processor from the very thread that it waits for, where
 other processes want the processors too: beside as many busy processes as cores, an answer took ten times its
 time. In a process with more OpenMP threads than there are processors, libgomp's threads spin for a hundred
-turns at most (GOMP_SPINCOUNT in its manual), and a second team makes it so. The number of threads that compute
-stays the same, hence so does every rounding. On an idle machine threads spin as `core.openmp` says.
+turns at most (GOMP_SPINCOUNT in its manual), and a second team makes it so. The number of threads that
+compute stays the same, hence so does every rounding. On an idle machine threads spin as `core.openmp` says.
 """
 
 import threading

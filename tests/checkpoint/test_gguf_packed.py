@@ -10,51 +10,23 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from offspec.checkpoint import Checkpoint
 from offspec.checkpoint.gguf.header import read_gguf
-from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, on_disk, torch_dtype
+from offspec.checkpoint.tensors import PackedInfo, TensorInfo, on_disk
 from offspec.core.errors import CheckpointError, HeaderError, TruncatedError, UnsupportedModelError
 from offspec.core.events import Notice
-from offspec_kernels.dequant import dequantise
 from tests.checkpoint.gguf_families import FAMILIES, tiny_model
 from tests.checkpoint.gguf_files import SCALES, Bench, write_gguf
+from tests.checkpoint.gguf_values import ours
 
 KIND: Any = gguf.GGMLQuantizationType
 EXPERTS = ("qwen2moe", "qwen3moe")
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
 
 
-def stored(info: TensorInfo) -> torch.Tensor:
-    with info.file.open("rb") as file:
-        file.seek(info.offset)
-        data = bytearray(file.read(info.nbytes))
-    return torch.frombuffer(data, dtype=torch_dtype(info.dtype)).view(info.shape)
-
-
-def values(weight: Weight) -> torch.Tensor:
-    """What a weight is in float32."""
-    if isinstance(weight, TensorInfo):
-        return stored(weight).float()
-    out = torch.full((int(np.prod(weight.shape)),), torch.nan)
-    parts = {part: stored(info) for part, info in weight.parts}
-    return dequantise(weight.format, parts, weight.shape, out)
-
-
 def run(model: PreTrainedModel) -> torch.Tensor:
     with torch.no_grad():
         logits: torch.Tensor = model(torch.arange(4, 40)[None]).logits
     return logits
-
-
-def ours(checkpoint: Checkpoint) -> PreTrainedModel:
-    """The model in float32, of the weights that are streamed."""
-    config = AutoConfig.from_pretrained(checkpoint.folder)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    found = {name: values(weight) for name, weight in checkpoint.tensors.items()}
-    missing, unexpected = model.load_state_dict(found, strict=False)
-    assert not unexpected and set(missing) <= {"lm_head.weight"}
-    model.tie_weights()
-    return model
 
 
 def theirs(bench: Bench, config: Any = None) -> PreTrainedModel:

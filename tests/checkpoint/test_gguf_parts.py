@@ -19,7 +19,7 @@ from offspec.core.errors import (
     UnsupportedModelError,
 )
 from tests.checkpoint.gguf_files import Bench, write_gguf
-from tests.checkpoint.test_gguf_packed import ours
+from tests.checkpoint.gguf_values import ours
 
 PARTS = 3
 

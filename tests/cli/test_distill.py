@@ -14,7 +14,7 @@ from offspec.core.errors import DiskFullError
 from offspec.core.events import LoadProgress, Notice
 from offspec.distill.measure import RANKS, Measured
 from offspec.distill.train import Trained
-from tests.cli.test_failures import error_line
+from tests.cli.errors import error_line
 
 Call = Callable[..., Result]
 

@@ -5,17 +5,10 @@ from collections.abc import Callable
 import pytest
 from typer.testing import Result
 
+from tests.cli.errors import error_line
 from tests.cli.scripted import Script
 
 Call = Callable[..., Result]
-
-
-def error_line(result: Result) -> str:
-    """The one line that begins with `error:`, after checking that it is alone."""
-    lines = [line for line in result.stderr.splitlines() if not line.startswith("[")]
-    assert len(lines) == 1, result.stderr
-    assert lines[0].startswith("error: ")
-    return lines[0]
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from offspec.checkpoint.pack_manifest import Manifest, Origin, PackedFile
 from offspec.core.errors import CheckpointError, DiskFullError
 from offspec.core.events import LoadProgress, Notice
 from offspec.model.quantize import pack as packs
+from tests.cli.errors import error_line
 from tests.cli.scripted import Script
-from tests.cli.test_failures import error_line
 
 Call = Callable[..., Result]
 ORIGIN = Origin("some/model", "f" * 64, "nf4")

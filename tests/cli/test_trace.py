@@ -13,9 +13,9 @@ from typer.testing import Result
 from offspec import __version__
 from offspec.core import trace as module
 from offspec.core.errors import DiskFullError
+from tests.cli.errors import error_line
+from tests.cli.program import PATIENCE, start
 from tests.cli.scripted import TEXT, Script
-from tests.cli.test_failures import error_line
-from tests.cli.test_program import PATIENCE, start
 
 Call = Callable[..., Result]
 

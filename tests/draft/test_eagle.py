@@ -10,15 +10,13 @@ import torch
 
 from offspec.draft.base import Children, Features
 from offspec.draft.heads import state_drafter
-from offspec.draft.heads.base import TargetShape
-from offspec.draft.heads.eagle import OpenedEagle, opened, recognises
 from offspec.draft.heads.eagle_layer import EagleLayer
-from offspec.draft.heads.files import open_files
 from offspec.draft.heads.state_drafter import StateDrafter
 from offspec.model.parts import TargetParts
 from tests.draft.asking import CALLS, CHAINS, Hearing, ask, paths, tree_below
-from tests.draft.eagle_files import KNOWN, LAYERS, OFFSETS, Head, Naive, features, make_head, write_head
-from tests.tiny import VOCABULARY, load_all, open_model, write_model
+from tests.draft.eagle_files import KNOWN, OFFSETS, Head, Naive, features, make_head, write_head
+from tests.draft.eagle_heads import open_head
+from tests.tiny import VOCABULARY
 
 IDS = [5, 9, 17, 33, 64, 20, 21, 22, 9, 50, 51, 52, 3, 4]
 _PRODUCTS = ("fc", *(f"self_attn.{name}_proj" for name in "qkv"))
@@ -49,27 +47,6 @@ HEADS: dict[str, Head] = {
     ),
     "eagle3 of speculators, norms all over": make_head("eagle3", speculators=True, input_norm=True),
 }
-
-
-@pytest.fixture(scope="session")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> TargetParts:
-    model = open_model(write_model(tmp_path_factory.mktemp("eagle") / "target", num_hidden_layers=LAYERS))
-    load_all(model, 16)
-    return TargetParts(model)
-
-
-def shape_of(parts: TargetParts) -> TargetShape:
-    return TargetShape(
-        "target", parts.hidden_size, parts.vocab_size, parts.layers, parts.dtype, parts.device, parts.config
-    )
-
-
-def open_head(folder: Path, parts: TargetParts) -> OpenedEagle:
-    files = open_files(folder, str(folder))
-    assert files is not None and recognises(files.config, files.names)
-    found = opened(files, shape_of(parts))
-    assert isinstance(found, OpenedEagle)
-    return found
 
 
 class Bench:

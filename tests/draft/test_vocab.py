@@ -19,7 +19,7 @@ from offspec.core.errors import DraftError, ModelNotFoundError
 from offspec.draft.cross_vocab.retokenize import Reading
 from offspec.draft.cross_vocab.vocab_map import UNKNOWN, VocabMap
 from offspec.model.tokenizer import load_tokenizer
-from tests.test_text import SPECIAL, byte_fallback, byte_level, saved
+from tests.support.tokenizers import SPECIAL, byte_fallback, byte_level, saved
 
 PROSE = (Path(__file__).parents[2] / "LICENSE").read_text("utf-8")[:4000]
 

@@ -23,8 +23,8 @@ from offspec_planners.acceptance import Calibration
 from offspec_planners.sequoia import Shape, best_shape
 from tests.draft import heads_files
 from tests.engine.world import World
-from tests.parts.test_tree import VOCABULARY as WORDS
-from tests.parts.test_tree import TableDrafter
+from tests.support.table_drafter import VOCABULARY as WORDS
+from tests.support.table_drafter import TableDrafter
 from tests.tiny import VOCABULARY, disturb, load_all, open_model, write_model
 
 CAPACITY, TOKENS = 256, 24

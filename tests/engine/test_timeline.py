@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from offspec.plan.fit import decide
 from offspec.ui.cli.main import app
 from offspec_planners.placement import Placement, Tier
-from tests.test_timeline import assert_well_formed, content, spans, tracks
+from tests.support.traces import assert_well_formed, content, spans, tracks
 from tests.tiny import write_model
 
 

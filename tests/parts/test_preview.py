@@ -19,8 +19,8 @@ from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
 from offspec_planners.acceptance import Calibration
 from offspec_planners.best_first import Grown
-from tests.parts.test_tree import VOCABULARY as WORDS
-from tests.parts.test_tree import TableDrafter
+from tests.support.table_drafter import VOCABULARY as WORDS
+from tests.support.table_drafter import TableDrafter
 from tests.tiny import VOCABULARY, load_all, open_model, reference, tiny_engine, write_model
 
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]

@@ -7,15 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offspec.core.config import SamplingParams
-from offspec.draft.base import Children, Scorer
+from offspec.draft.base import Scorer
 from offspec.draft.grow.best_first import GrowthPolicy, grow
 from offspec.draft.growing_tree import Candidates
 from offspec.draft.mix.mixture import Mixture
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.token_tree import TokenTree
 from offspec_planners.acceptance import Calibration, TemperatureFit
-
-VOCABULARY = 6
+from tests.support.table_drafter import VOCABULARY, TableDrafter
 
 
 @st.composite
@@ -82,25 +81,6 @@ def test_many_candidates_outgrow_the_first_arrays() -> None:
         candidates.extend(np.array([node]), np.arange(100)[None], np.full((1, 100), -1.0))
     assert candidates.count == 4001
     candidates.tree(np.arange(candidates.count)).check()
-
-
-class TableDrafter:
-    """Next-token probabilities that depend on the last token alone, and a record of what was asked."""
-
-    name = "table"
-
-    def __init__(self, table: torch.Tensor) -> None:
-        self.table = table
-        self.steps: list[list[int]] = []
-
-    def start(self, ids: object) -> None:
-        self.steps = []
-
-    def expand(self, candidates: Candidates, nodes: list[int], scorer: Scorer) -> Children:
-        assert all(candidates.parent[n] < 0 or candidates.asked[0, candidates.parent[n]] for n in nodes)
-        self.steps.append(list(nodes))
-        logits = self.table[torch.from_numpy(candidates.token[nodes])]
-        return scorer.children(logits, [[] for _ in nodes], [int(d) + 1 for d in candidates.depth[nodes]])
 
 
 def _scorer() -> Scorer:
