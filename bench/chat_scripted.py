@@ -17,7 +17,7 @@ from bench.chat_drive import BURNS
 from offspec.core.config import EngineConfig, SamplingParams
 from offspec.ui import tui
 from offspec.ui.chat.setup import Setup
-from tests.chat.scripted import ScriptedEngine, scripted_opener
+from tests.support.fake_engine import ScriptedEngine, scripted_opener
 
 LOAD_SECONDS = 3.0
 _PARAGRAPH = (

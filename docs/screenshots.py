@@ -21,8 +21,8 @@ if str(ROOT) not in sys.path:
 
 from docs import pictured  # noqa: E402
 from offspec.ui.tui.panel import SidePanel  # noqa: E402
-from tests.planners.samples import large  # noqa: E402
-from tests.tui import stage  # noqa: E402
+from tests.support.sample_plans import large  # noqa: E402
+from tests.ui.tui import stage  # noqa: E402
 
 _SIZE = (116, 37)
 _TREE_SIZE = (84, 51)

@@ -12,7 +12,7 @@ import pytest
 from offspec.core.errors import RequestError, StreamError
 from offspec.core.events import Event, Finished, Notice, Prefill, TextDelta, TreeSeen
 from offspec.core.threads import Turns, in_thread
-from tests.chat.scripted import Script, ScriptedEngine
+from tests.support.fake_engine import Script, ScriptedEngine
 
 LONG = "one two three four five six seven eight nine ten eleven twelve"
 
@@ -198,7 +198,7 @@ def test_turns() -> None:
 
 def test_an_engine(tmp_path: Path) -> None:
     from offspec.core.config import SamplingParams
-    from tests.tiny import tiny_engine, write_model
+    from tests.support.tiny_models import tiny_engine, write_model
 
     async def work() -> None:
         params = SamplingParams(max_tokens=30, ignore_eos=True)

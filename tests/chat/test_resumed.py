@@ -8,7 +8,7 @@ import pytest
 from offspec.chat.conversation import Conversation, Message
 from offspec.chat.session import Session
 from offspec.core.config import EngineConfig
-from tests.chat.scripted import ScriptedEngine
+from tests.support.fake_engine import ScriptedEngine
 
 
 def talk(model: str, *ids: tuple[int, ...]) -> Conversation:

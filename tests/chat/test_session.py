@@ -17,7 +17,7 @@ from offspec.chat.session import Session
 from offspec.core.config import SamplingParams
 from offspec.core.errors import ClosedError, DiskFullError, RequestError, SessionError, StreamError
 from offspec.core.events import Event, Finished, Notice, Prefill, TextDelta, TreeSeen
-from tests.chat.scripted import Script, ScriptedEngine
+from tests.support.fake_engine import Script, ScriptedEngine
 
 LONG = "one two three four five six seven eight nine ten eleven twelve"
 

@@ -19,7 +19,7 @@ from offspec.checkpoint.quantised.packs import checksums
 from offspec.checkpoint.tensors import PackedInfo
 from offspec.core.errors import CheckpointError, HeaderError, MissingTensorError, TruncatedError
 from offspec.model.quantize.pack import pack_model
-from tests.tiny import write_model
+from tests.support.tiny_models import write_model
 
 WEIGHT = "model.layers.1.mlp.down_proj.weight"
 LAYER = "model-layer-0001.safetensors"

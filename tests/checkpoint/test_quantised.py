@@ -14,9 +14,9 @@ from offspec.checkpoint import open_checkpoint
 from offspec.core.errors import CheckpointError, HeaderError, MissingTensorError, UnsupportedModelError
 from offspec.model.skeleton import build_skeleton
 from offspec.model.weights import map_weights
-from tests.checkpoint.packers import Packed, awq, fp8, write
-from tests.checkpoint.quantised import refused, values_of
-from tests.tiny import write_model
+from tests.support.packers import Packed, awq, fp8, write
+from tests.support.quantised_files import refused, values_of
+from tests.support.tiny_models import write_model
 
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [32, 64]}
 UP, DOWN = "model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj"

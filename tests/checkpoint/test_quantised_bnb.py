@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, 
 from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.tensors import PackedInfo, on_disk
 from offspec.core.errors import CheckpointError, HeaderError, MissingTensorError, UnsupportedModelError
-from tests.checkpoint.quantised import refused, values_of
+from tests.support.quantised_files import refused, values_of
 
 STATE = "quant_state.bitsandbytes__nf4"
 NAME = "model.layers.0.mlp.up_proj.weight"

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from offspec.checkpoint import open_checkpoint
 from offspec.core.errors import CheckpointError, HeaderError, MissingTensorError, UnsupportedModelError
-from tests.checkpoint.packers import Packed, compressed, write
-from tests.checkpoint.quantised import check, refused
+from tests.support.packers import Packed, compressed, write
+from tests.support.quantised_files import check, refused
 
 UP, DOWN, GATE = (f"model.layers.0.mlp.{name}_proj" for name in ("up", "down", "gate"))
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}

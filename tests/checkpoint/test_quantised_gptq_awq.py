@@ -12,8 +12,8 @@ from torch import Tensor
 
 from offspec.checkpoint import open_checkpoint
 from offspec.core.errors import CheckpointError, HeaderError, MissingTensorError, UnsupportedModelError
-from tests.checkpoint.packers import Packed, awq, gptq, write
-from tests.checkpoint.quantised import check, refused, values_of
+from tests.support.packers import Packed, awq, gptq, write
+from tests.support.quantised_files import check, refused, values_of
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}

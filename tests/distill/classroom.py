@@ -11,7 +11,7 @@ from offspec.distill.embed_head import Ends, take_ends
 from offspec.distill.generate_batch import Question, answer
 from offspec.distill.store import Store
 from offspec.model.loaded import LoadedModel
-from tests.tiny import load_all, open_model, write_model
+from tests.support.tiny_models import load_all, open_model, write_model
 
 TAPS = (0, 1, 2)
 QUESTIONS = [

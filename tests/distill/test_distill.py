@@ -14,7 +14,7 @@ from offspec.distill import KINDS, Kind, Wanted, distill_head
 from offspec.distill import memory as room
 from offspec.draft.heads.base import TargetShape
 from offspec.draft.heads.open import open_head
-from tests.tiny import write_model
+from tests.support.tiny_models import write_model
 
 KINDS_LISTED: list[Kind] = ["medusa", "mlp", "eagle3"]
 

@@ -9,7 +9,7 @@ from offspec.draft.base import Children, Drafter, Scorer
 from offspec.draft.growing_tree import Candidates, Twig
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec_planners.acceptance import Calibration
-from tests.tiny import VOCABULARY
+from tests.support.tiny_models import VOCABULARY
 
 # Below the root (node 0): a fork, a chain of three, and a fork deeper down.
 PARENTS = (0, 0, 1, 3, 3, 2)

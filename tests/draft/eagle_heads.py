@@ -8,8 +8,8 @@ from offspec.draft.heads.base import TargetShape
 from offspec.draft.heads.eagle import OpenedEagle, opened, recognises
 from offspec.draft.heads.files import open_files
 from offspec.model.parts import TargetParts
-from tests.draft.eagle_files import LAYERS
-from tests.tiny import load_all, open_model, write_model
+from tests.support.eagle_files import LAYERS
+from tests.support.tiny_models import load_all, open_model, write_model
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.draft.asking import paths
-from tests.tiny import write_model
+from tests.support.tiny_models import write_model
 
 LAYERS = 3
 GLM = {

@@ -14,9 +14,9 @@ from offspec.draft.heads.eagle_layer import EagleLayer
 from offspec.draft.heads.state_drafter import StateDrafter
 from offspec.model.parts import TargetParts
 from tests.draft.asking import CALLS, CHAINS, Hearing, ask, paths, tree_below
-from tests.draft.eagle_files import KNOWN, OFFSETS, Head, Naive, features, make_head, write_head
 from tests.draft.eagle_heads import open_head
-from tests.tiny import VOCABULARY
+from tests.support.eagle_files import KNOWN, OFFSETS, Head, Naive, features, make_head, write_head
+from tests.support.tiny_models import VOCABULARY
 
 IDS = [5, 9, 17, 33, 64, 20, 21, 22, 9, 50, 51, 52, 3, 4]
 _PRODUCTS = ("fc", *(f"self_attn.{name}_proj" for name in "qkv"))

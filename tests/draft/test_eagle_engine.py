@@ -10,9 +10,9 @@ from offspec.core.config import SamplingParams
 from offspec.draft.heads import files
 from offspec.draft.heads.state_drafter import StateDrafter
 from offspec.model.parts import TargetParts
-from tests.draft.eagle_files import LAYERS, Head, make_head, write_head
 from tests.draft.eagle_heads import open_head
-from tests.tiny import VOCABULARY, load_all, open_model, reference, tiny_engine, write_model
+from tests.support.eagle_files import LAYERS, Head, make_head, write_head
+from tests.support.tiny_models import VOCABULARY, load_all, open_model, reference, tiny_engine, write_model
 
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
 

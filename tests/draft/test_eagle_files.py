@@ -14,7 +14,6 @@ from offspec.draft.heads.base import TargetShape
 from offspec.draft.heads.eagle import opened, recognises
 from offspec.draft.heads.eagle_files import EAGLE, EAGLE3, EagleFormat, read_format
 from offspec.draft.heads.files import HeadFiles, open_files
-from tests.draft.eagle_files import HIDDEN, LAYERS, Head, make_head, write_head
 from tests.draft.eagle_published import (
     GPT_OSS_SPECULATORS,
     LLAMA3_EAGLE,
@@ -24,7 +23,8 @@ from tests.draft.eagle_published import (
     layer_shapes,
     third_shapes,
 )
-from tests.tiny import VOCABULARY
+from tests.support.eagle_files import HIDDEN, LAYERS, Head, make_head, write_head
+from tests.support.tiny_models import VOCABULARY
 
 _TINY = TargetShape("tiny", HIDDEN, VOCABULARY, LAYERS, torch.float32, torch.device("cpu"), None)
 _LLAMA3_8B = TargetShape("Llama-3-8B", 4096, 128256, 32, torch.bfloat16, torch.device("cpu"), None)

@@ -15,8 +15,8 @@ from offspec.model.cache import TreeCache
 from offspec.model.loaded import LoadedModel
 from offspec_planners.placement import Placement, Tier
 from tests.draft.asking import CALLS, CHAINS, ask, paths
-from tests.packed import packed_checkpoint, to_grouped
-from tests.tiny import nothing, open_model, write_model
+from tests.support.packed_models import packed_checkpoint, to_grouped
+from tests.support.tiny_models import nothing, open_model, write_model
 
 IDS = [5, 9, 17, 33, 64, 20, 21, 22, 9]
 USED = (0, 2)

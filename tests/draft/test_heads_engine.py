@@ -14,8 +14,8 @@ from offspec.core.events import unheard
 from offspec.draft.heads.mlp_drafter import MLPStage, token_ratio
 from offspec.draft.heads.open import open_head
 from offspec.model.parts import TargetParts
-from tests.draft.heads_files import HIDDEN, Tensors, mlp_config, mlp_tensors, target_shape, write_head
-from tests.tiny import VOCABULARY, load_all, open_model, reference, tiny_engine, write_model
+from tests.support.heads_files import HIDDEN, Tensors, mlp_config, mlp_tensors, target_shape, write_head
+from tests.support.tiny_models import VOCABULARY, load_all, open_model, reference, tiny_engine, write_model
 
 PROMPT = [5, 9, 17, 33, 64, 20]
 TOKENS = 17

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from offspec.core.errors import CheckpointError, DraftError, HeaderError, MissingTensorError
 from offspec.draft.heads import blocks
 from offspec.draft.heads.files import HeadFiles, open_files
-from tests.draft.heads_files import (
+from tests.support.heads_files import (
     MEDUSA_CONFIG,
     Tensors,
     medusa_tensors,

@@ -9,12 +9,12 @@ from safetensors.torch import save
 
 from tests.checkpoint.hub_standin import StandIn, serve
 from tests.checkpoint.hub_visitor import Visitor
-from tests.draft.heads_files import MEDUSA_CONFIG, medusa_tensors
+from tests.support.heads_files import MEDUSA_CONFIG, medusa_tensors
 
 VISIT = """
 import json, sys
 from offspec.draft.heads.open import open_head
-from tests.draft.heads_files import target_shape
+from tests.support.heads_files import target_shape
 found = {}
 for model in sys.argv[1].split():
     head = open_head(model, target_shape(), lambda event: None)

@@ -10,7 +10,7 @@ import torch
 from offspec.core.errors import DraftError
 from offspec.core.events import unheard
 from offspec.draft.heads.open import may_be_head, open_head
-from tests.draft.heads_files import (
+from tests.support.heads_files import (
     MEDUSA_CONFIG,
     mlp_config,
     open_for_tiny,
@@ -18,7 +18,7 @@ from tests.draft.heads_files import (
     target_shape,
     write_head,
 )
-from tests.tiny import write_model
+from tests.support.tiny_models import write_model
 
 
 @pytest.fixture(autouse=True)

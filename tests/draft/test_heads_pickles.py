@@ -12,7 +12,7 @@ import torch
 
 from offspec.core.errors import DraftError
 from offspec.draft.heads import pickles
-from tests.draft.heads_files import medusa_tensors, opening_fails
+from tests.support.heads_files import medusa_tensors, opening_fails
 
 
 class Hostile:

@@ -17,7 +17,7 @@ from offspec.model.parts import TargetParts
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec_planners.acceptance import Calibration
 from tests.draft.asking import CALLS, Hearing, tree_below
-from tests.draft.heads_files import (
+from tests.support.heads_files import (
     HIDDEN,
     MEDUSA_CONFIG,
     Tensors,
@@ -27,7 +27,7 @@ from tests.draft.heads_files import (
     write_head,
     write_hollow,
 )
-from tests.tiny import VOCABULARY, load_all, open_model, write_model
+from tests.support.tiny_models import VOCABULARY, load_all, open_model, write_model
 
 IDS = [5, 9, 17, 33, 64]
 ROOT = len(IDS) - 1

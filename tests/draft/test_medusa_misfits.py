@@ -10,13 +10,7 @@ from offspec.core.errors import CheckpointError, DraftError, MissingTensorError
 from offspec.draft.heads.files import open_files
 from offspec.draft.heads.medusa import opened
 from offspec.model.parts import TargetParts
-from tests.draft.heads_files import (
-    MEDUSA_CONFIG,
-    medusa_tensors,
-    open_for_tiny,
-    target_shape,
-    write_head,
-)
+from tests.support.heads_files import MEDUSA_CONFIG, medusa_tensors, open_for_tiny, target_shape, write_head
 
 BROKEN: dict[str, tuple[dict[str, torch.Tensor | None], type[Exception], str]] = {
     "a missing layer": ({"1.0.linear.weight": None}, MissingTensorError, "layer 0 of its head 1"),

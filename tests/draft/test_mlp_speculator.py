@@ -15,7 +15,7 @@ from offspec.draft.heads.mlp_speculator import OpenedMLP, recognises
 from offspec.draft.heads.open import open_head
 from offspec.model.parts import TargetParts
 from tests.draft.asking import CALLS, CHAINS, Hearing, ask, paths, tree_below
-from tests.draft.heads_files import (
+from tests.support.heads_files import (
     HIDDEN,
     INNER,
     MLP_CONFIG,

@@ -19,8 +19,8 @@ from offspec.model.loaded import LoadedModel
 from offspec.model.parts import TargetParts
 from tests.draft.asking import CALLS, CHAINS, ask
 from tests.draft.mtp_files import CASES, LAYERS, Naive, write_with_mtp
-from tests.packed import packed_checkpoint, to_grouped
-from tests.tiny import load_all, open_model, write_model
+from tests.support.packed_models import packed_checkpoint, to_grouped
+from tests.support.tiny_models import load_all, open_model, write_model
 
 IDS = [5, 9, 17, 33, 64, 20, 21, 22, 9]
 

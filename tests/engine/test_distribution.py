@@ -7,7 +7,7 @@ import torch
 from scipy.stats import chisquare
 
 from offspec import SamplingParams
-from tests.tiny import tiny_engine, write_model
+from tests.support.tiny_models import tiny_engine, write_model
 
 PROMPT = [4, 5, 6]
 SEEDS = 1500

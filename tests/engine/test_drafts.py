@@ -13,9 +13,9 @@ from offspec import DraftError, Engine, Notice, PassStats, RequestError, Samplin
 from offspec.core import memory
 from offspec.core.config import EngineConfig
 from offspec.draft.base import Children, Features, Scorer, Wants
-from tests.draft import eagle_files, heads_files
-from tests.engine.world import MB, World, saved
-from tests.tiny import VOCABULARY, disturb, tiny_engine, write_model
+from tests.support import eagle_files, heads_files
+from tests.support.plan_world import MB, World, saved
+from tests.support.tiny_models import VOCABULARY, disturb, tiny_engine, write_model
 
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
 COPIED = [*PROMPT, 70, *PROMPT, 71, *PROMPT[:5]]

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 import offspec
 from offspec import CapacityError, ClosedError, Event, Notice, RequestError, SamplingParams, StreamError
-from tests.tiny import tiny_engine, write_model, write_tokenizer
+from tests.support.tiny_models import tiny_engine, write_model, write_tokenizer
 
 PROMPT = [5, 9, 17]
 

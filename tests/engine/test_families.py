@@ -8,7 +8,7 @@ from offspec import SamplingParams, UnsupportedModelError
 from offspec.model import runner
 from offspec.model.skeleton import build_skeleton
 from offspec_planners.placement import Placement, Tier
-from tests.tiny import FAMILIES, reference, tiny_engine, write_model
+from tests.support.tiny_models import FAMILIES, reference, tiny_engine, write_model
 
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
 GREEDY = SamplingParams(max_tokens=18, ignore_eos=True)

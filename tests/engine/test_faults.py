@@ -22,7 +22,7 @@ import offspec
 from offspec import CapacityError, SamplingParams, StreamError
 from offspec.engine.engine import Engine
 from offspec_planners.placement import Placement, Tier
-from tests.tiny import tiny_engine, write_model
+from tests.support.tiny_models import tiny_engine, write_model
 
 PROMPT = [5, 9, 17, 33, 64]
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True, temperature=1.0, seed=4)

@@ -20,7 +20,7 @@ from offspec.model.attention import TreeContext
 from offspec_planners.placement import Placement
 from tests.checkpoint.gguf_families import tiny_model
 from tests.checkpoint.gguf_files import write_gguf
-from tests.tiny import nothing, open_model, tiny_engine
+from tests.support.tiny_models import nothing, open_model, tiny_engine
 
 KIND: Any = gguf.GGMLQuantizationType
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]

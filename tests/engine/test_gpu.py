@@ -11,7 +11,7 @@ from offspec.model.attention import TreeContext
 from offspec.model.device import RUNTIME, SLACK
 from offspec.stream.arena import Arena
 from offspec_planners.placement import Placement, Tier
-from tests.tiny import load_all, open_model, reference, tiny_engine, write_model
+from tests.support.tiny_models import load_all, open_model, reference, tiny_engine, write_model
 
 pytestmark = pytest.mark.gpu
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]

@@ -12,7 +12,7 @@ from offspec import ClosedError, SamplingParams, StreamError
 from offspec.core.events import Event, Finished, PassProgress, PassStats, Result, TextDelta, TreeSeen
 from offspec.engine.engine import Engine
 from offspec_planners.placement import Placement, Tier
-from tests.tiny import tiny_engine, write_model
+from tests.support.tiny_models import tiny_engine, write_model
 
 PROMPT = [5, 9, 17, 33, 64]
 PARAMS = SamplingParams(max_tokens=40, ignore_eos=True, temperature=1.0, seed=4)

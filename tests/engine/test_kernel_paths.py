@@ -9,7 +9,7 @@ from offspec import SamplingParams
 from offspec.core.errors import RequestError
 from offspec.model.device import find_device
 from offspec_kernels.backend import VARIABLE
-from tests.tiny import reference, tiny_engine, write_model
+from tests.support.tiny_models import reference, tiny_engine, write_model
 
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
 

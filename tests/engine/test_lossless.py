@@ -12,7 +12,7 @@ from offspec.model import runner
 from offspec.plan import prepare as choose
 from offspec.plan.make import LOOKED_UP
 from offspec_planners.placement import Placement, Tier
-from tests.tiny import disturb, reference, tiny_engine, write_model
+from tests.support.tiny_models import disturb, reference, tiny_engine, write_model
 
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
 

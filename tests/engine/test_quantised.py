@@ -23,8 +23,8 @@ from offspec.checkpoint.tensors import PackedInfo
 from offspec.core.errors import CheckpointError, MissingTensorError
 from offspec.model.attention import TreeContext
 from offspec_planners.placement import Placement
-from tests.checkpoint import packers
-from tests.tiny import nothing, open_model, tiny_engine, write_model
+from tests.support import packers
+from tests.support.tiny_models import nothing, open_model, tiny_engine, write_model
 
 IDS = torch.tensor([5, 9, 17, 33, 64, 20, 21, 22, 9, 41, 3, 90])
 PROMPT = IDS[:9].tolist()

@@ -15,7 +15,7 @@ from scipy.stats import binom
 import offspec
 from offspec import Finished, SamplingParams
 from offspec.engine.engine import Engine
-from tests.tiny import VOCABULARY, write_model
+from tests.support.tiny_models import VOCABULARY, write_model
 
 TOKENS = 180
 RULES: dict[str, dict[str, Any]] = {

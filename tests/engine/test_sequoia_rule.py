@@ -9,9 +9,9 @@ import torch
 
 from offspec import RequestError, SamplingParams
 from offspec.core.config import EngineConfig
-from tests.engine.world import PROMPT, World
-from tests.tallies import agreement
-from tests.tiny import disturb, write_model
+from tests.support.chi_squared import agreement
+from tests.support.plan_world import PROMPT, World
+from tests.support.tiny_models import disturb, write_model
 
 SEQUOIA: dict[str, Any] = {"verify": "sequoia", "tree": "sequoia", "temperature": 1.0}
 SHORT, WORDS, SEEDS = [4, 5, 6], 12, 300

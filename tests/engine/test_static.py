@@ -21,11 +21,11 @@ from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
 from offspec_planners.acceptance import Calibration
 from offspec_planners.sequoia import Shape, best_shape
-from tests.draft import heads_files
-from tests.engine.world import World
+from tests.support import heads_files
+from tests.support.plan_world import World
 from tests.support.table_drafter import VOCABULARY as WORDS
 from tests.support.table_drafter import TableDrafter
-from tests.tiny import VOCABULARY, disturb, load_all, open_model, write_model
+from tests.support.tiny_models import VOCABULARY, disturb, load_all, open_model, write_model
 
 CAPACITY, TOKENS = 256, 24
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]

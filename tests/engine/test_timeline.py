@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from offspec.plan.fit import decide
 from offspec.ui.cli.main import app
 from offspec_planners.placement import Placement, Tier
+from tests.support.tiny_models import write_model
 from tests.support.traces import assert_well_formed, content, spans, tracks
-from tests.tiny import write_model
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from offspec_planners.placement import Placement, Tier
 from offspec_planners.plan import Plan
 from offspec_planners.plan.explain import explain_bound, explain_first_token, explain_placement, explain_tree
 from offspec_planners.units import format_number, format_seconds
-from tests.planners.samples import COSTS, forecast, large, small
+from tests.support.sample_plans import COSTS, forecast, large, small
 
 
 def resident() -> Plan:

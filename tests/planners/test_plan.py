@@ -14,7 +14,7 @@ from offspec_planners.cost import PassCosts
 from offspec_planners.placement import Placement, Tier
 from offspec_planners.plan import Choice, Comparison, Forecast, Plan, Validation, WhatIf
 from offspec_planners.plan.forecast import BOUNDS, best_by_budget
-from tests.planners.samples import large, small, validation
+from tests.support.sample_plans import large, small, validation
 
 Path = tuple[str | int, ...]
 

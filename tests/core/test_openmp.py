@@ -1,0 +1,111 @@
+"""How threads wait: limited before torch is loaded, and asleep while other processes compute."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from offspec.core.openmp import SPINS
+from offspec.engine import contention as module
+from offspec.engine.contention import Contention
+from tests.support.tiny_models import write_model
+
+SECOND = 1_000_000_000
+
+
+def run(code: str, *arguments: str, **variables: str) -> str:
+    names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
+    kept = {name: value for name, value in os.environ.items() if name not in names}
+    ran = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=kept | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return ran.stdout.strip()
+
+
+@pytest.mark.parametrize("first", ["import offspec; offspec.load", "import bench"])
+def test_spinning_is_limited_before_torch_is_loaded(first: str) -> None:
+    code = f"{first}; import os; print(os.environ.get('GOMP_SPINCOUNT'), os.environ.get('OMP_WAIT_POLICY'))"
+    assert run(code) == f"{SPINS} None"
+    assert run(code, GOMP_SPINCOUNT="7") == "7 None"
+    assert run(code, OMP_WAIT_POLICY="passive") == "None passive"
+
+
+def test_the_command_limits_spinning() -> None:
+    code = """
+import os, sys
+from offspec.ui.cli.main import main
+sys.argv = ["offspec", "--version"]
+try:
+    main()
+except SystemExit:
+    print(os.environ.get("GOMP_SPINCOUNT"))
+"""
+    assert run(code).splitlines()[-1] == str(SPINS)
+
+
+def test_torch_that_came_first_is_told(tmp_path: Path) -> None:
+    model = str(write_model(tmp_path))
+    code = """
+import sys
+if sys.argv[2] == "first":
+    import torch
+import offspec
+def tell(event):
+    if isinstance(event, offspec.Notice) and "spin" in event.text:
+        print(event.text)
+offspec.load(sys.argv[1], draft="none", dtype="float32", budget=1, notify=tell).close()
+"""
+    told = run(code, model, "first", OMP_NUM_THREADS="2")
+    assert f"GOMP_SPINCOUNT={SPINS}" in told and len(told.splitlines()) == 1
+    assert run(code, model, "first", OMP_NUM_THREADS="2", OMP_WAIT_POLICY="passive") == ""
+    assert run(code, model, "first", OMP_NUM_THREADS="1") == ""
+    assert run(code, model, "later", OMP_NUM_THREADS="2") == ""
+
+
+def test_threads_sleep_while_this_process_waits_for_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for 0, 50, 8, … percent of a second each; a look 10 ms after another is none."""
+    now, waited, busy = 0, 0, []
+    monkeypatch.setattr(module, "_now", lambda: (now, waited))
+    monkeypatch.setattr(module, "perf_counter_ns", lambda: now)
+    contention = Contention()
+    for percent in (0, 50, 8, 50, 2):
+        now, waited = now + SECOND, waited + percent * SECOND // 100
+        contention.look()
+        now, waited = now + SECOND // 100, waited + SECOND // 100
+        contention.look()
+        busy.append(contention.busy)
+    assert busy == [False, True, True, True, False]
+
+
+def test_time_between_answers_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([(0, 0), (SECOND, SECOND), (90 * SECOND, SECOND), (91 * SECOND, 2 * SECOND)])
+    monkeypatch.setattr(module, "_now", lambda: next(times))
+    monkeypatch.setattr(module, "_WINDOW", 0)
+    contention = Contention()
+    contention.look()
+    contention.begin()
+    contention.look()
+    assert contention.busy
+    contention.close()
+
+
+def test_no_thread_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([(0, 0), (SECOND, SECOND)])
+    monkeypatch.setattr(module, "_now", lambda: next(times))
+    monkeypatch.setattr(module, "_WINDOW", 0)
+    before = set(threading.enumerate())
+    contention = Contention()
+    contention.look()
+    held = set(threading.enumerate()) - before
+    assert contention.busy and len(held) == 1
+    contention.close()
+    for thread in held:
+        thread.join(10)
+    assert not contention.busy and set(threading.enumerate()) <= before

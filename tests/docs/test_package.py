@@ -1,0 +1,102 @@
+"""What `import offspec` gives, and what it costs."""
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import offspec
+
+ROOT = Path(__file__).parents[2]
+
+PUBLIC = {
+    "__version__",
+    "load",
+    "Engine",
+    "Session",
+    "EngineConfig",
+    "SamplingParams",
+    "Event",
+    "LoadProgress",
+    "Notice",
+    "Prefill",
+    "PassProgress",
+    "TextDelta",
+    "Piece",
+    "TreeSeen",
+    "PassStats",
+    "Mismatch",
+    "Result",
+    "Finished",
+    "Timeline",
+    "OffspecError",
+    "RequestError",
+    "CheckpointError",
+    "ModelNotFoundError",
+    "HeaderError",
+    "TruncatedError",
+    "MissingTensorError",
+    "UnsupportedModelError",
+    "CapacityError",
+    "DiskFullError",
+    "DraftError",
+    "PlanError",
+    "SessionError",
+    "StreamError",
+    "ClosedError",
+}
+
+
+def modules_after(statement: str, *names: str) -> str:
+    """Which of the named modules are loaded after a statement, in a fresh interpreter."""
+    code = f"import sys\n{statement}\nprint([name for name in {names!r} if name in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    return shown.stdout.strip()
+
+
+def test_the_exported_names() -> None:
+    assert set(offspec.__all__) == PUBLIC
+    assert len(offspec.__all__) == len(PUBLIC)
+    assert set(dir(offspec)) == PUBLIC
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_every_name_is_there(name: str) -> None:
+    assert getattr(offspec, name) is not None
+
+
+def test_every_error_is_exported() -> None:
+    errors = import_module("offspec.core.errors")
+    defined = {
+        name for name, value in vars(errors).items() if isinstance(value, type) and name.endswith("Error")
+    }
+    assert defined <= PUBLIC
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'levitate'"):
+        _ = offspec.levitate
+
+
+def test_importing_offspec_is_light() -> None:
+    heavy = ("torch", "transformers", "numpy", "huggingface_hub", "typer", "rich", "textual")
+    assert modules_after("import offspec", *heavy) == "[]"
+    assert modules_after("import offspec; offspec.SamplingParams(); offspec.OffspecError", *heavy) == "[]"
+
+
+def test_the_engine_waits_with_what_it_may_never_need() -> None:
+    assert modules_after("import offspec.engine.engine", "bitsandbytes", "textual", "typer") == "[]"
+
+
+@pytest.mark.parametrize("folder", ["kernels", "planners"])
+def test_the_folders_are_not_packages(folder: str) -> None:
+    assert not (ROOT / folder / "__init__.py").exists()
+    assert (ROOT / folder / f"offspec_{folder}" / "__init__.py").exists()
+    import_module(f"offspec_{folder}")
+
+
+@pytest.mark.parametrize("package", ["offspec", "kernels/offspec_kernels", "planners/offspec_planners"])
+def test_types_are_shipped(package: str) -> None:
+    assert (ROOT / package / "py.typed").exists()

@@ -1,0 +1,232 @@
+"""What a draft of another vocabulary guesses: the same as its model says, in the target's tokens."""
+
+import random
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+from tokenizers import models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from offspec.core.config import SamplingParams
+from offspec.draft.base import Children, Drafter, Scorer
+from offspec.draft.cross_vocab.drafter import TranslatedDrafter
+from offspec.draft.cross_vocab.retokenize import Reading
+from offspec.draft.cross_vocab.vocab_map import VocabMap
+from offspec.draft.grow.best_first import GrowthPolicy
+from offspec.draft.lm import LMDrafter
+from offspec.draft.mix.mixture import Mixture
+from offspec.draft.mix.sources import Sources
+from offspec.engine.decode import Decoding, TokenSequence
+from offspec.model.loaded import LoadedModel
+from offspec.model.tokenizer import load_tokenizer
+from offspec.sampling.logits_processor import LogitsProcessor
+from offspec.sampling.noise import GumbelNoise
+from offspec_planners.acceptance import Calibration
+from tests.draft.asking import CALLS, CHAINS, TOKENS, ask, paths, tree_below
+from tests.support.tiny_models import VOCABULARY, load_all, open_model, write_model
+
+IDS = [1, 5, 9, 17, 33, 64, 20, 21, 22, 9]
+ORDER = [0, 1, 2, *random.Random(4).sample(range(3, VOCABULARY), VOCABULARY - 3)]  # new place to old id
+
+
+def words(folder: Path, names: Sequence[str]) -> Any:
+    """A tokenizer of these words, written beside a model."""
+    model = models.WordLevel({name: i for i, name in enumerate(names)}, unk_token=names[3])
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
+    )
+    fast.save_pretrained(folder)
+    return load_tokenizer(folder)
+
+
+def names(order: Sequence[int]) -> list[str]:
+    return ["<pad>", "<bos>", "<eos>", *(f"w{i}" for i in order[3:])]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The draft, with the target's vocabulary as it is."""
+    return write_model(tmp_path_factory.mktemp("draft"), "llama", tie_word_embeddings=False)
+
+
+@pytest.fixture(scope="module")
+def shuffled(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model with its tokens in another order."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        for module in (model.get_input_embeddings(), model.get_output_embeddings()):
+            module.weight.copy_(module.weight[ORDER].clone())
+    other = tmp_path_factory.mktemp("shuffled")
+    model.save_pretrained(other)
+    words(other, names(ORDER))
+    return other
+
+
+def plain(folder: Path) -> LMDrafter:
+    model = open_model(folder)
+    load_all(model, 64)
+    return LMDrafter("draft", model.tree_model, model.device, model.close)
+
+
+def translated(folder: Path, target: Any) -> TranslatedDrafter:
+    draft = load_tokenizer(folder)
+    vocab = VocabMap.between(target, draft)
+    return TranslatedDrafter(plain(folder), vocab, Reading(vocab, target, draft), torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return words(tmp_path_factory.mktemp("target"), names(range(VOCABULARY)))
+
+
+@pytest.mark.parametrize("calls", [CALLS, CHAINS])
+def test_another_order_of_the_same_tokens(
+    folder: Path, shuffled: Path, target: Any, calls: Sequence[Sequence[int]]
+) -> None:
+    """Is the same draft, pass after pass, and after going back."""
+    one, other = plain(folder), translated(shuffled, target)
+    ids = list(IDS)
+    for length, accepted in ((0, [0, 1, 3, 5]), (0, [0, 2]), (6, [0]), (0, [0, 1])):
+        if length:
+            ids = [*ids[:length], 40, 41]
+            one.rewind(length)
+            other.rewind(length)
+        torch.testing.assert_close(ask(other, ids, calls), ask(one, ids, calls), atol=1e-4, rtol=1e-4)
+        one.commit(accepted)
+        other.commit(accepted)
+        tree = tree_below(0)
+        ids += [*(int(tree.token[node]) for node in accepted[1:]), 50]
+    one.close()
+    other.close()
+
+
+def opinions(drafter: Drafter, ids: Sequence[int], scorer: Scorer) -> list[Children]:
+    tree = tree_below(ids[-1])
+    drafter.start(ids)
+    with torch.no_grad():
+        return [drafter.expand(tree, list(nodes), scorer) for nodes in CALLS]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_noise_is_that_of_the_targets_position(
+    folder: Path, shuffled: Path, target: Any, temperature: float
+) -> None:
+    params = SamplingParams(temperature=temperature, seed=3, repetition_penalty=1.2)
+    noise = GumbelNoise(5, VOCABULARY) if temperature else None
+    found = []
+    for drafter in (plain(folder), translated(shuffled, target)):
+        processor = LogitsProcessor(params, VOCABULARY, IDS)
+        found.append(opinions(drafter, IDS, Scorer(processor, noise, Calibration(), children=5)))
+        drafter.close()
+    for ours, theirs in zip(*found, strict=True):
+        assert np.array_equal(ours.token, theirs.token)
+        np.testing.assert_allclose(ours.log_prob, theirs.log_prob, atol=1e-4)
+
+
+LACKING = (TOKENS[2], 64)  # a word of the tree, and one of the prompt
+
+
+def test_partly_other_words(folder: Path, target: Any, tmp_path: Path) -> None:
+    """Against an obvious implementation: the prompt's text in the draft's words, paths word by word."""
+    write_model(tmp_path, "llama", seed=7, tie_word_embeddings=False)
+    order = [0, 1, 2, *random.Random(5).sample(range(3, VOCABULARY + 20), VOCABULARY - 3)]
+    order = [i + 1000 if i in LACKING else i for i in order]
+    draft = words(tmp_path, names(order))
+    place = {name: i for i, name in enumerate(names(order))}
+    drafter = translated(tmp_path, target)
+    scorer = Scorer(LogitsProcessor(SamplingParams(), VOCABULARY, []), None, Calibration(), children=8)
+    text = " ".join(f"w{i}" for i in IDS[1:])
+    read = [1, *draft(text, add_special_tokens=False)["input_ids"]]
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, attn_implementation="eager"
+    )
+    answers = opinions(drafter, IDS, scorer)
+    rows = [(answer, row) for answer in answers for row in range(len(answer.token))]
+    asked = [node for nodes in CALLS for node in nodes]
+    reached = 0
+    for node, (answer, row) in zip(asked, rows, strict=True):
+        path = [place.get(f"w{i}") for i in paths()[node]]
+        if None in path:
+            assert not np.isfinite(answer.log_prob[row]).any()
+            continue
+        reached += 1
+        with torch.no_grad():
+            logits = model(torch.tensor([[*read, *path]])).logits[0, -1]
+        wide = torch.full((VOCABULARY,), -torch.inf)
+        for name, i in place.items():
+            old = ["<pad>", "<bos>", "<eos>"].index(name) if name[0] == "<" else int(name[1:])
+            if old < VOCABULARY:
+                wide[old] = logits[i]
+        likely = wide.log_softmax(0)
+        expected = scorer.children(wide[None], [[]], [0], [len(path)])
+        assert answer.token[row].tolist() == expected.token[0].tolist()
+        np.testing.assert_allclose(answer.log_prob[row], likely[answer.token[row]], atol=1e-4)
+    assert 3 <= reached < len(asked)
+    drafter.close()
+
+
+def test_nothing_to_say(folder: Path, target: Any, tmp_path: Path) -> None:
+    """Of a root that the draft has no token for; later passes are as if it had not been asked."""
+    write_model(tmp_path, "llama", seed=7, tie_word_embeddings=False)
+    words(tmp_path, [name if name != "w9" else "other" for name in names(range(VOCABULARY))])
+    drafter = translated(tmp_path, target)
+    scorer = Scorer(LogitsProcessor(SamplingParams(), VOCABULARY, []), None, Calibration(), children=8)
+    opinions(drafter, [1, 5, 8], scorer)
+    drafter.commit([0, 1])
+    silent = opinions(drafter, [1, 5, 8, TOKENS[0], 9], scorer)
+    assert [answer.token.shape for answer in silent] == [(len(nodes), 0) for nodes in CALLS]
+    drafter.commit([0, 2])
+    after = ask(drafter, [1, 5, 8, TOKENS[0], 9, TOKENS[1], 20])
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, attn_implementation="eager"
+    )
+    with torch.no_grad():
+        logits = model(torch.tensor([[1, 5, 8, TOKENS[0], TOKENS[1], 20]])).logits[0, -1]
+    known = [i for i in range(VOCABULARY) if i != 9]
+    torch.testing.assert_close(after[0][known], logits[known], atol=1e-4, rtol=1e-4)
+    assert after[0][9] == -torch.inf
+    drafter.close()
+
+
+def answer(target: LoadedModel, drafter: Drafter | None, params: SamplingParams, most: int = 24) -> list[int]:
+    """Some tokens more than `most`; all that a pass emits."""
+    sequence = TokenSequence(target, Sources({"draft": drafter} if drafter else {}))
+    sequence.begin(IDS)
+    processor = LogitsProcessor(params, VOCABULARY, IDS)
+    noise = None if params.greedy else GumbelNoise(params.seed or 0, VOCABULARY)
+    mixture = Mixture.single(drafter, Scorer(processor, noise, Calibration())) if drafter else None
+    decoding = Decoding(processor, noise, mixture, GrowthPolicy(24, 4), stop=lambda token: False)
+    passes = 0
+    while len(sequence.ids) < len(IDS) + most:
+        sequence.run_pass(decoding, max_depth=8)
+        passes += 1
+    assert drafter is None or passes < most / 2, "it guesses well, being the same model"
+    return sequence.ids[len(IDS) : len(IDS) + most]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("lacking", [(), (40, 41, 42, 43)])
+def test_the_target_says_what_it_says(
+    folder: Path, shuffled: Path, target: Any, temperature: float, lacking: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Whatever the draft lacks."""
+    shutil.copytree(shuffled, tmp_path / "draft")
+    words(tmp_path / "draft", names([i + 1000 if i in lacking else i for i in ORDER]))
+    params = SamplingParams(temperature=temperature, seed=5)
+    found = []
+    for drafter in (None, translated(tmp_path / "draft", target)):
+        model = open_model(folder)
+        load_all(model, 128)
+        found.append(answer(model, drafter, params))
+        model.close()
+        if drafter:
+            drafter.close()
+    assert found[0] == found[1] and len(set(found[0])) > 3

@@ -1,0 +1,129 @@
+"""What becomes of a model's tensors in a pack."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import offspec
+from offspec.checkpoint import open_checkpoint
+from offspec.checkpoint.pack_manifest import MANIFEST
+from offspec.checkpoint.tensors import PackedInfo
+from offspec.core.config import PackFormat
+from offspec.model.quantize.pack import files, pack_model
+from tests.model.quantize.stage import FORMATS, LAYERS, SIZES, Bench, values
+from tests.support.tiny_models import write_model
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_matrices_of_layers_are_rounded_and_the_rest_stays(bench: Bench, to: PackFormat) -> None:
+    pack = bench.pack(to)
+    assert pack.files == LAYERS + 1 and pack.kept == 0
+    assert pack.nbytes < pack.source_bytes
+    before, after = load_file(bench.model / "model.safetensors"), open_checkpoint(str(bench.out)).tensors
+    assert before.keys() == after.keys()
+    rest = load_file(bench.out / "model-rest.safetensors")
+    for name, tensor in before.items():
+        assert tuple(tensor.shape) == after[name].shape
+        if ".layers." in name and tensor.dim() == 2:
+            error = (values(bench.out, name) - tensor).square().mean().sqrt() / tensor.square().mean().sqrt()
+            assert error < (0.01 if to == "int8" else 0.15)
+        else:
+            assert not isinstance(after[name], PackedInfo)
+            if ".layers." not in name:
+                assert rest[name].dtype == torch.bfloat16 and torch.equal(rest[name], tensor.bfloat16())
+
+
+def test_a_file_for_each_layer_whose_data_lies_at_a_page(bench: Bench) -> None:
+    bench.pack()
+    for name, weight in open_checkpoint(str(bench.out)).tensors.items():
+        layer = name.split(".")[2] if ".layers." in name else ""
+        wanted = f"model-layer-{int(layer):04}" if layer else "model-rest"
+        assert weight.file.name == f"{wanted}.safetensors"
+    starts = {file["start"] for file in json.loads((bench.out / MANIFEST).read_text())["files"].values()}
+    assert all(start % 4096 == 0 for start in starts)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_how_much_is_rounded_at_a_time_changes_nothing(
+    bench: Bench, to: PackFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.pack(to)
+    monkeypatch.setattr(files, "_MOST", 3 * 64)
+    bench.pack(to, out=tmp_path / "small")
+    assert bench.content() == bench.content(tmp_path / "small")
+
+
+def test_a_pack_is_a_model_folder(bench: Bench) -> None:
+    bench.pack()
+    names = {file.name for file in bench.out.iterdir()}
+    assert {"tokenizer.json", "tokenizer_config.json", "generation_config.json"} <= names
+    config = json.loads((bench.out / "config.json").read_text())
+    assert config["dtype"] == "bfloat16"
+    assert config["quantization_config"] == {"quant_method": "offspec", "format": "nf4"}
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "gpt_oss"])
+def test_experts_are_rounded_and_routers_are_not(tmp_path: Path, family: str) -> None:
+    sizes = {**SIZES, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
+    source = write_model(tmp_path / "moe", family, **sizes)
+    pack_model(str(source), "int8", out=tmp_path / "pack")
+    tensors = open_checkpoint(str(tmp_path / "pack")).tensors
+    packed = {name for name, weight in tensors.items() if isinstance(weight, PackedInfo)}
+    experts = {name for name in tensors if ".experts." in name and "bias" not in name}
+    assert experts and experts <= packed
+    assert not any("router" in name or ".gate." in name or "shared_expert_gate" in name for name in packed)
+    for name in experts:
+        original = load_file(source / "model.safetensors")[name]
+        assert (values(tmp_path / "pack", name) - original).abs().max() < 0.02
+
+
+def test_float16_becomes_bfloat16_where_it_stays(bench: Bench, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(bench.model, tmp_path / "half"))
+    tensors = {name: tensor.half() for name, tensor in load_file(source / "model.safetensors").items()}
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    pack_model(str(source), "nf4", out=bench.out)
+    name = "model.layers.0.input_layernorm.weight"
+    assert torch.equal(load_file(bench.out / "model-layer-0000.safetensors")[name], tensors[name].bfloat16())
+
+
+def test_a_gguf_file_is_unpacked_for_it(tmp_path: Path) -> None:
+    from tests.checkpoint.gguf_families import tiny_model
+    from tests.checkpoint.gguf_files import write_gguf
+
+    write_gguf(tmp_path / "tiny.gguf", tiny_model("llama"), "llama")
+    pack_model(str(tmp_path / "tiny.gguf"), "nf4", out=tmp_path / "pack", cache_dir=tmp_path / "cache")
+    weight = open_checkpoint(str(tmp_path / "pack")).tensors["model.layers.0.self_attn.q_proj.weight"]
+    assert isinstance(weight, PackedInfo)
+
+
+def test_the_engine_packs_on_first_use(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))
+    settings: dict[str, Any] = {
+        "dtype": "float32",
+        "context": 64,
+        "draft": "none",
+        "notify": bench.events.append,
+    }
+    asked = [5, 6, 7], offspec.SamplingParams(max_tokens=12, ignore_eos=True)
+    with offspec.load(str(bench.model), quantize="nf4", **settings) as engine:
+        answer = engine.generate(*asked)
+        assert engine.config.model == str(bench.model)
+    assert "packing" in bench.said
+    bench.events.clear()
+    with offspec.load(str(bench.model), quantize="nf4", **settings) as engine:
+        assert engine.generate(*asked).token_ids == answer.token_ids
+    assert "packing" not in bench.said
+    plain = Path(shutil.copytree(bench.model, tmp_path / "plain"))
+    tensors = load_file(plain / "model.safetensors")
+    (pack,) = (tmp_path / "cache" / "packed").glob("tiny-nf4-*")
+    for name, weight in open_checkpoint(str(pack)).tensors.items():
+        packed = isinstance(weight, PackedInfo)
+        tensors[name] = values(pack, name) if packed else load_file(weight.file)[name].float()
+    save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+    with offspec.load(str(plain), **settings) as engine:
+        assert engine.generate(*asked).token_ids == answer.token_ids

@@ -1,0 +1,243 @@
+"""The lean forward against transformers' own, in float32: trees, prompts, commits, and what is refused."""
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from offspec.model.attention import TreeContext
+from offspec.model.fused import forward as lean
+from offspec.model.fused import weights as lean_weights
+from offspec.model.fused.forward import LeanModel, lean_model
+from offspec.model.loaded import LoadedModel
+from offspec.model.runner import TreeModel
+from tests.support.tiny_models import CALIBRATION, FAMILIES, load_all, open_model, write_model
+
+_CPU = torch.device("cpu")
+_SPREAD = 0.2  # of the weights: random layers with larger ones multiply every rounding error
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+_SOME_WINDOWS = {
+    "use_sliding_window": True,
+    "sliding_window": 5,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+
+PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama, tied": ("llama", {"tie_word_embeddings": True}),
+    "llama, biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama, llama3 rope": ("llama", {"rope_parameters": _LLAMA3}),
+    "llama, no groups": ("llama", {"num_key_value_heads": 4}),
+    "mistral": ("mistral", {}),
+    "mistral, no window": ("mistral", {"sliding_window": None}),
+    "qwen2": ("qwen2", {}),
+    "qwen2, some windows": ("qwen2", _SOME_WINDOWS),
+    "qwen3": ("qwen3", {}),
+    "qwen3, yarn": ("qwen3", {"rope_parameters": _YARN}),
+    "qwen3, head size of its own": ("qwen3", {"head_dim": 16}),
+}
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    **{family: (family, {}) for family in sorted(FAMILIES) if family not in lean_weights.FAMILIES},
+    "gelu": ("llama", {"hidden_act": "gelu"}),
+    "dynamic rope": (
+        "llama",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+    ),
+}
+
+
+def _loaded(folder: Path, dtype: torch.dtype = torch.float32) -> LoadedModel:
+    model = open_model(folder, dtype)
+    load_all(model, 64)
+    return model
+
+
+def _take(model: LoadedModel, *, static: bool | None = None) -> LeanModel:
+    found = lean_model(model.skeleton, 64, _CPU, lambda index: model.layers[index].unbind())
+    assert found is not None
+    if static is not None:
+        found = LeanModel(found.skeleton, found._shape, found._layers, 64, _CPU, static=static)
+    return found
+
+
+@pytest.fixture(params=sorted(PLAIN))
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[LoadedModel, LoadedModel]:
+    family, overrides = PLAIN[request.param]
+    folder = write_model(tmp_path / "model", family, spread=_SPREAD, **overrides)
+    return _loaded(folder), _loaded(folder)
+
+
+class _Both:
+    """Runs the same rows through two models and compares what they say."""
+
+    def __init__(self, truth: TreeModel, other: TreeModel | LeanModel, tolerance: float = 1e-5) -> None:
+        self.models, self.tolerance = (truth, other), tolerance
+        self.generator = torch.Generator().manual_seed(4)
+
+    def run(self, pending: int, parents: list[int], before: int = 0) -> None:
+        """`pending` rows of a chain (in the first step of a tree), then a tree of which `before` rows ran."""
+        rows = pending + len(parents)
+        fresh = rows if not before else len(parents) - before
+        tokens = torch.randint(3, 90, (fresh,), generator=self.generator)
+        depth, sees = [0] * len(parents), torch.eye(len(parents), dtype=torch.bool)
+        for node, parent in enumerate(parents):
+            if parent >= 0:
+                depth[node] = depth[parent] + 1
+                sees[node] |= sees[parent]
+        outs = []
+        for model in self.models:
+            prefix = model.cache.length
+            position = [*range(prefix, prefix + pending), *(prefix + pending + d for d in depth)]
+            context = TreeContext(prefix, torch.tensor(position), pending, sees)
+            with torch.inference_mode():
+                outs.append(model.logits(model.hidden(tokens, context)))
+        assert outs[0].shape == outs[1].shape and outs[0].std() > 0.1
+        assert torch.allclose(outs[0], outs[1], atol=self.tolerance, rtol=self.tolerance)
+        assert torch.equal(outs[0].argmax(-1), outs[1].argmax(-1))
+
+    def commit(self, pending: int, nodes: list[int]) -> None:
+        with torch.inference_mode():
+            for model in self.models:
+                model.cache.commit(pending, nodes)
+
+    def rewind(self, length: int) -> None:
+        for model in self.models:
+            model.cache.rewind(length)
+
+
+def _conversation(both: _Both) -> None:
+    tree = [-1, 0, 0, 1, 1, 2, 5]
+    both.run(9, tree[:1])
+    both.run(9, tree[:3], before=1)
+    both.run(9, tree, before=3)
+    both.commit(9, [0, 2, 5, 6])  # a path that is not the first rows
+    both.run(3, tree[:1])  # three tokens that the draft had not guessed ride along
+    both.run(3, tree[:5], before=1)
+    both.rewind(13)  # broken off in the middle
+    both.run(0, [-1, 0, 0, 0])
+    both.commit(0, [0])  # a path that is the first rows
+    both.rewind(4)  # another prompt with the same beginning
+    both.run(12, [-1, 0])
+
+
+def test_lean_says_what_transformers_says(pair: tuple[LoadedModel, LoadedModel]) -> None:
+    _conversation(_Both(pair[0].tree_model, _take(pair[1])))
+
+
+def test_steps_of_fixed_shape_say_the_same(pair: tuple[LoadedModel, LoadedModel]) -> None:
+    """What a CUDA graph replays, operation by operation on the CPU."""
+    _conversation(_Both(pair[0].tree_model, _take(pair[1], static=True)))
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_long_prompts_go_in_chunks_and_the_cache_grows(
+    pair: tuple[LoadedModel, LoadedModel], static: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lean, "_CHUNK", 7)
+    both = _Both(pair[0].tree_model, _take(pair[1], static=static))
+    both.run(100, [-1, 0, 1])  # the capacity is 64
+    both.commit(100, [0, 1])
+    both.run(1, [-1, 0, 0])
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_what_lies_in_unused_rows_is_never_looked_at(tmp_path: Path, static: bool) -> None:
+    folder = write_model(tmp_path / "model", "qwen3", spread=_SPREAD)
+    lean_, truth = _take(_loaded(folder), static=static), _loaded(folder).tree_model
+    both = _Both(truth, lean_)
+    both.run(5, [-1, 0, 0])
+    both.commit(5, [0])
+    # At fixed shapes the rest of the cache is multiplied by nought, so there it must be a number.
+    poison = 1e30 if static else torch.nan
+    lean_.cache.block[:, :, 6:] = poison
+    both.run(0, [-1, 0, 0, 1])
+    both.commit(0, [0, 1, 3])
+    both.run(1, [-1])
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_other_shapes_keep_their_own_forward(name: str, tmp_path: Path) -> None:
+    family, overrides = REFUSED[name]
+    folder = write_model(tmp_path / "model", family, **overrides)
+    model = _loaded(folder)
+    before = {key: id(value) for key, value in model.skeleton.layers[0].named_parameters()}
+    assert lean_model(model.skeleton, 64, _CPU, pytest.fail) is None
+    assert {key: id(value) for key, value in model.skeleton.layers[0].named_parameters()} == before
+
+
+def test_weights_are_held_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While layers are fused, the originals of one at most are still there beside their new form."""
+    model = _loaded(write_model(tmp_path / "model", num_hidden_layers=5))
+    originals = [
+        [weakref.ref(parameter.untyped_storage()) for parameter in layer.parameters()]
+        for layer in model.skeleton.layers
+    ]
+    alive: list[int] = []
+
+    def release(index: int) -> None:
+        model.layers[index].unbind()
+        gc.collect()
+        alive.append(sum(any(ref() is not None for ref in refs) for refs in originals))
+
+    lean_ = lean_model(model.skeleton, 64, _CPU, release)
+    gc.collect()
+    assert lean_ is not None and len(alive) == 5
+    assert all(count <= 5 - index for index, count in enumerate(alive))
+    assert all(parameter.is_meta for layer in model.skeleton.layers for parameter in layer.parameters())
+    fused = [x for layer in lean_._layers for x in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+    kept = sum(product._weight.numel() for product in fused)
+    matrices = [p for layer in model.skeleton.layers for p in layer.parameters() if p.dim() == 2]
+    assert kept == sum(matrix.numel() for matrix in matrices)
+
+
+def test_shared_weights_are_left_as_they_are(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", tie_word_embeddings=True)
+    target, draft = _loaded(folder), open_model(folder)
+    draft.load_packed(4, True, 64, lambda done, total: None, CALIBRATION, target.rest_tensors)
+    before = {name: (id(tensor), tensor.clone()) for name, tensor in target.rest_tensors.items()}
+    lean_ = _take(draft)
+    with torch.inference_mode():
+        lean_.logits(lean_.hidden(torch.arange(9), TreeContext.chain(9, _CPU)))
+    lean_.close()
+    for name, tensor in target.rest_tensors.items():
+        assert id(tensor) == before[name][0] and torch.equal(tensor, before[name][1])
+
+
+def test_bfloat16_packed_and_not_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_model(tmp_path / "model", "qwen2", spread=_SPREAD)
+    models = [_take(_loaded(folder, torch.bfloat16))]
+    monkeypatch.setattr(lean_weights, "can_pack", lambda: False)
+    models.append(_take(_loaded(folder, torch.bfloat16)))
+    outs = []
+    for model in models:
+        with torch.inference_mode():
+            outs.append(model.logits(model.hidden(torch.arange(3, 23), TreeContext.chain(20, _CPU))).float())
+    assert outs[0].std() > 0.5
+    assert (outs[0] - outs[1]).abs().max() < 0.1 * outs[0].std()
+
+
+@pytest.mark.parametrize("error", [AttributeError, RuntimeError])
+def test_a_torch_without_the_layout_does_without(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class _Missing:
+        def __getattr__(self, name: str) -> Any:
+            raise error(name)
+
+    monkeypatch.setattr(torch.ops, "mkldnn", _Missing())
+    lean_weights.can_pack.cache_clear()
+    try:
+        assert not lean_weights.can_pack()
+    finally:
+        lean_weights.can_pack.cache_clear()

@@ -1,0 +1,99 @@
+"""Keys and values of a target in its substitute's cache: what is taken over, and what is not."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from offspec.draft.lm import DraftModel, LMDrafter
+from offspec.model.attention import TreeContext
+from offspec.model.cache import KeysAndValues, TreeCache
+from offspec.model.loaded import LoadedModel
+from tests.support.tiny_models import load_all, open_model, write_model
+
+CPU = torch.device("cpu")
+TOKENS = torch.arange(3, 23)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[LoadedModel, LoadedModel]:
+    folder = write_model(tmp_path / "model")
+    target, draft = open_model(folder), open_model(folder)
+    load_all(target, 64)
+    load_all(draft, 64)
+    return target, draft
+
+
+def _read(model: DraftModel, tokens: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        length = model.cache.length
+        positions = torch.arange(length, length + len(tokens))
+        return model.hidden(tokens, TreeContext(length, positions, len(tokens), torch.empty(0, 0).bool()))
+
+
+@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize("own", [0, 5, 20])
+def test_what_was_adopted_is_looked_back_on(
+    pair: tuple[LoadedModel, LoadedModel], lean: bool, own: int
+) -> None:
+    """A draft with other keys and values of its own says what one says that read the same text."""
+    target, draft = pair
+    model: DraftModel = (draft.lean(8) if lean else None) or draft.tree_model
+    assert isinstance(model.cache, TreeCache) != lean
+    _read(target.tree_model, TOKENS)
+    target.tree_model.cache.commit(12, [0, 3])
+    drafter = LMDrafter("draft", model, CPU, draft.close, target.tree_model.cache)
+    if own:
+        _read(model, TOKENS[:own].flip(0))
+        model.cache.commit(own, [])
+    drafter.adopt()
+    assert model.cache.length == 14
+    for kept, layer in zip(_layers(model), target.tree_model.cache.rows, strict=True):
+        assert layer.keys is not None and torch.equal(kept, layer.keys[0, :, :14])
+    mine, theirs = (_read(one, TOKENS[:4]) for one in (model, target.tree_model))
+    assert torch.allclose(mine, theirs, atol=1e-4)
+
+
+def _layers(model: DraftModel) -> list[torch.Tensor]:
+    """Keys [KV, n, D] of each layer."""
+    cache = model.cache
+    if isinstance(cache, TreeCache):
+        return [layer.keys[0, :, : layer.filled] for layer in cache.rows if layer.keys is not None]
+    half = cache.block.shape[1] // 2  # type: ignore[attr-defined]
+    return [layer[:half, : cache.length] for layer in cache.block]  # type: ignore[attr-defined]
+
+
+def test_only_what_is_new_is_copied(
+    pair: tuple[LoadedModel, LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, draft = pair
+    drafter = LMDrafter("draft", draft.tree_model, CPU, draft.close, target.tree_model.cache)
+    asked, real = list[int](), TreeCache.committed
+
+    def noted(cache: TreeCache, start: int) -> list[KeysAndValues | None]:
+        asked.append(start)
+        return real(cache, start)
+
+    monkeypatch.setattr(TreeCache, "committed", noted)
+    for _ in range(2):
+        _read(target.tree_model, TOKENS[:6])
+        target.tree_model.cache.commit(6, [])
+        drafter.adopt()
+        drafter.adopt()
+    assert asked == [0, 6]
+    target.tree_model.cache.rewind(4)
+    drafter.rewind(4)
+    drafter.adopt()
+    _read(target.tree_model, TOKENS[:3])
+    target.tree_model.cache.commit(3, [])
+    drafter.adopt()
+    assert asked == [0, 6, 4] and draft.tree_model.cache.length == 7
+
+
+def test_a_draft_of_its_own_adopts_nothing(pair: tuple[LoadedModel, LoadedModel]) -> None:
+    target, draft = pair
+    _read(target.tree_model, TOKENS)
+    target.tree_model.cache.commit(20, [])
+    drafter = LMDrafter("draft", draft.tree_model, CPU, draft.close)
+    drafter.adopt()
+    assert draft.tree_model.cache.length == 0

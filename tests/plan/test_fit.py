@@ -1,0 +1,160 @@
+"""What fits where: whatever is decided is also found to fit, and nothing that is not."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from offspec import CapacityError
+from offspec.core import memory as process_memory
+from offspec.core.config import EngineConfig
+from offspec.model.quantize import resident_layers as packed_layers
+from offspec.model.quantize import rounding as packing
+from offspec.model.quantize.resident_layers import rounded_bytes, unpacked_values
+from offspec.model.quantize.rounding import Packed
+from offspec.model.unpacking import Scratch
+from offspec.plan import needs
+from offspec.plan.load import open_models
+from offspec.plan.opened import Opened
+from offspec_planners.placement import Placement, Tier
+from tests.support.plan_world import MB, write_large
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Opened]]:
+    """Models that were opened with these settings, and not loaded."""
+    folder = write_large(tmp_path_factory.mktemp("models") / "large")
+    every = list[Opened]()
+
+    def open_with(**settings: Any) -> Opened:
+        config = EngineConfig(
+            str(folder), **({"draft": "substitute", "context": 128, "budget": 64, "width": 16} | settings)
+        )
+        every.append(open_models(config, lambda event: None))
+        return every[-1]
+
+    yield open_with
+    for found in every:
+        found.close()
+
+
+@pytest.mark.parametrize("draft", ["substitute", "none", "itself"])
+@pytest.mark.parametrize("context", [None, 128])
+def test_what_was_decided_holds(opened: Callable[..., Opened], draft: str, context: int | None) -> None:
+    """Whatever is placed, in whatever memory, fits there, and not in less than the least."""
+    found = opened(draft="none" if draft == "none" else "substitute", context=context)
+    if draft == "itself":
+        drafts = replace(found.drafts, names=(found.config.model,))
+        found = replace(found, config=replace(found.config, draft=found.config.model), drafts=drafts)
+    config, seen = found.config, set[Placement]()
+    least, _ = found.least(config)
+    for memory in range(least, least + 80 * MB, 2 * MB):
+        given = replace(found, memory=memory)
+        decided = given.fit(config)
+        seen.add(decided.placement)
+        assert given.holds(config, decided)
+        assert replace(found, memory=2 * memory).holds(config, decided), "more is no harm"
+        assert not replace(found, memory=least - MB).holds(config, decided)
+        assert not given.holds(replace(config, budget=10**8), decided)
+    assert len(seen) > 3 and any(not placement.slots for placement in seen)
+    with pytest.raises(CapacityError):
+        replace(found, memory=least - MB).fit(config)
+
+
+def test_what_does_not_belong_does_not_hold(opened: Callable[..., Opened]) -> None:
+    found = replace(opened(), memory=10**12)
+    decided = found.fit(found.config)
+    assert found.holds(found.config, decided)
+    tiers = decided.placement.tiers
+    for wrong in (
+        replace(decided, placement=replace(decided.placement, tiers=tiers[:-1])),
+        replace(decided, placement=replace(decided.placement, tiers=(*tiers, Tier.DEVICE))),
+        replace(decided, placement=replace(decided.placement, head=Tier.DISK, slots=2)),
+        replace(decided, draft_mode="full"),
+        replace(decided, context=found.target.skeleton.context_length + 1),
+    ):
+        assert not found.holds(found.config, wrong)
+
+
+def test_a_substitute_has_the_most_bits_that_fit(
+    opened: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With more memory it goes from nobody over 2, 3 and 4 bits to values that need not be unpacked."""
+    monkeypatch.setattr(needs, "_COMPILER", 0)  # larger than this model
+    found, seen = opened(), list[tuple[str, int]]()
+    least, _ = found.least(found.config)
+    for memory in range(least, least + 60 * MB, MB // 4):
+        decided = replace(found, memory=memory).fit(found.config)
+        seen.append((decided.draft_mode, decided.draft_bits))
+    order = [("none", 16), ("packed", 2), ("packed", 3), ("packed", 4), ("expanded", 4)]
+    assert list(dict.fromkeys(seen)) == order
+    assert seen == sorted(seen, key=order.index)
+    three = replace(found.config, draft_bits=3)
+    held = [replace(found, memory=memory).fit(three) for memory in (least, 10**12)]
+    assert [(found.draft_mode, found.draft_bits) for found in held] == [("none", 16), ("expanded", 3)]
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_a_draft_takes_what_it_was_said_to(
+    opened: Callable[..., Opened], bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights to the byte, and the values of its largest module."""
+    made, scratch = list[Packed](), list[int]()
+
+    class Counted(Scratch):
+        def __init__(self, elements: int, *rest: Any) -> None:
+            scratch.append(elements)
+            super().__init__(elements, *rest)
+
+    def counted(*args: Any) -> Packed:
+        made.append(packing.pack(*args))
+        return made[-1]
+
+    monkeypatch.setattr(packed_layers, "pack", counted)
+    monkeypatch.setattr(packed_layers, "Scratch", Counted)
+    draft = opened(draft_bits=bits).draft
+    assert draft is not None
+    draft.load_packed(bits, False, 64, lambda done, total: None, range(3, 40))
+    layers = draft.skeleton.layers
+    norms = sum(weight.nbytes for weight in layers.parameters() if weight.dim() < 2)
+    assert sum(packed.nbytes for packed in made) + norms == sum(
+        rounded_bytes(layer, bits) for layer in layers
+    )
+    assert scratch == [max(map(unpacked_values, layers))] == [256 * 1024]
+
+
+def test_the_process_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few megabytes more or less, and what a closed engine left behind, change no plan."""
+    monkeypatch.setattr(process_memory, "_first_runtime", 0)
+    held = [300_000_000]
+    monkeypatch.setattr(process_memory, "resident_bytes", lambda: held[0])
+    first = process_memory.steady_runtime(fresh=False)
+    assert first >= held[0]
+    held[0] = 439_000_000
+    assert process_memory.steady_runtime(fresh=True) == first, "steps hide what runs differ by"
+    held[0] = 900_000_000
+    assert process_memory.steady_runtime(fresh=False) == first
+    beside = process_memory.steady_runtime(fresh=True)
+    assert beside >= held[0] and beside - held[0] < 64_000_001, "another engine that is open counts"
+    assert process_memory.steady_runtime(fresh=False) == first
+    monkeypatch.setattr(process_memory, "_first_runtime", 0)
+    assert process_memory.steady_runtime(fresh=False) == beside
+
+
+def test_a_conversation_has_room_before_a_fast_draft(
+    opened: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = opened(context=None)
+    monkeypatch.setattr(type(found.target.skeleton), "context_length", property(lambda skeleton: 8192))
+    talking = replace(found.config, converses=True)
+    least, _ = found.least(found.config)
+    decided = [
+        [replace(found, memory=memory).fit(config) for config in (found.config, talking)]
+        for memory in range(least, least + 200 * MB, 4 * MB)
+    ]
+    for usual, roomy in decided:
+        assert roomy.context >= usual.context
+        assert roomy.context >= 2048 or roomy == usual, "where there is no room, it is what it always is"
+    assert any(roomy.context > usual.context for usual, roomy in decided)
+    assert decided[-1][0] == decided[-1][1]

@@ -1,0 +1,220 @@
+"""Trying a loaded model: whatever was measured and wherever it broke off, nothing of it is left."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from offspec import SamplingParams
+from offspec.draft.lm import LMDrafter
+from offspec.engine.engine import Engine
+from offspec.model.fused.forward import LeanModel
+from offspec.model.parts import TargetParts
+from offspec.plan import measure_draft as draft_trial
+from offspec.plan import measure_target as trial
+from offspec.plan.measure_draft import measure_steps
+from offspec.plan.measure_target import PassTrial, tried_machine
+from offspec.plan.model_sizes import sizes_of
+from offspec.stream.ring import RingStats
+from offspec_planners.measured_costs import Measured
+from offspec_planners.placement import Placement, Tier
+from tests.support.tiny_models import CALIBRATION, nothing, open_model, tiny_engine, write_model
+
+PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
+PARAMS = SamplingParams(temperature=1.0, seed=3, max_tokens=24, ignore_eos=True)
+LAYERS, CAPACITY = 5, 256 + 64
+PLACEMENTS = {
+    "resident": Placement.in_memory(LAYERS, range(LAYERS), 0),
+    "streamed": Placement.in_memory(LAYERS, (), 2),
+    "one slot": Placement.in_memory(LAYERS, (2,), 1),
+    "streamed with its head": Placement.in_memory(LAYERS, (1, 3), 3, Tier.DISK),
+    "head alone": Placement.in_memory(LAYERS, range(LAYERS), 2, Tier.DISK),
+    "copied and read": Placement((Tier.DISK, Tier.HOST, Tier.DEVICE, Tier.DISK, Tier.HOST), 2, 2, Tier.HOST),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "target", num_hidden_layers=LAYERS)
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> tuple[int, ...]:
+    with tiny_engine(model, "none", budget=1) as engine:
+        return engine.generate(PROMPT, PARAMS).token_ids
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial of a tiny model is over long before its seconds are."""
+    monkeypatch.setattr(trial, "_LINK_SECONDS", 0.06)
+    monkeypatch.setattr(draft_trial, "_DRAFT_SECONDS", 0.05)
+
+
+def _try(engine: Engine, seconds: float) -> Measured:
+    return PassTrial(engine._assembly.target, CALIBRATION, CAPACITY).measure(nothing, seconds)
+
+
+def _state(engine: Engine) -> tuple[object, ...]:
+    """What a trial must leave as it found it."""
+    model = engine._assembly.target.tree_model
+    rows = [layer.filled for layer in model.cache.rows]
+    return rows, model.cache.length, model.settle, model.on_layer, torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.02])
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_what_follows_a_trial_is_what_would_have_come(
+    model: Path, expected: tuple[int, ...], name: str, seconds: float
+) -> None:
+    """With no time at all, every pass is broken off after three of five layers."""
+    placement = PLACEMENTS[name]
+    with tiny_engine(model, model, placement=placement) as engine:
+        empty = _state(engine)
+        for _ in range(2):
+            measured = _try(engine, seconds)
+            assert _state(engine) == empty
+            assert (measured.link is None) == ("disk" not in placement.tiers and placement.head != "disk")
+            assert engine.generate(PROMPT, PARAMS).token_ids == expected
+            assert engine.generate(PROMPT, PARAMS).reused_tokens == len(PROMPT) - 1
+
+
+def test_passes_are_broken_off_and_whole(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tiny_engine(model, "none", budget=64, slots=2) as engine:
+        target = engine._assembly.target
+        real, layers = target.recover, list[int]()
+
+        def recover() -> None:
+            layers.append(target.tree_model.spent.layers)
+            real()
+
+        monkeypatch.setattr(target, "recover", recover)
+        _try(engine, 0.0)
+        assert layers and set(layers[:-1]) == {3}, "no time: after the least number of layers"
+        layers.clear()
+        PassTrial(target, CALIBRATION, CAPACITY)._one(2, 100.0)
+        assert not layers and target.tree_model.spent.layers == LAYERS
+        target.tree_model.cache.rewind(0)
+
+
+def test_an_interrupt_in_a_trial_leaves_nothing(
+    model: Path, expected: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tiny_engine(model, model, slots=2) as engine:
+        before = _state(engine)
+        layer = engine._assembly.target.skeleton.layers[3]
+
+        def interrupt(*given: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(layer.mlp, "forward", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            _try(engine, 0.02)
+        monkeypatch.undo()
+        assert _state(engine) == before
+        assert engine.generate(PROMPT, PARAMS).token_ids == expected
+
+
+def test_a_trial_knows_rows_times_and_the_link(model: Path) -> None:
+    steps = list[tuple[int, int]]()
+    with tiny_engine(model, "none", budget=64, slots=2) as engine:
+        target = engine._assembly.target
+        measured = PassTrial(target, CALIBRATION, CAPACITY).measure(
+            lambda done, total: steps.append((done, total)), 0.0
+        )
+        assert [rows for rows, _ in measured.layer] == [2, 16, 64, 128] == [r for r, _ in measured.outside]
+        assert all(seconds > 0 for _, seconds in measured.layer)
+        assert all(seconds >= 0 for _, seconds in measured.outside) and measured.walk > 0
+        assert measured.link is not None
+        assert 0 < measured.link.low <= measured.link.value <= measured.link.high
+        assert steps == [(0, 5), (1, 5), (2, 5), (3, 5), (5, 5)]
+        sizes = sizes_of(target, "tiny")
+        machine = tried_machine(target, measured, sizes)
+        assert machine.disk == measured.link and machine.link is None
+        assert machine.processor.flops(2) == pytest.approx(4 * sizes.weights / measured.layer[0][1])
+        costs = measured.costs(sizes, engine._assembly.placement, 2.0)
+        assert costs.link > 0 and costs.compute_seconds(64) > 0
+
+
+@pytest.mark.parametrize("context", [2, 3, 17])
+def test_a_context_with_room_for_little(model: Path, context: int) -> None:
+    with tiny_engine(model, "none", budget=1, context=context) as engine:
+        measured = PassTrial(engine._assembly.target, [], context + 1).measure(nothing, 0.0)
+        assert measured.layer and engine._assembly.target.tree_model.cache.length == 0
+
+
+def test_without_anything_to_stream_there_is_no_link(model: Path) -> None:
+    with tiny_engine(model, "none", placement=PLACEMENTS["resident"]) as engine:
+        assert engine._assembly.target.ring_stats == RingStats()
+        assert PassTrial(engine._assembly.target, CALIBRATION, CAPACITY).link() is None
+
+
+def _drafter(engine: Engine) -> LMDrafter:
+    (drafter,) = engine._assembly.sources.drafters.values()
+    assert isinstance(drafter, LMDrafter)
+    return drafter
+
+
+def _steps(
+    engine: Engine, budget: int = 64, ids: list[int] = CALIBRATION
+) -> tuple[tuple[tuple[int, float], ...], float]:
+    return measure_steps(_drafter(engine), TargetParts(engine._assembly.target), ids, budget, 1.0)
+
+
+@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize("budget", [1, 5, 64])
+def test_steps_leave_the_draft_empty(model: Path, expected: tuple[int, ...], lean: bool, budget: int) -> None:
+    with tiny_engine(model, model, budget=64, lean=lean) as engine:
+        draft = _drafter(engine)._model
+        assert isinstance(draft, LeanModel) == lean
+        points, start = _steps(engine, budget)
+        assert draft.cache.length == 0 and start >= 0
+        assert all(0 < width <= budget for width, _ in points)
+        assert all(a[0] < b[0] and a[1] <= b[1] for a, b in pairwise(points)), "wider is never faster"
+        assert all(seconds > 0 for _, seconds in points)
+        assert engine.generate(PROMPT, PARAMS).token_ids == expected
+        _steps(engine, budget)
+        assert draft.cache.length == 0
+        assert engine.generate(PROMPT, PARAMS).token_ids == expected
+
+
+def test_steps_over_hardly_any_text(model: Path) -> None:
+    with tiny_engine(model, model) as engine:
+        for ids in ([7], [7, 8], CALIBRATION[:9]):
+            points, _ = _steps(engine, ids=ids)
+            assert points
+
+
+def test_a_step_that_fails_leaves_the_draft_empty(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tiny_engine(model, model) as engine:
+        drafter, calls = _drafter(engine), iter(range(100))
+        real = LMDrafter.expand
+
+        def failing(self: LMDrafter, *given: object) -> object:
+            if next(calls) == 4:
+                raise MemoryError
+            return real(self, *given)
+
+        monkeypatch.setattr(LMDrafter, "expand", failing)
+        with pytest.raises(MemoryError):
+            _steps(engine)
+        assert drafter._model.cache.length == 0
+
+
+def test_points_never_fall() -> None:
+    noisy = [(1, 5.0), (1, 3.0), (4, 2.0), (8, 4.5), (8, 0.1), (9, 9.0), (16, 1.0), (40, 7.0), (64, 6.0)]
+    points, start = draft_trial._by_width(noisy, [9.0, 8.0, 1.0])
+    assert points == ((1, 4.0), (4, 4.0), (8, 4.5), (16, 4.5), (64, 6.0)) and start == 4.0
+    assert draft_trial._by_width([], [2.0, 4.0, 3.0]) == (((1, 3.0),), 0.0)
+    assert draft_trial._by_width([(4, 2.0)], [1.0])[1] == 0.0, "a first step that took less costs nothing"
+
+
+def test_a_model_of_two_layers_is_never_broken_off(tmp_path: Path) -> None:
+    target = open_model(write_model(tmp_path / "model", num_hidden_layers=2))
+    target.load(Placement.in_memory(2, (), 2), 64, nothing)
+    try:
+        PassTrial(target, CALIBRATION, 64).measure(nothing, 0.0)
+        assert target.tree_model.spent.layers == 2
+    finally:
+        target.close()

@@ -1,0 +1,211 @@
+"""Plans from run to run: kept and followed without measuring, remade with one line where they do not fit."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import offspec
+from offspec import SamplingParams
+from offspec.core import memory as process_memory
+from offspec.engine import rehearsal as planning
+from offspec.plan import needs
+from offspec.plan import prepare as choose
+from offspec.plan.load import open_models
+from offspec.plan.prepare import record_of
+from offspec.plan.records import DraftRecord
+from tests.support.plan_world import GB, LAYERS, MB, PROMPT, World, least_memory, write_large
+from tests.support.tiny_models import disturb, tiny_engine, write_model
+
+GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
+
+
+def test_a_plan_is_kept_and_followed(world: World) -> None:
+    plan = world.plan()
+    assert world.measured == 1 and world.notices == []
+    assert plan.budget > 1 and plan.forecast.tokens_per_pass > 1
+    assert world.followed() == plan
+    world.followed(learn=False)
+    assert world.measured == 1
+    world.plan(replan=True)
+    assert world.measured == 2 and world.notices == []
+
+
+def test_each_case_has_a_plan_of_its_own(world: World) -> None:
+    opened = open_models(world.config(), lambda event: None)
+    opened.close()
+
+    def key(**settings: Any) -> str:
+        asked = settings.get("draft", opened.asked)
+        return choose.plan_key(replace(opened, config=replace(opened.config, **settings), asked=asked))
+
+    cases: list[dict[str, Any]] = [
+        {},
+        {"memory": 2 * GB},
+        {"context": 64},
+        {"budget": 32},
+        {"width": 3},
+        {"verify": "plain"},
+        {"tree": "sequoia"},
+        {"temperature": 0.6},
+        {"draft": "auto"},
+        {"draft_bits": 4},
+        {"draft_bits": 3},
+        {"dtype": "bfloat16"},
+        {"model": str(world.near)},
+    ]
+    assert len({key(**case) for case in cases}) == len(cases)
+    assert key(learn=False) == key() == key(model=f"{world.target}/../{world.target.name}")
+
+
+def test_a_plan_that_is_damaged_is_made_again(world: World) -> None:
+    plan = world.plan(memory="2GB")
+    (file,) = (world.cache / "plans").iterdir()
+    file.write_text("{")
+    assert world.plan(memory="2GB") == plan and (world.measured, world.notices) == (2, [])
+    assert world.followed(memory="2GB") == plan
+
+
+def test_a_changed_model_remakes_the_plan(world: World, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "changing", num_hidden_layers=LAYERS)
+    old = world.plan(model=folder)
+    disturb(folder)
+    new = world.remade("another version of", model=folder)
+    assert new.target_print != old.target_print and str(folder) in world.notices[0]
+    assert world.followed(model=folder) == new
+
+
+def test_a_changed_draft_remakes_the_plan(world: World, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "changing", num_hidden_layers=LAYERS)
+    world.plan(draft=str(folder))
+    disturb(folder)
+    world.remade("another version of", draft=str(folder))
+    world.followed(draft=str(folder))
+
+
+def test_memory_that_came_or_went_remakes_the_plan(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nobody promised any: what is free."""
+    folder = write_large(tmp_path / "large")
+    settings = {"model": folder, "draft": "auto"}
+    least = least_memory(folder, draft="auto", budget=128)
+
+    def free(more: int) -> None:
+        size = int((least + more) / 0.9)
+        monkeypatch.setattr(process_memory, "available_bytes", lambda: size)
+        monkeypatch.setattr(process_memory, "resident_bytes", lambda: 0)
+
+    free(12 * MB)
+    tight = world.plan(**settings)
+    assert tight.placement.slots
+    free(14 * MB)
+    assert world.followed(**settings) == tight, "a little more is left alone"
+    free(2 * least)
+    roomy = world.remade("are free now", **settings)
+    assert not roomy.placement.slots
+    free(9 * least)
+    assert world.followed(**settings) == roomy, "where nothing streams, more is of no use"
+    free(12 * MB)
+    again = world.remade("does not fit", **settings)
+    assert again.placement == tight.placement
+
+
+def _record(world: World) -> DraftRecord:
+    opened = open_models(world.config(), lambda event: None)
+    opened.close()
+    return record_of(opened, 16)
+
+
+def test_what_answers_teach_is_kept(world: World) -> None:
+    assert world.plan().acceptance.endswith("not measured")
+    tau = world.learn()
+    found = _record(world).find(0.0, True)
+    assert found is not None and found.passes > 8 and len(found.forest) >= 8
+    assert tau != 1.0 and found.fit.tau == pytest.approx(tau, abs=1e-5)
+    plan = world.remade("is known by now")
+    assert plan.acceptance == f"measured over {found.passes} passes"
+    assert world.followed() == plan, "once"
+    with world.load() as engine:
+        known = engine._guessing.calibration(engine.sources[0], 0.0, True)
+        assert known.fit.tau == pytest.approx(tau, abs=1e-5)
+
+
+def test_nothing_is_learnt_unless_wanted(world: World) -> None:
+    world.plan()
+    before = world.files()
+    world.learn(learn=False)
+    assert world.files() == before and world.followed(learn=False).acceptance.endswith("not measured")
+    world.learn(prompts=1)
+    assert world.files() != before
+
+
+@pytest.mark.parametrize("given", [{}, {"budget": 32}, {"budget": 48, "width": 6}])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_static_tree_says_the_same(world: World, temperature: float, given: dict[str, int]) -> None:
+    params = SamplingParams(temperature=temperature, seed=5, max_tokens=30, ignore_eos=True)
+    with world.load(tree="sequoia", temperature=temperature, **given) as engine:
+        assert engine.plan is not None and engine.plan.tree == "sequoia"
+        shape = engine._guessing.way.shape
+        assert shape is not None and 1 < len(shape) <= engine.budget == given.get("budget", engine.budget)
+        alone = engine.generate(PROMPT, params, speculate=False)
+        together = engine.generate(PROMPT, params, check=True)
+        assert together.token_ids == alone.token_ids and together.mismatches == ()
+        assert alone.passes == 30 > together.passes
+        depths = list[int]()
+        for event in engine.stream(PROMPT, params):
+            if isinstance(event, offspec.PassStats):
+                depths.append(event.tree_nodes)
+        assert max(depths) == len(shape)
+
+
+def _no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For any substitute."""
+    real = needs.draft_bytes
+    monkeypatch.setattr(
+        needs, "draft_bytes", lambda held, *rest: (1 << 60) if held[0] != "none" else real(held, *rest)
+    )
+
+
+def test_a_draft_that_has_no_room_promises_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    _no_room(monkeypatch)
+    for _ in range(2):
+        with world.load(draft="substitute") as engine:
+            plan = engine.plan
+            assert plan is not None and (plan.draft, plan.draft_mode) == ("substitute", "none")
+            assert plan.budget == 1 and plan.forecast.tokens_per_pass == 1.0 and engine.draft == "none"
+        assert len(world.notices) == 1 and "no draft" in world.notices[0]
+    assert world.measured == 1
+    assert planning.make_plan(world.config(draft="substitute"), notify=world.notify) == plan
+
+
+def test_where_nothing_has_room_lookups_guess_without_a_plan(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _no_room(monkeypatch)
+    with world.load(draft="auto") as engine:
+        assert (engine.plan, engine.draft, engine.budget) == (None, "suffix", 64)
+        prompt = [*PROMPT, *PROMPT[:4]]
+        copied, alone = (engine.generate(prompt, GREEDY, draft=draft) for draft in (None, "none"))
+        assert copied.token_ids == alone.token_ids
+    assert len(world.notices) == 1 and "suffix alone" in world.notices[0] and world.measured == 0
+    plan = planning.make_plan(world.config(draft="auto"), notify=world.notify)
+    assert (plan.draft, plan.draft_mode, plan.budget) == ("auto", "none", 64)
+    assert plan.forecast.tokens_per_pass == 1.0 and "suffix" in plan.notes[0]
+
+
+def test_a_second_engine_fits_beside_the_first(world: World) -> None:
+    """And follows the same plan as soon as the first is gone."""
+    plan = world.plan()
+    with world.load() as engine, tiny_engine(world.target, "none") as other:
+        assert engine.plan == plan
+        assert other.generate(PROMPT, GREEDY).token_ids == engine.generate(PROMPT, GREEDY).token_ids
+    assert world.measured == 1
+
+
+def test_a_shape_is_planned_anew_from_what_was_learnt(world: World) -> None:
+    """Trees of one shape leave no records of growth, and the plan's what-ifs do without."""
+    world.learn(tree="sequoia")
+    plan = world.remade("how well the draft guesses", tree="sequoia")
+    assert plan.tree == "sequoia" and plan.acceptance.startswith("measured")

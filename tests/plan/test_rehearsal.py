@@ -1,0 +1,74 @@
+"""Plans for the asking, and held to their word."""
+
+from dataclasses import replace
+
+import pytest
+
+from offspec import RequestError
+from offspec.engine import rehearsal as planning
+from offspec.engine import validation
+from offspec.engine.rehearsal import answer_passes
+from offspec.engine.validation import validate
+from offspec_planners.plan import Plan
+from tests.support.plan_world import World
+
+
+def test_without_a_draft_there_is_nothing_to_choose(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    with world.load(draft="none") as engine:
+        assert (engine.plan, engine.budget, world.measured) == (None, 1, 0)
+    plan = planning.make_plan(world.config(draft="none"), notify=world.notify)
+    assert (plan.draft, plan.draft_mode, plan.budget, plan.width) == ("none", "none", 1, 1)
+    assert plan.forecast.tokens_per_pass == 1.0 and plan.forecast.draft_seconds == 0.0
+    for row in plan.what_ifs:
+        assert row.tok_per_s is not None and row.tok_per_s <= 1.001 * plan.forecast.tok_per_s
+    assert planning.make_plan(world.config(draft="none"), notify=world.notify) == plan
+    assert (world.measured, world.notices) == (1, [])
+
+
+def test_a_plan_for_the_asking_knows_the_draft(world: World, asked: None) -> None:
+    config = world.config()
+    plan = planning.make_plan(config, notify=world.notify)
+    assert plan.acceptance.startswith("measured over") and world.measured == 1
+    assert planning.make_plan(config, notify=world.notify) == plan and world.measured == 1
+    assert world.followed() == plan, "loading follows it as well"
+    planning.make_plan(config, replan=True)
+    assert world.measured == 2
+    assert world.notices == []
+    assert Plan.from_text(plan.to_text()) == plan and plan.explain()
+
+
+def test_a_plan_for_the_asking_may_leave_no_record(world: World, asked: None) -> None:
+    planning.make_plan(world.config(learn=False))
+    assert not (world.cache / "drafts").exists()
+
+
+def test_a_plan_is_held_to_its_word(world: World, asked: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation, "measure", world.measure)
+    config = world.config()
+    for named in (config, replace(config, draft="none")):
+        plan = planning.make_plan(named, notify=world.notify)
+        prompts = ("w5 w9 w17 w33", "w64 w20 w7", "w8")
+        found = validate(named, plan, prompts=prompts, notify=world.notify)
+        assert 0 < len(found.rows) <= 3
+        for row in found.rows:
+            for figure in (row.seconds_per_pass, row.tok_per_s, row.tokens_per_pass):
+                assert 0 < figure.predicted < 1e6 and 0 < figure.measured < 1e6
+        if named.draft == "none":
+            tokens = [row.tokens_per_pass for row in found.rows]
+            assert {(both.predicted, both.measured) for both in tokens} == {(1.0, 1.0)}
+    assert world.notices == []
+
+
+def test_answers_that_are_over_at_once_compare_with_nothing(
+    world: World, asked: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validation, "measure", world.measure)
+    monkeypatch.setattr(
+        validation,
+        "answer_passes",
+        lambda engine, prompt, params, count: answer_passes(engine, prompt, params, 1),
+    )
+    plan = planning.make_plan(world.config())
+    with pytest.raises(RequestError, match="--context") as caught:
+        validate(world.config(), plan, prompts=("w5", "w9"), notify=world.notify)
+    assert "\n" not in str(caught.value)

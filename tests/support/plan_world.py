@@ -1,0 +1,139 @@
+"""A stage for plans: a cache of its own, and measurements that are scripted.
+
+What passes take is made up, so that a draft is worth its while on any machine: weights come slowly, and
+computing costs next to nothing.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import offspec
+from offspec import CapacityError, Notice, SamplingParams
+from offspec.core.config import EngineConfig
+from offspec.engine import rehearsal as planning
+from offspec.engine.engine import Engine
+from offspec.plan import make as draw_up
+from offspec.plan import needs
+from offspec.plan import prepare as choose
+from offspec.plan.opened import Opened
+from offspec_planners.hardware import Rate
+from offspec_planners.measured_costs import Measured
+from offspec_planners.plan import Plan
+from tests.support.tiny_models import disturb, write_model
+
+PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
+LAYERS, MB, GB = 5, 10**6, 10**9
+MEASURED = Measured(
+    layer=((2, 1e-3), (64, 1.2e-3), (512, 6e-3)),
+    outside=((2, 1e-3), (64, 1e-3), (512, 2e-3)),
+    walk=1e-4,
+    step=((1, 1e-3), (64, 2e-3)),
+    start=1e-4,
+    link=Rate.exactly(1e5),
+)
+
+
+class World:
+    """A cache of its own, scripted measurements that are counted, and the notices of the latest load."""
+
+    def __init__(self, models: tuple[Path, Path], cache: Path) -> None:
+        self.target, self.near = models
+        self.cache = cache
+        self.measured = 0
+        self.notices: list[str] = []
+
+    def measure(self, opened: Opened, assembly: object, config: object, notify: object) -> Measured:
+        self.measured += 1
+        return MEASURED
+
+    def notify(self, event: object) -> None:
+        if isinstance(event, Notice) and "O_DIRECT" not in event.text:
+            self.notices.append(event.text)
+
+    def load(self, model: Path | None = None, **settings: Any) -> Engine:
+        self.notices.clear()
+        given = {"draft": str(self.near), "dtype": "float32", "context": 128, "notify": self.notify}
+        return offspec.load(str(model or self.target), **(given | settings))
+
+    def plan(self, **settings: Any) -> Plan:
+        """What a load follows."""
+        with self.load(**settings) as engine:
+            assert engine.plan is not None
+            return engine.plan
+
+    def remade(self, reason: str, **settings: Any) -> Plan:
+        """What a load follows that makes its plan anew, and says so in one line."""
+        before = self.measured
+        plan = self.plan(**settings)
+        assert self.measured == before + 1
+        assert len(self.notices) == 1 and reason in self.notices[0], self.notices
+        assert "the plan is remade" in self.notices[0] and "\n" not in self.notices[0]
+        return plan
+
+    def followed(self, **settings: Any) -> Plan:
+        """What a load follows that neither measures nor has anything to say."""
+        before = self.measured
+        plan = self.plan(**settings)
+        assert (self.measured, self.notices) == (before, [])
+        return plan
+
+    def files(self) -> dict[str, bytes]:
+        return {str(file): file.read_bytes() for file in self.cache.rglob("*.json")}
+
+    def config(self, **settings: Any) -> EngineConfig:
+        given = {"draft": str(self.near), "dtype": "float32", "context": 128}
+        return EngineConfig(str(self.target), **(given | settings))
+
+    def learn(self, prompts: int = 4, **settings: Any) -> float:
+        """Answer until something is known of the draft; returns the temperature of its scores."""
+        with self.load(**settings) as engine:
+            for first in range(prompts):
+                engine.generate([3 + first, *PROMPT], SamplingParams(max_tokens=60, ignore_eos=True))
+            return engine._guessing.calibration(engine.sources[0], 0.0, True).fit.tau
+
+
+def least_memory(folder: Path, **settings: Any) -> int:
+    """The least memory that a load of these settings takes."""
+    with pytest.raises(CapacityError) as caught:
+        offspec.load(str(folder), **({"dtype": "float32", "context": 128, "memory": 1} | settings))
+    return caught.value.needed
+
+
+def write_large(folder: Path) -> Path:
+    """A model with layers of 4 MB, 25 MB in all."""
+    return write_model(folder, num_hidden_layers=6, hidden_size=256, intermediate_size=1024)
+
+
+def saved(plan: Plan, file: Path, **changes: Any) -> str:
+    file.write_text(json.dumps(plan.to_json() | changes))
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A target, and a draft that agrees with it in part."""
+    folder = tmp_path_factory.mktemp("models")
+    target = write_model(folder / "target", num_hidden_layers=LAYERS)
+    near = write_model(folder / "near", num_hidden_layers=LAYERS)
+    disturb(near)
+    return target, near
+
+
+@pytest.fixture
+def world(pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))
+    found = World(pair, tmp_path / "cache")
+    monkeypatch.setattr(choose, "measure", found.measure)
+    monkeypatch.setattr(needs, "_COMPILER", 0)  # many times as large as these models
+    monkeypatch.setattr(draw_up, "BUDGETS", (1, 16, 64, 256))
+    monkeypatch.setattr(draw_up, "WIDTHS", (4, 16))
+    return found
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer prompts, in words that tiny models know."""
+    monkeypatch.setattr(planning, "REHEARSAL", ("w5 w9 w17 w33", "w64 w20", "w8", "w40 w41"))

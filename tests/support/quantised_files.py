@@ -1,0 +1,49 @@
+"""Questions that all tests of quantised checkpoints ask."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from offspec.checkpoint import open_checkpoint
+from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, torch_dtype
+from offspec.core.errors import CheckpointError
+from offspec_kernels.dequant import dequantise
+from tests.support.packers import Packed
+
+
+def tensor_of(info: TensorInfo) -> Tensor:
+    with info.file.open("rb") as file:
+        file.seek(info.offset)
+        data = bytearray(file.read(info.nbytes))
+    return torch.frombuffer(data, dtype=torch.uint8).view(torch_dtype(info.dtype)).view(info.shape)
+
+
+def values_of(weight: Weight) -> Tensor:
+    """What a weight's bytes stand for: float32 where it is packed."""
+    if isinstance(weight, TensorInfo):
+        return tensor_of(weight)
+    assert isinstance(weight, PackedInfo)
+    parts = {name: tensor_of(part) for name, part in weight.parts}
+    out = torch.full((int(torch.Size(weight.shape).numel()),), torch.nan)
+    return dequantise(weight.format, parts, weight.shape, out, path="reference")
+
+
+def refused(folder: Path, error: type[CheckpointError]) -> str:
+    """The one line with which a folder is refused."""
+    with pytest.raises(error) as caught:
+        open_checkpoint(str(folder))
+    message = str(caught.value)
+    assert message == " ".join(message.split()) and type(caught.value) is error
+    return message
+
+
+def check(folder: Path, modules: dict[str, Packed]) -> None:
+    """All that is in the folder is these modules' weights, and their values are right."""
+    checkpoint = open_checkpoint(str(folder))
+    assert checkpoint.tensors.keys() == {f"{name}.weight" for name in modules}
+    for name, module in modules.items():
+        weight = checkpoint.tensors[f"{name}.weight"]
+        assert weight.shape == tuple(module.values.shape)
+        assert torch.equal(values_of(weight), module.values)

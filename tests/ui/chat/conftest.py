@@ -1,0 +1,30 @@
+"""A desk over an engine that follows a script."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from offspec.chat.archive import Archive
+from offspec.ui.chat.controller import Desk
+from tests.support.fake_engine import ScriptedEngine
+from tests.ui.chat.talk import ANSWER, SETUP
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Archive:
+    return Archive(tmp_path / "sessions")
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    return ScriptedEngine([ANSWER])
+
+
+@pytest.fixture
+def desk(engine: ScriptedEngine, archive: Archive) -> Iterator[Desk]:
+    desk = Desk(engine, SETUP, archive)
+    engine.notify = desk.hear
+    yield desk
+    desk.close()
+    assert engine.closed

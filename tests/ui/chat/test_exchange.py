@@ -1,0 +1,100 @@
+"""`/draft`: another engine under the same conversation, or the same again."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from offspec.chat.archive import Archive
+from offspec.chat.conversation import Conversation
+from offspec.core.config import EngineConfig
+from offspec.core.errors import DraftError, OffspecError, RequestError, SessionError
+from offspec.core.events import Event
+from offspec.ui.chat.controller import Desk
+from offspec.ui.chat.outcomes import Reload
+from tests.support.fake_engine import ScriptedEngine
+from tests.ui.chat.talk import ANSWER, SETUP, said, say, shown
+
+
+def test_draft(desk: Desk, tmp_path: Path) -> None:
+    assert desk.run("/draft none") == Reload(EngineConfig("demo", draft="none"))
+    assert desk.run("/draft some/model") == Reload(EngineConfig("demo", draft="some/model"))
+    assert desk.run(f"/draft {tmp_path}") == Reload(EngineConfig("demo", draft=str(tmp_path)))
+    assert "already" in shown(desk, "/draft auto")
+    for wrong in ("modle", "./modle", "/no/such/model", "~/modle.gguf"):
+        with pytest.raises(RequestError, match="there is no model"):
+            desk.run(f"/draft {wrong}")
+
+
+def test_a_list_of_drafts(desk: Desk) -> None:
+    several = desk.run("/draft substitute,some/head,suffix")
+    assert several == Reload(EngineConfig("demo", draft="substitute,some/head,suffix"))
+    for wrong, words in (("suffix,modle", "there is no model"), ("suffix,suffix", "twice"), (",", "missing")):
+        with pytest.raises(RequestError, match=words):
+            desk.run(f"/draft {wrong}")
+
+
+def test_what_is_loaded_takes_over_at_once(desk: Desk, engine: ScriptedEngine) -> None:
+    engine.sources = ("substitute", "suffix")
+    assert "already" in shown(desk, "/draft auto")
+    assert "suffix from the next answer on" in shown(desk, "/draft suffix")
+    assert "suffix already" in shown(desk, "/draft suffix")
+    assert "suffix,substitute from the next" in shown(desk, "/draft suffix,substitute")
+    assert "substitute (4-bit) from the next" in shown(desk, "/draft auto")
+    assert isinstance(desk.run("/draft suffix,some/model"), Reload), "which is not loaded"
+
+
+class Openings:
+    """An opener that is told what fails, and what it was asked for."""
+
+    def __init__(self, *failing: str) -> None:
+        self.failing = failing
+        self.asked: list[tuple[EngineConfig, Path | None]] = []
+        self.engines: list[ScriptedEngine] = []
+
+    def __call__(
+        self, config: EngineConfig, plan: Path | None, notify: Callable[[Event], None]
+    ) -> ScriptedEngine:
+        self.asked.append((config, plan))
+        if config.draft in self.failing:
+            raise DraftError(f"{config.draft} has another vocabulary")
+        # An engine may make more of what it was asked for.
+        self.engines.append(ScriptedEngine([ANSWER], config=replace(config, budget=32, width=4)))
+        return self.engines[-1]
+
+
+def test_an_exchange_goes_on_with_the_conversation(desk: Desk, engine: ScriptedEngine) -> None:
+    say(desk, "Why?")
+    desk.run("/set temperature=0.5")
+    opener, none = Openings(), EngineConfig("demo", draft="none")
+    desk.exchange(none, opener, desk.hear, pytest.fail)
+    assert engine.closed and desk.config == none
+    say(desk, "And?")
+    assert said(desk) == ["Why?", ANSWER, "And?", ANSWER]
+    assert desk.session.params.temperature == 0.5
+    assert Conversation.read(desk.file).turns == 2
+    assert "already" in shown(desk, "/draft none")
+    assert len(opener.engines[0].asked) == 1
+    engine.closed = True
+
+
+def test_what_comes_back_after_a_failed_exchange_follows_its_plan(archive: Archive, tmp_path: Path) -> None:
+    plan, opener = tmp_path / "plan.json", Openings("bad/draft")
+    desk = Desk.open(replace(SETUP, plan=plan), opener, archive, lambda event: None)
+    say(desk, "Why?")
+    failures: list[OffspecError] = []
+    bad = replace(SETUP.config, draft="bad/draft")
+    desk.exchange(bad, opener, desk.hear, failures.append)
+    assert opener.asked == [(SETUP.config, plan), (bad, None), (SETUP.config, plan)]
+    assert [str(failure) for failure in failures] == ["bad/draft has another vocabulary"]
+    say(desk, "And?")
+    assert len(said(desk)) == 4 and desk.config == SETUP.config
+    desk.close()
+
+
+def test_an_engine_under_which_there_is_no_desk_is_closed(archive: Archive) -> None:
+    opener = Openings()
+    with pytest.raises(SessionError):
+        Desk.open(replace(SETUP, resume="nowhere"), opener, archive, lambda event: None)
+    assert opener.engines[0].closed

@@ -1,0 +1,153 @@
+"""`/save`, `/load`, and what a chat begins with that resumes a conversation."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from offspec.chat.archive import Archive
+from offspec.chat.conversation import Conversation
+from offspec.core.config import SamplingParams
+from offspec.core.errors import OffspecError, RequestError, SessionError
+from offspec.ui.chat.controller import Desk
+from offspec.ui.chat.outcomes import Reset
+from tests.support.fake_engine import ScriptedEngine
+from tests.ui.chat.talk import ANSWER, SETUP, said, say, shown
+
+
+def test_save_and_load_by_name(desk: Desk, archive: Archive) -> None:
+    say(desk, "Why?")
+    assert "**Holiday plans**" in shown(desk, "/save Holiday plans")
+    assert isinstance(desk.run("/clear"), Reset)
+    assert said(desk) == []
+    say(desk, "Other?")
+    with pytest.raises(RequestError, match="another conversation is called 'Holiday plans'"):
+        desk.run("/save holiday PLANS")
+    outcome = desk.run("/load holiday plans")
+    assert outcome == Reset("Going on with 'Holiday plans': one question so far.")
+    assert not desk.trees
+    say(desk, "And?")
+    assert {entry.title: entry.turns for entry in archive.list()} == {"Holiday plans": 2, "Other?": 1}
+    with pytest.raises(SessionError, match="no session 'nowhere'"):
+        desk.run("/load nowhere")
+    assert len(said(desk)) == 4
+
+
+def test_save_to_a_file_and_load_it(desk: Desk, tmp_path: Path) -> None:
+    say(desk, "Why?")
+    file = tmp_path / "copy.json"
+    assert str(file) in shown(desk, f"/save {file}")
+    say(desk, "And?")
+    assert Conversation.read(file).turns == 1
+    shown(desk, f"/save {file}")  # the same conversation may be copied over itself
+    assert Conversation.read(file).turns == 2
+    desk.run("/clear")
+    say(desk, "Other?")
+    with pytest.raises(RequestError, match="holds another conversation"):
+        desk.run(f"/save {file}")
+    desk.run(f"/load {file}")
+    say(desk, "More?")
+    assert Conversation.read(file).turns == 3  # who opens a file goes on in it
+
+
+def test_save_destroys_nothing(desk: Desk, tmp_path: Path) -> None:
+    say(desk, "Why?")
+    file = tmp_path / "notes.json"
+    file.write_text("{}")
+    with pytest.raises(RequestError, match="is no conversation"):
+        desk.run(f"/save {file}")
+    assert file.read_text() == "{}"
+    with pytest.raises(RequestError, match="is a folder"):
+        desk.run(f"/save {tmp_path}/")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["~nobody-of-that-name/copy.json", f"./{'long' * 100}/copy.json", "a\0b.json", "{locked}/x.json"],
+)
+def test_paths_that_cannot_be(path: str, desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may look everywhere, so a folder that may not be looked at is played."""
+    say(desk, "Why?")
+    look, locked = Path.stat, str(tmp_path / "locked")
+
+    def stat(file: Path, **how: bool) -> os.stat_result:
+        if str(file).startswith(locked):
+            raise PermissionError(13, "Permission denied")
+        return look(file, **how)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    for name in ("save", "load", "draft"):
+        with pytest.raises(OffspecError) as error:
+            desk.run(f"/{name} {path.format(locked=locked)}")
+        assert "\n" not in str(error.value)
+        desk.complete(f"/{name} {path.format(locked=locked)}")
+
+
+def test_a_title_is_not_taken_where_it_cannot_be_written(desk: Desk) -> None:
+    say(desk, "Why?")
+    desk.file.unlink()
+    desk.file.mkdir()
+    with pytest.raises(OffspecError):
+        desk.run("/save Holiday")
+    assert desk.session.conversation.title == "Why?"
+
+
+def test_a_conversation_whose_title_is_not_its_own_is_named_by_its_id(desk: Desk) -> None:
+    say(desk, "Why?")
+    assert desk.run("/clear") == Reset("A new conversation. `/load Why?` goes on with the one before.")
+    say(desk, "why?")
+    second = desk.session.conversation.id
+    assert desk.run("/clear") == Reset(f"A new conversation. `/load {second}` goes on with the one before.")
+    assert isinstance(desk.run(f"/load {second}"), Reset)
+
+
+def test_a_conversation_with_another_model_says_so(desk: Desk, archive: Archive, tmp_path: Path) -> None:
+    say(desk, "Why?")
+    other = Conversation(model="other/model", title="Elsewhere", messages=desk.session.conversation.messages)
+    other.write(archive.file_for(other))
+    outcome = desk.run("/load Elsewhere")
+    assert isinstance(outcome, Reset) and "held with other/model; demo goes on" in outcome.note
+
+
+# Resuming
+
+
+def test_resume_takes_the_latest_of_this_model(desk: Desk, archive: Archive) -> None:
+    desk.run("/system Be brief.")
+    desk.run("/set temperature=0.5 top_k=3")
+    say(desk, "Why?")
+    params = SamplingParams(temperature=0.9, top_k=50)
+    setup = replace(SETUP, resume="", params=params, given=frozenset({"temperature"}))
+    desk.close()
+    again = Desk(ScriptedEngine([ANSWER]), setup, archive)
+    assert said(again) == said(desk) and again.file == desk.file
+    assert again.notes == ["Going on with 'Why?': one question so far."]
+    assert again.session.system == "Be brief."
+    assert (again.session.params.temperature, again.session.params.top_k) == (0.9, 3)
+    again.close()
+    again.close()
+    assert Desk(ScriptedEngine(), replace(setup, system="Rhyme."), archive).session.system == "Rhyme."
+
+
+def test_a_conversation_that_is_open_elsewhere_is_not_taken_up(desk: Desk, archive: Archive) -> None:
+    say(desk, "Why?")
+    other = Desk(ScriptedEngine([ANSWER]), SETUP, archive)
+    say(other, "Other?")
+    with pytest.raises(SessionError, match="open in another terminal"):
+        other.run("/load Why?")
+    say(other, "And?")
+    assert said(other) == ["Other?", ANSWER, "And?", ANSWER]
+    assert Conversation.read(other.file).turns == 2 and Conversation.read(desk.file).turns == 1
+    desk.close()
+    assert isinstance(other.run("/load Why?"), Reset)
+
+
+def test_resume_by_name_and_with_nothing_there(desk: Desk, archive: Archive) -> None:
+    new = Desk(ScriptedEngine(), replace(SETUP, resume=""), archive)
+    assert "new one" in new.notes[0]
+    say(desk, "Why?")
+    desk.close()
+    assert said(Desk(ScriptedEngine(), replace(SETUP, resume="why?"), archive)) == ["Why?", ANSWER]
+    with pytest.raises(SessionError):
+        Desk(ScriptedEngine(), replace(SETUP, resume="nowhere"), archive)

@@ -1,0 +1,95 @@
+"""`/set` and `/seed`."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from offspec.core.config import SamplingParams
+from offspec.core.errors import RequestError
+from offspec.ui.chat.controller import Desk
+from tests.ui.chat.talk import SETUP, finished, say, shown
+
+
+def test_set_shows_everything_and_one(desk: Desk) -> None:
+    text = shown(desk, "/set")
+    for name in SamplingParams.__dataclass_fields__:
+        assert f"| `{name}` |" in text
+    assert shown(desk, "/set top-p").startswith("`top_p` is `1`: ")
+
+
+@pytest.mark.parametrize(
+    ("line", "changes"),
+    [
+        ("temperature=0.7 top_p=0.9", {"temperature": 0.7, "top_p": 0.9}),
+        ("temperature 0.7", {"temperature": 0.7}),
+        ("Max-Tokens=1,000", {"max_tokens": 1000}),
+        ("seed=7", {"seed": 7}),
+        ("ignore_eos=on", {"ignore_eos": True}),
+        ('stop="The end" stop="\\n\\n"', {"stop": ("The end", "\n\n")}),
+        (r"stop=\n stop=a\tb", {"stop": ("\n", "a\tb")}),
+        ("stop=### stop='say \"so\"'", {"stop": ("###", 'say "so"')}),
+    ],
+)
+def test_set_changes(desk: Desk, line: str, changes: dict[str, Any]) -> None:
+    assert shown(desk, f"/set {line}").startswith("From the next answer on ")
+    assert desk.session.params == replace(SETUP.params, **changes)
+    assert shown(desk, f"/set {line}") == "Nothing changes: it was set so already."
+    name = next(iter(changes))
+    shown(desk, f"/set {name}=default")
+    assert getattr(desk.session.params, name) == getattr(SETUP.params, name)
+    shown(desk, "/set default")
+    assert desk.session.params == SETUP.params
+
+
+def test_set_none_and_random_take_away(desk: Desk) -> None:
+    shown(desk, "/set stop=END seed=7")
+    shown(desk, "/set stop=none seed=random")
+    assert desk.session.params.stop == () and desk.session.params.seed is None
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("temperature=hot", "temperature is a number, not 'hot'"),
+        ("temperature=-1", "temperature must be 0 or above, not -1.0"),
+        ("top_p=2", "top_p must be above 0 and at most 1"),
+        ("top_k=1.5", "top_k is a whole number"),
+        ("max_tokens=0", "max_tokens must be 1 or above"),
+        ("seed=-1", "seed must be between 0"),
+        ("seed=x", "a whole number or random"),
+        ("ignore_eos=maybe", "on or off"),
+        ("temprature=1", "the nearest is temperature"),
+        ("colour=red", "there are temperature, top_p"),
+        ("temperature = 0.7", "no space around"),
+        ("temperature=", "no space around"),
+        ('stop="open', "a quote is left open"),
+    ],
+)
+def test_set_refuses_and_changes_nothing(desk: Desk, line: str, error: str) -> None:
+    with pytest.raises(RequestError, match=error):
+        desk.run(f"/set {line}")
+    with pytest.raises(RequestError):
+        desk.run(f"/set min_p=0.5 {line}")
+    assert desk.session.params == SETUP.params
+
+
+def test_seed(desk: Desk) -> None:
+    assert "A fresh seed is drawn" in shown(desk, "/seed")
+    assert "The seed is 11" in shown(desk, "/seed 11")
+    say(desk, "Why?")
+    assert shown(desk, "/seed").startswith("The seed is 11; the last answer had 11.")
+    finished(desk.run("/retry").events)  # type: ignore[union-attr]
+    assert "the last answer had 12" in shown(desk, "/seed")
+    assert "fresh" in shown(desk, "/seed random")
+    with pytest.raises(RequestError, match="between 0"):
+        desk.run("/seed -5")
+
+
+def test_seed_leaves_out_answers_that_were_told_none(desk: Desk) -> None:
+    say(desk, "Why?")
+    question, answer = desk.session.messages
+    assert answer.figures is not None
+    untold = replace(answer, figures=replace(answer.figures, seed=None))
+    desk.session.conversation.change([question, untold])
+    assert "the last answer" not in shown(desk, "/seed")

@@ -1,0 +1,170 @@
+"""The whole chat, from keys to screen and file: the real program and model in a terminal of tmux."""
+
+import importlib.util
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from offspec.chat.conversation import Conversation, Message
+from offspec.checkpoint.open import DEMO_PACKAGE, open_checkpoint
+from tests.support.tmux import HAS_TMUX, Tmux
+
+pytestmark = [
+    pytest.mark.skipif(not HAS_TMUX, reason="tmux is not installed"),
+    pytest.mark.skipif(
+        importlib.util.find_spec(DEMO_PACKAGE) is None, reason=f"{DEMO_PACKAGE} is not installed"
+    ),
+]
+READY = "Enter sends"
+STORY = "Write a long story about a lighthouse."
+SAVED_WITHIN = 2.0  # seconds after it was said
+
+
+def start(data: Path, *options: str) -> Tmux:
+    # In float32 a second answer is the first, to the last token, whatever trees they came from. Unpacked, the
+    # model does not fit in so little memory, and streams.
+    model = data.parent / "demo"
+    if not model.exists():
+        model.symlink_to(open_checkpoint("demo", unpack=True).folder)
+    words = ["chat", str(model), "--memory", "1.5GB", "--context", "1024", "--budget", "16", "--width", "4"]
+    words += ["--dtype", "float32"]
+    variables = {"OFFSPEC_DATA": str(data), "OFFSPEC_CACHE": os.environ["OFFSPEC_CACHE"]}
+    return Tmux([sys.executable, "-m", "offspec", *words, *options], variables)
+
+
+def conversation(data: Path) -> Conversation | None:
+    """The only one that is kept, None where there is none yet."""
+    files = list(data.rglob("*.json"))
+    assert len(files) <= 1
+    return Conversation.read(files[0]) if files else None
+
+
+def last(data: Path) -> Message | None:
+    talk = conversation(data)
+    return talk.messages[-1] if talk and talk.messages else None
+
+
+def is_under_way(data: Path) -> Callable[[], bool]:
+    """Whether something of an answer has been kept that goes on."""
+
+    def check() -> bool:
+        message = last(data)
+        return message is not None and bool(message.content) and message.role == "assistant"
+
+    return check
+
+
+def answered(data: Path, count: int) -> Callable[[], bool]:
+    """Whether there are so many answers, and all have ended."""
+
+    def check() -> bool:
+        talk = conversation(data)
+        answers = [] if talk is None else [m for m in talk.messages if m.role == "assistant"]
+        return len(answers) == count and all(answer.finish for answer in answers)
+
+    return check
+
+
+def words_of(text: str) -> str:
+    """Only letters, so that lines and marks of Markdown do not count."""
+    return "".join(filter(str.isalnum, text))
+
+
+@pytest.fixture
+def near() -> Iterator[Path]:
+    """A folder with a short name: one that fits on a line of the terminal is easier to find there."""
+    with TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def test_a_conversation_is_stopped_asked_again_saved_and_resumed(tmp_path: Path, near: Path) -> None:
+    data, copy = tmp_path / "data", near / "copy.json"
+    with start(data) as terminal:
+        terminal.wait_for("demo", 10)
+        terminal.type(STORY)  # while the model loads
+        terminal.wait_for(STORY, 10)
+        terminal.press("Enter")
+        terminal.wait_until(is_under_way(data), "an answer")
+        terminal.press("Escape")
+        terminal.wait_until(answered(data, 1), "an end of the answer")
+        stopped = last(data)
+        assert stopped is not None and stopped.finish == "halted"
+        assert "stopped" in terminal.wait_for(READY)
+
+        terminal.send("/set max_tokens=12")
+        terminal.send("/retry")
+        terminal.wait_until(lambda: last(data) not in (stopped, None), "another answer")
+        terminal.wait_until(answered(data, 1), "an end of the answer")
+        again = last(data)
+        assert again is not None and again.finish == "length" and again.figures is not None
+        shorter, longer = sorted((again.content, stopped.content), key=len)
+        assert again.figures.tokens == 12 and longer.startswith(shorter)
+
+        terminal.wait_for(READY)
+        terminal.send("What is the capital of France?")
+        terminal.wait_until(answered(data, 2), "a second answer")
+        second = last(data)
+        assert second is not None and second.figures is not None and again.figures is not None
+        # A pass of the second answer streams what one of the first did: nothing was read for the prefix.
+        first_pass = again.figures.bytes_streamed / again.figures.passes
+        assert 0 < second.figures.bytes_streamed <= 1.01 * first_pass * second.figures.passes
+        terminal.wait_for(READY)
+        terminal.send("/stats")
+        figures = words_of(terminal.wait_for("known"))
+        terminal.press("Escape")
+        terminal.wait_for(READY)  # keys right behind an escape would be taken for one key with it
+        new, known = new_and_known(figures)
+        assert known > new > 0
+
+        terminal.send(f"/save {copy}")
+        terminal.wait_until(copy.exists, "a copy")
+        terminal.send("/quit")
+        terminal.wait_until(lambda: terminal.exit_code() is not None, "an end of the program")
+        assert terminal.exit_code() == 0
+    said = Conversation.read(copy).messages
+    assert [message.role for message in said] == ["user", "assistant"] * 2
+
+    with start(data, "--resume") as terminal:
+        screen = terminal.wait_for(READY)
+        assert "capital of France" in screen and words_of(second.content) in words_of(screen)
+        terminal.send("And of Italy?")
+        terminal.wait_until(answered(data, 3), "a third answer")
+        talk = conversation(data)
+        assert talk is not None and talk.messages[:4] == said and talk.params.max_tokens == 12
+
+
+def new_and_known(figures: str) -> tuple[int, int]:
+    """The tokens of the last prompt, as the page of figures tells them; `figures` as `words_of` gives it."""
+    before, _, after = figures.partition("newtokens")
+    new = before[len(before.rstrip("0123456789")) :]
+    known = after[: len(after) - len(after.lstrip("0123456789"))]
+    return int(new), int(known)
+
+
+def test_what_was_said_outlives_a_kill(tmp_path: Path) -> None:
+    with start(tmp_path, "--draft", "none") as terminal:
+        terminal.wait_for(READY)
+        terminal.send(STORY)
+        terminal.wait_until(lambda: len(shown_of_answer(terminal.screen())) > 100, "an answer")
+        seen = shown_of_answer(terminal.screen())
+        time.sleep(SAVED_WITHIN + 0.5)
+        os.kill(terminal.pid(), signal.SIGKILL)
+        terminal.wait_until(lambda: terminal.exit_code() is not None, "an end of the program")
+    talk = conversation(tmp_path)
+    assert talk is not None and [message.role for message in talk.messages] == ["user", "assistant"]
+    question, answer = talk.messages
+    assert question.content == STORY and answer.finish is None
+    assert words_of(answer.content).startswith(seen)
+
+
+def shown_of_answer(screen: str) -> str:
+    """The letters between the question and the line that tells what the machine does."""
+    lines = screen.rstrip().splitlines()
+    asked = [number for number, line in enumerate(lines) if STORY in line and "·" not in line]
+    return words_of("".join(lines[asked[-1] + 1 : -2])) if asked else ""

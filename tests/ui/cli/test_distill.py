@@ -1,0 +1,102 @@
+"""`offspec distill`: a folder or JSON on stdout, everything else on stderr."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import Result
+
+from offspec import distill as heads
+from offspec.core.errors import DiskFullError
+from offspec.core.events import LoadProgress, Notice
+from offspec.distill.measure import RANKS, Measured
+from offspec.distill.train import Trained
+from tests.ui.cli.errors import error_line
+
+Call = Callable[..., Result]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the command asks for; nothing is trained. failure: what to raise."""
+    asked: dict[str, Any] = {}
+
+    def distill_head(
+        wanted: heads.Wanted, *, notify: Callable[[object], None], **given: Any
+    ) -> heads.Distilled:
+        asked.update(wanted=wanted, **given)
+        notify(Notice(f"distilling [{wanted.model}]"))
+        notify(LoadProgress("training", 1, 10, "steps", "loss 3.1"))
+        if "failure" in asked:
+            raise asked["failure"]
+        acceptance = np.zeros((2, RANKS))
+        acceptance[:, 0] = 0.5, 0.25
+        measured = Measured(acceptance, 4000)
+        trained = Trained(100, 2.5, 60.0, (3.0, 3.5))
+        return heads.Distilled(Path("/some/place"), wanted.kind, 20_000, measured, trained, 2_660_000, 120.0)
+
+    monkeypatch.setattr(heads, "distill_head", distill_head)
+    return asked
+
+
+def test_the_folder_goes_to_stdout(offspec: Call, asked: dict[str, Any], tmp_path: Path) -> None:
+    result = offspec("distill", "m", "--kind", "medusa", "--out", str(tmp_path / "head"))
+    assert result.exit_code == 0
+    assert result.stdout == "/some/place\n"
+    assert result.stderr.splitlines() == [
+        "distilling [m]",
+        "medusa: 2.66 MB of weights, 20000 tokens of text, 2.5 times through it, in 2.0 minutes",
+        "on 4000 tokens held out its first guess is right, by depth: "
+        "50 % (50 % in five), 25 % (25 % in five)",
+        "with trees of 64 nodes that is 1.62 tokens per pass",
+    ]
+    assert asked["wanted"] == heads.Wanted("m", "medusa", tmp_path / "head", minutes=8.0)
+    assert asked["memory"] is None
+
+
+def test_options_are_passed_on(offspec: Call, asked: dict[str, Any], tmp_path: Path) -> None:
+    options = (
+        "--kind mlp --tokens 2M --length 99 --epochs 3 --minutes 1.5 --depth 5 --memory 2GB --dtype float32"
+    )
+    result = offspec(
+        "distill", "m", "--out", str(tmp_path), "--prompts", str(tmp_path / "p"), "--quiet", *options.split()
+    )
+    assert asked["wanted"] == heads.Wanted("m", "mlp", tmp_path, 2_000_000, 99, 3, 1.5, 5)
+    assert asked["prompts"] == tmp_path / "p"
+    assert (asked["memory"], asked["dtype"], asked["device"]) == (2_000_000_000, "float32", "cpu")
+    assert result.stderr == ""
+
+
+def test_json(offspec: Call, asked: dict[str, Any], tmp_path: Path) -> None:
+    result = offspec("distill", "m", "--kind", "mlp", "--out", str(tmp_path), "--json")
+    found = json.loads(result.stdout)
+    assert found["folder"] == "/some/place"
+    assert found["first_guess"] == [0.5, 0.25]
+    assert found["tokens_per_pass"] == pytest.approx(1.625)
+
+
+@pytest.mark.parametrize("text", ["many", "2MB", "-5", "1k5", ""])
+def test_a_number_of_tokens_that_is_none(offspec: Call, asked: dict[str, Any], text: str) -> None:
+    result = offspec("distill", "m", "--kind", "mlp", "--out", "x", f"--tokens={text}")
+    assert result.exit_code == 2
+    assert "write it like 200k or 2M" in error_line(result)
+    assert not asked
+
+
+def test_errors_are_one_line(offspec: Call, asked: dict[str, Any], tmp_path: Path) -> None:
+    asked["failure"] = DiskFullError("no room")
+    result = offspec("distill", "m", "--kind", "mlp", "--out", str(tmp_path), "--quiet")
+    assert (result.exit_code, error_line(result)) == (1, "error: no room")
+    few = offspec("distill", "m", "--kind", "mlp", "--out", str(tmp_path), "--tokens", "10")
+    assert few.exit_code == 2
+    assert "too few" in error_line(few)
+
+
+def test_ctrl_c(offspec: Call, asked: dict[str, Any], tmp_path: Path) -> None:
+    asked["failure"] = KeyboardInterrupt()
+    result = offspec("distill", "m", "--kind", "mlp", "--out", str(tmp_path))
+    assert result.exit_code == 130
+    assert result.stderr.splitlines()[-1] == "stopped"

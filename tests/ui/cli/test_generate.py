@@ -1,0 +1,216 @@
+"""`offspec generate` in this process: what reaches the engine, and what comes out where."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from offspec.core.config import SamplingParams
+from offspec.core.events import Mismatch
+from offspec.core.events import Result as Answered
+from offspec.ui.cli.render import statistics
+from tests.support.fake_loading import TEXT, Script
+
+Call = Callable[..., Result]
+
+ASKED_OF_JSON = {
+    "text",
+    "token_ids",
+    "tokens",
+    "passes",
+    "tokens_per_pass",
+    "seconds",
+    "ttft_s",
+    "tok_per_s",
+    "bytes_streamed",
+    "peak_memory_bytes",
+    "finish_reason",
+    "draft",
+    "budget",
+    "seed",
+}
+
+
+def test_text_is_all_that_stdout_gets(offspec: Call) -> None:
+    result = offspec("generate", "demo", "Why?")
+    assert result.exit_code == 0
+    assert result.stdout == TEXT + "\n"
+
+
+def test_statistics_and_notices_go_to_stderr(offspec: Call) -> None:
+    lines = offspec("generate", "demo", "Why?").stderr.splitlines()
+    assert "reads are buffered: this file system [tmpfs] has no O_DIRECT" in lines
+    assert any("6 tokens in 2.00 s: 3.00 tok/s, first token after 0.50 s" in line for line in lines)
+    assert any(
+        "2.00 tokens per pass, 3 passes; 3.00 GB streamed at 1.50 GB/s; peak memory 1.20 GB" in line
+        for line in lines
+    )
+    assert any("draft substitute (4-bit), budget 256, seed 7" in line for line in lines)
+
+
+def _result(**changes: Any) -> Answered:
+    return Answered("text", tuple(range(14)), 3, 2.0, 0.5, 0, 10**9, "eos", "several", 64, 7, **changes)
+
+
+def test_who_guessed_is_told_where_there_were_several() -> None:
+    result = _result(guessed_by=(("substitute", 9), ("path/to/medusa", 2)))
+    assert statistics(result)[-1] == "guessed by substitute 9, medusa 2; 3 are the target's own"
+    assert len(statistics(_result(guessed_by=(("suffix", 11),)))) == 3
+
+
+def test_quiet_leaves_stderr_to_errors(offspec: Call) -> None:
+    result = offspec("generate", "demo", "Why?", "--quiet")
+    assert result.stdout == TEXT + "\n"
+    assert result.stderr.splitlines() == ["[stream closed]", "[engine closed]"]
+
+
+def test_json_is_one_object_and_nothing_else(offspec: Call) -> None:
+    result = offspec("generate", "demo", "Why?", "--json")
+    answer = json.loads(result.stdout)
+    assert answer.keys() >= ASKED_OF_JSON
+    assert answer["text"] == TEXT
+    assert answer["token_ids"] == [0, 1, 2, 3, 4, 5]
+    assert (answer["tokens"], answer["tokens_per_pass"], answer["tok_per_s"]) == (6, 2.0, 3.0)
+    assert answer["mismatches"] is None
+    assert result.stdout.count("\n") == 1
+
+
+def test_json_has_no_infinities(offspec: Call, script: Script) -> None:
+    script.mismatches = (Mismatch(2, 5, 6, float("inf")),)
+    result = offspec("generate", "demo", "Why?", "--json", "--check")
+    assert json.loads(result.stdout)["mismatches"][0]["gap"] is None
+    assert "Infinity" not in result.stdout
+
+
+def test_an_answer_without_text_prints_nothing(offspec: Call, script: Script) -> None:
+    script.name = "nothing"
+    result = offspec("generate", "demo", "Why?")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "0 tokens" in result.stderr and "the model ended its answer" in result.stderr
+
+
+def test_check_says_that_tokens_are_the_same(offspec: Call, script: Script) -> None:
+    result = offspec("generate", "demo", "Why?", "--check", "--quiet")
+    assert script.asked["check"] is True
+    assert "check: same tokens without speculation (6 compared)" in result.stderr
+
+
+def test_check_names_each_mismatch(offspec: Call, script: Script) -> None:
+    script.mismatches = (Mismatch(2, 11, 12, 0.00123), Mismatch(4, 13, 14, 0.5))
+    result = offspec("generate", "demo", "Why?", "--check")
+    assert result.exit_code == 0
+    assert "check: token 2 is 11, without speculation 12; gap 0.00123 nats" in result.stderr
+    assert "check: token 4 is 13, without speculation 14; gap 0.5 nats" in result.stderr
+    assert "check" not in result.stdout
+
+
+def test_defaults_reach_the_engine(offspec: Call, script: Script) -> None:
+    offspec("generate", "demo", "Why?")
+    assert script.asked == {
+        "prompt": "Why?",
+        "params": SamplingParams(),
+        "raw": False,
+        "speculate": True,
+        "check": False,
+    }
+    assert script.loaded == {
+        "model": "demo",
+        "draft": "auto",
+        "draft_bits": None,
+        "memory": None,
+        "vram": None,
+        "device": "cpu",
+        "dtype": "bfloat16",
+        "budget": None,
+        "width": None,
+        "context": None,
+        "verify": "coupled",
+        "tree": "dynamic",
+        "temperature": 0.0,
+        "quantize": None,
+        "corpus": (),
+        "plan": None,
+    }
+
+
+def test_every_option_reaches_the_engine(offspec: Call, script: Script) -> None:
+    args = """--draft small --draft-bits 4 --memory 1.5GB --vram 8GB --device cuda:1 --dtype float32
+    --budget 64 --width 8 --context 999 --verify plain --check --raw --max-tokens 5 --temperature 0.5
+    --top-p 0.9 --top-k 40 --min-p 0.05 --repetition-penalty 1.1 --presence-penalty 0.2
+    --frequency-penalty 0.3 --seed 1 --stop END --stop ### --ignore-eos --tree sequoia --plan mine.json
+    --quantize nf4 --draft-corpus README.md"""
+    result = offspec("generate", "demo", "Why?", *args.split())
+    assert result.exit_code == 0, result.output
+    assert script.loaded == {
+        "model": "demo",
+        "draft": "small",
+        "draft_bits": 4,
+        "memory": 1_500_000_000,
+        "vram": 8_000_000_000,
+        "device": "cuda:1",
+        "dtype": "float32",
+        "budget": 64,
+        "width": 8,
+        "context": 999,
+        "verify": "plain",
+        "tree": "sequoia",
+        "temperature": 0.5,
+        "quantize": "nf4",
+        "corpus": (Path("README.md"),),
+        "plan": Path("mine.json"),
+    }
+    assert script.asked["params"] == SamplingParams(
+        temperature=0.5,
+        top_p=0.9,
+        top_k=40,
+        min_p=0.05,
+        repetition_penalty=1.1,
+        presence_penalty=0.2,
+        frequency_penalty=0.3,
+        seed=1,
+        max_tokens=5,
+        stop=("END", "###"),
+        ignore_eos=True,
+    )
+    assert (script.asked["raw"], script.asked["speculate"], script.asked["check"]) == (True, True, True)
+
+
+@pytest.mark.parametrize("option", ["budget", "width"])
+def test_what_is_left_to_the_plan(offspec: Call, script: Script, option: str) -> None:
+    assert offspec("generate", "demo", "Why?", f"--{option}", "auto").exit_code == 0
+    assert script.loaded[option] is None
+    for wrong in ("many", "0"):
+        result = offspec("generate", "demo", "Why?", f"--{option}", wrong)
+        assert result.exit_code == 2 and option in result.stderr
+
+
+def test_trees_are_of_two_kinds(offspec: Call) -> None:
+    assert offspec("generate", "demo", "Why?", "--tree", "oak").exit_code == 2
+
+
+def test_without_speculation_no_draft_is_loaded(offspec: Call, script: Script) -> None:
+    assert offspec("generate", "demo", "Why?", "--draft", "small", "--no-speculation").exit_code == 0
+    assert script.loaded["draft"] == "none"
+    assert script.asked["speculate"] is False
+
+
+def test_a_system_message_makes_a_conversation(offspec: Call, script: Script) -> None:
+    offspec("generate", "demo", "Why?", "--system", "Be brief.")
+    assert script.asked["prompt"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Why?"},
+    ]
+
+
+@pytest.mark.parametrize("args", [(), ("-",)])
+def test_the_prompt_may_come_from_stdin(offspec: Call, script: Script, args: tuple[str, ...]) -> None:
+    assert offspec("generate", "demo", *args, input="Warum ist\nder Himmel blau? ☀\n").exit_code == 0
+    assert script.asked["prompt"] == "Warum ist\nder Himmel blau? ☀"
+
+
+def test_a_prompt_that_begins_with_a_dash(offspec: Call, script: Script) -> None:
+    assert offspec("generate", "demo", "--", "--why").exit_code == 0
+    assert script.asked["prompt"] == "--why"

@@ -1,0 +1,130 @@
+"""`offspec hardware`: a page or JSON on stdout, everything else on stderr."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from offspec.core.errors import DiskFullError
+from offspec.core.events import LoadProgress, Notice
+from offspec.plan import hardware_profile as machine
+from offspec_planners.hardware import Hardware, Rate, preset
+from tests.ui.cli.errors import error_line
+from tests.ui.cli.program import HEAVY, run
+
+Call = Callable[..., Result]
+MINE = Hardware("mine, 8 GB RAM", 8_000_000_000, Rate(2e9, 1.5e9, 2.5e9), None, preset("rtx-4090").processor)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the command asks to be measured; nothing is."""
+    asked: dict[str, Any] = {}
+
+    def profile(device: str, notify: Callable[[object], None], **options: Any) -> machine.Profile:
+        asked.update(device=device, **options)
+        notify(LoadProgress("measuring this machine", 0, 4, "steps"))
+        notify(Notice("no [O_DIRECT] here"))
+        if "failure" in asked:
+            raise asked["failure"]
+        return machine.Profile(MINE, "2026-01-02T03:04:05+00:00")
+
+    monkeypatch.setattr(machine, "profile", profile)
+    return asked
+
+
+def test_the_page_has_figures_with_their_spread(offspec: Call, asked: dict[str, Any]) -> None:
+    result = offspec("hardware")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("The machine, measured: mine, 8 GB RAM\n")
+    assert "2.00 GB/s" in result.stdout and "1.50" in result.stdout and "2.50 GB/s" in result.stdout
+    assert "measured 2026-01-02T03:04:05+00:00" in result.stdout
+    assert "\x1b" not in result.stdout
+    assert result.stderr == "no [O_DIRECT] here\n"
+    assert asked == {"device": "cpu", "again": False, "folder": None}
+
+
+def test_json_can_be_read_back(offspec: Call, asked: dict[str, Any]) -> None:
+    result = offspec("hardware", "--json", "--quiet")
+    assert Hardware.from_json(json.loads(result.stdout)) == MINE
+    assert result.stderr == ""
+
+
+def test_options_are_passed_on(offspec: Call, asked: dict[str, Any], tmp_path: Path) -> None:
+    offspec("hardware", "--again", "--path", str(tmp_path), "--device", "cuda:1")
+    assert asked == {"device": "cuda:1", "again": True, "folder": tmp_path}
+
+
+def test_a_preset_is_shown_with_its_sources(offspec: Call, asked: dict[str, Any]) -> None:
+    result = offspec("hardware", "rtx-3060-12gb")
+    assert "from published figures: RTX 3060 12 GB" in result.stdout
+    assert "Where the figures come from" in result.stdout and "PCIe 4.0 x16" in result.stdout
+    assert asked == {} and result.stderr == ""
+
+
+def test_a_preset_becomes_a_file_to_edit(offspec: Call, tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(offspec("hardware", "rtx-4090", "--json").stdout.replace("25000000000", "12e9"))
+    shown = json.loads(offspec("hardware", str(file), "--json").stdout)
+    assert shown["link"] == 12_000_000_000
+
+
+def test_a_file_is_shown_without_its_control_characters(offspec: Call, tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    values = MINE.to_json() | {"name": "a\x1b[31m [bold]name[/]"}
+    file.write_text(json.dumps(values))
+    result = offspec("hardware", str(file))
+    assert "\x1b" not in result.stdout and "[bold]name[/]" in result.stdout
+
+
+def test_the_presets_are_listed(offspec: Call) -> None:
+    assert "rtx-4090" in offspec("hardware", "list").stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "named"),
+    [
+        (("rtx-9090",), 2, "rtx-4090"),
+        (("rtx-4090", "--again"), 2, "--again"),
+        (("rtx-4090", "--path", "."), 2, "--path"),
+        (("{file}",), 1, "no hardware profile: ram"),
+    ],
+)
+def test_what_users_get_wrong(
+    offspec: Call, tmp_path: Path, args: tuple[str, ...], code: int, named: str
+) -> None:
+    file = tmp_path / "broken.json"
+    file.write_text(json.dumps(MINE.to_json() | {"ram": "much"}))
+    result = offspec("hardware", *(arg.replace("{file}", str(file)) for arg in args))
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert named in error_line(result)
+
+
+def test_a_full_disk_is_one_line(offspec: Call, asked: dict[str, Any]) -> None:
+    asked["failure"] = DiskFullError("make room")
+    result = offspec("hardware", "--quiet")
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", "error: make room\n")
+
+
+def test_an_interrupt_says_so_and_prints_nothing(offspec: Call, asked: dict[str, Any]) -> None:
+    asked["failure"] = KeyboardInterrupt()
+    result = offspec("hardware", "--quiet")
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "stopped\n")
+
+
+@pytest.mark.parametrize("args", [["hardware", "--help"], ["hardware", "rtx-4090", "--path", "."]])
+def test_help_and_wrong_options_load_nothing_heavy(args: list[str]) -> None:
+    code = f"""
+import sys
+from offspec.ui.cli.main import main
+sys.argv = ["offspec", *{args!r}]
+try:
+    main()
+except SystemExit:
+    pass
+print("heavy", [name for name in {HEAVY!r}.split() if name in sys.modules])
+"""
+    assert run("-c", code).stdout.splitlines()[-1] == "heavy []"

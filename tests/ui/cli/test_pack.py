@@ -1,0 +1,137 @@
+"""`offspec pack`: a folder or JSON on stdout, everything else on stderr; and `--quantize`."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from offspec.checkpoint.checksum import FileSum
+from offspec.checkpoint.pack_manifest import Manifest, Origin, PackedFile
+from offspec.core.errors import CheckpointError, DiskFullError
+from offspec.core.events import LoadProgress, Notice
+from offspec.model.quantize import pack as packs
+from tests.support.fake_loading import Script
+from tests.ui.cli.errors import error_line
+
+Call = Callable[..., Result]
+ORIGIN = Origin("some/model", "f" * 64, "nf4")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the command asks for; nothing is packed. kept: files that were there; failure: what to raise."""
+    asked: dict[str, Any] = {}
+
+    def pack_model(model: str, to: str, *, notify: Callable[[object], None], **given: Any) -> packs.Pack:
+        kept, failure = asked.pop("kept", 0), asked.pop("failure", None)
+        asked.update(model=model, to=to, **given)
+        notify(Notice(f"packing [{model}]"))
+        notify(LoadProgress("packing", 0, 10, "bytes", "layer 1 of 4"))
+        if failure is not None:
+            raise failure
+        return packs.Pack(Path("/some/place"), ORIGIN, 8_000_000_000, 2_000_000_000, 5, kept, 3.25)
+
+    def verify_pack(folder: Path, notify: Callable[[object], None]) -> Manifest:
+        asked["verified"] = folder
+        if "failure" in asked:
+            raise asked["failure"]
+        return Manifest(
+            ORIGIN, {f"{i}.safetensors": PackedFile(FileSum(100, 0, 0, ""), {}) for i in range(3)}
+        )
+
+    monkeypatch.setattr(packs, "pack_model", pack_model)
+    monkeypatch.setattr(packs, "verify_pack", verify_pack)
+    return asked
+
+
+def test_the_folder_goes_to_stdout(offspec: Call, asked: dict[str, Any]) -> None:
+    result = offspec("pack", "some/model", "--to", "nf4")
+    assert result.exit_code == 0
+    assert result.stdout == "/some/place\n"
+    assert result.stderr == "packing [some/model]\n8.00 GB became 2.00 GB in 5 files, in 3.2 s\n"
+    assert asked == {"model": "some/model", "to": "nf4", "out": None, "memory": None}
+
+
+def test_options_are_passed_on(offspec: Call, asked: dict[str, Any], tmp_path: Path) -> None:
+    result = offspec("pack", "m", "--to", "int4-g64", "--out", str(tmp_path), "--memory", "2GB", "--quiet")
+    assert asked == {"model": "m", "to": "int4-g64", "out": tmp_path, "memory": 2_000_000_000}
+    assert result.stderr == ""
+
+
+def test_json(offspec: Call, asked: dict[str, Any]) -> None:
+    result = offspec("pack", "some/model", "--to", "nf4", "--json")
+    assert json.loads(result.stdout) == {
+        "folder": "/some/place",
+        "model": "some/model",
+        "format": "nf4",
+        "files": 5,
+        "kept": 0,
+        "bytes": 2_000_000_000,
+        "source_bytes": 8_000_000_000,
+        "seconds": 3.25,
+    }
+
+
+def test_a_pack_that_was_there(offspec: Call, asked: dict[str, Any]) -> None:
+    asked["kept"] = 5
+    assert "was there already: 5 files, 2.00 GB" in offspec("pack", "some/model", "--to", "nf4").stderr
+
+
+def test_verifying(offspec: Call, asked: dict[str, Any]) -> None:
+    result = offspec("pack", "--verify", "some/folder", "--json")
+    assert asked == {"verified": Path("some/folder")}
+    assert json.loads(result.stdout)["files"] == 3 and json.loads(result.stdout)["bytes"] == 300
+    assert result.stderr == "3 files are what was written\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (("m",), "--to nf4"),
+        (("m", "--verify", "--to", "nf4"), "leave out --to"),
+        (("m", "--verify", "--out", "here"), "leave out --to and --out"),
+        (("m", "--to", "nf4", "--memory", "lots"), "1.5GB"),
+    ],
+)
+def test_a_wrong_request_is_one_line(
+    offspec: Call, asked: dict[str, Any], args: tuple[str, ...], named: str
+) -> None:
+    result = offspec("pack", *args)
+    assert result.exit_code == 2 and result.stdout == "" and not asked
+    assert named in error_line(result)
+
+
+def test_an_unknown_format_is_a_usage_error(offspec: Call, asked: dict[str, Any]) -> None:
+    result = offspec("pack", "m", "--to", "nf3")
+    assert result.exit_code == 2 and "int4-g64" in result.stderr and not asked
+
+
+@pytest.mark.parametrize("error", [CheckpointError("it is damaged"), DiskFullError("no room")])
+def test_failures_are_one_line(offspec: Call, asked: dict[str, Any], error: Exception) -> None:
+    asked["failure"] = error
+    for args in (("m", "--to", "nf4"), ("--verify", "m")):
+        asked["failure"] = error
+        result = offspec("pack", *args, "--quiet")
+        assert result.exit_code == 1 and result.stdout == ""
+        assert error_line(result) == f"error: {error}"
+
+
+def test_an_interrupt(offspec: Call, asked: dict[str, Any]) -> None:
+    asked["failure"] = KeyboardInterrupt()
+    result = offspec("pack", "m", "--to", "nf4")
+    assert result.exit_code == 130 and result.stdout == ""
+    assert result.stderr.endswith("stopped\n")
+
+
+def test_help_names_the_formats(offspec: Call) -> None:
+    shown = offspec("pack", "--help").stdout
+    assert "nf4|int8|int4-g64" in shown and "--verify" in shown
+
+
+def test_generate_takes_a_format(offspec: Call, script: Script) -> None:
+    assert offspec("generate", "demo", "Why?", "--quantize", "int4-g64").exit_code == 0
+    assert script.loaded["quantize"] == "int4-g64"
+    assert offspec("generate", "demo", "Why?", "--quantize", "nf3").exit_code == 2

@@ -1,0 +1,329 @@
+"""`offspec plan` in this process, with planning that follows a script: what is asked, what is printed."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import offspec as package
+from offspec.core.config import EngineConfig
+from offspec.core.errors import CapacityError, DiskFullError
+from offspec.core.events import LoadProgress, Notice
+from offspec_planners.placement import Tier
+from offspec_planners.plan import Plan, Validation, WhatIf
+from tests.support.sample_plans import large, small, validation
+
+Call = Callable[..., Result]
+
+
+@dataclass
+class Planning:
+    """What planning answers, and what was asked of it."""
+
+    plan: Plan = field(default_factory=small)
+    fails: BaseException | None = None
+    asked: dict[str, Any] = field(default_factory=dict)
+    validated: dict[str, Any] = field(default_factory=dict)
+
+    def make_plan(self, config: EngineConfig, *, notify: Callable[[Any], None], **asked: Any) -> Plan:
+        self.asked = {"config": config, **asked}
+        notify(LoadProgress("measuring", 1, 2, "steps"))
+        notify(Notice("the plan is remade: less memory [1 GB] is free"))
+        return self.plan
+
+    def validate(self, config: EngineConfig, plan: Plan, **asked: Any) -> Validation:
+        self.validated = {"config": config, "plan": plan, **asked}
+        if self.fails is not None:
+            raise self.fails
+        return validation()
+
+
+@pytest.fixture
+def planning(monkeypatch: pytest.MonkeyPatch) -> Planning:
+    planning = Planning()
+    for name, functions in (
+        ("rehearsal", {"make_plan": planning.make_plan}),
+        ("validation", {"validate": planning.validate}),
+    ):
+        module = ModuleType(f"offspec.engine.{name}")
+        vars(module).update(functions)
+        monkeypatch.setitem(sys.modules, f"offspec.engine.{name}", module)
+        monkeypatch.setattr(package, name, module, raising=False)
+    return planning
+
+
+@pytest.fixture
+def plan(planning: Planning, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Call `offspec plan demo …` on a page of so many columns."""
+
+    def call(*args: str, columns: int = 80) -> Result:
+        from offspec.ui.cli.main import app
+
+        monkeypatch.setenv("COLUMNS", str(columns))
+        return CliRunner().invoke(app, ["plan", "demo", *args], prog_name="offspec")
+
+    return call
+
+
+def test_defaults_reach_planning(plan: Call, planning: Planning) -> None:
+    assert plan().exit_code == 0
+    assert planning.asked == {
+        "config": EngineConfig("demo"),
+        "hardware": None,
+        "replan": False,
+    }
+    assert not planning.validated
+
+
+def test_every_option_reaches_planning(plan: Call, planning: Planning) -> None:
+    args = """--draft small --draft-bits 4 --memory 1.5GB --vram 8GB --device cuda:1 --dtype float32
+    --context 999 --temperature 0.6 --replan --validate --prompts 3"""
+    result = plan(*args.split())
+    assert result.exit_code == 0, result.output
+    config = EngineConfig(
+        "demo",
+        draft="small",
+        draft_bits=4,
+        memory=1_500_000_000,
+        vram=8_000_000_000,
+        device="cuda:1",
+        dtype="float32",
+        context=999,
+        temperature=0.6,
+    )
+    assert planning.asked == {"config": config, "hardware": None, "replan": True}
+    assert (planning.validated["config"], planning.validated["plan"]) == (config, planning.plan)
+    assert len(planning.validated["prompts"]) == 3
+
+
+def test_another_machine_brings_its_device(plan: Call, planning: Planning, tmp_path: Path) -> None:
+    small().hardware.save(tmp_path / "mine.json")
+    assert plan("--hardware", str(tmp_path / "mine.json")).exit_code == 0
+    assert planning.asked["hardware"] == small().hardware
+    assert planning.asked["config"].device == "cpu"
+    large().hardware.save(tmp_path / "mine.json")
+    plan("--hardware", str(tmp_path / "mine.json"))
+    assert planning.asked["config"].device == "cuda"
+    plan("--hardware", str(tmp_path / "mine.json"), "--device", "cpu")
+    assert planning.asked["config"].device == "cpu"
+
+
+def test_the_page_is_the_result_and_the_rest_is_not(plan: Call) -> None:
+    result = plan()
+    assert result.stdout.startswith("SmolLM2-135M widened x4: about 7.38 tok/s\n")
+    assert result.stderr == "the plan is remade: less memory [1 GB] is free\n"
+    assert plan("--quiet").stderr == ""
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "disk, past the cache    2.10 GB/s   1.90 to 2.20 GB/s",  # measured, with its spread
+        "GFLOP/s    10.0   250",
+        "ms         12.0  18.0  42.0  81.0",
+        "█ RAM: 6 layers and the head   ░ disk: 24 layers",  # where each layer goes
+        "KV caches               RAM            190.00 MB",
+        "6 layers                RAM            678.00 MB",
+        "in all                  RAM   2.68 GB of 3.00 GB",
+        "The least that works with this context and draft: 1.64 GB of RAM.",
+        "draft                   substitute  packed in 4 bits",  # the draft and the tree
+        "budget                  256 nodes",
+        "width                   16 nodes",
+        "depth                   24 levels",
+        "first token             1.43 s      for a prompt of 128; the prompt rides on",  # what to expect
+        "a pass                  1.33 s      The link bounds a pass",
+        "tokens per pass         9.80        measured over 24 passes",
+        "speed                   7.38 tok/s  one token a pass would be 0.775 tok/s",
+        "budget in nodes",
+        "1.00 GB more RAM         8.40 tok/s   x 1.1  9 more layers stay",  # what would help
+        "the disk's speed drifted by 14 %",
+    ],
+)
+def test_what_is_on_the_page(plan: Call, said: str) -> None:
+    assert said in plan().stdout
+
+
+def test_what_helps_most_comes_first(plan: Call) -> None:
+    page = plan().stdout.partition("What would help")[2]
+    order = [page.index(change) for change in ("4-bit weights", "1.00 GB more RAM", "no draft", "a 2.00 GB")]
+    assert order == sorted(order)
+
+
+@pytest.mark.parametrize("columns", [40, 50, 63, 64, 72, 80, 100, 120, 200])
+@pytest.mark.parametrize("made", [small, large])
+def test_a_page_of_any_width(plan: Call, planning: Planning, columns: int, made: Callable[[], Plan]) -> None:
+    planning.plan = made()
+    result = plan("--validate", columns=columns)
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert not any(line != line.rstrip() for line in lines)
+    assert "\x1b" not in result.stdout and "…" not in result.stdout
+    text = " ".join(result.stdout.split())
+    for figure in ("seconds 0.", "GB of 2" if made is large else "2.68 GB of 3.00 GB", "1.35", "1.38"):
+        assert figure in text
+
+
+@pytest.mark.parametrize("made", [small, large])
+def test_a_page_in_ascii(planning: Planning, made: Callable[[], Plan]) -> None:
+    from io import BytesIO, TextIOWrapper
+
+    from rich.console import Console
+
+    from offspec.ui.cli.plan_page import render
+
+    console = Console(file=TextIOWrapper(BytesIO(), encoding="ascii"), width=80)
+    assert render(console, made(), validation()).isascii()
+
+
+def test_colours_on_a_terminal_and_none_where_unwanted() -> None:
+    from io import StringIO
+
+    from rich.console import Console
+
+    from offspec.ui.cli.plan_page import render
+
+    def page(**options: Any) -> str:
+        return render(Console(file=StringIO(), force_terminal=True, width=80, **options), small())
+
+    assert "\x1b[32m" in page(color_system="standard", no_color=False)
+    assert "\x1b[3" not in page(color_system="standard", no_color=True)
+
+
+def test_names_from_outside_do_nothing(plan: Call, planning: Planning) -> None:
+    planning.plan = replace(
+        small(),
+        target="[red]x[/]\x1b[2J",
+        notes=("[bold]n[/]\x07",),
+        parts=(("[dim]p[/]\x1b", "device", 5),),
+        what_ifs=(WhatIf("[i]w[/]\x1b", 1.0, "[b]\x1b"),),
+    )
+    page = plan().stdout
+    assert all(name in page for name in ("[red]x[/]�", "[bold]n[/]�", "[dim]p[/]�", "[i]w[/]�", "[b]�"))
+
+
+def test_a_plan_without_a_draft_or_a_sweep(plan: Call, planning: Planning) -> None:
+    planning.plan = replace(
+        small(), draft="none", draft_mode="none", draft_bits=16, budget=1, sweep=(), what_ifs=(), notes=()
+    )
+    page = plan().stdout
+    assert "Nobody drafts, so every pass yields one token." in page
+    assert not any(
+        word in page for word in ("Speed against", "What would help", "Notes", "step of the draft")
+    )
+
+
+def test_many_layers_take_several_lines(plan: Call, planning: Planning) -> None:
+    placement = replace(small().placement, tiers=(Tier.DISK, Tier.DEVICE) * 63)
+    planning.plan = replace(small(), placement=placement)
+    lines = plan().stdout.splitlines()
+    assert any(line.startswith("    0 ░█░█") and line.endswith(" 69") for line in lines)
+    assert any(line.startswith("   70 ░█░█") and line.endswith(" 125") for line in lines)
+
+
+def test_json_is_one_plan(plan: Call) -> None:
+    result = plan("--json")
+    assert result.stdout.count("\n") == 1
+    assert Plan.from_text(result.stdout) == small()
+
+
+def test_json_of_a_validation(plan: Call) -> None:
+    value = json.loads(plan("--json", "--validate").stdout)
+    assert Plan.from_json(value["plan"]) == small()
+    assert value["seconds_per_pass"] == {
+        "predicted": 1.35,
+        "measured": 1.38,
+        "error": pytest.approx(0.03 / 1.38),
+    }
+    assert value["tok_per_s"].keys() == {"predicted", "measured", "error"}
+    assert len(value["rows"]) == 3
+
+
+def test_the_table_of_a_validation(plan: Call) -> None:
+    page = plan("--validate").stdout
+    assert "  Write a poem ab...       1.35      1.38   2.2%       7.26      6.60  10.0%" in page
+    assert "  median                   1.35      1.38   2.2%       7.26      6.60  10.0%" in page
+    assert "tok/pass" in plan("--validate", columns=120).stdout
+
+
+def test_save_writes_a_file_that_is_read_again(plan: Call, tmp_path: Path) -> None:
+    result = plan("--save", str(tmp_path / "plan.json"), "--json")
+    assert result.stderr.splitlines()[-1] == f"plan written to {tmp_path / 'plan.json'}"
+    assert Plan.from_text((tmp_path / "plan.json").read_text()) == small()
+    assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
+
+
+@pytest.mark.parametrize("name", ["no/such/plan.json", "."])
+def test_a_place_that_takes_no_file_is_found_before_the_work(
+    plan: Call, planning: Planning, tmp_path: Path, name: str
+) -> None:
+    result = plan("--save", str(tmp_path / name))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: ") and "plan" in result.stderr
+    assert not planning.asked
+
+
+def test_a_full_disk(plan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*_: object) -> None:
+        raise DiskFullError("the disk filled up: make room there")
+
+    monkeypatch.setattr("offspec.core.files.write_file", write)
+    result = plan("--save", str(tmp_path / "plan.json"))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.splitlines()[-1] == "error: the disk filled up: make room there"
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (("--memory", "lots"), "1.5GB"),
+        (("--context", "1"), "context"),
+        (("--draft-bits", "5"), "2, 3, 4 or 16"),
+        (("--temperature", "-1"), "temperature"),
+        (("--hardware", "rtx-4090", "--validate"), "--validate"),
+        (("--hardware", "abacus"), "abacus"),
+    ],
+)
+def test_wrong_requests(plan: Call, planning: Planning, args: tuple[str, ...], named: str) -> None:
+    result = plan(*args)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: ") and named in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert not planning.asked
+
+
+@pytest.mark.parametrize("args", [("--prompts", "0"), ("--device", "tpu"), ("--width", "4")])
+def test_usage_errors(plan: Call, planning: Planning, args: tuple[str, ...]) -> None:
+    result = plan(*args)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Usage: offspec plan" in result.stderr
+    assert not planning.asked
+
+
+def test_a_profile_that_is_damaged(plan: Call, tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text('{"version": 1}')
+    result = plan("--hardware", str(tmp_path / "mine.json"))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "is no hardware profile" in result.stderr
+
+
+def test_an_error_while_validating_keeps_the_saved_plan(
+    plan: Call, planning: Planning, tmp_path: Path
+) -> None:
+    planning.fails = CapacityError("too little", needed=2, given=1)
+    result = plan("--validate", "--save", str(tmp_path / "plan.json"))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.splitlines()[-1] == "error: too little"
+    assert Plan.from_text((tmp_path / "plan.json").read_text()) == small()
+
+
+def test_interrupt(plan: Call, planning: Planning) -> None:
+    planning.fails = KeyboardInterrupt()
+    result = plan("--validate")
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr.splitlines()[-1] == "stopped"

@@ -1,0 +1,145 @@
+"""The program as a process of its own: signals, pipes, terminals, and what it imports."""
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.fake_loading import TEXT
+from tests.ui.cli.program import DRIVER, HEAVY, PATIENCE, environment, run, start
+
+
+def test_interrupt_while_answering_keeps_what_came() -> None:
+    with start("endless", "generate", "demo", "Why?") as program:
+        assert program.stdout
+        assert [program.stdout.readline() for _ in range(2)] == ["line 0\n", "line 1\n"]
+        program.send_signal(signal.SIGINT)
+        out, err = program.communicate(timeout=PATIENCE)
+    assert program.returncode == 130
+    assert out == "" or out.endswith("\n")
+    assert "[stream closed]" in err and "[engine closed]" in err
+    assert re.search(r"^stopped after \d+ tokens? in \d+ pass(es)?$", err, re.MULTILINE)
+    assert "Traceback" not in err and "Aborted" not in err
+
+
+def test_interrupt_while_loading() -> None:
+    with start("slow-load", "generate", "demo", "Why?") as program:
+        assert program.stderr
+        assert "[loading]\n" in iter(program.stderr.readline, "")
+        program.send_signal(signal.SIGINT)
+        out, err = program.communicate(timeout=PATIENCE)
+    assert (program.returncode, out) == (130, "")
+    assert err.splitlines() == ["[load closed]", "stopped"]
+
+
+def test_interrupt_with_json_prints_no_half_object() -> None:
+    with start("endless", "generate", "demo", "Why?", "--json") as program:
+        assert program.stderr
+        assert "[answering]\n" in iter(program.stderr.readline, "")
+        program.send_signal(signal.SIGINT)
+        out, _ = program.communicate(timeout=PATIENCE)
+    assert (program.returncode, out) == (130, "")
+
+
+def test_a_reader_that_leaves_ends_it_quietly() -> None:
+    with start("endless", "generate", "demo", "Why?", "--quiet") as program:
+        assert program.stdout and program.stderr
+        assert program.stdout.readline() == "line 0\n"
+        program.stdout.close()
+        err = program.stderr.read()
+        program.wait(timeout=PATIENCE)
+    assert program.returncode == 141
+    assert err.splitlines() == ["[answering]", "[stream closed]", "[engine closed]"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_stdout_on_a_full_disk() -> None:
+    with open("/dev/full", "w") as full:
+        program = subprocess.run(
+            [sys.executable, str(DRIVER), "answer", "generate", "demo", "Why?", "--quiet"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+            timeout=PATIENCE,
+        )
+    assert program.returncode == 1
+    assert program.stderr.splitlines()[-1].startswith("error: standard output is a file on a full disk")
+    assert "Traceback" not in program.stderr and "Exception ignored" not in program.stderr
+
+
+def on_a_terminal(*args: str, **env: str) -> tuple[str, str]:
+    """stdout (a pipe) and stderr (a terminal) of the scripted program."""
+    ours, theirs = pty.openpty()
+    with start("answer", *args, stderr=theirs, **env) as program:
+        os.close(theirs)
+        assert program.stdout
+        seen = b""
+        try:
+            while chunk := os.read(ours, 4096):
+                seen += chunk
+        except OSError:  # Linux: the other end is closed
+            pass
+        out = program.stdout.read()
+    os.close(ours)
+    return out, seen.decode()
+
+
+def test_bars_move_on_a_terminal_only() -> None:
+    out, err = on_a_terminal("generate", "demo", "Why?")
+    assert out == TEXT + "\n"
+    assert "\x1b[" in err
+    assert "opening [model]" in err and "1 of 2 files" in err and "1.00 of 2.00 GB" in err
+
+    with start("answer", "generate", "demo", "Why?", FORCE_COLOR="1") as program:
+        _, err = program.communicate(timeout=PATIENCE)
+    assert "opening" not in err  # colour may be forced, movement may not
+
+
+def test_a_log_file_gets_no_control_codes() -> None:
+    with start("answer", "generate", "demo", "Why?") as program:
+        out, err = program.communicate(timeout=PATIENCE)
+    assert "\x1b" not in out + err
+
+
+def test_no_color_is_respected() -> None:
+    coloured = re.compile(r"\x1b\[[0-9;]*\b(3[0-7]|38;|9[0-7])")
+    assert coloured.search(on_a_terminal("generate", "demo", "Why?")[1])
+    assert not coloured.search(on_a_terminal("generate", "demo", "Why?", NO_COLOR="1")[1])
+
+
+def test_quiet_does_not_move_either() -> None:
+    assert "\x1b" not in on_a_terminal("generate", "demo", "Why?", "--quiet")[1]
+
+
+def test_version_and_module() -> None:
+    from offspec import __version__
+
+    shown = run("-m", "offspec", "--version")
+    assert (shown.returncode, shown.stdout, shown.stderr) == (0, f"offspec {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [["--help"], ["generate", "--help"], ["chat", "--help"], ["generate", "demo", "x", "--top-p", "7"]],
+)
+def test_help_and_wrong_options_do_not_wait_for_torch(args: list[str]) -> None:
+    code = f"""
+import sys
+from offspec.ui.cli.main import main
+sys.argv = ["offspec", *{args!r}]
+try:
+    main()
+except SystemExit as left:
+    print("exit", left.code)
+print("heavy", [name for name in {HEAVY!r}.split() if name in sys.modules])
+"""
+    shown = run("-c", code)
+    assert shown.stdout.splitlines()[-2:] == [f"exit {0 if '--help' in args else 2}", "heavy []"], (
+        shown.stderr
+    )

@@ -1,0 +1,124 @@
+"""`offspec generate --trace FILE`: written however the work ends, refused before it begins."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from offspec import __version__
+from offspec.core import trace as module
+from offspec.core.errors import DiskFullError
+from tests.support.fake_loading import TEXT, Script
+from tests.ui.cli.errors import error_line
+from tests.ui.cli.program import PATIENCE, start
+
+Call = Callable[..., Result]
+
+
+def names(file: Path) -> list[str]:
+    """Names of the spans in the file."""
+    return [event["name"] for event in content(file)["traceEvents"] if event["ph"] == "X"]
+
+
+def content(file: Path) -> Any:
+    return json.loads(file.read_text())
+
+
+def test_it_is_written_and_said_where(offspec: Call, tmp_path: Path) -> None:
+    file = tmp_path / "run [1].json"
+    result = offspec("generate", "demo", "Why?", "--trace", str(file), "--memory", "1.5GB")
+    assert (result.exit_code, result.stdout) == (0, TEXT + "\n")
+    assert names(file) == ["prompt"]
+    line = result.stderr.splitlines()[-1]
+    size = file.stat().st_size
+    assert line == f"timeline written to {file}, {size} B; open it at https://ui.perfetto.dev"
+    about = content(file)["otherData"]
+    assert (about["offspec"], about["model"], about["memory"]) == (__version__, "demo", 1_500_000_000)
+    assert "Why?" not in file.read_text()
+
+
+def test_json_output_stays_one_object(offspec: Call, tmp_path: Path) -> None:
+    result = offspec("generate", "demo", "Why?", "--json", "--trace", str(tmp_path / "t.json"))
+    assert json.loads(result.stdout)["text"] == TEXT
+    assert "timeline written to" in result.stderr
+    assert names(tmp_path / "t.json") == ["prompt"]
+
+
+def test_quiet_writes_the_file_and_says_nothing(offspec: Call, tmp_path: Path) -> None:
+    result = offspec("generate", "demo", "Why?", "--quiet", "--trace", str(tmp_path / "t.json"))
+    assert result.stderr.splitlines() == ["[stream closed]", "[engine closed]"]
+    assert names(tmp_path / "t.json") == ["prompt"]
+
+
+def test_without_it_the_engine_gets_no_timeline(offspec: Call, script: Script) -> None:
+    offspec("generate", "demo", "Why?")
+    assert script.timeline is None
+
+
+@pytest.mark.parametrize("name", ["no/such/t.json", "."])
+def test_a_place_that_takes_no_file_is_found_before_loading(
+    offspec: Call, script: Script, tmp_path: Path, name: str
+) -> None:
+    result = offspec("generate", "demo", "Why?", "--trace", str(tmp_path / name))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "timeline" in error_line(result)
+    assert not script.loaded and not list(tmp_path.iterdir())
+
+
+def test_an_error_in_the_middle_keeps_what_was_recorded(
+    offspec: Call, script: Script, tmp_path: Path
+) -> None:
+    script.name = "broken-disk"
+    result = offspec("generate", "demo", "Why?", "--trace", str(tmp_path / "t.json"))
+    assert (result.exit_code, result.stdout) == (1, "The\n")
+    *_, note, error = result.stderr.splitlines()
+    assert note.startswith("timeline written to") and error.startswith("error: read failed")
+    assert names(tmp_path / "t.json") == ["prompt"]
+
+
+def test_nothing_recorded_replaces_nothing(offspec: Call, tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text("old")
+    assert offspec("generate", "missing/model", "Why?", "--trace", str(tmp_path / "t.json")).exit_code == 1
+    assert (tmp_path / "t.json").read_text() == "old"
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*_: object) -> None:
+        raise DiskFullError("the disk filled up: make room there")
+
+    monkeypatch.setattr(module.Timeline, "write", write)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_disk_that_is_full_by_then(offspec: Call, tmp_path: Path) -> None:
+    result = offspec("generate", "demo", "Why?", "--trace", str(tmp_path / "t.json"), "--quiet")
+    assert (result.exit_code, result.stdout) == (1, TEXT + "\n")
+    assert error_line(result) == "error: the disk filled up: make room there"
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_full_disk_does_not_hide_the_first_error(offspec: Call, script: Script, tmp_path: Path) -> None:
+    script.name = "broken-disk"
+    result = offspec("generate", "demo", "Why?", "--trace", str(tmp_path / "t.json"))
+    *_, note, error = result.stderr.splitlines()
+    assert note == "the timeline is lost: the disk filled up: make room there"
+    assert error.startswith("error: read failed")
+
+
+def test_interrupt_keeps_what_was_recorded(tmp_path: Path) -> None:
+    file = tmp_path / "t.json"
+    with start("endless", "generate", "demo", "Why?", "--trace", str(file)) as program:
+        assert program.stdout
+        assert program.stdout.readline() == "line 0\n"
+        program.send_signal(signal.SIGINT)
+        _, err = program.communicate(timeout=PATIENCE)
+    assert program.returncode == 130
+    stopped, note = err.splitlines()[-2:]
+    assert stopped.startswith("stopped") and note.startswith("timeline written to")
+    assert names(file) == ["prompt"] and os.listdir(tmp_path) == ["t.json"]

@@ -1,0 +1,131 @@
+"""The whole app over a scripted engine, with everything that moves by itself held still, for its picture.
+
+Clocks stand still, nothing is animated, no cursor blinks; a pass can be held in the midst of its layers.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from textual.pilot import Pilot
+from textual.widgets import Input, TextArea
+
+from offspec.chat.archive import Archive
+from offspec.core.config import EngineConfig, SamplingParams
+from offspec.ui.chat.setup import Setup
+from offspec.ui.tui.app import ChatApp
+from offspec_planners.placement import Tier
+from tests.support.fake_engine import Script, ScriptedEngine, scripted_opener
+
+if TYPE_CHECKING:
+    from offspec_planners.plan import Plan
+
+_PATIENCE = 10.0  # seconds until what was to come is given up
+
+
+class Turnstile(threading.Event):
+    """A gate that lets so many passes through, and then none until it is opened."""
+
+    def __init__(self, passes: int) -> None:
+        super().__init__()
+        self._left = passes
+
+    def is_set(self) -> bool:
+        self._left -= 1
+        return self._left >= 0 or super().is_set()
+
+
+class PlannedEngine(ScriptedEngine):
+    """Placed as its plan says."""
+
+    @property
+    def placement(self) -> dict[str, Any]:
+        if self.plan is None:
+            return super().placement
+        held = self.plan.placement
+        return {
+            **super().placement,
+            "resident_layers": len(held.layers(Tier.DEVICE)),
+            "host_layers": len(held.layers(Tier.HOST)),
+            "disk_layers": len(held.layers(Tier.DISK)),
+            "memory": self.plan.memory,
+            "vram": self.plan.vram,
+        }
+
+
+def app_for(
+    answers: Sequence[str | Script],
+    folder: Path,
+    *,
+    plan: "Plan | None" = None,
+    model: str = "demo",
+    draft: str = "auto",
+    passes: int | None = None,
+    load_seconds: float = 0.0,
+) -> tuple[ChatApp, PlannedEngine]:
+    """folder: where conversations are kept. passes: after so many, one is held in the midst of its layers."""
+    if plan is None:
+        config = EngineConfig(model=model, draft=draft)
+        engine = PlannedEngine(answers, config=config)
+    else:
+        config = EngineConfig(model=model, draft=draft, budget=plan.budget, width=plan.width)
+        layers, context = len(plan.placement.tiers), plan.context
+        engine = PlannedEngine(answers, layers=layers, context=context, plan=plan, config=config)
+    if passes is not None:
+        engine.gate = Turnstile(passes)
+    opener = scripted_opener(engine, delay=load_seconds)
+    app = ChatApp(Setup(config, SamplingParams(max_tokens=2048)), opener, Archive(folder))
+    app.animation_level = "none"
+    return app, engine
+
+
+async def until(pilot: Pilot[None], holds: Callable[[], bool]) -> None:
+    """Let the app go on until this holds."""
+    async with asyncio.timeout(_PATIENCE):
+        while not holds():
+            await pilot.pause(0.02)
+    await pilot.pause()
+
+
+async def loaded(pilot: Pilot[None]) -> ChatApp:
+    """The app once its model is there; from now on its clock stands still."""
+    app = pilot.app
+    assert isinstance(app, ChatApp)
+    await until(pilot, lambda: app.desk is not None and not app.is_loading)
+    assert app.desk is not None
+    app.desk.figures.clock = lambda: 0.0
+    return app
+
+
+async def ask(pilot: Pilot[None], *questions: str) -> ChatApp:
+    """Questions and their whole answers."""
+    app = await loaded(pilot)
+    assert app.desk is not None
+    for question in questions:
+        turns = app.desk.session.conversation.turns + 1
+        app.composer.text = question
+        await pilot.press("enter")
+        await until(pilot, partial(_answered, app, turns))
+    await settled(pilot)
+    return app
+
+
+def _answered(app: ChatApp, turns: int) -> bool:
+    """So many questions were asked, and the last of them has its answer."""
+    assert app.desk is not None
+    session = app.desk.session
+    return session.conversation.turns == turns and not session.busy and app.answer is None
+
+
+async def settled(pilot: Pilot[None]) -> None:
+    """Everything that was said is painted, and the cursor is there to stay."""
+    await until(pilot, lambda: all(worker.is_finished for worker in pilot.app.workers))
+    for area in pilot.app.screen.query(TextArea):
+        area.cursor_blink = False
+    for field in pilot.app.screen.query(Input):
+        field.cursor_blink = False
+    await pilot.wait_for_scheduled_animations()
+    await pilot.pause()

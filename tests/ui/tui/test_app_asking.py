@@ -1,0 +1,328 @@
+"""Questions, answers, what waits, what is stopped, and what goes wrong."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from textual.message import Message
+from textual.pilot import Pilot
+
+from offspec.core.config import EngineConfig
+from offspec.core.errors import DraftError, OffspecError, RequestError
+from offspec.core.events import Event, PassProgress
+from offspec.ui.chat.setup import ChatEngine
+from offspec.ui.tui.messages import Done
+from tests.support.fake_engine import Script
+from tests.ui.tui.play import play, said, seen, send
+from tests.ui.tui.stage import app_for, ask, loaded, until
+
+LONG = " ".join(f"word{i}" for i in range(40))
+
+
+def test_an_answer_is_shown_as_markdown(tmp_path: Path) -> None:
+    app, _ = app_for(["It is **blue**.\n\n```python\nx = 1\n```"], tmp_path)
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await ask(pilot, "Why?")
+        assert "It is blue." in seen(app)
+        assert "```" not in seen(app)
+        assert "x = 1" in seen(app)
+
+    play(app, scene)
+
+
+def test_questions_wait_for_the_model_and_for_each_other(tmp_path: Path) -> None:
+    app, engine = app_for(["one", "two"], tmp_path)
+    opener, go_on = app.opener, threading.Event()
+
+    def slowly(config: EngineConfig, plan: Path | None, notify: Callable[[Event], None]) -> ChatEngine:
+        go_on.wait(5)
+        return opener(config, plan, notify)
+
+    app.opener = slowly
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await send(pilot, "first")
+        await send(pilot, "second")
+        assert said(app) == [("question", "first"), ("question", "second")]
+        assert seen(app).count("waits to be sent") == 2
+        assert not engine.asked
+        go_on.set()
+        await until(pilot, lambda: len(engine.asked) == 2 and app.answer is None)
+        assert said(app) == [
+            ("question", "first"),
+            ("answer", "one"),
+            ("question", "second"),
+            ("answer", "two"),
+        ]
+        assert "waits" not in seen(app)
+
+    play(app, scene)
+
+
+@pytest.mark.parametrize(
+    ("passes", "at", "doing"),
+    [
+        (0, PassProgress(1, 64, 4, 8, 10**9, 0.5), "reading the prompt"),
+        (1, PassProgress(2, 0, 0, 8, 0, 0.1), "drafting"),
+        (2, PassProgress(3, 64, 4, 8, 10**9, 0.5), "layer 4/8"),
+    ],
+    ids=["reading the prompt", "drafting", "streaming"],
+)
+def test_escape_stops_at_once_and_keeps_what_came(
+    passes: int, at: PassProgress, doing: str, tmp_path: Path
+) -> None:
+    app, engine = app_for([LONG], tmp_path, passes=passes)
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await loaded(pilot)
+        await send(pilot, "Count.")
+        await until(pilot, engine.held.is_set)
+        engine.notify(at)
+        await until(pilot, lambda: doing in seen(app))
+        await pilot.press("escape")
+        await until(pilot, lambda: app.answer is None)
+        assert app.desk is not None
+        question, answer = app.desk.session.messages
+        assert answer.finish == "halted"
+        assert answer.content == " ".join(LONG.split()[: 4 * passes])
+        assert said(app) == [("question", question.content), ("answer", answer.content)]
+        await until(pilot, lambda: "⋯ stopped" in seen(app))
+
+    play(app, scene)
+
+
+def test_escape_calls_back_what_waits(tmp_path: Path) -> None:
+    app, engine = app_for([LONG], tmp_path, passes=1)
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await loaded(pilot)
+        await send(pilot, "first")
+        await until(pilot, engine.held.is_set)
+        await send(pilot, "second")
+        await send(pilot, "third")
+        await pilot.press("escape")
+        await until(pilot, lambda: app.answer is None)
+        assert app.composer.text == "second\nthird"
+        assert [kind for kind, _ in said(app)] == ["question", "answer"]
+        assert len(engine.asked) == 1
+
+    play(app, scene)
+
+
+def test_escape_while_loading_says_what_can_be_done(tmp_path: Path) -> None:
+    app, _ = app_for(["x"], tmp_path, load_seconds=1.0)
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await send(pilot, "first")
+        await pilot.press("escape")
+        await pilot.pause()
+        assert "Ctrl+Q leaves" in seen(app)
+        assert app.composer.text == "first"
+        assert said(app) == []
+
+    play(app, scene)
+
+
+def test_a_fault_in_mid_stream_says_what_to_do_and_leaves_the_chat_usable(tmp_path: Path) -> None:
+    app, _ = app_for([Script(LONG, fail_after=1), "Now it works."], tmp_path)
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await ask(pilot, "Count.")
+        assert "word0 word1 word2 word3" in seen(app)
+        assert "broken off" in seen(app)
+        assert "Input/output error" in seen(app)
+        assert "/retry" in seen(app)
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: app.answer is None and "Now it works." in seen(app))
+        assert said(app) == [("question", "Count."), ("answer", "Now it works.")]
+
+    play(app, scene)
+
+
+def test_what_waited_is_not_sent_after_a_fault(tmp_path: Path) -> None:
+    app, engine = app_for([Script(LONG, fail_after=1), "x"], tmp_path)
+    engine.gate.clear()
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await loaded(pilot)
+        await send(pilot, "first")
+        await send(pilot, "second")
+        engine.gate.set()
+        await until(pilot, lambda: app.answer is None and bool(app.composer.text))
+        assert app.composer.text == "second"
+        assert len(engine.asked) == 1
+
+    play(app, scene)
+
+
+def test_a_refused_question_comes_back(tmp_path: Path) -> None:
+    app, engine = app_for(["x"], tmp_path)
+    engine.context = 3
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await loaded(pilot)
+        await send(pilot, "a question of too many words")
+        await until(pilot, lambda: "the context has room for 3" in seen(app))
+        assert app.composer.text == "a question of too many words"
+        assert [kind for kind, _ in said(app)] == ["error"]
+        assert app.desk is not None
+        assert app.desk.session.messages == ()
+
+    play(app, scene)
+
+
+def test_a_bug_does_not_end_the_chat(tmp_path: Path) -> None:
+    class Bug(OffspecError):
+        """Stands for whatever nobody thought of."""
+
+    app, _ = app_for([Script("x", fail_after=0, error=Bug("what?")), "fine"], tmp_path)
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await ask(pilot, "first", "second")
+        assert ("answer", "fine") in said(app)
+
+    play(app, scene)
+
+
+def test_commands_that_cannot_run_say_so(tmp_path: Path) -> None:
+    app, engine = app_for([LONG], tmp_path, passes=1)
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await loaded(pilot)
+        await send(pilot, "/hlep")
+        await send(pilot, "first")
+        await until(pilot, engine.held.is_set)
+        await send(pilot, "/clear")
+        await until(pilot, lambda: "stop the answer first" in seen(app))
+        assert "the nearest is /help" in said(app)[0][1]
+        await pilot.press("escape")
+        await until(pilot, lambda: app.answer is None)
+
+    play(app, scene)
+
+
+def test_undo_and_edit_take_turns_away(tmp_path: Path) -> None:
+    app, _ = app_for(["one", "two", "three"], tmp_path)
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await ask(pilot, "first", "second")
+        await send(pilot, "/edit")
+        await pilot.pause()
+        assert app.composer.text == "second"
+        assert said(app) == [("question", "first"), ("answer", "one")]
+        app.composer.clear()
+        await send(pilot, "/edit another")
+        await until(pilot, lambda: app.answer is None and len(said(app)) == 2)
+        assert said(app) == [("question", "another"), ("answer", "three")]
+        await send(pilot, "/undo")
+        await until(pilot, lambda: said(app) == [])
+
+    play(app, scene)
+
+
+def test_an_error_class_is_what_the_user_did(tmp_path: Path) -> None:
+    """A refusal before the first pass is no fault: nothing is said of `/retry`."""
+    app, _ = app_for([Script("x", fail_after=0, error=RequestError("not so"))], tmp_path)
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await loaded(pilot)
+        await send(pilot, "first")
+        await until(pilot, lambda: "not so" in seen(app))
+        assert "/retry" not in seen(app)
+
+    play(app, scene)
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["after escape", "without"])
+def test_a_retry_in_the_last_frame_of_an_answer(stopped: bool, tmp_path: Path) -> None:
+    """The session has done with the answer, and the screen has not heard of it."""
+    app, engine = app_for([LONG, "Another."], tmp_path, passes=1)
+    ends: list[Message] = []
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await loaded(pilot)
+        assert app.engine is not None and app.desk is not None
+        post = app.engine._post
+        app.engine._post = lambda message: (
+            ends.append(message) if isinstance(message, Done) else post(message)
+        )
+        await send(pilot, "first")
+        await until(pilot, engine.held.is_set)
+        if stopped:
+            await pilot.press("escape")
+        else:
+            engine.gate.set()
+        await until(pilot, lambda: bool(ends))
+        assert not app.desk.session.busy
+        app.engine._post = post
+        await pilot.press("ctrl+r", "ctrl+r")
+        await pilot.pause()
+        assert len(engine.asked) == 1 and app.answer is not None
+        engine.gate.set()
+        app.post_message(ends[0])
+        if stopped:
+            await until(pilot, lambda: app.answer is None and ("answer", "Another.") in said(app))
+            assert said(app) == [("question", "first"), ("answer", "Another.")]
+        else:
+            await until(pilot, lambda: app.answer is None)
+            assert "stop the answer first" in said(app)[-1][1]
+        app.post_message(ends[0])  # nobody waits for it
+        await ask(pilot, "second")
+
+    play(app, scene)
+
+
+def test_escape_takes_back_the_command_that_waits(tmp_path: Path) -> None:
+    app, engine = app_for([LONG], tmp_path, passes=1)
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await loaded(pilot)
+        await send(pilot, "first")
+        await until(pilot, engine.held.is_set)
+        app.asking.stopping = True
+        await send(pilot, "/clear")
+        await pilot.pause()
+        assert app.asking.next_command == "/clear"
+        await pilot.press("escape")
+        await until(pilot, lambda: app.answer is None)
+        assert [kind for kind, _ in said(app)] == ["question", "answer"]
+
+    play(app, scene)
+
+
+def test_a_refused_edit_brings_the_turn_back(tmp_path: Path) -> None:
+    app, engine = app_for(["one", "two"], tmp_path)
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await ask(pilot, "first", "second")
+        before, engine.context = said(app), 30
+        await send(pilot, "/edit " + "word " * 40)
+        await until(pilot, lambda: "the context has" in seen(app))
+        assert said(app)[:-1] == before and said(app)[-1][0] == "error"
+        assert app.composer.text == "/edit " + ("word " * 40).strip()
+
+    play(app, scene)
+
+
+def test_another_draft_that_fails_leaves_the_chat_as_it_was(tmp_path: Path) -> None:
+    app, _ = app_for(["one", "two"], tmp_path)
+    opener = app.opener
+
+    def refusing(config: EngineConfig, plan: Path | None, notify: Callable[[Event], None]) -> ChatEngine:
+        if config.draft == "bad/draft":
+            raise DraftError("bad/draft has another vocabulary")
+        return opener(config, plan, notify)
+
+    app.opener = refusing
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await ask(pilot, "first")
+        await send(pilot, "/draft bad/draft")
+        await until(pilot, lambda: ("notice", "the draft is substitute (4-bit)") in said(app))
+        assert ("notice", "bad/draft has another vocabulary; loading the model as it was before") in said(app)
+        await ask(pilot, "second")
+        assert said(app)[-2:] == [("question", "second"), ("answer", "one")]  # a new engine begins anew
+
+    play(app, scene)

@@ -1,0 +1,182 @@
+"""Writing: lines, recall, completion, paste."""
+
+from pathlib import Path
+
+from textual import events
+from textual.pilot import Pilot
+
+from tests.ui.tui.play import play, said, seen, send
+from tests.ui.tui.stage import app_for, ask, loaded, until
+
+
+def test_enter_sends_and_other_keys_begin_a_line(tmp_path: Path) -> None:
+    app, engine = app_for(["ok"], tmp_path)
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await loaded(pilot)
+        await pilot.press("a", "shift+enter", "b", "ctrl+j", "c")
+        assert app.composer.text == "a\nb\nc"
+        assert app.composer.size.height == 3
+        await pilot.press("enter")
+        await until(pilot, lambda: bool(engine.asked) and app.answer is None)
+        assert said(app)[0] == ("question", "a\nb\nc")
+        assert app.composer.text == ""
+
+    play(app, scene)
+
+
+def test_nothing_is_sent_of_nothing(tmp_path: Path) -> None:
+    app, _ = app_for(["ok"], tmp_path)
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await loaded(pilot)
+        await send(pilot, "  \n ")
+        await pilot.pause()
+        assert said(app) == []
+
+    play(app, scene)
+
+
+def test_arrows_recall_and_bring_back_what_was_being_written(tmp_path: Path) -> None:
+    app, _ = app_for(["ok"], tmp_path)
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await ask(pilot, "first", "second\nline")
+        await pilot.press("n", "e", "w")
+        for key, text in (
+            ("up", "second\nline"),  # its last line has the cursor
+            ("up", "second\nline"),
+            ("up", "first"),
+            ("up", "first"),
+            ("down", "second\nline"),
+            ("down", "new"),
+            ("down", "new"),
+        ):
+            await pilot.press(key)
+            assert app.composer.text == text, key
+
+    play(app, scene)
+
+
+def test_questions_of_a_resumed_conversation_are_recalled(tmp_path: Path) -> None:
+    app, _ = app_for(["ok"], tmp_path)
+
+    async def first(pilot: Pilot[None]) -> None:
+        await ask(pilot, "first")
+
+    async def second(pilot: Pilot[None]) -> None:
+        await loaded(pilot)
+        await send(pilot, "/load first")
+        await until(pilot, lambda: len(said(later)) == 3)
+        assert said(later)[:2] == [("question", "first"), ("answer", "ok")]
+        await pilot.press("up")
+        assert later.composer.text in ("first", "/load first")
+
+    play(app, first)
+    later, _ = app_for(["ok"], tmp_path)
+    play(later, second)
+
+
+def test_commands_are_listed_and_completed(tmp_path: Path) -> None:
+    app, _ = app_for(["ok"], tmp_path)
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await loaded(pilot)
+        await pilot.press("/", "s")
+        assert "/stats" in seen(app)
+        assert "/retry" not in seen(app)
+        await pilot.press("t", "tab")
+        assert app.composer.text == "/stats"
+        await pilot.press("backspace", "backspace", "backspace", "backspace", "down", "down", "enter")
+        assert app.composer.text == "/set "
+        await pilot.press("escape")
+        assert "Show or change how answers are chosen" not in seen(app)
+        await pilot.press("t", "e", "m", "tab")
+        assert app.composer.text == "/set temperature="
+
+    play(app, scene)
+
+
+def test_a_slash_in_a_question_is_no_command(tmp_path: Path) -> None:
+    app, engine = app_for(["ok"], tmp_path)
+
+    async def scene(pilot: Pilot[None]) -> None:
+        questions = ["/usr/bin is what?", "//help means what?", "//TODO fix", " /etc is what?"]
+        await ask(pilot, *questions)
+        assert len(engine.asked) == 4
+        assert app.desk is not None
+        asked = [message.content for message in app.desk.session.messages if message.role == "user"]
+        assert asked == ["/usr/bin is what?", "/help means what?", "//TODO fix", " /etc is what?"]
+        assert said(app)[2] == ("question", "/help means what?")
+
+    play(app, scene)
+
+
+def test_a_question_that_looks_like_a_command_comes_back_so_that_it_is_asked(tmp_path: Path) -> None:
+    app, engine = app_for(["ok"], tmp_path, passes=1)
+    later, _ = app_for(["ok"], tmp_path)
+
+    async def waits(pilot: Pilot[None]) -> None:
+        await ask(pilot, "//quit now")
+        await send(pilot, "first")
+        await until(pilot, engine.held.is_set)
+        await send(pilot, "//clear it")
+        await send(pilot, "//help it")
+        await pilot.press("escape")
+        await until(pilot, lambda: app.answer is None)
+        assert app.composer.text == "//clear it\n/help it"
+
+    async def resumed(pilot: Pilot[None]) -> None:
+        await loaded(pilot)
+        await send(pilot, "/load /quit now")
+        await until(pilot, lambda: ("question", "/quit now") in said(later))
+        await send(pilot, "/undo")
+        await pilot.pause()
+        await send(pilot, "/edit")
+        await until(pilot, lambda: bool(later.composer.text))
+        assert later.composer.text == "//quit now"
+
+    play(app, waits)
+    play(later, resumed)
+
+
+def test_fifty_thousand_characters_are_pasted_whole_and_shown_folded(tmp_path: Path) -> None:
+    app, engine = app_for(["ok"], tmp_path)
+    engine.context = 100_000
+    text = "\r\n".join(f"line {i} of a paste" for i in range(2500))
+    assert len(text) > 50_000
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await loaded(pilot)
+        app.post_message(events.Paste(text))
+        await until(pilot, lambda: bool(app.composer.text))
+        assert app.composer.size.height <= 12
+        await pilot.press("!", "enter")
+        await until(pilot, lambda: app.desk is not None and len(app.desk.session.messages) == 2)
+        whole = text.replace("\r\n", "\n") + "!"
+        assert app.desk is not None
+        assert app.desk.session.messages[0].content == whole
+        await until(pilot, lambda: app.answer is None)
+        assert "line 0 of a paste" in seen(app)
+        assert "line 2499" not in seen(app)
+        assert f"2,500 lines, {len(whole):,} characters" in seen(app)
+        await pilot.press("f2")
+        await pilot.pause()
+        assert "line 2499 of a paste!" in seen(app)
+
+    play(app, scene)
+
+
+def test_enter_does_not_overtake_what_was_written_before_it(tmp_path: Path) -> None:
+    """A terminal may hand over a whole line at once."""
+    app, _ = app_for(["ok"], tmp_path)
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await loaded(pilot)
+        for letter in "all of it":
+            app.post_message(events.Key("space" if letter == " " else letter, letter))
+        app.post_message(events.Key("enter", "\r"))
+        await until(pilot, lambda: bool(said(app)))
+        assert said(app)[0] == ("question", "all of it")
+
+    play(app, scene)

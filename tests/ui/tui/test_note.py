@@ -1,0 +1,34 @@
+"""What the program says: Markdown only where a command wrote it."""
+
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from offspec.ui.tui.note import Kind
+from tests.ui.tui.play import play, seen
+from tests.ui.tui.stage import app_for, loaded
+
+HOSTILE = "a*b*c `d` [x](y) [red]e[/red] \x1b[2J"
+
+
+@pytest.mark.parametrize(
+    ("kind", "shown"),
+    [
+        ("error", "error: a*b*c `d` [x](y) [red]e[/red] �[2J"),
+        ("notice", "a*b*c `d` [x](y) [red]e[/red] �[2J"),
+        ("say", "abc d x"),
+    ],
+)
+def test_titles_and_paths_in_notices_and_errors_are_shown_as_they_are(
+    kind: Kind, shown: str, tmp_path: Path
+) -> None:
+    app, _ = app_for(["x"], tmp_path)
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await loaded(pilot)
+        await app.transcript.note(HOSTILE, kind)
+        await pilot.pause()
+        assert shown in seen(app)
+
+    play(app, scene)

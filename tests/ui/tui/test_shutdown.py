@@ -1,0 +1,245 @@
+"""How a chat ends: asked to, in the middle of an answer, without a model, without a terminal."""
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from offspec.chat.archive import Archive
+from offspec.chat.conversation import Conversation
+from offspec.core.config import EngineConfig
+from offspec.core.errors import CapacityError, DraftError, OffspecError
+from offspec.core.events import Event
+from offspec.ui import tui
+from offspec.ui.chat.setup import ChatEngine
+from offspec.ui.tui.app import ChatApp
+from offspec.ui.tui.shutdown import leave
+from tests.support.fake_engine import scripted_opener
+from tests.ui.tui.play import play, seen, send
+from tests.ui.tui.stage import app_for, ask, loaded, until
+
+LONG = " ".join(f"word{i}" for i in range(40))
+FAIL = CapacityError("needs 3.00 GB of memory; give --memory 3GB", needed=3, given=1)
+
+
+def kept(folder: Path) -> Conversation:
+    """The one conversation in an archive."""
+    (entry,) = Archive(folder).list()
+    return Conversation.read(entry.file)
+
+
+def test_quitting_in_mid_stream_keeps_what_came(tmp_path: Path) -> None:
+    app, engine = app_for([LONG], tmp_path, passes=2)
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await loaded(pilot)
+        await send(pilot, "Count.")
+        await until(pilot, engine.held.is_set)
+        await pilot.press("ctrl+q")
+        await until(pilot, lambda: app._exit)
+
+    play(app, scene)
+    assert leave(app) == 0
+    assert engine.closed
+    question, answer = kept(tmp_path).messages
+    assert question.content == "Count."
+    assert answer.content == " ".join(LONG.split()[:8])
+    assert answer.finish == "halted"
+
+
+def test_leaving_says_what_it_waits_for_and_a_second_time_does_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, engine = app_for([LONG], tmp_path)
+    hold = engine.gate
+    stop = []
+
+    async def scene(pilot: Pilot[None]) -> None:
+        app_engine = (await loaded(pilot)).engine
+        assert app_engine is not None
+        monkeypatch.setattr(app_engine, "stop", lambda: stop.append(1))  # a pass that does not end
+        hold.clear()
+        await send(pilot, "Count.")
+        await until(pilot, engine.held.is_set)
+        await pilot.press("ctrl+q")
+        await until(pilot, lambda: "stopping, then leaving" in seen(app))
+        assert stop
+        await pilot.press("ctrl+q")
+        await until(pilot, lambda: app._exit)
+        hold.set()
+
+    play(app, scene)
+
+
+def test_ctrl_c_stops_the_answer_and_leaves_when_pressed_twice(tmp_path: Path) -> None:
+    app, engine = app_for([LONG], tmp_path, passes=1)
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await loaded(pilot)
+        await send(pilot, "Count.")
+        await until(pilot, engine.held.is_set)
+        await pilot.press("ctrl+c")
+        await until(pilot, lambda: app.answer is None)
+        assert not app._exit
+        await pilot.press("ctrl+c")
+        await pilot.pause()
+        assert "Press Ctrl+C again to leave" in seen(app)
+        assert not app._exit
+        await pilot.press("ctrl+c")
+        await until(pilot, lambda: app._exit)
+
+    play(app, scene)
+
+
+def test_a_command_leaves_too(tmp_path: Path) -> None:
+    app, engine = app_for(["ok"], tmp_path)
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await loaded(pilot)
+        await send(pilot, "/quit")
+        await until(pilot, lambda: app._exit)
+
+    play(app, scene)
+    assert engine.closed
+
+
+def test_a_model_that_cannot_be_opened_ends_the_chat_with_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app, engine = app_for(["ok"], tmp_path)
+    opener = scripted_opener(engine, delay=0.2, fail=FAIL)
+    shown = []
+
+    def run(self: ChatApp) -> None:
+        async def scene(pilot: Pilot[None]) -> None:
+            await send(pilot, "already asked")
+            shown.append(seen(self))
+            await until(pilot, lambda: self._exit)
+
+        play(self, scene)
+
+    monkeypatch.setattr(ChatApp, "run", run)
+    with pytest.raises(OffspecError, match=re.escape("give --memory 3GB")):
+        tui.run(app.setup, opener, Archive(tmp_path))
+    assert "loading" in shown[0]
+    assert capsys.readouterr().err == "not sent: already asked\n"
+
+
+def test_another_draft_goes_on_with_the_conversation(tmp_path: Path) -> None:
+    app, _ = app_for(["one", "two"], tmp_path)
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await ask(pilot, "first")
+        await send(pilot, "/draft none")
+        await until(pilot, lambda: app.desk is not None and app.desk.engine.draft == "none")
+        await until(pilot, lambda: not app.is_loading)
+        await ask(pilot, "second")
+        assert app.desk is not None
+        assert [m.content for m in app.desk.session.messages] == ["first", "one", "second", "one"]
+        assert "draft none" in seen(app)
+
+    play(app, scene)
+
+
+def test_a_draft_that_cannot_be_loaded_leaves_the_chat_as_it_was(tmp_path: Path) -> None:
+    app, _ = app_for(["one"], tmp_path)
+    scripted = app.opener
+
+    def picky(config: EngineConfig, plan: Path | None, notify: Callable[[Event], None]) -> ChatEngine:
+        if config.draft == "none":
+            raise DraftError("cannot draft for this target")
+        return scripted(config, plan, notify)
+
+    app.opener = picky
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await ask(pilot, "first")
+        await send(pilot, "/draft none")
+        await until(pilot, lambda: "cannot draft for this target" in seen(app))
+        await until(pilot, lambda: not app.is_loading)
+        await ask(pilot, "second")
+        assert seen(app).count("one") >= 2
+
+    play(app, scene)
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from offspec import tui
+from offspec.chat.archive import Archive
+from offspec.ui.chat.setup import Setup
+from offspec.core.config import EngineConfig, SamplingParams
+from tests.support.fake_engine import ScriptedEngine, scripted_opener
+engine = ScriptedEngine([" ".join(f"word{i}" for i in range(4000))], delay=0.05)
+setup = Setup(EngineConfig(model="demo"), SamplingParams(max_tokens=2048))
+sys.exit(tui.run(setup, scripted_opener(engine), Archive(Path(sys.argv[1]))))
+"""
+
+
+@pytest.mark.parametrize("how", ["closed", "terminated"])
+def test_a_terminal_that_goes_away_loses_nothing(how: str, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(tmp_path)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        env={**os.environ, "TERM": "xterm-256color"},
+        preexec_fn=_take_terminal,
+    )
+    os.close(theirs)
+    try:
+        _read_until(ours, b"Enter sends")
+        os.write(ours, b"Count.\r")
+        _read_until(ours, b"word7")
+        if how == "closed":
+            os.close(ours)
+        else:
+            child.send_signal(signal.SIGTERM)
+            _drain(ours, child)
+        assert child.wait(10) == (128 + signal.SIGHUP if how == "closed" else 0)
+    finally:
+        child.kill()
+        child.wait()
+    question, answer = kept(tmp_path).messages
+    assert question.content == "Count."
+    assert answer.content.startswith("word0 word1 word2 word3 word4 word5 word6 word7")
+    assert answer.finish == "halted"
+
+
+def _take_terminal() -> None:
+    """Make standard input the terminal of this process, so that it hears when it goes away."""
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def _read_until(terminal: int, wanted: bytes) -> None:
+    read, limit = b"", time.monotonic() + 20
+    while wanted not in read:
+        assert time.monotonic() < limit, read[-2000:]
+        if select.select([terminal], [], [], 0.1)[0]:
+            read += os.read(terminal, 65536)
+
+
+def _drain(terminal: int, child: "subprocess.Popen[bytes]") -> None:
+    """Read what is still written, as a terminal does, until the program has ended."""
+    while child.poll() is None:
+        if select.select([terminal], [], [], 0.1)[0]:
+            try:
+                os.read(terminal, 65536)
+            except OSError:
+                break
+    os.close(terminal)

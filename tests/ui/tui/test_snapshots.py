@@ -1,0 +1,230 @@
+"""How the chat looks. After a meant change: `pytest tests/ui/tui/test_snapshots.py --snapshot-update`.
+
+A snapshot that differs is shown beside the old one in snapshot_report.html.
+"""
+
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from offspec.chat.archive import Archive
+from offspec.chat.conversation import Conversation, Message
+from offspec.core.config import EngineConfig
+from offspec.core.events import Event, LoadProgress
+from offspec.ui.chat.setup import ChatEngine
+from offspec.ui.tui.app import ChatApp
+from offspec.ui.tui.loading import LoadingView
+from tests.support.fake_engine import Script
+from tests.support.sample_plans import small
+from tests.ui.tui import stage
+
+Shoot = Callable[..., bool]
+
+QUESTION = "Why is the sky blue?"
+ANSWER = """<think>
+Rayleigh.
+</think>
+
+Air scatters **short** wavelengths most:
+
+- blue reaches you from everywhere, 青い空 🌍;
+- red goes straight on.
+
+```python
+ratio = (650 / 450) ** 4
+```
+"""
+_PAINTED = 0.5  # seconds: many times what the app waits between two paintings of an answer
+FULL, MEDIUM, NARROW, TINY = (110, 38), (80, 24), (60, 24), (40, 12)
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A terminal that says nothing about itself, in UTC."""
+    for name in ("NO_COLOR", "OFFSPEC_THEME", "COLORFGBG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.fixture
+def shoot(snap_compare: Callable[..., bool]) -> Shoot:
+    """Compares an app's picture, taken after a scene, with the one that is kept."""
+
+    def compare(
+        app: ChatApp, scene: Callable[[Pilot[None]], Awaitable[object]], size: tuple[int, int] = FULL
+    ) -> bool:
+        try:
+            return snap_compare(app, terminal_size=size, run_before=scene)
+        finally:
+            assert app.engine is not None
+            app.engine.close(10)
+
+    return compare
+
+
+async def conversation(pilot: Pilot[None]) -> ChatApp:
+    return await stage.ask(pilot, QUESTION, "And at sunset?")
+
+
+def talk(folder: Path) -> ChatApp:
+    return stage.app_for([ANSWER, "Then it is *red*."], folder, plan=small())[0]
+
+
+def test_the_first_frame(shoot: Shoot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class StillLoadingView(LoadingView):
+        def __init__(self, model: str) -> None:
+            super().__init__(model, clock=lambda: 0.0)
+
+    monkeypatch.setattr("offspec.ui.tui.app.LoadingView", StillLoadingView)
+    app, may_load = talk(tmp_path), threading.Event()
+    opener = app.opener
+
+    def slow(config: EngineConfig, plan: Path | None, notify: Callable[[Event], None]) -> ChatEngine:
+        notify(LoadProgress("reading the model", 3 * 10**9, 4 * 10**9))
+        may_load.wait(2)
+        return opener(config, plan, notify)
+
+    async def scene(pilot: Pilot[None]) -> None:
+        view = app.query_one(LoadingView)
+        await stage.until(pilot, lambda: "75%" in str(view.visual))
+        await pilot.press(*"Why")
+        await stage.settled(pilot)
+
+    app.opener = slow
+    try:
+        assert shoot(app, scene, MEDIUM)
+    finally:
+        may_load.set()
+
+
+def test_a_conversation(shoot: Shoot, tmp_path: Path) -> None:
+    assert shoot(talk(tmp_path), conversation)
+
+
+def test_an_answer_that_comes(shoot: Shoot, tmp_path: Path) -> None:
+    app, engine = stage.app_for([ANSWER], tmp_path, plan=small(), passes=3)
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await stage.loaded(pilot)
+        app.composer.text = QUESTION
+        await pilot.press("enter")
+        await stage.until(pilot, lambda: engine.held.is_set() and app.answer is not None)
+        app.composer.cursor_blink = False
+        await pilot.pause(_PAINTED)
+
+    assert shoot(app, scene)
+
+
+def test_an_answer_that_was_stopped(shoot: Shoot, tmp_path: Path) -> None:
+    app, engine = stage.app_for([ANSWER], tmp_path, passes=3)
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await stage.loaded(pilot)
+        app.composer.text = QUESTION
+        await pilot.press("enter")
+        await stage.until(pilot, lambda: engine.held.is_set() and app.answer is not None)
+        await pilot.press("escape")
+        await stage.until(pilot, lambda: app.answer is None)
+        await stage.settled(pilot)
+
+    assert shoot(app, scene, MEDIUM)
+
+
+def test_a_fault_in_the_midst_of_an_answer(shoot: Shoot, tmp_path: Path) -> None:
+    app, _ = stage.app_for([Script(ANSWER, fail_after=3)], tmp_path)
+    assert shoot(app, lambda pilot: stage.ask(pilot, QUESTION), MEDIUM)
+
+
+@pytest.mark.parametrize("keys", [(), ("space",), ("home",)], ids=["folded", "unfolded", "first"])
+def test_the_tree(shoot: Shoot, tmp_path: Path, keys: tuple[str, ...]) -> None:
+    async def scene(pilot: Pilot[None]) -> None:
+        await stage.ask(pilot, QUESTION)
+        await pilot.press("ctrl+t", "left", *keys)
+        await stage.settled(pilot)
+
+    assert shoot(talk(tmp_path), scene, MEDIUM)
+
+
+@pytest.mark.parametrize("view", ["help", "plan", "stats"])
+def test_pages(shoot: Shoot, tmp_path: Path, view: str) -> None:
+    app = talk(tmp_path)
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await conversation(pilot)
+        await app.action_command(f"/{view}")
+        await stage.settled(pilot)
+
+    assert shoot(app, scene)
+
+
+def test_saved_conversations(shoot: Shoot, tmp_path: Path) -> None:
+    archive, app = Archive(tmp_path), talk(tmp_path)
+    for day, title in enumerate(("Rivers", "A holiday in [Rome]", "空 and sky"), 1):
+        said = Conversation(
+            model="demo",
+            id=f"2026010{day}-120000-abcdef",
+            title=title,
+            created=f"2026-01-0{day}T12:00:00Z",
+            updated=f"2026-01-0{day}T12:34:56Z",
+            messages=[Message("user", "Question"), Message("assistant", "Answer", finish="eos")],
+        )
+        said.write(archive.file_for(said))
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await stage.loaded(pilot)
+        await app.action_command("/sessions")
+        await stage.settled(pilot)
+        await pilot.press("down")
+        await stage.settled(pilot)
+
+    assert shoot(app, scene, MEDIUM)
+
+
+def test_where_tokens_came_from(shoot: Shoot, tmp_path: Path) -> None:
+    async def scene(pilot: Pilot[None]) -> None:
+        await conversation(pilot)
+        await pilot.press("ctrl+o")
+        await stage.settled(pilot)
+
+    assert shoot(talk(tmp_path), scene)
+
+
+@pytest.mark.parametrize("size", [NARROW, TINY], ids=["60", "40"])
+def test_the_panel_hides_where_there_is_no_room(shoot: Shoot, tmp_path: Path, size: tuple[int, int]) -> None:
+    assert shoot(talk(tmp_path), conversation, size)
+
+
+def test_a_light_theme(shoot: Shoot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFSPEC_THEME", "light")
+    assert shoot(talk(tmp_path), conversation)
+
+
+@pytest.mark.parametrize("keys", [(), ("ctrl+t", "left", "left")], ids=["conversation", "tree"])
+def test_without_colour(
+    shoot: Shoot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await conversation(pilot)
+        await pilot.press(*keys)
+        await stage.settled(pilot)
+
+    assert shoot(talk(tmp_path), scene)
+
+
+def test_commands_are_completed(shoot: Shoot, tmp_path: Path) -> None:
+    async def scene(pilot: Pilot[None]) -> None:
+        await stage.loaded(pilot)
+        await pilot.press(*"/s")
+        await stage.settled(pilot)
+
+    assert shoot(talk(tmp_path), scene, MEDIUM)

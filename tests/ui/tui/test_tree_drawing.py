@@ -1,0 +1,154 @@
+"""Trees as lines: each node has one, the path is marked, and what is folded is counted."""
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from offspec.core.events import TreeSeen
+from offspec.ui.tui.tree_drawing import Line, caption, draw, percent, visible
+from tests.ui.tui.trees import bush, chain, sentence, tree
+
+
+def texts(lines: list[Line]) -> list[str]:
+    return ["".join(span.text for span in line) for line in lines]
+
+
+def test_a_folded_tree() -> None:
+    assert texts(draw(sentence())) == [
+        "    0    100%  ● ⏎",
+        "    1     25%  ┠─○ Because  ▸ 2 more",
+        "    1     10%  ┠─○ It",
+        "    1   ≤5.0%  ┠─▸ 3 more guesses",
+        "    1     50%  ● The",
+        "    2    5.0%  ┠─○ ·blue",
+        "    2     40%  ● ·sky",
+        "    3   bonus  ★ ·is",
+    ]
+
+
+def test_the_same_tree_unfolded() -> None:
+    assert texts(draw(sentence(), folded=False)) == [
+        "    0    100%  ● ⏎",
+        "    1     25%  ┠─○ Because",
+        "    2     12%  ┃ ○ ·light",
+        "    3    6.2%  ┃ ○ ·scatters",
+        "    1     10%  ┠─○ It",
+        "    1    5.0%  ┠─○ A",
+        "    1    3.0%  ┠─○ Sun",
+        "    1    2.0%  ┠─○ Light",
+        "    1     50%  ● The",
+        "    2    5.0%  ┠─○ ·blue",
+        "    2     40%  ● ·sky",
+        "    3   bonus  ★ ·is",
+    ]
+
+
+def test_branches_of_a_rejected_guess() -> None:
+    seen = tree(
+        parent=[-1, 0, 1, 1, 3],
+        text=["a", "b", "c", "d", "e"],
+        chance=[1.0, 0.5, 0.6, 0.3, 0.5],
+        accepted=[0],
+        bonus="z",
+    )
+    assert texts(draw(seen, folded=False)) == [
+        "    0    100%  ● a",
+        "    1     50%  ┠─○ b",
+        "    2     15%  ┃ ├─○ d",
+        "    3    7.5%  ┃ │ ○ e",
+        "    2     30%  ┃ ○ c",
+        "    1   bonus  ★ z",
+    ]
+
+
+def test_several_guesses_that_are_folded_tell_how_many_nodes_they_hold() -> None:
+    seen = tree(
+        parent=[-1, 0, 0, 0, 0, 0, 5],
+        text=list("rabcdef"),
+        chance=[1.0, 0.3, 0.2, 0.1, 0.09, 0.08, 0.5],
+        accepted=[0],
+        bonus="z",
+    )
+    assert texts(draw(seen))[3] == "    1    ≤10%  ┠─▸ 3 more guesses, 4 nodes"
+
+
+def test_a_single_guess_is_shown_where_a_count_would_take_its_line() -> None:
+    seen = tree([-1, 0, 0, 0], list("rabc"), [1.0, 0.3, 0.2, 0.1], [0], "z")
+    assert not any("▸" in text for text in texts(draw(seen)))
+
+
+def test_a_pass_without_a_guess() -> None:
+    seen = TreeSeen(1, (-1,), ("x",), (1.0,), (0,), "y")
+    assert texts(draw(seen)) == ["    0    100%  ● x", "    1   bonus  ★ y"]
+    assert caption(seen, 1, 1) == "pass 1 of 1: 1 node, 0 accepted + 1 bonus; the draft expected 1.0"
+
+
+def test_the_caption_tells_what_came_and_what_was_expected() -> None:
+    assert caption(sentence(), 7, 12) == (
+        "pass 7 of 12: 11 nodes, 2 accepted + 1 bonus; the draft expected 2.6"
+    )
+
+
+def test_signs_and_looks_agree() -> None:
+    """Whoever sees no colour sees the same."""
+    meaning = {"●": "accepted", "○": "rejected", "★": "bonus"}
+    for line in draw(sentence(), folded=False):
+        sign = line[-1]
+        assert sign.style == meaning[sign.text[0]]
+
+
+@pytest.mark.parametrize("seen", [chain(1000), bush(1000)], ids=["chain", "bush"])
+def test_large_trees_have_a_line_for_every_node_and_one_for_the_bonus(seen: TreeSeen) -> None:
+    lines = draw(seen, folded=False)
+    assert len(lines) == 1001
+    assert len({line[-1].text for line in lines}) == 1001
+
+
+def test_what_is_folded_and_what_is_shown_make_up_the_tree() -> None:
+    shown = folded = 0
+    for text in texts(draw(bush(1000))):
+        shown += any(sign in text for sign in "●○")
+        if "▸" in text:
+            words = text.split("▸")[1].replace(",", "").split()
+            folded += int(words[3] if "nodes" in words else words[0])
+    assert shown + folded == 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (" the", "·the"),
+        ("\n\n\t", "⏎⏎⇥"),
+        ("", "(no text)"),
+        ("\x1b[2J", "\\x1b[2J"),
+        ("\u202eabc", "\\u202eabc"),
+        ("\u00a0", "\\xa0"),
+        ("\u0301", "◌\u0301"),
+        ("e\u0301", "e\u0301"),
+        ("\u200d", "\\u200d"),
+        ("天空", "天空"),
+        ("🙂", "🙂"),
+        ("x" * 41, "x" * 39 + "…"),
+        ("天" * 21, "天" * 19 + " …"),
+    ],
+)
+def test_tokens_are_visible(text: str, shown: str) -> None:
+    assert visible(text) == shown
+
+
+@given(st.text(max_size=60))
+def test_no_token_can_disturb_a_terminal(text: str) -> None:
+    shown = visible(text)
+    assert not {unicodedata.category(character) for character in shown} & {"Cc", "Cf", "Cs", "Zl", "Zp"}
+    assert 0 < cell_len(shown) <= 40
+
+
+@pytest.mark.parametrize(
+    ("probability", "shown"),
+    [(1.0, "100%"), (0.8312, "83%"), (0.0996, "10%"), (0.0312, "3.1%"), (1e-9, "0.0%"), (1.0000001, "100%")],
+)
+def test_percentages(probability: float, shown: str) -> None:
+    assert percent(probability) == shown

@@ -1,0 +1,180 @@
+"""The tree screen under its keys."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+from textual.app import App
+from textual.content import Content
+from textual.pilot import Pilot
+from textual.widgets import Static
+
+from offspec.core.events import TreeSeen
+from offspec.ui.tui import themes
+from offspec.ui.tui.tree_screen import TreeScreen
+from offspec.ui.tui.tree_view import TreeView
+from tests.ui.tui.trees import bush, chain, sentence
+
+
+class Host(App[None]):
+    def on_mount(self) -> None:
+        themes.register(self)
+
+
+def with_screen(
+    trees: Sequence[TreeSeen],
+    check: Callable[[Pilot[None], TreeScreen], Awaitable[None]],
+    *,
+    at: int = -1,
+    size: tuple[int, int] = (80, 24),
+) -> None:
+    async def run() -> None:
+        app = Host()
+        async with app.run_test(size=size) as pilot:
+            screen = TreeScreen(trees, at)
+            await app.push_screen(screen)
+            await pilot.pause()
+            await check(pilot, screen)
+
+    asyncio.run(run())
+
+
+def caption_of(screen: TreeScreen) -> str:
+    return str(screen.query_one("#tree-caption", Static).visual)
+
+
+def rows(screen: TreeScreen) -> list[str]:
+    view = screen.query_one(TreeView)
+    return [view.render_line(y).text.rstrip() for y in range(view.size.height)]
+
+
+def test_the_keys_go_through_the_passes() -> None:
+    async def check(pilot: Pilot[None], screen: TreeScreen) -> None:
+        seen = [caption_of(screen).split(":")[0]]
+        for key in ("right", "left", "home", "left", "end"):
+            await pilot.press(key)
+            seen.append(caption_of(screen).split(":")[0])
+        assert seen == [f"pass {at} of 3" for at in (3, 3, 2, 1, 1, 3)]
+
+    with_screen([sentence(), chain(5), bush(30)], check)
+
+
+def test_space_unfolds_what_was_rejected() -> None:
+    async def check(pilot: Pilot[None], screen: TreeScreen) -> None:
+        assert any("▸ 2 more" in row for row in rows(screen))
+        await pilot.press("space")
+        assert not any("▸" in row for row in rows(screen))
+        assert any("·scatters" in row for row in rows(screen))
+        await pilot.press("space")
+        assert any("▸ 2 more" in row for row in rows(screen))
+
+    with_screen([sentence()], check)
+
+
+def test_a_large_tree_scrolls_and_paints_only_what_is_seen() -> None:
+    async def check(pilot: Pilot[None], screen: TreeScreen) -> None:
+        await pilot.press("space")
+        view = screen.query_one(TreeView)
+        painted = []
+        paint = view.render_line
+
+        def counted(y: int) -> object:
+            painted.append(y)
+            return paint(y)
+
+        view.render_line = counted  # type: ignore[method-assign, assignment]
+        await pilot.press("j", "down", "pagedown")
+        await pilot.pause()
+        assert view.scroll_offset.y == 2 + view.size.height - 1
+        assert painted and max(painted) < view.size.height
+        await pilot.press("k", "pageup", "up", "up")
+        assert view.scroll_offset.y == 0
+
+    with_screen([bush(1000)], check)
+
+
+def test_wide_trees_pan() -> None:
+    async def check(pilot: Pilot[None], screen: TreeScreen) -> None:
+        await pilot.press("space", "l")
+        await pilot.pause()
+        assert screen.query_one(TreeView).scroll_offset.x == 8
+        assert rows(screen)[0] == " 100%  ● root"
+        await pilot.press("h", "h")
+        await pilot.pause()
+        assert screen.query_one(TreeView).scroll_offset.x == 0
+
+    with_screen([bush(1000)], check, size=(20, 12))
+
+
+def test_a_later_pass_is_followed_only_from_the_last_one() -> None:
+    trees = deque([chain(3), sentence()], maxlen=3)
+
+    async def check(pilot: Pilot[None], screen: TreeScreen) -> None:
+        trees.append(chain(4))
+        screen.look()
+        assert caption_of(screen).startswith("pass 3 of 3: 4 nodes")
+        await pilot.press("left")
+        trees.append(chain(6))  # and the first is forgotten
+        screen.look()
+        assert caption_of(screen).startswith("pass 1 of 3: 11 nodes")
+        trees.append(chain(7))
+        screen.look()
+        assert caption_of(screen).startswith("pass 1 of 3: 4 nodes")
+
+    with_screen(trees, check)
+
+
+def test_a_session_without_a_pass_says_so_and_takes_the_first() -> None:
+    trees: deque[TreeSeen] = deque()
+
+    async def check(pilot: Pilot[None], screen: TreeScreen) -> None:
+        assert "No tree yet" in caption_of(screen)
+        await pilot.press("left", "right", "home", "end", "space", "j", "pagedown")
+        assert "No tree yet" in caption_of(screen)
+        trees.append(sentence())
+        screen.look()
+        assert caption_of(screen).startswith("pass 1 of 1")
+
+    with_screen(trees, check)
+
+
+def test_a_pass_whose_words_are_as_wide_is_not_laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    trees = deque([sentence()])
+
+    async def check(pilot: Pilot[None], screen: TreeScreen) -> None:
+        laid_out: list[str | None] = []
+        update = Static.update
+
+        def noted(line: Static, content: Content, *, layout: bool = True) -> None:
+            if layout:
+                laid_out.append(line.id)
+            update(line, content, layout=layout)
+
+        monkeypatch.setattr(Static, "update", noted)
+        trees.append(sentence())
+        screen.look()
+        assert caption_of(screen).startswith("pass 2 of 2")
+        assert laid_out == []
+        trees.append(chain(5))
+        screen.look()
+        assert laid_out == ["tree-caption"]
+
+    with_screen(trees, check)
+
+
+@pytest.mark.parametrize("key", ["escape", "ctrl+c"])
+def test_keys_that_close(key: str) -> None:
+    async def check(pilot: Pilot[None], screen: TreeScreen) -> None:
+        await pilot.press(key)
+        await pilot.pause()
+        assert pilot.app.screen is not screen
+
+    with_screen([sentence()], check, at=0)
+
+
+def test_a_small_terminal() -> None:
+    async def check(pilot: Pilot[None], screen: TreeScreen) -> None:
+        assert screen.query_one(TreeView).size.height >= 3
+
+    with_screen([sentence()], check, size=(40, 12))
