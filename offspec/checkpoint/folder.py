@@ -10,10 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from offspec.checkpoint.json_file import read_json
 from offspec.checkpoint.pack_manifest import MANIFEST
 from offspec.checkpoint.quantised import packed_tensors, settings_of
 from offspec.checkpoint.quantised.packs import check_files
-from offspec.checkpoint.ranges import one_line
 from offspec.checkpoint.safetensors import read_header
 from offspec.checkpoint.tensors import TensorInfo, Weight, on_disk
 from offspec.core.errors import CheckpointError, HeaderError, MissingTensorError, ModelNotFoundError
@@ -24,7 +24,6 @@ SINGLE = "model.safetensors"
 # Where the first tools for GPTQ and AWQ wrote what is now quantization_config of config.json.
 OLDER_SETTINGS = ("quantize_config.json", "quant_config.json")
 TEXT_FILES = (".json", ".jinja", ".model", ".tiktoken", ".txt")  # endings of what a model has beside weights
-_MAX_JSON = 64 * 2**20
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -119,23 +118,6 @@ def choose_weights(
             "download it again"
         )
     raise CheckpointError(_no_safetensors(names, place))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of the model. Raises CheckpointError, or HeaderError when it is damaged."""
-    try:
-        with path.open("rb") as file:
-            text = file.read(_MAX_JSON + 1)
-        if len(text) > _MAX_JSON:
-            raise HeaderError(f"{path} is too large to be true; download it again")
-        value = json.loads(text)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise HeaderError(f"{path} is not JSON ({one_line(error)}); download it again") from error
-    if not isinstance(value, dict):
-        raise HeaderError(f"{path} must hold a JSON object; download it again")
-    return value
 
 
 def _with_older_settings(

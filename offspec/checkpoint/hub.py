@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from offspec.checkpoint.folder import CONFIG, INDEX, TEXT_FILES, choose_weights, open_folder, read_json
+from offspec.checkpoint.folder import CONFIG, INDEX, TEXT_FILES, choose_weights, open_folder
 from offspec.checkpoint.hub_copy import HubCopy
+from offspec.checkpoint.json_file import read_json
 from offspec.checkpoint.quantised import check_method
 from offspec.checkpoint.ranges import one_line
 from offspec.core.errors import CheckpointError, ModelNotFoundError, OffspecError, UnsupportedModelError

@@ -99,7 +99,7 @@ def format_of(name: PackFormat) -> Format:
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a pack. Raises HeaderError for one that is absent, damaged, or of another version."""
-    from offspec.checkpoint.folder import read_json
+    from offspec.checkpoint.json_file import read_json
 
     path = folder / MANIFEST
     try:

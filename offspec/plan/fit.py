@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from offspec.core import memory
 from offspec.core.config import DraftBits, EngineConfig, format_bytes
 from offspec.core.errors import CapacityError, RequestError
+from offspec.core.memory import MARGIN
 from offspec.model.loaded import LoadedModel
 from offspec.model.runner import CHUNK, SMALL_CHUNK
 from offspec.plan.needs import UNROUNDED, DraftMode, Held, Models, draft_bytes, needs_of
+from offspec.plan.placement import divide, placement_fits
 from offspec_planners.placement import Placement, Tier
 
 _SUBSTITUTE_BITS: tuple[DraftBits, ...] = (4, 3, 2)  # tried in turn when the caller does not say
@@ -51,7 +52,7 @@ def decide(
             needs = needs_of(models, config, held, context, chunk)
             needs = replace(needs, layers=[int(size * share) for size in needs.layers])
             try:
-                fit = Fit(context, held[0], memory.divide(given, needs, device_memory), chunk, held[1])
+                fit = Fit(context, held[0], divide(given, needs, device_memory), chunk, held[1])
             except CapacityError as error:
                 if failure is None or error.needed < failure.needed:
                     failure = error
@@ -96,7 +97,7 @@ def holds(
     needs = needs_of(models, config, held, fit.context, fit.chunk)
     if fit.placement.head is not Tier.DEVICE and not needs.head:
         return False
-    return memory.holds(given, needs, fit.placement, device_memory)
+    return placement_fits(given, needs, fit.placement, device_memory)
 
 
 def unpacks(
@@ -116,7 +117,7 @@ def unpacks(
         return False
     needs = needs_of(models, config, (fit.draft_mode, fit.draft_bits), fit.context, fit.chunk)
     needs = replace(needs, layers=target.held_bytes, extra=target.held_extra)
-    return memory.holds(given, needs, fit.placement, device_memory)
+    return placement_fits(given, needs, fit.placement, device_memory)
 
 
 def _contexts(config: EngineConfig, target: LoadedModel) -> list[int]:
@@ -155,7 +156,7 @@ def parts(
     placement, apart = fit.placement, target.device.type != "cpu"
     head = target.head_stored_bytes if placement.head is not Tier.DEVICE else 0
     slot = max(*target.layer_bytes, target.head_block_bytes if head else 0)
-    found = [("Python and libraries", Tier.HOST if apart else Tier.DEVICE, needs.runtime + memory.MARGIN)]
+    found = [("Python and libraries", Tier.HOST if apart else Tier.DEVICE, needs.runtime + MARGIN)]
     found += [("layers", tier, sum(layers[layer] for layer in placement.layers(tier))) for tier in Tier]
     found += [
         ("head", placement.head, head or target.head_bytes),

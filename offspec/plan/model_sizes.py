@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from offspec.checkpoint import local_path, open_checkpoint
-from offspec.checkpoint.folder import CONFIG, read_json
+from offspec.checkpoint.folder import CONFIG
+from offspec.checkpoint.json_file import read_json
 from offspec.checkpoint.shapes import known_config
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, bytes_of
 from offspec.model.loaded import LoadedModel

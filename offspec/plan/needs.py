@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from offspec.core import memory
 from offspec.core.config import DraftBits, EngineConfig
 from offspec.draft.heads.base import OpenedHead
 from offspec.model import device as devices
 from offspec.model.fused.cuda_graph import PADDING
 from offspec.model.loaded import LoadedModel
 from offspec.model.quantize.resident_layers import rounded_bytes, unpacked_values
+from offspec.plan.placement import Needs
 
 # How a draft is held: as stored, as rounded values at 16 bits each, or packed. And where there is no model
 # beside the target: whether heads draft, or nobody does.
@@ -35,7 +35,7 @@ class Models:
     runtime: int
 
 
-def needs_of(models: Models, config: EngineConfig, held: Held, context: int, chunk: int) -> memory.Needs:
+def needs_of(models: Models, config: EngineConfig, held: Held, context: int, chunk: int) -> Needs:
     """What takes room with the draft held in this way. chunk: rows of a prompt at a time."""
     target, heads = models.target, models.heads
     budget = config.budget or 1
@@ -46,7 +46,7 @@ def needs_of(models: Models, config: EngineConfig, held: Held, context: int, chu
     shares_head = (config.substitutes and rounded) or any(head.shares_head for head in heads)
     rows = context + draft_rows(config)
     drawn = budget if config.verify == "sequoia" else 0  # nodes whose distributions are kept for the walk
-    return memory.Needs(
+    return Needs(
         runtime=models.runtime,
         rest=target.rest_bytes,
         caches=target.cache_bytes(capacity),

@@ -7,9 +7,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from offspec.checkpoint.folder import CONFIG, Checkpoint, read_json
+from offspec.checkpoint.folder import CONFIG, Checkpoint
 from offspec.checkpoint.gguf.cache import TEXT_BYTES, CachedFolder, write_description
 from offspec.checkpoint.gguf.header import GgufHeader
+from offspec.checkpoint.json_file import read_json
 from offspec.checkpoint.ranges import one_line
 from offspec.checkpoint.tensors import Weight
 from offspec.core.errors import CheckpointError

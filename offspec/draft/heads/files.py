@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from offspec.checkpoint.folder import CONFIG, INDEX, choose_weights, read_json
+from offspec.checkpoint.folder import CONFIG, INDEX, choose_weights
+from offspec.checkpoint.json_file import read_json
 from offspec.checkpoint.safetensors import read_header
 from offspec.checkpoint.tensors import TensorInfo, torch_dtype
 from offspec.core.errors import CheckpointError, DraftError, MissingTensorError

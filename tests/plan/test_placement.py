@@ -1,4 +1,4 @@
-"""Placing layers under a budget, and reading sizes."""
+"""Placing layers under a budget."""
 
 from itertools import pairwise
 
@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offspec import RequestError
-from offspec.core import memory
-from offspec.core.config import format_bytes, parse_bytes
 from offspec.core.errors import CapacityError
+from offspec.core.memory import MARGIN
+from offspec.plan.placement import Needs, divide, placement_fits
 from offspec_planners.placement import Placement, Sizes, Tier, TooSmallError, place_layers, place_on_device
 
 
@@ -60,19 +59,19 @@ def test_what_was_placed_holds(
     """In the same memory and in more, and not in less than the least that would do."""
     extra = [grown] * len(layers)
     block = min(head, max(layers))
-    needs = memory.Needs(9, head + 5, 7, 3, 11, layers, extra, head, block, logits, 13)
-    given = int((ram + memory.MARGIN) / 0.94) + 1
+    needs = Needs(9, head + 5, 7, 3, 11, layers, extra, head, block, logits, 13)
+    given = int((ram + MARGIN) / 0.94) + 1
     try:
-        placement = memory.divide(given, needs, device)
+        placement = divide(given, needs, device)
     except CapacityError as error:
-        assert not memory.holds(given, needs, Placement((Tier.DISK,) * len(layers), 2, 2), device)
+        assert not placement_fits(given, needs, Placement((Tier.DISK,) * len(layers), 2, 2), device)
         if device is None:
-            placement = memory.divide(error.needed, needs)
-            assert memory.holds(error.needed, needs, placement)
-            assert not memory.holds(given, needs, placement)
+            placement = divide(error.needed, needs)
+            assert placement_fits(error.needed, needs, placement)
+            assert not placement_fits(given, needs, placement)
         return
-    assert memory.holds(given, needs, placement, device)
-    assert memory.holds(given + 1000, needs, placement, None if device is None else device + 1000)
+    assert placement_fits(given, needs, placement, device)
+    assert placement_fits(given + 1000, needs, placement, None if device is None else device + 1000)
 
 
 def test_more_memory_keeps_more_layers_spread_out() -> None:
@@ -118,76 +117,39 @@ def test_tiers_are_taken_from_the_fastest_down() -> None:
 
 
 def test_what_does_not_fit_lists_the_parts() -> None:
-    needs = memory.Needs(10**8, 10**7, 10**7, 10**7, 0, [10**7] * 4, [0] * 4)
+    needs = Needs(10**8, 10**7, 10**7, 10**7, 0, [10**7] * 4, [0] * 4)
     with pytest.raises(
         CapacityError, match=r"Python and libraries .* MB, head and norms 10\.00 MB"
     ) as caught:
-        memory.divide(10**8, needs)
-    assert memory.divide(caught.value.needed, needs).slots == 2
-    assert memory.divide(10**10, needs).slots == 0
+        divide(10**8, needs)
+    assert divide(caught.value.needed, needs).slots == 2
+    assert divide(10**10, needs).slots == 0
 
 
 def test_a_head_streams_where_it_does_not_fit() -> None:
-    needs = memory.Needs(10**8, 10**9, 10**7, 10**7, 0, [10**7] * 4, [0] * 4, 9 * 10**8, 10**7, 10**6)
-    assert memory.divide(2 * 10**9, needs).head is Tier.DEVICE
-    streamed = memory.divide(5 * 10**8, needs)
+    needs = Needs(10**8, 10**9, 10**7, 10**7, 0, [10**7] * 4, [0] * 4, 9 * 10**8, 10**7, 10**6)
+    assert divide(2 * 10**9, needs).head is Tier.DEVICE
+    streamed = divide(5 * 10**8, needs)
     assert streamed.head is Tier.DISK and streamed.slots >= 2
     with pytest.raises(CapacityError) as caught:
-        memory.divide(10**8, needs)
+        divide(10**8, needs)
     assert caught.value.needed < 5 * 10**8, "the least is that of a head that streams"
-    assert memory.divide(caught.value.needed, needs).head is Tier.DISK
+    assert divide(caught.value.needed, needs).head is Tier.DISK
 
 
 def test_a_third_slot_is_worth_more_than_a_head_that_stays() -> None:
-    needs = memory.Needs(10**8, 3 * 10**7, 0, 0, 0, [10**7] * 9, [0] * 9, 2 * 10**7, 10**7)
-    found = [memory.divide(size * 10**6, needs) for size in (212, 228, 240, 244, 300)]
+    needs = Needs(10**8, 3 * 10**7, 0, 0, 0, [10**7] * 9, [0] * 9, 2 * 10**7, 10**7)
+    found = [divide(size * 10**6, needs) for size in (212, 228, 240, 244, 300)]
     assert [placement.slots for placement in found] == [2, 3, 3, 3, 3]
     assert [placement.head is Tier.DEVICE for placement in found] == [False, False, False, True, True]
 
 
 def test_a_device_and_ram_are_told_apart() -> None:
-    needs = memory.Needs(10**8, 10**8, 10**7, 10**7, 0, [10**7] * 40, [0] * 40, device_runtime=10**8)
-    placement = memory.divide(4 * 10**8, needs, 3 * 10**8)
+    needs = Needs(10**8, 10**8, 10**7, 10**7, 0, [10**7] * 40, [0] * 40, device_runtime=10**8)
+    placement = divide(4 * 10**8, needs, 3 * 10**8)
     assert all(placement.layers(tier) for tier in Tier)
     with pytest.raises(CapacityError, match=r"of device memory is too little.*--vram"):
-        memory.divide(10**9, needs, 2 * 10**8)
+        divide(10**9, needs, 2 * 10**8)
     with pytest.raises(CapacityError, match=r"of memory is too little.*--memory") as caught:
-        memory.divide(18 * 10**7, needs, 3 * 10**8)
-    assert memory.divide(caught.value.needed, needs, 3 * 10**8).staging == 2
-
-
-def test_this_process_has_a_size() -> None:
-    assert 10**6 < memory.resident_bytes() <= memory.peak_bytes() < 10**12
-    assert memory.available_bytes() > 10**6
-    memory.trim()
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("1.5GB", 1_500_000_000),
-        ("800MiB", 800 * 2**20),
-        ("12g", 12 * 10**9),
-        ("4096", 4096),
-        (" 2 kb ", 2000),
-    ],
-)
-def test_sizes_are_read(text: str, size: int) -> None:
-    assert parse_bytes(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "GB", "-1GB", "1.5 parsecs", "0", "1e9", "5iB"])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(RequestError):
-        parse_bytes(text)
-
-
-def test_sizes_are_written() -> None:
-    assert [format_bytes(n) for n in (0, 999, 1500, 2_500_000, 1_500_000_000, 3e12)] == [
-        "0 B",
-        "999 B",
-        "2 KB",
-        "2.50 MB",
-        "1.50 GB",
-        "3.00 TB",
-    ]
+        divide(18 * 10**7, needs, 3 * 10**8)
+    assert divide(caught.value.needed, needs, 3 * 10**8).staging == 2

@@ -1,0 +1,53 @@
+"""The shape of the code: what lies at the top, and no circle between files."""
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {"offspec": "", "offspec_kernels": "kernels", "offspec_planners": "planners"}
+ROOMS = "core checkpoint sampling chat stream model draft plan engine distill ui"
+
+
+def _files(package: str) -> dict[str, Path]:
+    """Modules by their dotted names."""
+    base = ROOT / PACKAGES[package]
+    found = {}
+    for file in (base / package).rglob("*.py"):
+        parts = file.relative_to(base).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return found
+
+
+def _imports(file: Path, modules: dict[str, Path]) -> Iterator[str]:
+    """Modules that a file names, for types alone or late ones included. A package that is passed through is none."""
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                if whole in modules or node.module in modules:
+                    yield whole if whole in modules else node.module
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_circle_between_files(package: str) -> None:
+    modules = _files(package)
+    # The public names of `offspec` are looked up when they are used, so its own file stands beside the rest.
+    graph = {
+        name: set(_imports(file, modules)) - {name} for name, file in modules.items() if name != "offspec"
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_the_top_of_the_package() -> None:
+    found = {item.name for item in (ROOT / "offspec").iterdir() if item.name != "__pycache__"}
+    assert found == {"__init__.py", "__main__.py", "py.typed", *ROOMS.split()}
+    assert not any((ROOT / folder / "__init__.py").exists() for folder in ("kernels", "planners"))
