@@ -10,7 +10,8 @@ from offspec_kernels.dequant.awq import Awq
 from offspec_kernels.dequant.codebook import Codebook
 from offspec_kernels.dequant.compressed import CompressedInt
 from offspec_kernels.dequant.float8 import Float8
-from offspec_kernels.dequant.ggml import LAYOUTS, Ggml
+from offspec_kernels.dequant.ggml import Ggml
+from offspec_kernels.dequant.ggml.layout import LAYOUTS
 from offspec_kernels.dequant.gptq import Gptq
 from offspec_kernels.dequant.grouped import BITS, Grouped
 from offspec_kernels.dequant.int8rows import Int8Rows

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from offspec.draft.growing_tree import Candidates, Twig
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
-from offspec_kernels.topk_children import BLOCK, topk_children
+from offspec_kernels.topk_children import topk_children
+from offspec_kernels.topk_children.layout import BLOCK
 from offspec_planners.acceptance import Calibration
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from bench import dequant
 from bench.cgroup import BenchError
 from bench.dequant_cases import FORMATS, packed_bytes, random_parts
-from offspec_kernels.dequant.ggml import LAYOUTS
+from offspec_kernels.dequant.ggml.layout import LAYOUTS
 from offspec_kernels.dequant.grouped import Grouped
 
 CPU = torch.device("cpu")

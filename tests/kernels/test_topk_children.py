@@ -12,7 +12,8 @@ from torch import Tensor
 from offspec.sampling.noise import GumbelNoise
 from offspec_kernels.backend import Path
 from offspec_kernels.errors import ArgumentError
-from offspec_kernels.topk_children import BLOCK, MOST, TopChildren, topk_children
+from offspec_kernels.topk_children import MOST, TopChildren, topk_children
+from offspec_kernels.topk_children.layout import BLOCK
 from tests.kernels.poison import poisoned
 
 PATHS: list[Path] = ["eager", "triton"]

@@ -10,6 +10,7 @@ from offspec.engine import validation
 from offspec.engine.rehearsal import answer_passes
 from offspec.engine.validation import validate
 from offspec_planners.plan import Plan
+from offspec_planners.plan.explain import explain
 from tests.support.plan_world import World
 
 
@@ -34,7 +35,7 @@ def test_a_plan_for_the_asking_knows_the_draft(world: World, asked: None) -> Non
     planning.make_plan(config, replan=True)
     assert world.measured == 2
     assert world.notices == []
-    assert Plan.from_text(plan.to_text()) == plan and plan.explain()
+    assert Plan.from_text(plan.to_text()) == plan and explain(plan)
 
 
 def test_a_plan_for_the_asking_may_leave_no_record(world: World, asked: None) -> None:

@@ -4,7 +4,13 @@ from dataclasses import replace
 
 from offspec_planners.placement import Placement, Tier
 from offspec_planners.plan import Plan
-from offspec_planners.plan.explain import explain_bound, explain_first_token, explain_placement, explain_tree
+from offspec_planners.plan.explain import (
+    explain,
+    explain_bound,
+    explain_first_token,
+    explain_placement,
+    explain_tree,
+)
 from offspec_planners.units import format_number, format_seconds
 from tests.support.sample_plans import COSTS, forecast, large, small
 
@@ -23,7 +29,7 @@ def resident() -> Plan:
 
 def test_all_of_it_in_order() -> None:
     plan = large()
-    text = " ".join(plan.explain())
+    text = " ".join(explain(plan))
     assert text.startswith("Of 80 layers 5 stay in VRAM, 25 wait in RAM and 50 come from disk, spread evenly")
     assert "85.60 GB from disk at 6.50 GB/s and 130.50 GB from RAM to VRAM at 24.80 GB/s" in text
     assert "Rings of 3 slots in VRAM and 3 in RAM" in text

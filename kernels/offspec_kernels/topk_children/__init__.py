@@ -20,8 +20,8 @@ from offspec_kernels.checks import (
 )
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.noise import gumbel_row
+from offspec_kernels.topk_children.layout import BLOCK
 
-BLOCK = 128  # columns that are searched by their maximum first
 MOST = 64  # children that one program of the kernel finds
 
 

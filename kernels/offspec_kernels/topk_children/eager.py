@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from offspec_kernels.topk_children import BLOCK
+from offspec_kernels.topk_children.layout import BLOCK
 
 _LOW = 0xFFFFFFFF
 

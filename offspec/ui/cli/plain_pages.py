@@ -8,6 +8,7 @@ from offspec.ui.chat.commands import COMMANDS
 from offspec.ui.chat.controller import Desk
 from offspec.ui.chat.outcomes import View
 from offspec.ui.chat.stats import report
+from offspec_planners.plan.explain import explain
 
 _BESIDE = 3  # rejected guesses shown beside an accepted one
 _SESSIONS = 20
@@ -26,7 +27,7 @@ def page(view: View, desk: Desk) -> str:
             return sessions_page(desk.archive)
         case "plan":
             assert desk.engine.plan is not None
-            return "\n\n".join(desk.engine.plan.explain())
+            return "\n\n".join(explain(desk.engine.plan))
 
 
 def help_page() -> str:

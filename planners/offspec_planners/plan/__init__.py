@@ -13,7 +13,6 @@ from offspec_planners.cost import PassCosts
 from offspec_planners.hardware import Hardware
 from offspec_planners.json_fields import Fields, complain, layout, parse
 from offspec_planners.placement import Placement, Tier
-from offspec_planners.plan.explain import explain
 from offspec_planners.plan.forecast import Choice, Forecast, WhatIf
 from offspec_planners.plan.validation import Comparison, Validation, ValidationRow
 
@@ -83,10 +82,6 @@ class Plan:
     def tok_per_s_alone(self) -> float:
         """The speed without a draft: one token a pass."""
         return 1 / max(float(self.costs.iteration(0.0, 1)), 1e-9)
-
-    def explain(self) -> tuple[str, ...]:
-        """Why it is as it is, in sentences with figures: placement, tree, speed."""
-        return explain(self)
 
     def to_json(self) -> dict[str, Any]:
         """The object of a plan file, which `from_json` reads."""

@@ -17,28 +17,24 @@ Of a 70B target on a 24 GB card, for example:
     one trip of the weights, which takes 13.2 s.
 """
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from offspec_planners.placement import Tier
+from offspec_planners.plan import Plan
 from offspec_planners.plan.forecast import best_by_budget
 from offspec_planners.units import format_bytes, format_number, format_rate, format_seconds
-
-if TYPE_CHECKING:
-    from offspec_planners.plan import Plan
 
 _FREE = 1.02  # an iteration that takes no longer than so many times another takes as long
 _FEW = 8  # nodes that are not worth a sentence
 _NEAR = 1.15  # a first token that takes no longer than so many times the link is bound by it
 
 
-def explain(plan: "Plan") -> tuple[str, ...]:
+def explain(plan: Plan) -> tuple[str, ...]:
     """All sentences: placement, tree, speed."""
     return *explain_placement(plan), *explain_tree(plan), *explain_speed(plan)
 
 
-def explain_placement(plan: "Plan") -> tuple[str, ...]:
+def explain_placement(plan: Plan) -> tuple[str, ...]:
     """Where the layers are, what crosses which link in a pass, and the least memory that would do."""
     sentences = [_where_layers_are(plan), *_what_streams(plan)]
     least = f"{format_bytes(plan.least_memory)} of RAM"
@@ -48,7 +44,7 @@ def explain_placement(plan: "Plan") -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def _where_layers_are(plan: "Plan") -> str:
+def _where_layers_are(plan: Plan) -> str:
     tiers, count = plan.placement.tiers, len(plan.placement.tiers)
     held = [(tier, len(plan.placement.layers(tier))) for tier in Tier if tier in tiers]
     if len(held) == 1:
@@ -60,7 +56,7 @@ def _where_layers_are(plan: "Plan") -> str:
     return f"Of {count} layers {listing}, spread evenly, so that slots fill while those between compute."
 
 
-def _what_streams(plan: "Plan") -> list[str]:
+def _what_streams(plan: Plan) -> list[str]:
     placement, machine = plan.placement, plan.hardware
     crossings = []
     if from_disk := plan.streamed(Tier.DISK):
@@ -80,7 +76,7 @@ def _what_streams(plan: "Plan") -> list[str]:
     ]
 
 
-def explain_tree(plan: "Plan") -> tuple[str, ...]:
+def explain_tree(plan: Plan) -> tuple[str, ...]:
     """How many nodes are free, and what half and twice the budget would bring."""
     if plan.draft_mode == "none":
         if plan.budget > 1:
@@ -89,7 +85,7 @@ def explain_tree(plan: "Plan") -> tuple[str, ...]:
     return (*_free_nodes(plan), *_other_budgets(plan))
 
 
-def _free_nodes(plan: "Plan") -> list[str]:
+def _free_nodes(plan: Plan) -> list[str]:
     """How many nodes cost no time because the link is busy anyway; nothing is said where none stream."""
     costs, draft = plan.costs, plan.forecast.draft_seconds
     if not costs.link:
@@ -104,7 +100,7 @@ def _free_nodes(plan: "Plan") -> list[str]:
     return [f"Up to {most:,} nodes compute while the link is busy; those beyond cost time."]
 
 
-def _other_budgets(plan: "Plan") -> list[str]:
+def _other_budgets(plan: Plan) -> list[str]:
     best = best_by_budget(plan.sweep)
     smaller = [choice for choice in best if choice.budget <= plan.budget // 2][-1:]
     larger = [choice for choice in best if choice.budget >= plan.budget * 2][:1]
@@ -118,7 +114,7 @@ def _other_budgets(plan: "Plan") -> list[str]:
     return [f"A budget of {plan.budget:,} nodes gives {here} tok/s; {' and '.join(others)}."]
 
 
-def explain_speed(plan: "Plan") -> tuple[str, ...]:
+def explain_speed(plan: Plan) -> tuple[str, ...]:
     """What a pass waits for, what it yields, and when the first token comes."""
     forecast = plan.forecast
     yields = (
@@ -134,7 +130,7 @@ def explain_speed(plan: "Plan") -> tuple[str, ...]:
     return explain_bound(plan), yields, alone, first
 
 
-def explain_bound(plan: "Plan") -> str:
+def explain_bound(plan: Plan) -> str:
     """What the seconds of a pass are bound by."""
     forecast = plan.forecast
     draft, compute = format_seconds(forecast.draft_seconds), format_seconds(forecast.compute_seconds)
@@ -156,7 +152,7 @@ def explain_bound(plan: "Plan") -> str:
     )
 
 
-def explain_first_token(plan: "Plan") -> str:
+def explain_first_token(plan: Plan) -> str:
     """What the first token waits for: the prompt goes through with one trip of the weights."""
     link = plan.costs.link
     if link and plan.forecast.ttft_s <= _NEAR * link:

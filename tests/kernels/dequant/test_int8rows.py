@@ -10,7 +10,8 @@ from torch import Tensor
 
 from offspec_kernels.backend import Path
 from offspec_kernels.dequant import dequantise
-from offspec_kernels.dequant.int8rows import STEP, Int8Rows
+from offspec_kernels.dequant.int8rows import Int8Rows
+from offspec_kernels.dequant.int8rows.layout import STEP
 from tests.kernels.dequant.scaled_cases import PATHS, check, scales
 
 

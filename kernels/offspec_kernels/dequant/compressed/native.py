@@ -14,7 +14,7 @@ from offspec_kernels.dequant.scaled.native import rounded, rounding, unpack_acro
 from offspec_kernels.dequant.threads import spread
 
 if TYPE_CHECKING:
-    from offspec_kernels.dequant.compressed import CompressedInt
+    from offspec_kernels.dequant.compressed.layout import CompressedIntLayout
 
 
 @inlined
@@ -60,7 +60,7 @@ def _unpack_zeros(words: Any, bits: int, zeros: Any) -> None:
         unpack_across(words[word], words[min(word + 1, len(words) - 1)], bits, row * bits & 31, zeros[row])
 
 
-def _zeros(format: CompressedInt, parts: Mapping[str, Tensor], rows: int, groups: int) -> Tensor:
+def _zeros(format: CompressedIntLayout, parts: Mapping[str, Tensor], rows: int, groups: int) -> Tensor:
     """[rows, groups] in the dtype of unpacked codes."""
     if not (format.zero_point and format.packs_zeros):
         return format.zeros(parts, rows, groups).to(torch.uint8 if format.packed else torch.int8)
@@ -70,7 +70,7 @@ def _zeros(format: CompressedInt, parts: Mapping[str, Tensor], rows: int, groups
     return zeros
 
 
-def fill(format: CompressedInt, parts: Mapping[str, Tensor], out: Tensor) -> None:
+def fill(format: CompressedIntLayout, parts: Mapping[str, Tensor], out: Tensor) -> None:
     """out: [rows, columns]; the groups in g_idx are those that there are."""
     rows, columns = out.shape
     groups, bits = columns // (format.group or columns), format.bits

@@ -14,7 +14,7 @@ from offspec_kernels.dequant.scaled.triton import TILE, code_at, scaled, tile
 from offspec_kernels.dequant.triton import put
 
 if TYPE_CHECKING:
-    from offspec_kernels.dequant.compressed import CompressedInt
+    from offspec_kernels.dequant.compressed.layout import CompressedIntLayout
 
 
 @triton.jit
@@ -47,7 +47,7 @@ def _compressed(
     put(out, row * columns + column, value, inside)
 
 
-def fill(format: CompressedInt, parts: Mapping[str, Tensor], out: Tensor) -> None:
+def fill(format: CompressedIntLayout, parts: Mapping[str, Tensor], out: Tensor) -> None:
     """out: [rows, columns]."""
     rows, columns = out.shape
     group = format.group or columns

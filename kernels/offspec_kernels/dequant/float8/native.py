@@ -14,7 +14,7 @@ from offspec_kernels.dequant.scaled.native import ANY_HALF, BFLOAT, NONE, rounde
 from offspec_kernels.dequant.threads import spread
 
 if TYPE_CHECKING:
-    from offspec_kernels.dequant.float8 import Float8
+    from offspec_kernels.dequant.float8.layout import Float8Layout
 
 
 @inlined
@@ -39,7 +39,7 @@ def _fill(weight: Any, scales: Any, high: int, wide: int, kind: int, out: Any, s
                 put(values, j, rounded(_value(some[j]) * scale, kind))
 
 
-def fill(format: Float8, parts: Mapping[str, Tensor], out: Tensor) -> None:
+def fill(format: Float8Layout, parts: Mapping[str, Tensor], out: Tensor) -> None:
     """out: [rows, columns]."""
     rows, columns = out.shape
     high, wide = format.block_of((rows, columns))

@@ -14,7 +14,7 @@ from offspec_kernels.dequant.scaled.triton import TILE, rounded, tile
 from offspec_kernels.dequant.triton import put
 
 if TYPE_CHECKING:
-    from offspec_kernels.dequant.float8 import Float8
+    from offspec_kernels.dequant.float8.layout import Float8Layout
 
 
 @triton.jit
@@ -38,7 +38,7 @@ def _float8(
     put(out, row * columns + column, product, inside)
 
 
-def fill(format: Float8, parts: Mapping[str, Tensor], out: Tensor) -> None:
+def fill(format: Float8Layout, parts: Mapping[str, Tensor], out: Tensor) -> None:
     """out: [rows, columns]."""
     rows, columns = out.shape
     high, wide = format.block_of((rows, columns))

@@ -6,7 +6,8 @@ from typing import Any
 from torch import Tensor
 
 from offspec_kernels.dequant.format import rows_and_columns
-from offspec_kernels.dequant.ggml import LAYOUTS, native_k, native_legacy
+from offspec_kernels.dequant.ggml import native_k, native_legacy
+from offspec_kernels.dequant.ggml.layout import LAYOUTS
 from offspec_kernels.dequant.native import array, compiled
 from offspec_kernels.dequant.threads import spread
 

@@ -14,7 +14,7 @@ from offspec_kernels.dequant.scaled.native import BLOCK, rounding, scaled_column
 from offspec_kernels.dequant.threads import spread
 
 if TYPE_CHECKING:
-    from offspec_kernels.dequant.gptq import Gptq
+    from offspec_kernels.dequant.gptq.layout import GptqLayout
 
 _ROWS = 32  # whose codes, whatever their bits, fill words
 
@@ -41,7 +41,7 @@ def _fill(
             scaled_columns(codes, zero, scale, kind, out[place : place + size])
 
 
-def fill(format: Gptq, parts: Mapping[str, Tensor], out: Tensor) -> None:
+def fill(format: GptqLayout, parts: Mapping[str, Tensor], out: Tensor) -> None:
     """out: [in, out]; the groups in g_idx are those that there are."""
     rows, columns = out.shape
     bits, scales = format.bits, parts["scales"].float()

@@ -14,7 +14,7 @@ from offspec_kernels.dequant.scaled.triton import TILE, code_at, scaled, tile
 from offspec_kernels.dequant.triton import put
 
 if TYPE_CHECKING:
-    from offspec_kernels.dequant.gptq import Gptq
+    from offspec_kernels.dequant.gptq.layout import GptqLayout
 
 
 @triton.jit
@@ -38,7 +38,7 @@ def _gptq(
     put(out, row * columns + column, value, inside)
 
 
-def fill(format: Gptq, parts: Mapping[str, Tensor], out: Tensor) -> None:
+def fill(format: GptqLayout, parts: Mapping[str, Tensor], out: Tensor) -> None:
     """out: [in, out]."""
     rows, columns = out.shape
     scales = parts["scales"]

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from offspec_kernels.dequant.format import Format, Part, Shape, rows_and_columns
-
-STEP = 7.874015718698502e-3  # the float32 nearest to 1 / 127
+from offspec_kernels.dequant.int8rows.layout import STEP
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from offspec_kernels.dequant.int8rows import STEP
+from offspec_kernels.dequant.int8rows.layout import STEP
 from offspec_kernels.dequant.native import array, compiled, put
 from offspec_kernels.dequant.threads import spread
 

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from offspec_kernels.dequant.int8rows import STEP
+from offspec_kernels.dequant.int8rows.layout import STEP
 from offspec_kernels.dequant.triton import put
 
 _COLUMNS = 1024
