@@ -51,10 +51,10 @@ def _moved(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
 def _kernel(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     import torch
 
-    from offspec_kernels.tree_attention import Sight, tree_attention
+    from offspec_kernels.tree_attention import TreeMask, tree_attention
 
     rows = query.shape[2]
-    sight = Sight.of(torch.zeros(rows, 0, dtype=torch.bool), prefix=0, causal=rows)
+    sight = TreeMask.of(torch.zeros(rows, 0, dtype=torch.bool), prefix=0, causal=rows)
     return tree_attention(query, key, value, sight, scale=scale, path="eager")
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from bench.kernels_cases import OURS, Case, Op, Setting, Spec, rms_ratio
 from bench.kernels_clock import Call
 from offspec_kernels.tree_attention import tree_attention
-from offspec_kernels.tree_mask import Sight
+from offspec_kernels.tree_mask import TreeMask
 
 NAMES = ("L", "N", "H", "KV", "D")
 # For the check: as small as the reference wants it, and too large for a mask to be worth its while (`eager`).
@@ -49,7 +49,7 @@ class Inputs:
             setting.random(1, self.key_heads, whole, self.size, seed=seed).to(spec.kind) for seed in (1, 2)
         )
         self.sees = tree_sees(self.count, setting.device)
-        self.sight = Sight.of(self.sees, prefix=self.prefix)
+        self.sight = TreeMask.of(self.sees, prefix=self.prefix)
 
     @property
     def groups(self) -> int:

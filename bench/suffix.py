@@ -29,7 +29,7 @@ from bench.harness import Report, command_line, environment, ratio, write_result
 
 if TYPE_CHECKING:
     from offspec.draft.base import Lookup
-    from offspec.draft.growing_tree import Twig
+    from offspec.draft.growing_tree import Subtree
     from offspec.sampling.noise import GumbelNoise
 
 NAME = "suffix"
@@ -76,7 +76,7 @@ def make_text(length: int, seed: int = 0, copied: float = 0.88, changed: float =
     return text[:length]
 
 
-def accepted(twig: Twig, tokens: Sequence[int]) -> int:
+def accepted(twig: Subtree, tokens: Sequence[int]) -> int:
     """How many of the tokens to come the twig holds, one below the other."""
     children = {pair: node for node, pair in enumerate(zip(twig.parent, twig.token, strict=True))}
     node = -1

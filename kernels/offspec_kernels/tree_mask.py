@@ -17,7 +17,7 @@ BITS = 64  # of a word
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class TreeExtent:
     """One tree's numbers, on the host: L, the row behind the prefix of its first query, queries, C."""
 
     prefix: int
@@ -32,7 +32,7 @@ class Reach:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class TreeMask:
     """What each query of each tree may look at.
 
     Key row j of tree b, counted from the beginning of its prefix, is seen by query i, which is itself row
@@ -57,7 +57,7 @@ class Sight:
     position: Tensor | None = None
     # What is worked out once and serves every layer of a pass: small masks, and the numbers on the host.
     kept: dict[object, Tensor] = field(default_factory=dict, compare=False, repr=False)
-    known: list[Reach] = field(default_factory=list, compare=False, repr=False)
+    known: list[TreeExtent] = field(default_factory=list, compare=False, repr=False)
     # Batches, queries and keys that this has been found to fit.
     fitting: set[tuple[int, int, int]] = field(default_factory=set, compare=False, repr=False)
 
@@ -71,7 +71,7 @@ class Sight:
         first: int | None = None,
         position: Tensor | None = None,
         kept: dict[object, Tensor] | None = None,
-    ) -> "Sight":
+    ) -> "TreeMask":
         """One tree. ancestors [N, R] bool: entry (i, r) says that query i sees tree row r.
 
         first: by default the queries are the last rows, which makes it causal + R - N. position [M] int64.
@@ -84,7 +84,7 @@ class Sight:
             raise ArgumentError(
                 "ancestors", f"there are {rows} queries and {begin + rows} rows behind the prefix"
             )
-        reach = Reach(prefix, begin, rows, causal)
+        reach = TreeExtent(prefix, begin, rows, causal)
         numbers = torch.tensor([prefix, begin, rows, causal], dtype=torch.int32).to(device, non_blocking=True)
         column = numbers[:, None].unbind()
         return cls(
@@ -99,7 +99,7 @@ class Sight:
         )
 
     @classmethod
-    def batch(cls, sights: Sequence["Sight"]) -> "Sight":
+    def batch(cls, sights: Sequence["TreeMask"]) -> "TreeMask":
         """Several trees side by side, their words and positions padded with zeros."""
         words = _padded([row for sight in sights for row in sight.words.unbind()])
         places = [row for sight in sights if sight.position is not None for row in sight.position.unbind()]
@@ -123,11 +123,11 @@ class Sight:
         self.known.clear()
         self.fitting.clear()
 
-    def reaches(self) -> list[Reach]:
+    def reaches(self) -> list[TreeExtent]:
         """The numbers of each tree. On a GPU the first call for a sight waits for the device."""
         if not self.known:
             columns = (self.prefix.tolist(), self.first.tolist(), self.count.tolist(), self.causal.tolist())
-            self.known.extend(Reach(*numbers) for numbers in zip(*columns, strict=True))
+            self.known.extend(TreeExtent(*numbers) for numbers in zip(*columns, strict=True))
         return self.known
 
     def visible(

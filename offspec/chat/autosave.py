@@ -17,7 +17,7 @@ EVERY_S = 2.0  # an answer that is killed has lost no more than what came in thi
 Snapshot = Callable[[], Conversation]
 
 
-class Keeper:
+class Autosave:
     """Writes a conversation to a file, once it has one, which no other keeper may write meanwhile.
 
     snapshot: gives the conversation as it is at that moment. It is asked while nobody else writes, so that no

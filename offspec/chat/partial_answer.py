@@ -6,7 +6,7 @@ from offspec.chat.message import AnswerFigures, Message
 from offspec.core.events import Event, Finished, PassStats, Result, TextDelta
 
 
-class Reply:
+class PartialAnswer:
     """Gathers what a stream of events says, so that it is there whatever ends the stream.
 
     begun: an event came. seed: the one that was asked for, if any. finish: why it ended, "failed" unless

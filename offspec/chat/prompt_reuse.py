@@ -42,7 +42,7 @@ class _Place:
     tokens: int
 
 
-class Transcript:
+class PromptReuse:
     """What was rendered of one conversation, the ids of it, and the places where it can be taken up again."""
 
     def __init__(self, wording: Wording) -> None:

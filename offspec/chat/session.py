@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from offspec.chat.autosave import Keeper
+from offspec.chat.autosave import Autosave
 from offspec.chat.conversation import Conversation, copy_id
 from offspec.chat.message import Message, checked_text
-from offspec.chat.partial_answer import Reply
-from offspec.chat.prompt_reuse import Encoded, Transcript, Wording
+from offspec.chat.partial_answer import PartialAnswer
+from offspec.chat.prompt_reuse import Encoded, PromptReuse, Wording
 from offspec.chat.turns import asked, seeded_anew, with_other_question, with_question, without_answer
 from offspec.core.config import SamplingParams
 from offspec.core.errors import ClosedError, OffspecError, RequestError
 from offspec.core.events import Event, Finished, Notice, Result
-from offspec.core.threads import Turns, in_thread
+from offspec.core.threads import ExclusiveUse, in_thread
 
 _CHARACTERS = 4  # of a token, about
 
@@ -58,12 +58,14 @@ class Session:
         self.conversation = conversation
         self.last: Result | None = None  # of the last answer that came to its end
         self._engine = engine
-        self._transcript = Transcript(wording)
-        self._keeper = Keeper()
-        self._turns = Turns("an answer of this conversation is under way; stop it, or read it to its end")
+        self._transcript = PromptReuse(wording)
+        self._keeper = Autosave()
+        self._turns = ExclusiveUse(
+            "an answer of this conversation is under way; stop it, or read it to its end"
+        )
         self._halts: weakref.WeakSet[threading.Event] = weakref.WeakSet()
         self._halting = threading.Lock()
-        self._coming: Reply | None = None
+        self._coming: PartialAnswer | None = None
         self._used = self._estimate()
         # The seed that was fixed for the last answer, and the one that it was made with after some retries.
         self._seeds: tuple[int | None, int | None] = (None, None)
@@ -272,7 +274,7 @@ class Session:
         with self._turns.take(halt):
             messages, params = ask()
             encoded = self._encode(messages)
-            coming = Reply(params.seed, encoded.opened)
+            coming = PartialAnswer(params.seed, encoded.opened)
             events = self._engine.stream(encoded.ids, params, halt=halt, trees=trees)
             with closing(events), self._recorded(messages, coming, len(encoded.ids)):
                 try:
@@ -309,7 +311,7 @@ class Session:
         return encoded
 
     @contextmanager
-    def _recorded(self, messages: list[Message], coming: Reply, tokens: int) -> Iterator[None]:
+    def _recorded(self, messages: list[Message], coming: PartialAnswer, tokens: int) -> Iterator[None]:
         """Keep the question before the block and the answer after it, however the block ends.
 
         tokens: of the prompt. Of what the engine refuses, before anything came, nothing is kept.

@@ -13,7 +13,7 @@ _STOPPED = "this was stopped before its turn came"
 _LOOK_S = 0.05  # how often a caller that waits looks whether it still should
 
 
-class Turns:
+class ExclusiveUse:
     """One caller at a time; others wait. busy: what a thread is told that would wait for itself."""
 
     def __init__(self, busy: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from offspec.draft.growing_tree import Candidates, Twig
+from offspec.draft.growing_tree import GrowingTree, Subtree
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
 from offspec_kernels.topk_children import topk_children
@@ -101,7 +101,7 @@ class Scorer:
 
 
 def score(
-    scorer: Scorer, logits: torch.Tensor, candidates: Candidates, nodes: Sequence[int], root: int
+    scorer: Scorer, logits: torch.Tensor, candidates: GrowingTree, nodes: Sequence[int], root: int
 ) -> Children:
     """The likeliest children of W nodes by logits [W, V], below a root at this absolute position."""
     depths: list[int] = candidates.depth[nodes].tolist()
@@ -151,7 +151,7 @@ class Drafter(Protocol):
     def start(self, ids: Sequence[int]) -> None:
         """Catch up with the committed ids, the last of which is the root of the tree to come."""
 
-    def expand(self, candidates: Candidates, nodes: Sequence[int], scorer: Scorer) -> Children:
+    def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
         """The children of `nodes`, ascending; the parent of each stands before it or was expanded before.
 
         Where there is nothing to say about a node its log-probabilities are -inf; about none, K is 0.
@@ -183,7 +183,7 @@ class Lookup(Protocol):
 
     def below(
         self, path: Sequence[int], noise: GumbelNoise | None, most: int, floor: float, max_depth: int
-    ) -> Twig:
+    ) -> Subtree:
         """The likeliest continuations of the committed ids and a path of tokens below the root.
 
         noise: what the target will add, where guesses are coupled to it; most: nodes of the twig; floor: no

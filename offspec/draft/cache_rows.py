@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from offspec.draft.growing_tree import Candidates
+from offspec.draft.growing_tree import GrowingTree
 
 
 class TreeRows:
@@ -27,7 +27,7 @@ class TreeRows:
         rows = len(self._row_of)
         return self._sees[:rows, :rows]
 
-    def place(self, candidates: Candidates, nodes: Sequence[int]) -> None:
+    def place(self, candidates: GrowingTree, nodes: Sequence[int]) -> None:
         """Give the nodes their rows, a parent before its children."""
         needed = len(self._row_of) + len(nodes)
         if needed > len(self._sees):

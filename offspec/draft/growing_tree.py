@@ -15,7 +15,7 @@ from offspec.sampling.token_tree import NO_PARENT, ROOT, TokenTree
 
 
 @dataclass(frozen=True, slots=True)
-class Twig:
+class Subtree:
     """Guesses below one node, n of them, parents first.
 
     parent [n]: an earlier one of these, or -1 for the node itself; token [n]; log_prob [n], given the parent.
@@ -36,7 +36,7 @@ class Blend(Protocol):
         """
 
 
-class Candidates:
+class GrowingTree:
     """A tree while it grows: more nodes than the budget, of which the best will be kept.
 
     Columns as in `TokenTree`, in order of creation, in arrays that grow by doubling. Several sources may
@@ -86,7 +86,7 @@ class Candidates:
         row, column = np.nonzero(self.score[parents][:, None] + likely > floor)
         self._append(parents[row], tokens[row, column], likely[row, column], source)
 
-    def graft(self, node: int, twig: Twig, source: int, blend: Blend | None = None) -> None:
+    def graft(self, node: int, twig: Subtree, source: int, blend: Blend | None = None) -> None:
         """Append what a source guesses below one node, several levels at once."""
         place = {NO_PARENT: node}
         groups: dict[int, list[int]] = {}

@@ -7,7 +7,7 @@ import torch
 
 from offspec.draft.base import Children, Features, Scorer, Wants, score
 from offspec.draft.cache_rows import TreeRows
-from offspec.draft.growing_tree import Candidates
+from offspec.draft.growing_tree import GrowingTree
 from offspec.model.attention import TreeContext
 from offspec.model.cache import KeysAndValues, TreeCache
 from offspec.model.skeleton import Skeleton
@@ -92,11 +92,11 @@ class LMDrafter:
         self._ids = list(ids)
         self._rows.clear()
 
-    def expand(self, candidates: Candidates, nodes: Sequence[int], scorer: Scorer) -> Children:
+    def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
         logits = self.logits(candidates, nodes)
         return score(scorer, logits, candidates, nodes, len(self._ids) - 1)
 
-    def logits(self, candidates: Candidates, nodes: Sequence[int]) -> torch.Tensor:
+    def logits(self, candidates: GrowingTree, nodes: Sequence[int]) -> torch.Tensor:
         """What `expand` scores: [W, V] of the draft's head, at nodes that are expanded by it."""
         cache, root = self._model.cache, len(self._ids) - 1
         fresh = self._ids[cache.length : root] if not self._rows else []

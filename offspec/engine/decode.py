@@ -9,7 +9,7 @@ import torch
 from offspec.core.trace import OFF, Timeline
 from offspec.draft.base import Features
 from offspec.draft.grow.best_first import GrowthPolicy, grow
-from offspec.draft.grow.result import Growth, no_growth
+from offspec.draft.grow.result import GrownTree, root_alone
 from offspec.draft.grow.static import grow_static
 from offspec.draft.mix.mixture import Mixture
 from offspec.draft.mix.sources import Sources
@@ -49,12 +49,12 @@ class PassResult:
     """What a pass emitted, the tree it checked, and where its seconds went."""
 
     walk: Walk
-    growth: Growth
+    growth: GrownTree
     draft_seconds: float
     target_seconds: float
 
 
-class TokenSequence:
+class DecodeState:
     """Token ids and the caches that follow them.
 
     The target's cache covers `ids` but for the last at most, the root of the next tree; tokens of a new
@@ -111,10 +111,10 @@ class TokenSequence:
             growth.settle(decoding.mixture, result.nodes, len(result.tokens), ended - began, costs.link)
         return PassResult(result, growth, grown - began, ended - grown)
 
-    def _grow(self, decoding: Decoding, max_depth: int) -> Growth:
+    def _grow(self, decoding: Decoding, max_depth: int) -> GrownTree:
         mixture, policy, look = decoding.mixture, decoding.policy, decoding.between
         if mixture is None or policy.budget == 1 or max_depth < 1:
-            return no_growth(self.ids[-1])
+            return root_alone(self.ids[-1])
         with self._timeline.span("draft", "grow") as span:
             self._sources.adopt()
             if decoding.shape is None:
@@ -126,7 +126,7 @@ class TokenSequence:
             span.note(nodes=len(growth.tree), steps=growth.steps)
         return growth
 
-    def _forward(self, growth: Growth) -> torch.Tensor:
+    def _forward(self, growth: GrownTree) -> torch.Tensor:
         """Hidden states [P + N, H]: of the P pending tokens, which go in front, and of the tree's nodes."""
         model, device = self._target.tree_model, self._target.device
         root = len(self.ids) - 1
@@ -150,7 +150,7 @@ class TokenSequence:
         model.taps = self._sources.wants.layers
         return model.hidden(tokens, context)
 
-    def _commit(self, growth: Growth, result: Walk, decoding: Decoding, hidden: torch.Tensor) -> None:
+    def _commit(self, growth: GrownTree, result: Walk, decoding: Decoding, hidden: torch.Tensor) -> None:
         cache = self._target.tree_model.cache
         start = cache.length
         pending = len(self.ids) - 1 - start
@@ -178,7 +178,9 @@ class TokenSequence:
         self._target.recover()
 
 
-def _walk(growth: Growth, decoding: Decoding, logits: Callable[[int], torch.Tensor], position: int) -> Walk:
+def _walk(
+    growth: GrownTree, decoding: Decoding, logits: Callable[[int], torch.Tensor], position: int
+) -> Walk:
     """Walk a grown tree by the request's rule. logits, position: as in `walk`."""
     tree, processor, stop = growth.tree, decoding.processor, decoding.stop
     if decoding.numbers is None:

@@ -13,7 +13,7 @@ from offspec.draft.grow.self_rollout import preview
 from offspec.draft.mix.mixture import Mixture
 from offspec.draft.sampled_scorer import DrawingScorer
 from offspec.engine.decode import Decoding
-from offspec.engine.request import Answer, Request
+from offspec.engine.request import Request, RunningRequest
 from offspec.engine.stopping import Ending
 from offspec.plan.load import Assembly
 from offspec.plan.prepare import Way
@@ -28,7 +28,7 @@ _PREVIEWED = 256  # nodes at least of a previewed tree, where there is room
 _STRIDE = 10  # tokens from one previewed tree to the next: about a pass
 
 
-class Guessing:
+class Drafting:
     """Sources of an engine, of which each request uses some. way: how trees are grown; may be replaced.
 
     names: what a request uses that does not choose; record: where learning about the main drafter is kept.
@@ -85,7 +85,7 @@ class Guessing:
             return self.record.entry(temperature, coupled)
         return self._calibrations[name, case_of(temperature, coupled)]
 
-    def decoding(self, request: Request, ending: Ending, answer: Answer | None = None) -> Decoding:
+    def decoding(self, request: Request, ending: Ending, answer: RunningRequest | None = None) -> Decoding:
         """What stays the same for all passes of a request."""
         dice = self._dice(request)
         names = self._company(request.sources, dice)

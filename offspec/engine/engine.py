@@ -15,12 +15,12 @@ from offspec.chat.session import Session
 from offspec.core.config import EngineConfig, SamplingParams, check_comparable
 from offspec.core.errors import ClosedError, RequestError
 from offspec.core.events import Event, Finished, Mismatch, Result
-from offspec.core.threads import Turns, in_thread
+from offspec.core.threads import ExclusiveUse, in_thread
 from offspec.core.trace import OFF, Timeline
 from offspec.engine.contention import Contention
-from offspec.engine.decode import TokenSequence
-from offspec.engine.drafting import Guessing
-from offspec.engine.request import Answer, Request
+from offspec.engine.decode import DecodeState
+from offspec.engine.drafting import Drafting
+from offspec.engine.request import Request, RunningRequest
 from offspec.model.tokenizer import Messages
 from offspec.plan.load import Assembly, describe
 from offspec.plan.prepare import Way
@@ -52,9 +52,9 @@ class Engine:
         self.timeline = timeline
         self._assembly = assembly
         self._notify = notify
-        self._sequence = TokenSequence(assembly.target, assembly.sources, timeline)
-        self._guessing = Guessing(config, assembly, way or Way.fixed(config), record)
-        self._turns = Turns(
+        self._sequence = DecodeState(assembly.target, assembly.sources, timeline)
+        self._guessing = Drafting(config, assembly, way or Way.fixed(config), record)
+        self._turns = ExclusiveUse(
             "another answer of this engine is under way; read its stream to the end or close it"
         )
         self._streams: weakref.WeakSet[Generator[Event, None, None]] = weakref.WeakSet()
@@ -199,8 +199,8 @@ class Engine:
             )
         return ids
 
-    def _answer(self, request: Request) -> Answer:
-        return Answer(
+    def _answer(self, request: Request) -> RunningRequest:
+        return RunningRequest(
             request,
             self._assembly,
             self._sequence,

@@ -13,7 +13,7 @@ from offspec.plan import records as ledger
 from offspec.plan.initial_fit import followed
 from offspec.plan.load import open_models
 from offspec.plan.make import is_measured, plan_by
-from offspec.plan.other_hardware import plan_elsewhere
+from offspec.plan.other_hardware import plan_for_hardware
 from offspec.plan.prepare import Ready, plan_key, prepare, way_of
 from offspec.plan.prompts import REHEARSAL
 from offspec_planners.best_first import Grown
@@ -40,7 +40,7 @@ def make_plan(
     """
     notify = notify or unheard
     if hardware is not None:
-        return plan_elsewhere(config, hardware)
+        return plan_for_hardware(config, hardware)
     if not replan and (kept := _kept(config, notify)) is not None:
         return kept
     with rehearsed(config, notify) as rehearsal:
@@ -51,7 +51,7 @@ def _kept(config: EngineConfig, notify: Notify) -> Plan | None:
     """The plan of an earlier run, where it still fits and the draft's guesses were measured for it."""
     opened = open_models(config, notify)
     try:
-        plan = ledger.kept_plan(plan_key(opened))
+        plan = ledger.load_plan(plan_key(opened))
         if plan is None or not _is_measured(plan):
             return None
         found = followed(plan, opened, notify)
@@ -101,7 +101,7 @@ class Rehearsal:
         ready = self.ready
         assert ready.measured is not None
         self.plan = plan_by(ready.opened, ready.config, ready.measured, ready.record)
-        ledger.keep_plan(plan_key(ready.opened), self.plan)
+        ledger.save_plan(plan_key(ready.opened), self.plan)
         self.engine.follow(way_of(self.plan, ready.config, ready.record))
 
 

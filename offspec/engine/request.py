@@ -25,10 +25,10 @@ from offspec.core.events import (
 )
 from offspec.core.trace import Timeline
 from offspec.engine.contention import Contention
-from offspec.engine.decode import Decoding, PassResult, TokenSequence
+from offspec.engine.decode import DecodeState, Decoding, PassResult
 from offspec.engine.detokenizer import TextStream
 from offspec.engine.stopping import Ending, Halted
-from offspec.engine.tree_seen import accepted, guessed_by, tree_seen
+from offspec.engine.tree_seen import accepted, describe_tree, guessed_by
 from offspec.model import device as devices
 from offspec.plan.load import Assembly
 from offspec.sampling.noise import request_key
@@ -55,7 +55,7 @@ class Request:
         return request_key(self.params.seed, self.ids)
 
 
-class Answer:
+class RunningRequest:
     """A request on its way; `events` runs it to its end.
 
     gaps: of every token chosen so far, see `Walk`. draft: for the result.
@@ -65,8 +65,8 @@ class Answer:
         self,
         request: Request,
         assembly: Assembly,
-        sequence: TokenSequence,
-        decoding: Callable[[Ending, "Answer"], Decoding],
+        sequence: DecodeState,
+        decoding: Callable[[Ending, "RunningRequest"], Decoding],
         *,
         context: int,
         draft: str,
@@ -134,7 +134,7 @@ class Answer:
             self._passes.append(stats)
             yield delta
             if self._request.trees:
-                yield tree_seen(len(self._passes), done, self._spell)
+                yield describe_tree(len(self._passes), done, self._spell)
             yield stats
         yield Finished(self._result(reason, began, target.bytes_streamed - read_before, reused))
 

@@ -22,7 +22,7 @@ def guessed_by(done: PassResult, decoding: Decoding) -> Guessed:
     return tuple((name, count) for name, count in zip(names, counts, strict=False) if count)
 
 
-def tree_seen(index: int, done: PassResult, spell: Callable[[int], str]) -> TreeSeen:
+def describe_tree(index: int, done: PassResult, spell: Callable[[int], str]) -> TreeSeen:
     """The tree of the pass of this number, its tokens spelt, and the path that the target took."""
     tree, path = done.growth.tree, accepted(done)
     return TreeSeen(

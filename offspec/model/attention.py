@@ -11,7 +11,7 @@ import torch
 
 from offspec.core.errors import UnsupportedModelError
 from offspec_kernels.tree_attention import tree_attention
-from offspec_kernels.tree_mask import Sight
+from offspec_kernels.tree_mask import TreeMask
 
 NAME = "offspec_tree"
 UNSAID = "not said"
@@ -31,7 +31,7 @@ class TreeContext:
     position: torch.Tensor
     causal: int
     ancestors: torch.Tensor
-    _sights: dict[tuple[int, int], Sight] = field(default_factory=dict)
+    _sights: dict[tuple[int, int], TreeMask] = field(default_factory=dict)
     _kept: dict[object, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -40,14 +40,14 @@ class TreeContext:
         empty = torch.zeros(0, 0, dtype=torch.bool, device=device)
         return cls(prefix=0, position=torch.arange(rows, device=device), causal=rows, ancestors=empty)
 
-    def sight(self, start: int, end: int) -> Sight:
+    def sight(self, start: int, end: int) -> TreeMask:
         """What rows start to end, counted behind the prefix, may look at; kept for the next layer."""
         if (start, end) not in self._sights:
             columns = max(end - self.causal, 0)
             seen = self.ancestors.new_zeros(end - start, columns)
             chain = min(max(self.causal - start, 0), end - start)  # rows of the chain, which see no tree
             seen[chain:] = self.ancestors[max(start - self.causal, 0) : columns, :columns]
-            self._sights[start, end] = Sight.of(
+            self._sights[start, end] = TreeMask.of(
                 seen,
                 prefix=self.prefix,
                 causal=self.causal,

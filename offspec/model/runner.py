@@ -16,7 +16,7 @@ from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
 from offspec.model.head import StreamedHead
 from offspec.model.skeleton import Skeleton
-from offspec_kernels.chunks import evenly
+from offspec_kernels.chunks import split_evenly
 
 # Rows that go through a layer together, which bounds the activations of a long prompt; and where memory is so
 # tight that fewer make room for something better.
@@ -194,7 +194,7 @@ def _chunks(rows: int, chunk: int, tree: TreeContext | None) -> list[slice]:
     are the same whatever tree, or none, rides behind it.
     """
     prompt = max(tree.causal - (len(tree.position) - rows), 0) if tree is not None else 0
-    return evenly(0, prompt, chunk) + evenly(prompt, rows, chunk)
+    return split_evenly(0, prompt, chunk) + split_evenly(prompt, rows, chunk)
 
 
 def _rows(value: Any, part: slice, rows: int) -> Any:

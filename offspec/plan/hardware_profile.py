@@ -55,7 +55,7 @@ def known_machine(name: str) -> Hardware:
         raise PlanError(f"{name[:200]} is no hardware profile: {error}") from error
 
 
-def machine_print(device: str) -> str:
+def machine_fingerprint(device: str) -> str:
     """What tells this machine, with that device, from others: 12 hex digits, found without measuring."""
     from offspec_planners.measure import identify
 

@@ -9,7 +9,7 @@ from offspec.core.errors import CapacityError, PlanError
 from offspec.core.events import Notice
 from offspec.draft.open import Notify
 from offspec.plan.fit import Fit
-from offspec.plan.hardware_profile import machine_print
+from offspec.plan.hardware_profile import machine_fingerprint
 from offspec.plan.make import LEAST_BUDGET, is_measured, undrafted
 from offspec.plan.needs import WIDEST, DraftMode
 from offspec.plan.opened import Opened
@@ -24,7 +24,7 @@ _MORE = 1.25  # a plan is remade where so much more memory is free than when it 
 
 
 @dataclass(frozen=True, slots=True)
-class Outset:
+class InitialFit:
     """How to load: settings with budget and width filled in, and what goes where.
 
     plan: the one that is followed; plans: whether there is one, or is to be one.
@@ -36,7 +36,7 @@ class Outset:
     plans: bool = True
 
 
-def outset(opened: Opened, named: Plan | None, kept: Plan | None, notify: Notify) -> Outset:
+def outset(opened: Opened, named: Plan | None, kept: Plan | None, notify: Notify) -> InitialFit:
     """How to load what was opened: as the plan says that the user named or an earlier run left.
 
     Without one, or where both budget and width are given, as the configuration says; a budget that is not
@@ -48,21 +48,21 @@ def outset(opened: Opened, named: Plan | None, kept: Plan | None, notify: Notify
         _belongs(named, opened)
     elif not opened.drafts.names:
         alone = replace(config, budget=undrafted(opened), width=config.width or 1)
-        return Outset(alone, opened.fit(alone), plans=False)
+        return InitialFit(alone, opened.fit(alone), plans=False)
     elif config.budget and config.width and config.tree == "dynamic":
-        return Outset(config, opened.fit(config), plans=False)
+        return InitialFit(config, opened.fit(config), plans=False)
     plan = named or kept
     found = followed(plan, opened, notify) if plan is not None else None
     if found is not None:
         return found
     allowed = _allowance(opened)
-    return Outset(allowed, opened.fit(allowed))
+    return InitialFit(allowed, opened.fit(allowed))
 
 
-def followed(plan: Plan, opened: Opened, notify: Notify) -> Outset | None:
+def followed(plan: Plan, opened: Opened, notify: Notify) -> InitialFit | None:
     """How to load as a plan says; None, and a notice, where it no longer fits what was opened."""
     found = _still_fits(plan, opened)
-    if isinstance(found, Outset):
+    if isinstance(found, InitialFit):
         return found
     notify(Notice(f"the plan is remade: {found}"))
     return None
@@ -71,7 +71,7 @@ def followed(plan: Plan, opened: Opened, notify: Notify) -> Outset | None:
 def _belongs(plan: Plan, opened: Opened) -> None:
     """Raises PlanError unless the plan was made for these very models."""
     made = "make one with `offspec plan`"
-    if plan.hardware.fingerprint() != machine_print(opened.config.device):
+    if plan.hardware.fingerprint() != machine_fingerprint(opened.config.device):
         raise PlanError(f"the plan was made for another machine, {plan.hardware.name}; {made}")
     if plan.target_print != opened.target_print:
         raise PlanError(f"the plan was made for {plan.target}, or for another version of its files; {made}")
@@ -79,7 +79,7 @@ def _belongs(plan: Plan, opened: Opened) -> None:
         raise PlanError(f"the plan was made for the draft {plan.draft}, or another version of it; {made}")
 
 
-def _still_fits(plan: Plan, opened: Opened) -> Outset | str:
+def _still_fits(plan: Plan, opened: Opened) -> InitialFit | str:
     """How to load as the plan says, or why that cannot be."""
     for name, made, here in (
         (plan.target, plan.target_print, opened.target_print),
@@ -102,7 +102,7 @@ def _still_fits(plan: Plan, opened: Opened) -> Outset | str:
     found = replace(config, budget=max(config.budget or 1, undrafted(opened)))
     if opened.config.budget is None and opened.holds(found, fit):
         config = found  # what lookups find is not in the plan
-    return Outset(config, fit, plan)
+    return InitialFit(config, fit, plan)
 
 
 def _allowance(opened: Opened) -> EngineConfig:

@@ -19,7 +19,7 @@ from offspec.plan.what_if import WhatIfs
 from offspec_planners.acceptance import Calibration, typical
 from offspec_planners.cost import ModelSizes, PassCosts, Pricing, prefill_seconds
 from offspec_planners.hardware import Hardware
-from offspec_planners.measured_costs import Measured
+from offspec_planners.measured_costs import MeasuredCosts
 from offspec_planners.plan import Forecast, Plan
 from offspec_planners.search import BUDGETS, STATIC_WIDTH, WIDTHS, Outlook, best, outlook, static_sweep, sweep
 
@@ -31,7 +31,7 @@ _ENOUGH_TREES, _ENOUGH_PASSES = 8, 16  # to know a draft by
 _MEASURED = "measured"  # how a plan begins to say where its acceptance comes from, if it was
 
 
-def measure(opened: Opened, assembly: Assembly, config: EngineConfig, notify: Notify) -> Measured:
+def measure(opened: Opened, assembly: Assembly, config: EngineConfig, notify: Notify) -> MeasuredCosts:
     """Try the loaded models; takes some seconds."""
     stage = "Measuring passes and draft steps"
     assert opened.codec is not None
@@ -81,7 +81,7 @@ def is_measured(acceptance: str) -> bool:
     return acceptance.startswith(_MEASURED)
 
 
-def plan_by(opened: Opened, loaded: EngineConfig, measured: Measured, record: DraftRecord) -> Plan:
+def plan_by(opened: Opened, loaded: EngineConfig, measured: MeasuredCosts, record: DraftRecord) -> Plan:
     """A plan by what was measured of loaded models and what is on record of the draft."""
     calibration, origin = calibration_for(record, opened.config)
     hardware = tried_machine(opened.target, measured, sizes_of(opened.target, opened.config.model))

@@ -13,7 +13,7 @@ import torch
 from offspec.core.config import SamplingParams
 from offspec.draft.base import Children, Drafter, Features, Scorer
 from offspec.draft.grow.best_first import GrowthPolicy, grow
-from offspec.draft.growing_tree import Candidates
+from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.mix.mixture import Mixture
 from offspec.model.parts import TargetParts
 from offspec.plan.measure_target import PREFIX
@@ -84,7 +84,7 @@ class _Clock:
         self._drafter, self.name = drafter, drafter.name
         self.began: list[tuple[float, int]] = []
 
-    def expand(self, candidates: Candidates, nodes: Sequence[int], scorer: Scorer) -> Children:
+    def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
         self.began.append((time.perf_counter(), len(nodes)))
         return self._drafter.expand(candidates, nodes, scorer)
 

@@ -23,7 +23,7 @@ from offspec.sampling.verify import walk
 from offspec_planners.cost import ModelSizes
 from offspec_planners.hardware import Hardware, Processor, Rate
 from offspec_planners.measure import disk_rate, identify
-from offspec_planners.measured_costs import Measured
+from offspec_planners.measured_costs import MeasuredCosts
 
 ROWS = (2, 16, 64, 128, 256, 512)
 PREFIX = 128  # committed positions behind which is measured: an answer's beginning
@@ -56,7 +56,7 @@ class PassTrial:
         self._rows = [rows for rows in ROWS if self._prefix + rows <= room] or [1]
 
     @torch.no_grad()
-    def measure(self, progress: Progress, seconds: float = _SECONDS) -> Measured:
+    def measure(self, progress: Progress, seconds: float = _SECONDS) -> MeasuredCosts:
         """Passes of several row counts, the link, and the walk. Nothing is left in the target's cache."""
         target = self._target
         layer, outside = list[tuple[int, float]](), list[tuple[int, float]]()
@@ -69,7 +69,7 @@ class PassTrial:
             link = self.link()
             progress(len(self._rows) + 1, len(self._rows) + 1)
             unpack = 0.0 if target.is_packed else _UNPACKING * copying_seconds(target.dtype, target.device)
-            return Measured(tuple(layer), tuple(outside), self._walk(), link=link, unpack=unpack)
+            return MeasuredCosts(tuple(layer), tuple(outside), self._walk(), link=link, unpack=unpack)
         finally:
             target.tree_model.settle = None
             target.tree_model.on_layer = None
@@ -187,7 +187,7 @@ def read_rate(target: LoadedModel) -> Rate:
         raise StreamError(f"reading failed: {error.strerror or error}", file=file, offset=0) from error
 
 
-def tried_machine(target: LoadedModel, measured: Measured, sizes: ModelSizes) -> Hardware:
+def tried_machine(target: LoadedModel, measured: MeasuredCosts, sizes: ModelSizes) -> Hardware:
     """A profile of this machine as far as the trial of one model tells it.
 
     Products are whole layers, attention and all; memory is as fast as a layer of two rows fetched its

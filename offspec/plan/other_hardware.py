@@ -26,7 +26,7 @@ _FREE = 0.9  # of a machine's RAM, where nobody says how much may be used
 _FREE_DEVICE = 0.95
 
 
-def plan_elsewhere(config: EngineConfig, hardware: Hardware) -> Plan:
+def plan_for_hardware(config: EngineConfig, hardware: Hardware) -> Plan:
     """The plan for a machine known by its profile alone.
 
     draft "auto" stands for the fastest of what fits: a substitute, or a small sibling of a well-known target.

@@ -19,7 +19,7 @@ from offspec.core.trace import OFF, Timeline
 from offspec.draft.grow.best_first import GrowthPolicy
 from offspec.draft.open import Notify
 from offspec.plan import records as ledger
-from offspec.plan.hardware_profile import machine_print
+from offspec.plan.hardware_profile import machine_fingerprint
 from offspec.plan.initial_fit import RECORDED, outset
 from offspec.plan.load import Assembly, load_models, open_models
 from offspec.plan.make import LOOKED_UP, calibration_for, is_measured, measure, plan_by
@@ -27,7 +27,7 @@ from offspec.plan.needs import WIDEST
 from offspec.plan.opened import Opened
 from offspec.plan.records import DraftRecord
 from offspec_planners.acceptance import Calibration
-from offspec_planners.measured_costs import Measured
+from offspec_planners.measured_costs import MeasuredCosts
 from offspec_planners.plan import Plan
 from offspec_planners.sequoia import Shape, choose_shape
 
@@ -80,7 +80,7 @@ class Ready:
     way: Way
     record: DraftRecord
     opened: Opened
-    measured: Measured | None = None
+    measured: MeasuredCosts | None = None
 
     @property
     def main(self) -> str:
@@ -109,7 +109,7 @@ def prepare(
         key = plan_key(opened)
         kept = None
         if named is None and not replan:
-            kept = _up_to_date(ledger.kept_plan(key), opened, notify)
+            kept = _up_to_date(ledger.load_plan(key), opened, notify)
         start = outset(opened, None if replan else named, kept, notify)
         record = record_of(opened, start.fit.draft_bits)
     except BaseException:
@@ -125,7 +125,7 @@ def prepare(
         if plan is None:
             measured = measure(opened, assembly, start.config, notify)
             plan = plan_by(opened, start.config, measured, record)
-            ledger.keep_plan(key, plan)
+            ledger.save_plan(key, plan)
         return replace(ready, way=way_of(plan, start.config, record), measured=measured)
     except BaseException:
         torch.set_grad_enabled(recording)  # Ctrl-C may have struck where it was about to be set back
@@ -208,7 +208,7 @@ def plan_key(opened: Opened) -> str:
         config.quantize,
         *map(_place, read_drafts(opened.asked)),
         config.draft_bits,
-        machine_print(config.device),
+        machine_fingerprint(config.device),
         opened.runtime,
         config.memory,
         config.vram,

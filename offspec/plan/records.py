@@ -39,7 +39,7 @@ def read_plan(file: Path) -> Plan:
         raise PlanError(f"{file} is not a plan that can be used: {error}") from error
 
 
-def kept_plan(key: str) -> Plan | None:
+def load_plan(key: str) -> Plan | None:
     """The plan that an earlier run made for the same case."""
     try:
         return Plan.from_text(_plan_file(key).read_text("utf-8"))
@@ -47,7 +47,7 @@ def kept_plan(key: str) -> Plan | None:
         return None
 
 
-def keep_plan(key: str, plan: Plan) -> None:
+def save_plan(key: str, plan: Plan) -> None:
     """Leave a plan for later runs; where nothing can be written, they make it again."""
     _write(_plan_file(key), plan.to_text())
 

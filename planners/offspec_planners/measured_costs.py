@@ -9,7 +9,7 @@ from offspec_planners.transfer import crossing_seconds, edge_layers, measured_li
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredCosts:
     """Seconds of a loaded model's parts, tried where it lies.
 
     layer: (rows, seconds) of one layer with its weights in place; outside: the same of a pass around its
@@ -49,7 +49,7 @@ class Measured:
             edge=tuple((rows, edges * seconds + around[rows]) for rows, seconds in layer),
         )
 
-    def with_faster_link(self, factor: float) -> "Measured":
+    def with_faster_link(self, factor: float) -> "MeasuredCosts":
         """The same where bytes came so many times as fast."""
         if self.link is None:
             return self

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench import suffix
-from offspec.draft.growing_tree import Twig
+from offspec.draft.growing_tree import Subtree
 from offspec.draft.lookup.ngram import NgramLookup
 
 
@@ -27,7 +27,7 @@ def test_most_of_the_text_is_copied() -> None:
 
 
 def test_what_is_accepted_is_the_path_that_the_twig_holds() -> None:
-    twig = Twig([-1, -1, 1, 2], [5, 6, 7, 8], [-1.0, -1.0, -0.1, -0.1])
+    twig = Subtree([-1, -1, 1, 2], [5, 6, 7, 8], [-1.0, -1.0, -0.1, -0.1])
     assert [suffix.accepted(twig, tokens) for tokens in ([6, 7, 8, 9], [6, 7], [6, 8], [7], [])] == [
         3,
         2,

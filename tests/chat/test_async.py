@@ -11,7 +11,7 @@ import pytest
 
 from offspec.core.errors import RequestError, StreamError
 from offspec.core.events import Event, Finished, Notice, Prefill, TextDelta, TreeSeen
-from offspec.core.threads import Turns, in_thread
+from offspec.core.threads import ExclusiveUse, in_thread
 from tests.support.fake_engine import Script, ScriptedEngine
 
 LONG = "one two three four five six seven eight nine ten eleven twelve"
@@ -172,7 +172,7 @@ def test_a_loop_that_is_gone_does_not_keep_the_thread() -> None:
 
 
 def test_turns() -> None:
-    turns = Turns("busy")
+    turns = ExclusiveUse("busy")
     with turns.take():
         assert turns.taken
         for wait in (True, False):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offspec.chat.conversation import Conversation, Message
-from offspec.chat.prompt_reuse import Transcript
+from offspec.chat.prompt_reuse import PromptReuse
 from offspec.chat.session import Session
 from offspec.checkpoint.open import embedded_model
 from offspec.core.config import SamplingParams
@@ -83,7 +83,7 @@ def spoken(
 def test_an_answer_keeps_its_tokens(ending: tuple[str, ...]) -> None:
     """Whether it ended as the template has it, was halted, or ended in another token."""
     wording = Letters()
-    transcript = Transcript(wording)
+    transcript = PromptReuse(wording)
     first = transcript.encode(asked(question("Hello?")))
     answer = spoken(wording, "Good day", *ending)
     second = transcript.encode(asked(question("Hello?"), answer, question("Why?")))
@@ -97,13 +97,13 @@ def test_an_answer_keeps_its_tokens(ending: tuple[str, ...]) -> None:
         ]
     )
     assert (
-        Transcript(wording).encode(asked(question("Hello?"), answer, question("Why?"))) == second
+        PromptReuse(wording).encode(asked(question("Hello?"), answer, question("Why?"))) == second
     )  # resumed
 
 
 def test_what_a_template_trims_is_tokenised_anew() -> None:
     wording = Trimming()
-    transcript = Transcript(wording)
+    transcript = PromptReuse(wording)
     first = transcript.encode(asked(question("Hello?")))
     answer = spoken(wording, " Good day", END)
     second = transcript.encode(asked(question("Hello?"), answer, question("Why?")))
@@ -120,7 +120,7 @@ def test_what_a_template_trims_is_tokenised_anew() -> None:
 
 def test_thoughts_that_a_template_leaves_out() -> None:
     wording = Thoughtless()
-    transcript = Transcript(wording)
+    transcript = PromptReuse(wording)
     first = transcript.encode(asked(question("Hello?")))
     assert first.opened == "<think>\n"
     said = spoken(wording, "Hm.</think>\nGood day", END, opened=first.opened)
@@ -132,7 +132,7 @@ def test_thoughts_that_a_template_leaves_out() -> None:
 
 def test_a_thought_that_was_halted_goes_on_from_its_tokens() -> None:
     wording = Thoughtless()
-    transcript = Transcript(wording)
+    transcript = PromptReuse(wording)
     first = transcript.encode(asked(question("Hello?")))
     said = spoken(wording, "Hm, what", opened=first.opened)
     second = transcript.encode(asked(question("Hello?"), said, question("Well?")))
@@ -143,7 +143,7 @@ def test_a_thought_that_was_halted_goes_on_from_its_tokens() -> None:
 def test_a_character_that_was_cut_in_two_keeps_its_tokens() -> None:
     wording = Letters()
     answer = Message("assistant", "a\ufffd", wording.ids(["a", "\ufffd"]), "length")
-    transcript = Transcript(wording)
+    transcript = PromptReuse(wording)
     first = transcript.encode(asked(question("Hello?")))
     second = transcript.encode(asked(question("Hello?"), answer, question("Why?")))
     assert second.ids[: len(first.ids) + 2] == [*first.ids, *(answer.token_ids or ())]
@@ -153,7 +153,7 @@ def test_a_character_that_was_cut_in_two_keeps_its_tokens() -> None:
 def test_tokens_of_another_model_are_not_believed(ids: tuple[int, ...]) -> None:
     wording = Letters()
     answer = Message("assistant", "Good day", ids, "eos")
-    ids_now = Transcript(wording).encode(asked(question("Hello?"), answer, question("Why?"))).ids
+    ids_now = PromptReuse(wording).encode(asked(question("Hello?"), answer, question("Why?"))).ids
     assert wording.spell(ids_now).count("Good day") == 1 and wording.spell(ids_now).startswith(
         "<|user|>Hello?"
     )
@@ -162,17 +162,17 @@ def test_tokens_of_another_model_are_not_believed(ids: tuple[int, ...]) -> None:
 def test_an_answer_that_was_edited_in_the_file_says_what_it_says_now() -> None:
     wording = Letters()
     answer = spoken(wording, "Good day", END, content="Good night")
-    ids = Transcript(wording).encode(asked(question("Hello?"), answer, question("Why?"))).ids
+    ids = PromptReuse(wording).encode(asked(question("Hello?"), answer, question("Why?"))).ids
     assert "Good night" in wording.spell(ids) and "Good day" not in wording.spell(ids)
 
 
 def test_another_system_text_is_another_beginning() -> None:
     wording = Letters()
-    transcript = Transcript(wording)
+    transcript = PromptReuse(wording)
     talk = [question("Hello?"), spoken(wording, "Good day", END), question("Why?")]
     plain = transcript.encode(asked(*talk))
     kind = asked(*talk, system="Be kind.")
-    assert transcript.encode(kind) == Transcript(wording).encode(kind)
+    assert transcript.encode(kind) == PromptReuse(wording).encode(kind)
     assert wording.spell(transcript.encode(kind).ids) == wording.render(kind.prompt())
     assert transcript.encode(asked(*talk)) == plain
 
@@ -185,19 +185,19 @@ def test_a_template_that_refuses_leaves_the_transcript_in_order() -> None:
             return super().render(messages)
 
     wording = Strict()
-    transcript = Transcript(wording)
+    transcript = PromptReuse(wording)
     first = transcript.encode(asked(question("Hello?")))
     answer = spoken(wording, "Good day", END)
     with pytest.raises(RequestError):
         transcript.encode(asked(question("Hello?"), answer, question("bad")))
-    fresh = Transcript(wording).encode(asked(question("Hello?"), answer, question("fine")))
+    fresh = PromptReuse(wording).encode(asked(question("Hello?"), answer, question("fine")))
     assert transcript.encode(asked(question("Hello?"), answer, question("fine"))) == fresh
     assert transcript.encode(asked(question("Hello?"))) == first
 
 
 def test_only_the_new_question_is_tokenised() -> None:
     wording = Letters()
-    transcript = Transcript(wording)
+    transcript = PromptReuse(wording)
     talk: list[Message] = []
     for n in range(30):
         talk.append(question(f"Question {n}?"))
@@ -222,7 +222,7 @@ def test_whatever_was_said_the_ids_spell_what_the_template_writes(
         for ask, answer, ended in said
         for message in (question(ask), spoken(wording, answer, *([END] if ended else [])))
     ]
-    transcript = Transcript(wording)
+    transcript = PromptReuse(wording)
     for cut in [*cuts, 6]:
         conversation = asked(*messages[: 2 * cut], question("End?"))
         assert wording.spell(transcript.encode(conversation).ids) == wording.render(conversation.prompt())
@@ -255,7 +255,7 @@ def test_with_a_real_tokenizer(smollm2: Any, end: bool) -> None:
     assert ids != smollm2.tokenize(text) and smollm2.spell(ids) == text
     if end:
         ids.append(smollm2.tokenizer.convert_tokens_to_ids("<|im_end|>"))
-    transcript = Transcript(smollm2)
+    transcript = PromptReuse(smollm2)
     first = transcript.encode(asked(question("Hello?"), system="Be kind."))
     answer = Message("assistant", text, tuple(ids), "eos")
     talk = asked(question("Hello?"), answer, question("Why?"), system="Be kind.")
@@ -265,7 +265,7 @@ def test_with_a_real_tokenizer(smollm2: Any, end: bool) -> None:
     # Where nothing was said in another way, the ids are those of the whole text.
     plain = Message("assistant", "Good day.", tuple(smollm2.tokenize("Good day.<|im_end|>")), "eos")
     talk = asked(question("Hello?"), plain, question("Why?"))
-    assert Transcript(smollm2).encode(talk).ids == smollm2.tokenize(smollm2.render(talk.prompt()))
+    assert PromptReuse(smollm2).encode(talk).ids == smollm2.tokenize(smollm2.render(talk.prompt()))
 
 
 @pytest.fixture(scope="module")

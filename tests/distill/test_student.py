@@ -17,7 +17,7 @@ from offspec.distill.publish import write_head
 from offspec.distill.student import Pupil, Teacher
 from offspec.distill.train import Schedule, Training
 from offspec.draft.base import Features
-from offspec.draft.growing_tree import Candidates, Twig
+from offspec.draft.growing_tree import GrowingTree, Subtree
 from offspec.draft.heads.base import TargetShape
 from offspec.draft.heads.open import open_head
 from offspec.model.parts import TargetParts
@@ -161,8 +161,8 @@ def test_what_is_written_opens_and_guesses_the_same(school: School, tmp_path: Pa
     drafter.observe(Features(0, passage.states[:root], inputs))
     tokens = passage.tokens.tolist()
     drafter.start(tokens[: root + 1])
-    candidates = Candidates(tokens[root])
-    candidates.graft(0, Twig([-1, 0], tokens[root + 1 : root + 3], [-1.0, -1.0]), source=0)
+    candidates = GrowingTree(tokens[root])
+    candidates.graft(0, Subtree([-1, 0], tokens[root + 1 : root + 3], [-1.0, -1.0]), source=0)
     with torch.no_grad():
         for node in range(3):
             drafter.expand(candidates, [node], hearing)

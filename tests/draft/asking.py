@@ -6,7 +6,7 @@ import torch
 
 from offspec.core.config import SamplingParams
 from offspec.draft.base import Children, Drafter, Scorer
-from offspec.draft.growing_tree import Candidates, Twig
+from offspec.draft.growing_tree import GrowingTree, Subtree
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec_planners.acceptance import Calibration
 from tests.support.tiny_models import VOCABULARY
@@ -38,10 +38,10 @@ class Hearing(Scorer):
         return super().children(logits, paths, positions, depths)
 
 
-def tree_below(token: int) -> Candidates:
+def tree_below(token: int) -> GrowingTree:
     """Nodes 1 to 6 below a root with this token, in the shape above."""
-    candidates = Candidates(token)
-    twig = Twig([parent - 1 for parent in PARENTS], TOKENS, [-1.0] * len(TOKENS))
+    candidates = GrowingTree(token)
+    twig = Subtree([parent - 1 for parent in PARENTS], TOKENS, [-1.0] * len(TOKENS))
     candidates.graft(0, twig, source=0)
     return candidates
 

@@ -22,7 +22,7 @@ from offspec.draft.grow.best_first import GrowthPolicy
 from offspec.draft.lm import LMDrafter
 from offspec.draft.mix.mixture import Mixture
 from offspec.draft.mix.sources import Sources
-from offspec.engine.decode import Decoding, TokenSequence
+from offspec.engine.decode import DecodeState, Decoding
 from offspec.model.loaded import LoadedModel
 from offspec.model.tokenizer import load_tokenizer
 from offspec.sampling.logits_processor import LogitsProcessor
@@ -198,7 +198,7 @@ def test_nothing_to_say(folder: Path, target: Any, tmp_path: Path) -> None:
 
 def answer(target: LoadedModel, drafter: Drafter | None, params: SamplingParams, most: int = 24) -> list[int]:
     """Some tokens more than `most`; all that a pass emits."""
-    sequence = TokenSequence(target, Sources({"draft": drafter} if drafter else {}))
+    sequence = DecodeState(target, Sources({"draft": drafter} if drafter else {}))
     sequence.begin(IDS)
     processor = LogitsProcessor(params, VOCABULARY, IDS)
     noise = None if params.greedy else GumbelNoise(params.seed or 0, VOCABULARY)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from offspec.core.config import EngineConfig, SamplingParams
 from offspec.core.errors import RequestError
 from offspec.draft.base import Scorer
-from offspec.draft.growing_tree import Candidates
+from offspec.draft.growing_tree import GrowingTree
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
 from offspec_planners.acceptance import Calibration, TemperatureFit
@@ -108,7 +108,7 @@ def test_of_equal_tokens_the_lowest_come_first() -> None:
 def test_children_that_cannot_be_in_the_tree_are_not_kept(seed: int, budget: int) -> None:
     """The best of the nodes stay the same when those at or below the worst of a full tree are left out."""
     random = np.random.default_rng(seed)
-    every, some = Candidates(7), Candidates(7)
+    every, some = GrowingTree(7), GrowingTree(7)
     open_of: list[list[int]] = [[0], [0]]
     for _ in range(4):
         tokens = np.tile(np.arange(6), (len(open_of[0]), 1))

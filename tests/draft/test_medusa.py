@@ -9,7 +9,7 @@ from offspec.core.config import SamplingParams
 from offspec.core.errors import DraftError
 from offspec.core.events import unheard
 from offspec.draft.base import Features, Scorer, Wants
-from offspec.draft.growing_tree import Candidates, Twig
+from offspec.draft.growing_tree import GrowingTree, Subtree
 from offspec.draft.heads.medusa import OpenedMedusa, recognises
 from offspec.draft.heads.medusa_drafter import MedusaDrafter
 from offspec.draft.heads.open import open_head
@@ -123,8 +123,8 @@ def test_penalties_tell_paths_apart(tmp_path: Path, parts: TargetParts) -> None:
     drafter.observe(states(ROOT))
     drafter.start(IDS)
     said, other, third, _ = drafter.expand(tree_below(IDS[-1]), [1], Hearing()).token[0].tolist()
-    candidates = Candidates(IDS[-1])
-    candidates.graft(0, Twig([-1, -1], [said, other], [-1.0, -1.0]), source=0)
+    candidates = GrowingTree(IDS[-1])
+    candidates.graft(0, Subtree([-1, -1], [said, other], [-1.0, -1.0]), source=0)
     processor = LogitsProcessor(SamplingParams(temperature=0, presence_penalty=0.5), VOCABULARY, [])
     children = drafter.expand(candidates, [1, 2], Scorer(processor, None, Calibration()))
     first, second = (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from offspec.core.config import SamplingParams
 from offspec.draft.base import Children, Scorer
 from offspec.draft.grow.best_first import GrowthPolicy, grow
-from offspec.draft.growing_tree import Candidates, Twig
+from offspec.draft.growing_tree import GrowingTree, Subtree
 from offspec.draft.mix.backoff import Worth
 from offspec.draft.mix.mixture import Asked, Mixture, Source, Standing
 from offspec.draft.mix.weights import Blended
@@ -39,12 +39,12 @@ class ChainLookup:
 
     def below(
         self, path: Sequence[int], noise: GumbelNoise | None, most: int, floor: float, max_depth: int
-    ) -> Twig:
+    ) -> Subtree:
         self.asked.append(list(path))
         if list(path) != self.chain[: len(path)]:
-            return Twig([], [], [])
+            return Subtree([], [], [])
         rest = self.chain[len(path) :][: min(most, max_depth, int(floor / self.log_prob))]
-        return Twig(list(range(-1, len(rest) - 1)), rest, [self.log_prob] * len(rest))
+        return Subtree(list(range(-1, len(rest) - 1)), rest, [self.log_prob] * len(rest))
 
     def learn(self, tokens: Sequence[int]) -> None:
         self.taught.append(list(tokens))
@@ -58,7 +58,7 @@ def _scorer() -> Scorer:
     return Scorer(LogitsProcessor(SamplingParams(), VOCABULARY, []), None, Calibration())
 
 
-def _twig(random: np.random.Generator) -> Twig:
+def _twig(random: np.random.Generator) -> Subtree:
     parents: list[int] = []
     taken: set[tuple[int, int]] = set()
     tokens: list[int] = []
@@ -69,7 +69,7 @@ def _twig(random: np.random.Generator) -> Twig:
         taken.add((parent, token))
         parents.append(parent)
         tokens.append(token)
-    return Twig(parents, tokens, np.log(random.uniform(0.1, 0.9, len(tokens))).tolist())
+    return Subtree(parents, tokens, np.log(random.uniform(0.1, 0.9, len(tokens))).tolist())
 
 
 @settings(deadline=None, max_examples=60)
@@ -77,7 +77,7 @@ def _twig(random: np.random.Generator) -> Twig:
 def test_whatever_the_sources_say_a_node_scores_as_its_path(seed: int) -> None:
     """Against the definition: blended opinions of all siblings, summed along the path; siblings distinct."""
     random = np.random.default_rng(seed)
-    candidates, blend = Candidates(5, 3), Blended(3, lookups_from=2)
+    candidates, blend = GrowingTree(5, 3), Blended(3, lookups_from=2)
     for _ in range(12):
         source = int(random.integers(3))
         asked = candidates.asked[source, : candidates.count]
@@ -114,7 +114,7 @@ def test_whatever_the_sources_say_a_node_scores_as_its_path(seed: int) -> None:
     candidates.tree(candidates.best(20)).check()
 
 
-def _below(candidates: Candidates, node: int) -> list[int]:
+def _below(candidates: GrowingTree, node: int) -> list[int]:
     """All nodes under one."""
     found = [node]
     for other in range(node + 1, candidates.count):
@@ -226,7 +226,7 @@ class SilentDrafter(TableDrafter):
 
     row = False
 
-    def expand(self, candidates: Candidates, nodes: Sequence[int], scorer: Scorer) -> Children:
+    def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
         known = super().expand(candidates, nodes, scorer)
         if self.row:
             return Children(known.token, np.full_like(known.log_prob, -np.inf), known.x)
@@ -250,7 +250,7 @@ def test_to_have_nothing_to_say_is_no_opinion(row: bool) -> None:
 class ShallowDrafter(SilentDrafter):
     """Knows what follows the root, and no more."""
 
-    def expand(self, candidates: Candidates, nodes: Sequence[int], scorer: Scorer) -> Children:
+    def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
         if ROOT in nodes:
             return TableDrafter.expand(self, candidates, nodes, scorer)
         return super().expand(candidates, nodes, scorer)

@@ -10,7 +10,7 @@ import torch
 from offspec.core.errors import CheckpointError, DraftError, MissingTensorError
 from offspec.core.events import unheard
 from offspec.draft.base import Features, Wants
-from offspec.draft.growing_tree import Candidates, Twig
+from offspec.draft.growing_tree import GrowingTree, Subtree
 from offspec.draft.heads.mlp_speculator import OpenedMLP, recognises
 from offspec.draft.heads.open import open_head
 from offspec.model.parts import TargetParts
@@ -132,8 +132,8 @@ def test_tokens_beyond_its_vocabulary_are_taken_for_its_last(tmp_path: Path) -> 
     assert head is not None
     drafter = head.load(cast(TargetParts, target_shape(vocabulary=4032)), 8)
     drafter.observe(states(1))
-    candidates = Candidates(4031)
-    candidates.graft(0, Twig([-1], [4000], [-1.0]), source=0)
+    candidates = GrowingTree(4031)
+    candidates.graft(0, Subtree([-1], [4000], [-1.0]), source=0)
     drafter.start([4, 4031])
     hearing = Hearing()
     drafter.expand(candidates, [0, 1], hearing)

@@ -10,14 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offspec.draft.growing_tree import Twig
+from offspec.draft.growing_tree import Subtree
 from offspec.draft.lookup.suffix import SuffixLookup
 from offspec.sampling.noise import GumbelNoise
 
 PASSAGE = [*range(100, 200)]
 
 
-def scores(twig: Twig) -> list[float]:
+def scores(twig: Subtree) -> list[float]:
     """Of each node, the log-probability of its path."""
     found: list[float] = []
     for parent, log_prob in zip(twig.parent, twig.log_prob, strict=True):
@@ -25,14 +25,14 @@ def scores(twig: Twig) -> list[float]:
     return found
 
 
-def depths(twig: Twig) -> list[int]:
+def depths(twig: Subtree) -> list[int]:
     found: list[int] = []
     for parent in twig.parent:
         found.append(1 + (found[parent] if parent >= 0 else 0))
     return found
 
 
-def likeliest(twig: Twig) -> list[int]:
+def likeliest(twig: Subtree) -> list[int]:
     """The tokens down the likeliest children."""
     path: list[int] = []
     node = -1
@@ -42,7 +42,7 @@ def likeliest(twig: Twig) -> list[int]:
     return path
 
 
-def below(lookup: SuffixLookup, path: list[int] | None = None, noise: GumbelNoise | None = None) -> Twig:
+def below(lookup: SuffixLookup, path: list[int] | None = None, noise: GumbelNoise | None = None) -> Subtree:
     return lookup.below(path or [], noise, 96, math.log(0.01), 96)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from offspec.core.config import SamplingParams
 from offspec.draft.base import Scorer
 from offspec.draft.grow.best_first import GrowthPolicy, grow
-from offspec.draft.growing_tree import Candidates
+from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.mix.mixture import Mixture
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.token_tree import TokenTree
@@ -57,7 +57,7 @@ def test_a_shuffled_parent_is_caught(tree: TokenTree) -> None:
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40))
 def test_the_best_candidates_form_a_tree_of_the_likeliest_paths(seed: int, budget: int) -> None:
     random = np.random.default_rng(seed)
-    candidates = Candidates(3)
+    candidates = GrowingTree(3)
     for _ in range(random.integers(1, 12)):
         parent = int(random.integers(candidates.count))
         if not candidates.asked[0, parent]:
@@ -76,7 +76,7 @@ def test_the_best_candidates_form_a_tree_of_the_likeliest_paths(seed: int, budge
 
 
 def test_many_candidates_outgrow_the_first_arrays() -> None:
-    candidates = Candidates(0)
+    candidates = GrowingTree(0)
     for node in range(40):
         candidates.extend(np.array([node]), np.arange(100)[None], np.full((1, 100), -1.0))
     assert candidates.count == 4001

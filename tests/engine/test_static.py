@@ -15,7 +15,7 @@ from offspec.draft.grow.static import grow_static
 from offspec.draft.lm import LMDrafter
 from offspec.draft.mix.mixture import Mixture
 from offspec.draft.mix.sources import Sources
-from offspec.engine.decode import Decoding, TokenSequence
+from offspec.engine.decode import DecodeState, Decoding
 from offspec.model.loaded import LoadedModel
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
@@ -75,7 +75,7 @@ def _say(
         stop=lambda token: False,
         shape=shape,
     )
-    session = TokenSequence(target, None if drafter is None else Sources({drafter.name: drafter}))
+    session = DecodeState(target, None if drafter is None else Sources({drafter.name: drafter}))
     session.begin(PROMPT)
     passes = 0
     while (left := TOKENS + len(PROMPT) - len(session.ids)) > 0:

@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from offspec_kernels.backend import Path, interprets
 from offspec_kernels.errors import ArgumentError
-from offspec_kernels.tree_attention import Sight, reference, scratch_bytes, tree_attention
+from offspec_kernels.tree_attention import TreeMask, reference, scratch_bytes, tree_attention
 from offspec_kernels.tree_attention.triton import Blocks
 from offspec_kernels.tree_attention.triton import attend as attend_triton
 from tests.kernels.trees import Case, Shape, grown, make_case
@@ -202,7 +202,7 @@ def test_a_chunk_is_part_of_the_whole(path: Path) -> None:
     rows = torch.cat([torch.zeros(40, 50, dtype=torch.bool), sees])
     for start, end in ((0, 25), (25, 41), (41, 90)):
         columns = max(end - 40, 0)
-        sight = Sight.of(rows[start:end, :columns], prefix=30, causal=40, first=start)
+        sight = TreeMask.of(rows[start:end, :columns], prefix=30, causal=40, first=start)
         out = tree_attention(
             case.query[:, :, start:end],
             case.key[:, :, : 30 + end],
@@ -215,7 +215,7 @@ def test_a_chunk_is_part_of_the_whole(path: Path) -> None:
 
 def test_words_hold_every_bit() -> None:
     sees = torch.rand(70, 200, generator=torch.Generator().manual_seed(0)) < 0.5
-    sight = Sight.of(sees, prefix=3, first=199)
+    sight = TreeMask.of(sees, prefix=3, first=199)
     assert sight.words.shape == (1, 70, 4)
     assert torch.equal(sight.visible(0, (0, 70), (3, 203)) | ~sees, torch.ones_like(sees))
     assert torch.equal(sight.visible(0, (0, 70), (3, 203)), sees)
@@ -302,12 +302,12 @@ def test_a_wrong_argument_is_named(argument: str, change: dict[str, Any]) -> Non
 
 def test_a_window_needs_positions() -> None:
     case = make_case([GOOD])
-    blind = Sight.of(torch.eye(8, dtype=torch.bool), prefix=12)
+    blind = TreeMask.of(torch.eye(8, dtype=torch.bool), prefix=12)
     with pytest.raises(ArgumentError, match=r"^sight: a window"):
         tree_attention(case.query, case.key, case.value, blind, window=4)
 
 
 def test_nothing_asked_is_nothing_answered() -> None:
     case = make_case([GOOD])
-    sight = Sight.of(torch.zeros(0, 6, dtype=torch.bool), prefix=10, causal=2)
+    sight = TreeMask.of(torch.zeros(0, 6, dtype=torch.bool), prefix=10, causal=2)
     assert tree_attention(case.query[:, :, :0], case.key, case.value, sight).shape == (1, 4, 0, 32)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offspec_kernels.tree_attention import Sight
+from offspec_kernels.tree_attention import TreeMask
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,15 @@ def grown(rows: int, rng: random.Random) -> tuple[Tensor, list[int]]:
     return sees, depth
 
 
-def sight_of(shape: Shape, rng: random.Random, device: torch.device) -> Sight:
+def sight_of(shape: Shape, rng: random.Random, device: torch.device) -> TreeMask:
     sees, depth = grown(shape.tree, rng)
     rows = torch.cat([torch.zeros(shape.causal, shape.tree, dtype=torch.bool), sees])
     asked = rows[len(rows) - shape.queries :]
     start = shape.prefix + shape.causal
     position = torch.tensor([*range(shape.prefix, start), *(start + d for d in depth)])
-    return Sight.of(asked.to(device), prefix=shape.prefix, causal=shape.causal, position=position.to(device))
+    return TreeMask.of(
+        asked.to(device), prefix=shape.prefix, causal=shape.causal, position=position.to(device)
+    )
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Case:
     query: Tensor
     key: Tensor
     value: Tensor
-    sight: Sight
+    sight: TreeMask
 
 
 def make_case(
@@ -59,7 +61,7 @@ def make_case(
     """Random tensors for these trees. What no query sees is NaN: whoever reads it, shows it."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     place = torch.device(device)
-    sight = Sight.batch([sight_of(shape, rng, place) for shape in shapes])
+    sight = TreeMask.batch([sight_of(shape, rng, place) for shape in shapes])
     keys = max(shape.prefix + shape.causal + shape.tree for shape in shapes) + 5
     query = torch.randn(len(shapes), heads[0], sight.words.shape[1], sizes[0], generator=generator)
     key = torch.randn(len(shapes), heads[1], keys, sizes[0], generator=generator) * loud

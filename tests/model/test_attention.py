@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from offspec.model.attention import TreeContext, attend_tree
 from offspec.model.cache import TreeCache
-from offspec_kernels.chunks import evenly
+from offspec_kernels.chunks import split_evenly
 
 
 def _obvious(
@@ -88,7 +88,7 @@ def test_attention_equals_each_path_alone(
 
 @given(start=st.integers(0, 50), rows=st.integers(0, 500), most=st.integers(3, 64))
 def test_pieces_cover_all_rows_and_leave_none_alone(start: int, rows: int, most: int) -> None:
-    parts = evenly(start, start + rows, most)
+    parts = split_evenly(start, start + rows, most)
     assert [row for part in parts for row in range(part.start, part.stop)] == list(range(start, start + rows))
     sizes = [part.stop - part.start for part in parts]
     assert all(1 < size <= most for size in sizes) or rows == 1

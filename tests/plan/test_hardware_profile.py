@@ -72,7 +72,7 @@ def test_it_is_measured_once_and_kept(bench: Bench, tmp_path: Path) -> None:
     assert ask(bench) == first
     assert machine.profile("cpu", bench.events.append) == first
     assert bench.times == 1
-    assert machine.machine_print("cpu") == first.hardware.fingerprint()
+    assert machine.machine_fingerprint("cpu") == first.hardware.fingerprint()
     assert LoadProgress("measuring this machine", 0, 4, "steps") in bench.events
     [entry] = json.loads(kept(tmp_path).read_text())["profiles"].values()
     assert entry["measured"] == first.measured

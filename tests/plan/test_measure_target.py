@@ -17,7 +17,7 @@ from offspec.plan.measure_draft import measure_steps
 from offspec.plan.measure_target import PassTrial, tried_machine
 from offspec.plan.model_sizes import sizes_of
 from offspec.stream.ring import RingStats
-from offspec_planners.measured_costs import Measured
+from offspec_planners.measured_costs import MeasuredCosts
 from offspec_planners.placement import Placement, Tier
 from tests.support.tiny_models import CALIBRATION, nothing, open_model, tiny_engine, write_model
 
@@ -52,7 +52,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft_trial, "_DRAFT_SECONDS", 0.05)
 
 
-def _try(engine: Engine, seconds: float) -> Measured:
+def _try(engine: Engine, seconds: float) -> MeasuredCosts:
     return PassTrial(engine._assembly.target, CALIBRATION, CAPACITY).measure(nothing, seconds)
 
 

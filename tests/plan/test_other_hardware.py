@@ -9,7 +9,7 @@ from offspec.checkpoint.shapes import known_config
 from offspec.core.config import EngineConfig
 from offspec.core.errors import CapacityError, CheckpointError, RequestError
 from offspec.plan.hardware_profile import known_machine
-from offspec.plan.other_hardware import plan_elsewhere
+from offspec.plan.other_hardware import plan_for_hardware
 from offspec_planners.acceptance import typical
 from offspec_planners.hardware import preset
 from offspec_planners.placement import Tier
@@ -26,7 +26,7 @@ GB = 10**9
 def _plan(model: str, machine: str, **settings: object) -> Plan:
     """With budget and width given, which leaves only the draft and the placement to choose."""
     config = EngineConfig(model, **{"budget": 768, "width": 32, **settings})
-    return plan_elsewhere(config, known_machine(machine))
+    return plan_for_hardware(config, known_machine(machine))
 
 
 def test_a_configuration_is_enough(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_70b_as_the_field_knows_it(machine: str, draft: str, mode: str, slow: 
 
 
 def test_nobody_drafts_where_that_is_no_slower() -> None:
-    plan = plan_elsewhere(EngineConfig(SMALL), known_machine("rtx-4090"))
+    plan = plan_for_hardware(EngineConfig(SMALL), known_machine("rtx-4090"))
     assert plan.draft == "none" and plan.placement.slots == 0
     assert plan.forecast.tok_per_s > 100
 

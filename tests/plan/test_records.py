@@ -54,29 +54,29 @@ FOREIGN: dict[str, Callable[[str], bytes]] = {
 
 
 def test_a_plan_is_kept_under_its_name() -> None:
-    assert ledger.kept_plan("one") is None
-    ledger.keep_plan("one", small())
-    assert ledger.kept_plan("one") == small()
-    assert ledger.kept_plan("two") is None
+    assert ledger.load_plan("one") is None
+    ledger.save_plan("one", small())
+    assert ledger.load_plan("one") == small()
+    assert ledger.load_plan("two") is None
 
 
 @pytest.mark.parametrize("change", FOREIGN.values(), ids=FOREIGN)
 def test_a_kept_plan_that_is_damaged_is_as_good_as_none(change: Callable[[str], bytes], cache: Path) -> None:
-    ledger.keep_plan("one", small())
+    ledger.save_plan("one", small())
     file = _only_file(cache)
     file.write_bytes(change(file.read_text("utf-8")))
-    assert ledger.kept_plan("one") is None
-    ledger.keep_plan("one", small())
-    assert ledger.kept_plan("one") == small(), "and is made anew in its place"
+    assert ledger.load_plan("one") is None
+    ledger.save_plan("one", small())
+    assert ledger.load_plan("one") == small(), "and is made anew in its place"
 
 
 def test_a_kept_plan_that_cannot_be_read(cache: Path) -> None:
-    ledger.keep_plan("one", small())
+    ledger.save_plan("one", small())
     file = _only_file(cache)
     file.unlink()
     file.mkdir()
-    assert ledger.kept_plan("one") is None
-    ledger.keep_plan("one", small())
+    assert ledger.load_plan("one") is None
+    ledger.save_plan("one", small())
 
 
 def test_a_named_plan_is_read(tmp_path: Path) -> None:
@@ -211,8 +211,8 @@ def test_a_cache_that_takes_nothing_is_silent(where: str, cache: Path) -> None:
         cache.mkdir()
         (cache / "plans").write_text("")
         (cache / "drafts").write_text("")
-    ledger.keep_plan("one", small())
-    assert ledger.kept_plan("one") is None
+    ledger.save_plan("one", small())
+    assert ledger.load_plan("one") is None
     _learnt(0.0, True).save()
     assert DraftRecord("target", "draft").find(0.0, True) is None
 
@@ -222,6 +222,6 @@ def test_a_full_disk_is_silent(monkeypatch: pytest.MonkeyPatch, cache: Path) -> 
         raise DiskFullError("the disk filled up")
 
     monkeypatch.setattr(ledger, "write_file", full)
-    ledger.keep_plan("one", small())
+    ledger.save_plan("one", small())
     _learnt(0.0, True).save()
     assert cache_root() == cache and not list(cache.rglob("*.json"))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from offspec.draft.base import Children, Features, Scorer, Wants
-from offspec.draft.growing_tree import Candidates
+from offspec.draft.growing_tree import GrowingTree
 from offspec.sampling.token_tree import ROOT
 
 VOCABULARY = 12
@@ -25,7 +25,7 @@ class TableDrafter:
     def start(self, ids: Sequence[int]) -> None:
         self.steps = []
 
-    def expand(self, candidates: Candidates, nodes: Sequence[int], scorer: Scorer) -> Children:
+    def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
         known = {node for step in self.steps for node in step}
         for node in nodes:
             assert node == ROOT or int(candidates.parent[node]) in known, "the parent comes first"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from offspec.core.config import SamplingParams
 from offspec.draft.base import Scorer
 from offspec.draft.grow.best_first import GrowthPolicy, grow
-from offspec.draft.grow.result import Growth
+from offspec.draft.grow.result import GrownTree
 from offspec.draft.mix.mixture import Mixture
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec_planners.acceptance import Calibration
@@ -65,7 +65,7 @@ def test_a_step_in_the_shadow_of_the_link_is_free() -> None:
     assert best_size(np.array([0.0, -1.0, -9.0]), 0.5, costs) == 3
 
 
-def _grow(table: torch.Tensor, policy: GrowthPolicy, depth: int = 20) -> tuple[Growth, list[int]]:
+def _grow(table: torch.Tensor, policy: GrowthPolicy, depth: int = 20) -> tuple[GrownTree, list[int]]:
     drafter = TableDrafter(table)
     scorer = Scorer(LogitsProcessor(SamplingParams(), VOCABULARY, []), None, Calibration())
     growth = grow(Mixture.single(drafter, scorer), [0, 2], policy, depth)
@@ -73,7 +73,7 @@ def _grow(table: torch.Tensor, policy: GrowthPolicy, depth: int = 20) -> tuple[G
     return growth, [len(nodes) for nodes in drafter.steps]
 
 
-def _same(growth: Growth, widths: list[int], replayed: Growing) -> None:
+def _same(growth: GrownTree, widths: list[int], replayed: Growing) -> None:
     assert list(replayed.widths) == widths and len(widths) == growth.steps
     assert replayed.nodes == len(growth.tree)
     assert replayed.expected == pytest.approx(growth.tree.expected_tokens, rel=1e-5)

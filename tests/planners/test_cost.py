@@ -20,7 +20,7 @@ from offspec_planners.cost import (
     unpacking_seconds,
 )
 from offspec_planners.hardware import Hardware, Processor, Rate, preset, preset_names
-from offspec_planners.measured_costs import Measured
+from offspec_planners.measured_costs import MeasuredCosts
 from offspec_planners.placement import Placement, Sizes, Tier, TooSmallError, place_layers, place_on_device
 from offspec_planners.transfer import streamed_units
 from tests.planners.ring_simulation import Unit, seconds_per_pass
@@ -175,7 +175,7 @@ def test_measured_parts_add_up_to_what_the_simulation_says(
     """Read from disk, and what stays on the device beside it; two links in the test after this."""
     placement = data.draw(_placed(WIDE, apart=False))
     layer, around, walk = 0.04, 0.03, 0.02
-    measured = Measured(((rows, layer),), ((rows, around),), walk, link=CPU.disk)
+    measured = MeasuredCosts(((rows, layer),), ((rows, around),), walk, link=CPU.disk)
     costs = measured.costs(WIDE, placement, walked=8.0)
     draft = share * max(float(costs.compute_seconds(rows)), costs.link)
     units = _units(CPU, WIDE, placement, layer, layer * WIDE.head_weights / WIDE.weights)
@@ -192,7 +192,9 @@ def test_one_measured_rate_stands_for_two_links(host: float, near: float, share:
     placement = place_on_device(sizes, 12 * GB, int(sum(LARGE.layers) * host) + 6 * GB)
     estimate = Estimate(hardware, None).costs(LARGE, placement, 8.0)
     streamed = sum(unit.size for unit in streamed_units(LARGE.layers, LARGE.head, placement))
-    measured = Measured(((256, 0.004),), ((256, 0.01),), 0.001, link=Rate.exactly(streamed / estimate.link))
+    measured = MeasuredCosts(
+        ((256, 0.004),), ((256, 0.01),), 0.001, link=Rate.exactly(streamed / estimate.link)
+    )
     costs = measured.costs(LARGE, placement, walked=8.0)
     assert costs.link == pytest.approx(estimate.link)
     draft = share * costs.link
@@ -213,7 +215,9 @@ def test_a_packed_target_has_fewer_bytes_and_more_to_do(bits: float) -> None:
     )
     assert unpacking_seconds(CPU.processor, WIDE) == 0
     streams = Placement.in_memory(30, range(5), 3)
-    measured = Measured(((1, 0.04), (64, 0.05)), ((1, 0.01), (64, 0.01)), 0.002, link=CPU.disk, unpack=1e-9)
+    measured = MeasuredCosts(
+        ((1, 0.04), (64, 0.05)), ((1, 0.01), (64, 0.01)), 0.002, link=CPU.disk, unpack=1e-9
+    )
     for pricing in (measured, Estimate(CPU, None)):
         before, after = pricing.costs(WIDE, streams, 4), pricing.costs(packed, streams, 4)
         assert after.link == pytest.approx(before.link * bits / 16, rel=0.05)
@@ -223,7 +227,7 @@ def test_a_packed_target_has_fewer_bytes_and_more_to_do(bits: float) -> None:
 
 
 def test_a_faster_link_only_helps_where_something_streams() -> None:
-    measured = Measured(((1, 0.04), (64, 0.05)), ((1, 0.01), (64, 0.01)), 0.002, link=Rate.exactly(2e9))
+    measured = MeasuredCosts(((1, 0.04), (64, 0.05)), ((1, 0.01), (64, 0.01)), 0.002, link=Rate.exactly(2e9))
     streams = Placement.in_memory(30, range(5), 3)
     stays = Placement.in_memory(30, range(30), 0)
     for pricing in (measured, Estimate(CPU, None)):

@@ -35,7 +35,7 @@ from offspec.core.events import (
     TreeSeen,
     unheard,
 )
-from offspec.core.threads import Turns
+from offspec.core.threads import ExclusiveUse
 
 if TYPE_CHECKING:
     from offspec.chat.session import Session
@@ -122,7 +122,7 @@ class ScriptedEngine:
         self.held = threading.Event()
         self.closed = False
         self._cached: list[int] = []
-        self._turns = Turns("another answer of this engine is under way")
+        self._turns = ExclusiveUse("another answer of this engine is under way")
 
     sources: tuple[str, ...] = ()
 

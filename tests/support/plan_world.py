@@ -20,13 +20,13 @@ from offspec.plan import needs
 from offspec.plan import prepare as choose
 from offspec.plan.opened import Opened
 from offspec_planners.hardware import Rate
-from offspec_planners.measured_costs import Measured
+from offspec_planners.measured_costs import MeasuredCosts
 from offspec_planners.plan import Plan
 from tests.support.tiny_models import disturb, write_model
 
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
 LAYERS, MB, GB = 5, 10**6, 10**9
-MEASURED = Measured(
+MEASURED = MeasuredCosts(
     layer=((2, 1e-3), (64, 1.2e-3), (512, 6e-3)),
     outside=((2, 1e-3), (64, 1e-3), (512, 2e-3)),
     walk=1e-4,
@@ -45,7 +45,7 @@ class World:
         self.measured = 0
         self.notices: list[str] = []
 
-    def measure(self, opened: Opened, assembly: object, config: object, notify: object) -> Measured:
+    def measure(self, opened: Opened, assembly: object, config: object, notify: object) -> MeasuredCosts:
         self.measured += 1
         return MEASURED
 

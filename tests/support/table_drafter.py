@@ -3,7 +3,7 @@
 import torch
 
 from offspec.draft.base import Children, Scorer
-from offspec.draft.growing_tree import Candidates
+from offspec.draft.growing_tree import GrowingTree
 
 VOCABULARY = 6
 
@@ -20,7 +20,7 @@ class TableDrafter:
     def start(self, ids: object) -> None:
         self.steps = []
 
-    def expand(self, candidates: Candidates, nodes: list[int], scorer: Scorer) -> Children:
+    def expand(self, candidates: GrowingTree, nodes: list[int], scorer: Scorer) -> Children:
         assert all(candidates.parent[n] < 0 or candidates.asked[0, candidates.parent[n]] for n in nodes)
         self.steps.append(list(nodes))
         logits = self.table[torch.from_numpy(candidates.token[nodes])]

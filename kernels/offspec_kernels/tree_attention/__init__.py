@@ -9,14 +9,14 @@ from offspec_kernels.backend import Path, choose
 from offspec_kernels.checks import FLOATS, check_device, check_dtype, check_rows, check_shape
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.tree_attention.eager import scratch_bytes
-from offspec_kernels.tree_mask import Sight
+from offspec_kernels.tree_mask import TreeMask
 
 
 def tree_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    sight: Sight,
+    sight: TreeMask,
     *,
     scale: float | None = None,
     window: int | None = None,
@@ -69,7 +69,7 @@ def tree_attention(
 
 
 def _check(
-    query: Tensor, key: Tensor, value: Tensor, sight: Sight, window: int | None, sinks: Tensor | None
+    query: Tensor, key: Tensor, value: Tensor, sight: TreeMask, window: int | None, sinks: Tensor | None
 ) -> None:
     check_shape("query", query, ["B", "H", "N", "D"])
     batch, heads, rows, size = query.shape
@@ -97,7 +97,7 @@ def _check(
         check_device("sinks", sinks, query.device)
 
 
-def _check_sight(sight: Sight, batch: int, rows: int, keys: int, device: torch.device) -> None:
+def _check_sight(sight: TreeMask, batch: int, rows: int, keys: int, device: torch.device) -> None:
     if (batch, rows, keys) in sight.fitting and sight.words.device == device:
         return  # every layer of a pass asks
     for name in ("prefix", "first", "count", "causal"):
@@ -126,4 +126,4 @@ def _check_sight(sight: Sight, batch: int, rows: int, keys: int, device: torch.d
     sight.fitting.add((batch, rows, keys))
 
 
-__all__ = ["Sight", "scratch_bytes", "tree_attention"]
+__all__ = ["TreeMask", "scratch_bytes", "tree_attention"]

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from offspec_kernels.chunks import evenly
+from offspec_kernels.chunks import split_evenly
 from offspec_kernels.tree_attention.running import MASKED_KEYS, OPEN_KEYS, Desk, Rows
-from offspec_kernels.tree_mask import Reach, Sight
+from offspec_kernels.tree_mask import TreeExtent, TreeMask
 
 # torch's attention with a dense mask is as fast while there are few keys, and faster where there are few
 # pairs of folded row and key, which is also how large such a mask may be.
@@ -44,7 +44,7 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    sight: Sight,
+    sight: TreeMask,
     scale: float,
     window: int | None,
     softcap: float | None,
@@ -76,7 +76,7 @@ def attend(
                 o[lanes, rows[0] : rows[1]] = block.result().to(out.dtype)
 
 
-def _row_blocks(reach: Reach, groups: int, plain: bool) -> Iterator[tuple[tuple[int, int], bool]]:
+def _row_blocks(reach: TreeExtent, groups: int, plain: bool) -> Iterator[tuple[tuple[int, int], bool]]:
     """Queries that are done together, and whether by torch's attention with a dense mask."""
     if plain and groups * reach.count * reach.keys <= _SMALL:
         yield (0, reach.count), True
@@ -84,9 +84,9 @@ def _row_blocks(reach: Reach, groups: int, plain: bool) -> Iterator[tuple[tuple[
     behind = reach.prefix + reach.first
     few = min(max(_FEW_KEYS - behind, 0), reach.count) if plain else 0  # queries that see few keys
     most = min(_DENSE_ROWS, max(1, _SMALL // (groups * _FEW_KEYS)))
-    for part in evenly(0, few, most):
+    for part in split_evenly(0, few, most):
         yield (part.start, part.stop), True
-    for part in evenly(few, reach.count, max(1, _ROWS // groups)):
+    for part in split_evenly(few, reach.count, max(1, _ROWS // groups)):
         yield (part.start, part.stop), False
 
 
@@ -94,7 +94,7 @@ def _fused(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    sight: Sight,
+    sight: TreeMask,
     tree: int,
     rows: tuple[int, int],
     scale: float,
@@ -127,7 +127,7 @@ class _Cut:
     """
 
     def __init__(
-        self, sight: Sight, tree: int, reach: Reach, rows: tuple[int, int], window: int | None
+        self, sight: TreeMask, tree: int, reach: TreeExtent, rows: tuple[int, int], window: int | None
     ) -> None:
         begin = reach.first + rows[0]
         end = reach.prefix + min(reach.causal, begin)

@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-from offspec_kernels.tree_mask import Sight
+from offspec_kernels.tree_mask import TreeMask
 
 
 def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    sight: Sight,
+    sight: TreeMask,
     scale: float,
     window: int | None,
     softcap: float | None,

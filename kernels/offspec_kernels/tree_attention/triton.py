@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from offspec_kernels.backend import interprets
-from offspec_kernels.tree_mask import Sight
+from offspec_kernels.tree_mask import TreeMask
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 _LOWEST = tl.constexpr(-1e30)  # a maximum over nothing; -inf would make numbers that are none
@@ -253,7 +253,7 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    sight: Sight,
+    sight: TreeMask,
     scale: float,
     window: int | None,
     softcap: float | None,

@@ -9,7 +9,7 @@ import torch
 from offspec.draft.base import Children, Features, Scorer, Wants, score
 from offspec.draft.cross_vocab.retokenize import Reading
 from offspec.draft.cross_vocab.vocab_map import UNKNOWN, VocabMap
-from offspec.draft.growing_tree import Candidates
+from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.lm import LMDrafter
 from offspec.sampling.token_tree import ROOT
 
@@ -28,7 +28,7 @@ class TranslatedDrafter:
         self._vocab = vocab.on(device)
         self._reading = reading
         self._root = 0  # the position of the root, as the target counts
-        self._candidates: Candidates | None = None  # of the tree that grows
+        self._candidates: GrowingTree | None = None  # of the tree that grows
         self._lost: set[int] = set()  # nodes of it that the draft cannot stand at
         self._wide = torch.empty(0, 0)
 
@@ -56,7 +56,7 @@ class TranslatedDrafter:
         self._candidates = None
         self._lost.clear()
 
-    def expand(self, candidates: Candidates, nodes: Sequence[int], scorer: Scorer) -> Children:
+    def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
         self._candidates = candidates
         rows = self._rows(candidates, nodes) if self._reading.told else []
         if not rows:
@@ -67,7 +67,7 @@ class TranslatedDrafter:
         found.log_prob[[row for row in range(len(nodes)) if row not in rows]] = -np.inf
         return found
 
-    def _rows(self, candidates: Candidates, nodes: Sequence[int]) -> list[int]:
+    def _rows(self, candidates: GrowingTree, nodes: Sequence[int]) -> list[int]:
         """Which of the nodes the draft can stand at, with all that is above them."""
         same = self._vocab.translate(candidates.token[nodes])
         rows = list[int]()
@@ -78,7 +78,7 @@ class TranslatedDrafter:
                 rows.append(row)
         return rows
 
-    def _translated(self, candidates: Candidates) -> Candidates:
+    def _translated(self, candidates: GrowingTree) -> GrowingTree:
         """The same tree in the draft's tokens."""
         view = copy.copy(candidates)
         view.token = self._vocab.translate(candidates.token)

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from offspec.core.trace import OFF, Timeline
-from offspec.draft.grow.result import Growth
-from offspec.draft.growing_tree import Candidates
+from offspec.draft.grow.result import GrownTree
+from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.mix.mixture import Asked, Mixture
 from offspec.sampling.token_tree import ROOT
 from offspec_planners.best_first import Grown, best_size, max_expanded, pays, promising
@@ -69,7 +69,7 @@ def grow(
     max_depth: int,
     timeline: Timeline = OFF,
     between: Callable[[], None] | None = None,
-) -> Growth:
+) -> GrownTree:
     """A tree below the last of the committed ids, no deeper than `max_depth` tokens.
 
     between: called before every step; what it raises breaks the growth off.
@@ -102,7 +102,7 @@ class _Growing:
         self._mixture, self._policy, self._max_depth = mixture, policy, max_depth
         self._timeline, self._between = timeline, between
         self.asked = Asked(active, {}, {index: {} for index in active if index < len(mixture.sources)})
-        self._candidates = Candidates(ids[-1], len(mixture.names))
+        self._candidates = GrowingTree(ids[-1], len(mixture.names))
         self._best = self._candidates.best(policy.grown)
         self._steps = 0
         self._silent = set[int]()  # drafters that have nothing to say
@@ -193,7 +193,7 @@ class _Growing:
             return pays(score[best], score[nodes], 0.0, None, policy.min_gain * len(nodes) / _RECORDED)
         return pays(score[best], score[nodes], self._seconds, costs, policy.min_gain)
 
-    def growth(self) -> Growth:
+    def growth(self) -> GrownTree:
         """What it has come to."""
         policy, candidates = self._policy, self._candidates
         kept = candidates.best(policy.budget)
@@ -203,4 +203,4 @@ class _Growing:
         if policy.recording and len(best) == policy.record and candidates.depth[best].max() < self._max_depth:
             record = candidates.tree(best)
             recorded = Grown(record.parent.astype(np.int32), record.score.astype(np.float32))
-        return Growth(candidates.tree(kept), kept, self._steps, candidates, self.asked, recorded)
+        return GrownTree(candidates.tree(kept), kept, self._steps, candidates, self.asked, recorded)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from offspec.draft.growing_tree import Candidates
+from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.mix.mixture import Asked, Mixture, Seen
 from offspec.sampling.token_tree import ROOT, TokenTree
 from offspec_planners.acceptance import Calibration
@@ -14,7 +14,7 @@ from offspec_planners.best_first import Grown
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class GrownTree:
     """A grown tree, the candidate behind each of its nodes, and what there is to learn from.
 
     every: all candidates; asked: who took part, and what drafters said; recorded: the larger tree that was
@@ -24,7 +24,7 @@ class Growth:
     tree: TokenTree
     candidates: NDArray[np.int64]
     steps: int
-    every: Candidates
+    every: GrowingTree
     asked: Asked
     recorded: Grown | None = None
 
@@ -81,6 +81,6 @@ def _learn(calibration: Calibration, seen: Seen, walked: Sequence[int], tokens: 
             calibration.table.observe(depth, children.log_prob[row], rank)
 
 
-def no_growth(root_token: int) -> Growth:
+def root_alone(root_token: int) -> GrownTree:
     """The tree of plain decoding."""
-    return Growth(TokenTree.single(root_token), np.array([ROOT]), 0, Candidates(root_token), Asked())
+    return GrownTree(TokenTree.single(root_token), np.array([ROOT]), 0, GrowingTree(root_token), Asked())

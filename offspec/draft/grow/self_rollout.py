@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from offspec.draft.grow.best_first import GrowthPolicy, grow
-from offspec.draft.grow.result import Growth
+from offspec.draft.grow.result import GrownTree
 from offspec.draft.mix.mixture import Mixture
 from offspec.sampling.token_tree import ROOT
 from offspec_planners.best_first import Grown
@@ -50,7 +50,7 @@ def preview(
     return found[1:]
 
 
-def _favourites(growth: Growth, count: int) -> tuple[list[int], list[int]]:
+def _favourites(growth: GrownTree, count: int) -> tuple[list[int], list[int]]:
     """The expanded candidates along the draft's first choices, and those choices: at most `count`."""
     tree, node = growth.tree, ROOT
     nodes, tokens = list[int](), list[int]()

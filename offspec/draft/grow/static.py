@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from offspec.core.trace import OFF, Timeline
-from offspec.draft.grow.result import Growth
-from offspec.draft.growing_tree import Candidates
+from offspec.draft.grow.result import GrownTree
+from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.mix.mixture import Asked, Mixture
 from offspec.sampling.token_tree import ROOT
 from offspec_planners.sequoia import Shape
@@ -26,7 +26,7 @@ def grow_static(
     width: int,
     timeline: Timeline = OFF,
     between: Callable[[], None] | None = None,
-) -> Growth:
+) -> GrownTree:
     """A tree of this shape below the last of the committed ids, no deeper than `max_depth` tokens.
 
     The main drafter alone fills it. Where it offers fewer children than the shape has places, what would
@@ -34,7 +34,7 @@ def grow_static(
     """
     main = mixture.main
     assert main is not None, "a shape is filled by a drafter"
-    candidates, asked = Candidates(ids[-1]), Asked((0,), {}, {0: {}})
+    candidates, asked = GrowingTree(ids[-1]), Asked((0,), {}, {0: {}})
     filled = {ROOT: ROOT}  # node of the shape to candidate
     steps, began = 0, time.perf_counter()
     main.drafter.start(ids)
@@ -59,4 +59,4 @@ def grow_static(
         steps += 1
     asked.spent(0, time.perf_counter() - began)
     every = np.arange(candidates.count)
-    return Growth(candidates.tree(every), every, steps, candidates, asked)
+    return GrownTree(candidates.tree(every), every, steps, candidates, asked)

@@ -20,7 +20,7 @@ from offspec.draft.base import Features
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
 from offspec.model.parts import TargetParts
-from offspec_kernels.chunks import evenly
+from offspec_kernels.chunks import split_evenly
 from offspec_kernels.tree_attention import tree_attention
 
 _CHUNK = 1024  # rows of a long prompt whose taps are joined together
@@ -146,7 +146,7 @@ class Eagle3Layer(EagleLayer):
         self._room = torch.empty(0, parts.vocab_size)
 
     def states(self, features: Features) -> Tensor:
-        parts = [self._fused(features, part) for part in evenly(0, len(features), _CHUNK)]
+        parts = [self._fused(features, part) for part in split_evenly(0, len(features), _CHUNK)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _fused(self, features: Features, rows: slice) -> Tensor:

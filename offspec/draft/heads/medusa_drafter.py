@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import linear, silu
 
 from offspec.draft.base import Children, Scorer
-from offspec.draft.growing_tree import Candidates
+from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.heads.guesses import LastStateDrafter, arranged, nothing
 from offspec.model.parts import TargetParts
 
@@ -54,7 +54,7 @@ class MedusaDrafter(LastStateDrafter):
         self._root = len(ids) - 1
         self._logits.clear()
 
-    def expand(self, candidates: Candidates, nodes: Sequence[int], scorer: Scorer) -> Children:
+    def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
         state = self._last.before(self._root)
         depths: list[int] = candidates.depth[nodes].tolist()
         # All nodes of a depth have the same children, unless penalties tell their paths apart.

@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import embedding, gelu, linear
 
 from offspec.draft.base import Children, Scorer, score
-from offspec.draft.growing_tree import Candidates
+from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.heads.guesses import LastStateDrafter, arranged, nothing
 from offspec.sampling.token_tree import ROOT
 
@@ -59,7 +59,7 @@ class MLPDrafter(LastStateDrafter):
         self._root = len(ids) - 1
         self._states.clear()
 
-    def expand(self, candidates: Candidates, nodes: Sequence[int], scorer: Scorer) -> Children:
+    def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
         start = self._last.before(self._root)
         depths: list[int] = candidates.depth[nodes].tolist()
         asked = [i for i, depth in enumerate(depths) if depth < len(self._stages)]
@@ -76,7 +76,7 @@ class MLPDrafter(LastStateDrafter):
         return arranged(found, [place.get(i, -1) for i in range(len(nodes))])
 
     def _advance(
-        self, candidates: Candidates, nodes: Sequence[int], stage: MLPStage, start: torch.Tensor
+        self, candidates: GrowingTree, nodes: Sequence[int], stage: MLPStage, start: torch.Tensor
     ) -> torch.Tensor:
         """The states [W, I] of nodes of one level, which are kept for their children."""
         if nodes[0] == ROOT:

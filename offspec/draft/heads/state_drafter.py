@@ -15,12 +15,12 @@ import torch
 
 from offspec.draft.base import Children, Features, Scorer, Wants, score
 from offspec.draft.cache_rows import TreeRows
-from offspec.draft.growing_tree import Candidates
+from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.heads.guesses import nothing
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
 from offspec.sampling.token_tree import ROOT
-from offspec_kernels.chunks import evenly
+from offspec_kernels.chunks import split_evenly
 
 _CHUNK = 256  # rows of a long prompt that go through the layer together
 
@@ -103,7 +103,7 @@ class StateDrafter:
         self._known.append(features.start, self._layer.states(features))
 
     @torch.no_grad()
-    def expand(self, candidates: Candidates, nodes: Sequence[int], scorer: Scorer) -> Children:
+    def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
         """Level by level, where nodes of one call stand below one another: each needs its parent's output."""
         outputs = self._outputs
         if not outputs:
@@ -130,7 +130,7 @@ class StateDrafter:
             causal=root - first,
             ancestors=torch.zeros(0, 0, dtype=torch.bool, device=self._device),
         )
-        for part in evenly(0, root - first, _CHUNK):
+        for part in split_evenly(0, root - first, _CHUNK):
             if self.between is not None:
                 self.between()
             states = known.of(first + part.start, first + part.stop)
@@ -138,7 +138,7 @@ class StateDrafter:
         cache.commit(root - first, [])
         self._outputs[ROOT] = out[-1]
 
-    def _extend(self, candidates: Candidates, nodes: Sequence[int]) -> None:
+    def _extend(self, candidates: GrowingTree, nodes: Sequence[int]) -> None:
         """Make entries of nodes whose parents have theirs."""
         assert nodes, "a node was asked for before its parent"
         if self.between is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from offspec.draft.growing_tree import Twig
+from offspec.draft.growing_tree import Subtree
 from offspec.draft.lookup.hit_rates import Matches, bucket
 from offspec.sampling.noise import GumbelNoise
 from offspec.sampling.noise_lookup import given_noise, gumbel_at
@@ -56,7 +56,7 @@ class NgramLookup:
 
     def below(
         self, path: Sequence[int], noise: GumbelNoise | None, most: int, floor: float, max_depth: int
-    ) -> Twig:
+    ) -> Subtree:
         """See `Lookup.below`; the twig is a chain."""
         self._text.index()
         place, matched = self._find(path)
@@ -68,7 +68,7 @@ class NgramLookup:
             positions = range(first, first + len(tokens))
             log_probs = given_noise(np.array(probability), gumbel_at(noise.key, positions, tokens))
         count = int((np.cumsum(log_probs) >= floor).sum())
-        return Twig(list(range(-1, count - 1)), tokens[:count], log_probs[:count].tolist())
+        return Subtree(list(range(-1, count - 1)), tokens[:count], log_probs[:count].tolist())
 
     def learn(self, tokens: Sequence[int]) -> None:
         """See `Lookup.learn`."""

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from offspec.draft.growing_tree import Twig
+from offspec.draft.growing_tree import Subtree
 from offspec.sampling.noise import GumbelNoise
 from offspec.sampling.noise_lookup import given_noise, gumbel_at
 
@@ -42,7 +42,7 @@ def grow_twig(
     most: int,
     floor: float,
     max_depth: int,
-) -> Twig:
+) -> Subtree:
     """The best `most` nodes below a place, as `Lookup.below` has them. position: of the first level."""
     twig = _Growing(texts, place, max_depth)
     unopened = [(0.0, NONE)]  # a heap: minus the score of a node's path, and the node
@@ -106,13 +106,13 @@ class _Growing:
             self._log_prob.append(log_prob)
             self.score.append(log_prob if parent == NONE else log_prob + self.score[parent])
 
-    def best(self, most: int, floor: float) -> Twig:
+    def best(self, most: int, floor: float) -> Subtree:
         """The `most` likeliest of the nodes that are no less likely than `floor`."""
         enough = [node for node, score in enumerate(self.score) if score >= floor]
         # A parent is no less likely than its children, and the earlier of equals is kept.
         kept = sorted(heapq.nsmallest(most, enough, key=lambda node: -self.score[node]))
         index = {node: number for number, node in enumerate(kept)}
-        return Twig(
+        return Subtree(
             parent=[index.get(self.parent[node], NONE) for node in kept],
             token=[self.token[node] for node in kept],
             log_prob=[self._log_prob[node] for node in kept],

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from offspec.draft.growing_tree import Twig
+from offspec.draft.growing_tree import Subtree
 from offspec.draft.lookup.hit_rates import Matches, bucket
 from offspec.draft.lookup.subtree import Place, grow_twig
 from offspec.draft.lookup.suffix_automaton import ROOT, SuffixAutomaton
@@ -144,7 +144,7 @@ class SuffixLookup:
 
     def below(
         self, path: Sequence[int], noise: GumbelNoise | None, most: int, floor: float, max_depth: int
-    ) -> Twig:
+    ) -> Subtree:
         """See `Lookup.below`."""
         self._mend()
         place = self._place

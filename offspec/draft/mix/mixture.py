@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offspec.draft.base import Children, Drafter, Lookup, Scorer
-from offspec.draft.growing_tree import Candidates
+from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.mix.backoff import Worth
 from offspec.draft.mix.weights import Blended
 from offspec.sampling.noise import GumbelNoise
@@ -89,7 +89,7 @@ class Mixture:
         count = len(self.sources)
         return self.sources[index].drafter if index < count else self.lookups[index - count]
 
-    def learn(self, grown: Candidates, nodes: Sequence[int], tokens: Sequence[int], asked: "Asked") -> None:
+    def learn(self, grown: GrowingTree, nodes: Sequence[int], tokens: Sequence[int], asked: "Asked") -> None:
         """The target walked these candidates, the root first, and picked these tokens at them."""
         for index, lookup in enumerate(self.lookups, len(self.sources)):
             if index in asked.active:

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from offspec_kernels.tree_mask import BITS, Sight
+from offspec_kernels.tree_mask import BITS, TreeMask
 
 _MOST_ROWS = 32
 PADDING = _MOST_ROWS  # rows that a cache needs behind those in use
 
 Turn = tuple[torch.Tensor, torch.Tensor]
-Layers = Callable[[torch.Tensor, Turn, Sight, torch.Tensor, int], torch.Tensor]
+Layers = Callable[[torch.Tensor, Turn, TreeMask, torch.Tensor, int], torch.Tensor]
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class _Step:
 
     hidden: torch.Tensor
     turn: Turn
-    sight: Sight
+    sight: TreeMask
     rows: torch.Tensor
     out: torch.Tensor | None = None
     graph: torch.cuda.CUDAGraph | None = None
@@ -53,7 +53,9 @@ class GraphedSteps:
         """Drop all graphs: the cache has moved, or is closed."""
         self._steps.clear()
 
-    def run(self, hidden: torch.Tensor, turn: Turn, sight: Sight, start: int, capacity: int) -> torch.Tensor:
+    def run(
+        self, hidden: torch.Tensor, turn: Turn, sight: TreeMask, start: int, capacity: int
+    ) -> torch.Tensor:
         """Embeddings [T, H] to final hidden states [T, H]; their keys and values go to rows from `start` on.
 
         turn: cos and sin [T, 1, D]; sight: of the T rows, in one tree. The result is the caller's own.
@@ -117,12 +119,12 @@ def _make(padded: int, hidden: torch.Tensor, turn: Turn, capacity: int) -> _Step
     return _Step(
         hidden=hidden.new_zeros(padded, hidden.shape[1]),
         turn=(cos, sin),
-        sight=Sight(prefix, first, count, causal, words, position),
+        sight=TreeMask(prefix, first, count, causal, words, position),
         rows=rows,
     )
 
 
-def _show(sight: Sight, graphed: Sight) -> None:
+def _show(sight: TreeMask, graphed: TreeMask) -> None:
     """Copy a step's sight to where its graph looks. Rows of padding are queries of nobody."""
     for name in ("prefix", "first", "count", "causal"):
         getattr(graphed, name).copy_(getattr(sight, name))

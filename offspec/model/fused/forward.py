@@ -20,7 +20,7 @@ from offspec.model.fused.weights import FusedLayer, PlainShape, fuse_layers, nor
 from offspec.model.skeleton import Skeleton
 from offspec_kernels.backend import choose
 from offspec_kernels.tree_attention import tree_attention
-from offspec_kernels.tree_mask import Sight
+from offspec_kernels.tree_mask import TreeMask
 
 _CHUNK = 256  # rows of a long prompt that go through the layers together
 
@@ -117,7 +117,7 @@ class LeanModel:
         self,
         hidden: torch.Tensor,
         turn: tuple[torch.Tensor, torch.Tensor],
-        sight: Sight,
+        sight: TreeMask,
         rows: Rows,
         end: int,
     ) -> torch.Tensor:
@@ -148,7 +148,7 @@ class LeanModel:
         return torch.div(hidden, length).mul_(gain).to(self._dtype)
 
     def _attend(
-        self, query: torch.Tensor, seen: torch.Tensor, sight: Sight, window: int | None
+        self, query: torch.Tensor, seen: torch.Tensor, sight: TreeMask, window: int | None
     ) -> torch.Tensor:
         """query [T, Q, D], keys and values [2 KV, S, D] to [T, Q D]."""
         pairs = self._shape.kv_heads
