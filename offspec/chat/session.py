@@ -11,9 +11,15 @@ from typing import Protocol
 from offspec.chat.autosave import Autosave
 from offspec.chat.conversation import Conversation, copy_id
 from offspec.chat.message import Message, checked_text
-from offspec.chat.partial_answer import PartialAnswer
 from offspec.chat.prompt_reuse import Encoded, PromptReuse, Wording
-from offspec.chat.turns import asked, seeded_anew, with_other_question, with_question, without_answer
+from offspec.chat.turns import (
+    PartialAnswer,
+    asked,
+    seeded_anew,
+    with_other_question,
+    with_question,
+    without_answer,
+)
 from offspec.core.config import SamplingParams
 from offspec.core.errors import ClosedError, OffspecError, RequestError
 from offspec.core.events import Event, Finished, Notice, Result

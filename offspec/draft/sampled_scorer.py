@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from offspec.draft.base import Children, Scorer
 from offspec.sampling.logits_processor import LogitsProcessor
-from offspec.sampling.uniforms import uniforms
+from offspec.sampling.noise import uniforms
 from offspec_planners.acceptance import Calibration
 
 

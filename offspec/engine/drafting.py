@@ -19,8 +19,7 @@ from offspec.plan.load import Assembly
 from offspec.plan.prepare import Way
 from offspec.plan.records import Case, DraftRecord, case_of
 from offspec.sampling.logits_processor import LogitsProcessor
-from offspec.sampling.noise import GumbelNoise
-from offspec.sampling.uniforms import endless
+from offspec.sampling.noise import GumbelNoise, endless
 from offspec_planners.acceptance import Calibration
 from offspec_planners.best_first import Grown
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import torch
 
 from offspec.core import memory as process_memory
@@ -15,12 +16,14 @@ from offspec.core.events import (
     Event,
     Finished,
     FinishReason,
+    Guessed,
     PassProgress,
     PassStats,
     Piece,
     Prefill,
     Result,
     TextDelta,
+    TreeSeen,
     total_guessed,
 )
 from offspec.core.trace import Timeline
@@ -28,7 +31,6 @@ from offspec.engine.contention import Contention
 from offspec.engine.decode import DecodeState, Decoding, PassResult
 from offspec.engine.detokenizer import TextStream
 from offspec.engine.stopping import Ending, Halted
-from offspec.engine.tree_seen import accepted, describe_tree, guessed_by
 from offspec.model import device as devices
 from offspec.plan.load import Assembly
 from offspec.sampling.noise import request_key
@@ -235,3 +237,30 @@ class RunningRequest:
             peak_device_bytes=devices.peak_bytes(target.device),
             guessed_by=total_guessed(done.guessed_by for done in self._passes),
         )
+
+
+def accepted(done: PassResult) -> tuple[int, ...]:
+    """The nodes that the target agreed with, root first: of a token that ends the answer, too, if guessed."""
+    walk = done.walk
+    last = done.growth.tree.children(walk.nodes[-1]).get(walk.tokens[-1])
+    return walk.nodes if last is None else (*walk.nodes, last)
+
+
+def guessed_by(done: PassResult, decoding: Decoding) -> Guessed:
+    """Accepted tokens of each source that had any: of those who guessed a token, who thought it likeliest."""
+    names = decoding.mixture.names if decoding.mixture is not None else ()
+    counts = np.bincount(done.growth.tree.source[list(accepted(done)[1:])]).tolist()
+    return tuple((name, count) for name, count in zip(names, counts, strict=False) if count)
+
+
+def describe_tree(index: int, done: PassResult, spell: Callable[[int], str]) -> TreeSeen:
+    """The tree of the pass of this number, its tokens spelt, and the path that the target took."""
+    tree, path = done.growth.tree, accepted(done)
+    return TreeSeen(
+        index=index,
+        parent=tuple(tree.parent.tolist()),
+        text=tuple(spell(token) for token in tree.token.tolist()),
+        probability=tuple(np.exp(tree.score).tolist()),
+        accepted=path,
+        bonus=spell(done.walk.tokens[-1]) if path == done.walk.nodes else "",
+    )

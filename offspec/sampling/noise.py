@@ -1,9 +1,14 @@
-"""Gumbel noise that any node, draft or device can look up: g(key, position, token).
+"""All randomness of a request: Gumbel noise that any node can look up, and uniform numbers by name.
 
-A value depends on its key, position and token and on nothing else: not on the rows that were asked for
-before it, nor on the shape of a tree (`offspec_kernels.noise` says how). Adding it to log-probabilities and
-taking the argmax samples from them (the Gumbel-max trick); looking up the same noise for draft and target
-couples the two (Daliri et al. 2024, arXiv 2408.07978).
+The noise is g(key, position, token), for whole rows (`GumbelNoise`) or a few tokens (`gumbel_at`). A value
+depends on these three and on nothing else: not on the rows that were asked for before it, nor on the shape of
+a tree (`offspec_kernels.noise` says how). Adding it to log-probabilities and taking the argmax samples from
+them (the Gumbel-max trick); looking up the same noise for draft and target couples the two (Daliri et al.
+2024, arXiv 2408.07978).
+
+The uniform numbers are for draws and tests that must be independent of that noise. One depends on its key,
+its purpose, its place and its index there; they come from another generator of the same family
+(Philox-4x64-10: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 
 A request's key is made of its seed and of its prompt (`request_key`). With the seed alone, text that was
 sampled under it and stands in a later prompt would meet the same noise a second time, and be said again.
@@ -12,16 +17,29 @@ Letters: n positions, V vocabulary, B = ceil(V / 4) blocks of four words.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
+from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from offspec_kernels.noise import gumbel_row, uniform_bits
+from offspec_kernels.noise import LOW, MULTIPLIERS, PURPOSE, ROUNDS, WEYL, gumbel_row, uniform_bits
+
+Purpose = Literal["draw", "test"]
 
 _CACHED_ROWS = 64
+
+_KEYS: dict[Purpose, int] = {"draw": 0x44726177, "test": 0x54657374}
+_UNUSED = 12  # low bits of a word: 52 are left, and a half on top of them still fits a float64
+_STEP = 2.0**-52
+
+_WORD = np.uint64(32)
+_LOW = np.uint64(LOW)
+_MULTIPLIERS = np.array(MULTIPLIERS, dtype=np.uint64)[:, None]
+_STEPS = np.outer(np.arange(ROUNDS), WEYL).astype(np.uint64)  # what the key has grown by in each round
 
 
 def request_key(seed: int, ids: Sequence[int]) -> int:
@@ -73,3 +91,65 @@ class GumbelNoise:
         """
         blocks = torch.arange((self.vocab_size + 3) // 4, device=self.device)  # [B]
         return uniform_bits(self.key, position, blocks)[: self.vocab_size]
+
+
+def uniforms(key: int, purpose: Purpose, place: int, count: int) -> torch.Tensor:
+    """The first `count` numbers of a place, [n] float64, strictly inside (0, 1)."""
+    words = torch.from_numpy(_generator(key, purpose, place).random_raw(count).view(np.int64))
+    # The shift smears the sign over the upper bits, which the mask takes away.
+    return (words >> _UNUSED).bitwise_and_(2**52 - 1).double().add_(0.5).mul_(_STEP)
+
+
+def endless(key: int, purpose: Purpose, place: int) -> Iterator[float]:
+    """The same numbers, one after the other."""
+    generator = _generator(key, purpose, place)
+    while True:
+        yield ((int(generator.random_raw()) >> _UNUSED) + 0.5) * _STEP
+
+
+def _generator(key: int, purpose: Purpose, place: int) -> np.random.Philox:
+    assert 0 <= key < 2**64 and 0 <= place < 2**64
+    # The lowest word of the counter goes up from number to number.
+    return np.random.Philox(key=key | _KEYS[purpose] << 64, counter=place << 64)
+
+
+def gumbel_at(key: int, positions: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float32]:
+    """The noise of n tokens at n absolute positions, [n] float32: `GumbelNoise.row(position)[token]`.
+
+    The bits are the same. The logarithm is numpy's, an ulp of float64 away at most, which is lost when the
+    value is rounded to float32.
+    """
+    token = np.array(tokens, dtype=np.uint64)  # [n]
+    position = np.array(positions, dtype=np.uint64)
+    words = _philox(token >> np.uint64(2), position, key)  # [4, n]
+    bits = words[token & np.uint64(3), np.arange(len(token))]
+    survival = (2**32 - 0.5 - bits.astype(np.float64)) * 2.0**-32
+    result: NDArray[np.float32] = (-np.log(-np.log(survival))).astype(np.float32)
+    return result
+
+
+def given_noise(probability: NDArray[np.float64], noise: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Log of the probability that the target picks tokens, from what it is beforehand and their noise, [n].
+
+    With g_t the noise, p_t exp(g_t) is to be the largest. The largest of all other tokens is distributed as
+    a single one of probability 1 - p whose noise G is independent of g, so the probability is
+    P(G < g + log p - log(1 - p)) = exp(-exp(-g) (1 - p) / p).
+    """
+    odds = (1.0 - probability) / probability
+    result: NDArray[np.float64] = -odds * np.exp(-noise.astype(np.float64))
+    return result
+
+
+def _philox(block: NDArray[np.uint64], position: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
+    """The four words of n counters (block, position low, position high, PURPOSE), [4, n].
+
+    As in `offspec_kernels.noise.philox`, with the words in two pairs that are worked on together.
+    """
+    even = np.stack([block, position >> _WORD])  # words 0 and 2: those that are multiplied
+    odd = np.stack([position & _LOW, np.full_like(position, PURPOSE)])  # words 1 and 3
+    keys = np.array([key & LOW, key >> 32], dtype=np.uint64) + _STEPS & _LOW  # [rounds, 2]
+    for round_key in keys[:, :, None]:
+        product = (even * _MULTIPLIERS)[::-1]
+        even = (product >> _WORD) ^ odd ^ round_key
+        odd = product & _LOW
+    return np.stack([even[0], odd[0], even[1], odd[1]])

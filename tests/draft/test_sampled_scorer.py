@@ -10,8 +10,8 @@ import torch
 from offspec.core.config import SamplingParams
 from offspec.draft.sampled_scorer import DrawingScorer
 from offspec.sampling.logits_processor import LogitsProcessor
+from offspec.sampling.noise import endless, uniforms
 from offspec.sampling.token_tree import TokenTree
-from offspec.sampling.uniforms import endless, uniforms
 from offspec.sampling.verify_sequoia import walk_without_replacement
 from offspec_planners.acceptance import Calibration
 from tests.support.chi_squared import agreement

@@ -10,8 +10,8 @@ import torch
 from offspec.core.config import SamplingParams
 from offspec.core.errors import CheckpointError
 from offspec.sampling.logits_processor import LogitsProcessor
+from offspec.sampling.noise import endless
 from offspec.sampling.token_tree import TokenTree
-from offspec.sampling.uniforms import endless
 from offspec.sampling.verify import Walk
 from offspec.sampling.verify_sequoia import walk_without_replacement
 

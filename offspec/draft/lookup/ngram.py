@@ -11,8 +11,7 @@ import numpy as np
 
 from offspec.draft.growing_tree import Subtree
 from offspec.draft.lookup.hit_rates import Matches, bucket
-from offspec.sampling.noise import GumbelNoise
-from offspec.sampling.noise_lookup import given_noise, gumbel_at
+from offspec.sampling.noise import GumbelNoise, given_noise, gumbel_at
 
 _LONGEST = 4  # tokens of an n-gram
 _COMPARED = 17  # tokens of a match that are told apart

@@ -13,8 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from offspec.draft.growing_tree import Subtree
-from offspec.sampling.noise import GumbelNoise
-from offspec.sampling.noise_lookup import given_noise, gumbel_at
+from offspec.sampling.noise import GumbelNoise, given_noise, gumbel_at
 
 _TOGETHER = 16  # nodes opened between two looks at the noise
 _FOLLOWED = 0.1  # the least probability of a path that is followed down before its noise is known

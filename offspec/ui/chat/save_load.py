@@ -1,5 +1,7 @@
 """What `/save` and `/load` do. Conversations are kept as they go; these name, copy and find them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -7,7 +9,6 @@ from offspec.chat.archive import Entry
 from offspec.chat.conversation import Conversation, clean_title, copy_id
 from offspec.core.errors import OffspecError, RequestError, SessionError
 from offspec.ui.chat.outcomes import Open, Outcome, Reset, Say
-from offspec.ui.chat.refusing import refusing
 
 if TYPE_CHECKING:
     from offspec.ui.chat.controller import Desk
@@ -78,3 +79,16 @@ def load(desk: "Desk", argument: str) -> Outcome:
     if not argument:
         return Open("sessions")
     return Reset(desk.take_up(desk.archive.find(argument)))
+
+
+@contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Raises RequestError, which begins with `what`, for a path that the system does not take.
+
+    It may not be looked at, is too long, has a NUL in it, or begins with an unknown ~user.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RequestError(f"{what}: {reason}") from None

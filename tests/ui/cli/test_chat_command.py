@@ -95,7 +95,7 @@ def test_help_teaches_by_examples() -> None:
 
 def test_the_largest_library_is_open_before_torch_is_imported() -> None:
     program = (
-        "import sys; from offspec.ui.chat.preload import preload_torch; preload_torch(); "
+        "import sys; from offspec.ui.chat.setup import preload_torch; preload_torch(); "
         "assert 'torch' not in sys.modules; print('libtorch_cpu' in open('/proc/self/maps').read())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

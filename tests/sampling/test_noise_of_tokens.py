@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offspec.sampling.noise import GumbelNoise
-from offspec.sampling.noise_lookup import given_noise, gumbel_at
+from offspec.sampling.noise import GumbelNoise, given_noise, gumbel_at
 
 
 @given(seed=st.integers(0, 2**64 - 1), positions=st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=3))
