@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-import offspec as package
+import offspec.engine as package
 from offspec.core.config import EngineConfig
 from offspec.core.errors import CapacityError, DiskFullError
 from offspec.core.events import LoadProgress, Notice

@@ -1,0 +1,130 @@
+"""Answers beside other busy processes: how much of an idle machine's speed is left.
+
+    python -m bench.busy demo --busy 1 2 4
+
+Two engines answer the same question in turn, so that both meet the same machine: one as offspec sets itself up,
+and one whose threads spin as libgomp has them by default. Each busy process counts, and has a session of its
+own, as a program in another terminal has.
+
+The ceiling is what a fair scheduler leaves: of c cores beside b busy processes, with c threads, c / (c + b).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from bench.harness import Report, command_line, environment, ratio, write_result
+
+NAME = "busy"
+_BY_DEFAULT = {"GOMP_SPINCOUNT": "300000", "BENCH_SPINS": "1"}  # what libgomp takes where nothing is set
+_TOKENS = 30
+_WORKER = """
+import os, sys
+import offspec
+from offspec.engine.contention import Contention
+
+if os.environ.get("BENCH_SPINS"):
+    Contention.look = lambda self: None
+tokens = int(sys.argv[2])
+with offspec.load(sys.argv[1], budget=32, width=8, learn=False) as engine:
+    params = offspec.SamplingParams(max_tokens=tokens, ignore_eos=True)
+    print("ready", flush=True)
+    for question in sys.stdin:
+        print(tokens / engine.generate(question, params).seconds, flush=True)
+"""
+
+
+@contextmanager
+def answering(model: str, variables: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """A process with an engine that answers a line on its standard input with its tokens a second."""
+    command = [sys.executable, "-c", _WORKER, model, str(_TOKENS)]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | variables
+    )
+    try:
+        ask(process, None)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def ask(process: subprocess.Popen[str], question: str | None) -> float:
+    """Tokens a second of an answer; without a question, wait until the engine is loaded."""
+    assert process.stdin is not None and process.stdout is not None
+    if question is not None:
+        process.stdin.write(question + "\n")
+        process.stdin.flush()
+    line = process.stdout.readline()
+    if not line:
+        raise SystemExit("error: an engine ended before its answer")
+    return float(line) if question is not None else 0.0
+
+
+@contextmanager
+def busy(count: int) -> Iterator[None]:
+    """So many processes that count, each in a session of its own."""
+    command = [sys.executable, "-c", "while True: pass"]
+    counting = [subprocess.Popen(command, start_new_session=True) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in counting:
+            process.kill()
+            process.wait()
+
+
+def measure(engines: Sequence[subprocess.Popen[str]], rounds: int) -> list[float]:
+    """The median speed of each engine, asked in turn; the first half of the rounds is not counted."""
+    question = "Explain in a few sentences why the sky is blue."
+    speeds = [[ask(engine, question) for engine in engines] for _ in range(2 * rounds)][rounds:]
+    return [statistics.median(column) for column in zip(*speeds, strict=True)]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure, print and record."""
+    parser = argparse.ArgumentParser(prog=f"python -m bench.{NAME}", description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--busy", type=int, nargs="+", default=[1, 2, 4], help="counts of busy processes")
+    parser.add_argument("--rounds", type=int, default=6, help="answers of each engine that count")
+    args = parser.parse_args(argv)
+    report, cores = Report(), len(os.sched_getaffinity(0))
+    rows: list[dict[str, Any]] = []
+    with answering(args.model, {}) as ours, answering(args.model, _BY_DEFAULT) as spinning:
+        for count in (0, *args.busy):
+            report.progress(f"beside {count} busy processes")
+            with busy(count):
+                speed, default = measure((ours, spinning), args.rounds)
+            rows.append({"busy": count, "tok_per_s": speed, "tok_per_s_spinning": default})
+    alone = rows[0]
+    for row in rows:
+        fair = cores / (cores + row["busy"])
+        row |= {"fair_share": fair, "of_alone": ratio(row["tok_per_s"], alone["tok_per_s"])}
+        row["spinning_of_alone"] = ratio(row["tok_per_s_spinning"], alone["tok_per_s_spinning"])
+        report.ceiling(f"beside {row['busy']} busy processes: {fair:.2f} of the speed alone")
+        report.reached(f"{row['tok_per_s']:.1f} tok/s", row["of_alone"])
+        report.note(
+            f"spinning: {row['tok_per_s_spinning']:.1f} tok/s, {row['spinning_of_alone']:.2f} of alone"
+        )
+    lost = 1 - ratio(alone["tok_per_s"], alone["tok_per_s_spinning"])
+    report.note(f"lost on an idle machine: {lost:.1%}")
+    words = list(argv if argv is not None else sys.argv[1:])
+    record = {
+        "bench": NAME,
+        "command": command_line(f"bench.{NAME}", words),
+        "rows": rows,
+        "lost_alone": lost,
+    }
+    write_result(NAME, {**record, "environment": environment()})
+    report.last_line({"bench": NAME, "lost_alone": lost, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
