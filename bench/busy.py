@@ -2,9 +2,9 @@
 
     python -m bench.busy demo --busy 1 2 4
 
-Two engines answer the same question in turn, so that both meet the same machine: one as offspec sets itself up,
-and one whose threads spin as libgomp has them by default. Each busy process counts, and has a session of its
-own, as a program in another terminal has.
+Two engines answer the same question in turn, so that both meet the same machine: one as offspec sets itself
+up, and one whose threads spin as libgomp has them by default. Each busy process counts, and has a session of
+its own, as a program in another terminal has.
 
 The ceiling is what a fair scheduler leaves: of c cores beside b busy processes, with c threads, c / (c + b).
 """

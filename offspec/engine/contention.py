@@ -49,7 +49,7 @@ class Contention:
         self._seen = now, waiting
         share = (waiting - waited) / (now - then)
         self._calm = self._calm + now - then if share < _IDLE else 0
-        if share > _BUSY and self._idle_team is None:
+        if share > _BUSY and self._idle_team is None and torch.get_num_threads() > 1:
             self._idle_team = _IdleTeam()
         elif self._calm >= _CALM:
             self.close()
@@ -75,6 +75,7 @@ class _IdleTeam:
 
     def end(self) -> None:
         self._over.set()
+        self._thread.join()
 
 
 def _now() -> tuple[int, int]:

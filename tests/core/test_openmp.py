@@ -4,16 +4,27 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
-from offspec.core.openmp import SPINS
+from offspec.core.openmp import SPINS, unlimited_spinning
 from offspec.engine import contention as module
 from offspec.engine.contention import Contention
 from tests.support.tiny_models import write_model
 
 SECOND = 1_000_000_000
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """As torch has them outside of tests: a single thread waits for no other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 def run(code: str, *arguments: str, **variables: str) -> str:
@@ -33,7 +44,6 @@ def run(code: str, *arguments: str, **variables: str) -> str:
 def test_spinning_is_limited_before_torch_is_loaded(first: str) -> None:
     code = f"{first}; import os; print(os.environ.get('GOMP_SPINCOUNT'), os.environ.get('OMP_WAIT_POLICY'))"
     assert run(code) == f"{SPINS} None"
-    assert run(code, GOMP_SPINCOUNT="7") == "7 None"
     assert run(code, OMP_WAIT_POLICY="passive") == "None passive"
 
 
@@ -64,11 +74,22 @@ offspec.load(sys.argv[1], draft="none", dtype="float32", budget=1, notify=tell).
 """
     told = run(code, model, "first", OMP_NUM_THREADS="2")
     assert f"GOMP_SPINCOUNT={SPINS}" in told and len(told.splitlines()) == 1
-    assert run(code, model, "first", OMP_NUM_THREADS="2", OMP_WAIT_POLICY="passive") == ""
-    assert run(code, model, "first", OMP_NUM_THREADS="1") == ""
     assert run(code, model, "later", OMP_NUM_THREADS="2") == ""
 
 
+@pytest.mark.usefixtures("two_threads")
+def test_nothing_is_told_where_threads_sleep_or_are_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    assert unlimited_spinning() is not None
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    assert unlimited_spinning() is None
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    torch.set_num_threads(1)
+    assert unlimited_spinning() is None
+
+
+@pytest.mark.usefixtures("two_threads")
 def test_threads_sleep_while_this_process_waits_for_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits for 0, 50, 8, … percent of a second each; a look 10 ms after another is none."""
     now, waited, busy = 0, 0, []
@@ -84,6 +105,7 @@ def test_threads_sleep_while_this_process_waits_for_a_processor(monkeypatch: pyt
     assert busy == [False, True, True, True, False]
 
 
+@pytest.mark.usefixtures("two_threads")
 def test_time_between_answers_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([(0, 0), (SECOND, SECOND), (90 * SECOND, SECOND), (91 * SECOND, 2 * SECOND)])
     monkeypatch.setattr(module, "_now", lambda: next(times))
@@ -96,6 +118,7 @@ def test_time_between_answers_says_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     contention.close()
 
 
+@pytest.mark.usefixtures("two_threads")
 def test_no_thread_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([(0, 0), (SECOND, SECOND)])
     monkeypatch.setattr(module, "_now", lambda: next(times))

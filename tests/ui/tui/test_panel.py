@@ -134,7 +134,7 @@ def test_the_context_is_told_in_figures_and_as_a_bar() -> None:
 
 
 class Host(App[None]):
-    CSS_PATH = "../../offspec/tui/panel.tcss"
+    CSS_PATH = "../../../offspec/ui/tui/panel.tcss"
 
     def __init__(self) -> None:
         super().__init__()

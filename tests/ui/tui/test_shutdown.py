@@ -175,7 +175,7 @@ def test_a_draft_that_cannot_be_loaded_leaves_the_chat_as_it_was(tmp_path: Path)
 CHILD = """
 import sys
 from pathlib import Path
-from offspec import tui
+from offspec.ui import tui
 from offspec.chat.archive import Archive
 from offspec.ui.chat.setup import Setup
 from offspec.core.config import EngineConfig, SamplingParams
