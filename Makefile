@@ -1,7 +1,8 @@
 # make env     everything installed into .venv (again only when pyproject.toml or constraints.txt change)
 # make demo    a real model, streamed from disk under a memory budget
 # make chat    a conversation with that model, in the terminal
-# make test    the tests
+# make test    the tests, without the products of settings that are marked exhaustive
+# make test-all  with them, which is what CI runs
 # make check   what CI runs: lint, format, types, floors, docs, tests
 # make docs    renew docs/cli.md and the pictures in docs/images
 # make format  let ruff rewrite what it can
@@ -24,8 +25,9 @@ TESTS := $(PYTEST) -n 2 --dist loadfile
 else
 TESTS := $(PYTEST) $(ARGS)
 endif
+ALL_TESTS := $(TESTS) -m 'not slow'
 
-.PHONY: env demo chat test check docs format clean
+.PHONY: env demo chat test test-all check docs format clean
 
 env: $(INSTALLED)
 
@@ -51,6 +53,9 @@ chat: env
 test: env
 	$(TESTS)
 
+test-all: env
+	$(ALL_TESTS)
+
 check: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -58,7 +63,7 @@ check: env
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python docs/make_cli.py --check
 	$(BIN)/python docs/screenshots.py --check
-	$(TESTS)
+	$(ALL_TESTS)
 
 docs: env
 	$(BIN)/python docs/make_cli.py

@@ -9,12 +9,9 @@ from pathlib import Path
 from offspec.chat.archive import Archive
 from offspec.chat.conversation import Conversation
 from offspec.core.config import EngineConfig
-from offspec.core.errors import OffspecError, RequestError
+from offspec.core.errors import OffspecError
 from offspec.core.events import Event, Notice, TreeSeen
-from offspec.ui.chat.commands import parse
 from offspec.ui.chat.completion import Completer, Completion
-from offspec.ui.chat.handlers import ACTIONS
-from offspec.ui.chat.outcomes import Outcome
 from offspec.ui.chat.setup import ChatEngine, Opener, Setup
 from offspec.ui.chat.stats import Figures
 
@@ -80,15 +77,9 @@ class Desk:
         finally:
             self.figures.idle()
 
-    def run(self, line: str) -> Outcome:
-        """Do what a command says. Raises OffspecError; nothing has changed then."""
+    def forget_completions(self) -> None:
+        """What they were made of may have changed."""
         self._completer.forget()
-        command, argument = parse(line)
-        if self.session.busy and not command.while_busy:
-            raise RequestError("stop the answer first (Esc)")
-        if argument and not command.takes_argument:
-            raise RequestError(f"/{command.name} takes nothing after it")
-        return ACTIONS[command.name](self, argument)
 
     def complete(self, line: str) -> list[Completion]:
         """Whole lines that could take the place of one that begins a command."""

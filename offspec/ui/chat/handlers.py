@@ -3,36 +3,33 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from offspec.checkpoint.open import DEMO, local_path
 from offspec.core.config import AUTO, SOURCES, read_drafts
 from offspec.core.errors import RequestError
 from offspec.ui.chat import settings
-from offspec.ui.chat.commands import help_of, spoken, written
+from offspec.ui.chat.commands import help_of, parse, spoken, written
+from offspec.ui.chat.controller import Desk
 from offspec.ui.chat.outcomes import Answer, Copy, Open, Outcome, Quit, Reload, Reset, Rewound, Say, Sources
 from offspec.ui.chat.save_load import load, save, titled
 from offspec.ui.chat.thinking import without_thinking
-
-if TYPE_CHECKING:
-    from offspec.ui.chat.controller import Desk
 
 _HUB_ID = re.compile(r"[^./~][^/]*/[^/]+")
 _SWITCH = {"on": True, "off": False}
 
 
-def _help(desk: "Desk", argument: str) -> Outcome:
+def _help(desk: Desk, argument: str) -> Outcome:
     return Say(help_of(argument)) if argument else Open("help")
 
 
-def _retry(desk: "Desk", argument: str) -> Outcome:
+def _retry(desk: Desk, argument: str) -> Outcome:
     _check_turns(desk, 1)
     last = desk.session.messages[-1]
     dropped = (last,) if last.role == "assistant" else ()
     return Answer(desk.follow(desk.session.retry(trees=desk.setup.trees)), None, dropped)
 
 
-def _edit(desk: "Desk", argument: str) -> Outcome:
+def _edit(desk: Desk, argument: str) -> Outcome:
     _check_turns(desk, 1)
     if argument:
         question = spoken(argument)
@@ -42,18 +39,18 @@ def _edit(desk: "Desk", argument: str) -> Outcome:
     return Rewound(dropped, written(dropped[0].content))
 
 
-def _last_question(desk: "Desk") -> int:
+def _last_question(desk: Desk) -> int:
     """Where it is in the messages."""
     return max(at for at, message in enumerate(desk.session.messages) if message.role == "user")
 
 
-def _undo(desk: "Desk", argument: str) -> Outcome:
+def _undo(desk: Desk, argument: str) -> Outcome:
     turns = _count(argument, "/undo 2 takes back the last two questions")
     _check_turns(desk, turns)
     return Rewound(desk.session.rewind(turns), None)
 
 
-def _system(desk: "Desk", argument: str) -> Outcome:
+def _system(desk: Desk, argument: str) -> Outcome:
     session = desk.session
     if not argument:
         if not session.system:
@@ -68,7 +65,7 @@ def _system(desk: "Desk", argument: str) -> Outcome:
     return Say(f"The model is told so from the next answer on.{again}")
 
 
-def _set(desk: "Desk", argument: str) -> Outcome:
+def _set(desk: Desk, argument: str) -> Outcome:
     params = desk.session.params
     if not argument:
         return Say(f"{settings.table(params)}\n\n`/set temperature=0.7` changes one.")
@@ -80,7 +77,7 @@ def _set(desk: "Desk", argument: str) -> Outcome:
     return _take_settings(desk, argument)
 
 
-def _take_settings(desk: "Desk", argument: str) -> Outcome:
+def _take_settings(desk: Desk, argument: str) -> Outcome:
     before, defaults = desk.session.params, desk.setup.params
     after = defaults if argument == "default" else settings.changed(before, argument, defaults)
     desk.session.params = after
@@ -94,7 +91,7 @@ def _take_settings(desk: "Desk", argument: str) -> Outcome:
     return Say(f"From the next answer on {', '.join(news)}.")
 
 
-def _seed(desk: "Desk", argument: str) -> Outcome:
+def _seed(desk: Desk, argument: str) -> Outcome:
     params = desk.session.params
     if argument:
         desk.session.params = replace(params, seed=settings.read_seed(argument))
@@ -108,11 +105,11 @@ def _seed(desk: "Desk", argument: str) -> Outcome:
     return Say(f"{fixed}{last}. `/seed 7` fixes it.")
 
 
-def _sessions(desk: "Desk", argument: str) -> Outcome:
+def _sessions(desk: Desk, argument: str) -> Outcome:
     return Open("sessions")
 
 
-def _draft(desk: "Desk", argument: str) -> Outcome:
+def _draft(desk: Desk, argument: str) -> Outcome:
     if not argument:
         return Say(
             f"The draft is {desk.engine.draft}. `/draft MODEL` loads a small model or a head in its place, "
@@ -139,30 +136,30 @@ def _check_model(name: str) -> None:
     )
 
 
-def _plan(desk: "Desk", argument: str) -> Outcome:
+def _plan(desk: Desk, argument: str) -> Outcome:
     if desk.engine.plan is None:
         return Say("There is no plan: the budget and the width of trees were given, so none was made.")
     return Open("plan")
 
 
-def _tree(desk: "Desk", argument: str) -> Outcome:
+def _tree(desk: Desk, argument: str) -> Outcome:
     if not desk.trees:
         return Say("There is no tree yet. Ask something, and look again after the first pass.")
     return Open("tree")
 
 
-def _sources(desk: "Desk", argument: str) -> Outcome:
+def _sources(desk: Desk, argument: str) -> Outcome:
     if argument and argument not in _SWITCH:
         raise RequestError(f"/sources takes on or off, not {argument!r}")
     desk.sources = _SWITCH[argument] if argument else not desk.sources
     return Sources(desk.sources)
 
 
-def _stats(desk: "Desk", argument: str) -> Outcome:
+def _stats(desk: Desk, argument: str) -> Outcome:
     return Open("stats")
 
 
-def _copy(desk: "Desk", argument: str) -> Outcome:
+def _copy(desk: Desk, argument: str) -> Outcome:
     back = _count(argument, "/copy 2 copies the last answer but one")
     answers = [m for m in desk.session.messages if m.role == "assistant" and m.content.strip()]
     if not answers:
@@ -174,7 +171,7 @@ def _copy(desk: "Desk", argument: str) -> Outcome:
     return Copy(without_thinking(answer.content, answer.opened).strip("\n"), what)
 
 
-def _clear(desk: "Desk", argument: str) -> Outcome:
+def _clear(desk: Desk, argument: str) -> Outcome:
     left = desk.session.conversation
     name = left.id if not left.title or titled(desk, left.title) else left.title
     desk.begin_anew()
@@ -183,11 +180,11 @@ def _clear(desk: "Desk", argument: str) -> Outcome:
     return Reset(f"A new conversation. `/load {name}` goes on with the one before.")
 
 
-def _quit(desk: "Desk", argument: str) -> Outcome:
+def _quit(desk: Desk, argument: str) -> Outcome:
     return Quit()
 
 
-def _check_turns(desk: "Desk", wanted: int) -> None:
+def _check_turns(desk: Desk, wanted: int) -> None:
     """Raises RequestError where fewer questions were asked."""
     turns = desk.session.conversation.turns
     if not turns:
@@ -207,7 +204,7 @@ def _count(argument: str, example: str) -> int:
     return int(digits[:9])  # no conversation has more, and Python reads no more than 4300
 
 
-ACTIONS: Mapping[str, Callable[["Desk", str], Outcome]] = {
+ACTIONS: Mapping[str, Callable[[Desk, str], Outcome]] = {
     "help": _help,
     "retry": _retry,
     "edit": _edit,
@@ -227,3 +224,14 @@ ACTIONS: Mapping[str, Callable[["Desk", str], Outcome]] = {
     "clear": _clear,
     "quit": _quit,
 }
+
+
+def run_command(desk: Desk, line: str) -> Outcome:
+    """Do what a line with a slash command says. Raises OffspecError; nothing has changed then."""
+    desk.forget_completions()
+    command, argument = parse(line)
+    if desk.session.busy and not command.while_busy:
+        raise RequestError("stop the answer first (Esc)")
+    if argument and not command.takes_argument:
+        raise RequestError(f"/{command.name} takes nothing after it")
+    return ACTIONS[command.name](desk, argument)

@@ -3,18 +3,15 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from offspec.chat.archive import Entry
 from offspec.chat.conversation import Conversation, clean_title, copy_id
 from offspec.core.errors import OffspecError, RequestError, SessionError
+from offspec.ui.chat.controller import Desk
 from offspec.ui.chat.outcomes import Open, Outcome, Reset, Say
 
-if TYPE_CHECKING:
-    from offspec.ui.chat.controller import Desk
 
-
-def save(desk: "Desk", argument: str) -> Outcome:
+def save(desk: Desk, argument: str) -> Outcome:
     """A name for the conversation, a copy in a file, or only where it is. Raises OffspecError."""
     if not desk.session.conversation.turns:
         raise RequestError("nothing has been asked yet, so there is nothing to save")
@@ -37,7 +34,7 @@ def _names_file(argument: str) -> bool:
     return "/" in argument or argument.endswith(".json")
 
 
-def _copy_to(desk: "Desk", file: Path) -> Outcome:
+def _copy_to(desk: Desk, file: Path) -> Outcome:
     if file.is_dir():
         raise RequestError(f"{file} is a folder; name a file in it")
     if file.exists():
@@ -46,7 +43,7 @@ def _copy_to(desk: "Desk", file: Path) -> Outcome:
     return Say(f"A copy as of now is in `{file}`. What is said from here on is kept in `{desk.file}`.")
 
 
-def _check_same(desk: "Desk", file: Path) -> None:
+def _check_same(desk: Desk, file: Path) -> None:
     """Raises RequestError where a file that is there would be lost."""
     try:
         there = Conversation.read(file)
@@ -57,7 +54,7 @@ def _check_same(desk: "Desk", file: Path) -> None:
         raise RequestError(f"{file} holds another conversation, {there.title!r}; name another file")
 
 
-def _free_title(desk: "Desk", title: str) -> str:
+def _free_title(desk: Desk, title: str) -> str:
     """The title. Raises RequestError where another conversation has it."""
     others = titled(desk, title)
     if others:
@@ -65,7 +62,7 @@ def _free_title(desk: "Desk", title: str) -> str:
     return title
 
 
-def titled(desk: "Desk", title: str) -> list[Entry]:
+def titled(desk: Desk, title: str) -> list[Entry]:
     """Conversations in the archive with this title, without the one on the desk."""
     return [
         entry
@@ -74,7 +71,7 @@ def titled(desk: "Desk", title: str) -> list[Entry]:
     ]
 
 
-def load(desk: "Desk", argument: str) -> Outcome:
+def load(desk: Desk, argument: str) -> Outcome:
     """Another conversation, or the list of them. Raises OffspecError."""
     if not argument:
         return Open("sessions")

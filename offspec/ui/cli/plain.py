@@ -13,6 +13,7 @@ from offspec.core.config import EngineConfig
 from offspec.core.errors import OffspecError
 from offspec.core.events import Event, Finished, LoadProgress, Notice, Result, TextDelta
 from offspec.ui.chat.controller import Desk
+from offspec.ui.chat.handlers import run_command
 from offspec.ui.chat.outcomes import Answer, Copy, Open, Outcome, Quit, Reload, Reset, Rewound, Say, Sources
 from offspec.ui.chat.setup import Opener, Setup
 from offspec.ui.cli.plain_input import PlainInput
@@ -72,7 +73,7 @@ class _LineMode:
                 if not typed.text.strip():
                     continue
                 if typed.is_command:
-                    outcome = self.desk.run(typed.text)
+                    outcome = run_command(self.desk, typed.text)
                 else:
                     outcome = Answer(self.desk.ask(typed.text), typed.text)
             except OffspecError as error:

@@ -7,7 +7,7 @@ from offspec.core.events import TreeSeen
 from offspec.ui.chat.commands import COMMANDS
 from offspec.ui.chat.controller import Desk
 from offspec.ui.chat.outcomes import View
-from offspec.ui.chat.stats import report
+from offspec.ui.chat.report import report
 from offspec_planners.plan.explain import explain
 
 _BESIDE = 3  # rejected guesses shown beside an accepted one

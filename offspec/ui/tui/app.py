@@ -17,7 +17,7 @@ from offspec.ui.chat.controller import Completion, Desk
 from offspec.ui.chat.setup import Opener, Setup
 from offspec.ui.tui import themes
 from offspec.ui.tui.answer import Answer
-from offspec.ui.tui.command_view import run_command
+from offspec.ui.tui.command_view import show_command
 from offspec.ui.tui.completion import CompletionList
 from offspec.ui.tui.composer import Composer
 from offspec.ui.tui.header import Header
@@ -124,12 +124,12 @@ class ChatApp(App[None]):
 
     async def on_composer_sent(self, message: Composer.Sent) -> None:
         if is_command(message.text):
-            await run_command(self, message.text)
+            await show_command(self, message.text)
         else:
             await self.asking.ask(spoken(message.text))
 
     async def action_command(self, line: str) -> None:
-        await run_command(self, line)
+        await show_command(self, line)
 
     async def action_stop(self) -> None:
         """Stop what is under way. Questions that waited for its end come back."""
@@ -214,7 +214,7 @@ class ChatApp(App[None]):
             self.exit()
             return
         if line := self.asking.take_command():
-            await run_command(self, line)
+            await show_command(self, line)
         await self.asking.go_on()
 
     # What the screen shows

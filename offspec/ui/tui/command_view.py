@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from offspec.core.errors import OffspecError, RequestError
 from offspec.ui.chat.commands import parse
+from offspec.ui.chat.handlers import run_command
 from offspec.ui.chat.outcomes import (
     Answer,
     Copy,
@@ -18,7 +19,7 @@ from offspec.ui.chat.outcomes import (
     Sources,
     View,
 )
-from offspec.ui.chat.stats import report
+from offspec.ui.chat.report import report
 from offspec.ui.tui.help_screen import HelpScreen
 from offspec.ui.tui.page_screen import PageScreen
 from offspec.ui.tui.sessions_screen import SessionsScreen
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from offspec.ui.tui.app import ChatApp
 
 
-async def run_command(app: "ChatApp", line: str) -> None:
+async def show_command(app: "ChatApp", line: str) -> None:
     """Run a command and show what came of it. One that is refused says why.
 
     The engine's thread may be ahead of the screen: an answer is over when the screen says so.
@@ -40,7 +41,7 @@ async def run_command(app: "ChatApp", line: str) -> None:
         if app.desk is None or app.is_loading:
             await _without_a_model(app, command.name)
         elif app.answer is None or command.while_busy:
-            await _do(app, app.desk.run(line))
+            await _do(app, run_command(app.desk, line))
         elif app.asking.stopping:
             app.asking.next_command = line
         else:
@@ -105,6 +106,6 @@ def _open(app: "ChatApp", view: View) -> None:
 
             async def chosen(file: Path | None) -> None:
                 if file is not None:
-                    await run_command(app, f"/load {file}")
+                    await show_command(app, f"/load {file}")
 
             app.push_screen(SessionsScreen(app.archive), chosen)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from offspec.core.config import EngineConfig, SamplingParams
 from offspec.core.events import Event, Finished
 from offspec.ui.chat.controller import Desk
+from offspec.ui.chat.handlers import run_command
 from offspec.ui.chat.outcomes import Say
 from offspec.ui.chat.setup import Setup
 
@@ -28,6 +29,6 @@ def said(desk: Desk) -> list[str]:
 
 
 def shown(desk: Desk, line: str) -> str:
-    outcome = desk.run(line)
+    outcome = run_command(desk, line)
     assert isinstance(outcome, Say)
     return outcome.markdown

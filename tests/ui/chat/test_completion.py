@@ -8,6 +8,7 @@ from offspec.chat.archive import Archive, Entry
 from offspec.core.config import SOURCES
 from offspec.ui.chat.commands import COMMANDS
 from offspec.ui.chat.controller import Desk
+from offspec.ui.chat.handlers import run_command
 from tests.ui.chat.talk import say
 
 
@@ -53,7 +54,7 @@ def test_conversations_are_looked_for_once_a_line(
     assert completions(desk, "/lo") == ["/load "]
     completions(desk, "/load ")
     assert len(looked) == 2
-    desk.run("/help")
+    run_command(desk, "/help")
     completions(desk, "/load ")
     assert len(looked) == 3
 

@@ -10,6 +10,7 @@ from offspec.core.errors import OffspecError, RequestError, StreamError
 from offspec.core.events import Finished, Notice, TreeSeen
 from offspec.ui.chat.commands import COMMANDS
 from offspec.ui.chat.controller import Desk
+from offspec.ui.chat.handlers import run_command
 from offspec.ui.chat.outcomes import Answer, Copy, Open, Quit, Reset, Rewound, Sources
 from tests.support import sample_plans as samples
 from tests.support.fake_engine import Script, ScriptedEngine
@@ -23,29 +24,29 @@ from tests.ui.chat.talk import ANSWER, SETUP, finished, said, say, shown
 )
 def test_there_must_be_something_first(desk: Desk, line: str) -> None:
     with pytest.raises(RequestError, match="yet"):
-        desk.run(line)
+        run_command(desk, line)
 
 
 def test_looking_around_before_anything_is_said(desk: Desk) -> None:
-    assert desk.run("/help") == Open("help")
-    assert desk.run("/stats") == Open("stats")
-    assert desk.run("/sessions") == desk.run("/load") == Open("sessions")
-    assert desk.run("/quit") == Quit()
+    assert run_command(desk, "/help") == Open("help")
+    assert run_command(desk, "/stats") == Open("stats")
+    assert run_command(desk, "/sessions") == run_command(desk, "/load") == Open("sessions")
+    assert run_command(desk, "/quit") == Quit()
     assert "no tree yet" in shown(desk, "/tree")
     assert "no plan" in shown(desk, "/plan")
     assert "substitute (4-bit)" in shown(desk, "/draft")
-    assert isinstance(desk.run("/clear"), Reset)
+    assert isinstance(run_command(desk, "/clear"), Reset)
     assert not list(desk.archive.folder.glob("*"))  # nothing was said, so nothing is kept
 
 
 def test_a_plan_is_shown_where_there_is_one(archive: Archive) -> None:
-    assert Desk(ScriptedEngine(plan=samples.small()), SETUP, archive).run("/plan") == Open("plan")
+    assert run_command(Desk(ScriptedEngine(plan=samples.small()), SETUP, archive), "/plan") == Open("plan")
 
 
 @pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if not command.takes_argument])
 def test_what_takes_nothing_says_so(desk: Desk, name: str) -> None:
     with pytest.raises(RequestError, match=f"/{name} takes nothing after it"):
-        desk.run(f"/{name} now")
+        run_command(desk, f"/{name} now")
 
 
 # Idle, with something said
@@ -57,15 +58,15 @@ def test_an_answer_is_followed_and_kept(desk: Desk, archive: Archive) -> None:
     assert [entry.title for entry in archive.list()] == ["//help, please?"]
     assert desk.trees[-1].index == 2
     assert desk.figures.answer.tokens == 7
-    assert desk.run("/tree") == Open("tree")
+    assert run_command(desk, "/tree") == Open("tree")
 
 
 def test_a_question_is_said_as_it_is_and_handed_back_as_it_is_typed(desk: Desk) -> None:
     say(desk, "/quit now")
     assert said(desk)[0] == "/quit now"
-    finished(desk.run("/edit //help me").events)  # type: ignore[union-attr]
+    finished(run_command(desk, "/edit //help me").events)  # type: ignore[union-attr]
     assert said(desk)[0] == "/help me"
-    outcome = desk.run("/edit")
+    outcome = run_command(desk, "/edit")
     assert isinstance(outcome, Rewound) and outcome.text == "//help me"
 
 
@@ -78,7 +79,7 @@ def test_trees_are_gathered_only_where_wanted(engine: ScriptedEngine, archive: A
 def test_retry(desk: Desk) -> None:
     say(desk, "Why?")
     before = desk.session.messages[-1]
-    outcome = desk.run("/retry")
+    outcome = run_command(desk, "/retry")
     assert isinstance(outcome, Answer) and outcome.question is None and outcome.dropped == (before,)
     assert finished(outcome.events) == ANSWER
     assert said(desk) == ["Why?", ANSWER]
@@ -87,7 +88,7 @@ def test_retry(desk: Desk) -> None:
 def test_edit_with_a_text_asks_in_place_of_the_last_question(desk: Desk) -> None:
     say(desk, "First?")
     say(desk, "Why?")
-    outcome = desk.run("/edit Why not?")
+    outcome = run_command(desk, "/edit Why not?")
     assert isinstance(outcome, Answer) and outcome.question == "Why not?"
     assert [message.content for message in outcome.dropped] == ["Why?", ANSWER]
     finished(outcome.events)
@@ -98,7 +99,7 @@ def test_an_edit_that_is_refused_changes_nothing(desk: Desk, engine: ScriptedEng
     say(desk, "First?")
     say(desk, "Why?")
     before, engine.context = desk.session.messages, 60
-    outcome = desk.run("/edit " + "word " * 100)
+    outcome = run_command(desk, "/edit " + "word " * 100)
     assert isinstance(outcome, Answer) and outcome.dropped == before[2:]
     with pytest.raises(RequestError, match="context"):
         list(outcome.events)
@@ -108,7 +109,7 @@ def test_an_edit_that_is_refused_changes_nothing(desk: Desk, engine: ScriptedEng
 
 def test_edit_alone_hands_the_question_back(desk: Desk) -> None:
     say(desk, "Why?\nTell me.")
-    outcome = desk.run("/edit")
+    outcome = run_command(desk, "/edit")
     assert isinstance(outcome, Rewound) and outcome.text == "Why?\nTell me."
     assert said(desk) == []
 
@@ -116,17 +117,17 @@ def test_edit_alone_hands_the_question_back(desk: Desk) -> None:
 def test_undo(desk: Desk) -> None:
     for question in ("One?", "Two?", "Three?"):
         say(desk, question)
-    outcome = desk.run("/undo")
+    outcome = run_command(desk, "/undo")
     assert isinstance(outcome, Rewound) and outcome.text is None
     assert said(desk) == ["One?", ANSWER, "Two?", ANSWER]
     with pytest.raises(RequestError, match="only 2 questions have been asked; /undo 2"):
-        desk.run("/undo 3")
+        run_command(desk, "/undo 3")
     for wrong in ("0", "00", "-1", "all", "²"):
         with pytest.raises(RequestError, match="no number above 0"):
-            desk.run(f"/undo {wrong}")
+            run_command(desk, f"/undo {wrong}")
     with pytest.raises(RequestError, match="only 2 questions"):
-        desk.run("/undo " + "9" * 5000)  # more digits than Python reads
-    assert len(desk.run("/undo 2").dropped) == 4  # type: ignore[union-attr]
+        run_command(desk, "/undo " + "9" * 5000)  # more digits than Python reads
+    assert len(run_command(desk, "/undo 2").dropped) == 4  # type: ignore[union-attr]
     assert said(desk) == []
 
 
@@ -140,11 +141,11 @@ def test_system(desk: Desk) -> None:
 
 
 def test_sources(desk: Desk) -> None:
-    assert [desk.run(f"/sources {word}".strip()) for word in ("", "", "on", "on", "off")] == [
+    assert [run_command(desk, f"/sources {word}".strip()) for word in ("", "", "on", "on", "off")] == [
         Sources(shown) for shown in (True, False, True, True, False)
     ]
     with pytest.raises(RequestError, match="on or off"):
-        desk.run("/sources maybe")
+        run_command(desk, "/sources maybe")
 
 
 def test_copy(archive: Archive) -> None:
@@ -152,18 +153,18 @@ def test_copy(archive: Archive) -> None:
     desk = Desk(engine, SETUP, archive)
     say(desk, "One?")
     say(desk, "Two?")
-    assert desk.run("/copy") == Copy("Second.", "the last answer")
-    assert desk.run("/copy 2") == Copy("First.", "answer 1 of 2")
+    assert run_command(desk, "/copy") == Copy("Second.", "the last answer")
+    assert run_command(desk, "/copy 2") == Copy("First.", "answer 1 of 2")
     with pytest.raises(RequestError, match="only 2 answers"):
-        desk.run("/copy 3")
+        run_command(desk, "/copy 3")
 
 
 def test_clear_begins_anew_with_the_same_settings(desk: Desk) -> None:
-    desk.run("/system Be brief.")
-    desk.run("/set top_k=5")
+    run_command(desk, "/system Be brief.")
+    run_command(desk, "/set top_k=5")
     say(desk, "Why?")
     file = desk.file
-    outcome = desk.run("/clear")
+    outcome = run_command(desk, "/clear")
     assert outcome == Reset("A new conversation. `/load Why?` goes on with the one before.")
     assert said(desk) == [] and not desk.trees
     assert desk.session.system == "Be brief." and desk.session.params.top_k == 5
@@ -184,10 +185,10 @@ def test_what_may_run_while_an_answer_comes(desk: Desk) -> None:
     for name, command in COMMANDS.items():
         line = f"/{name}{examples.get(name, '')}"
         if command.while_busy:
-            desk.run(line)
+            run_command(desk, line)
             continue
         with pytest.raises(RequestError, match="stop the answer first"):
-            desk.run(line)
+            run_command(desk, line)
     desk.stop()
     result = list(events)[-1]
     assert isinstance(result, Finished) and result.result.finish_reason == "halted"
@@ -204,8 +205,8 @@ def test_after_an_error_everything_works(archive: Archive) -> None:
     with pytest.raises(StreamError):
         list(desk.ask("Why?"))
     assert said(desk) == ["Why?", "one two three four"]
-    assert desk.run("/copy") == Copy("one two three four", "the last answer")
-    outcome = desk.run("/retry")
+    assert run_command(desk, "/copy") == Copy("one two three four", "the last answer")
+    outcome = run_command(desk, "/retry")
     assert isinstance(outcome, Answer) and outcome.dropped[0].finish == "failed"
     assert finished(outcome.events) == ANSWER
     assert said(desk) == ["Why?", ANSWER]
@@ -223,7 +224,7 @@ def test_an_error_before_the_first_pass_can_be_retried(archive: Archive) -> None
     desk = Desk(ScriptedEngine([Script("x", fail_after=0), ANSWER]), SETUP, archive)
     with pytest.raises(OffspecError):
         list(desk.ask("Why?"))
-    outcome = desk.run("/retry")
+    outcome = run_command(desk, "/retry")
     assert isinstance(outcome, Answer)
     assert finished(outcome.events) == ANSWER
     assert [content for content in said(desk) if content] == ["Why?", ANSWER]

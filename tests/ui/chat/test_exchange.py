@@ -12,27 +12,28 @@ from offspec.core.config import EngineConfig
 from offspec.core.errors import DraftError, OffspecError, RequestError, SessionError
 from offspec.core.events import Event
 from offspec.ui.chat.controller import Desk
+from offspec.ui.chat.handlers import run_command
 from offspec.ui.chat.outcomes import Reload
 from tests.support.fake_engine import ScriptedEngine
 from tests.ui.chat.talk import ANSWER, SETUP, said, say, shown
 
 
 def test_draft(desk: Desk, tmp_path: Path) -> None:
-    assert desk.run("/draft none") == Reload(EngineConfig("demo", draft="none"))
-    assert desk.run("/draft some/model") == Reload(EngineConfig("demo", draft="some/model"))
-    assert desk.run(f"/draft {tmp_path}") == Reload(EngineConfig("demo", draft=str(tmp_path)))
+    assert run_command(desk, "/draft none") == Reload(EngineConfig("demo", draft="none"))
+    assert run_command(desk, "/draft some/model") == Reload(EngineConfig("demo", draft="some/model"))
+    assert run_command(desk, f"/draft {tmp_path}") == Reload(EngineConfig("demo", draft=str(tmp_path)))
     assert "already" in shown(desk, "/draft auto")
     for wrong in ("modle", "./modle", "/no/such/model", "~/modle.gguf"):
         with pytest.raises(RequestError, match="there is no model"):
-            desk.run(f"/draft {wrong}")
+            run_command(desk, f"/draft {wrong}")
 
 
 def test_a_list_of_drafts(desk: Desk) -> None:
-    several = desk.run("/draft substitute,some/head,suffix")
+    several = run_command(desk, "/draft substitute,some/head,suffix")
     assert several == Reload(EngineConfig("demo", draft="substitute,some/head,suffix"))
     for wrong, words in (("suffix,modle", "there is no model"), ("suffix,suffix", "twice"), (",", "missing")):
         with pytest.raises(RequestError, match=words):
-            desk.run(f"/draft {wrong}")
+            run_command(desk, f"/draft {wrong}")
 
 
 def test_what_is_loaded_takes_over_at_once(desk: Desk, engine: ScriptedEngine) -> None:
@@ -42,7 +43,7 @@ def test_what_is_loaded_takes_over_at_once(desk: Desk, engine: ScriptedEngine) -
     assert "suffix already" in shown(desk, "/draft suffix")
     assert "suffix,substitute from the next" in shown(desk, "/draft suffix,substitute")
     assert "substitute (4-bit) from the next" in shown(desk, "/draft auto")
-    assert isinstance(desk.run("/draft suffix,some/model"), Reload), "which is not loaded"
+    assert isinstance(run_command(desk, "/draft suffix,some/model"), Reload), "which is not loaded"
 
 
 class Openings:
@@ -66,7 +67,7 @@ class Openings:
 
 def test_an_exchange_goes_on_with_the_conversation(desk: Desk, engine: ScriptedEngine) -> None:
     say(desk, "Why?")
-    desk.run("/set temperature=0.5")
+    run_command(desk, "/set temperature=0.5")
     opener, none = Openings(), EngineConfig("demo", draft="none")
     desk.exchange(none, opener, desk.hear, pytest.fail)
     assert engine.closed and desk.config == none

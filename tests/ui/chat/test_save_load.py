@@ -11,6 +11,7 @@ from offspec.chat.conversation import Conversation
 from offspec.core.config import SamplingParams
 from offspec.core.errors import OffspecError, RequestError, SessionError
 from offspec.ui.chat.controller import Desk
+from offspec.ui.chat.handlers import run_command
 from offspec.ui.chat.outcomes import Reset
 from tests.support.fake_engine import ScriptedEngine
 from tests.ui.chat.talk import ANSWER, SETUP, said, say, shown
@@ -19,18 +20,18 @@ from tests.ui.chat.talk import ANSWER, SETUP, said, say, shown
 def test_save_and_load_by_name(desk: Desk, archive: Archive) -> None:
     say(desk, "Why?")
     assert "**Holiday plans**" in shown(desk, "/save Holiday plans")
-    assert isinstance(desk.run("/clear"), Reset)
+    assert isinstance(run_command(desk, "/clear"), Reset)
     assert said(desk) == []
     say(desk, "Other?")
     with pytest.raises(RequestError, match="another conversation is called 'Holiday plans'"):
-        desk.run("/save holiday PLANS")
-    outcome = desk.run("/load holiday plans")
+        run_command(desk, "/save holiday PLANS")
+    outcome = run_command(desk, "/load holiday plans")
     assert outcome == Reset("Going on with 'Holiday plans': one question so far.")
     assert not desk.trees
     say(desk, "And?")
     assert {entry.title: entry.turns for entry in archive.list()} == {"Holiday plans": 2, "Other?": 1}
     with pytest.raises(SessionError, match="no session 'nowhere'"):
-        desk.run("/load nowhere")
+        run_command(desk, "/load nowhere")
     assert len(said(desk)) == 4
 
 
@@ -42,11 +43,11 @@ def test_save_to_a_file_and_load_it(desk: Desk, tmp_path: Path) -> None:
     assert Conversation.read(file).turns == 1
     shown(desk, f"/save {file}")  # the same conversation may be copied over itself
     assert Conversation.read(file).turns == 2
-    desk.run("/clear")
+    run_command(desk, "/clear")
     say(desk, "Other?")
     with pytest.raises(RequestError, match="holds another conversation"):
-        desk.run(f"/save {file}")
-    desk.run(f"/load {file}")
+        run_command(desk, f"/save {file}")
+    run_command(desk, f"/load {file}")
     say(desk, "More?")
     assert Conversation.read(file).turns == 3  # who opens a file goes on in it
 
@@ -56,10 +57,10 @@ def test_save_destroys_nothing(desk: Desk, tmp_path: Path) -> None:
     file = tmp_path / "notes.json"
     file.write_text("{}")
     with pytest.raises(RequestError, match="is no conversation"):
-        desk.run(f"/save {file}")
+        run_command(desk, f"/save {file}")
     assert file.read_text() == "{}"
     with pytest.raises(RequestError, match="is a folder"):
-        desk.run(f"/save {tmp_path}/")
+        run_command(desk, f"/save {tmp_path}/")
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_paths_that_cannot_be(path: str, desk: Desk, tmp_path: Path, monkeypatch
     monkeypatch.setattr(Path, "stat", stat)
     for name in ("save", "load", "draft"):
         with pytest.raises(OffspecError) as error:
-            desk.run(f"/{name} {path.format(locked=locked)}")
+            run_command(desk, f"/{name} {path.format(locked=locked)}")
         assert "\n" not in str(error.value)
         desk.complete(f"/{name} {path.format(locked=locked)}")
 
@@ -89,24 +90,28 @@ def test_a_title_is_not_taken_where_it_cannot_be_written(desk: Desk) -> None:
     desk.file.unlink()
     desk.file.mkdir()
     with pytest.raises(OffspecError):
-        desk.run("/save Holiday")
+        run_command(desk, "/save Holiday")
     assert desk.session.conversation.title == "Why?"
 
 
 def test_a_conversation_whose_title_is_not_its_own_is_named_by_its_id(desk: Desk) -> None:
     say(desk, "Why?")
-    assert desk.run("/clear") == Reset("A new conversation. `/load Why?` goes on with the one before.")
+    assert run_command(desk, "/clear") == Reset(
+        "A new conversation. `/load Why?` goes on with the one before."
+    )
     say(desk, "why?")
     second = desk.session.conversation.id
-    assert desk.run("/clear") == Reset(f"A new conversation. `/load {second}` goes on with the one before.")
-    assert isinstance(desk.run(f"/load {second}"), Reset)
+    assert run_command(desk, "/clear") == Reset(
+        f"A new conversation. `/load {second}` goes on with the one before."
+    )
+    assert isinstance(run_command(desk, f"/load {second}"), Reset)
 
 
 def test_a_conversation_with_another_model_says_so(desk: Desk, archive: Archive, tmp_path: Path) -> None:
     say(desk, "Why?")
     other = Conversation(model="other/model", title="Elsewhere", messages=desk.session.conversation.messages)
     other.write(archive.file_for(other))
-    outcome = desk.run("/load Elsewhere")
+    outcome = run_command(desk, "/load Elsewhere")
     assert isinstance(outcome, Reset) and "held with other/model; demo goes on" in outcome.note
 
 
@@ -114,8 +119,8 @@ def test_a_conversation_with_another_model_says_so(desk: Desk, archive: Archive,
 
 
 def test_resume_takes_the_latest_of_this_model(desk: Desk, archive: Archive) -> None:
-    desk.run("/system Be brief.")
-    desk.run("/set temperature=0.5 top_k=3")
+    run_command(desk, "/system Be brief.")
+    run_command(desk, "/set temperature=0.5 top_k=3")
     say(desk, "Why?")
     params = SamplingParams(temperature=0.9, top_k=50)
     setup = replace(SETUP, resume="", params=params, given=frozenset({"temperature"}))
@@ -135,12 +140,12 @@ def test_a_conversation_that_is_open_elsewhere_is_not_taken_up(desk: Desk, archi
     other = Desk(ScriptedEngine([ANSWER]), SETUP, archive)
     say(other, "Other?")
     with pytest.raises(SessionError, match="open in another terminal"):
-        other.run("/load Why?")
+        run_command(other, "/load Why?")
     say(other, "And?")
     assert said(other) == ["Other?", ANSWER, "And?", ANSWER]
     assert Conversation.read(other.file).turns == 2 and Conversation.read(desk.file).turns == 1
     desk.close()
-    assert isinstance(other.run("/load Why?"), Reset)
+    assert isinstance(run_command(other, "/load Why?"), Reset)
 
 
 def test_resume_by_name_and_with_nothing_there(desk: Desk, archive: Archive) -> None:

@@ -8,6 +8,7 @@ import pytest
 from offspec.core.config import SamplingParams
 from offspec.core.errors import RequestError
 from offspec.ui.chat.controller import Desk
+from offspec.ui.chat.handlers import run_command
 from tests.ui.chat.talk import SETUP, finished, say, shown
 
 
@@ -68,9 +69,9 @@ def test_set_none_and_random_take_away(desk: Desk) -> None:
 )
 def test_set_refuses_and_changes_nothing(desk: Desk, line: str, error: str) -> None:
     with pytest.raises(RequestError, match=error):
-        desk.run(f"/set {line}")
+        run_command(desk, f"/set {line}")
     with pytest.raises(RequestError):
-        desk.run(f"/set min_p=0.5 {line}")
+        run_command(desk, f"/set min_p=0.5 {line}")
     assert desk.session.params == SETUP.params
 
 
@@ -79,11 +80,11 @@ def test_seed(desk: Desk) -> None:
     assert "The seed is 11" in shown(desk, "/seed 11")
     say(desk, "Why?")
     assert shown(desk, "/seed").startswith("The seed is 11; the last answer had 11.")
-    finished(desk.run("/retry").events)  # type: ignore[union-attr]
+    finished(run_command(desk, "/retry").events)  # type: ignore[union-attr]
     assert "the last answer had 12" in shown(desk, "/seed")
     assert "fresh" in shown(desk, "/seed random")
     with pytest.raises(RequestError, match="between 0"):
-        desk.run("/seed -5")
+        run_command(desk, "/seed -5")
 
 
 def test_seed_leaves_out_answers_that_were_told_none(desk: Desk) -> None:

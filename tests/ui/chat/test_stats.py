@@ -9,8 +9,9 @@ from offspec.chat.archive import Archive
 from offspec.core.config import EngineConfig, SamplingParams
 from offspec.core.events import PassProgress, PassStats, Prefill, TextDelta
 from offspec.ui.chat.controller import Desk
+from offspec.ui.chat.report import guessed_by, report
 from offspec.ui.chat.setup import Setup
-from offspec.ui.chat.stats import HISTORY, Figures, Split, Tally, guessed_by, report
+from offspec.ui.chat.stats import HISTORY, Figures, Split, Tally
 from tests.support.fake_engine import Script, ScriptedEngine, scripted_opener
 
 PREFILL = Prefill(tokens=214, reused=1020, layer=0, layers=80)
