@@ -18,6 +18,7 @@ from bench.harness import Prompt, Report
 from bench.peers_jobs import ACCELERATE, AIRLLM, ASSISTED, OFF, OFFSPEC, Scene, Variant
 from bench.rates import Bandwidth
 from tests.support.peer_runs import RECIPE, answer, run
+from tests.support.products import some
 from tests.support.tiny_models import write_model
 
 
@@ -292,7 +293,7 @@ def test_plot_has_every_contender(tmp_path: Path) -> None:
     assert "8.0×" in drawn
 
 
-@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("fast", some([True, False], True))
 def test_end_to_end(
     fast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,7 @@ from offspec.model.attention import TreeContext
 from offspec_planners.placement import Placement
 from tests.checkpoint.gguf_families import tiny_model
 from tests.checkpoint.gguf_files import write_gguf
+from tests.support.products import some
 from tests.support.tiny_models import nothing, open_model, tiny_engine
 
 KIND: Any = gguf.GGMLQuantizationType
@@ -75,7 +76,7 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", some(FAMILIES, "llama", "gemma3", "phi3"))
 def test_the_tokens_of_the_same_weights_stored_whole(tmp_path: Path, family: str) -> None:
     """With a draft and without, streamed and in memory, greedy and sampled."""
     file = tmp_path / "tiny.gguf"
@@ -144,6 +145,7 @@ def weight_count(checkpoint: Checkpoint, layer: int) -> int:
 
 
 @with_demo
+@pytest.mark.exhaustive
 def test_the_demo_says_what_its_unpacked_weights_say(tmp_path: Path) -> None:
     """In float32, against the weights as transformers unpacks them: bit for bit the same model."""
     whole = dense(embedded_model(), tmp_path / "dense")

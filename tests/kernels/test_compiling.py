@@ -41,6 +41,7 @@ def _check(found: list[dict[str, Any]]) -> None:
         assert each["fused_float64"] == 0, each  # noise has the bits that torch's has
 
 
+@pytest.mark.exhaustive
 def test_on_a_consumers_gpu(tmp_path: Path) -> None:
     _check(_compiled(tmp_path, "89"))
 

@@ -19,6 +19,7 @@ from offspec.plan.model_sizes import sizes_of
 from offspec.stream.ring import RingStats
 from offspec_planners.measured_costs import MeasuredCosts
 from offspec_planners.placement import Placement, Tier
+from tests.support.products import some
 from tests.support.tiny_models import CALIBRATION, nothing, open_model, tiny_engine, write_model
 
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
@@ -63,7 +64,7 @@ def _state(engine: Engine) -> tuple[object, ...]:
     return rows, model.cache.length, model.settle, model.on_layer, torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.02])
+@pytest.mark.parametrize("seconds", some([0.0, 0.02], 0.02))
 @pytest.mark.parametrize("name", PLACEMENTS)
 def test_what_follows_a_trial_is_what_would_have_come(
     model: Path, expected: tuple[int, ...], name: str, seconds: float
