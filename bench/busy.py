@@ -16,6 +16,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,7 @@ from bench.harness import Report, command_line, environment, ratio, write_result
 NAME = "busy"
 _BY_DEFAULT = {"GOMP_SPINCOUNT": "300000", "BENCH_SPINS": "1"}  # what libgomp takes where nothing is set
 _TOKENS = 30
+_PAUSE_S = 0.1  # for the threads of the engine that answered before to go to sleep
 _WORKER = """
 import os, sys
 import offspec
@@ -71,7 +73,8 @@ def ask(process: subprocess.Popen[str], question: str | None) -> float:
 @contextmanager
 def busy(count: int) -> Iterator[None]:
     """So many processes that count, each in a session of its own."""
-    command = [sys.executable, "-c", "while True: pass"]
+    code = "import os; first = os.getppid()\nwhile os.getppid() == first: pass"  # until this process ends
+    command = [sys.executable, "-c", code]
     counting = [subprocess.Popen(command, start_new_session=True) for _ in range(count)]
     try:
         yield
@@ -84,15 +87,20 @@ def busy(count: int) -> Iterator[None]:
 def measure(engines: Sequence[subprocess.Popen[str]], rounds: int) -> list[float]:
     """The median speed of each engine, asked in turn; the first half of the rounds is not counted."""
     question = "Explain in a few sentences why the sky is blue."
-    speeds = [[ask(engine, question) for engine in engines] for _ in range(2 * rounds)][rounds:]
-    return [statistics.median(column) for column in zip(*speeds, strict=True)]
+    speeds = [list[float]() for _ in engines]
+    for turn in range(2 * rounds):
+        order = list(enumerate(engines))
+        for index, engine in order if turn % 2 else order[::-1]:  # the first may find a cold cache
+            time.sleep(_PAUSE_S)
+            speeds[index].append(ask(engine, question))
+    return [statistics.median(each[rounds:]) for each in speeds]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print and record."""
     parser = argparse.ArgumentParser(prog=f"python -m bench.{NAME}", description=__doc__)
     parser.add_argument("model")
-    parser.add_argument("--busy", type=int, nargs="+", default=[1, 2, 4], help="counts of busy processes")
+    parser.add_argument("--busy", type=int, nargs="*", default=[1, 2, 4], help="counts of busy processes")
     parser.add_argument("--rounds", type=int, default=6, help="answers of each engine that count")
     args = parser.parse_args(argv)
     report, cores = Report(), len(os.sched_getaffinity(0))
