@@ -92,6 +92,7 @@ def test_what_is_copied_comes_in_few_passes(
 ) -> None:
     """Once the answer has been given, suffix has read it; and the result says who guessed."""
     wanted = expected[0.0, len(PROMPT)]
+    assert engine.generate(PROMPT, params(0.0), draft="suffix").token_ids == wanted
     again = engine.generate(PROMPT, params(0.0), draft="suffix")
     assert again.token_ids == wanted and again.tokens_per_pass > 3
     assert again.draft == "suffix" and [name for name, _ in again.guessed_by] == ["suffix"]
