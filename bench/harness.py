@@ -68,7 +68,7 @@ def environment(device: str = "cpu") -> dict[str, Any]:
         "cores": os.cpu_count(),
         "cores_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "ram_bytes": int(_field(Path("/proc/meminfo"), r"MemTotal:\s*(\d+)") or 0) * 1024,
-        "threads_wait": wait_policy().removeprefix(", ") or "by default",
+        "threads_wait": wait_policy() or "by default",
         "system": platform.system(),
         "kernel": platform.release(),
         "python": platform.python_version(),

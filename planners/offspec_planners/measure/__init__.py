@@ -58,16 +58,16 @@ def identify(device: str = "cpu") -> Identity:
         memory = torch.cuda.get_device_properties(place).total_memory
     else:
         threads = torch.get_num_threads()
-        team = f", {threads} threads{wait_policy()}" if threads > 1 else ", 1 thread"
-        processor, memory = _cpu_name() + team, ram
+        team = (f"{threads} threads", wait_policy()) if threads > 1 else ("1 thread",)
+        processor, memory = ", ".join(filter(None, (_cpu_name(), *team))), ram
     apart = place.type != "cpu"
     return Identity(f"{processor}, {ram / 1e9:.0f} GB RAM", ram, processor, memory, apart)
 
 
 def wait_policy() -> str:
-    """How OpenMP's threads are told to wait for each other, after a comma; "" for libgomp's default."""
+    """How OpenMP's threads are told to wait for each other; "" for libgomp's default."""
     names = (name for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT") if os.environ.get(name))
-    return "".join(f", {name}={os.environ[name]}" for name in names)
+    return ", ".join(f"{name}={os.environ[name]}" for name in names)
 
 
 def measure(disk_files: Sequence[Path], device: str = "cpu", progress: Progress = _unheard) -> Hardware:
