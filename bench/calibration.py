@@ -60,7 +60,7 @@ def look_at(done: Any) -> Pass:
 
     Where the text ended at a node of the tree, nothing is known of what is below it.
     """
-    tree, walk = done.growth.tree, done.walk
+    tree, walk = done.grown.tree, done.walk
     reached = np.zeros(len(tree), np.bool_)
     reached[list(walk.nodes)] = True
     ended_at = tree.children(walk.nodes[-1]).get(walk.tokens[-1])
@@ -88,7 +88,7 @@ def watching(engine: Any) -> Iterator[list[Pass]]:
 
     def run_pass(*given: Any) -> Any:
         done = run(*given)
-        if done.growth.steps:
+        if done.grown.steps:
             passes.append(look_at(done))
         return done
 

@@ -35,7 +35,7 @@ from offspec.plan.records import DraftRecord
 
 if TYPE_CHECKING:
     from offspec.engine.engine import Engine
-    from offspec.plan.prepare import Way
+    from offspec.plan.policy import DraftPolicy
     from offspec_planners.plan import Plan
 
 NAME = "plan_sweep"
@@ -52,13 +52,12 @@ class Unkept(DraftRecord):
         """Nothing is kept."""
 
 
-def load(plan: Plan, args: argparse.Namespace, target: Target) -> tuple[Engine, Way]:
-    """An engine placed by the plan, with room for every tree of the sweep, and the plan's way for it."""
+def load(plan: Plan, args: argparse.Namespace, target: Target) -> tuple[Engine, DraftPolicy]:
+    """An engine placed by the plan, with room for every tree of the sweep, and the plan's policy for it."""
     from offspec.engine.engine import Engine
-    from offspec.plan.fit import Fit
+    from offspec.plan.fit import DraftMode, Fit
     from offspec.plan.load import load_models, open_models
-    from offspec.plan.needs import DraftMode
-    from offspec.plan.prepare import way_of
+    from offspec.plan.policy import DraftPolicy
 
     if plan.draft_mode == "none":
         raise BenchError("a draft has no room in this memory: give more --memory")
@@ -69,8 +68,8 @@ def load(plan: Plan, args: argparse.Namespace, target: Target) -> tuple[Engine, 
     fit = Fit(plan.context, cast(DraftMode, plan.draft_mode), plan.placement, plan.chunk, bits)
     assembly = load_models(opened, config, fit, _ignore)
     record = Unkept(opened.target_print, opened.draft_print, bits)
-    way = replace(way_of(plan, config, record), record=0)
-    return Engine(config, assembly, _ignore, way=way, record=record), way
+    policy = replace(DraftPolicy.planned(plan, config, record), record=0)
+    return Engine(config, assembly, _ignore, policy=policy, record=record), policy
 
 
 def _ignore(event: Event) -> None:
@@ -93,7 +92,7 @@ def answer(engine: Engine, prompt: str, params: SamplingParams, tokens: int) -> 
 
 
 def order(pairs: Sequence[Pair], repeats: int, chance: random.Random) -> list[Pair | None]:
-    """All pairs in random order, with the plan's way, None, first, last and evenly between."""
+    """All pairs in random order, with the plan's policy, None, first, last and evenly between."""
     shuffled: list[Pair | None] = list(chance.sample(list(pairs), len(pairs)))
     places = [round(turn * len(shuffled) / max(repeats - 1, 1)) for turn in range(repeats)]
     for place in reversed(places):
@@ -102,11 +101,11 @@ def order(pairs: Sequence[Pair], repeats: int, chance: random.Random) -> list[Pa
 
 
 def measure(
-    engine: Engine, planned: Way, args: argparse.Namespace, prompts: Sequence[Prompt], report: Report
+    engine: Engine, planned: DraftPolicy, args: argparse.Namespace, prompts: Sequence[Prompt], report: Report
 ) -> list[Answer]:
     """Rounds over the prompts, as many as there is time for; the first two in any case."""
     from offspec.draft.grow.best_first import GrowthPolicy
-    from offspec.plan.prepare import Way
+    from offspec.plan.policy import DraftPolicy
 
     pairs = [(budget, width) for budget in args.budgets for width in args.widths if width <= budget]
     chance, answers, began = random.Random(args.seed), list[Answer](), time.perf_counter()
@@ -118,7 +117,7 @@ def measure(
         engine.follow(planned)
         answer(engine, prompt.prompt, params, 1)  # carries the prompt
         for pair in order(pairs, args.repeats, chance):
-            engine.follow(planned if pair is None else Way(GrowthPolicy(*pair)))
+            engine.follow(planned if pair is None else DraftPolicy(GrowthPolicy(*pair)))
             answers.append(Answer(turn, pair, *answer(engine, prompt.prompt, params, args.tokens)))
         summary = summarise(answers)
         report.progress(

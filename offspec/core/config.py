@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from offspec.core.errors import RequestError
 from offspec_planners.units import format_bytes as format_bytes
@@ -162,27 +162,58 @@ def check_comparable(verify: Verify, params: SamplingParams) -> None:
         )
 
 
+class Settings(TypedDict, total=False):
+    """The settings of `EngineConfig` beside the model, as a caller may write them: sizes like "1.5GB"."""
+
+    draft: str | Sequence[str]
+    draft_bits: DraftBits | None
+    memory: str | int | None
+    vram: str | int | None
+    device: str
+    dtype: Dtype
+    budget: int | None
+    width: int | None
+    context: int | None
+    verify: Verify
+    tree: Tree
+    temperature: float
+    learn: bool
+    converses: bool
+    quantize: PackFormat | None
+    corpus: Sequence[str | Path]
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Everything `offspec.load` decides before a model is opened.
+    """Everything that is decided before a model is opened.
 
-    memory: RAM in bytes that the whole process may use, or None for what the machine has free. vram: the
-    same for a CUDA device.
-    context: tokens of KV cache to make room for, or None for a default that fits.
-    converses: where the context is not given, room for a conversation goes before a faster draft.
-    draft: what guesses, one source or several joined by commas: a model or a head by its id or path,
-    "substitute" (the target itself in few bits), "early-exit", "mtp", "suffix", "lookup"; or "auto" (the best
-    there is), or "none".
-    draft_bits: of the matrices of a draft that is a model; 16 keeps those of a named one in `dtype`, which is
-    what None does. A substitute has 4, 3 or 2, and with None the most of these that fit.
-    corpus: text files, saved conversations and folders of them, which "suffix" may copy from as well.
-    budget: most nodes verified in one pass; width: nodes a draft step expands; None for what a plan says
-    is fastest. verify: "coupled" and "plain" say what the target says by itself with that seed; "sequoia"
-    says what is as likely, but depends on the draft. tree: "dynamic" grows each tree best first, "sequoia"
-    fills one shape that was optimised beforehand. temperature: what a plan is made for; each request has its
-    own. learn: whether what answers teach about the draft is kept for the next run. quantize: pack the
-    target's matrices in this format, once, and run the pack, which is kept in the cache; None runs the target
-    as it is.
+    Args:
+        model: A hub id, a folder, a .gguf file, or "demo".
+        draft: Draft sources, joined by commas: a model or a head by its id or path, "substitute" (the target
+            itself in few bits), "early-exit" and "mtp" (layers of its own), "suffix" and "lookup" (which copy
+            from the text); "auto", the best there is, or "none".
+        draft_bits: 2, 3 or 4 bits a weight of a draft that is a model, or 16, which keeps a named one in
+            `dtype`. None: that, and for a substitute the most of 4, 3 and 2 that fit.
+        memory: Bytes of RAM that the whole process may use. None: what the machine has free.
+        vram: Bytes of a CUDA device. None: what it has free.
+        device: "cpu", "cuda" or "cuda:1": where the target is computed.
+        dtype: "bfloat16" or "float32", of the values that are computed with.
+        budget: Most nodes verified in a pass. None: what a plan says is fastest, measured once and kept.
+        width: Most nodes that a draft step expands. None: the plan's.
+        context: Tokens of KV cache to make room for. None: a default that fits.
+        verify: "coupled" and "plain" emit what the target emits by itself with that seed, "plain" without
+            showing the draft the target's noise; "sequoia", for trees of one shape, emits what is as likely,
+            but depends on the draft.
+        tree: "dynamic" grows each tree best first, "sequoia" fills one shape that was optimised beforehand.
+        temperature: What a plan is made for; each request has its own.
+        learn: Whether what answers teach about the draft is kept for the next run.
+        converses: Where the context is not given, room for a conversation goes before a faster draft.
+        quantize: Round the target's matrices to this format, once, into a pack in the cache, and run that.
+            None: the target as it is.
+        corpus: Text files, saved conversations and folders of them that "suffix" may copy from as well.
+
+    Raises:
+        RequestError: A value outside its range, or two that exclude each other.
     """
 
     model: str
@@ -202,6 +233,18 @@ class EngineConfig:
     converses: bool = False
     quantize: PackFormat | None = None
     corpus: tuple[Path, ...] = ()
+
+    @classmethod
+    def of(cls, model: str, settings: Settings) -> "EngineConfig":
+        """A configuration from settings as a caller writes them. Raises RequestError."""
+        given: dict[str, Any] = dict(settings)
+        if "draft" in given and not isinstance(given["draft"], str):
+            given["draft"] = ",".join(given["draft"])
+        for size in ("memory", "vram"):
+            if given.get(size) is not None:
+                given[size] = parse_bytes(given[size])
+        given["corpus"] = tuple(map(Path, given.get("corpus", ())))
+        return cls(model, **given)
 
     @property
     def drafts(self) -> tuple[str, ...]:

@@ -27,8 +27,8 @@ class Decoding:
     """What stays the same from pass to pass of one request.
 
     mixture: what guesses; None without speculation. shape: of all trees, where they are not grown best
-    first; it has no more nodes than the policy's budget. between: called between draft steps, and may raise
-    to break the pass off; grown: called with the number of nodes once the tree is complete. numbers: where
+    first; it has no more nodes than budget of `growth`. between: called between draft steps, and may raise
+    to break the pass off; on_grown: called with the number of nodes once the tree is complete. numbers: where
     the one drafter of the mixture draws its guesses, random ones for the choice of the token at a position,
     by Sequoia's rule; trees then have a shape, or one node.
     """
@@ -36,11 +36,11 @@ class Decoding:
     processor: LogitsProcessor
     noise: GumbelNoise | None
     mixture: Mixture | None
-    policy: GrowthPolicy
+    growth: GrowthPolicy
     stop: Callable[[int], bool]
     shape: Shape | None = None
     between: Callable[[], None] | None = None
-    grown: Callable[[int], None] | None = None
+    on_grown: Callable[[int], None] | None = None
     numbers: Callable[[int], Iterator[float]] | None = None
 
 
@@ -49,7 +49,7 @@ class PassResult:
     """What a pass emitted, the tree it checked, and where its seconds went."""
 
     walk: Walk
-    growth: GrownTree
+    grown: GrownTree
     draft_seconds: float
     target_seconds: float
 
@@ -91,47 +91,47 @@ class DecodeState:
         After an exception the committed ids are what they were; call `recover` before the next pass.
         """
         began = time.perf_counter()
-        growth = self._grow(decoding, max_depth)
-        if decoding.grown is not None:
-            decoding.grown(len(growth.tree))
-        grown = time.perf_counter()
-        with self._timeline.span("engine", "target", nodes=len(growth.tree)):
-            hidden = self._forward(growth)
+        grown = self._grow(decoding, max_depth)
+        if decoding.on_grown is not None:
+            decoding.on_grown(len(grown.tree))
+        drafted = time.perf_counter()
+        with self._timeline.span("engine", "target", nodes=len(grown.tree)):
+            hidden = self._forward(grown)
         model = self._target.tree_model
         root = len(self.ids) - 1
         pending = root - model.cache.length
         with self._timeline.span("verify", "walk") as span:
-            result = _walk(growth, decoding, model.logits_by_row(hidden[pending:]), root)
+            result = _walk(grown, decoding, model.logits_by_row(hidden[pending:]), root)
             span.note(emitted=len(result.tokens))
         with self._timeline.span("engine", "commit"):
-            self._commit(growth, result, decoding, hidden)
+            self._commit(grown, result, decoding, hidden)
         ended = time.perf_counter()
-        costs = decoding.policy.costs
+        costs = decoding.growth.costs
         if decoding.mixture is not None and costs is not None:  # who sets a budget wants what was named
-            growth.settle(decoding.mixture, result.nodes, len(result.tokens), ended - began, costs.link)
-        return PassResult(result, growth, grown - began, ended - grown)
+            grown.settle(decoding.mixture, result.nodes, len(result.tokens), ended - began, costs.link)
+        return PassResult(result, grown, drafted - began, ended - drafted)
 
     def _grow(self, decoding: Decoding, max_depth: int) -> GrownTree:
-        mixture, policy, look = decoding.mixture, decoding.policy, decoding.between
+        mixture, policy, look = decoding.mixture, decoding.growth, decoding.between
         if mixture is None or policy.budget == 1 or max_depth < 1:
             return root_alone(self.ids[-1])
         with self._timeline.span("draft", "grow") as span:
             self._sources.adopt()
             if decoding.shape is None:
-                growth = grow(mixture, self.ids, policy, max_depth, self._timeline, look)
+                grown = grow(mixture, self.ids, policy, max_depth, self._timeline, look)
             else:
-                growth = grow_static(
+                grown = grow_static(
                     mixture, self.ids, decoding.shape, max_depth, policy.width, self._timeline, look
                 )
-            span.note(nodes=len(growth.tree), steps=growth.steps)
-        return growth
+            span.note(nodes=len(grown.tree), steps=grown.steps)
+        return grown
 
-    def _forward(self, growth: GrownTree) -> torch.Tensor:
+    def _forward(self, grown: GrownTree) -> torch.Tensor:
         """Hidden states [P + N, H]: of the P pending tokens, which go in front, and of the tree's nodes."""
         model, device = self._target.tree_model, self._target.device
         root = len(self.ids) - 1
         pending = self.ids[model.cache.length : root]
-        tree = growth.tree
+        tree = grown.tree
         tokens = torch.tensor([*pending, *tree.token.tolist()], device=device)
         positions = torch.cat([torch.arange(root - len(pending), root), root + torch.from_numpy(tree.depth)])
         ancestors = torch.from_numpy(tree.ancestors())
@@ -150,7 +150,7 @@ class DecodeState:
         model.taps = self._sources.wants.layers
         return model.hidden(tokens, context)
 
-    def _commit(self, growth: GrownTree, result: Walk, decoding: Decoding, hidden: torch.Tensor) -> None:
+    def _commit(self, grown: GrownTree, result: Walk, decoding: Decoding, hidden: torch.Tensor) -> None:
         cache = self._target.tree_model.cache
         start = cache.length
         pending = len(self.ids) - 1 - start
@@ -158,11 +158,11 @@ class DecodeState:
         self.ids.extend(result.tokens)
         decoding.processor.commit(result.tokens)
         mixture = decoding.mixture
-        if mixture is not None and growth.asked.active:
-            accepted = [int(growth.candidates[node]) for node in result.nodes]
-            for index in growth.asked.seen:
+        if mixture is not None and grown.asked.active:
+            accepted = [int(grown.candidates[node]) for node in result.nodes]
+            for index in grown.asked.seen:
                 mixture.sources[index].drafter.commit(accepted)
-            growth.learn(mixture, result.nodes, result.tokens)
+            grown.learn(mixture, result.nodes, result.tokens)
         if self._sources.wants:
             rows = [*range(pending), *(pending + node for node in result.nodes)]
             tapped = self._target.tree_model.tapped
@@ -178,16 +178,14 @@ class DecodeState:
         self._target.recover()
 
 
-def _walk(
-    growth: GrownTree, decoding: Decoding, logits: Callable[[int], torch.Tensor], position: int
-) -> Walk:
+def _walk(grown: GrownTree, decoding: Decoding, logits: Callable[[int], torch.Tensor], position: int) -> Walk:
     """Walk a grown tree by the request's rule. logits, position: as in `walk`."""
-    tree, processor, stop = growth.tree, decoding.processor, decoding.stop
+    tree, processor, stop = grown.tree, decoding.processor, decoding.stop
     if decoding.numbers is None:
         return walk(tree, logits, processor, decoding.noise, position, stop)
 
     def drafts(node: int) -> torch.Tensor:
-        children, row = growth.children[int(growth.candidates[node])]
+        children, row = grown.children[int(grown.candidates[node])]
         assert children.drawn is not None, "only guesses that were drawn can be tested so"
         return children.drawn[row]
 

@@ -1,25 +1,24 @@
-"""How an engine guesses: the sources it holds, the way trees are grown, and what was learnt about both."""
+"""What is asked of an engine, and how it drafts for it: sources, the policy of trees, what was learnt."""
 
+import threading
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from offspec.core.config import AUTO, LOOKUPS, NONE, EngineConfig, SamplingParams, check_draws, read_drafts
 from offspec.core.errors import RequestError
 from offspec.draft.base import Scorer
 from offspec.draft.grow.best_first import GrowthPolicy
-from offspec.draft.grow.self_rollout import preview
+from offspec.draft.grow.self_rollout import self_rollout
 from offspec.draft.mix.mixture import Mixture
 from offspec.draft.sampled_scorer import DrawingScorer
 from offspec.engine.decode import Decoding
-from offspec.engine.request import Request, RunningRequest
-from offspec.engine.stopping import Ending
 from offspec.plan.load import Assembly
-from offspec.plan.prepare import Way
+from offspec.plan.policy import DraftPolicy
 from offspec.plan.records import Case, DraftRecord, case_of
 from offspec.sampling.logits_processor import LogitsProcessor
-from offspec.sampling.noise import GumbelNoise, endless
+from offspec.sampling.noise import GumbelNoise, endless, request_key
 from offspec_planners.acceptance import Calibration
 from offspec_planners.best_first import Grown
 
@@ -27,16 +26,38 @@ _PREVIEWED = 256  # nodes at least of a previewed tree, where there is room
 _STRIDE = 10  # tokens from one previewed tree to the next: about a pass
 
 
-class Drafting:
-    """Sources of an engine, of which each request uses some. way: how trees are grown; may be replaced.
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked: token ids of the prompt and how to go on from them. params: with a seed.
 
-    names: what a request uses that does not choose; record: where learning about the main drafter is kept.
+    sources: names of those that guess, none to decode one token a pass. halt: may be set from any thread, to
+    end the answer with what there is. trees: whether to show them.
+    """
+
+    ids: Sequence[int]
+    params: SamplingParams
+    sources: tuple[str, ...] = ()
+    halt: threading.Event | None = None
+    trees: bool = False
+
+    @property
+    def key(self) -> int:
+        """Of everything random in it."""
+        assert self.params.seed is not None
+        return request_key(self.params.seed, self.ids)
+
+
+class Drafting:
+    """Sources of an engine, of which each request uses some.
+
+    policy: how trees are grown; may be replaced. names: what a request uses that does not choose; record:
+    where learning about the main drafter is kept.
     """
 
     def __init__(
-        self, config: EngineConfig, assembly: Assembly, way: Way, record: DraftRecord | None
+        self, config: EngineConfig, assembly: Assembly, policy: DraftPolicy, record: DraftRecord | None
     ) -> None:
-        self.way, self.record = way, record
+        self.policy, self.record = policy, record
         self._config, self._assembly, self._sources = config, assembly, assembly.sources
         drafters = tuple(self._sources.drafters)
         wanted = (*drafters, LOOKUPS[0]) if config.drafts == (AUTO,) else config.drafts
@@ -49,7 +70,7 @@ class Drafting:
     def budget(self) -> int:
         """The most nodes verified in a pass of a request that does not choose; 1 where nobody guesses."""
         names = self._company(self.names, None)
-        return self._with_room(self.way.policy, names).budget if names else 1
+        return self._with_room(self.policy.growth, names).budget if names else 1
 
     def use(self, draft: str | Sequence[str]) -> None:
         """Let these guess from now on for requests that do not choose. Raises RequestError."""
@@ -84,25 +105,32 @@ class Drafting:
             return self.record.entry(temperature, coupled)
         return self._calibrations[name, case_of(temperature, coupled)]
 
-    def decoding(self, request: Request, ending: Ending, answer: RunningRequest | None = None) -> Decoding:
-        """What stays the same for all passes of a request."""
+    def decoding(
+        self,
+        request: Request,
+        *,
+        stop: Callable[[int], bool],
+        between: Callable[[], None] | None = None,
+        on_grown: Callable[[int], None] | None = None,
+    ) -> Decoding:
+        """What stays the same for all passes of a request. stop, between, on_grown: see `Decoding`."""
         dice = self._dice(request)
         names = self._company(request.sources, dice)
         processor, noise = self._choice(request)
         mixture = self._mixture(names, request.params, dice, processor, noise) if names else None
         main = mixture.main if mixture is not None else None
-        policy = self.way.policy
+        growth = self.policy.growth
         if main is not None and main.name == self._main:
-            policy = self.way.recording(main.scorer.calibration)
+            growth = self.policy.recording(main.scorer.calibration)
         return Decoding(
             processor=processor,
             noise=noise,
             mixture=mixture,
-            policy=self._with_room(policy, names),
-            shape=self.way.shape if main is not None else None,
-            stop=ending.after,
-            between=answer.look if answer else None,
-            grown=answer.grown if answer else None,
+            growth=self._with_room(growth, names),
+            shape=self.policy.shape if main is not None else None,
+            stop=stop,
+            between=between,
+            on_grown=on_grown,
             numbers=None if mixture is None or dice is None else partial(endless, dice, "test"),
         )
 
@@ -112,19 +140,19 @@ class Drafting:
 
     def _company(self, names: tuple[str, ...], dice: int | None) -> tuple[str, ...]:
         """Which of these sources take part. A shape that was chosen beforehand is filled by one alone."""
-        way = self.way
-        if dice is not None and way.shape is None:
+        policy = self.policy
+        if dice is not None and policy.shape is None:
             return ()  # only trees of one shape may be drawn
         drafters = tuple(name for name in names if name in self._sources.drafters)
-        if dice is not None or (way.shape is not None and drafters):
+        if dice is not None or (policy.shape is not None and drafters):
             return drafters[:1]
-        if way.plan is not None and way.policy.budget == 1:
+        if policy.plan is not None and policy.growth.budget == 1:
             return tuple(name for name in names if name != self._main)  # by the plan it does not pay
         return names
 
-    def _with_room(self, policy: GrowthPolicy, names: Sequence[str]) -> GrowthPolicy:
+    def _with_room(self, growth: GrowthPolicy, names: Sequence[str]) -> GrowthPolicy:
         """The same, where lookups take part with room for what they find."""
-        return self.way.with_lookups(policy) if set(names) & set(self._sources.lookups) else policy
+        return self.policy.with_lookups(growth) if set(names) & set(self._sources.lookups) else growth
 
     def _choice(self, request: Request) -> tuple[LogitsProcessor, GumbelNoise | None]:
         """How the target chooses a request's tokens, and the noise that it adds, if it does."""
@@ -160,14 +188,14 @@ class Drafting:
         of which whoever plans counts the ranks.
         """
         room = self._config.budget or 1
-        nodes = min(room, max(_PREVIEWED, 2 * self.way.policy.budget))
+        nodes = min(room, max(_PREVIEWED, 2 * self.policy.growth.budget))
         drafter = self._sources.drafters.get(self._main)
         request = Request(ids, params)
         if drafter is None or drafter.wants or nodes < 2 or self._dice(request) is not None:
             return []
         mixture = self._mixture((self._main,), params, None, *self._choice(request))
-        policy = replace(self.way.policy, budget=nodes // 2, record=nodes, costs=None)
-        return preview(mixture, ids, policy, _STRIDE, trees, context)
+        growth = replace(self.policy.growth, budget=nodes // 2, record=nodes, costs=None)
+        return self_rollout(mixture, ids, growth, _STRIDE, trees, context)
 
     def save(self) -> None:
         """Keep what was learnt for later runs, where that is wanted."""

@@ -8,22 +8,22 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mappi
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, TypedDict, Unpack, cast
 
 from offspec.chat.conversation import Conversation
 from offspec.chat.session import Session
 from offspec.core.config import EngineConfig, SamplingParams, check_comparable
-from offspec.core.errors import ClosedError, RequestError
+from offspec.core.errors import ClosedError, OffspecError, RequestError
 from offspec.core.events import Event, Finished, Mismatch, Result
 from offspec.core.threads import ExclusiveUse, in_thread
 from offspec.core.trace import OFF, Timeline
 from offspec.engine.contention import Contention
 from offspec.engine.decode import DecodeState
-from offspec.engine.drafting import Drafting
-from offspec.engine.request import Request, RunningRequest
+from offspec.engine.drafting import Drafting, Request
+from offspec.engine.request import RunningRequest
 from offspec.model.tokenizer import Messages
 from offspec.plan.load import Assembly, describe
-from offspec.plan.prepare import Way
+from offspec.plan.policy import DraftPolicy
 from offspec.plan.records import DraftRecord
 from offspec_planners.best_first import Grown
 from offspec_planners.plan import Plan
@@ -32,6 +32,15 @@ _CLOSING_S = 0.02  # how often `close` looks whether an answer in another thread
 
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
 Draft = str | Sequence[str]  # names, joined by commas or one by one
+
+
+class RequestOptions(TypedDict, total=False):
+    """What a request may say beside its prompt and parameters; see `Engine.stream`."""
+
+    raw: bool
+    draft: Draft | None
+    speculate: bool
+    check: bool
 
 
 class Engine:
@@ -44,16 +53,16 @@ class Engine:
         notify: Callable[[Event], None],
         timeline: Timeline = OFF,
         *,
-        way: Way | None = None,
+        policy: DraftPolicy | None = None,
         record: DraftRecord | None = None,
     ) -> None:
-        """way: how trees are grown, by default as `config` says; record: where learning is kept, if it is."""
+        """policy: how trees are grown, by default as `config` says; record: where learning is kept."""
         self.config = config
         self.timeline = timeline
         self._assembly = assembly
         self._notify = notify
-        self._sequence = DecodeState(assembly.target, assembly.sources, timeline)
-        self._guessing = Drafting(config, assembly, way or Way.fixed(config), record)
+        self.drafting = Drafting(config, assembly, policy or DraftPolicy.fixed(config), record)
+        self._state = DecodeState(assembly.target, assembly.sources, timeline)
         self._turns = ExclusiveUse(
             "another answer of this engine is under way; read its stream to the end or close it"
         )
@@ -65,7 +74,7 @@ class Engine:
     @property
     def draft(self) -> str:
         """What guesses for requests that do not choose: names for people, or "none"."""
-        return self._guessing.described(self._guessing.names)
+        return self.drafting.described(self.drafting.names)
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -77,22 +86,22 @@ class Engine:
 
         Raises RequestError.
         """
-        self._guessing.use(draft)
+        self.drafting.use(draft)
 
     @property
     def width(self) -> int:
         """Nodes that a draft step expands at most."""
-        return self._guessing.way.policy.width
+        return self.drafting.policy.growth.width
 
     @property
     def budget(self) -> int:
         """The most nodes verified in a pass of a request that does not choose who guesses."""
-        return self._guessing.budget
+        return self.drafting.budget
 
     @property
     def plan(self) -> Plan | None:
         """What is expected of this engine and why it is set up so; None where all settings were given."""
-        return self._guessing.way.plan
+        return self.drafting.policy.plan
 
     @property
     def context(self) -> int:
@@ -105,20 +114,12 @@ class Engine:
         return describe(self._assembly)
 
     def generate(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        raw: bool = False,
-        draft: Draft | None = None,
-        speculate: bool = True,
-        check: bool = False,
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> Result:
         """The whole answer. See `stream`, whose last event carries this result."""
-        for event in self.stream(prompt, params, raw=raw, draft=draft, speculate=speculate, check=check):
-            if isinstance(event, Finished):
-                return event.result
-        raise AssertionError("a stream ends with Finished")
+        *_, last = self.stream(prompt, params, **options)
+        assert isinstance(last, Finished)
+        return last.result
 
     def stream(
         self,
@@ -134,17 +135,25 @@ class Engine:
     ) -> Generator[Event, None, None]:
         """Answer a prompt, yielding events as they happen.
 
-        prompt: text (one message of the user, or plain text when `raw`), chat messages, or token ids.
-        draft: which of `sources` guess for this request, by default what `load` was asked for; "none" guesses
-        nothing. speculate: False does not either: one token a pass gives the same tokens, slowly. check:
-        decode once more in that way and report in the result where tokens differ, if they do. halt: once it
-        is set, from whichever thread, the pass under way is broken off and the answer ends with what there
-        is. trees: send a TreeSeen for every pass. Raises OffspecError.
         A second thread waits until the first stream has ended or was closed.
+
+        Args:
+            prompt: Text (one message of the user, or plain text when `raw`), chat messages, or token ids.
+            params: How tokens are chosen, and when to stop; greedy by default.
+            raw: Continue text as it is, without the chat template.
+            draft: Which of `sources` draft for this request, by default what was loaded for it; "none": no
+                draft.
+            speculate: False decodes one token a pass: the same tokens, slowly.
+            check: Decode once more in that way, and report in the result where tokens differ, if they do.
+            halt: Once it is set, from any thread, the pass under way is broken off and the answer ends.
+            trees: Send a TreeSeen for every pass.
+
+        Raises:
+            OffspecError: See `offspec.core.errors`; the engine can be used on.
         """
         if check and speculate:
             check_comparable(self.config.verify, params or SamplingParams())
-        sources = self._guessing.chosen(draft) if speculate else ()
+        sources = self.drafting.chosen(draft) if speculate else ()
         request = Request((), _seeded(params), sources, halt or threading.Event(), trees)
         events = self._stream(prompt, raw, check, request)
         self._streams.add(events)
@@ -156,15 +165,18 @@ class Engine:
         with self._turn(request.halt):
             self._halt = request.halt
             request = replace(request, ids=self._encode(prompt, raw))
-            answer, result = self._answer(request), None
-            for event in answer.events():
-                if isinstance(event, Finished):
-                    result = event.result
-                else:
-                    yield event
-            assert result is not None
-            if check and result.finish_reason != "halted":
-                result = replace(result, mismatches=self._check(request, result, answer.gaps))
+            running = self._begin(request)
+            yield running.prefill
+            while running.reason is None:
+                try:
+                    events = running.step()
+                except OffspecError:
+                    yield from running.held_back()
+                    raise
+                yield from events
+            result = running.result
+            if check and running.reason != "halted":
+                result = replace(result, mismatches=self._check(request, result, running.gaps))
             yield Finished(result)
 
     def chat(self, *, system: str | None = None, params: SamplingParams | None = None) -> Session:
@@ -199,17 +211,15 @@ class Engine:
             )
         return ids
 
-    def _answer(self, request: Request) -> RunningRequest:
+    def _begin(self, request: Request) -> RunningRequest:
         return RunningRequest(
             request,
             self._assembly,
-            self._sequence,
-            lambda ending, answer: self._guessing.decoding(request, ending, answer),
-            context=self.context,
-            draft=self._guessing.described(request.sources),
-            notify=self._notify,
-            timeline=self.timeline,
-            contention=self._contention,
+            self._state,
+            self.drafting,
+            self._notify,
+            self.timeline,
+            self._contention,
         )
 
     def preview(
@@ -221,25 +231,26 @@ class Engine:
         """
         with self._turn():
             params = replace(params, seed=params.seed or 0)
-            return self._guessing.preview(self._encode(prompt, raw), params, trees, self.context)
+            return self.drafting.preview(self._encode(prompt, raw), params, trees, self.context)
 
-    def follow(self, way: Way) -> None:
-        """Grow trees in another way from the next answer on. Its budget must be within the room there is."""
-        self._guessing.way = way
+    def follow(self, policy: DraftPolicy) -> None:
+        """Grow trees otherwise from the next answer on. Its budget must be within the room there is."""
+        self.drafting.policy = policy
 
     def _check(self, request: Request, result: Result, gaps: Sequence[float]) -> tuple[Mismatch, ...] | None:
         """The first place where decoding without speculation differs; what follows it is another text.
 
         None where it was halted before it came to an end.
         """
-        self._sequence.forget()  # keys and values that came with a tree would be taken for right
-        for event in self._answer(replace(request, sources=(), trees=False)).events():
-            if isinstance(event, Finished):
-                alone, reason = event.result.token_ids, event.result.finish_reason
-        for index, (token, other) in enumerate(zip(result.token_ids, alone, strict=False)):
+        self._state.forget()  # keys and values that came with a tree would be taken for right
+        alone = self._begin(replace(request, sources=(), trees=False))
+        while alone.reason is None:
+            alone.step()
+        others = alone.result.token_ids
+        for index, (token, other) in enumerate(zip(result.token_ids, others, strict=False)):
             if token != other:
                 return (Mismatch(index, token, other, gaps[index]),)
-        return None if reason == "halted" else ()
+        return None if alone.reason == "halted" else ()
 
     def close(self) -> None:
         """Stop reading ahead and free the models. May be called twice.
@@ -263,40 +274,25 @@ class Engine:
         self._assembly.target.close()
         self._contention.close()
         if learnt:
-            self._guessing.save()
+            self.drafting.save()
 
     def astream(
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        raw: bool = False,
-        draft: Draft | None = None,
-        speculate: bool = True,
-        check: bool = False,
         trees: bool = False,
+        **options: Unpack[RequestOptions],
     ) -> AsyncGenerator[Event, None]:
         """`stream` for `async` callers; cancelled or closed, it halts the answer."""
         halt = threading.Event()
-        return in_thread(
-            lambda: self.stream(
-                prompt, params, raw=raw, draft=draft, speculate=speculate, check=check, halt=halt, trees=trees
-            ),
-            halt.set,
-        )
+        return in_thread(lambda: self.stream(prompt, params, halt=halt, trees=trees, **options), halt.set)
 
     async def agenerate(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        raw: bool = False,
-        draft: Draft | None = None,
-        speculate: bool = True,
-        check: bool = False,
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> Result:
         """`generate` for `async` callers; cancelled, it halts the answer."""
-        events = self.astream(prompt, params, raw=raw, draft=draft, speculate=speculate, check=check)
+        events = self.astream(prompt, params, **options)
         finished = [event async for event in events if isinstance(event, Finished)]
         return finished[0].result
 

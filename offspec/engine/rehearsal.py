@@ -12,9 +12,10 @@ from offspec.engine.engine import Engine
 from offspec.plan import records as ledger
 from offspec.plan.initial_fit import followed
 from offspec.plan.load import open_models
-from offspec.plan.make import is_measured, plan_by
+from offspec.plan.make import plan_by
 from offspec.plan.other_hardware import plan_for_hardware
-from offspec.plan.prepare import Ready, plan_key, prepare, way_of
+from offspec.plan.policy import DraftPolicy
+from offspec.plan.prepare import Prepared, plan_key, prepare
 from offspec.plan.prompts import REHEARSAL
 from offspec_planners.best_first import Grown
 from offspec_planners.hardware import Hardware
@@ -61,24 +62,24 @@ def _kept(config: EngineConfig, notify: Notify) -> Plan | None:
 
 
 def _is_measured(plan: Plan) -> bool:
-    return plan.draft_mode == NONE or is_measured(plan.acceptance)
+    return plan.draft_mode == NONE or plan.measured
 
 
 class Rehearsal:
     """A loaded engine and the plan that was made by trying it."""
 
-    def __init__(self, engine: Engine, ready: Ready, plan: Plan) -> None:
-        self.engine, self.ready, self.plan = engine, ready, plan
+    def __init__(self, engine: Engine, prepared: Prepared, plan: Plan) -> None:
+        self.engine, self.prepared, self.plan = engine, prepared, plan
 
     def answer(self, notify: Notify) -> None:
         """Learn how sure the draft may be from some real passes, then how its trees grow from previews."""
         stage, total = "Rehearsing answers", 2 * len(REHEARSAL)
-        temperature = self.ready.config.temperature
+        temperature = self.prepared.config.temperature
         asked = [
             (prompt, SamplingParams(temperature, seed=number, max_tokens=256))
             for number, prompt in enumerate(REHEARSAL)
         ]
-        passes = _PASSES_SEEN if self.ready.record.kind == "head" else _PASSES_EACH
+        passes = _PASSES_SEEN if self.prepared.record.kind == "head" else _PASSES_EACH
         began = time.perf_counter()
         for done, (prompt, params) in enumerate(asked):
             notify(LoadProgress(stage, done, total, "steps"))
@@ -93,16 +94,16 @@ class Rehearsal:
                 forest += self.engine.preview(prompt, params, trees=_TREES_EACH)
             if time.perf_counter() - began > _SECONDS:
                 break
-        known = self.ready.record.entry(temperature, self.ready.config.verify == "coupled")
+        known = self.prepared.record.entry(temperature, self.prepared.config.verify == "coupled")
         known.forest = forest or known.forest
 
     def plan_again(self) -> None:
         """Choose once more, by what is known now, and keep that plan."""
-        ready = self.ready
-        assert ready.measured is not None
-        self.plan = plan_by(ready.opened, ready.config, ready.measured, ready.record)
-        ledger.save_plan(plan_key(ready.opened), self.plan)
-        self.engine.follow(way_of(self.plan, ready.config, ready.record))
+        prepared = self.prepared
+        assert prepared.measured is not None
+        self.plan = plan_by(prepared.opened, prepared.config, prepared.measured, prepared.record)
+        ledger.save_plan(plan_key(prepared.opened), self.plan)
+        self.engine.follow(DraftPolicy.planned(self.plan, prepared.config, prepared.record))
 
 
 def answer_passes(
@@ -124,11 +125,13 @@ def answer_passes(
 @contextmanager
 def rehearsed(config: EngineConfig, notify: Notify) -> Iterator[Rehearsal]:
     """Load, measure, rehearse answers where nothing is on record of the draft, and plan."""
-    ready = prepare(config, notify, replan=True)
-    with Engine(ready.config, ready.assembly, notify, way=ready.way, record=ready.record) as engine:
-        assert ready.way.plan is not None
-        engine.use(ready.main)  # what lookups bring depends on the text, and is not planned with
-        rehearsal = Rehearsal(engine, ready, ready.way.plan)
+    prepared = prepare(config, notify, replan=True)
+    with Engine(
+        prepared.config, prepared.assembly, notify, policy=prepared.policy, record=prepared.record
+    ) as engine:
+        assert prepared.policy.plan is not None
+        engine.use(prepared.main)  # what lookups bring depends on the text, and is not planned with
+        rehearsal = Rehearsal(engine, prepared, prepared.policy.plan)
         if not _is_measured(rehearsal.plan):
             rehearsal.answer(notify)
             rehearsal.plan_again()

@@ -14,9 +14,10 @@ from offspec.core.events import LoadProgress, unheard
 from offspec.draft.open import Notify
 from offspec.engine.engine import Engine
 from offspec.engine.rehearsal import answer_passes
-from offspec.plan.make import calibration_for, measure
+from offspec.plan.make import acceptance_for, measure
 from offspec.plan.model_sizes import sizes_of
-from offspec.plan.prepare import Ready, prepare, way_of
+from offspec.plan.policy import DraftPolicy
+from offspec.plan.prepare import Prepared, prepare
 from offspec.plan.prompts import VALIDATION
 from offspec_planners.acceptance import Calibration
 from offspec_planners.cost import PassCosts
@@ -31,21 +32,23 @@ def validate(
     config: EngineConfig, plan: Plan, *, prompts: Sequence[str] = VALIDATION, notify: Notify
 ) -> Validation:
     """Load as planned, and for each prompt predict, answer, and compare. Raises any OffspecError."""
-    ready = prepare(config, notify, named=plan)
-    target = sizes_of(ready.opened.target, config.model)
-    ready.record.keeps = False  # or the next validation would know the prompts
+    prepared = prepare(config, notify, named=plan)
+    target = sizes_of(prepared.opened.target, config.model)
+    prepared.record.keeps = False  # or the next validation would know the prompts
     rows = list[ValidationRow]()
-    with Engine(ready.config, ready.assembly, notify, way=ready.way, record=ready.record) as engine:
-        engine.use(ready.main)
-        engine.follow(replace(way_of(plan, ready.config, ready.record), record=0))
+    with Engine(
+        prepared.config, prepared.assembly, notify, policy=prepared.policy, record=prepared.record
+    ) as engine:
+        engine.use(prepared.main)
+        engine.follow(replace(DraftPolicy.planned(plan, prepared.config, prepared.record), record=0))
         for number, prompt in enumerate(prompts):
             notify(LoadProgress("Comparing with real passes", number, len(prompts), "steps"))
-            costs = measure(ready.opened, ready.assembly, ready.config, unheard).costs(
-                target, ready.assembly.placement, plan.forecast.tokens_per_pass
+            costs = measure(prepared.opened, prepared.assembly, prepared.config, unheard).costs(
+                target, prepared.assembly.placement, plan.forecast.tokens_per_pass
             )
             params = SamplingParams(plan.temperature, seed=number, max_tokens=512)
             try:
-                expected = _expected(engine, ready, costs, prompt, params)
+                expected = _expected(engine, prepared, costs, prompt, params)
                 (began, _), *passes = answer_passes(engine, prompt, params, 1 + _PASSES)
             except RequestError:  # too long for a small context
                 continue
@@ -68,16 +71,18 @@ def validate(
     return Validation(tuple(rows))
 
 
-def _expected(engine: Engine, ready: Ready, costs: PassCosts, prompt: str, params: SamplingParams) -> Choice:
+def _expected(
+    engine: Engine, prepared: Prepared, costs: PassCosts, prompt: str, params: SamplingParams
+) -> Choice:
     """What passes of this answer should cost and bring."""
-    if ready.config.tree == "sequoia":
-        known, _ = calibration_for(ready.record, ready.config)
+    if prepared.config.tree == "sequoia":
+        known = acceptance_for(prepared.record, prepared.config).calibration
         return static_sweep(known, costs, [engine.budget], engine.width)[0].choice
-    return outlook(_guesses(engine, ready, prompt, params), costs, engine.budget, engine.width).choice
+    return outlook(_guesses(engine, prepared, prompt, params), costs, engine.budget, engine.width).choice
 
 
-def _guesses(engine: Engine, ready: Ready, prompt: str, params: SamplingParams) -> Calibration:
+def _guesses(engine: Engine, prepared: Prepared, prompt: str, params: SamplingParams) -> Calibration:
     """What is known of the draft, with trees that it grows for this very prompt."""
-    known, _ = calibration_for(ready.record, ready.opened.config)
+    known = acceptance_for(prepared.record, prepared.opened.config).calibration
     forest = engine.preview(prompt, params, trees=_TREES)
     return replace(known, forest=forest + known.forest[::2])

@@ -1,27 +1,52 @@
-"""What fits where: the context, how the draft is held, and the tier of each layer."""
+"""What fits where: the context, how the draft is held, and the tier of each layer.
 
-from collections.abc import Sequence
+`Opened` is what memory is divided among; its `fit` decides, and everything else here says what that comes to.
+"""
+
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from offspec.core.config import DraftBits, EngineConfig, format_bytes
+from offspec.core.config import LOOKUPS, DraftBits, EngineConfig, format_bytes
 from offspec.core.errors import CapacityError, RequestError
 from offspec.core.memory import MARGIN
+from offspec.draft.heads.base import OpenedHead
+from offspec.draft.open import Drafts
+from offspec.model import device as devices
+from offspec.model.fused.cuda_graph import PADDING
 from offspec.model.loaded import LoadedModel
+from offspec.model.quantize.resident_layers import rounded_bytes, unpacked_values
 from offspec.model.runner import CHUNK, SMALL_CHUNK
-from offspec.plan.needs import UNROUNDED, DraftMode, Held, Models, draft_bytes, needs_of
-from offspec.plan.placement import divide, placement_fits
+from offspec.model.tokenizer import TextCodec
+from offspec.plan.placement import Needs, divide, placement_fits
 from offspec_planners.placement import Placement, Tier
 
-_SUBSTITUTE_BITS: tuple[DraftBits, ...] = (4, 3, 2)  # tried in turn when the caller does not say
+# How a draft is held: as stored, as rounded values at 16 bits each, or packed. And where there is no model
+# beside the target: whether heads draft, or nothing does.
+DraftMode = Literal["full", "expanded", "packed", "head", "none"]
+Held = tuple[DraftMode, DraftBits]
 
+UNROUNDED: DraftBits = 16
+WIDEST = 64  # nodes that a draft step expands at most, where the caller does not say
+LEAST_BUDGET = 16  # nodes that there must be room for beside a draft
+LOOKED_UP = {"cpu": 64, "cuda": 128}  # nodes where lookups are by themselves, which take no time to draft
+
+_SUBSTITUTE_BITS: tuple[DraftBits, ...] = (4, 3, 2)  # tried in turn when the caller does not say
 _CONTEXTS = (4096, 2048, 1024, 512)  # tried in turn when the caller does not say
 _CONVERSATION = 2048  # tokens that some turns of a conversation take
+_COMPILER = 160_000_000  # bytes of the library whose code unpacks weights on a CPU
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What was decided. context: tokens of prompt and answer together; chunk: rows of a prompt at a time;
-    draft_bits: that the draft's matrices are rounded to, 16 where they are not, or where nobody drafts.
+    """What was decided.
+
+    Args:
+        context: Tokens of prompt and answer together.
+        draft_mode: How the draft is held.
+        placement: Where each layer and the head lie.
+        chunk: Rows of a prompt that run together.
+        draft_bits: Bits of the draft's matrices, 16 where they are not rounded, or there is no draft.
     """
 
     context: int
@@ -30,94 +55,193 @@ class Fit:
     chunk: int = CHUNK
     draft_bits: DraftBits = UNROUNDED
 
+    @property
+    def held(self) -> Held:
+        """How the draft is held, in how many bits."""
+        return self.draft_mode, self.draft_bits
 
-def decide(
-    config: EngineConfig,
-    given: int,
-    device_memory: int | None,
-    models: Models,
-    share: float = 1.0,
-) -> Fit:
-    """The first arrangement that fits: the best draft, then the longest context; see `_choices`.
 
-    given: bytes of RAM for the process; device_memory: bytes of the device, None where it computes in RAM.
-    config.budget and .width: the most that will be used. share: of its bytes that each layer takes, where
-    that is asked for.
-    Raises CapacityError, RequestError for a context that is over the model's.
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A target and what drafts for it, whose headers were read, and the memory there is for them.
+
+    Args:
+        config: With the sources that "auto" came to.
+        target: The model to run.
+        target_print: What tells the target from others.
+        drafts: Models and heads that draft for it.
+        memory: Bytes of RAM for the process.
+        vram: Bytes of a device with memory of its own, None where the target is computed in RAM.
+        runtime: Bytes that the process takes without any weights.
+        asked: What --draft said.
+        codec: The target's tokenizer, where the models are to be loaded.
     """
-    failure: CapacityError | None = None
-    for held, context in _choices(config, models):
-        found: Fit | None = None
-        for chunk in (CHUNK, SMALL_CHUNK):
-            needs = needs_of(models, config, held, context, chunk)
-            needs = replace(needs, layers=[int(size * share) for size in needs.layers])
-            try:
-                fit = Fit(context, held[0], divide(given, needs, device_memory), chunk, held[1])
-            except CapacityError as error:
-                if failure is None or error.needed < failure.needed:
-                    failure = error
-                continue
-            # Where not even one layer stays, a smaller chunk may make room for one, a slot or the head.
-            if found is None or fit.placement != found.placement:
-                found = fit
-            if found.placement.resident:
-                break
-        if found is not None:
-            return found
-    assert failure is not None
-    raise failure
+
+    config: EngineConfig
+    target: LoadedModel
+    target_print: str
+    drafts: Drafts
+    memory: int
+    vram: int | None
+    runtime: int
+    asked: str
+    codec: TextCodec | None = None
+
+    @property
+    def draft(self) -> LoadedModel | None:
+        """The drafter that is a model, if there is one."""
+        return self.drafts.model
+
+    @property
+    def heads(self) -> tuple[OpenedHead, ...]:
+        """Those that are not."""
+        return tuple(self.drafts.heads.values())
+
+    @property
+    def draft_print(self) -> str:
+        """What tells the main drafter from others, whatever bits it has; "none" where there is none."""
+        return self.drafts.fingerprint
+
+    def alone(self) -> "Opened":
+        """The target by itself."""
+        return replace(self, drafts=Drafts())
+
+    def close(self) -> None:
+        """Close files and free what was loaded."""
+        self.target.close()
+        if self.draft is not None:
+            self.draft.close()
+
+    def fit(self, config: EngineConfig, share: float = 1.0) -> Fit:
+        """The first arrangement that fits: the best draft, then the longest context; see `_choices`.
+
+        Args:
+            config: Settings whose budget and width are the most that will be used.
+            share: Size of each layer, as a part of what it is.
+
+        Raises:
+            CapacityError: Nothing fits.
+            RequestError: A context that is over the model's.
+        """
+        failure: CapacityError | None = None
+        for held, context in _choices(self, config):
+            found: Fit | None = None
+            for chunk in (CHUNK, SMALL_CHUNK):
+                needs = _needs(self, config, held, context, chunk)
+                needs = replace(needs, layers=[int(size * share) for size in needs.layers])
+                try:
+                    fit = Fit(context, held[0], divide(self.memory, needs, self.vram), chunk, held[1])
+                except CapacityError as error:
+                    if failure is None or error.needed < failure.needed:
+                        failure = error
+                    continue
+                # Where not even one layer stays, a smaller chunk may make room for one, a slot or the head.
+                if found is None or fit.placement != found.placement:
+                    found = fit
+                if found.placement.resident:
+                    break
+            if found is not None:
+                return found
+        assert failure is not None
+        raise failure
+
+    def holds(self, config: EngineConfig, fit: Fit) -> bool:
+        """Whether an arrangement that was made before fits."""
+        if len(fit.placement.tiers) != len(self.target.layers) or fit.held not in _modes(self, config):
+            return False
+        if fit.context > self.target.skeleton.context_length:
+            return False
+        needs = _needs(self, config, fit.held, fit.context, fit.chunk)
+        if fit.placement.head is not Tier.DEVICE and not needs.head:
+            return False
+        return placement_fits(self.memory, needs, fit.placement, self.vram)
+
+    def unpacks(self, config: EngineConfig, fit: Fit) -> bool:
+        """Whether there is room to unpack a packed target as it is loaded, all of which then stays.
+
+        Its passes then need not, which is worth more than anything else that the room could hold.
+        """
+        target = self.target
+        stays = len(fit.placement.resident) == len(target.layers) and fit.placement.head is Tier.DEVICE
+        if not target.is_packed or not stays:
+            return False
+        needs = _needs(self, config, fit.held, fit.context, fit.chunk)
+        needs = replace(needs, layers=target.held_bytes, extra=target.held_extra)
+        return placement_fits(self.memory, needs, fit.placement, self.vram)
+
+    def parts(self, config: EngineConfig, fit: Fit) -> tuple[tuple[str, str, int], ...]:
+        """(what, tier, bytes) of all that takes room under an arrangement, and of what stays on disk."""
+        needs, target = _needs(self, config, fit.held, fit.context, fit.chunk), self.target
+        layers = target.held_bytes if self.unpacks(config, fit) else target.layer_bytes
+        placement, apart = fit.placement, target.device.type != "cpu"
+        head = target.head_stored_bytes if placement.head is not Tier.DEVICE else 0
+        slot = max(*target.layer_bytes, target.head_block_bytes if head else 0)
+        found = [("Python and libraries", Tier.HOST if apart else Tier.DEVICE, needs.runtime + MARGIN)]
+        found += [("layers", tier, sum(layers[layer] for layer in placement.layers(tier))) for tier in Tier]
+        found += [
+            ("head", placement.head, head or target.head_bytes),
+            ("norms", Tier.DEVICE, needs.rest - target.head_bytes),
+            ("caches", Tier.DEVICE, needs.caches),
+            ("draft", Tier.DEVICE, needs.draft),
+            ("scratch", Tier.DEVICE, needs.scratch + (needs.logits if head else 0) + max(needs.extra)),
+            ("slots", Tier.DEVICE, placement.slots * slot),
+            ("staging slots", Tier.HOST, placement.staging * slot),
+            ("the device's own share", Tier.DEVICE, needs.device_runtime),
+        ]
+        return tuple((what, str(tier), size) for what, tier, size in found if size > 0)
+
+    def no_room(self, config: EngineConfig) -> str:
+        """In a clause, why a substitute was left out, and what to do about it."""
+        bits = config.draft_bits or _SUBSTITUTE_BITS[-1]
+        needed = draft_bytes(("packed", bits), self.draft, config, config.context or _CONTEXTS[-1])
+        given, option = (self.memory, "--memory") if self.vram is None else (self.vram, "--vram")
+        return (
+            f"a {bits}-bit substitute of the target takes {format_bytes(needed)}, too much beside it in "
+            f"{format_bytes(given)}: name a smaller model with --draft, or give more {option}"
+        )
+
+    def least(self, config: EngineConfig) -> tuple[int, int | None]:
+        """The smallest RAM, and the smallest device memory, with which the rest as given would still do."""
+        memory = replace(self, memory=1)._needed(config)
+        return memory, None if self.vram is None else replace(self, vram=1)._needed(config)
+
+    def _needed(self, config: EngineConfig) -> int:
+        try:
+            self.fit(config)
+        except CapacityError as error:
+            return error.needed
+        return 0
+
+    def undrafted(self) -> int:
+        """Nodes verified in a pass where nothing drafts: a root alone, or as many as lookups may fill."""
+        config = self.config
+        if not set(LOOKUPS) & set(config.drafts):
+            return 1
+        if config.budget:
+            return config.budget
+        for nodes in (LOOKED_UP[self.target.device.type], LEAST_BUDGET):
+            with suppress(CapacityError):
+                self.fit(replace(config, budget=nodes, width=config.width or 1))
+                return nodes
+        return 1
 
 
-def _choices(config: EngineConfig, models: Models) -> list[tuple[Held, int]]:
+def draft_rows(config: EngineConfig) -> int:
+    """Rows that a growing tree may take in the draft's cache, whatever width is chosen once it is loaded."""
+    return 2 * (config.budget or 1) + (config.width or WIDEST)
+
+
+def _choices(opened: Opened, config: EngineConfig) -> list[tuple[Held, int]]:
     """How a draft may be held and how long the context may be, the most wanted first.
 
     A conversation wants room: a context that would soon be full is taken only where no other fits.
     """
-    lengths = _contexts(config, models.target)
-    choices = [(held, length) for held in _modes(config, models) for length in lengths]
+    lengths = _contexts(config, opened.target)
+    choices = [(held, length) for held in _modes(opened, config) for length in lengths]
     if config.converses:
-        longest = models.target.skeleton.context_length
+        longest = opened.target.skeleton.context_length
         choices.sort(key=lambda choice: choice[1] < min(_CONVERSATION, longest))
     return choices
-
-
-def holds(
-    fit: Fit,
-    config: EngineConfig,
-    given: int,
-    device_memory: int | None,
-    models: Models,
-) -> bool:
-    """Whether an arrangement that was made before fits these models and this memory; see `decide`."""
-    held, target = (fit.draft_mode, fit.draft_bits), models.target
-    if len(fit.placement.tiers) != len(target.layers) or held not in _modes(config, models):
-        return False
-    if fit.context > target.skeleton.context_length:
-        return False
-    needs = needs_of(models, config, held, fit.context, fit.chunk)
-    if fit.placement.head is not Tier.DEVICE and not needs.head:
-        return False
-    return placement_fits(given, needs, fit.placement, device_memory)
-
-
-def unpacks(
-    fit: Fit,
-    config: EngineConfig,
-    given: int,
-    device_memory: int | None,
-    models: Models,
-) -> bool:
-    """Whether there is room to unpack a packed target as it is loaded, all of which then stays.
-
-    Its passes then need not, which is worth more than anything else that the room could hold.
-    """
-    target = models.target
-    stays = len(fit.placement.resident) == len(target.layers) and fit.placement.head is Tier.DEVICE
-    if not target.is_packed or not stays:
-        return False
-    needs = needs_of(models, config, (fit.draft_mode, fit.draft_bits), fit.context, fit.chunk)
-    needs = replace(needs, layers=target.held_bytes, extra=target.held_extra)
-    return placement_fits(given, needs, fit.placement, device_memory)
 
 
 def _contexts(config: EngineConfig, target: LoadedModel) -> list[int]:
@@ -129,10 +253,10 @@ def _contexts(config: EngineConfig, target: LoadedModel) -> list[int]:
     return [config.context]
 
 
-def _modes(config: EngineConfig, models: Models) -> list[Held]:
+def _modes(opened: Opened, config: EngineConfig) -> list[Held]:
     """How a draft may be held, the most wanted first: as fast as can be, then in as many bits as can be."""
-    alone: Held = ("head" if models.heads else "none", UNROUNDED)
-    if models.draft is None:
+    alone: Held = ("head" if opened.heads else "none", UNROUNDED)
+    if opened.draft is None:
         return [alone]
     if not config.substitutes and config.draft_bits in (None, UNROUNDED):
         return [("full", UNROUNDED)]
@@ -141,42 +265,60 @@ def _modes(config: EngineConfig, models: Models) -> list[Held]:
     return [*held, alone] if config.substitutes else held
 
 
-def parts(
-    config: EngineConfig,
-    models: Models,
-    fit: Fit,
-    layers: Sequence[int],
-) -> tuple[tuple[str, str, int], ...]:
-    """(what, tier, bytes) of all that takes room under an arrangement, and of what stays on disk.
-
-    layers: bytes of each layer of the target, as it is held.
-    """
-    needs = needs_of(models, config, (fit.draft_mode, fit.draft_bits), fit.context, fit.chunk)
-    target = models.target
-    placement, apart = fit.placement, target.device.type != "cpu"
-    head = target.head_stored_bytes if placement.head is not Tier.DEVICE else 0
-    slot = max(*target.layer_bytes, target.head_block_bytes if head else 0)
-    found = [("Python and libraries", Tier.HOST if apart else Tier.DEVICE, needs.runtime + MARGIN)]
-    found += [("layers", tier, sum(layers[layer] for layer in placement.layers(tier))) for tier in Tier]
-    found += [
-        ("head", placement.head, head or target.head_bytes),
-        ("norms", Tier.DEVICE, needs.rest - target.head_bytes),
-        ("caches", Tier.DEVICE, needs.caches),
-        ("draft", Tier.DEVICE, needs.draft),
-        ("scratch", Tier.DEVICE, needs.scratch + (needs.logits if head else 0) + max(needs.extra)),
-        ("slots", Tier.DEVICE, placement.slots * slot),
-        ("staging slots", Tier.HOST, placement.staging * slot),
-        ("the device's own share", Tier.DEVICE, needs.device_runtime),
-    ]
-    return tuple((what, str(tier), size) for what, tier, size in found if size > 0)
-
-
-def no_room(config: EngineConfig, given: int, vram: int | None, draft: LoadedModel) -> str:
-    """In a clause, why a substitute was left out, and what to do about it."""
-    bits = config.draft_bits or _SUBSTITUTE_BITS[-1]
-    needed = draft_bytes(("packed", bits), draft, config, config.context or _CONTEXTS[-1])
-    memory_given, option = (given, "--memory") if vram is None else (vram, "--vram")
-    return (
-        f"a {bits}-bit substitute of the target takes {format_bytes(needed)}, too much beside it in "
-        f"{format_bytes(memory_given)}: name a smaller model with --draft, or give more {option}"
+def _needs(opened: Opened, config: EngineConfig, held: Held, context: int, chunk: int) -> Needs:
+    """What takes room with the draft held in this way. chunk: rows of a prompt at a time."""
+    target, heads = opened.target, opened.heads
+    budget = config.budget or 1
+    capacity = context + budget
+    vocabulary = target.skeleton.vocab_size
+    rounded = held[0] in ("expanded", "packed", "full")
+    # A substitute drafts with the target's own head, and so do some that are small.
+    shares_head = (config.substitutes and rounded) or any(head.shares_head for head in heads)
+    rows = context + draft_rows(config)
+    drawn = budget if config.verify == "sequoia" else 0  # nodes whose distributions are kept for the walk
+    return Needs(
+        runtime=opened.runtime,
+        rest=target.rest_bytes,
+        caches=target.cache_bytes(capacity),
+        scratch=target.scratch_bytes(capacity, capacity, chunk)
+        + (64 + 3 * (config.width or WIDEST) + drawn) * 4 * vocabulary
+        + _features_bytes(target, heads, capacity),
+        draft=draft_bytes(held, opened.draft, config, context) + sum(head.nbytes(rows) for head in heads),
+        layers=target.layer_bytes,
+        extra=target.layer_extra,
+        head=0 if shares_head else target.head_bytes,
+        block=target.head_block_bytes,
+        logits=2 * max(budget, 2) * vocabulary * target.dtype.itemsize,
+        device_runtime=devices.RUNTIME + devices.SLACK if target.device.type == "cuda" else 0,
     )
+
+
+def _features_bytes(target: LoadedModel, heads: tuple[OpenedHead, ...], rows: int) -> int:
+    """Bytes of the states that a pass of so many rows keeps aside for heads."""
+    layers = {layer for head in heads for layer in head.wants.layers}
+    last = any(head.wants.last for head in heads)
+    hidden: int = target.skeleton.config.hidden_size
+    return (len(layers) + last) * rows * hidden * target.dtype.itemsize
+
+
+def draft_bytes(held: Held, draft: LoadedModel | None, config: EngineConfig, context: int) -> int:
+    """Bytes that a draft's model takes when it is held in this way, its cache included."""
+    mode, bits = held
+    if draft is None or mode in ("head", "none"):
+        return 0
+    rows = context + draft_rows(config) + PADDING
+    fixed = draft.cache_bytes(rows) + (0 if config.substitutes else draft.rest_bytes)
+    # The layer that is being rounded or fused, as it is on disk and as values.
+    if draft.is_packed:
+        fixed += max(map(sum, zip(draft.held_bytes, draft.held_extra, strict=True)))
+    else:
+        fixed += max(draft.layer_bytes) + max(draft.layer_extra)
+    if mode == "full":
+        return fixed + sum(draft.held_bytes)
+    layers = draft.skeleton.layers
+    if mode == "expanded":
+        return fixed + sum(weight.nbytes for weight in layers.parameters())
+    unpacked = max(map(unpacked_values, layers)) * draft.dtype.itemsize
+    if draft.device.type == "cpu" and not draft.is_packed:  # else the process has it already
+        unpacked += _COMPILER
+    return fixed + sum(rounded_bytes(layer, bits) for layer in layers) + unpacked

@@ -8,11 +8,8 @@ from offspec.core.config import AUTO, DraftBits, EngineConfig, format_bytes
 from offspec.core.errors import CapacityError, PlanError
 from offspec.core.events import Notice
 from offspec.draft.open import Notify
-from offspec.plan.fit import Fit
+from offspec.plan.fit import LEAST_BUDGET, WIDEST, DraftMode, Fit, Opened
 from offspec.plan.hardware_profile import machine_fingerprint
-from offspec.plan.make import LEAST_BUDGET, is_measured, undrafted
-from offspec.plan.needs import WIDEST, DraftMode
-from offspec.plan.opened import Opened
 from offspec_planners.plan import Plan
 
 # Nodes to make room for, before it is known how many pay: the first that there is room for at all, and more
@@ -47,7 +44,7 @@ def outset(opened: Opened, named: Plan | None, kept: Plan | None, notify: Notify
     if named is not None:
         _belongs(named, opened)
     elif not opened.drafts.names:
-        alone = replace(config, budget=undrafted(opened), width=config.width or 1)
+        alone = replace(config, budget=opened.undrafted(), width=config.width or 1)
         return InitialFit(alone, opened.fit(alone), plans=False)
     elif config.budget and config.width and config.tree == "dynamic":
         return InitialFit(config, opened.fit(config), plans=False)
@@ -97,9 +94,9 @@ def _still_fits(plan: Plan, opened: Opened) -> InitialFit | str:
     if opened.config.memory is None and plan.placement.slots and opened.memory > _MORE * plan.memory:
         return f"it was made for {format_bytes(plan.memory)}, and {free} are free now"
     more = replace(config, budget=RECORDED * plan.budget)
-    if plan.budget > 1 and not is_measured(plan.acceptance) and opened.holds(more, fit):
+    if plan.budget > 1 and not plan.measured and opened.holds(more, fit):
         config = more  # until it is known how well the draft guesses, there must be room to find out
-    found = replace(config, budget=max(config.budget or 1, undrafted(opened)))
+    found = replace(config, budget=max(config.budget or 1, opened.undrafted()))
     if opened.config.budget is None and opened.holds(found, fit):
         config = found  # what lookups find is not in the plan
     return InitialFit(config, fit, plan)

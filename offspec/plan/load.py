@@ -5,26 +5,28 @@ Everything is opened and measured before anything is read, so that what does not
 
 import gc
 import weakref
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from offspec.checkpoint import Checkpoint, open_checkpoint
+from offspec.checkpoint.hub import is_cached
 from offspec.core import memory
-from offspec.core.config import AUTO, SUBSTITUTE, EngineConfig
-from offspec.core.errors import CapacityError
+from offspec.core.config import AUTO, LOOKUPS, MTP, SUBSTITUTE, EngineConfig
+from offspec.core.errors import CapacityError, OffspecError
 from offspec.core.events import Notice
 from offspec.core.trace import OFF, Timeline
+from offspec.draft.auto import Choice, choose_draft
 from offspec.draft.mix.sources import Sources
 from offspec.draft.open import DraftOpener, Notify
-from offspec.draft.published import known_drafts
+from offspec.draft.published import KnownDraft, known_drafts
 from offspec.model import device as devices
 from offspec.model.loaded import LoadedModel
 from offspec.model.tokenizer import TextCodec, load_tokenizer
-from offspec.plan.fit import Fit
+from offspec.plan.fit import LEAST_BUDGET, WIDEST, Fit, Opened
 from offspec.plan.load_drafts import bytes_progress, load_drafts
-from offspec.plan.opened import Opened, with_best_draft
 from offspec_planners.placement import Placement, Tier
 
 _opened: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
@@ -68,7 +70,7 @@ def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) 
     if config.drafts != (AUTO,):
         return opened
     try:
-        found = with_best_draft(opened, opener, known_drafts(config.model, checkpoint.config), notify)
+        found = _with_best_draft(opened, opener, known_drafts(config.model, checkpoint.config), notify)
     except BaseException:
         opened.close()
         raise
@@ -76,6 +78,39 @@ def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) 
         found.draft.warm_up()
         _opened.add(found.draft)
     return found
+
+
+def _with_best_draft(
+    opened: Opened, opener: DraftOpener, known: Sequence[KnownDraft], notify: Notify
+) -> Opened:
+    """With the best draft there is in the place of "auto"; see `choose_draft`."""
+    tried = dict[str, Opened]()
+
+    def obstacle(name: str) -> str | None:
+        config = replace(opened.config, draft=f"{name},{LOOKUPS[0]}")
+        try:
+            found = replace(opened, config=config, drafts=opener.open([name]))
+        except OffspecError as error:
+            return str(error)
+        tried[name] = found
+        try:
+            fit = found.fit(
+                replace(config, budget=config.budget or LEAST_BUDGET, width=config.width or WIDEST)
+            )
+        except CapacityError:
+            return f"{name} does not fit in memory beside the target"
+        return found.no_room(config) if fit.draft_mode == "none" else None
+
+    choice = Choice((LOOKUPS[0],))
+    if opened.config.budget != 1:
+        choice = choose_draft(known, lambda name: name == MTP or is_cached(name), obstacle)
+    for name, found in tried.items():
+        if name not in choice.names and found.draft is not None:
+            found.draft.close()
+    if choice.line:
+        notify(Notice(choice.line))
+    taken = tried.get(choice.names[0], opened)
+    return replace(taken, config=replace(opened.config, draft=",".join(choice.names)))
 
 
 def _open_target(config: EngineConfig, notify: Notify) -> Checkpoint:

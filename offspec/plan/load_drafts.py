@@ -19,8 +19,7 @@ from offspec.model.loaded import LoadedModel
 from offspec.model.parts import TargetParts
 from offspec.model.quantize.calibration import TEXT
 from offspec.model.tokenizer import TextCodec
-from offspec.plan.fit import Fit
-from offspec.plan.needs import draft_rows
+from offspec.plan.fit import Fit, draft_rows
 from offspec_planners.placement import Placement
 
 

@@ -1,19 +1,17 @@
 """Drawing up a plan for opened models, from what was measured and what is known of the draft."""
 
-from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from offspec.core.config import LOOKUPS, EngineConfig
-from offspec.core.errors import CapacityError
 from offspec.core.events import LoadProgress
 from offspec.draft.open import Notify
 from offspec.model.parts import TargetParts
+from offspec.plan.fit import LEAST_BUDGET, Opened
 from offspec.plan.load import Assembly
 from offspec.plan.load_drafts import calibration_ids
 from offspec.plan.measure_draft import measure_steps
 from offspec.plan.measure_target import PassTrial, tried_machine
 from offspec.plan.model_sizes import sizes_of
-from offspec.plan.opened import Opened
 from offspec.plan.records import DraftRecord
 from offspec.plan.what_if import WhatIfs
 from offspec_planners.acceptance import Calibration, typical
@@ -23,12 +21,9 @@ from offspec_planners.measured_costs import MeasuredCosts
 from offspec_planners.plan import Forecast, Plan
 from offspec_planners.search import BUDGETS, STATIC_WIDTH, WIDTHS, Outlook, best, outlook, static_sweep, sweep
 
-LEAST_BUDGET = 16  # nodes that there must be room for
 _WALKED = 8.0  # nodes that a first estimate takes a pass to walk
 _PROMPT = 512  # tokens of the prompt that the time to a first token is told for
-LOOKED_UP = {"cpu": 64, "cuda": 128}  # nodes where lookups are by themselves, which take no time to guess
 _ENOUGH_TREES, _ENOUGH_PASSES = 8, 16  # to know a draft by
-_MEASURED = "measured"  # how a plan begins to say where its acceptance comes from, if it was
 
 
 def measure(opened: Opened, assembly: Assembly, config: EngineConfig, notify: Notify) -> MeasuredCosts:
@@ -47,26 +42,41 @@ def measure(opened: Opened, assembly: Assembly, config: EngineConfig, notify: No
     return replace(measured, step=step, start=start)
 
 
-def calibration_for(record: DraftRecord, config: EngineConfig) -> tuple[Calibration, str]:
-    """What is known of the draft at the planned temperature, and in words where it comes from."""
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """What a plan goes by: how often a draft's tokens are accepted.
+
+    Args:
+        calibration: The counts.
+        origin: Where they come from, in words.
+        measured: Whether they are of this very draft.
+    """
+
+    calibration: Calibration
+    origin: str
+    measured: bool = False
+
+
+def acceptance_for(record: DraftRecord, config: EngineConfig) -> Acceptance:
+    """What is known of the draft at the planned temperature."""
     coupled = config.verify == "coupled"
     found = record.find(config.temperature, coupled)
     if found is not None and _is_enough(found, config):
-        return found, f"{_MEASURED} over {found.passes} passes"
+        return Acceptance(found, f"measured over {found.passes} passes", measured=True)
     near = record.nearest(config.temperature, coupled)
     if near is not None and _is_enough(near, config):
-        return near, f"as {_MEASURED} over {near.passes} passes at another temperature"
+        return Acceptance(near, f"as measured over {near.passes} passes at another temperature")
     if record.kind == "substitute":
         return typical_substitute(record.bits)
     if record.kind == "head":
-        return typical("head"), "typical of a small head, not measured"
-    return typical("model"), "typical of a small model of the same family, not measured"
+        return Acceptance(typical("head"), "typical of a small head, not measured")
+    return Acceptance(typical("model"), "typical of a small model of the same family, not measured")
 
 
-def typical_substitute(bits: int) -> tuple[Calibration, str]:
-    """What to go by before a substitute was seen at work, and in words what that is."""
-    bits = min(bits, 4)  # 16 where nobody drafts, and nothing is made of this
-    return typical("substitute", bits=bits), f"typical of a {bits}-bit substitute, not measured"
+def typical_substitute(bits: int) -> Acceptance:
+    """What to go by before a substitute was seen at work."""
+    bits = min(bits, 4)  # 16 where there is no draft, and nothing is made of this
+    return Acceptance(typical("substitute", bits=bits), f"typical of a {bits}-bit substitute, not measured")
 
 
 def _is_enough(known: Calibration, config: EngineConfig) -> bool:
@@ -76,31 +86,29 @@ def _is_enough(known: Calibration, config: EngineConfig) -> bool:
     return len(known.forest) >= _ENOUGH_TREES
 
 
-def is_measured(acceptance: str) -> bool:
-    """Whether a plan's word for it says that this draft's guesses were counted, and not those of its like."""
-    return acceptance.startswith(_MEASURED)
-
-
 def plan_by(opened: Opened, loaded: EngineConfig, measured: MeasuredCosts, record: DraftRecord) -> Plan:
     """A plan by what was measured of loaded models and what is on record of the draft."""
-    calibration, origin = calibration_for(record, opened.config)
+    acceptance = acceptance_for(record, opened.config)
     hardware = tried_machine(opened.target, measured, sizes_of(opened.target, opened.config.model))
-    return make_plan(opened, loaded, measured, calibration, origin, hardware)
+    return build_plan(opened, loaded, measured, acceptance, hardware)
 
 
-def make_plan(
-    opened: Opened,
-    loaded: EngineConfig,
-    pricing: Pricing,
-    calibration: Calibration,
-    origin: str,
-    hardware: Hardware,
+def build_plan(
+    opened: Opened, loaded: EngineConfig, pricing: Pricing, acceptance: Acceptance, hardware: Hardware
 ) -> Plan:
     """The fastest settings by these costs, with the draft in the bits that it has at the most nodes.
 
-    loaded: settings with the most nodes there is room for. origin: where the calibration comes from. Raises
-    CapacityError.
+    Args:
+        opened: What memory is divided among.
+        loaded: Settings with the most nodes there is room for.
+        pricing: What passes and draft steps cost.
+        acceptance: How often the draft's tokens hold.
+        hardware: For the record.
+
+    Raises:
+        CapacityError: Not even the least budget fits.
     """
+    calibration = acceptance.calibration
     held, draft_print = opened.fit(loaded), opened.draft_print
     if held.draft_mode in ("head", "none"):  # there was no room for a model, and so it was not tried
         opened = replace(opened, drafts=opened.drafts.without_model())
@@ -110,7 +118,7 @@ def make_plan(
     wanted = opened.config
     target = sizes_of(opened.target, wanted.model)
     most = loaded.budget or 1
-    if is_measured(origin) and calibration.forest:  # of larger trees than were recorded nothing is known
+    if acceptance.measured and calibration.forest:  # of larger trees than were recorded nothing is known
         most = min(most, max(len(tree.parent) for tree in calibration.forest))
     budgets = [wanted.budget] if wanted.budget else [budget for budget in BUDGETS if budget <= most]
     widths = [wanted.width] if wanted.width else [width for width in WIDTHS if width <= (loaded.width or 1)]
@@ -126,7 +134,7 @@ def make_plan(
             found = sweep(calibration, costs, budgets, widths)
         chosen = best(found)
         choice = chosen.choice
-        nodes = choice.budget if drafts else undrafted(opened)
+        nodes = choice.budget if drafts else opened.undrafted()
         settled, walked = replace(wanted, budget=nodes, width=choice.width), choice.tokens_per_pass
     fit = opened.fit(settled)
     if opened.unpacks(settled, fit):
@@ -160,25 +168,12 @@ def make_plan(
         forecast=forecast(chosen, costs, target, hardware),
         sweep=tuple(row.choice for row in found),
         what_ifs=WhatIfs(opened, settled, fit, pricing, target, calibration, chosen).rows(),
-        acceptance=origin,
+        acceptance=acceptance.origin,
+        measured=acceptance.measured,
         least_memory=least_memory,
         least_vram=least_vram,
         notes=notes_on(opened),
     )
-
-
-def undrafted(opened: Opened) -> int:
-    """Nodes verified in a pass where nobody drafts: a root alone, or as many as lookups may fill."""
-    config = opened.config
-    if not set(LOOKUPS) & set(config.drafts):
-        return 1
-    if config.budget:
-        return config.budget
-    for nodes in (LOOKED_UP[opened.target.device.type], LEAST_BUDGET):
-        with suppress(CapacityError):
-            opened.fit(replace(config, budget=nodes, width=config.width or 1))
-            return nodes
-    return 1
 
 
 def notes_on(opened: Opened) -> tuple[str, ...]:

@@ -11,11 +11,9 @@ from offspec.core.errors import CapacityError, CheckpointError, RequestError
 from offspec.draft.open import Drafts, substitute_print
 from offspec.draft.published import known_drafts
 from offspec.model.loaded import LoadedModel
-from offspec.plan.fit import Fit
-from offspec.plan.make import make_plan, typical_substitute
+from offspec.plan.fit import WIDEST, Fit, Opened
+from offspec.plan.make import Acceptance, build_plan, typical_substitute
 from offspec.plan.model_sizes import imagine, sizes_of
-from offspec.plan.needs import WIDEST
-from offspec.plan.opened import Opened
 from offspec_planners.acceptance import typical
 from offspec_planners.cost import Estimate
 from offspec_planners.hardware import Hardware
@@ -78,12 +76,12 @@ def _plan(config: EngineConfig, hardware: Hardware, target: LoadedModel, fingerp
     draft = opened.draft
     sizes = sizes_of(draft, opened.drafts.main) if draft else None
     pricing = Estimate(hardware, sizes, fit.draft_bits if fit.draft_mode == "packed" else None)
-    calibration, origin = typical_substitute(fit.draft_bits)
+    acceptance = typical_substitute(fit.draft_bits)
     if sizes is not None and not config.substitutes:
         share = sizes.parameters / sizes_of(target, config.model).parameters
-        calibration = typical("model", share)
         origin = f"typical of a draft with {100 * share:.2g} % of the target's weights, not measured"
-    return make_plan(opened, room, pricing, calibration, origin, hardware)
+        acceptance = Acceptance(typical("model", share), origin)
+    return build_plan(opened, room, pricing, acceptance, hardware)
 
 
 def _imagined(config: EngineConfig, target: LoadedModel, fingerprint: str) -> Drafts:

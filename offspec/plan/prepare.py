@@ -16,60 +16,21 @@ from offspec.core.config import AUTO, NONE, SUBSTITUTE, DraftBits, Dtype, Engine
 from offspec.core.errors import PlanError
 from offspec.core.events import Notice
 from offspec.core.trace import OFF, Timeline
-from offspec.draft.grow.best_first import GrowthPolicy
 from offspec.draft.open import Notify
 from offspec.plan import records as ledger
+from offspec.plan.fit import Opened
 from offspec.plan.hardware_profile import machine_fingerprint
-from offspec.plan.initial_fit import RECORDED, outset
+from offspec.plan.initial_fit import outset
 from offspec.plan.load import Assembly, load_models, open_models
-from offspec.plan.make import LOOKED_UP, calibration_for, is_measured, measure, plan_by
-from offspec.plan.needs import WIDEST
-from offspec.plan.opened import Opened
+from offspec.plan.make import acceptance_for, measure, plan_by
+from offspec.plan.policy import DraftPolicy
 from offspec.plan.records import DraftRecord
-from offspec_planners.acceptance import Calibration
 from offspec_planners.measured_costs import MeasuredCosts
 from offspec_planners.plan import Plan
-from offspec_planners.sequoia import Shape, choose_shape
-
-_RECORD_EVERY, _RECORD_WIDTH = 6, 32  # passes from one record to the next, grown in few steps: it takes time
-_WHOLE_FOREST = 24  # recorded trees, to know a draft well
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """How an engine grows its trees. shape: of every tree, where it is fixed; plan: what it comes from.
-
-    record: most nodes to grow on to, for later plans, as long as few trees are on record. found: nodes where
-    lookups guess as well: what they find is not in the plan, and of its tree only what pays is verified.
-    """
-
-    policy: GrowthPolicy
-    shape: Shape | None = None
-    plan: Plan | None = None
-    record: int = 0
-    found: int = 1
-
-    @classmethod
-    def fixed(cls, config: EngineConfig) -> "Way":
-        """As the configuration says, with nothing planned."""
-        return cls(GrowthPolicy(config.budget or 1, config.width or WIDEST))
-
-    def recording(self, calibration: Calibration) -> GrowthPolicy:
-        """The policy, which grows more than it verifies while little is on record."""
-        known = len(calibration.forest) >= _WHOLE_FOREST or calibration.passes % _RECORD_EVERY
-        if known or self.record <= self.policy.budget:
-            return self.policy
-        return replace(self.policy, record=self.record, width=max(self.policy.width, _RECORD_WIDTH))
-
-    def with_lookups(self, policy: GrowthPolicy) -> GrowthPolicy:
-        """The same with room for what lookups find; where it records a tree, that comes first."""
-        if policy.costs is None or policy.recording:
-            return policy
-        return replace(policy, budget=max(policy.budget, self.found))
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Prepared:
     """Everything an engine is made of. config: with the budget and width that there is room for.
 
     record: what is known of the draft, whether or not it is kept; measured: where it had to be.
@@ -77,7 +38,7 @@ class Ready:
 
     config: EngineConfig
     assembly: Assembly
-    way: Way
+    policy: DraftPolicy
     record: DraftRecord
     opened: Opened
     measured: MeasuredCosts | None = None
@@ -95,7 +56,7 @@ def prepare(
     *,
     named: Plan | None = None,
     replan: bool = False,
-) -> Ready:
+) -> Prepared:
     """Open, decide and load. named: a plan to follow; replan: measure, whatever is kept or given.
 
     Raises any OffspecError; on an error nothing stays open.
@@ -116,9 +77,9 @@ def prepare(
         opened.close()
         raise
     assembly = load_models(opened, start.config, start.fit, notify)
-    ready = Ready(start.config, assembly, Way.fixed(start.config), record, opened)
+    prepared = Prepared(start.config, assembly, DraftPolicy.fixed(start.config), record, opened)
     if not start.plans and not replan:
-        return ready
+        return prepared
     recording = torch.is_grad_enabled()
     try:
         plan, measured = start.plan, None
@@ -126,7 +87,7 @@ def prepare(
             measured = measure(opened, assembly, start.config, notify)
             plan = plan_by(opened, start.config, measured, record)
             ledger.save_plan(key, plan)
-        return replace(ready, way=way_of(plan, start.config, record), measured=measured)
+        return replace(prepared, policy=DraftPolicy.planned(plan, start.config, record), measured=measured)
     except BaseException:
         torch.set_grad_enabled(recording)  # Ctrl-C may have struck where it was about to be set back
         assembly.sources.close()
@@ -148,9 +109,9 @@ def record_of(opened: Opened, bits: int) -> DraftRecord:
 
 def _up_to_date(kept: Plan | None, opened: Opened, notify: Notify) -> Plan | None:
     """The kept plan, unless it was made before anything was known of the draft, and now something is."""
-    if kept is None or is_measured(kept.acceptance):
+    if kept is None or kept.measured:
         return kept
-    if not is_measured(calibration_for(record_of(opened, kept.draft_bits), opened.config)[1]):
+    if not acceptance_for(record_of(opened, kept.draft_bits), opened.config).measured:
         return kept
     notify(Notice("the plan is remade: how well the draft guesses is known by now"))
     return None
@@ -221,21 +182,4 @@ def plan_key(opened: Opened) -> str:
         config.verify,
         config.tree,
         round(config.temperature, 1),
-    )
-
-
-def way_of(plan: Plan, loaded: EngineConfig, record: DraftRecord) -> Way:
-    """How to grow trees by a plan, within the room that was made."""
-    budget = min(plan.budget, loaded.budget or 1)
-    width = min(plan.width, loaded.width or 1)
-    shape = None
-    if plan.tree == "sequoia" and budget > 1:
-        calibration, _ = calibration_for(record, loaded)
-        shape = choose_shape(calibration.acceptance(), plan.costs, budget, width)
-    return Way(
-        GrowthPolicy(budget, width, costs=plan.costs),
-        shape,
-        plan,
-        record=min(RECORDED * budget, loaded.budget or 1),
-        found=min(LOOKED_UP[loaded.device.split(":")[0]], loaded.budget or 1),
     )

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from offspec.core.config import EngineConfig, format_bytes
 from offspec.core.errors import CapacityError
-from offspec.plan.fit import Fit
-from offspec.plan.opened import Opened
+from offspec.plan.fit import Fit, Opened
 from offspec_planners.acceptance import Calibration
 from offspec_planners.cost import ModelSizes, Pricing
 from offspec_planners.placement import Tier

@@ -68,6 +68,12 @@ class Fields:
             return None
         return int(value) if _is_whole(value, low) else self.wrong(key, should)
 
+    def flag(self, key: str) -> bool:
+        value = self.take(key, "true or false")
+        if not isinstance(value, bool):
+            self.wrong(key, "true or false")
+        return value
+
     def number(self, key: str, *, above_zero: bool = False) -> float:
         """A finite number that is not negative."""
         should = f"a number {'above 0' if above_zero else 'of 0 or more'}"

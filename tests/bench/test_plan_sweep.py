@@ -22,7 +22,7 @@ from offspec.core.config import SamplingParams
 from offspec.core.events import Event, PassStats, TextDelta
 from offspec.draft.grow.best_first import GrowthPolicy
 from offspec.engine import rehearsal as planning
-from offspec.plan.prepare import Way
+from offspec.plan.policy import DraftPolicy
 from offspec_planners.placement import Placement
 from offspec_planners.plan import Plan
 from tests.support.sample_plans import small
@@ -65,26 +65,26 @@ class ScriptedEngine:
     """Every pass yields as many tokens as its tree has nodes to a step; counts what is asked."""
 
     def __init__(self) -> None:
-        self.way = Way(GrowthPolicy(1, 1))
-        self.ways: list[Pair] = []
+        self.policy = DraftPolicy(GrowthPolicy(1, 1))
+        self.asked: list[Pair] = []
         self.closed = 0
 
-    def follow(self, way: Way) -> None:
-        self.way = way
+    def follow(self, policy: DraftPolicy) -> None:
+        self.policy = policy
 
     def stream(self, prompt: str, params: SamplingParams) -> Iterator[Event]:
-        self.ways.append((self.way.policy.budget, self.way.policy.width))
+        self.asked.append((self.policy.growth.budget, self.policy.growth.width))
         try:
             for index in range(1000):
                 yield TextDelta("", ())
-                yield PassStats(index, 8, 3, 2, self.way.policy.width, 0.5, 0.5, 100)
+                yield PassStats(index, 8, 3, 2, self.policy.growth.width, 0.5, 0.5, 100)
         finally:
             self.closed += 1
 
 
 def test_an_answer_is_whole_passes_and_is_broken_off() -> None:
     engine = ScriptedEngine()
-    engine.follow(Way(GrowthPolicy(16, 5)))
+    engine.follow(DraftPolicy(GrowthPolicy(16, 5)))
     tokens, passes, seconds = plan_sweep.answer(engine, "why", SamplingParams(), 12)
     assert (tokens, passes, engine.closed) == (15, 3, 1)
     assert seconds > 0
@@ -95,22 +95,22 @@ def test_what_is_far_behind_is_left_out_and_time_ends_it(monkeypatch: pytest.Mon
 
     def answer(engine: Any, prompt: str, params: SamplingParams, tokens: int) -> tuple[int, int, float]:
         clock.now += 10.0
-        engine.ways.append((engine.way.policy.budget, engine.way.policy.width))
-        return 100, 10, 10.0 if engine.way.policy.budget == 64 else 20.0
+        engine.asked.append((engine.policy.growth.budget, engine.policy.growth.width))
+        return 100, 10, 10.0 if engine.policy.growth.budget == 64 else 20.0
 
     monkeypatch.setattr(plan_sweep, "answer", answer)
     monkeypatch.setattr("bench.plan_sweep.time.perf_counter", lambda: clock.now)
     args = plan_sweep.parser().parse_args(
         ["--budgets", "16", "64", "--widths", "4", "32", "--repeats", "2", "--minutes", "1"]
     )
-    planned, prompts = Way(GrowthPolicy(24, 6)), [Prompt(str(i), "chat", "?") for i in range(9)]
+    planned, prompts = DraftPolicy(GrowthPolicy(24, 6)), [Prompt(str(i), "chat", "?") for i in range(9)]
     answers = plan_sweep.measure(engine, planned, args, prompts, Report())
     rounds = [[a.pair for a in answers if a.turn == turn and a.pair] for turn in range(9)]
     assert sorted(rounds[0]) == [(16, 4), (64, 4), (64, 32)], "a step is never wider than a tree"
     assert sorted(rounds[1]) == [(64, 4), (64, 32)]
     assert not any(rounds[2:]), "time was up after the first round"
     assert sum(a.pair is None for a in answers) == 4
-    assert engine.ways.count((24, 6)) == 6, "the plan's way carries the prompt too"
+    assert engine.asked.count((24, 6)) == 6, "the plan's way carries the prompt too"
 
 
 @pytest.fixture

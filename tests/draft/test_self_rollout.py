@@ -11,7 +11,7 @@ import torch
 from offspec import SamplingParams
 from offspec.draft.base import Scorer
 from offspec.draft.grow.best_first import GrowthPolicy
-from offspec.draft.grow.self_rollout import preview
+from offspec.draft.grow.self_rollout import self_rollout
 from offspec.draft.lm import LMDrafter
 from offspec.draft.mix.mixture import Mixture
 from offspec.model.loaded import LoadedModel
@@ -51,7 +51,7 @@ def _scorer(temperature: float = 0.0) -> Scorer:
 
 def _preview(drafter: LMDrafter, trees: int = 4, temperature: float = 0.0) -> list[Grown]:
     mixture = Mixture.single(drafter, _scorer(temperature))
-    return preview(mixture, PROMPT, POLICY, STRIDE, trees, room=256)
+    return self_rollout(mixture, PROMPT, POLICY, STRIDE, trees, room=256)
 
 
 class _Listening:
@@ -139,7 +139,7 @@ def test_a_tree_that_cannot_be_filled_ends_it() -> None:
     scorer = Scorer(LogitsProcessor(SamplingParams(), WORDS, []), None, Calibration(), 2)
     policy = replace(POLICY, budget=500, record=1000)
     drafter = _Resting(table)
-    assert preview(Mixture.single(drafter, scorer), [1, 2], policy, STRIDE, 3, room=100) == []
+    assert self_rollout(Mixture.single(drafter, scorer), [1, 2], policy, STRIDE, 3, room=100) == []
     assert drafter.rewound == [0, 0] and sum(map(len, drafter.steps)) <= 98, (
         "and no deeper than there is room"
     )
@@ -177,7 +177,7 @@ def test_previews_of_an_engine(folder: Path) -> None:
     params = SamplingParams(seed=2, max_tokens=20, ignore_eos=True)
     with tiny_engine(folder, folder, budget=64) as engine:
         expected = engine.generate(PROMPT, params)
-        known = engine._guessing.calibration(engine.sources[0], 0.0, True)
+        known = engine.drafting.calibration(engine.sources[0], 0.0, True)
         passes = known.passes
         assert len(engine.preview(PROMPT, params, trees=2)) == 2
         assert known.passes == passes, "nothing was tried, so nothing is learnt"

@@ -254,9 +254,9 @@ def test_nearly_equal_temperatures_are_one(engine: Engine, names: list[str]) -> 
     """Or else whoever asks at ever other ones would have the engine keep ever more, and learn nothing."""
     standing = engine._assembly.sources._standing
     for name in names[:2]:
-        known = engine._guessing.calibration(name, 0.7, True)
-        assert engine._guessing.calibration(name, 0.7004, True) is known
-        assert engine._guessing.calibration(name, 0.75, True) is not known
+        known = engine.drafting.calibration(name, 0.7, True)
+        assert engine.drafting.calibration(name, 0.7004, True) is known
+        assert engine.drafting.calibration(name, 0.75, True) is not known
     engine.generate(PROMPT, params(0.7, 3), draft="suffix,early-exit")
     held = dict(standing)
     engine.generate(PROMPT, params(0.7004, 3), draft="suffix,early-exit")

@@ -130,11 +130,11 @@ def test_memory_that_is_too_small_names_the_least_that_would_do(model: Path) -> 
 
 
 def test_a_draft_that_has_no_room_is_left_out_and_named(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from offspec.plan import needs
+    from offspec.plan import fit as fits
 
-    real = needs.draft_bytes
+    real = fits.draft_bytes
     monkeypatch.setattr(
-        needs, "draft_bytes", lambda held, *rest: (1 << 60) if held[0] != "none" else real(held, *rest)
+        fits, "draft_bytes", lambda held, *rest: (1 << 60) if held[0] != "none" else real(held, *rest)
     )
     for draft, left, said in (("auto", "suffix", "suffix alone"), ("substitute", "none", "no draft")):
         notices = list[Event]()

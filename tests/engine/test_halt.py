@@ -109,13 +109,13 @@ def test_halting_breaks_a_pass_off_between_layers(model: Path) -> None:
         runner.chunk = 2
         halt.clear()
         layers.clear()
-        real = engine._sequence.run_pass
+        real = engine._state.run_pass
 
         def watched(*args: object) -> object:
             runner.between = between
             return real(*args)
 
-        engine._sequence.run_pass = watched  # type: ignore[method-assign, assignment]
+        engine._state.run_pass = watched  # type: ignore[method-assign, assignment]
         list(engine.stream([*PROMPT, 7, 8, 9], PARAMS, halt=halt))
         assert len(chunks) > 4 * 4, "no look between the chunks of a layer"
 
@@ -172,7 +172,7 @@ def test_a_fault_gives_out_what_was_held_back(model: Path, monkeypatch: pytest.M
                     shown += event.text
                 if isinstance(event, PassStats) and event.index == 3:
                     assert not shown.split()[2:], "it is not held back"
-                    monkeypatch.setattr(engine._sequence, "run_pass", _broken)
+                    monkeypatch.setattr(engine._state, "run_pass", _broken)
         assert shown.split() == whole.text.split()[:3]
 
 

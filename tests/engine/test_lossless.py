@@ -10,7 +10,7 @@ import offspec
 from offspec import SamplingParams
 from offspec.model import runner
 from offspec.plan import prepare as choose
-from offspec.plan.make import LOOKED_UP
+from offspec.plan.fit import LOOKED_UP
 from offspec_planners.placement import Placement, Tier
 from tests.support.products import some
 from tests.support.tiny_models import disturb, reference, tiny_engine, write_model

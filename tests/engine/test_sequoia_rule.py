@@ -57,7 +57,7 @@ def test_sampled_tokens_follow_the_target_s_law(world: World, small: tuple[Path,
     top_k, temperature, passes = 5, 0.8, 0
     counts: Counter[tuple[int, ...]] = Counter()
     with world.load(target, draft=str(draft), context=64, learn=False, **SEQUOIA) as engine:
-        shape = engine._guessing.way.shape
+        shape = engine.drafting.policy.shape
         assert shape is not None and shape.depth > 1 and len(shape.children(0)) > 1
         for seed in range(SEEDS):
             result = engine.generate(SHORT, _params(seed, 3, top_k=top_k, temperature=temperature))
@@ -79,7 +79,7 @@ def test_a_seed_says_the_same_again(world: World) -> None:
 def test_a_draft_like_the_target_is_always_right(world: World) -> None:
     with world.load(draft=str(world.target), **SEQUOIA) as engine:
         results = [engine.generate(PROMPT, _params(seed)) for seed in range(4)]
-        known = engine._guessing.calibration(str(world.target), 1.0, False)
+        known = engine.drafting.calibration(str(world.target), 1.0, False)
     assert sum(result.passes for result in results) < 4 * 30 / 2
     hits = known.table.hits
     assert hits[:, 0].sum() > 0.9 * hits.sum(), "the first that is drawn is accepted"
@@ -101,7 +101,7 @@ def test_what_was_drawn_is_kept_apart_from_what_was_ranked(world: World) -> None
         engine.generate(PROMPT, _params(1))
     assert len(list((world.cache / "drafts").iterdir())) == 1
     with world.load(verify="plain", tree="sequoia", temperature=1.0) as engine:
-        known = engine._guessing.calibration(str(world.near), 1.0, False)
+        known = engine.drafting.calibration(str(world.near), 1.0, False)
         assert known.passes == 0
         engine.generate(PROMPT, _params(1))
     assert len(list((world.cache / "drafts").iterdir())) == 2

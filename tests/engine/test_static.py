@@ -72,7 +72,7 @@ def _say(
         processor=processor,
         noise=noise,
         mixture=None if drafter is None else Mixture.single(drafter, Scorer(processor, noise, Calibration())),
-        policy=GrowthPolicy(budget=128, width=width),
+        growth=GrowthPolicy(budget=128, width=width),
         stop=lambda token: False,
         shape=shape,
     )
@@ -168,7 +168,7 @@ def test_a_head_fills_a_shape_once_it_has_seen_the_target_at_work(
     """On its first pass it says nothing."""
     head = heads_files.write_head(tmp_path / "head", None, heads_files.medusa_tensors())
     with world.load(draft=str(head), tree="sequoia", verify=verify, temperature=1.0) as engine:
-        shape = engine._guessing.way.shape
+        shape = engine.drafting.policy.shape
         assert shape is not None and len(shape) > 4
         for temperature in (1.0, 0.0):
             params = SamplingParams(temperature, seed=3, max_tokens=12, ignore_eos=True)

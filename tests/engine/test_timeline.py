@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from offspec.plan.fit import decide
+from offspec.plan.fit import Opened
 from offspec.ui.cli.main import app
 from offspec_planners.placement import Placement, Tier
 from tests.support.tiny_models import write_model
@@ -37,9 +37,8 @@ def test_a_run_from_the_first_read_to_the_last_walk(
     copied: set[str],
 ) -> None:
     # So small a model would stay in memory whole.
-    monkeypatch.setattr(
-        "offspec.plan.opened.decide", lambda *given: replace(decide(*given), placement=placement)
-    )
+    decide = Opened.fit
+    monkeypatch.setattr(Opened, "fit", lambda *given: replace(decide(*given), placement=placement))
     file = tmp_path / "run.json"
     args = "--raw --ignore-eos --max-tokens 12 --budget 16 --width 4 --dtype float32 --json"
     result = CliRunner().invoke(

@@ -14,9 +14,9 @@ from offspec.model.quantize import rounding as packing
 from offspec.model.quantize.resident_layers import rounded_bytes, unpacked_values
 from offspec.model.quantize.rounding import Packed
 from offspec.model.unpacking import Scratch
-from offspec.plan import needs
+from offspec.plan import fit as fits
+from offspec.plan.fit import Opened
 from offspec.plan.load import open_models
-from offspec.plan.opened import Opened
 from offspec_planners.placement import Placement, Tier
 from tests.support.plan_world import MB, write_large
 
@@ -81,7 +81,7 @@ def test_a_substitute_has_the_most_bits_that_fit(
     opened: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With more memory it goes from nobody over 2, 3 and 4 bits to values that need not be unpacked."""
-    monkeypatch.setattr(needs, "_COMPILER", 0)  # larger than this model
+    monkeypatch.setattr(fits, "_COMPILER", 0)  # larger than this model
     found, seen = opened(), list[tuple[str, int]]()
     least, _ = found.least(found.config)
     for memory in range(least, least + 60 * MB, MB // 4):

@@ -10,7 +10,7 @@ import offspec
 from offspec import SamplingParams
 from offspec.core import memory as process_memory
 from offspec.engine import rehearsal as planning
-from offspec.plan import needs
+from offspec.plan import fit as fits
 from offspec.plan import prepare as choose
 from offspec.plan.load import open_models
 from offspec.plan.prepare import record_of
@@ -129,7 +129,7 @@ def test_what_answers_teach_is_kept(world: World) -> None:
     assert plan.acceptance == f"measured over {found.passes} passes"
     assert world.followed() == plan, "once"
     with world.load() as engine:
-        known = engine._guessing.calibration(engine.sources[0], 0.0, True)
+        known = engine.drafting.calibration(engine.sources[0], 0.0, True)
         assert known.fit.tau == pytest.approx(tau, abs=1e-5)
 
 
@@ -148,7 +148,7 @@ def test_a_static_tree_says_the_same(world: World, temperature: float, given: di
     params = SamplingParams(temperature=temperature, seed=5, max_tokens=30, ignore_eos=True)
     with world.load(tree="sequoia", temperature=temperature, **given) as engine:
         assert engine.plan is not None and engine.plan.tree == "sequoia"
-        shape = engine._guessing.way.shape
+        shape = engine.drafting.policy.shape
         assert shape is not None and 1 < len(shape) <= engine.budget == given.get("budget", engine.budget)
         alone = engine.generate(PROMPT, params, speculate=False)
         together = engine.generate(PROMPT, params, check=True)
@@ -163,9 +163,9 @@ def test_a_static_tree_says_the_same(world: World, temperature: float, given: di
 
 def _no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """For any substitute."""
-    real = needs.draft_bytes
+    real = fits.draft_bytes
     monkeypatch.setattr(
-        needs, "draft_bytes", lambda held, *rest: (1 << 60) if held[0] != "none" else real(held, *rest)
+        fits, "draft_bytes", lambda held, *rest: (1 << 60) if held[0] != "none" else real(held, *rest)
     )
 
 

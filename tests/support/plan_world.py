@@ -15,10 +15,10 @@ from offspec import CapacityError, Notice, SamplingParams
 from offspec.core.config import EngineConfig
 from offspec.engine import rehearsal as planning
 from offspec.engine.engine import Engine
+from offspec.plan import fit as fits
 from offspec.plan import make as draw_up
-from offspec.plan import needs
 from offspec.plan import prepare as choose
-from offspec.plan.opened import Opened
+from offspec.plan.fit import Opened
 from offspec_planners.hardware import Rate
 from offspec_planners.measured_costs import MeasuredCosts
 from offspec_planners.plan import Plan
@@ -92,7 +92,7 @@ class World:
         with self.load(**settings) as engine:
             for first in range(prompts):
                 engine.generate([3 + first, *PROMPT], SamplingParams(max_tokens=60, ignore_eos=True))
-            return engine._guessing.calibration(engine.sources[0], 0.0, True).fit.tau
+            return engine.drafting.calibration(engine.sources[0], 0.0, True).fit.tau
 
 
 def least_memory(folder: Path, **settings: Any) -> int:
@@ -127,7 +127,7 @@ def world(pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))
     found = World(pair, tmp_path / "cache")
     monkeypatch.setattr(choose, "measure", found.measure)
-    monkeypatch.setattr(needs, "_COMPILER", 0)  # many times as large as these models
+    monkeypatch.setattr(fits, "_COMPILER", 0)  # many times as large as these models
     monkeypatch.setattr(draw_up, "BUDGETS", (1, 16, 64, 256))
     monkeypatch.setattr(draw_up, "WIDTHS", (4, 16))
     return found

@@ -19,7 +19,7 @@ _DEEPEST = 400  # levels: an answer that repeats itself is guessed as far as the
 
 
 @torch.no_grad()
-def preview(
+def self_rollout(
     mixture: Mixture,
     ids: Sequence[int],
     policy: GrowthPolicy,

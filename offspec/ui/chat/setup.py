@@ -92,8 +92,8 @@ def open_engine(config: EngineConfig, plan: Path | None, notify: Callable[[Event
     gc.unfreeze()
     with _collector_at_rest():
         preload_torch()
-        from offspec.engine import load as loading
-    opened = loading.open_engine(config, plan=plan, notify=notify)
+        from offspec.engine.load import load
+    opened = load(config, plan=plan, notify=notify)
     gc.collect()
     gc.freeze()
     return opened

@@ -133,27 +133,9 @@ def _answer(question: Question, screen: Screen) -> None:
             screen.waiting("starting")
             import offspec  # the first use of `load` imports torch: after every check of the options
 
-            config = question.config
             with (
                 offspec.load(
-                    config.model,
-                    draft=config.draft,
-                    draft_bits=config.draft_bits,
-                    memory=config.memory,
-                    vram=config.vram,
-                    device=config.device,
-                    dtype=config.dtype,
-                    budget=config.budget,
-                    width=config.width,
-                    context=config.context,
-                    verify=config.verify,
-                    tree=config.tree,
-                    temperature=config.temperature,
-                    quantize=config.quantize,
-                    corpus=config.corpus,
-                    plan=question.plan,
-                    notify=screen.show,
-                    timeline=timeline,
+                    question.config, plan=question.plan, notify=screen.show, timeline=timeline
                 ) as engine,
                 closing(  # a stream left before its end must be idle before the engine is closed
                     engine.stream(

@@ -36,6 +36,8 @@ class Plan:
     draft_bits: that the draft's matrices are rounded to, 16 where they are not, or where nobody drafts.
     parts: (what, tier, bytes) of all that takes room, and of what is left on disk. Those called "layers"
     and "head" cross a link in every pass unless they are on the device.
+    measured: whether this draft's acceptance was counted, rather than taken from drafts of its kind;
+    acceptance: where it comes from, in words.
     sweep: what other budgets and widths would give. least_memory, least_vram: the smallest that work.
     """
 
@@ -67,6 +69,7 @@ class Plan:
     least_memory: int
     least_vram: int | None
     notes: tuple[str, ...]
+    measured: bool = False
 
     def memory_name(self, tier: Tier | str) -> str:
         """What a person calls a tier on this machine: RAM, VRAM or disk."""
@@ -150,6 +153,8 @@ class Plan:
             least_memory=fields.whole("least_memory"),
             least_vram=fields.whole_or_none("least_vram"),
             notes=fields.texts("notes"),
+            measured="measured" in fields
+            and fields.flag("measured"),  # added later; without it, it is made anew
         )
         fields.done()
         return plan

@@ -1,0 +1,71 @@
+"""How an engine grows its trees: as a plan says, or as a configuration does."""
+
+from dataclasses import dataclass, replace
+
+from offspec.core.config import EngineConfig
+from offspec.draft.grow.best_first import GrowthPolicy
+from offspec.plan.fit import LOOKED_UP, WIDEST
+from offspec.plan.initial_fit import RECORDED
+from offspec.plan.make import acceptance_for
+from offspec.plan.records import DraftRecord
+from offspec_planners.acceptance import Calibration
+from offspec_planners.plan import Plan
+from offspec_planners.sequoia import Shape, choose_shape
+
+_RECORD_EVERY, _RECORD_WIDTH = 6, 32  # passes from one record to the next, grown in few steps: it takes time
+_WHOLE_FOREST = 24  # recorded trees, to know a draft well
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPolicy:
+    """How trees are grown for each request of an engine.
+
+    Args:
+        growth: Budget, width and costs of best-first growth.
+        shape: Shape of every tree, where it is fixed.
+        plan: The plan that this follows.
+        record: Most nodes to grow on to, for later plans, while few trees are on record.
+        lookup_budget: Most nodes where lookups draft as well. What they find is not in the plan, and of its
+            tree only what pays is verified.
+    """
+
+    growth: GrowthPolicy
+    shape: Shape | None = None
+    plan: Plan | None = None
+    record: int = 0
+    lookup_budget: int = 1
+
+    @classmethod
+    def fixed(cls, config: EngineConfig) -> "DraftPolicy":
+        """As the configuration says, with nothing planned."""
+        return cls(GrowthPolicy(config.budget or 1, config.width or WIDEST))
+
+    @classmethod
+    def planned(cls, plan: Plan, loaded: EngineConfig, record: DraftRecord) -> "DraftPolicy":
+        """As a plan says, within the budget and width that models were loaded with."""
+        budget = min(plan.budget, loaded.budget or 1)
+        width = min(plan.width, loaded.width or 1)
+        shape = None
+        if plan.tree == "sequoia" and budget > 1:
+            known = acceptance_for(record, loaded).calibration
+            shape = choose_shape(known.acceptance(), plan.costs, budget, width)
+        return cls(
+            GrowthPolicy(budget, width, costs=plan.costs),
+            shape,
+            plan,
+            record=min(RECORDED * budget, loaded.budget or 1),
+            lookup_budget=min(LOOKED_UP[loaded.device.split(":")[0]], loaded.budget or 1),
+        )
+
+    def recording(self, calibration: Calibration) -> GrowthPolicy:
+        """The growth, which goes beyond what is verified while little is on record."""
+        known = len(calibration.forest) >= _WHOLE_FOREST or calibration.passes % _RECORD_EVERY
+        if known or self.record <= self.growth.budget:
+            return self.growth
+        return replace(self.growth, record=self.record, width=max(self.growth.width, _RECORD_WIDTH))
+
+    def with_lookups(self, growth: GrowthPolicy) -> GrowthPolicy:
+        """The same with room for what lookups find; where it records a tree, that comes first."""
+        if growth.costs is None or growth.recording:
+            return growth
+        return replace(growth, budget=max(growth.budget, self.lookup_budget))
