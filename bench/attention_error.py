@@ -54,8 +54,8 @@ def _kernel(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     from offspec_kernels.tree_attention import TreeMask, tree_attention
 
     rows = query.shape[2]
-    sight = TreeMask.of(torch.zeros(rows, 0, dtype=torch.bool), prefix=0, causal=rows)
-    return tree_attention(query, key, value, sight, scale=scale, path="eager")
+    tree_mask = TreeMask.of(torch.zeros(rows, 0, dtype=torch.bool), prefix=0, causal=rows)
+    return tree_attention(query, key, value, tree_mask, scale=scale, path="eager")
 
 
 def _plain(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:

@@ -120,7 +120,7 @@ def open_draft(name: str, bits: int, dtype: str, capacity: int, device: str = "c
     else:
         codec = TextCodec(load_tokenizer(checkpoint.folder), checkpoint.folder, checkpoint.config)
         most = min(capacity, draft.skeleton.context_length)
-        draft.load_packed(bits, True, capacity, _nothing, calibration_ids(codec, most))
+        draft.load_rounded(bits, True, capacity, _nothing, calibration_ids(codec, most))
     return draft
 
 

@@ -28,8 +28,8 @@ from bench.kernels_wanted import CASES, judged
 from offspec.core.config import parse_bytes
 from offspec.core.errors import OffspecError
 from offspec.model.device import claim, find_device
-from offspec_kernels.backend import Path as Way
-from offspec_kernels.backend import choose, interprets
+from offspec_kernels.backend import Backend as Way
+from offspec_kernels.backend import choose_backend, interprets
 from offspec_kernels.errors import ArgumentError, PathError
 
 NAME = "kernels"
@@ -63,7 +63,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def open_device(name: str, vram: str | None, path: Way | None) -> torch.device:
     """The device, with a promise for its memory if one is made. Raises OffspecError, PathError."""
     device = find_device(name)
-    choose(device, path)
+    choose_backend(device, path)
     claim(device, parse_bytes(vram) if vram else None)
     if device.type == "cuda" and interprets():
         raise BenchError("TRITON_INTERPRET is set, and what Python interprets is no measure: unset it")

@@ -49,7 +49,7 @@ class Inputs:
             setting.random(1, self.key_heads, whole, self.size, seed=seed).to(spec.kind) for seed in (1, 2)
         )
         self.sees = tree_sees(self.count, setting.device)
-        self.sight = TreeMask.of(self.sees, prefix=self.prefix)
+        self.tree_mask = TreeMask.of(self.sees, prefix=self.prefix)
 
     @property
     def groups(self) -> int:
@@ -79,8 +79,8 @@ class Inputs:
 
 def build(spec: Spec, setting: Setting) -> Case:
     given = Inputs(spec, setting)
-    query, key, value, sight = given.query, given.key, given.value, given.sight
-    ways: dict[str, Call] = {OURS: lambda: tree_attention(query, key, value, sight, path=setting.path)}
+    query, key, value, tree_mask = given.query, given.key, given.value, given.tree_mask
+    ways: dict[str, Call] = {OURS: lambda: tree_attention(query, key, value, tree_mask, path=setting.path)}
     facts: dict[str, Any] = {"dense_mask_bytes": given.mask_bytes}
     if setting.rivals:
         ways |= _fused(given)
@@ -90,7 +90,7 @@ def build(spec: Spec, setting: Setting) -> Case:
         flops=4.0 * given.heads * given.size * given.pairs,
         nbytes=given.nbytes,
         ways=ways,
-        reference=lambda: tree_attention(query, key, value, sight, path="reference"),
+        reference=lambda: tree_attention(query, key, value, tree_mask, path="reference"),
         error=rms_ratio,
         limit=LIMITS[spec.dtype],
         facts=facts,

@@ -12,7 +12,7 @@ import torch
 
 from bench.cgroup import BenchError
 from bench.kernels_clock import Call
-from offspec_kernels.backend import Path
+from offspec_kernels.backend import Backend
 
 OURS = "offspec"
 DTYPES = ("bfloat16", "float16", "float32")
@@ -44,7 +44,7 @@ class Setting:
     """
 
     device: torch.device
-    path: Path | None = None
+    path: Backend | None = None
     spread: float = 1.0
     rivals: bool = True
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from bench.kernels_cases import OURS, Case, Op, Setting, Spec, levels, scattered, unlike
 from bench.kernels_clock import Call
 from offspec.sampling.noise import GumbelNoise
-from offspec_kernels.backend import Path
+from offspec_kernels.backend import Backend
 from offspec_kernels.gumbel_argmax import gumbel_argmax
 from offspec_kernels.kv_compact import KVTable, kv_compact
 from offspec_kernels.topk_children import TopChildren, topk_children
@@ -33,7 +33,7 @@ def build_argmax(spec: Spec, setting: Setting) -> Case:
     positions = levels(rows, _POSITION)
     kept = GumbelNoise(_SEED, size, setting.device)
 
-    def pick(path: Path | None) -> Tensor:
+    def pick(path: Backend | None) -> Tensor:
         picks = gumbel_argmax(
             logits, seed=_SEED, positions=positions, temperature=_TEMPERATURE, noise=kept.row, path=path
         )
@@ -62,7 +62,7 @@ def build_children(spec: Spec, setting: Setting) -> Case:
     listed = [_POSITION] * rows
     positions = torch.tensor(listed, device=setting.device) if setting.device.type == "cuda" else listed
 
-    def find(path: Path | None) -> TopChildren:
+    def find(path: Backend | None) -> TopChildren:
         return topk_children(
             logits, count, seed=_SEED, positions=positions, tau=_TAU, noise=kept.row, path=path
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.kernels_cases import OURS, Case, Op, Setting, Spec
 from bench.kernels_clock import Call, Rates, clock_of, peak_scratch, time_in_turns
-from offspec_kernels.backend import choose
+from offspec_kernels.backend import choose_backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def measure(
     checked = check(spec, op, setting)
     row: dict[str, Any] = {
         "case": str(spec),
-        "path": choose(setting.device, setting.path),
+        "path": choose_backend(setting.device, setting.path),
         "checked": checked.to_json(),
     }
     if not checked.passed:

@@ -42,12 +42,12 @@ def tune(spec: Spec, setting: Setting, seconds: float = 0.02) -> list[dict[str, 
     query, key, value = given.query, given.key, given.value
     chosen = choose_blocks(query, key, value)
     clock, truth, tried = clock_of(setting.device), torch.empty_like(query), list[dict[str, Any]]()
-    attend(query, key, value, given.sight, given.size**-0.5, None, None, None, truth, chosen)
+    attend(query, key, value, given.tree_mask, given.size**-0.5, None, None, None, truth, chosen)
     out = torch.empty_like(query)
     for cut in candidates(chosen):
 
         def run(cut: Blocks = cut) -> None:
-            attend(query, key, value, given.sight, given.size**-0.5, None, None, None, out, cut)
+            attend(query, key, value, given.tree_mask, given.size**-0.5, None, None, None, out, cut)
 
         out.fill_(torch.nan)
         if not _runs(run) or not rms_ratio(out, truth) <= 2 * LIMITS[spec.dtype]:

@@ -97,12 +97,12 @@ class Target:
 
 def least_memory(target: Target) -> int:
     """Bytes with which planning begins to work, rounded up a little."""
-    from offspec.plan.initial_fit import outset
+    from offspec.plan.initial_fit import initial_fit
     from offspec.plan.load import open_models
 
     opened = open_models(target.config(memory=1), lambda event: None)
     try:
-        outset(opened, None, None, lambda event: None)
+        initial_fit(opened, None, None, lambda event: None)
     except CapacityError as error:
         return -(-error.needed // _STEP) * _STEP
     finally:

@@ -66,7 +66,7 @@ def write(checkpoint: Checkpoint, folder: Path) -> None:
     loaded = LoadedModel(checkpoint.folder, checkpoint.tensors, torch.bfloat16, torch.device("cpu"))
     try:
         ids = calibration_ids(codec, loaded.skeleton.context_length)
-        loaded.load_packed(4, True, len(ids) + 1, _quiet, ids)
+        loaded.load_rounded(4, True, len(ids) + 1, _quiet, ids)
         _write_weights(checkpoint, loaded, folder / "model.safetensors")
     finally:
         loaded.close()

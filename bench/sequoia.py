@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from bench.harness import Report, command_line, environment, write_result
-from offspec_planners.sequoia import best_shape
+from offspec_planners.sequoia import best_tree_shape
 
 NAME = "sequoia"
 HEAP_SECONDS, PROGRAMME_SECONDS = 0.05, 1.0  # what is wanted at 2048 nodes, 24 levels and 32 children
@@ -81,7 +81,7 @@ def measure(kind: Kind, args: argparse.Namespace) -> dict[str, float]:
         times = []
         for _ in range(args.repeats):
             start = time.perf_counter()
-            shape = best_shape(table, args.nodes, args.depth)
+            shape = best_tree_shape(table, args.nodes, args.depth)
             times.append(time.perf_counter() - start)
         found.append(min(times))
         expected.append(shape.expected)

@@ -1,15 +1,15 @@
-"""What guessing from texts costs: to catch up, to grow a twig and to learn, by the length of the history.
+"""What guessing from texts costs: to catch up, to grow a subtree and to learn, by the length of the history.
 
     python -m bench.suffix [--history 8192 32768 131072]
 
 The text is made up: fresh passages with tokens as frequent as words are, and copies of earlier ones in which
 a token is changed now and then. A source knows the history and then goes through the rest as if a target
-spoke it: it catches up, guesses a twig of up to 64 nodes, and learns how far that held. With noise the text
+spoke it: it catches up, drafts a subtree of up to 64 nodes, and learns how far it held. With noise the text
 is the same, so that what is accepted tells nothing; it is the cost that counts. Times are the thread's own,
 so that a busy machine does not count.
 
 The floor is what a pass takes if nothing is done but to look up, in a dictionary as large as the history,
-each new token, each node of the twig and each token that is learnt.
+each new token, each node of the subtree and each token that is learnt.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FLOOR = math.log(0.02)  # the least likely guess that the engine asks for
 
 @dataclass(frozen=True, slots=True)
 class PassCost:
-    """Seconds of one pass, by part, the tokens that it brought, and the nodes of its twig."""
+    """Seconds of one pass, by part, the tokens that it brought, and the nodes of its subtree."""
 
     start: float
     below: float
@@ -76,9 +76,9 @@ def make_text(length: int, seed: int = 0, copied: float = 0.88, changed: float =
     return text[:length]
 
 
-def accepted(twig: Subtree, tokens: Sequence[int]) -> int:
-    """How many of the tokens to come the twig holds, one below the other."""
-    children = {pair: node for node, pair in enumerate(zip(twig.parent, twig.token, strict=True))}
+def accepted(subtree: Subtree, tokens: Sequence[int]) -> int:
+    """How many of the tokens to come the subtree holds, one below the other."""
+    children = {pair: node for node, pair in enumerate(zip(subtree.parent, subtree.token, strict=True))}
     node = -1
     for count, token in enumerate(tokens):
         found = children.get((node, token))
@@ -104,15 +104,15 @@ def replay(
         began = clock()
         lookup.start(ids)
         started = clock()
-        twig = lookup.below([], noise, nodes, _FLOOR, nodes)
+        subtree = lookup.below([], noise, nodes, _FLOOR, nodes)
         grown = clock()
-        held = accepted(twig, text[len(ids) :])
+        held = accepted(subtree, text[len(ids) :])
         tokens = list(text[len(ids) : len(ids) + held + 1])
         learning = clock()
         lookup.learn(tokens)
         learnt = clock() - learning
         ids += tokens
-        costs.append(PassCost(started - began, grown - started, learnt, len(tokens), len(twig.token)))
+        costs.append(PassCost(started - began, grown - started, learnt, len(tokens), len(subtree.token)))
     return costs
 
 
@@ -189,7 +189,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=f"python -m bench.{NAME}", description="What lookups cost a pass.")
     parser.add_argument("--history", type=int, nargs="+", default=[8192, WANTED_HISTORY, 131072])
     parser.add_argument("--tokens", type=int, default=4000, help="that the passes go through")
-    parser.add_argument("--nodes", type=int, default=64, help="most nodes of a twig")
+    parser.add_argument("--nodes", type=int, default=64, help="most nodes of a subtree")
     parser.add_argument("--json", type=Path, help="result file (default bench/results/suffix.json)")
     return parser.parse_args(argv)
 

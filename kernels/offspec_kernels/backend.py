@@ -9,11 +9,11 @@ import torch
 
 from offspec_kernels.errors import ArgumentError, PathError
 
-Path = Literal["reference", "eager", "triton"]
+Backend = Literal["reference", "eager", "triton"]
 VARIABLE = "OFFSPEC_KERNELS"
 
 
-def choose(device: torch.device, path: Path | None = None) -> Path:
+def choose_backend(device: torch.device, path: Backend | None = None) -> Backend:
     """`path` if one is asked for, else what OFFSPEC_KERNELS says, else what suits the device.
 
     Raises ArgumentError for a name that is none, PathError where the path cannot run on `device`.
@@ -21,15 +21,15 @@ def choose(device: torch.device, path: Path | None = None) -> Path:
     asked = path or os.environ.get(VARIABLE)
     if not asked:
         return "triton" if device.type == "cuda" and has_triton() and _capable(device) else "eager"
-    if asked not in get_args(Path):
+    if asked not in get_args(Backend):
         name = "path" if path else VARIABLE
-        raise ArgumentError(name, f"must be {', '.join(get_args(Path))}, not {asked!r}")
+        raise ArgumentError(name, f"must be {', '.join(get_args(Backend))}, not {asked!r}")
     if asked == "triton":
         if not has_triton():
             raise PathError("the triton path needs triton: pip install triton")
         if device.type != "cuda" and not interprets():
             raise PathError(f"the triton path on {device.type} needs TRITON_INTERPRET=1")
-    return cast(Path, asked)
+    return cast(Backend, asked)
 
 
 @cache

@@ -75,7 +75,7 @@ class TreeMask:
         """One tree. ancestors [N, R] bool: entry (i, r) says that query i sees tree row r.
 
         first: by default the queries are the last rows, which makes it causal + R - N. position [M] int64.
-        kept: shared by the sights of one pass, so that what they keep is bounded together. Raises
+        kept: shared by the tree_masks of one pass, so that what they keep is bounded together. Raises
         ArgumentError for more queries than rows.
         """
         rows, device = len(ancestors), ancestors.device
@@ -92,20 +92,20 @@ class TreeMask:
             first=column[1],
             count=column[2],
             causal=column[3],
-            words=pack(ancestors)[None],
+            words=pack_mask(ancestors)[None],
             position=None if position is None else position[None],
             kept={} if kept is None else kept,
             known=[reach],
         )
 
     @classmethod
-    def batch(cls, sights: Sequence["TreeMask"]) -> "TreeMask":
+    def batch(cls, tree_masks: Sequence["TreeMask"]) -> "TreeMask":
         """Several trees side by side, their words and positions padded with zeros."""
-        words = _padded([row for sight in sights for row in sight.words.unbind()])
-        places = [row for sight in sights if sight.position is not None for row in sight.position.unbind()]
+        words = _padded([row for mask in tree_masks for row in mask.words.unbind()])
+        places = [row for mask in tree_masks if mask.position is not None for row in mask.position.unbind()]
         columns = ("prefix", "first", "count", "causal")
         prefix, first, count, causal = (
-            torch.cat([getattr(sight, name) for sight in sights]) for name in columns
+            torch.cat([getattr(mask, name) for mask in tree_masks]) for name in columns
         )
         return cls(
             prefix,
@@ -114,7 +114,7 @@ class TreeMask:
             causal,
             words,
             position=_padded(places) if len(places) == len(words) else None,
-            known=[reach for sight in sights for reach in sight.reaches()],
+            known=[reach for mask in tree_masks for reach in mask.reaches()],
         )
 
     def forget(self) -> None:
@@ -124,7 +124,7 @@ class TreeMask:
         self.fitting.clear()
 
     def reaches(self) -> list[TreeExtent]:
-        """The numbers of each tree. On a GPU the first call for a sight waits for the device."""
+        """The numbers of each tree. On a GPU the first call for a mask waits for the device."""
         if not self.known:
             columns = (self.prefix.tolist(), self.first.tolist(), self.count.tolist(), self.causal.tolist())
             self.known.extend(TreeExtent(*numbers) for numbers in zip(*columns, strict=True))
@@ -167,7 +167,7 @@ class TreeMask:
         return torch.where(behind < 0, behind + self.reaches()[tree].prefix, place)
 
 
-def pack(ancestors: Tensor) -> Tensor:
+def pack_mask(ancestors: Tensor) -> Tensor:
     """[N, R] bool to [N, W] int64: bit r % 64 of word r // 64 is column r."""
     rows, columns = ancestors.shape
     words = max(1, -(-columns // BITS))

@@ -34,7 +34,7 @@ class Encoded:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Mark:
     """The first `messages` of the conversation are the first `chars` of the text and `tokens` of the ids."""
 
     messages: int
@@ -51,7 +51,7 @@ class PromptReuse:
         self._messages: list[Message] = []
         self._text = ""
         self._ids: list[int] = []
-        self._places: list[_Place] = []
+        self._places: list[_Mark] = []
 
     def encode(self, conversation: Conversation) -> Encoded:
         """The prompt that asks for the next answer. Raises RequestError where the template refuses it."""
@@ -91,7 +91,7 @@ class PromptReuse:
         self._cut()
 
     def _cut(self) -> None:
-        end = self._places[-1] if self._places else _Place(0, 0, 0)
+        end = self._places[-1] if self._places else _Mark(0, 0, 0)
         self._text, self._ids = self._text[: end.chars], self._ids[: end.tokens]
 
     def _continue_to(self, text: str, messages: int) -> None:
@@ -104,7 +104,7 @@ class PromptReuse:
         self._cut()
         self._ids += self._tokens_after(self._text, text[len(self._text) :])
         self._text = text
-        self._places.append(_Place(messages, len(text), len(self._ids)))
+        self._places.append(_Mark(messages, len(text), len(self._ids)))
 
     def _tokens_after(self, before: str, rest: str) -> list[int]:
         """The ids of `rest` where it stands: at the start of a text some tokenizers would add a space."""
@@ -121,8 +121,8 @@ class PromptReuse:
             return
         chars, tokens = len(self._text), len(self._ids) + len(ids)
         if most and whole.startswith(most):
-            self._places.append(_Place(messages, chars + len(most), tokens - 1))
-        self._places.append(_Place(messages, chars + len(whole), tokens))
+            self._places.append(_Mark(messages, chars + len(most), tokens - 1))
+        self._places.append(_Mark(messages, chars + len(whole), tokens))
         self._text += whole
         self._ids += ids
 

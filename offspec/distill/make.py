@@ -19,13 +19,13 @@ from offspec.distill.config import Kind, Wanted
 from offspec.distill.eagle3 import Eagle3
 from offspec.distill.embed_head import Ends, take_ends
 from offspec.distill.generate import LONGEST_QUESTION, write_text
-from offspec.distill.measure import Measured, measure
+from offspec.distill.measure import HeadAcceptance, measure_head
 from offspec.distill.medusa import Medusa
 from offspec.distill.memory import questions_together, rows_together
 from offspec.distill.mlp import MLP
 from offspec.distill.publish import claim_out, write_head
 from offspec.distill.questions import own_questions, read_questions
-from offspec.distill.store import Source, Store
+from offspec.distill.store import Store, TextOrigin
 from offspec.distill.student import Pupil
 from offspec.distill.train import Schedule, Trained, Training
 from offspec.plan.load import Assembly, assemble
@@ -49,7 +49,7 @@ class Distilled:
     folder: Path
     kind: Kind
     tokens: int
-    measured: Measured
+    measured: HeadAcceptance
     trained: Trained
     nbytes: int
     seconds: float
@@ -78,7 +78,7 @@ def distill_head(
     questions = own_questions() if prompts is None else read_questions(prompts)
     given = memory or int(0.9 * (memories.available_bytes() + memories.resident_bytes()))
     claim_out(wanted.out)
-    place = Source(
+    place = TextOrigin(
         open_checkpoint(wanted.model, notify=notify).fingerprint,
         sha256("\n".join(questions).encode()).hexdigest(),
         wanted.length,
@@ -146,7 +146,7 @@ def _teach(
         lambda done, total, loss: notify(LoadProgress("training", done, total, "steps", loss))
     )
     numbers = store.held_out() or store.training()[-1:]
-    measured = measure(
+    measured = measure_head(
         pupil,
         store,
         numbers,

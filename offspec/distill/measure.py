@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from offspec.distill.batch import read_lesson
 from offspec.distill.store import Store
 from offspec.distill.student import Pupil
-from offspec_planners.sequoia import best_shape
+from offspec_planners.sequoia import best_tree_shape
 
 RANKS = 32
 NODES = 64  # of the tree that figures are made for
@@ -22,7 +22,7 @@ _MOST = 6000  # tokens to measure with
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class HeadAcceptance:
     """acceptance [D, K]: how often guess k at depth d was the next token, where those before it were right.
 
     rows: tokens it was measured on; nodes: of the tree that `expected` is of.
@@ -47,12 +47,12 @@ class Measured:
         """Tokens of a pass with the best tree of so many nodes, the bonus token included."""
         if not self.rows:
             return 1.0
-        return best_shape(self.acceptance, self.nodes, len(self.acceptance)).expected
+        return best_tree_shape(self.acceptance, self.nodes, len(self.acceptance)).expected
 
 
-def measure(
+def measure_head(
     pupil: Pupil, store: Store, numbers: Sequence[int], device: torch.device, progress: Callable[[int], None]
-) -> Measured:
+) -> HeadAcceptance:
     """Ask a head about some passages. progress: told how many are done."""
     hits, counts = np.zeros((pupil.depth, RANKS)), np.zeros(pupil.depth)
     with torch.no_grad():
@@ -65,7 +65,7 @@ def measure(
                     hits[depth] += _ranks(logits, lesson.tokens[truth])
                 counts[depth] += len(scores.truth)
             progress(done + 1)
-    return Measured(hits / np.maximum(counts, 1)[:, None], int(counts[0]))
+    return HeadAcceptance(hits / np.maximum(counts, 1)[:, None], int(counts[0]))
 
 
 def _ranks(logits: torch.Tensor, truth: torch.Tensor) -> NDArray[np.float64]:

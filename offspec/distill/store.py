@@ -27,7 +27,7 @@ _HELD_OUT = 20  # one passage of so many is kept for measuring
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TextOrigin:
     """What decides a text: passages of another source are another text.
 
     target: its fingerprint; questions: that of the prompts; length: most tokens of an answer.
@@ -68,7 +68,7 @@ class Workplace:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PassageExtent:
     """Where a passage lies: its file, its first row there, its length, and that of its prompt."""
 
     file: int
@@ -87,7 +87,7 @@ class Store:
         """hidden: size of a state; item: bytes of each of its numbers."""
         self.folder = folder
         self.bytes_per_token = hidden * item + 4
-        self._places: list[Place] = []
+        self._places: list[PassageExtent] = []
         self._files: list[dict[str, torch.Tensor]] = []
         with disk_full(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -198,7 +198,7 @@ class Store:
             return False
         start = 0
         for length, prompt in zip(tensors["length"].tolist(), tensors["prompt"].tolist(), strict=True):
-            self._places.append(Place(len(self._files), start, length, prompt))
+            self._places.append(PassageExtent(len(self._files), start, length, prompt))
             start += length
         self._files.append(tensors)
         return True

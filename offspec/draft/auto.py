@@ -10,7 +10,7 @@ _MIXED = LOOKUPS[0]  # what every draft is mixed with: it costs next to nothing
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class DraftChoice:
     """names: of the sources; line: for the user, "" where there is nothing to explain."""
 
     names: tuple[str, ...]
@@ -21,7 +21,7 @@ def choose_draft(
     known: Sequence[KnownDraft],
     is_here: Callable[[str], bool],
     obstacle: Callable[[str], str | None],
-) -> Choice:
+) -> DraftChoice:
     """The first that can be used: a published draft that was fetched before, a substitute, one to be fetched.
 
     known: published drafts for the target, the best kind first. is_here: whether that hub id need not be
@@ -32,20 +32,20 @@ def choose_draft(
         if is_here(draft.id):
             problem = obstacle(draft.id)
             if problem is None:
-                return Choice((draft.id, _MIXED), f"draft: {draft.id}, {draft.reason}, with {_MIXED}")
+                return DraftChoice((draft.id, _MIXED), f"draft: {draft.id}, {draft.reason}, with {_MIXED}")
             refused.append(problem)
     problem = obstacle(SUBSTITUTE)
     if problem is None:
-        return Choice((SUBSTITUTE, _MIXED), _other_than(known, refused))
+        return DraftChoice((SUBSTITUTE, _MIXED), _other_than(known, refused))
     refused.append(problem)
     fetched = _to_fetch([draft for draft in known if not is_here(draft.id)])
     if fetched is not None:
         problem = obstacle(fetched.id)
         if problem is None:
             line = f"draft: {fetched.id}, {fetched.reason}, with {_MIXED}, since {refused[-1]}"
-            return Choice((fetched.id, _MIXED), line)
+            return DraftChoice((fetched.id, _MIXED), line)
         refused.append(problem)
-    return Choice((_MIXED,), f"draft: {_MIXED} alone, since {'; '.join(refused)}")
+    return DraftChoice((_MIXED,), f"draft: {_MIXED} alone, since {'; '.join(refused)}")
 
 
 def _other_than(known: Sequence[KnownDraft], refused: Sequence[str]) -> str:

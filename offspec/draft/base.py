@@ -186,8 +186,8 @@ class Lookup(Protocol):
     ) -> Subtree:
         """The likeliest continuations of the committed ids and a path of tokens below the root.
 
-        noise: what the target will add, where guesses are coupled to it; most: nodes of the twig; floor: no
-        guess whose log-probability, from that node on, is less; max_depth: levels of the twig.
+        noise: what the target will add, where guesses are coupled to it; most: nodes of it; floor: no
+        guess whose log-probability, from that node on, is less; max_depth: levels of the subtree.
         """
 
     def learn(self, tokens: Sequence[int]) -> None:

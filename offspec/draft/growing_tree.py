@@ -86,23 +86,23 @@ class GrowingTree:
         row, column = np.nonzero(self.score[parents][:, None] + likely > floor)
         self._append(parents[row], tokens[row, column], likely[row, column], source)
 
-    def graft(self, node: int, twig: Subtree, source: int, blend: Blend | None = None) -> None:
+    def graft(self, node: int, subtree: Subtree, source: int, blend: Blend | None = None) -> None:
         """Append what a source guesses below one node, several levels at once."""
         place = {NO_PARENT: node}
         groups: dict[int, list[int]] = {}
-        for index, parent in enumerate(twig.parent):
+        for index, parent in enumerate(subtree.parent):
             groups.setdefault(parent, []).append(index)
         if not self._crowded[node]:
             base = self.count
-            parents = np.array([node if above < 0 else base + above for above in twig.parent], np.int64)
-            given = np.minimum(np.array(twig.log_prob, np.float64), 0.0)
-            self._append(parents, np.array(twig.token, np.int64), given, source)
-            place |= {index: base + index for index in range(len(twig.token))}
+            parents = np.array([node if above < 0 else base + above for above in subtree.parent], np.int64)
+            given = np.minimum(np.array(subtree.log_prob, np.float64), 0.0)
+            self._append(parents, np.array(subtree.token, np.int64), given, source)
+            place |= {index: base + index for index in range(len(subtree.token))}
         else:
             assert blend is not None, "two sources at one node take a blend"
             for above, below in groups.items():
-                tokens = np.array([twig.token[index] for index in below], np.int64)
-                given = np.minimum(np.array([twig.log_prob[index] for index in below], np.float64), 0.0)
+                tokens = np.array([subtree.token[index] for index in below], np.int64)
+                given = np.minimum(np.array([subtree.log_prob[index] for index in below], np.float64), 0.0)
                 nodes = self._merge(place[above], tokens, given, source, blend)
                 place |= zip(below, nodes, strict=True)
             self._rescore()
@@ -129,7 +129,7 @@ class GrowingTree:
         self.said[source, start:end] = given
         self._crowded[parents] = True
         self.count = end
-        inner = np.flatnonzero(parents >= start)  # below one another, as in a twig
+        inner = np.flatnonzero(parents >= start)  # below one another, as in a subtree
         outer = slice(start, end)
         self.depth[outer] = self.depth[parents] + 1
         self.score[outer] = self.score[parents] + given

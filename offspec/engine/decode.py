@@ -19,7 +19,7 @@ from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
 from offspec.sampling.verify import Walk, walk
 from offspec.sampling.verify_sequoia import walk_without_replacement
-from offspec_planners.sequoia import Shape
+from offspec_planners.sequoia import TreeShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Decoding:
     mixture: Mixture | None
     growth: GrowthPolicy
     stop: Callable[[int], bool]
-    shape: Shape | None = None
+    shape: TreeShape | None = None
     between: Callable[[], None] | None = None
     on_grown: Callable[[int], None] | None = None
     numbers: Callable[[int], Iterator[float]] | None = None

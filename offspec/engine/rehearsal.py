@@ -10,7 +10,7 @@ from offspec.core.events import LoadProgress, PassStats, unheard
 from offspec.draft.open import Notify
 from offspec.engine.engine import Engine
 from offspec.plan import records as ledger
-from offspec.plan.initial_fit import followed
+from offspec.plan.initial_fit import fit_of_plan
 from offspec.plan.load import open_models
 from offspec.plan.make import plan_by
 from offspec.plan.other_hardware import plan_for_hardware
@@ -55,7 +55,7 @@ def _kept(config: EngineConfig, notify: Notify) -> Plan | None:
         plan = ledger.load_plan(plan_key(opened))
         if plan is None or not _is_measured(plan):
             return None
-        found = followed(plan, opened, notify)
+        found = fit_of_plan(plan, opened, notify)
         return plan if found is not None else None
     finally:
         opened.close()

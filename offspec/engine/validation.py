@@ -28,7 +28,7 @@ _TREES = 6  # that are previewed for a prompt
 _PASSES = 6  # of each prompt that count; the one before them carries the prompt
 
 
-def validate(
+def validate_plan(
     config: EngineConfig, plan: Plan, *, prompts: Sequence[str] = VALIDATION, notify: Notify
 ) -> Validation:
     """Load as planned, and for each prompt predict, answer, and compare. Raises any OffspecError."""

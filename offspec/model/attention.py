@@ -31,7 +31,7 @@ class TreeContext:
     position: torch.Tensor
     causal: int
     ancestors: torch.Tensor
-    _sights: dict[tuple[int, int], TreeMask] = field(default_factory=dict)
+    _masks: dict[tuple[int, int], TreeMask] = field(default_factory=dict)
     _kept: dict[object, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -40,14 +40,14 @@ class TreeContext:
         empty = torch.zeros(0, 0, dtype=torch.bool, device=device)
         return cls(prefix=0, position=torch.arange(rows, device=device), causal=rows, ancestors=empty)
 
-    def sight(self, start: int, end: int) -> TreeMask:
+    def tree_mask(self, start: int, end: int) -> TreeMask:
         """What rows start to end, counted behind the prefix, may look at; kept for the next layer."""
-        if (start, end) not in self._sights:
+        if (start, end) not in self._masks:
             columns = max(end - self.causal, 0)
             seen = self.ancestors.new_zeros(end - start, columns)
             chain = min(max(self.causal - start, 0), end - start)  # rows of the chain, which see no tree
             seen[chain:] = self.ancestors[max(start - self.causal, 0) : columns, :columns]
-            self._sights[start, end] = TreeMask.of(
+            self._masks[start, end] = TreeMask.of(
                 seen,
                 prefix=self.prefix,
                 causal=self.causal,
@@ -55,7 +55,7 @@ class TreeContext:
                 position=self.position,
                 kept=self._kept,
             )
-        return self._sights[start, end]
+        return self._masks[start, end]
 
 
 def attend_tree(
@@ -92,7 +92,7 @@ def attend_tree(
         query,
         key,
         value,
-        tree.sight(end - rows, end),
+        tree.tree_mask(end - rows, end),
         scale=scaling,
         window=window_of(module) if isinstance(sliding_window, str) else sliding_window,
         softcap=softcap,

@@ -7,11 +7,11 @@ import torch
 
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, on_disk, torch_dtype
 from offspec.model.unpacking import ModuleUnpacker, Scratch, check_finite, values_of
-from offspec.model.weights import Recipe
+from offspec.model.weights import WeightRecipe
 from offspec.stream.layout import UnitLayout, lay_out
 
 
-def layout_of(name: str, recipes: Iterable[Recipe]) -> UnitLayout:
+def layout_of(name: str, recipes: Iterable[WeightRecipe]) -> UnitLayout:
     """The layout of all tensors that the recipes need."""
     infos: dict[str, TensorInfo] = {}
     for recipe in recipes:
@@ -37,7 +37,7 @@ class Binder:
     """
 
     def __init__(
-        self, model: Any, name: str, recipes: list[Recipe], device: torch.device, prefix: str = ""
+        self, model: Any, name: str, recipes: list[WeightRecipe], device: torch.device, prefix: str = ""
     ) -> None:
         self.layout = layout_of(name, recipes)
         self.prefix = prefix  # what the names of these parameters begin with inside the model
@@ -48,7 +48,7 @@ class Binder:
         self._meta = {parameter: _get(home) for parameter, home in self._homes.items()}
         self._memory: torch.Tensor | None = None  # what packed weights are attached to
         self._seen: set[str] = set()  # packed weights whose values are known to be numbers
-        self._plain, waiting = list[Recipe](), dict[str, list[Recipe]]()
+        self._plain, waiting = list[WeightRecipe](), dict[str, list[WeightRecipe]]()
         for recipe in recipes:
             modules = {parameter.rpartition(".")[0] for parameter in recipe.names}
             # A layer's own hooks would run before the layer has been entered.
@@ -58,7 +58,7 @@ class Binder:
                 self._plain.append(recipe)
         self._unpackers = [self._unpacker(module, found) for module, found in waiting.items()]
 
-    def _unpacker(self, module: str, recipes: list[Recipe]) -> ModuleUnpacker:
+    def _unpacker(self, module: str, recipes: list[WeightRecipe]) -> ModuleUnpacker:
         names = [name for recipe in recipes for name in recipe.names]
         return ModuleUnpacker(
             self._model.get_submodule(module),
@@ -100,7 +100,7 @@ class Binder:
         waiting = [recipe for recipe in self.recipes if recipe.is_packed and recipe not in self._plain]
         return sum(weight.nbytes for recipe in waiting for weight, _ in recipe.sources)
 
-    def _values(self, recipe: Recipe) -> int:
+    def _values(self, recipe: WeightRecipe) -> int:
         return sum(self._meta[name].numel() for name in recipe.names)
 
     @property
@@ -121,7 +121,7 @@ class Binder:
     def _any_packed(self) -> bool:
         return any(recipe.is_packed for recipe in self.recipes)
 
-    def _copies(self, recipes: list[Recipe]) -> int:
+    def _copies(self, recipes: list[WeightRecipe]) -> int:
         total = 0
         for recipe in recipes:
             for name in recipe.names:
@@ -154,7 +154,7 @@ class Binder:
         return torch.empty(count, dtype=self._model.dtype, device=self._device)
 
     def _made(
-        self, memory: torch.Tensor, recipes: list[Recipe], out: Callable[[int], torch.Tensor]
+        self, memory: torch.Tensor, recipes: list[WeightRecipe], out: Callable[[int], torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         made: dict[str, torch.Tensor] = {}
         for recipe in recipes:

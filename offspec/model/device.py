@@ -4,7 +4,7 @@ import torch
 
 from offspec.core.config import format_bytes
 from offspec.core.errors import CapacityError, RequestError
-from offspec_kernels.backend import choose
+from offspec_kernels.backend import choose_backend
 from offspec_kernels.errors import ArgumentError, PathError
 
 # What a process takes on a CUDA device before its first tensor, which torch's allocator does not count.
@@ -32,7 +32,7 @@ def find_device(name: str) -> torch.device:
         if device.index >= count:
             raise RequestError(f"there is no {name}; this machine has {count} CUDA devices, from cuda:0 on")
     try:
-        choose(device)
+        choose_backend(device)
     except (ArgumentError, PathError) as error:
         raise RequestError(str(error)) from error
     return device

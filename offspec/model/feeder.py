@@ -13,7 +13,7 @@ from offspec.stream.device_stream import DeviceStream
 from offspec.stream.direct_reader import DirectReader, ReadShape
 from offspec.stream.disk_stream import DiskStream, read_unit
 from offspec.stream.layout import UnitLayout
-from offspec.stream.read_tuning import choose_shape
+from offspec.stream.read_tuning import choose_read_shape
 from offspec.stream.ring import RingStats
 from offspec_planners.placement import Placement, Tier
 
@@ -105,7 +105,7 @@ class LayerFeeder:
         copied = self._apart or bool(self._hosted)
         disk = None
         if read:
-            self.shape = choose_shape(read, self._reader)
+            self.shape = choose_read_shape(read, self._reader)
             slots = self._placement.staging if copied else self._placement.slots
             disk = DiskStream(
                 read,

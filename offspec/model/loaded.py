@@ -18,11 +18,11 @@ from offspec.model.embedding import RowGather
 from offspec.model.feeder import LayerFeeder
 from offspec.model.fused.forward import LeanModel, lean_model
 from offspec.model.head import HeadBlock, StreamedHead, can_be_cut, head_blocks
-from offspec.model.quantize.resident_layers import PackedLayers
+from offspec.model.quantize.resident_layers import RoundedLayers
 from offspec.model.runner import TreeModel
 from offspec.model.skeleton import build_skeleton
 from offspec.model.unpacking import Scratch, warm_up
-from offspec.model.weights import Recipe, map_weights
+from offspec.model.weights import WeightRecipe, map_weights
 from offspec.stream.direct_reader import DirectReader
 from offspec.stream.disk_stream import read_unit
 from offspec.stream.ring import RingStats
@@ -51,10 +51,10 @@ class LoadedModel:
         self.skeleton = build_skeleton(folder, dtype)
         self.device, self.dtype, self.timeline = device, dtype, timeline
         model = self.skeleton.model
-        layers: list[list[Recipe]] = [[] for _ in self.skeleton.layers]
-        rest: list[Recipe] = []
+        layers: list[list[WeightRecipe]] = [[] for _ in self.skeleton.layers]
+        rest: list[WeightRecipe] = []
         self._rows: Weight | None = None
-        self._head: Recipe | None = None
+        self._head: WeightRecipe | None = None
         for recipe in map_weights(model, tensors):
             index = self.skeleton.layer_of(recipe.names[0])
             if index is not None:
@@ -79,12 +79,12 @@ class LoadedModel:
             self._rest.append(Binder(model, "the head", [self._head], device))
         self._scratch: Scratch | None = None
         self._reader = DirectReader(*checksums(folder))
-        self._feeder: LayerFeeder | PackedLayers | None = None
+        self._feeder: LayerFeeder | RoundedLayers | None = None
         self._gather: RowGather | None = None
         self._tree_model: TreeModel | None = None
         self.rest_tensors: dict[str, torch.Tensor] = {}
 
-    def _stays_on_disk(self, recipe: Recipe) -> bool:
+    def _stays_on_disk(self, recipe: WeightRecipe) -> bool:
         """Whether it is an embedding whose rows can be read alone."""
         if recipe.converter is not None or recipe.names != (self.skeleton.embedding,):
             return False
@@ -268,7 +268,7 @@ class LoadedModel:
         self._assemble(feeder, capacity, None, blocks, chunk)
         feeder.load(progress)
 
-    def load_packed(
+    def load_rounded(
         self,
         bits: int,
         expand: bool,
@@ -278,14 +278,18 @@ class LoadedModel:
         rest: dict[str, torch.Tensor] | None = None,
         chunk: int | None = None,
     ) -> None:
-        """Read all layers and round their matrices to `bits`; see `PackedLayers`. Progress is in layers.
+        """Read all layers and round their matrices to `bits`; see `RoundedLayers`. Progress is in layers.
 
         calibration: token ids to measure the layers' inputs on. rest: the rest of the same model, already
         loaded by another, to be shared.
         """
         layers = list(self.skeleton.layers)
         self._assemble(
-            PackedLayers(self.layers, layers, self._reader, bits, expand, progress), capacity, rest, (), chunk
+            RoundedLayers(self.layers, layers, self._reader, bits, expand, progress),
+            capacity,
+            rest,
+            (),
+            chunk,
         )
         context = TreeContext.chain(len(calibration), self.device)
         with torch.no_grad():
@@ -307,7 +311,7 @@ class LoadedModel:
 
     def _assemble(
         self,
-        feeder: LayerFeeder | PackedLayers,
+        feeder: LayerFeeder | RoundedLayers,
         capacity: int,
         rest: dict[str, torch.Tensor] | None,
         blocks: Sequence[HeadBlock],

@@ -24,7 +24,7 @@ from offspec.core.errors import CheckpointError, HeaderError, MissingTensorError
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class WeightRecipe:
     """How some parameters are made: from one tensor as it is, or from several by transformers' converter.
 
     names: the parameters; sources: (weight, the converter's pattern it matched), in order.
@@ -50,7 +50,7 @@ class Recipe:
         return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
 
 
-def map_weights(model: Any, tensors: Mapping[str, Weight]) -> list[Recipe]:
+def map_weights(model: Any, tensors: Mapping[str, Weight]) -> list[WeightRecipe]:
     """A recipe for every parameter and persistent buffer of `model` that is not tied to another.
 
     model is on the meta device. Raises MissingTensorError for a parameter that nothing in the checkpoint
@@ -74,17 +74,19 @@ def map_weights(model: Any, tensors: Mapping[str, Weight]) -> list[Recipe]:
     return recipes
 
 
-def _recipe(target: str, sources: list[tuple[Weight, str]], by_pattern: dict[str, WeightConverter]) -> Recipe:
+def _recipe(
+    target: str, sources: list[tuple[Weight, str]], by_pattern: dict[str, WeightConverter]
+) -> WeightRecipe:
     pattern = sources[0][1]
     if not pattern:
-        return Recipe((target,), (sources[0],))
+        return WeightRecipe((target,), (sources[0],))
     converter = by_pattern[pattern]
     first = converter.target_patterns[0]
     names = tuple(target.replace(first, other) for other in converter.target_patterns)
-    return Recipe(names, tuple(sources), converter)
+    return WeightRecipe(names, tuple(sources), converter)
 
 
-def _check(model: Any, wanted: dict[str, torch.Tensor], recipes: list[Recipe]) -> None:
+def _check(model: Any, wanted: dict[str, torch.Tensor], recipes: list[WeightRecipe]) -> None:
     made = {name for recipe in recipes for name in recipe.names}
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
     missing = sorted(name for name in wanted if name not in made and name not in tied)
@@ -107,7 +109,7 @@ def _check(model: Any, wanted: dict[str, torch.Tensor], recipes: list[Recipe]) -
             )
 
 
-def _refuse_codes(recipe: Recipe) -> None:
+def _refuse_codes(recipe: WeightRecipe) -> None:
     for info, _ in recipe.sources:
         if isinstance(info, TensorInfo) and info.dtype not in FLOATS:
             raise HeaderError(

@@ -33,7 +33,7 @@ class InitialFit:
     plans: bool = True
 
 
-def outset(opened: Opened, named: Plan | None, kept: Plan | None, notify: Notify) -> InitialFit:
+def initial_fit(opened: Opened, named: Plan | None, kept: Plan | None, notify: Notify) -> InitialFit:
     """How to load what was opened: as the plan says that the user named or an earlier run left.
 
     Without one, or where both budget and width are given, as the configuration says; a budget that is not
@@ -49,14 +49,14 @@ def outset(opened: Opened, named: Plan | None, kept: Plan | None, notify: Notify
     elif config.budget and config.width and config.tree == "dynamic":
         return InitialFit(config, opened.fit(config), plans=False)
     plan = named or kept
-    found = followed(plan, opened, notify) if plan is not None else None
+    found = fit_of_plan(plan, opened, notify) if plan is not None else None
     if found is not None:
         return found
     allowed = _allowance(opened)
     return InitialFit(allowed, opened.fit(allowed))
 
 
-def followed(plan: Plan, opened: Opened, notify: Notify) -> InitialFit | None:
+def fit_of_plan(plan: Plan, opened: Opened, notify: Notify) -> InitialFit | None:
     """How to load as a plan says; None, and a notice, where it no longer fits what was opened."""
     found = _still_fits(plan, opened)
     if isinstance(found, InitialFit):

@@ -18,7 +18,7 @@ from offspec.core.config import AUTO, LOOKUPS, MTP, SUBSTITUTE, EngineConfig
 from offspec.core.errors import CapacityError, OffspecError
 from offspec.core.events import Notice
 from offspec.core.trace import OFF, Timeline
-from offspec.draft.auto import Choice, choose_draft
+from offspec.draft.auto import DraftChoice, choose_draft
 from offspec.draft.mix.sources import Sources
 from offspec.draft.open import DraftOpener, Notify
 from offspec.draft.published import KnownDraft, known_drafts
@@ -101,7 +101,7 @@ def _with_best_draft(
             return f"{name} does not fit in memory beside the target"
         return found.no_room(config) if fit.draft_mode == "none" else None
 
-    choice = Choice((LOOKUPS[0],))
+    choice = DraftChoice((LOOKUPS[0],))
     if opened.config.budget != 1:
         choice = choose_draft(known, lambda name: name == MTP or is_cached(name), obstacle)
     for name, found in tried.items():

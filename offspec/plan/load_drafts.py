@@ -64,7 +64,7 @@ def _load_model(
     stage = (
         f"Making a {bits}-bit substitute of the target" if shared else f"Rounding the draft to {bits} bits"
     )
-    draft.load_packed(
+    draft.load_rounded(
         bits,
         fit.draft_mode == "expanded",
         rows,

@@ -10,7 +10,7 @@ from offspec.plan.make import acceptance_for
 from offspec.plan.records import DraftRecord
 from offspec_planners.acceptance import Calibration
 from offspec_planners.plan import Plan
-from offspec_planners.sequoia import Shape, choose_shape
+from offspec_planners.sequoia import TreeShape, choose_tree_shape
 
 _RECORD_EVERY, _RECORD_WIDTH = 6, 32  # passes from one record to the next, grown in few steps: it takes time
 _WHOLE_FOREST = 24  # recorded trees, to know a draft well
@@ -30,7 +30,7 @@ class DraftPolicy:
     """
 
     growth: GrowthPolicy
-    shape: Shape | None = None
+    shape: TreeShape | None = None
     plan: Plan | None = None
     record: int = 0
     lookup_budget: int = 1
@@ -48,7 +48,7 @@ class DraftPolicy:
         shape = None
         if plan.tree == "sequoia" and budget > 1:
             known = acceptance_for(record, loaded).calibration
-            shape = choose_shape(known.acceptance(), plan.costs, budget, width)
+            shape = choose_tree_shape(known.acceptance(), plan.costs, budget, width)
         return cls(
             GrowthPolicy(budget, width, costs=plan.costs),
             shape,

@@ -20,7 +20,7 @@ from offspec.draft.open import Notify
 from offspec.plan import records as ledger
 from offspec.plan.fit import Opened
 from offspec.plan.hardware_profile import machine_fingerprint
-from offspec.plan.initial_fit import outset
+from offspec.plan.initial_fit import initial_fit
 from offspec.plan.load import Assembly, load_models, open_models
 from offspec.plan.make import acceptance_for, measure, plan_by
 from offspec.plan.policy import DraftPolicy
@@ -71,7 +71,7 @@ def prepare(
         kept = None
         if named is None and not replan:
             kept = _up_to_date(ledger.load_plan(key), opened, notify)
-        start = outset(opened, None if replan else named, kept, notify)
+        start = initial_fit(opened, None if replan else named, kept, notify)
         record = record_of(opened, start.fit.draft_bits)
     except BaseException:
         opened.close()

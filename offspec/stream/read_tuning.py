@@ -26,7 +26,7 @@ _SECONDS = 0.06  # of reading with each shape, in each of the two rounds
 _WORTH_IT = 1 << 30  # bytes of a pass below which any shape will do
 
 
-def choose_shape(units: Sequence[UnitLayout], reader: DirectReader) -> ReadShape:
+def choose_read_shape(units: Sequence[UnitLayout], reader: DirectReader) -> ReadShape:
     """The shape that reads these units fastest; the default where there is too little for it to matter.
 
     Takes less than a second. Each shape is tried twice, in turns, since a disk's speed drifts; the better

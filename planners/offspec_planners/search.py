@@ -12,7 +12,7 @@ from offspec_planners.acceptance import Calibration
 from offspec_planners.best_first import Growing, Grown, replay
 from offspec_planners.cost import PassCosts
 from offspec_planners.plan.forecast import Choice
-from offspec_planners.sequoia import Shape, choose_shape
+from offspec_planners.sequoia import TreeShape, choose_tree_shape
 
 BUDGETS = (1, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 WIDTHS = (4, 8, 16, 32, 64)
@@ -92,11 +92,12 @@ def static_sweep(
     """The same for trees of one shape each, the best for its budget, grown `width` nodes at a time."""
     acceptance = calibration.acceptance()
     return [
-        _static(choose_shape(acceptance, costs, budget, width), costs, budget, width) for budget in budgets
+        _static(choose_tree_shape(acceptance, costs, budget, width), costs, budget, width)
+        for budget in budgets
     ]
 
 
-def _static(shape: Shape, costs: PassCosts, budget: int, width: int) -> Outlook:
+def _static(shape: TreeShape, costs: PassCosts, budget: int, width: int) -> Outlook:
     steps = [len(nodes) for nodes in shape.steps(width)]
     draft = costs.draft_seconds(steps)
     seconds = float(costs.iteration(draft, len(shape)))

@@ -48,7 +48,7 @@ def test_a_target_is_drafted_for_by_the_small_model() -> None:
 
 def test_the_least_memory_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from offspec.core.errors import CapacityError
-    from offspec.plan.initial_fit import outset
+    from offspec.plan.initial_fit import initial_fit
     from offspec.plan.load import open_models
 
     target = Target(str(write_model(tmp_path / "model")), context=128)
@@ -58,7 +58,7 @@ def test_the_least_memory_is_enough(tmp_path: Path, capsys: pytest.CaptureFixtur
     def begin(memory: int) -> None:
         opened = open_models(target.config(memory), lambda event: None)
         try:
-            outset(opened, None, None, lambda event: None)
+            initial_fit(opened, None, None, lambda event: None)
         finally:
             opened.close()
 

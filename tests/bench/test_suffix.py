@@ -26,9 +26,9 @@ def test_most_of_the_text_is_copied() -> None:
     assert 0.6 < repeated / len(text) < 0.9
 
 
-def test_what_is_accepted_is_the_path_that_the_twig_holds() -> None:
-    twig = Subtree([-1, -1, 1, 2], [5, 6, 7, 8], [-1.0, -1.0, -0.1, -0.1])
-    assert [suffix.accepted(twig, tokens) for tokens in ([6, 7, 8, 9], [6, 7], [6, 8], [7], [])] == [
+def test_what_is_accepted_is_the_path_that_the_subtree_holds() -> None:
+    subtree = Subtree([-1, -1, 1, 2], [5, 6, 7, 8], [-1.0, -1.0, -0.1, -0.1])
+    assert [suffix.accepted(subtree, tokens) for tokens in ([6, 7, 8, 9], [6, 7], [6, 8], [7], [])] == [
         3,
         2,
         1,

@@ -9,7 +9,7 @@ import torch
 from offspec.core.errors import DiskFullError
 from offspec.distill.batch import read_lesson
 from offspec.distill.generate_batch import Passage
-from offspec.distill.store import Source, Store
+from offspec.distill.store import Store, TextOrigin
 
 CPU = torch.device("cpu")
 
@@ -75,13 +75,13 @@ def test_room_is_asked_for_beforehand(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_other_texts_have_other_places(tmp_path: Path) -> None:
     sources = [
-        Source(target, questions, length, "bfloat16").place(tmp_path).folder
+        TextOrigin(target, questions, length, "bfloat16").place(tmp_path).folder
         for target in "ab"
         for questions in "cd"
         for length in (10, 20)
     ]
     assert len(set(sources)) == len(sources)
-    assert Source("a", "c", 10, "bfloat16").place(tmp_path).folder == sources[0]
+    assert TextOrigin("a", "c", 10, "bfloat16").place(tmp_path).folder == sources[0]
 
 
 def test_a_lesson_knows_what_follows(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from offspec.distill.batch import read_lesson
 from offspec.distill.eagle3 import Eagle3
 from offspec.distill.embed_head import Ends
-from offspec.distill.measure import RANKS, Measured, measure
+from offspec.distill.measure import RANKS, HeadAcceptance, measure_head
 from offspec.distill.medusa import Medusa
 from offspec.distill.mlp import MLP
 from offspec.distill.publish import write_head
@@ -114,7 +114,7 @@ def test_time_ends_a_training(school: School, tmp_path: Path) -> None:
 def test_figures_are_those_of_counting(school: School, kind: str) -> None:
     pupil = PUPILS[kind](school, school.all_ends)
     numbers = [3, 5, 7]
-    found = measure(pupil, school.store, numbers, CPU, ignore)
+    found = measure_head(pupil, school.store, numbers, CPU, ignore)
     hits, counts = np.zeros((pupil.depth, RANKS)), np.zeros(pupil.depth)
     with torch.no_grad():
         for number in numbers:
@@ -137,11 +137,11 @@ def test_figures_are_those_of_counting(school: School, kind: str) -> None:
 def test_expected_tokens_of_a_tree() -> None:
     certain = np.zeros((2, RANKS))
     certain[:, 0] = 1
-    assert Measured(certain, 10).expected == pytest.approx(3)
-    assert Measured(certain * 0.5, 10).expected == pytest.approx(1.75)
-    assert Measured(certain, 0).expected == 1
-    assert Measured(certain, 10).first == (1, 1)
-    assert Measured(np.full((1, RANKS), 0.1), 10).fifth == pytest.approx((0.5,))
+    assert HeadAcceptance(certain, 10).expected == pytest.approx(3)
+    assert HeadAcceptance(certain * 0.5, 10).expected == pytest.approx(1.75)
+    assert HeadAcceptance(certain, 0).expected == 1
+    assert HeadAcceptance(certain, 10).first == (1, 1)
+    assert HeadAcceptance(np.full((1, RANKS), 0.1), 10).fifth == pytest.approx((0.5,))
 
 
 @pytest.mark.parametrize("kind", list(PUPILS))

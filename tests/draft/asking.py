@@ -41,8 +41,8 @@ class Hearing(Scorer):
 def tree_below(token: int) -> GrowingTree:
     """Nodes 1 to 6 below a root with this token, in the shape above."""
     candidates = GrowingTree(token)
-    twig = Subtree([parent - 1 for parent in PARENTS], TOKENS, [-1.0] * len(TOKENS))
-    candidates.graft(0, twig, source=0)
+    subtree = Subtree([parent - 1 for parent in PARENTS], TOKENS, [-1.0] * len(TOKENS))
+    candidates.graft(0, subtree, source=0)
     return candidates
 
 

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 import pytest
 
-from offspec.draft.auto import Choice, choose_draft
+from offspec.draft.auto import DraftChoice, choose_draft
 from offspec.draft.published import KnownDraft
 
 HEAD = KnownDraft("org/head", "eagle3", "one layer over states", "org/target")
@@ -14,7 +14,7 @@ TINY = KnownDraft("org/tiny", "model", "a smaller model", "org/target")
 
 def _choose(
     known: tuple[KnownDraft, ...], here: Collection[str], fitting: Collection[str]
-) -> tuple[Choice, list[str]]:
+) -> tuple[DraftChoice, list[str]]:
     """The choice, and what was opened for it."""
     opened = list[str]()
 

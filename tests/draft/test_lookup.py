@@ -36,10 +36,10 @@ def test_it_finds_what_a_search_finds(
     lookup = NgramLookup()
     lookup.start(ids[: len(ids) // 2 + 1])
     lookup.start(ids)
-    twig = lookup.below(path, None, most, -math.inf, max_depth)
-    assert twig.token == search(ids, path)[: min(most, max_depth)]
-    assert list(twig.parent) == list(range(-1, len(twig.token) - 1))
-    assert all(log_prob < 0.0 for log_prob in twig.log_prob)
+    subtree = lookup.below(path, None, most, -math.inf, max_depth)
+    assert subtree.token == search(ids, path)[: min(most, max_depth)]
+    assert list(subtree.parent) == list(range(-1, len(subtree.token) - 1))
+    assert all(log_prob < 0.0 for log_prob in subtree.log_prob)
     lookup.rewind(cut)
     fresh = NgramLookup()
     fresh.start(ids[:cut])
@@ -79,7 +79,7 @@ def test_learning_moves_what_is_said_to_what_comes_true() -> None:
         assert after == pytest.approx(before, abs=0.2)
 
 
-def test_nothing_to_say_is_an_empty_twig() -> None:
+def test_nothing_to_say_is_an_empty_subtree() -> None:
     lookup = NgramLookup()
     lookup.start([1, 2, 3])
     for noise in (None, GumbelNoise(3, 9)):

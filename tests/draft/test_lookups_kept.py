@@ -54,11 +54,11 @@ def said(party: Party) -> Said:
     """What is said behind some paths: the guessed ways on, and the log-probability of the last token."""
     found: Said = []
     for path in ([], [2], [4], [0, 1]):
-        twig = party.below(path, None, 200, math.log(0.01), 3)
+        subtree = party.below(path, None, 200, math.log(0.01), 3)
         ways: list[tuple[int, ...]] = []
-        for parent, token in zip(twig.parent, twig.token, strict=True):
+        for parent, token in zip(subtree.parent, subtree.token, strict=True):
             ways.append((*(ways[parent] if parent >= 0 else ()), token))
-        found.append(dict(zip(ways, twig.log_prob, strict=True)))
+        found.append(dict(zip(ways, subtree.log_prob, strict=True)))
     return found
 
 

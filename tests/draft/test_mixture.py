@@ -58,7 +58,7 @@ def _scorer() -> Scorer:
     return Scorer(LogitsProcessor(SamplingParams(), VOCABULARY, []), None, Calibration())
 
 
-def _twig(random: np.random.Generator) -> Subtree:
+def _subtree(random: np.random.Generator) -> Subtree:
     parents: list[int] = []
     taken: set[tuple[int, int]] = set()
     tokens: list[int] = []
@@ -85,10 +85,10 @@ def test_whatever_the_sources_say_a_node_scores_as_its_path(seed: int) -> None:
             continue
         if source == 2:
             node = int(random.choice(np.flatnonzero(~asked)))
-            twig = _twig(random)
+            subtree = _subtree(random)
             if any(candidates.asked[2, child] for child in _below(candidates, node)):
                 continue
-            candidates.graft(node, twig, 2, blend)
+            candidates.graft(node, subtree, 2, blend)
         else:
             nodes = np.flatnonzero(~asked)[: int(random.integers(1, 4))]
             tokens = np.stack([random.permutation(6)[:4] for _ in nodes])

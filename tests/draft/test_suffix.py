@@ -17,28 +17,28 @@ from offspec.sampling.noise import GumbelNoise
 PASSAGE = [*range(100, 200)]
 
 
-def scores(twig: Subtree) -> list[float]:
+def scores(subtree: Subtree) -> list[float]:
     """Of each node, the log-probability of its path."""
     found: list[float] = []
-    for parent, log_prob in zip(twig.parent, twig.log_prob, strict=True):
+    for parent, log_prob in zip(subtree.parent, subtree.log_prob, strict=True):
         found.append(log_prob + (found[parent] if parent >= 0 else 0.0))
     return found
 
 
-def depths(twig: Subtree) -> list[int]:
+def depths(subtree: Subtree) -> list[int]:
     found: list[int] = []
-    for parent in twig.parent:
+    for parent in subtree.parent:
         found.append(1 + (found[parent] if parent >= 0 else 0))
     return found
 
 
-def likeliest(twig: Subtree) -> list[int]:
+def likeliest(subtree: Subtree) -> list[int]:
     """The tokens down the likeliest children."""
     path: list[int] = []
     node = -1
-    while children := [i for i, parent in enumerate(twig.parent) if parent == node]:
-        node = max(children, key=lambda child: twig.log_prob[child])
-        path.append(twig.token[node])
+    while children := [i for i, parent in enumerate(subtree.parent) if parent == node]:
+        node = max(children, key=lambda child: subtree.log_prob[child])
+        path.append(subtree.token[node])
     return path
 
 
@@ -58,19 +58,19 @@ tokens = st.lists(st.integers(0, 5), min_size=1, max_size=60)
     seed=st.none() | st.integers(0, 2**64 - 1),
 )
 @settings(max_examples=80, deadline=None)
-def test_a_twig_keeps_to_what_was_asked(
+def test_a_subtree_keeps_to_what_was_asked(
     ids: list[int], path: list[int], most: int, floor: float, max_depth: int, seed: int | None
 ) -> None:
     lookup = SuffixLookup()
     lookup.start(ids)
     noise = None if seed is None else GumbelNoise(seed, 6)
-    twig = lookup.below(path, noise, most, floor, max_depth)
-    assert len(twig.parent) == len(twig.token) == len(twig.log_prob) <= most
-    assert all(-1 <= parent < node for node, parent in enumerate(twig.parent))
-    assert len(set(zip(twig.parent, twig.token, strict=True))) == len(twig.token)
-    assert all(log_prob <= 0.0 for log_prob in twig.log_prob)
-    assert min(scores(twig), default=0.0) >= floor
-    assert max(depths(twig), default=0) <= max_depth
+    subtree = lookup.below(path, noise, most, floor, max_depth)
+    assert len(subtree.parent) == len(subtree.token) == len(subtree.log_prob) <= most
+    assert all(-1 <= parent < node for node, parent in enumerate(subtree.parent))
+    assert len(set(zip(subtree.parent, subtree.token, strict=True))) == len(subtree.token)
+    assert all(log_prob <= 0.0 for log_prob in subtree.log_prob)
+    assert min(scores(subtree), default=0.0) >= floor
+    assert max(depths(subtree), default=0) <= max_depth
 
 
 @given(ids=tokens)
@@ -87,9 +87,11 @@ def test_fewer_nodes_are_the_best_of_more(ids: list[int]) -> None:
 def test_siblings_share_one_probability(ids: list[int], path: list[int]) -> None:
     lookup = SuffixLookup()
     lookup.start(ids)
-    twig = lookup.below(path, None, 60, -6.0, 4)
-    for node in range(-1, len(twig.token)):
-        shares = [math.exp(p) for p, parent in zip(twig.log_prob, twig.parent, strict=True) if parent == node]
+    subtree = lookup.below(path, None, 60, -6.0, 4)
+    for node in range(-1, len(subtree.token)):
+        shares = [
+            math.exp(p) for p, parent in zip(subtree.log_prob, subtree.parent, strict=True) if parent == node
+        ]
         assert sum(shares) <= 1.0 + 1e-9
 
 
@@ -182,8 +184,8 @@ def test_what_comes_true_is_believed_more_and_what_does_not_less() -> None:
             lookup.learn([token, 3, 1])
             ids += [token, 3, 1]
             lookup.start(ids)
-        twig = below(lookup)
-        surest[follows] = math.exp(max(twig.log_prob, default=-9.0))
+        subtree = below(lookup)
+        surest[follows] = math.exp(max(subtree.log_prob, default=-9.0))
     assert surest[True] > 0.97 and surest[False] < 0.1
 
 
@@ -201,11 +203,11 @@ def test_with_noise_the_target_s_favourites_come_first() -> None:
     lookup = SuffixLookup()
     lookup.start([1, 2, 8, 1, 3, 8, 1, 4, 8, 1, 5, 8, 1])
     noise = GumbelNoise(11, 16)
-    twig = below(lookup, [], noise)
-    firsts = [token for parent, token in zip(twig.parent, twig.token, strict=True) if parent == -1]
+    subtree = below(lookup, [], noise)
+    firsts = [token for parent, token in zip(subtree.parent, subtree.token, strict=True) if parent == -1]
     row = noise.row(13)  # of the first token behind the thirteen ids
     best = max((2, 3, 4, 5), key=lambda token: float(row[token]))
-    assert best in firsts and likeliest(twig)[0] == best
+    assert best in firsts and likeliest(subtree)[0] == best
 
 
 def _against_a_target_that_samples(coupled: bool) -> tuple[float, float]:
@@ -221,19 +223,19 @@ def _against_a_target_that_samples(coupled: bool) -> tuple[float, float]:
 
     for turn in range(300):
         lookup.start(ids)
-        twig = lookup.below([], noise if coupled else None, 8, math.log(0.02), 8)
+        subtree = lookup.below([], noise if coupled else None, 8, math.log(0.02), 8)
         node, tokens = -1, []
         while True:
             tokens.append(next_token())
             ids.append(tokens[-1])
-            nodes = zip(twig.parent, twig.token, strict=True)
+            nodes = zip(subtree.parent, subtree.token, strict=True)
             node = next((i for i, pair in enumerate(nodes) if pair == (node, tokens[-1])), -1)
             if node == -1:
                 break
         lookup.learn(tokens)
         if turn >= 100:
             accepted += len(tokens) - 1
-            promised += sum(map(math.exp, scores(twig)))
+            promised += sum(map(math.exp, scores(subtree)))
     return accepted, promised
 
 

@@ -20,7 +20,7 @@ from offspec.model.loaded import LoadedModel
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
 from offspec_planners.acceptance import Calibration
-from offspec_planners.sequoia import Shape, best_shape
+from offspec_planners.sequoia import TreeShape, best_tree_shape
 from tests.support import heads_files
 from tests.support.plan_world import World
 from tests.support.products import some
@@ -31,11 +31,11 @@ from tests.support.tiny_models import VOCABULARY, disturb, load_all, open_model,
 CAPACITY, TOKENS = 256, 24
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
 SHAPES = {
-    "falling": best_shape(np.tile(0.6 * 0.5 ** np.arange(12), (8, 1)), 64, 8),
-    "rising": best_shape([[0.3, 0.1, 0.2], [0.2, 0.4, 0.1], [0.5, 0.0, 0.3]], 40, 6),
-    "chain": best_shape([[0.8]], 9, 8),
-    "more ranks than a draft offers": best_shape(np.full((2, 60), 0.9), 70, 2),
-    "root alone": best_shape([[0.5]], 1, 4),
+    "falling": best_tree_shape(np.tile(0.6 * 0.5 ** np.arange(12), (8, 1)), 64, 8),
+    "rising": best_tree_shape([[0.3, 0.1, 0.2], [0.2, 0.4, 0.1], [0.5, 0.0, 0.3]], 40, 6),
+    "chain": best_tree_shape([[0.8]], 9, 8),
+    "more ranks than a draft offers": best_tree_shape(np.full((2, 60), 0.9), 70, 2),
+    "root alone": best_tree_shape([[0.5]], 1, 4),
 }
 
 
@@ -62,7 +62,11 @@ def _drafter(name: str, model: LoadedModel) -> LMDrafter:
 
 
 def _say(
-    target: LoadedModel, drafter: LMDrafter | None, temperature: float, shape: Shape | None, width: int = 4
+    target: LoadedModel,
+    drafter: LMDrafter | None,
+    temperature: float,
+    shape: TreeShape | None,
+    width: int = 4,
 ) -> tuple[list[int], int]:
     """Tokens after the prompt, and how many passes they took."""
     params = SamplingParams(temperature=temperature, repetition_penalty=1.1, top_p=0.98)
@@ -88,7 +92,7 @@ def _say(
 @pytest.mark.parametrize("temperature", some([0.0, 1.0], 1.0))
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_a_static_tree_changes_nothing(
-    models: tuple[LoadedModel, dict[str, LMDrafter]], shape: Shape, temperature: float
+    models: tuple[LoadedModel, dict[str, LMDrafter]], shape: TreeShape, temperature: float
 ) -> None:
     target, drafters = models
     expected, alone = _say(target, None, temperature, None)
@@ -109,7 +113,7 @@ def _scorer(children: int = 32) -> Scorer:
 def test_every_place_holds_the_guess_of_its_rank(width: int) -> None:
     table = torch.randn(WORDS, WORDS, generator=torch.Generator().manual_seed(0))
     drafter = TableDrafter(table)
-    shape = best_shape([[0.3, 0.2, 0.4], [0.5, 0.2, 0.1]], 40, 5)
+    shape = best_tree_shape([[0.3, 0.2, 0.4], [0.5, 0.2, 0.1]], 40, 5)
     growth = grow_static(Mixture.single(drafter, _scorer()), [1, 2], shape, 20, width)
     growth.tree.check()
     assert growth.tree.parent.tolist() == shape.parent.tolist()
@@ -124,7 +128,7 @@ def test_every_place_holds_the_guess_of_its_rank(width: int) -> None:
 @pytest.mark.parametrize("max_depth", [0, 1, 3])
 def test_no_node_is_deeper_than_there_is_room(max_depth: int) -> None:
     drafter = TableDrafter(torch.randn(WORDS, WORDS, generator=torch.Generator().manual_seed(0)))
-    shape = best_shape([[0.6, 0.3]], 60, 8)
+    shape = best_tree_shape([[0.6, 0.3]], 60, 8)
     growth = grow_static(Mixture.single(drafter, _scorer()), [2], shape, max_depth, 4)
     assert growth.tree.depth.max() == max_depth
     assert len(growth.tree) == (shape.levels() <= max_depth).sum()
@@ -136,7 +140,7 @@ def test_what_a_draft_does_not_offer_is_left_out() -> None:
     only = int(table[2].argmax())
     table[only] = -torch.inf
     table[only, 0] = 0.0
-    shape = best_shape(np.full((2, 4), 0.2), 21, 2)
+    shape = best_tree_shape(np.full((2, 4), 0.2), 21, 2)
     assert len(shape) == 21
     growth = grow_static(Mixture.single(TableDrafter(table), _scorer(children=2)), [2], shape, 9, 8)
     growth.tree.check()
@@ -155,7 +159,7 @@ def test_from_silence_there_is_nothing_to_learn() -> None:
     calibration = Calibration()
     scorer = Scorer(LogitsProcessor(SamplingParams(), WORDS, []), None, calibration)
     mixture = Mixture.single(Silent(torch.zeros(WORDS, WORDS)), scorer)
-    growth = grow_static(mixture, [1, 2], best_shape([[0.6, 0.3]], 9, 3), 20, 4)
+    growth = grow_static(mixture, [1, 2], best_tree_shape([[0.6, 0.3]], 9, 3), 20, 4)
     assert len(growth.tree) == 1 and growth.children == {}
     growth.learn(mixture, [0], [3])
     assert calibration.fit.observations == 0 and calibration.table.hits.sum() == 0

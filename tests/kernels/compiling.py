@@ -84,7 +84,15 @@ def _calls(thorough: bool) -> Iterator[tuple[str, Callable[[], object]]]:
             for rows, window, softcap in ((80, 9, 5.0), (80, None, None), (1, None, None)):
                 sizes = (size, size)
                 case = make_case([Shape(2000, 0, rows, rows)], heads=(8, 1), sizes=sizes, dtype=dtype)
-                arguments: list[Any] = [case.query, case.key, case.value, case.sight, 0.1, window, softcap]
+                arguments: list[Any] = [
+                    case.query,
+                    case.key,
+                    case.value,
+                    case.tree_mask,
+                    0.1,
+                    window,
+                    softcap,
+                ]
                 arguments += [None, torch.empty_like(case.query)]
                 name = f"tree_attention {dtype} {size} {rows} {window} {softcap}"
                 yield name, partial(attend, *arguments)

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offspec.sampling.noise import GumbelNoise
-from offspec_kernels.backend import Path
+from offspec_kernels.backend import Backend
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.gumbel_argmax import Picks, gumbel_argmax
 from tests.kernels.poison import poisoned
 
-PATHS: list[Path] = ["eager", "triton"]
+PATHS: list[Backend] = ["eager", "triton"]
 quick = settings(max_examples=30, deadline=None)
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 sizes = st.sampled_from([1, 2, 5, 1000, 1023, 1024, 1025, 2500])
@@ -39,7 +39,7 @@ def same(got: Picks, expected: Picks) -> None:
         torch.testing.assert_close(ours.cpu(), theirs.cpu(), rtol=0, atol=0, equal_nan=True)
 
 
-def agree(path: Path, logits: Tensor, device: str = "cpu", **arguments: Any) -> Picks:
+def agree(path: Backend, logits: Tensor, device: str = "cpu", **arguments: Any) -> Picks:
     """The picks of `path` on `device`, held against the reference's."""
     expected = gumbel_argmax(logits, path="reference", **arguments)
     there = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in arguments.items()}
@@ -59,7 +59,7 @@ def borders(logits: Tensor, temperature: float, rank: int) -> Tensor:
 @quick
 @given(data=st.data(), dtype=dtypes, size=sizes, seed=st.integers(0, 2**64 - 1))
 def test_every_path_equals_the_reference(
-    path: Path, data: st.DataObject, dtype: torch.dtype, size: int, seed: int
+    path: Backend, data: st.DataObject, dtype: torch.dtype, size: int, seed: int
 ) -> None:
     count = data.draw(st.integers(0, 5))
     logits = rows_of(seed % 1000, count, size, dtype, stride=data.draw(st.sampled_from([0, 3])))
@@ -75,7 +75,7 @@ def test_every_path_equals_the_reference(
     agree(path, logits, **arguments)
 
 
-def check_many_rows(path: Path, device: str) -> None:
+def check_many_rows(path: Backend, device: str) -> None:
     """More rows of a position than a program takes, and positions in no order."""
     positions = [7] * 19 + [2**40, 0, 7, 0]
     agree(path, rows_of(1, 23, 70), device, seed=2**63, positions=positions, temperature=0.8)
@@ -83,11 +83,11 @@ def check_many_rows(path: Path, device: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_many_rows_share_a_position(path: Path) -> None:
+def test_many_rows_share_a_position(path: Backend) -> None:
     check_many_rows(path, "cpu")
 
 
-def check_ties(path: Path, device: str) -> None:
+def check_ties(path: Backend, device: str) -> None:
     """The lowest id of equals, within a block and across blocks, both zeros being equal."""
     logits = torch.full((4, 3000), -5.0)
     logits[0, [2999, 1500, 1400, 1399]] = 2.0
@@ -100,11 +100,11 @@ def check_ties(path: Path, device: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_the_lowest_id_wins_a_tie(path: Path) -> None:
+def test_the_lowest_id_wins_a_tie(path: Backend) -> None:
     check_ties(path, "cpu")
 
 
-def check_filter(path: Path, device: str) -> None:
+def check_filter(path: Backend, device: str) -> None:
     logits = torch.zeros(3, 2000)
     logits[:, [3, 500, 1500]] = 1.0
     logits[:, 1900] = 9.0
@@ -119,11 +119,11 @@ def check_filter(path: Path, device: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_ties_at_the_border_are_cut_by_id(path: Path) -> None:
+def test_ties_at_the_border_are_cut_by_id(path: Backend) -> None:
     check_filter(path, "cpu")
 
 
-def check_no_numbers(path: Path, device: str) -> None:
+def check_no_numbers(path: Backend, device: str) -> None:
     logits = rows_of(3, 4, 1500)
     logits[0, [700, 1200]] = math.nan
     logits[1, 1100] = -math.nan
@@ -137,12 +137,12 @@ def check_no_numbers(path: Path, device: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["reference", *PATHS])
-def test_a_row_with_no_numbers_says_so(path: Path) -> None:
+def test_a_row_with_no_numbers_says_so(path: Backend) -> None:
     check_no_numbers(path, "cpu")
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_the_noise_is_that_of_the_house(path: Path) -> None:
+def test_the_noise_is_that_of_the_house(path: Backend) -> None:
     """With logits of nought, best and second are the two largest of the house's noise, bit for bit."""
     house = GumbelNoise(2026, 2100)
     picks = gumbel_argmax(torch.zeros(2, 2100), seed=2026, positions=[4, 2**33], path=path)
@@ -167,7 +167,7 @@ def test_rows_at_hand_are_used_and_left_alone() -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_logits_are_left_alone(path: Path) -> None:
+def test_logits_are_left_alone(path: Backend) -> None:
     logits = rows_of(0, 2, 50)
     before = logits.clone()
     for temperature in (1.0, 0.5):

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offspec_kernels.backend import Path
+from offspec_kernels.backend import Backend
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.kv_compact import KVTable, kv_compact
 
-PATHS: list[Path] = ["reference", "eager", "triton"]
+PATHS: list[Backend] = ["reference", "eager", "triton"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn]
 quick = settings(max_examples=25, deadline=None)
 
@@ -33,7 +33,7 @@ def within(base: Tensor, heads: int, capacity: int, size: int, batched: bool) ->
 
 
 def check(
-    path: Path,
+    path: Backend,
     shapes: list[tuple[int, int, int, bool]],
     start: int,
     rows: list[int],
@@ -72,19 +72,19 @@ def check(
     dtype=st.sampled_from(DTYPES),
 )
 def test_rows_move_and_nothing_else(
-    path: Path, shapes: list[Any], start: int, offsets: set[int], dtype: torch.dtype
+    path: Backend, shapes: list[Any], start: int, offsets: set[int], dtype: torch.dtype
 ) -> None:
     check(path, shapes, start, [start + offset for offset in sorted(offsets)], dtype)
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("rows", [[4, 5, 6], [5, 6, 7], [*range(5, 60)], [4, 5, 9, *range(11, 60, 2)], []])
-def test_overlapping_moves(path: Path, rows: list[int]) -> None:
+def test_overlapping_moves(path: Backend, rows: list[int]) -> None:
     check(path, [(2, 8, 0, False), (3, 4, 1, True)], 4, rows, torch.bfloat16)
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_tensors_of_a_table_may_differ(path: Path) -> None:
+def test_tensors_of_a_table_may_differ(path: Backend) -> None:
     tensors = [torch.randn(2, 9, 5), torch.randn(1, 3, 12, 7).half(), torch.empty(0, 9, 4)]
     moved = [tensor.clone() for tensor in tensors]
     table = KVTable(moved)
@@ -141,7 +141,7 @@ def test_wrong_tensors_are_refused(tensors: list[Tensor]) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("path", PATHS)
-def test_a_gpu_moves_the_same(path: Path) -> None:
+def test_a_gpu_moves_the_same(path: Backend) -> None:
     for dtype in DTYPES:
         for rows in ([5, 6, 7], [*range(5, 60)], [4, 5, 9, *range(11, 400, 2)]):
             check(path, [(8, 128, 0, True), (3, 5, 1, False)], 4, rows, dtype, "cuda")

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offspec.sampling.noise import GumbelNoise
-from offspec_kernels.backend import Path
+from offspec_kernels.backend import Backend
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.topk_children import MOST, TopChildren, topk_children
 from offspec_kernels.topk_children.layout import BLOCK
 from tests.kernels.poison import poisoned
 
-PATHS: list[Path] = ["eager", "triton"]
+PATHS: list[Backend] = ["eager", "triton"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -28,7 +28,7 @@ def rows_of(seed: int, width: int, size: int, dtype: torch.dtype = torch.float32
     return wide[:, 3 : 3 + size]
 
 
-def agree(path: Path, logits: Tensor, count: int, device: str = "cpu", **arguments: Any) -> TopChildren:
+def agree(path: Backend, logits: Tensor, count: int, device: str = "cpu", **arguments: Any) -> TopChildren:
     """The children of `path` on `device`, held against the reference's."""
     expected = topk_children(logits, count, path="reference", **arguments)
     before = logits.clone()
@@ -46,7 +46,7 @@ def agree(path: Path, logits: Tensor, count: int, device: str = "cpu", **argumen
 @pytest.mark.parametrize("path", PATHS)
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_every_path_finds_the_children_of_the_reference(path: Path, data: st.DataObject) -> None:
+def test_every_path_finds_the_children_of_the_reference(path: Backend, data: st.DataObject) -> None:
     size = data.draw(st.sampled_from([1, 2, 127, 128, 129, 640, 1025, 2500]))
     width = data.draw(st.integers(0, 10 if size < 700 else 3))
     logits = rows_of(data.draw(st.integers(0, 999)), width, size, data.draw(st.sampled_from(DTYPES)))
@@ -62,14 +62,14 @@ def test_every_path_finds_the_children_of_the_reference(path: Path, data: st.Dat
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_more_children_than_one_program_finds(path: Path) -> None:
+def test_more_children_than_one_program_finds(path: Backend) -> None:
     logits = rows_of(1, 2, 3000)
     for count in (33, MOST, MOST + 1, 3000):
         agree(path, logits, count, seed=5, positions=[1, 2])
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_of_equal_tokens_the_lowest_come_first(path: Path) -> None:
+def test_of_equal_tokens_the_lowest_come_first(path: Backend) -> None:
     """Equal within a block, in blocks that are equal, and in zeros of both signs."""
     level = torch.zeros(1, 40 * BLOCK)
     level[0, ::3] = -0.0
@@ -82,7 +82,7 @@ def test_of_equal_tokens_the_lowest_come_first(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["reference", *PATHS])
-def test_a_row_with_nan_says_so_and_leaves_the_others_alone(path: Path) -> None:
+def test_a_row_with_nan_says_so_and_leaves_the_others_alone(path: Backend) -> None:
     logits = rows_of(2, 3, 1000)
     logits[1, 500] = torch.nan
     found = topk_children(logits, 4, path=path)
@@ -105,7 +105,7 @@ def test_rows_of_noise_may_come_from_the_caller(positions: list[int]) -> None:
 
 
 @pytest.mark.parametrize("path", ["reference", *PATHS])
-def test_positions_may_be_a_tensor(path: Path) -> None:
+def test_positions_may_be_a_tensor(path: Backend) -> None:
     logits = rows_of(4, 3, 300)
     listed = topk_children(logits, 5, seed=1, positions=[3, 3, 9], path=path)
     found = topk_children(logits, 5, seed=1, positions=torch.tensor([3, 3, 9]), path=path)
@@ -157,7 +157,7 @@ def test_a_wrong_argument_is_named(wrong: dict[str, Any], argument: str) -> None
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("path", PATHS)
-def test_a_gpu_finds_the_same(path: Path) -> None:
+def test_a_gpu_finds_the_same(path: Backend) -> None:
     for dtype in DTYPES:
         logits = rows_of(6, 19, 50_000, dtype)
         agree(path, logits, 32, "cuda", tau=1.3)
@@ -180,7 +180,7 @@ def test_a_cuda_graph_replays_with_other_logits_and_positions() -> None:
 
 @pytest.mark.parametrize("path", ["reference", "eager"])
 @pytest.mark.parametrize("size", [129, 300])
-def test_a_nan_of_either_sign_names_a_token(path: Path, size: int) -> None:
+def test_a_nan_of_either_sign_names_a_token(path: Backend, size: int) -> None:
     """What inf - inf gives has its sign bit set, and as an integer lies below -inf."""
     logits = torch.full((1, size), torch.nan).neg()
     assert int(topk_children(logits, 2, path=path).token.max()) < size

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from offspec_kernels.backend import Path, interprets
+from offspec_kernels.backend import Backend, interprets
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.tree_attention import TreeMask, reference, scratch_bytes, tree_attention
 from offspec_kernels.tree_attention.triton import Blocks
@@ -34,7 +34,7 @@ def truth(case: Case, **options: Any) -> Tensor:
     out = torch.empty(*case.query.shape[:3], case.value.shape[3], dtype=torch.float64, device=case.key.device)
     scale = options.pop("scale", None) or case.query.shape[3] ** -0.5
     given_ = {name: options.get(name) for name in ("window", "softcap", "sinks")}
-    reference.attend(case.query, case.key, case.value, case.sight, scale, **given_, out=out)
+    reference.attend(case.query, case.key, case.value, case.tree_mask, scale, **given_, out=out)
     return out
 
 
@@ -42,13 +42,13 @@ def error(out: Tensor, expected: Tensor) -> float:
     return float((out.double() - expected).pow(2).mean().sqrt() / expected.pow(2).mean().sqrt())
 
 
-def check(case: Case, path: Path, *, worst: float = 0.0, **options: Any) -> None:
+def check(case: Case, path: Backend, *, worst: float = 0.0, **options: Any) -> None:
     expected = truth(case, **options)
     out = torch.full_like(expected, torch.nan, dtype=case.query.dtype)
-    tree_attention(case.query, case.key, case.value, case.sight, out=out, path=path, **options)
+    tree_attention(case.query, case.key, case.value, case.tree_mask, out=out, path=path, **options)
     if expected.any():
         assert error(out, expected) < max(worst, _WORST[case.query.dtype])
-    for tree, reach in enumerate(case.sight.reaches()):
+    for tree, reach in enumerate(case.tree_mask.reaches()):
         assert not out[tree, :, reach.count :].any(), "queries of padding bring nothing"
 
 
@@ -66,7 +66,7 @@ CASES = given(
 )
 
 
-def any_case(path: Path, device: str, trees: list[Shape], **drawn: Any) -> None:
+def any_case(path: Backend, device: str, trees: list[Shape], **drawn: Any) -> None:
     groups, key_heads = drawn["groups"], drawn["key_heads"]
     case = make_case(
         trees,
@@ -126,7 +126,7 @@ def test_however_the_work_is_cut(
     expected = truth(case, window=window, sinks=sinks)
     out = torch.full_like(expected, torch.nan, dtype=torch.float32)
     attend_triton(
-        *(case.query, case.key, case.value, case.sight, 32**-0.5, window, None, sinks, out),
+        *(case.query, case.key, case.value, case.tree_mask, 32**-0.5, window, None, sinks, out),
         blocks=Blocks(rows, keys, warps=4, stages=2, splits=splits),
     )
     assert error(out, expected) < 1e-5
@@ -163,7 +163,7 @@ def test_scores_that_are_far_from_nought(dtype: torch.dtype, size: float) -> Non
 @pytest.mark.parametrize("path", ["eager", "triton"])
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("sink", [-torch.inf, -1e38, -1e30, 0.0, 20.0])
-def test_sinks_of_any_size(path: Path, window: int | None, sink: float) -> None:
+def test_sinks_of_any_size(path: Backend, window: int | None, sink: float) -> None:
     case = make_case([Shape(70, 2, 9, 11)])
     check(case, path, sinks=torch.full((4,), sink), window=window)
 
@@ -182,19 +182,19 @@ def test_a_whole_prompt_of_one_chain() -> None:
 
 
 @pytest.mark.parametrize("path", ["eager", "triton"])
-def test_strides_are_free(path: Path) -> None:
+def test_strides_are_free(path: Backend) -> None:
     """Queries as a projection makes them, a cache at its capacity, an output as the next product wants it."""
     case = make_case([Shape(70, 2, 20, 22)])
     query = case.query.transpose(1, 2).contiguous().transpose(1, 2)
     both = torch.full((1, 4, 200, 32), torch.nan)
     both[:, :2, :97], both[:, 2:, :97] = case.key, case.value
     out = torch.full((1, 22, 4, 32), torch.nan)
-    tree_attention(query, both[:, :2], both[:, 2:], case.sight, out=out.transpose(1, 2), path=path)
+    tree_attention(query, both[:, :2], both[:, 2:], case.tree_mask, out=out.transpose(1, 2), path=path)
     assert error(out.transpose(1, 2), truth(case)) < 1e-5
 
 
 @pytest.mark.parametrize("path", ["eager", "triton"])
-def test_a_chunk_is_part_of_the_whole(path: Path) -> None:
+def test_a_chunk_is_part_of_the_whole(path: Backend) -> None:
     """Rows asked for in pieces, each over the keys up to its own last row."""
     case = make_case([Shape(30, 40, 50, 90)])
     whole = truth(case)
@@ -202,12 +202,12 @@ def test_a_chunk_is_part_of_the_whole(path: Path) -> None:
     rows = torch.cat([torch.zeros(40, 50, dtype=torch.bool), sees])
     for start, end in ((0, 25), (25, 41), (41, 90)):
         columns = max(end - 40, 0)
-        sight = TreeMask.of(rows[start:end, :columns], prefix=30, causal=40, first=start)
+        tree_mask = TreeMask.of(rows[start:end, :columns], prefix=30, causal=40, first=start)
         out = tree_attention(
             case.query[:, :, start:end],
             case.key[:, :, : 30 + end],
             case.value[:, :, : 30 + end],
-            sight,
+            tree_mask,
             path=path,
         )
         assert error(out, whole[:, :, start:end]) < 1e-5
@@ -215,11 +215,11 @@ def test_a_chunk_is_part_of_the_whole(path: Path) -> None:
 
 def test_words_hold_every_bit() -> None:
     sees = torch.rand(70, 200, generator=torch.Generator().manual_seed(0)) < 0.5
-    sight = TreeMask.of(sees, prefix=3, first=199)
-    assert sight.words.shape == (1, 70, 4)
-    assert torch.equal(sight.visible(0, (0, 70), (3, 203)) | ~sees, torch.ones_like(sees))
-    assert torch.equal(sight.visible(0, (0, 70), (3, 203)), sees)
-    assert sight.visible(0, (0, 70), (0, 3)).all(), "the prefix"
+    tree_mask = TreeMask.of(sees, prefix=3, first=199)
+    assert tree_mask.words.shape == (1, 70, 4)
+    assert torch.equal(tree_mask.visible(0, (0, 70), (3, 203)) | ~sees, torch.ones_like(sees))
+    assert torch.equal(tree_mask.visible(0, (0, 70), (3, 203)), sees)
+    assert tree_mask.visible(0, (0, 70), (0, 3)).all(), "the prefix"
 
 
 @pytest.mark.parametrize(
@@ -239,11 +239,11 @@ def test_the_scratch_is_no_more_than_is_said(
 ) -> None:
     """Of a first call, which makes the masks."""
     case = make_case([shape], heads=heads, sizes=(64, 64), dtype=dtype)
-    keys = case.sight.reaches()[0].keys
+    keys = case.tree_mask.reaches()[0].keys
     stated = scratch_bytes(shape.queries, keys, heads[0], heads[0] // heads[1], dtype)
 
     def call() -> Tensor:
-        return tree_attention(case.query, case.key, case.value, case.sight, window=window, path="eager")
+        return tree_attention(case.query, case.key, case.value, case.tree_mask, window=window, path="eager")
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
         result = call()
@@ -283,8 +283,8 @@ GOOD = Shape(10, 2, 6, 8)
         ("sinks", {"sinks": torch.zeros(4, dtype=torch.int64)}),
         ("window", {"window": 0}),
         ("path", {"path": "fast"}),
-        ("sight.words", {"query": torch.zeros(1, 4, 9, 32)}),
-        ("sight", {"key": torch.zeros(1, 2, 17, 32), "value": torch.zeros(1, 2, 17, 32)}),
+        ("tree_mask.words", {"query": torch.zeros(1, 4, 9, 32)}),
+        ("tree_mask", {"key": torch.zeros(1, 2, 17, 32), "value": torch.zeros(1, 2, 17, 32)}),
     ],
 )
 def test_a_wrong_argument_is_named(argument: str, change: dict[str, Any]) -> None:
@@ -293,7 +293,7 @@ def test_a_wrong_argument_is_named(argument: str, change: dict[str, Any]) -> Non
         "query": case.query,
         "key": case.key,
         "value": case.value,
-        "sight": case.sight,
+        "tree_mask": case.tree_mask,
     }
     with pytest.raises(ArgumentError, match=rf"^{argument}: ") as raised:
         tree_attention(**{**arguments, **change})
@@ -303,11 +303,11 @@ def test_a_wrong_argument_is_named(argument: str, change: dict[str, Any]) -> Non
 def test_a_window_needs_positions() -> None:
     case = make_case([GOOD])
     blind = TreeMask.of(torch.eye(8, dtype=torch.bool), prefix=12)
-    with pytest.raises(ArgumentError, match=r"^sight: a window"):
+    with pytest.raises(ArgumentError, match=r"^tree_mask: a window"):
         tree_attention(case.query, case.key, case.value, blind, window=4)
 
 
 def test_nothing_asked_is_nothing_answered() -> None:
     case = make_case([GOOD])
-    sight = TreeMask.of(torch.zeros(0, 6, dtype=torch.bool), prefix=10, causal=2)
-    assert tree_attention(case.query[:, :, :0], case.key, case.value, sight).shape == (1, 4, 0, 32)
+    tree_mask = TreeMask.of(torch.zeros(0, 6, dtype=torch.bool), prefix=10, causal=2)
+    assert tree_attention(case.query[:, :, :0], case.key, case.value, tree_mask).shape == (1, 4, 0, 32)

@@ -1,4 +1,4 @@
-"""Trees, caches and sights of every shape, for the tests of tree attention."""
+"""Trees, caches and masks of every shape, for the tests of tree attention."""
 
 import random
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ def grown(rows: int, rng: random.Random) -> tuple[Tensor, list[int]]:
     return sees, depth
 
 
-def sight_of(shape: Shape, rng: random.Random, device: torch.device) -> TreeMask:
+def mask_of(shape: Shape, rng: random.Random, device: torch.device) -> TreeMask:
     sees, depth = grown(shape.tree, rng)
     rows = torch.cat([torch.zeros(shape.causal, shape.tree, dtype=torch.bool), sees])
     asked = rows[len(rows) - shape.queries :]
@@ -45,7 +45,7 @@ class Case:
     query: Tensor
     key: Tensor
     value: Tensor
-    sight: TreeMask
+    tree_mask: TreeMask
 
 
 def make_case(
@@ -61,13 +61,13 @@ def make_case(
     """Random tensors for these trees. What no query sees is NaN: whoever reads it, shows it."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     place = torch.device(device)
-    sight = TreeMask.batch([sight_of(shape, rng, place) for shape in shapes])
+    tree_mask = TreeMask.batch([mask_of(shape, rng, place) for shape in shapes])
     keys = max(shape.prefix + shape.causal + shape.tree for shape in shapes) + 5
-    query = torch.randn(len(shapes), heads[0], sight.words.shape[1], sizes[0], generator=generator)
+    query = torch.randn(len(shapes), heads[0], tree_mask.words.shape[1], sizes[0], generator=generator)
     key = torch.randn(len(shapes), heads[1], keys, sizes[0], generator=generator) * loud
     value = torch.randn(len(shapes), heads[1], keys, sizes[1], generator=generator)
     for index, shape in enumerate(shapes):
         used = shape.prefix + shape.causal + shape.tree
         key[index, :, used:] = value[index, :, used:] = torch.nan
         query[index, :, shape.queries :] = torch.nan
-    return Case(query.to(place, dtype), key.to(place, dtype), value.to(place, dtype), sight)
+    return Case(query.to(place, dtype), key.to(place, dtype), value.to(place, dtype), tree_mask)

@@ -204,7 +204,7 @@ def test_weights_are_held_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_shared_weights_are_left_as_they_are(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", tie_word_embeddings=True)
     target, draft = _loaded(folder), open_model(folder)
-    draft.load_packed(4, True, 64, lambda done, total: None, CALIBRATION, target.rest_tensors)
+    draft.load_rounded(4, True, 64, lambda done, total: None, CALIBRATION, target.rest_tensors)
     before = {name: (id(tensor), tensor.clone()) for name, tensor in target.rest_tensors.items()}
     lean_ = _take(draft)
     with torch.inference_mode():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offspec.model.quantize.calibration import InputMoments
-from offspec.model.quantize.rounding import Packed, pack, packed_bytes, packs, rounded, unpack
+from offspec.model.quantize.rounding import RoundedMatrix, packed_bytes, packs, round_matrix, rounded, unpack
 from offspec_kernels.dequant.grouped import BITS, GROUP, Grouped, unpack_codes
 
 _WIDTHS = pytest.mark.parametrize("bits", BITS)
@@ -29,7 +29,7 @@ def _nearest(weight: torch.Tensor, bits: int) -> torch.Tensor:
     return (codes * step + low).view(weight.shape)
 
 
-def _by_hand(packed: Packed) -> torch.Tensor:
+def _by_hand(packed: RoundedMatrix) -> torch.Tensor:
     """Group by group, from codes, steps and offsets."""
     groups = unpack_codes(packed.parts["codes"].view(-1, 8 * packed.bits), packed.bits).tolist()
     steps, offsets = (packed.parts[name].view(-1).float().tolist() for name in ("step", "offset"))
@@ -53,7 +53,7 @@ def test_unpacking_equals_the_slow_way_for_any_shape(
 ) -> None:
     """Rows of whole groups and groups that straddle rows, in stacks of any depth."""
     weight = _random((*outer, *matrix), seed, dtype)
-    packed = pack(weight, bits)
+    packed = round_matrix(weight, bits)
     values = unpack(packed)
     assert (values.shape, values.dtype) == (weight.shape, weight.dtype)
     assert torch.equal(values, _by_hand(packed))
@@ -73,7 +73,7 @@ def test_what_is_made_of_slabs_is_what_is_made_of_rows(bits: int, seed: int, wei
 
 @_WIDTHS
 def test_unpacking_into_scratch_takes_nothing_else(bits: int) -> None:
-    packed = pack(_random((6, 128), 5, torch.bfloat16), bits)
+    packed = round_matrix(_random((6, 128), 5, torch.bfloat16), bits)
     memory = torch.full((6 * 128 + 9,), torch.nan, dtype=torch.bfloat16)
     values = unpack(packed, memory[4 : 4 + 6 * 128])
     assert values.data_ptr() == memory[4:].data_ptr() and torch.equal(values, unpack(packed))
@@ -84,7 +84,7 @@ def test_unpacking_into_scratch_takes_nothing_else(bits: int) -> None:
 def test_parts_are_those_of_the_format(bits: int) -> None:
     """What is packed here can be streamed by whoever knows the format."""
     weight = _random((2, 3, 128), 4)
-    packed = pack(weight, bits)
+    packed = round_matrix(weight, bits)
     shapes = {name: (part.dtype, part.shape) for name, part in Grouped(bits).parts((2, 3, 128)).items()}
     assert {name: (part.dtype, tuple(part.shape)) for name, part in packed.parts.items()} == shapes
 

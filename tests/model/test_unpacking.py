@@ -16,7 +16,7 @@ from offspec.core.errors import CheckpointError, UnsupportedModelError
 from offspec.model import unpacking
 from offspec.model.attention import TreeContext
 from offspec.model.loaded import LoadedModel
-from offspec.model.quantize.resident_layers import PackedLayers
+from offspec.model.quantize.resident_layers import RoundedLayers
 from offspec.model.unpacking import Scratch
 from offspec_kernels.dequant.codebook import Codebook
 from offspec_planners.placement import Placement, Tier
@@ -166,9 +166,9 @@ def test_scratch_is_a_stack() -> None:
 def test_an_interrupt_within_a_packed_draft(tmp_path: Path) -> None:
     """What its scratch lent when Ctrl-C struck is given back before the next pass."""
     model = open_model(write_model(tmp_path / "model", **SIZES))
-    model.load_packed(4, False, 32, nothing, IDS.tolist())
+    model.load_rounded(4, False, 32, nothing, IDS.tolist())
     layers = model._feeder
-    assert isinstance(layers, PackedLayers) and layers._scratch is not None
+    assert isinstance(layers, RoundedLayers) and layers._scratch is not None
     module: Any = model.skeleton.model.get_submodule("model.layers.1.mlp.down_proj")
     forward = module.forward
 

@@ -12,7 +12,7 @@ from offspec.core.config import EngineConfig
 from offspec.model.quantize import resident_layers as packed_layers
 from offspec.model.quantize import rounding as packing
 from offspec.model.quantize.resident_layers import rounded_bytes, unpacked_values
-from offspec.model.quantize.rounding import Packed
+from offspec.model.quantize.rounding import RoundedMatrix
 from offspec.model.unpacking import Scratch
 from offspec.plan import fit as fits
 from offspec.plan.fit import Opened
@@ -100,22 +100,22 @@ def test_a_draft_takes_what_it_was_said_to(
     opened: Callable[..., Opened], bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its weights to the byte, and the values of its largest module."""
-    made, scratch = list[Packed](), list[int]()
+    made, scratch = list[RoundedMatrix](), list[int]()
 
     class Counted(Scratch):
         def __init__(self, elements: int, *rest: Any) -> None:
             scratch.append(elements)
             super().__init__(elements, *rest)
 
-    def counted(*args: Any) -> Packed:
-        made.append(packing.pack(*args))
+    def counted(*args: Any) -> RoundedMatrix:
+        made.append(packing.round_matrix(*args))
         return made[-1]
 
     monkeypatch.setattr(packed_layers, "pack", counted)
     monkeypatch.setattr(packed_layers, "Scratch", Counted)
     draft = opened(draft_bits=bits).draft
     assert draft is not None
-    draft.load_packed(bits, False, 64, lambda done, total: None, range(3, 40))
+    draft.load_rounded(bits, False, 64, lambda done, total: None, range(3, 40))
     layers = draft.skeleton.layers
     norms = sum(weight.nbytes for weight in layers.parameters() if weight.dim() < 2)
     assert sum(packed.nbytes for packed in made) + norms == sum(

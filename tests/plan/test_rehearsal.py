@@ -8,7 +8,7 @@ from offspec import RequestError
 from offspec.engine import rehearsal as planning
 from offspec.engine import validation
 from offspec.engine.rehearsal import answer_passes
-from offspec.engine.validation import validate
+from offspec.engine.validation import validate_plan
 from offspec_planners.plan import Plan
 from offspec_planners.plan.explain import explain
 from tests.support.plan_world import World
@@ -49,7 +49,7 @@ def test_a_plan_is_held_to_its_word(world: World, asked: None, monkeypatch: pyte
     for named in (config, replace(config, draft="none")):
         plan = planning.make_plan(named, notify=world.notify)
         prompts = ("w5 w9 w17 w33", "w64 w20 w7", "w8")
-        found = validate(named, plan, prompts=prompts, notify=world.notify)
+        found = validate_plan(named, plan, prompts=prompts, notify=world.notify)
         assert 0 < len(found.rows) <= 3
         for row in found.rows:
             for figure in (row.seconds_per_pass, row.tok_per_s, row.tokens_per_pass):
@@ -71,5 +71,5 @@ def test_answers_that_are_over_at_once_compare_with_nothing(
     )
     plan = planning.make_plan(world.config())
     with pytest.raises(RequestError, match="--context") as caught:
-        validate(world.config(), plan, prompts=("w5", "w9"), notify=world.notify)
+        validate_plan(world.config(), plan, prompts=("w5", "w9"), notify=world.notify)
     assert "\n" not in str(caught.value)

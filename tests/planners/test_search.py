@@ -6,7 +6,7 @@ import pytest
 from offspec_planners.acceptance import Calibration, typical
 from offspec_planners.cost import PassCosts
 from offspec_planners.search import best, outlook, static_sweep, sweep
-from offspec_planners.sequoia import choose_shape
+from offspec_planners.sequoia import choose_tree_shape
 
 _FLAT = PassCosts(compute=((1, 1.0), (1024, 1.0)), step=((1, 0.01), (64, 0.01)))
 _STEEP = PassCosts(compute=((1, 0.1), (1024, 102.4)), step=((1, 0.01), (64, 0.01)))
@@ -49,7 +49,7 @@ def test_of_equals_the_smallest(known: Calibration) -> None:
 
 def test_shapes_are_priced_by_their_own_steps(known: Calibration) -> None:
     small, large = static_sweep(known, _FLAT, (16, 128), 8)
-    shape = choose_shape(known.acceptance(), _FLAT, 128, 8)
+    shape = choose_tree_shape(known.acceptance(), _FLAT, 128, 8)
     assert large.choice.tokens_per_pass == shape.expected and large.nodes == len(shape)
     assert large.steps == len(shape.steps(8)) and large.draft == pytest.approx(0.01 * large.steps)
     assert large.choice.tokens_per_pass > small.choice.tokens_per_pass

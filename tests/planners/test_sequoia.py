@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from offspec_planners.cost import PassCosts
-from offspec_planners.sequoia import Shape, best_shape, choose_shape, expected_by_size
+from offspec_planners.sequoia import TreeShape, best_tree_shape, choose_tree_shape, expected_by_size
 from offspec_planners.sequoia.dp import Programme
 from offspec_planners.sequoia.heap import Heap
 
@@ -41,7 +41,7 @@ def _value(tree: Tree, table: Table, depth: int = 0) -> float:
     return 1.0 + sum(float(share) * _value(child, table, depth + 1) for share, child in below)
 
 
-def _worth(shape: Shape, table: Table) -> float:
+def _worth(shape: TreeShape, table: Table) -> float:
     """Expected tokens of a shape, from its columns alone; checks that they make a static tree."""
     levels, worth, children = shape.levels(), [1.0], dict[int, int]()
     assert shape.parent[0] == -1 and (np.diff(shape.parent) >= 0).all() and (np.diff(levels) >= 0).all()
@@ -69,7 +69,7 @@ def tables(draw: st.DrawFn, falling: bool = False) -> Table:
 def test_no_tree_is_better(table: Table, nodes: int) -> None:
     depth = len(table)
     best = max(_value(tree, table) for tree in _trees(nodes))
-    shape = best_shape(table, nodes, depth)
+    shape = best_tree_shape(table, nodes, depth)
     assert shape.expected == pytest.approx(best, abs=1e-9)
     assert _worth(shape, table) == pytest.approx(best, abs=1e-9)
     assert len(shape) <= nodes and shape.depth <= depth
@@ -131,7 +131,7 @@ def test_bounds_leave_nothing_out(seed: int, kind: str) -> None:
     table = np.minimum(table, 1.0)
     expected = Programme(table, nodes).expected
     assert expected == pytest.approx(_plain(table, nodes), rel=1e-10)
-    assert _worth(best_shape(table, nodes, depths), table) == pytest.approx(expected[-1], rel=1e-10)
+    assert _worth(best_tree_shape(table, nodes, depths), table) == pytest.approx(expected[-1], rel=1e-10)
 
 
 @given(tables(), st.integers(1, 30), st.integers(0, 7))
@@ -140,21 +140,23 @@ def test_expected_by_size_is_what_shapes_reach(table: Table, nodes: int, depth: 
     assert expected.shape == (depth + 1, nodes + 1)
     assert (np.diff(expected, axis=0) >= -1e-12).all() and (np.diff(expected, axis=1) >= -1e-12).all()
     for levels, size in ((depth, nodes), (depth // 2, (nodes + 1) // 2)):
-        assert expected[levels, size] == pytest.approx(best_shape(table, size, levels).expected, abs=1e-9)
+        assert expected[levels, size] == pytest.approx(
+            best_tree_shape(table, size, levels).expected, abs=1e-9
+        )
 
 
 def test_a_later_child_needs_the_earlier_ones() -> None:
     table = np.array([[0.1, 0.2, 0.6]])
-    assert best_shape(table, 2, 1).expected == pytest.approx(1.1)
-    assert best_shape(table, 4, 1).rank.tolist() == [0, 0, 1, 2]
-    assert best_shape(np.array([[0.5, 0.0, 0.0]]), 4, 1).rank.tolist() == [0, 0], (
+    assert best_tree_shape(table, 2, 1).expected == pytest.approx(1.1)
+    assert best_tree_shape(table, 4, 1).rank.tolist() == [0, 0, 1, 2]
+    assert best_tree_shape(np.array([[0.5, 0.0, 0.0]]), 4, 1).rank.tolist() == [0, 0], (
         "what adds nothing is left out"
     )
-    assert len(best_shape(table, 50, 0)) == 1
+    assert len(best_tree_shape(table, 50, 0)) == 1
 
 
 def test_steps_cover_inner_nodes_by_level() -> None:
-    shape = best_shape(np.array([[0.5, 0.3, 0.2], [0.4, 0.4, 0.1]]), 60, 5)
+    shape = best_tree_shape(np.array([[0.5, 0.3, 0.2], [0.4, 0.4, 0.1]]), 60, 5)
     levels = shape.levels()
     for width in (1, 3, 100):
         steps = shape.steps(width)
@@ -164,7 +166,7 @@ def test_steps_cover_inner_nodes_by_level() -> None:
         assert [list(shape.children(node)) for node in inner] == [
             np.flatnonzero(shape.parent == node).tolist() for node in inner
         ]
-    assert best_shape([[0.5]], 1, 3).steps(4) == []
+    assert best_tree_shape([[0.5]], 1, 3).steps(4) == []
 
 
 @given(tables(), st.integers(1, 40), st.integers(1, 9), st.floats(0, 0.5), st.floats(0, 3))
@@ -174,36 +176,36 @@ def test_no_other_size_or_depth_pays_better(
     falling = -np.sort(-table, axis=1)
     costs = PassCosts(compute=((1, 0.5), (40, 1.5)), step=((1, step), (9, 2 * step)), start=0.05, link=link)
 
-    def seconds(shape: Shape) -> float:
+    def seconds(shape: TreeShape) -> float:
         draft = costs.draft_seconds([len(nodes) for nodes in shape.steps(width)])
         return float(costs.iteration(draft, len(shape))) / shape.expected
 
     best = min(
-        seconds(best_shape(falling, nodes, levels))
+        seconds(best_tree_shape(falling, nodes, levels))
         for nodes in range(1, budget + 1)
         for levels in range(len(table) + 1)
     )
-    chosen = choose_shape(falling, costs, budget, width)
+    chosen = choose_tree_shape(falling, costs, budget, width)
     assert len(chosen) <= budget
     assert seconds(chosen) == pytest.approx(best)
-    rising = choose_shape(table, costs, budget, width)  # its draft steps are an estimate
+    rising = choose_tree_shape(table, costs, budget, width)  # its draft steps are an estimate
     assert _worth(rising, table) == pytest.approx(rising.expected) and len(rising) <= budget
 
 
 def test_a_slow_draft_gets_a_flat_tree_and_a_slow_link_a_large_one() -> None:
     table = np.tile(0.5 ** np.arange(1, 17), (16, 1))
     compute = ((1, 0.1), (1024, 0.5))
-    hasty = choose_shape(table, PassCosts(compute, ((1, 1.0),)), 1024, 32)
-    patient = choose_shape(table, PassCosts(compute, ((1, 0.001), (32, 0.002)), link=20.0), 1024, 32)
+    hasty = choose_tree_shape(table, PassCosts(compute, ((1, 1.0),)), 1024, 32)
+    patient = choose_tree_shape(table, PassCosts(compute, ((1, 0.001), (32, 0.002)), link=20.0), 1024, 32)
     assert hasty.depth < 4 < patient.depth and len(patient) > 900 > len(hasty)
 
 
 @pytest.mark.parametrize("table", [[], [0.5], [[1.5]], [[-0.1]], [[float("nan")]], [[]]])
 def test_what_is_no_table_is_refused(table: object) -> None:
     with pytest.raises(ValueError, match="not a table"):
-        best_shape(table, 4, 2)
+        best_tree_shape(table, 4, 2)
 
 
 def test_a_tree_without_nodes_is_refused() -> None:
     with pytest.raises(ValueError, match="not 0 and 2"):
-        best_shape([[0.5]], 0, 2)
+        best_tree_shape([[0.5]], 0, 2)

@@ -203,7 +203,7 @@ def tiny_engine(
     drafters: dict[str, Any] = {}
     if main == "substitute":
         substitute = open_model(folder, dtype, device)
-        substitute.load_packed(4, expand, context, nothing, CALIBRATION, target.rest_tensors)
+        substitute.load_rounded(4, expand, context, nothing, CALIBRATION, target.rest_tensors)
         drafters[main] = _drafter(substitute, context, lean, target)
     elif main != "none" and main not in LOOKUPS:
         other = open_model(Path(main), dtype, device)

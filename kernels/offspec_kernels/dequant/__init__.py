@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, float16
 
-from offspec_kernels.backend import Path, choose
+from offspec_kernels.backend import Backend, choose_backend
 from offspec_kernels.checks import FLOATS, check_device, check_dtype
 from offspec_kernels.dequant.format import Format, Part, Shape
 from offspec_kernels.errors import ArgumentError
@@ -13,7 +13,7 @@ __all__ = ["Format", "Part", "dequantise"]
 
 
 def dequantise(
-    format: Format, parts: Mapping[str, Tensor], shape: Shape, out: Tensor, *, path: Path | None = None
+    format: Format, parts: Mapping[str, Tensor], shape: Shape, out: Tensor, *, path: Backend | None = None
 ) -> Tensor:
     """The weight [*shape] in the dtype of `out`, a view of out's memory.
 
@@ -38,7 +38,7 @@ def dequantise(
     if out.dim() != 1 or len(out) != values or not out.is_contiguous():
         raise ArgumentError("out", f"must be [{values}] without gaps, not {list(out.shape)}")
     stored = out.view((*shape[:-2], shape[-1], shape[-2]) if format.transposed else shape)
-    chosen = choose(out.device, path)
+    chosen = choose_backend(out.device, path)
     if values == 0:
         pass
     elif chosen == "triton":

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from offspec_kernels.backend import Path, choose
+from offspec_kernels.backend import Backend, choose_backend
 from offspec_kernels.checks import (
     check_device,
     check_dtype,
@@ -29,7 +29,7 @@ def gumbel_argmax(
     least: Tensor | None = None,
     last_tie: Tensor | None = None,
     noise: Callable[[int], Tensor] | None = None,
-    path: Path | None = None,
+    path: Backend | None = None,
 ) -> Picks:
     """The token with the largest x = logits / temperature + g(seed, position, token) of each row, filtered.
 
@@ -53,7 +53,7 @@ def gumbel_argmax(
         logits, seed, _checked(logits, seed, positions, noise), float(temperature), least, last_tie, noise
     )
     _check(work)
-    chosen = choose(logits.device, path)
+    chosen = choose_backend(logits.device, path)
     if not len(logits):
         return empty_picks(0, logits.device)
     if chosen == "triton":

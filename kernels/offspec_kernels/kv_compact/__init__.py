@@ -5,12 +5,12 @@ from itertools import pairwise
 
 import torch
 
-from offspec_kernels.backend import Path, choose
+from offspec_kernels.backend import Backend, choose_backend
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.kv_compact.table import KVTable
 
 
-def kv_compact(table: KVTable, start: int, rows: Sequence[int], *, path: Path | None = None) -> None:
+def kv_compact(table: KVTable, start: int, rows: Sequence[int], *, path: Backend | None = None) -> None:
     """In every tensor of `table` row rows[k] becomes row start + k, in place; no other row changes.
 
     rows: strictly ascending, from `start` on, inside every tensor. A row may be read after others were
@@ -21,7 +21,7 @@ def kv_compact(table: KVTable, start: int, rows: Sequence[int], *, path: Path | 
     Raises ArgumentError, which names the argument; PathError where `path` cannot run.
     """
     _check(table, start, rows)
-    chosen = choose(table.device, path)
+    chosen = choose_backend(table.device, path)
     staying = sum(row == start + index for index, row in enumerate(rows))  # ascending: all of them lead
     start, rows = start + staying, rows[staying:]
     if not rows or not table.heads:

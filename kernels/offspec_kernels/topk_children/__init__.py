@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from offspec_kernels.backend import Path, choose
+from offspec_kernels.backend import Backend, choose_backend
 from offspec_kernels.checks import (
     check_device,
     check_dtype,
@@ -47,7 +47,7 @@ def topk_children(
     tau: float = 1.0,
     noise: Callable[[int], Tensor] | None = None,
     room: Tensor | None = None,
-    path: Path | None = None,
+    path: Backend | None = None,
 ) -> TopChildren:
     """The K = `count` tokens of each row with the largest x = logits + g(seed, position, token).
 
@@ -70,7 +70,7 @@ def topk_children(
     """
     _check(logits, count, tau, room)
     _check_noise(logits, seed, positions, noise)
-    chosen = choose(logits.device, path)
+    chosen = choose_backend(logits.device, path)
     if chosen == "triton" and count > MOST:
         chosen = "eager"
     with torch.no_grad():

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from offspec_kernels.backend import Path, choose
+from offspec_kernels.backend import Backend, choose_backend
 from offspec_kernels.checks import FLOATS, check_device, check_dtype, check_rows, check_shape
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.tree_attention.eager import scratch_bytes
@@ -16,16 +16,16 @@ def tree_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    sight: TreeMask,
+    tree_mask: TreeMask,
     *,
     scale: float | None = None,
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
     out: Tensor | None = None,
-    path: Path | None = None,
+    path: Backend | None = None,
 ) -> Tensor:
-    """softmax(query key^T scale) value, of each query over the keys that `sight` lets it see.
+    """softmax(query key^T scale) value, of each query over the keys that `tree_mask` lets it see.
 
     query [B, H, N, D], key [B, KV, S, D], value [B, KV, S, E], out [B, H, N, E] (made where not given):
     float32, bfloat16 or float16, one dtype and device, last dimension contiguous, other strides free. H is a
@@ -44,7 +44,7 @@ def tree_attention(
 
     Raises ArgumentError, which names the argument; PathError where `path` cannot run.
     """
-    _check(query, key, value, sight, window, sinks)
+    _check(query, key, value, tree_mask, window, sinks)
     if out is None:
         out = query.new_empty(*query.shape[:3], value.shape[3])
     else:
@@ -56,7 +56,7 @@ def tree_attention(
         return out
     scaling = query.shape[3] ** -0.5 if scale is None else scale
     way: Callable[..., None]
-    match choose(query.device, path):
+    match choose_backend(query.device, path):
         case "triton":
             from offspec_kernels.tree_attention.triton import attend as way
         case "eager":
@@ -64,12 +64,12 @@ def tree_attention(
         case "reference":
             from offspec_kernels.tree_attention.reference import attend as way
     with torch.no_grad():
-        way(query, key, value, sight, scaling, window, softcap or None, sinks, out)
+        way(query, key, value, tree_mask, scaling, window, softcap or None, sinks, out)
     return out
 
 
 def _check(
-    query: Tensor, key: Tensor, value: Tensor, sight: TreeMask, window: int | None, sinks: Tensor | None
+    query: Tensor, key: Tensor, value: Tensor, tree_mask: TreeMask, window: int | None, sinks: Tensor | None
 ) -> None:
     check_shape("query", query, ["B", "H", "N", "D"])
     batch, heads, rows, size = query.shape
@@ -85,11 +85,11 @@ def _check(
             raise ArgumentError(name, f"heads have 1 to 256 numbers, not {tensor.shape[3]}")
     if key.shape[1] == 0 or heads % key.shape[1]:
         raise ArgumentError("key", f"its {key.shape[1]} heads do not divide the query's {heads}")
-    _check_sight(sight, batch, rows, key.shape[2], query.device)
+    _check_mask(tree_mask, batch, rows, key.shape[2], query.device)
     if window is not None and window < 1:
         raise ArgumentError("window", f"must be 1 or more, or None, not {window}")
-    if window and sight.position is None:
-        raise ArgumentError("sight", "a window needs its positions, and it has none")
+    if window and tree_mask.position is None:
+        raise ArgumentError("tree_mask", "a window needs its positions, and it has none")
     if sinks is not None:
         check_shape("sinks", sinks, [heads])
         check_dtype("sinks", sinks, FLOATS)
@@ -97,33 +97,33 @@ def _check(
         check_device("sinks", sinks, query.device)
 
 
-def _check_sight(sight: TreeMask, batch: int, rows: int, keys: int, device: torch.device) -> None:
-    if (batch, rows, keys) in sight.fitting and sight.words.device == device:
+def _check_mask(tree_mask: TreeMask, batch: int, rows: int, keys: int, device: torch.device) -> None:
+    if (batch, rows, keys) in tree_mask.fitting and tree_mask.words.device == device:
         return  # every layer of a pass asks
     for name in ("prefix", "first", "count", "causal"):
-        column = getattr(sight, name)
-        check_shape(f"sight.{name}", column, [batch])
-        check_dtype(f"sight.{name}", column, [torch.int32])
-        check_device(f"sight.{name}", column, device)
-        check_rows(f"sight.{name}", column)
-    for reach in sight.known:
+        column = getattr(tree_mask, name)
+        check_shape(f"tree_mask.{name}", column, [batch])
+        check_dtype(f"tree_mask.{name}", column, [torch.int32])
+        check_device(f"tree_mask.{name}", column, device)
+        check_rows(f"tree_mask.{name}", column)
+    for reach in tree_mask.known:
         if reach.keys > keys or reach.count > rows:
             raise ArgumentError(
-                "sight",
+                "tree_mask",
                 f"it speaks of {reach.count} queries and {reach.keys} keys, and there are {rows} and {keys}",
             )
-        if sight.position is not None and reach.first + reach.count > sight.position.shape[1]:
-            raise ArgumentError("sight.position", "it ends before the last query")
-    check_shape("sight.words", sight.words, [batch, rows, "W"])
-    check_dtype("sight.words", sight.words, [torch.int64])
-    check_device("sight.words", sight.words, device)
-    check_rows("sight.words", sight.words)
-    if sight.position is not None:
-        check_shape("sight.position", sight.position, [batch, "M"])
-        check_dtype("sight.position", sight.position, [torch.int64])
-        check_device("sight.position", sight.position, device)
-        check_rows("sight.position", sight.position)
-    sight.fitting.add((batch, rows, keys))
+        if tree_mask.position is not None and reach.first + reach.count > tree_mask.position.shape[1]:
+            raise ArgumentError("tree_mask.position", "it ends before the last query")
+    check_shape("tree_mask.words", tree_mask.words, [batch, rows, "W"])
+    check_dtype("tree_mask.words", tree_mask.words, [torch.int64])
+    check_device("tree_mask.words", tree_mask.words, device)
+    check_rows("tree_mask.words", tree_mask.words)
+    if tree_mask.position is not None:
+        check_shape("tree_mask.position", tree_mask.position, [batch, "M"])
+        check_dtype("tree_mask.position", tree_mask.position, [torch.int64])
+        check_device("tree_mask.position", tree_mask.position, device)
+        check_rows("tree_mask.position", tree_mask.position)
+    tree_mask.fitting.add((batch, rows, keys))
 
 
 __all__ = ["TreeMask", "scratch_bytes", "tree_attention"]

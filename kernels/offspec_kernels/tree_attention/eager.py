@@ -4,7 +4,8 @@ A CPU's two costs are the matrix products and one exponential for each pair of q
 attention runs its products, small ones, at well under half the rate of large ones in bfloat16. Here the
 products are large: all rows that share a key head against some two thousand keys at a time.
 
-Letters: see `sight`; G query heads a key head, R = G n folded rows, K keys of a block, E numbers of a value.
+Letters: see `tree_mask`; G query heads a key head, R = G n folded rows, K keys of a block, E numbers of a
+value.
 """
 
 from collections.abc import Iterator
@@ -44,7 +45,7 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    sight: TreeMask,
+    tree_mask: TreeMask,
     scale: float,
     window: int | None,
     softcap: float | None,
@@ -55,7 +56,7 @@ def attend(
     groups = query.shape[1] // key.shape[1]
     # torch's attention does without large copies of its own where keys and values are equally wide.
     plain = not softcap and sinks is None and query.shape[3] == value.shape[3]
-    for tree, reach in enumerate(sight.reaches()):
+    for tree, reach in enumerate(tree_mask.reaches()):
         if reach.count < out.shape[2]:
             out[tree, :, reach.count :] = 0
         if not reach.count:
@@ -64,10 +65,10 @@ def attend(
         desk: Desk | None = None
         for rows, dense in _row_blocks(reach, groups, plain):
             if dense:
-                _fused(q, k, v, sight, tree, rows, scale, window, o)
+                _fused(q, k, v, tree_mask, tree, rows, scale, window, o)
                 continue
             desk = desk or Desk(min(groups * reach.count, max(_ROWS, groups)), query.dtype, query.device)
-            cut = _Cut(sight, tree, reach, rows, window)
+            cut = _Cut(tree_mask, tree, reach, rows, window)
             for head in range(len(k)):
                 lanes = slice(head * groups, (head + 1) * groups)
                 aside = None if sinks is None else sinks[lanes]
@@ -94,7 +95,7 @@ def _fused(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    sight: TreeMask,
+    tree_mask: TreeMask,
     tree: int,
     rows: tuple[int, int],
     scale: float,
@@ -103,16 +104,16 @@ def _fused(
 ) -> None:
     """By torch's attention, with a mask that serves all layers of a pass."""
     (start, end), heads = rows, len(query)
-    reach, groups = sight.reaches()[tree], heads // len(key)
+    reach, groups = tree_mask.reaches()[tree], heads // len(key)
     keys = reach.prefix + reach.first + end
     name = (tree, reach, rows, groups, window, query.dtype)
-    bias = sight.kept.get(name)
+    bias = tree_mask.kept.get(name)
     if bias is None:
-        hidden = sight.visible(tree, rows, (0, keys), window).logical_not_()
+        hidden = tree_mask.visible(tree, rows, (0, keys), window).logical_not_()
         bias = torch.zeros(hidden.shape, dtype=query.dtype, device=query.device)
         bias = bias.masked_fill_(hidden, float("-inf")).repeat(groups, 1)
-        if sum(mask.nbytes for mask in sight.kept.values()) + bias.nbytes <= _KEPT:
-            sight.kept[name] = bias
+        if sum(mask.nbytes for mask in tree_mask.kept.values()) + bias.nbytes <= _KEPT:
+            tree_mask.kept[name] = bias
     folded = query[:, start:end].reshape(1, len(key), groups * (end - start), query.shape[2])
     done = F.scaled_dot_product_attention(
         folded, key[None, :, :keys], value[None, :, :keys], attn_mask=bias, scale=scale
@@ -127,20 +128,20 @@ class _Cut:
     """
 
     def __init__(
-        self, sight: TreeMask, tree: int, reach: TreeExtent, rows: tuple[int, int], window: int | None
+        self, tree_mask: TreeMask, tree: int, reach: TreeExtent, rows: tuple[int, int], window: int | None
     ) -> None:
         begin = reach.first + rows[0]
         end = reach.prefix + min(reach.causal, begin)
         low = start = 0
         if window:
-            places = sight.position[tree, begin : reach.first + rows[1]]  # type: ignore[index]
+            places = tree_mask.position[tree, begin : reach.first + rows[1]]  # type: ignore[index]
             start = min(max(int(places.min()) - window + 1, 0), end)
             low = min(max(int(places.max()) - window + 1, start), end)
         last = reach.prefix + reach.first + rows[1]
         self._open = (low, end)
         self._masks: list[tuple[slice, Tensor]] = []
         for piece in _pieces(end, last) + _pieces(start, low):
-            seen = sight.visible(tree, rows, (piece.start, piece.stop), window)
+            seen = tree_mask.visible(tree, rows, (piece.start, piece.stop), window)
             self._masks.append((piece, seen.logical_not_()))
 
     def over(self, rows: Rows, key: Tensor, value: Tensor) -> None:

@@ -10,7 +10,7 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    sight: TreeMask,
+    tree_mask: TreeMask,
     scale: float,
     window: int | None,
     softcap: float | None,
@@ -20,14 +20,14 @@ def attend(
     """See `tree_attention`. Scratch: several times H N S float64, for one tree at a time."""
     out.zero_()
     groups = query.shape[1] // key.shape[1]
-    for tree, reach in enumerate(sight.reaches()):
+    for tree, reach in enumerate(tree_mask.reaches()):
         q = query[tree, :, : reach.count].double()
         k = key[tree, :, : reach.keys].double().repeat_interleave(groups, dim=0)
         v = value[tree, :, : reach.keys].double().repeat_interleave(groups, dim=0)
         scores = q @ k.transpose(1, 2) * scale  # [H, N, S]
         if softcap:
             scores = torch.tanh(scores / softcap) * softcap
-        seen = sight.visible(tree, (0, reach.count), (0, reach.keys), window)
+        seen = tree_mask.visible(tree, (0, reach.count), (0, reach.keys), window)
         scores = scores.masked_fill(~seen, float("-inf"))
         if sinks is not None:
             aside = sinks.double()[:, None, None].expand(-1, reach.count, 1)

@@ -4,7 +4,7 @@ After FlashAttention-2 (Dao 2023, arXiv 2307.08691), with the key range split am
 few queries (Flash-Decoding) and the group of a grouped-query model folded into the rows, so that each key is
 loaded once for all heads that share it.
 
-Letters: see `sight`; G query heads a key head; a tile is BM rows (a row is one query of one head, the heads
+Letters: see `tree_mask`; G query heads a key head; a tile is BM rows (a row is one query of one head, heads
 of a group side by side) of one key head; BN keys are looked at at once; X splits.
 """
 
@@ -253,7 +253,7 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    sight: TreeMask,
+    tree_mask: TreeMask,
     scale: float,
     window: int | None,
     softcap: float | None,
@@ -269,17 +269,17 @@ def attend(
     parts = batch * heads * rows * cut.splits if cut.splits > 1 else 0
     sums = torch.empty(parts, width, dtype=torch.float32, device=query.device)
     tops = torch.empty(parts, 2, dtype=torch.float32, device=query.device)
-    places = sight.words if sight.position is None else sight.position
+    places = tree_mask.words if tree_mask.position is None else tree_mask.position
     groups = heads // key_heads
     grid = (triton.cdiv(rows * groups, cut.rows), batch * key_heads, cut.splits)
     with torch.cuda.device_of(query):
         _tree_attention[grid](
             query, key, value, out, sums, tops,
-            sight.prefix, sight.first, sight.count, sight.causal, sight.words, places,
+            tree_mask.prefix, tree_mask.first, tree_mask.count, tree_mask.causal, tree_mask.words, places,
             query if sinks is None else sinks,
             *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *out.stride()[:3],
-            *sight.words.stride()[:2], places.stride(0),
-            rows, key.shape[2], sight.words.shape[2], places.shape[1], key_heads,
+            *tree_mask.words.stride()[:2], places.stride(0),
+            rows, key.shape[2], tree_mask.words.shape[2], places.shape[1], key_heads,
             scale if softcap else scale * _LOG2E.value, softcap or 1.0, window or 0,
             G=groups, D=size, E=width, PD=_padded(size), PE=_padded(width),
             BM=cut.rows, BN=cut.keys, BT=min(cut.keys, _WORD.value), SPLIT=cut.splits > 1,
@@ -289,7 +289,7 @@ def attend(
         )  # fmt: skip
         if cut.splits > 1:
             _merge[(rows, batch * heads)](
-                sums, tops, out, sight.count, *out.stride()[:3], heads, rows,
+                sums, tops, out, tree_mask.count, *out.stride()[:3], heads, rows,
                 E=width, PE=_padded(width), SPLITS=cut.splits, num_warps=4, enable_fp_fusion=True,
             )  # fmt: skip
 

@@ -16,7 +16,7 @@ from offspec.checkpoint.gguf.header import GgufHeader, GgufTensor, special_id
 from offspec.checkpoint.gguf.ministral import as_ministral
 from offspec.checkpoint.gguf.rope import rope_tables, set_rope
 from offspec.checkpoint.gguf.stub import quiet, write_outline
-from offspec.checkpoint.gguf.values import Recipe, Step
+from offspec.checkpoint.gguf.values import GgufRecipe, Step
 from offspec.checkpoint.ranges import INSTEAD, damaged, one_line
 from offspec.core.errors import MissingTensorError, OffspecError, UnsupportedModelError
 from offspec.core.files import disk_full
@@ -123,7 +123,7 @@ def _complete(config: Any, arch: str, header: GgufHeader) -> None:
     set_rope(config, arch, header)
 
 
-def recipes(header: GgufHeader, config: Any) -> list[Recipe]:
+def recipes(header: GgufHeader, config: Any) -> list[GgufRecipe]:
     """How to make each tensor of the model's state dict (less tied ones), in its order.
 
     Raises UnsupportedModelError for a tensor of the file that the model has no place for, or of another
@@ -179,7 +179,7 @@ def _model_names(
 
 def _recipe(
     header: GgufHeader, config: Any, arch: str, name: str, shape: tuple[int, ...], sources: list[GgufTensor]
-) -> Recipe:
+) -> GgufRecipe:
     first = sources[0]
     step: Step = "as it is"
     heads = 1
@@ -198,4 +198,4 @@ def _recipe(
         fits = tuple(size for size in given if size > 1) == tuple(size for size in shape if size > 1)
     if not fits or (step == "unpermute" and shape[0] % (2 * heads)) or math.prod(shape) == 0:
         damaged(header.path, f"tensor {first.name!r} is {list(given)}, and the model has {list(shape)} there")
-    return Recipe(name, shape, tuple(sources), step, heads)
+    return GgufRecipe(name, shape, tuple(sources), step, heads)

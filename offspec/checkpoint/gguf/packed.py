@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from offspec.checkpoint.gguf.header import GgufHeader
 from offspec.checkpoint.gguf.rope import rope_tables
-from offspec.checkpoint.gguf.values import Recipe
+from offspec.checkpoint.gguf.values import GgufRecipe
 from offspec.checkpoint.ranges import INSTEAD, one_line
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight
 from offspec.core.errors import UnsupportedModelError
@@ -25,7 +25,7 @@ def obstacle(header: GgufHeader) -> str:
     return ""
 
 
-def weight(recipe: Recipe) -> Weight:
+def weight(recipe: GgufRecipe) -> Weight:
     """Where a weight lies that is made of one tensor, and in which format.
 
     Raises UnsupportedModelError for a tensor that is stored in a way that its weight cannot be.

@@ -11,7 +11,7 @@ from pathlib import Path
 from offspec.checkpoint.folder import INDEX, Checkpoint, open_folder
 from offspec.checkpoint.gguf.cache import TEXT_BYTES, CachedFolder, write_description
 from offspec.checkpoint.gguf.header import GgufHeader
-from offspec.checkpoint.gguf.values import Recipe, check_types, values
+from offspec.checkpoint.gguf.values import GgufRecipe, check_types, values
 from offspec.checkpoint.write import SafetensorsWriter
 from offspec.core.config import format_bytes
 from offspec.core.events import Event, Notice
@@ -66,14 +66,14 @@ def _fill(
     write_file(partial / INDEX, (json.dumps(index, indent=2) + "\n").encode())
 
 
-def _place(recipe: Recipe) -> tuple[int, str]:
+def _place(recipe: GgufRecipe) -> tuple[int, str]:
     """One file for each layer, so that a layer's bytes lie together, and one for the rest."""
     if match := _LAYER.search(recipe.name):
         return int(match[1]), f"model-layer-{int(match[1]):04}.safetensors"
     return -1, "model-rest.safetensors"
 
 
-def _write(file: Path, members: list[Recipe], progress: ByteProgress) -> None:
+def _write(file: Path, members: list[GgufRecipe], progress: ByteProgress) -> None:
     entries = [(recipe.name, "BF16", recipe.shape) for recipe in members]
     with SafetensorsWriter(file, entries, on_write=progress.add) as out:
         for recipe in members:

@@ -24,7 +24,7 @@ Step = Literal["as it is", "unpermute", "minus one", "by expert"]
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class GgufRecipe:
     """How one tensor of the state dict is made.
 
     name, shape: as in the state dict. sources: tensors of the GGUF file. step: what is done besides
@@ -45,7 +45,7 @@ class Recipe:
         return 2 * math.prod(self.shape)
 
 
-def check_types(path: Path, recipes: list[Recipe]) -> None:
+def check_types(path: Path, recipes: list[GgufRecipe]) -> None:
     """Raise UnsupportedModelError unless every type in use can be unpacked."""
     import numpy as np
 
@@ -60,7 +60,7 @@ def check_types(path: Path, recipes: list[Recipe]) -> None:
             ) from error
 
 
-def values(recipe: Recipe) -> Iterator[torch.Tensor]:
+def values(recipe: GgufRecipe) -> Iterator[torch.Tensor]:
     """The tensor as consecutive pieces, bfloat16 on the CPU, in row-major order.
 
     Raises CheckpointError when the file cannot be read.
@@ -73,7 +73,7 @@ def values(recipe: Recipe) -> Iterator[torch.Tensor]:
         yield torch.from_numpy(piece).to(torch.bfloat16)
 
 
-def _pieces(recipe: Recipe) -> Iterator[Array]:
+def _pieces(recipe: GgufRecipe) -> Iterator[Array]:
     """float32 rows of the sources in the order that the recipe asks for."""
     first = recipe.sources[0]
     if recipe.step == "by expert":

@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from offspec.checkpoint.quantised.parts import INSTEAD, Found, Tensors, bad_tensor, need, pack, setting
+from offspec.checkpoint.quantised.parts import (
+    INSTEAD,
+    Found,
+    Tensors,
+    bad_tensor,
+    need,
+    packed_weight,
+    setting,
+)
 from offspec.checkpoint.tensors import torch_dtype
 from offspec.core.errors import UnsupportedModelError
 
@@ -53,5 +61,5 @@ def _weight(module: str, group: int, tensors: Tensors) -> Found:
     def make() -> Format:
         return Awq(inputs if group == -1 else group, torch_dtype(scales.dtype))
 
-    packed = pack(f"{module}.weight", (outputs, inputs), make, parts)
+    packed = packed_weight(f"{module}.weight", (outputs, inputs), make, parts)
     return Found(packed, frozenset(part.name for part in parts.values()))

@@ -21,7 +21,7 @@ from offspec.checkpoint.quantised.parts import (
     Tensors,
     bad_tensor,
     need,
-    pack,
+    packed_weight,
     read_bytes,
 )
 from offspec.checkpoint.ranges import one_line
@@ -70,7 +70,7 @@ def _four_bits(weight: str, kind: str, tensors: Tensors) -> Found:
     def make() -> Format:
         return Codebook(cast("Literal['nf4', 'fp4']", kind), block, absmax, nested, offset, dtype)
 
-    packed = pack(weight, _shape(described, state.get("shape")), make, parts)
+    packed = packed_weight(weight, _shape(described, state.get("shape")), make, parts)
     _check_table(parts["table"], kind)
     return Found(packed, frozenset([weight, described.name, *(part.name for part in parts.values())]))
 
@@ -142,5 +142,5 @@ def _int8(module: str, tensors: Tensors) -> Found:
                 f"is not read: {INSTEAD}"
             )
         spent.add(order.name)
-    packed = pack(f"{module}.weight", parts["codes"].shape, Int8Rows, parts)
+    packed = packed_weight(f"{module}.weight", parts["codes"].shape, Int8Rows, parts)
     return Found(packed, frozenset(spent))

@@ -20,7 +20,7 @@ from offspec.checkpoint.quantised.parts import (
     bad_tensor,
     need,
     order_of,
-    pack,
+    packed_weight,
     read_bytes,
     read_integers,
 )
@@ -91,7 +91,7 @@ def _integers(
         packed, dtype = stored.name.endswith("_packed"), torch_dtype(scale.dtype)
         return CompressedInt(scheme.bits, packed, group, not scheme.symmetric, "g_idx" in parts, dtype)
 
-    return pack(f"{module}.weight", shape, make, parts)
+    return packed_weight(f"{module}.weight", shape, make, parts)
 
 
 def _ordered(index: TensorInfo, shape: tuple[int, ...], group: int) -> bool:
@@ -114,7 +114,7 @@ def _floats(module: str, stored: TensorInfo, scheme: Scheme, tensors: Tensors) -
     def make() -> Format:
         return Float8(scheme.block, per, torch_dtype(scale.dtype))
 
-    return pack(f"{module}.weight", stored.shape, make, {"weight": stored, "scale": scale})
+    return packed_weight(f"{module}.weight", stored.shape, make, {"weight": stored, "scale": scale})
 
 
 def _shape(described: TensorInfo) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from offspec.checkpoint.quantised.parts import BLOCK_UNIT, Found, Tensors, bad_setting, need, pack
+from offspec.checkpoint.quantised.parts import BLOCK_UNIT, Found, Tensors, bad_setting, need, packed_weight
 from offspec.checkpoint.tensors import TensorInfo, torch_dtype
 
 if TYPE_CHECKING:
@@ -48,5 +48,5 @@ def _weight(module: str, scale: TensorInfo, block: tuple[int, int] | None, tenso
         dtype = torch_dtype(scale.dtype)
         return Float8(None if whole else block, "tensor" if whole else "block", dtype, rounded=False)
 
-    packed = pack(f"{module}.weight", parts["weight"].shape, make, parts)
+    packed = packed_weight(f"{module}.weight", parts["weight"].shape, make, parts)
     return Found(packed, frozenset(part.name for part in parts.values()))

@@ -19,7 +19,7 @@ from offspec.checkpoint.quantised.parts import (
     bad_tensor,
     need,
     order_of,
-    pack,
+    packed_weight,
     read_bytes,
     setting,
 )
@@ -103,7 +103,7 @@ def _weight(module: str, form: _Form, tensors: Tensors) -> Found:
         ordered, plus_one = "g_idx" in parts, _VERSIONS[form.version]
         return Gptq(form.bits, form.group, ordered, plus_one, torch_dtype(scales.dtype))
 
-    packed = pack(f"{module}.weight", (outputs, inputs), make, parts)
+    packed = packed_weight(f"{module}.weight", (outputs, inputs), make, parts)
     if form.symmetric and form.bits != 3:  # words do not hold zero points of 3 bits whole
         _check_version(parts["qzeros"], form)
     return Found(packed, frozenset(spent))

@@ -44,7 +44,7 @@ def need(tensors: Tensors, name: str) -> TensorInfo:
     return tensors[name]
 
 
-def pack(
+def packed_weight(
     name: str, shape: tuple[int, ...], make: Callable[[], Format], parts: Mapping[str, TensorInfo]
 ) -> PackedInfo:
     """A weight of this name and shape in these parts, as the format calls them, each checked.

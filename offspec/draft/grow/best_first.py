@@ -129,10 +129,10 @@ class _Growing:
         most = min(_TWIG, self._policy.grown)
         floor = _TWIG_FLOOR - float(candidates.score[node])
         lookup = self._mixture.lookups[index - len(self._mixture.sources)]
-        twig = lookup.below(candidates.path_tokens(node), self._mixture.noise, most, floor, room)
+        subtree = lookup.below(candidates.path_tokens(node), self._mixture.noise, most, floor, room)
         candidates.asked[index, node] = True
-        if len(twig.token):
-            candidates.graft(node, twig, index, self._mixture.blend)
+        if len(subtree.token):
+            candidates.graft(node, subtree, index, self._mixture.blend)
             self._best = candidates.best(self._policy.grown)
 
     def step(self, index: int) -> bool:

@@ -15,13 +15,13 @@ from offspec.draft.grow.result import GrownTree
 from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.mix.mixture import Asked, Mixture
 from offspec.sampling.token_tree import ROOT
-from offspec_planners.sequoia import Shape
+from offspec_planners.sequoia import TreeShape
 
 
 def grow_static(
     mixture: Mixture,
     ids: Sequence[int],
-    shape: Shape,
+    shape: TreeShape,
     max_depth: int,
     width: int,
     timeline: Timeline = OFF,

@@ -96,7 +96,7 @@ class EagleLayer:
         query, key = apply_rotary_pos_emb(query, key, cos, sin)
         keys, values = rows.update(key, value)
         out = mixed.new_empty(1, len(mixed), self._heads, self._size)
-        tree_attention(query, keys, values, context.sight(start, end), out=out.transpose(1, 2))
+        tree_attention(query, keys, values, context.tree_mask(start, end), out=out.transpose(1, 2))
         return out.flatten(2)[0]
 
     def close(self) -> None:

@@ -56,7 +56,7 @@ class NgramLookup:
     def below(
         self, path: Sequence[int], noise: GumbelNoise | None, most: int, floor: float, max_depth: int
     ) -> Subtree:
-        """See `Lookup.below`; the twig is a chain."""
+        """See `Lookup.below`; the subtree is a chain."""
         self._text.index()
         place, matched = self._find(path)
         tokens = self._text.ids[place : place + min(most, max_depth)]

@@ -1,4 +1,4 @@
-"""Growing a twig: the likeliest continuations of a passage, as far as texts know it.
+"""Growing a subtree: the likeliest continuations of a passage, as far as texts know it.
 
 Nodes are opened best first, by the probability of their paths. Steps cost next to nothing here, but noise is
 cheap only for many tokens at once; so several nodes are opened together, and each is followed down its
@@ -21,21 +21,21 @@ _OPENED = 3  # nodes seen at most, as a multiple of those asked for
 
 NONE = -1
 
-Place = tuple[int, int]  # a state of the texts, and the tokens matched
+TextState = tuple[int, int]  # a state of the texts, and the tokens matched
 
 
 class Passages(Protocol):
     """What knows how texts go on."""
 
-    def walk(self, place: Place, token: int) -> Place: ...
+    def walk(self, place: TextState, token: int) -> TextState: ...
 
-    def guesses(self, place: Place) -> Sequence[tuple[int, float]]:
+    def guesses(self, place: TextState) -> Sequence[tuple[int, float]]:
         """The next tokens and their probabilities, above 0 and below 1, the likeliest first."""
 
 
-def grow_twig(
+def grow_subtree(
     texts: Passages,
-    place: Place,
+    place: TextState,
     position: int,
     noise: GumbelNoise | None,
     most: int,
@@ -43,36 +43,36 @@ def grow_twig(
     max_depth: int,
 ) -> Subtree:
     """The best `most` nodes below a place, as `Lookup.below` has them. position: of the first level."""
-    twig = _Growing(texts, place, max_depth)
+    subtree = _Growing(texts, place, max_depth)
     unopened = [(0.0, NONE)]  # a heap: minus the score of a node's path, and the node
     least = floor
-    while unopened and len(twig.token) < _OPENED * most:
+    while unopened and len(subtree.token) < _OPENED * most:
         nodes = [heapq.heappop(unopened)[1] for _ in range(min(_TOGETHER, len(unopened)))]
-        first = len(twig.token)
+        first = len(subtree.token)
         for node in nodes:
-            twig.follow(node, least)
-        twig.judge(first, position, noise)
-        for node in range(first, len(twig.token)):
-            if not twig.opened[node] and twig.score[node] >= least:
-                heapq.heappush(unopened, (-twig.score[node], node))
-        if len(twig.token) >= most:
-            least = max(least, heapq.nlargest(most, twig.score)[-1])
+            subtree.follow(node, least)
+        subtree.judge(first, position, noise)
+        for node in range(first, len(subtree.token)):
+            if not subtree.opened[node] and subtree.score[node] >= least:
+                heapq.heappush(unopened, (-subtree.score[node], node))
+        if len(subtree.token) >= most:
+            least = max(least, heapq.nlargest(most, subtree.score)[-1])
             unopened = [entry for entry in unopened if -entry[0] > least]
             heapq.heapify(unopened)
-    return twig.best(most, floor)
+    return subtree.best(most, floor)
 
 
 class _Growing:
     """The nodes seen so far, in order of creation: parents first."""
 
-    def __init__(self, texts: Passages, place: Place, max_depth: int) -> None:
+    def __init__(self, texts: Passages, place: TextState, max_depth: int) -> None:
         self._texts, self._root, self._max_depth = texts, place, max_depth
         self.parent: list[int] = []
         self.token: list[int] = []
         self.score: list[float] = []  # log of the probability of the path, with its noise
         self.opened: list[bool] = []
         self._depth: list[int] = []
-        self._place: list[Place | None] = []  # known once a node is opened
+        self._place: list[TextState | None] = []  # known once a node is opened
         self._log_prob: list[float] = []  # given the parent
         self._probability: list[float] = []  # the same, as it is before its noise is known
 
@@ -135,7 +135,7 @@ class _Growing:
     def _depth_of(self, node: int) -> int:
         return 0 if node == NONE else self._depth[node]
 
-    def _place_of(self, node: int) -> Place:
+    def _place_of(self, node: int) -> TextState:
         if node == NONE:
             return self._root
         place = self._place[node]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from offspec.draft.growing_tree import Subtree
 from offspec.draft.lookup.hit_rates import Matches, bucket
-from offspec.draft.lookup.subtree import Place, grow_twig
+from offspec.draft.lookup.subtree import TextState, grow_subtree
 from offspec.draft.lookup.suffix_automaton import ROOT, SuffixAutomaton
 from offspec.sampling.noise import GumbelNoise
 
@@ -112,8 +112,8 @@ class SuffixLookup:
             self._held = self._held.newest(self._limit // 2)
             self._build()
         state = self._texts.known(self._states[-1])
-        self._place: Place = (state, self._texts.length(state))
-        self._seen: dict[Place, _Guesses] = {}
+        self._place: TextState = (state, self._texts.length(state))
+        self._seen: dict[TextState, _Guesses] = {}
         self._whole = True
 
     def _mend(self) -> None:
@@ -150,7 +150,7 @@ class SuffixLookup:
         place = self._place
         for token in path:
             place = self.walk(place, token)
-        return grow_twig(self, place, len(self._held.ids) + len(path), noise, most, floor, max_depth)
+        return grow_subtree(self, place, len(self._held.ids) + len(path), noise, most, floor, max_depth)
 
     def learn(self, tokens: Sequence[int]) -> None:
         """See `Lookup.learn`."""
@@ -183,15 +183,15 @@ class SuffixLookup:
         """See `Lookup.close`."""
         self._forget()
 
-    def walk(self, place: Place, token: int) -> Place:
+    def walk(self, place: TextState, token: int) -> TextState:
         """See `Passages.walk`."""
         return self._texts.walk(*place, token)
 
-    def guesses(self, place: Place) -> Sequence[tuple[int, float]]:
+    def guesses(self, place: TextState) -> Sequence[tuple[int, float]]:
         """See `Passages.guesses`."""
         return self._at(place).likely
 
-    def _at(self, place: Place) -> _Guesses:
+    def _at(self, place: TextState) -> _Guesses:
         seen = self._seen.get(place)
         if seen is None:
             seen = self._seen[place] = self._guess(*place)

@@ -24,11 +24,11 @@ Layers = Callable[[torch.Tensor, Turn, TreeMask, torch.Tensor, int], torch.Tenso
 
 @dataclass(slots=True)
 class _Step:
-    """The buffers of one graph. hidden [P, H]; turn: two of [P, 1, D]; rows [P]; sight of P queries."""
+    """The buffers of one graph. hidden [P, H]; turn: two of [P, 1, D]; rows [P]; tree_mask of P queries."""
 
     hidden: torch.Tensor
     turn: Turn
-    sight: TreeMask
+    tree_mask: TreeMask
     rows: torch.Tensor
     out: torch.Tensor | None = None
     graph: torch.cuda.CUDAGraph | None = None
@@ -54,11 +54,11 @@ class GraphedSteps:
         self._steps.clear()
 
     def run(
-        self, hidden: torch.Tensor, turn: Turn, sight: TreeMask, start: int, capacity: int
+        self, hidden: torch.Tensor, turn: Turn, tree_mask: TreeMask, start: int, capacity: int
     ) -> torch.Tensor:
         """Embeddings [T, H] to final hidden states [T, H]; their keys and values go to rows from `start` on.
 
-        turn: cos and sin [T, 1, D]; sight: of the T rows, in one tree. The result is the caller's own.
+        turn: cos and sin [T, 1, D]; tree_mask: of the T rows, in one tree. The result is the caller's own.
         """
         count = len(hidden)
         padded = 1 << (count - 1).bit_length()
@@ -70,7 +70,7 @@ class GraphedSteps:
         for kept, new in zip(step.turn, turn, strict=True):
             kept[:count].copy_(new)
         torch.arange(start, start + padded, out=step.rows)
-        _show(sight, step.sight)
+        _show(tree_mask, step.tree_mask)
         return self._through(step, capacity)[:count].clone()
 
     def _through(self, step: _Step, capacity: int) -> torch.Tensor:
@@ -79,13 +79,13 @@ class GraphedSteps:
         if step.graph is not None and step.out is not None:
             step.graph.replay()
             return step.out
-        return self._layers(step.hidden.clone(), step.turn, step.sight, step.rows, capacity)
+        return self._layers(step.hidden.clone(), step.turn, step.tree_mask, step.rows, capacity)
 
     def _capture(self, step: _Step, capacity: int) -> None:
         """Record the step, after a run aside in which libraries make what they cannot make in a capture."""
 
         def work() -> torch.Tensor:
-            return self._layers(step.hidden.clone(), step.turn, step.sight, step.rows, capacity)
+            return self._layers(step.hidden.clone(), step.turn, step.tree_mask, step.rows, capacity)
 
         before = torch.cuda.current_stream(self._device)
         try:
@@ -119,18 +119,18 @@ def _make(padded: int, hidden: torch.Tensor, turn: Turn, capacity: int) -> _Step
     return _Step(
         hidden=hidden.new_zeros(padded, hidden.shape[1]),
         turn=(cos, sin),
-        sight=TreeMask(prefix, first, count, causal, words, position),
+        tree_mask=TreeMask(prefix, first, count, causal, words, position),
         rows=rows,
     )
 
 
-def _show(sight: TreeMask, graphed: TreeMask) -> None:
-    """Copy a step's sight to where its graph looks. Rows of padding are queries of nobody."""
+def _show(tree_mask: TreeMask, graphed: TreeMask) -> None:
+    """Copy a step's mask to where its graph looks. Rows of padding are queries of nobody."""
     for name in ("prefix", "first", "count", "causal"):
-        getattr(graphed, name).copy_(getattr(sight, name))
-    rows, words = sight.words.shape[1:]
-    graphed.words[:, :rows, :words].copy_(sight.words)
+        getattr(graphed, name).copy_(getattr(tree_mask, name))
+    rows, words = tree_mask.words.shape[1:]
+    graphed.words[:, :rows, :words].copy_(tree_mask.words)
     graphed.words[:, :rows, words:] = 0
-    assert sight.position is not None and graphed.position is not None
-    graphed.position[:, : sight.position.shape[1]].copy_(sight.position)
+    assert tree_mask.position is not None and graphed.position is not None
+    graphed.position[:, : tree_mask.position.shape[1]].copy_(tree_mask.position)
     graphed.forget()

@@ -18,7 +18,7 @@ from offspec.model.fused.cache import LeanCache
 from offspec.model.fused.cuda_graph import PADDING, GraphedSteps
 from offspec.model.fused.weights import FusedLayer, PlainShape, fuse_layers, norm_gain, plain_shape
 from offspec.model.skeleton import Skeleton
-from offspec_kernels.backend import choose
+from offspec_kernels.backend import choose_backend
 from offspec_kernels.tree_attention import tree_attention
 from offspec_kernels.tree_mask import TreeMask
 
@@ -65,7 +65,9 @@ class LeanModel:
         self._last = norm_gain(last.detach())
         self._least = torch.tensor((len(last) * shape.eps) ** 0.5, device=device)
         # The kernels read from the device what changes between replays; torch's attention would not.
-        use_static = device.type == "cuda" and choose(device) == "triton" if static is None else static
+        use_static = (
+            device.type == "cuda" and choose_backend(device) == "triton" if static is None else static
+        )
         self._steps = GraphedSteps(self.layers_over, device) if use_static else None
         room = capacity + (PADDING if use_static else 0)
         self.between: Callable[[], None] | None = None
@@ -105,11 +107,11 @@ class LeanModel:
         # Summed up in float32: no slower, since norms want it so, and nearer to the truth in bfloat16.
         hidden = self.skeleton.model.get_input_embeddings()(tokens).to(torch.float32, copy=True)
         turn = self._cos[position], self._sin[position]
-        sight = context.sight(first, last)
+        tree_mask = context.tree_mask(first, last)
         if self._steps is not None and self._steps.takes(count):
-            out = self._steps.run(hidden, turn, sight, start, cache.capacity)
+            out = self._steps.run(hidden, turn, tree_mask, start, cache.capacity)
         else:
-            out = self.layers_over(hidden, turn, sight, slice(start, end), end)
+            out = self.layers_over(hidden, turn, tree_mask, slice(start, end), end)
         cache.filled = end
         return out
 
@@ -117,13 +119,13 @@ class LeanModel:
         self,
         hidden: torch.Tensor,
         turn: tuple[torch.Tensor, torch.Tensor],
-        sight: TreeMask,
+        tree_mask: TreeMask,
         rows: Rows,
         end: int,
     ) -> torch.Tensor:
         """Embeddings [T, H] float32, overwritten, to final hidden states [T, H].
 
-        turn: cos and sin [T, 1, D]; sight: what the T rows may look at; rows: where in the cache they go;
+        turn: cos and sin [T, 1, D]; tree_mask: what the T rows may look at; rows: where in the cache they go;
         end: rows of the cache that are looked at, at most.
         """
         shape, (cos, sin) = self._shape, turn
@@ -137,7 +139,7 @@ class LeanModel:
             rolled = turned.roll(shape.size // 2, -1)
             torch.addcmul(turned * cos, rolled, sin, out=turned)
             kept[:, rows] = heads[:, queries:].transpose(0, 1)
-            hidden += layer.out(self._attend(heads[:, :queries], kept[:, :end], sight, window))
+            hidden += layer.out(self._attend(heads[:, :queries], kept[:, :end], tree_mask, window))
             gate, up = layer.gate_up(self._normed(hidden, layer.between)).chunk(2, dim=1)
             hidden += layer.down(F.silu(gate).mul_(up))
         return self._normed(hidden, self._last)
@@ -148,7 +150,7 @@ class LeanModel:
         return torch.div(hidden, length).mul_(gain).to(self._dtype)
 
     def _attend(
-        self, query: torch.Tensor, seen: torch.Tensor, sight: TreeMask, window: int | None
+        self, query: torch.Tensor, seen: torch.Tensor, tree_mask: TreeMask, window: int | None
     ) -> torch.Tensor:
         """query [T, Q, D], keys and values [2 KV, S, D] to [T, Q D]."""
         pairs = self._shape.kv_heads
@@ -157,7 +159,7 @@ class LeanModel:
             query.transpose(0, 1)[None],
             seen[None, :pairs],
             seen[None, pairs:],
-            sight,
+            tree_mask,
             window=window,
             out=out.transpose(0, 1)[None],
         )

@@ -7,7 +7,7 @@ import torch
 from offspec.core.memory import trim
 from offspec.model.binding import Binder
 from offspec.model.quantize.calibration import InputMoments
-from offspec.model.quantize.rounding import Packed, pack, packed_bytes, packs, rounded, unpack
+from offspec.model.quantize.rounding import RoundedMatrix, packed_bytes, packs, round_matrix, rounded, unpack
 from offspec.model.unpacking import ModuleUnpacker, Scratch
 from offspec.stream.direct_reader import DirectReader
 from offspec.stream.disk_stream import read_unit
@@ -27,7 +27,7 @@ def unpacked_values(layer: torch.nn.Module) -> int:
     )
 
 
-class PackedLayers:
+class RoundedLayers:
     """Every layer kept in memory with its matrices rounded to `bits`: the weights of a draft.
 
     The first pass, over a text to calibrate on, is what loads it: each layer is read, runs once as it is
@@ -76,7 +76,7 @@ class PackedLayers:
 
     def _round(self, layer: int, tensors: dict[str, torch.Tensor], moments: InputMoments) -> None:
         moments.close()
-        binder, packed = self._binders[layer], dict[str, dict[str, Packed]]()
+        binder, packed = self._binders[layer], dict[str, dict[str, RoundedMatrix]]()
         for name, tensor in tensors.items():
             if not packs(tensor.shape):
                 binder.bind({name: tensor.clone()})  # what it is a view of is freed
@@ -86,7 +86,7 @@ class PackedLayers:
             if self._expand:
                 binder.bind({name: rounded(tensor, self._bits, importance)})
             else:
-                found = pack(tensor, self._bits, importance)
+                found = round_matrix(tensor, self._bits, importance)
                 packed.setdefault(inner.rpartition(".")[0], {})[name] = found
         for module, weights in packed.items():
             self._keep_packed(layer, module, weights)
@@ -94,7 +94,7 @@ class PackedLayers:
         trim()  # the scratch of rounding, layer by layer, would otherwise stay on the heap
         self._progress(layer + 1, len(self._binders))
 
-    def _keep_packed(self, layer: int, module: str, weights: dict[str, Packed]) -> None:
+    def _keep_packed(self, layer: int, module: str, weights: dict[str, RoundedMatrix]) -> None:
         """Have the weights of one module unpacked whenever it runs."""
         binder = self._binders[layer]
         binder.unbind(weights)

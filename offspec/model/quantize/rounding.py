@@ -22,7 +22,7 @@ _GROUPS_AT_A_TIME = 1 << 14  # bounds the float32 scratch of rounding
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class RoundedMatrix:
     """A rounded tensor: the parts of `Grouped(bits)`, and the shape and dtype that its values have.
 
     Where rows are no whole groups, the parts are those of all values in one row.
@@ -54,7 +54,9 @@ def packed_bytes(shape: Sequence[int], bits: int) -> int:
     return sum(math.prod(part.shape) * part.dtype.itemsize for part in parts)
 
 
-def pack(weight: torch.Tensor, bits: int = 4, importance: torch.Tensor | None = None) -> Packed:
+def round_matrix(
+    weight: torch.Tensor, bits: int = 4, importance: torch.Tensor | None = None
+) -> RoundedMatrix:
     """Round a tensor of a shape that `packs`.
 
     importance broadcasts to that shape; None counts all weights alike. Scratch: some tens of megabytes, or
@@ -67,11 +69,11 @@ def pack(weight: torch.Tensor, bits: int = 4, importance: torch.Tensor | None = 
     for slab, code, step, offset in _slabs(weight, bits, importance):
         for name, found in (("codes", pack_codes(code, bits)), ("step", step), ("offset", offset)):
             parts[name][slab] = found.view(-1, parts[name].shape[1])
-    return Packed(bits, parts, weight.shape, weight.dtype)
+    return RoundedMatrix(bits, parts, weight.shape, weight.dtype)
 
 
 def rounded(weight: torch.Tensor, bits: int = 4, importance: torch.Tensor | None = None) -> torch.Tensor:
-    """The values that `unpack` would give of what `pack` gives, without the detour."""
+    """The values that `unpack` would give of what `round_matrix` gives, without the detour."""
     out = torch.empty_like(weight, memory_format=torch.contiguous_format)
     rows = out.view(-1, _in_groups(weight.shape)[-1])
     for slab, code, step, offset in _slabs(weight, bits, importance):
@@ -138,7 +140,7 @@ def _half(x: torch.Tensor) -> torch.Tensor:
     return x.clamp(-65000, 65000).half().float()
 
 
-def unpack(packed: Packed, out: torch.Tensor | None = None) -> torch.Tensor:
+def unpack(packed: RoundedMatrix, out: torch.Tensor | None = None) -> torch.Tensor:
     """The rounded weights in their own shape and dtype: code · step + offset in float32, rounded once.
 
     out: flat memory of that dtype for as many elements, which the result is a view of.

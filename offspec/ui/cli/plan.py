@@ -164,7 +164,9 @@ def plan(
                 screen.note(f"plan written to {save}")
             found = None
             if validate:
-                found = validation.validate(config, made, prompts=VALIDATION[:prompts], notify=screen.show)
+                found = validation.validate_plan(
+                    config, made, prompts=VALIDATION[:prompts], notify=screen.show
+                )
         except KeyboardInterrupt:
             screen.interrupted()
             raise

@@ -22,7 +22,7 @@ _ENOUGH = 0.995  # of the best time found: where no bound is lower, the search i
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TreeShape:
     """A static tree, level by level, siblings together and in order of rank.
 
     parent [N] int32, -1 for the root, never falling; rank [N] int32, which of its parent's children a node
@@ -61,7 +61,7 @@ class Shape:
         ]
 
 
-def best_shape(acceptance: ArrayLike, nodes: int, depth: int) -> Shape:
+def best_tree_shape(acceptance: ArrayLike, nodes: int, depth: int) -> TreeShape:
     """The shape with the most expected tokens of at most `nodes` nodes and `depth` levels below the root.
 
     By the heap where acceptance rises with rank nowhere, else by the dynamic programme. Nodes that add
@@ -75,18 +75,19 @@ def expected_by_size(acceptance: ArrayLike, nodes: int, depth: int) -> NDArray[n
     """[depth + 1, nodes + 1]: most expected tokens of at most n nodes and at most l levels below the root.
 
     Where acceptance rises with rank, this takes a dynamic programme for every l. Raises ValueError as
-    `best_shape` does.
+    `best_tree_shape` does.
     """
     table = _checked(acceptance, nodes, depth)
     return np.stack([_solved(table[:levels], nodes).expected for levels in range(depth + 1)])
 
 
-def choose_shape(acceptance: ArrayLike, costs: PassCosts, budget: int, width: int) -> Shape:
+def choose_tree_shape(acceptance: ArrayLike, costs: PassCosts, budget: int, width: int) -> TreeShape:
     """The shape of at most `budget` nodes with the least seconds for each expected token.
 
     A level is expanded `width` nodes at a time, and levels go no deeper than acceptance [D, K] has rows.
     Where acceptance rises with rank, draft steps are counted on the tree that could take its children in any
-    order, and no other size or depth is better by half a per cent. Raises ValueError as `best_shape` does.
+    order, and no other size or depth is better by half a per cent.
+    Raises ValueError as `best_tree_shape` does.
     """
     table = _checked(acceptance, budget, len(np.atleast_1d(acceptance)))
     deepest = _solved(table, budget).expected[1:]
@@ -130,7 +131,7 @@ def _solved(table: Acceptance, nodes: int) -> Heap | Programme:
     return Programme(table, nodes) if (np.diff(table, axis=1) > 0).any() else Heap(table, nodes)
 
 
-def _shape(solved: Heap | Programme, nodes: int) -> Shape:
+def _shape(solved: Heap | Programme, nodes: int) -> TreeShape:
     parent, rank = solved.trace(nodes)
-    shape = Shape(np.array(parent, np.int32), np.array(rank, np.int32), float(solved.expected[nodes]), 0)
+    shape = TreeShape(np.array(parent, np.int32), np.array(rank, np.int32), float(solved.expected[nodes]), 0)
     return replace(shape, depth=int(shape.levels()[-1]))

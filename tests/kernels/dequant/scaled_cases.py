@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offspec_kernels.backend import Path
+from offspec_kernels.backend import Backend
 from offspec_kernels.dequant import Format, dequantise
 
-PATHS: list[Path] = ["reference", "eager", "triton"]
+PATHS: list[Backend] = ["reference", "eager", "triton"]
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # Subnormal ones of float16 only: triton's interpreter takes those of bfloat16 for others.
 ODD = (math.inf, -math.inf, math.nan, 65504.0, -300.0, 6e-8, -6e-8, 6e-5, 0.0)
@@ -31,7 +31,7 @@ def scales(seed: int, dtype: torch.dtype, *shape: int, odd: float = 0.0) -> Tens
 
 
 def check(
-    format: Format, parts: Mapping[str, Tensor], shape: tuple[int, int], wanted: Tensor, path: Path
+    format: Format, parts: Mapping[str, Tensor], shape: tuple[int, int], wanted: Tensor, path: Backend
 ) -> None:
     """The path makes these float32 values, and rounds them once to the dtype of memory that had none.
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offspec_kernels.backend import Path
+from offspec_kernels.backend import Backend
 from offspec_kernels.dequant import dequantise
 from offspec_kernels.dequant.awq import Awq
 from offspec_kernels.errors import ArgumentError
@@ -49,7 +49,7 @@ def one_by_one(format: Awq, parts: dict[str, Tensor], shape: tuple[int, int]) ->
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("group", [16, 64])
-def test_as_published(group: int, path: Path) -> None:
+def test_as_published(group: int, path: Backend) -> None:
     format, shape = Awq(group), (40, 64)
     parts = make(format, shape)
     check(format, parts, shape, one_by_one(format, parts, shape), path)
@@ -57,7 +57,7 @@ def test_as_published(group: int, path: Path) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_any_scales(dtype: torch.dtype, path: Path) -> None:
+def test_any_scales(dtype: torch.dtype, path: Backend) -> None:
     format, shape = Awq(4, dtype), (264, 16)
     parts = make(format, shape, odd=0.5)
     codes, zeros = torch.tensor(unpacked(parts["qweight"])), torch.tensor(unpacked(parts["qzeros"]))
@@ -80,7 +80,7 @@ def test_blocks_cut_off(rows: int, group: int, groups: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("path", ["eager", "triton"])
-def test_half_as_many_scales(path: Path) -> None:
+def test_half_as_many_scales(path: Backend) -> None:
     """Of a checkpoint that was quantised in larger groups than its configuration says."""
     parts = make(Awq(32), (8, 64))
     with pytest.raises(ArgumentError) as caught:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offspec_kernels.backend import Path
+from offspec_kernels.backend import Backend
 from offspec_kernels.dequant import Part, dequantise
 from offspec_kernels.dequant.codebook import Codebook
 from offspec_kernels.dequant.codebook.tables import BLOCKS, table_of
@@ -43,7 +43,7 @@ def rounded_by_bitsandbytes(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
-def test_as_bitsandbytes(kind: str, nested: bool, dtype: torch.dtype, path: Path) -> None:
+def test_as_bitsandbytes(kind: str, nested: bool, dtype: torch.dtype, path: Backend) -> None:
     shape = (48, 448)  # 336 blocks: more than one nested block, more than a loop takes at once
     format, parts, wanted = rounded_by_bitsandbytes(shape, kind, 64, nested, dtype)
     assert wanted.dtype == dtype
@@ -103,7 +103,7 @@ def one_by_one(format: Codebook, parts: dict[str, Tensor], shape: tuple[int, int
     odd=st.sampled_from([0.0, 0.5]),
 )
 def test_as_the_formula_says(
-    path: Path,
+    path: Backend,
     shape: tuple[int, int],
     block: int,
     absmax: torch.dtype,
@@ -119,7 +119,7 @@ def test_as_the_formula_says(
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
-def test_without_a_table_it_is_the_standard_one(kind: Any, path: Path) -> None:
+def test_without_a_table_it_is_the_standard_one(kind: Any, path: Backend) -> None:
     format, shape = Codebook(kind, 64, torch.float16), (4, 64)
     parts = make(format, shape, 0, 0.0)
     wanted = one_by_one(format, {**parts, "table": _standard(kind)}, shape)

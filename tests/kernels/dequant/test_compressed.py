@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offspec_kernels.backend import Path
+from offspec_kernels.backend import Backend
 from offspec_kernels.dequant import dequantise
 from offspec_kernels.dequant.compressed import CompressedInt
 from offspec_kernels.errors import ArgumentError
@@ -65,7 +65,7 @@ def by_library(format: CompressedInt, parts: dict[str, Tensor], shape: tuple[int
 @pytest.mark.parametrize("zero_point", [False, True])
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("bits", range(1, 9))
-def test_packed(bits: int, group: int | None, zero_point: bool, path: Path) -> None:
+def test_packed(bits: int, group: int | None, zero_point: bool, path: Backend) -> None:
     format, shape = CompressedInt(bits, True, group, zero_point), (9, 96)
     parts = make(format, shape)
     check(format, parts, shape, by_library(format, parts, shape), path)
@@ -74,7 +74,7 @@ def test_packed(bits: int, group: int | None, zero_point: bool, path: Path) -> N
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("zero_point", [False, True])
 @pytest.mark.parametrize("group", GROUPS)
-def test_bytes(group: int | None, zero_point: bool, path: Path) -> None:
+def test_bytes(group: int | None, zero_point: bool, path: Backend) -> None:
     format, shape = CompressedInt(8, False, group, zero_point), (9, 96)
     parts = make(format, shape)
     check(format, parts, shape, by_library(format, parts, shape), path)
@@ -82,7 +82,7 @@ def test_bytes(group: int | None, zero_point: bool, path: Path) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_any_scales(dtype: torch.dtype, path: Path) -> None:
+def test_any_scales(dtype: torch.dtype, path: Backend) -> None:
     format, shape = CompressedInt(8, True, 8, True, scales=dtype), (12, 264)
     parts = make(format, shape, odd=0.5)
     check(format, parts, shape, by_library(format, parts, shape), path)
@@ -107,7 +107,7 @@ def test_words_cut_off(bits: int, rows: int, groups: int, size: int, zero_point:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("packed", [False, True])
-def test_act_order(packed: bool, path: Path) -> None:
+def test_act_order(packed: bool, path: Backend) -> None:
     """Columns put in the order of their groups are those of a weight without the order."""
     format, shape = CompressedInt(4, packed, 32, True, act_order=True), (9, 96)
     parts = make(format, shape)
@@ -123,7 +123,7 @@ def test_act_order(packed: bool, path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["reference", "eager"])
-def test_no_such_group(path: Path) -> None:
+def test_no_such_group(path: Backend) -> None:
     format, shape = CompressedInt(4, True, 32, False, act_order=True), (8, 64)
     for index in (-1, 2):
         parts = make(format, shape)
@@ -134,7 +134,7 @@ def test_no_such_group(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_scales_without_their_second_dimension(path: Path) -> None:
+def test_scales_without_their_second_dimension(path: Backend) -> None:
     shape = (9, 64)
     for format in (CompressedInt(8, False, None, True), CompressedInt(8, False, 0, True)):
         parts = make(format, shape)

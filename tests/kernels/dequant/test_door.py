@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from offspec_kernels.backend import Path
+from offspec_kernels.backend import Backend
 from offspec_kernels.dequant import Format, Part, dequantise
 from offspec_kernels.dequant.format import Shape
 from offspec_kernels.dequant.grouped import Grouped
 from offspec_kernels.dequant.int8rows import Int8Rows
 from offspec_kernels.errors import ArgumentError
 
-PATHS: list[Path] = ["reference", "eager", "triton"]
+PATHS: list[Backend] = ["reference", "eager", "triton"]
 SHAPE = (4, 128)
 
 
@@ -53,7 +53,7 @@ def memory(dtype: torch.dtype = torch.float32) -> Tensor:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_values_lie_in_the_memory_that_was_given(dtype: torch.dtype, path: Path) -> None:
+def test_values_lie_in_the_memory_that_was_given(dtype: torch.dtype, path: Backend) -> None:
     out = memory(dtype)
     found = dequantise(Grouped(4), grouped(), SHAPE, out, path=path)
     assert found.shape == SHAPE and found.dtype == dtype and found.data_ptr() == out.data_ptr()
@@ -61,7 +61,7 @@ def test_values_lie_in_the_memory_that_was_given(dtype: torch.dtype, path: Path)
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_weight_that_is_made_transposed_is_a_view(path: Path) -> None:
+def test_a_weight_that_is_made_transposed_is_a_view(path: Backend) -> None:
     values, out = torch.randn(128, 4), memory()
     found = dequantise(Turned(), {"values": values}, SHAPE, out, path=path)
     assert torch.equal(found, values.mT) and torch.equal(out.view(128, 4), values)
@@ -69,7 +69,7 @@ def test_a_weight_that_is_made_transposed_is_a_view(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_an_empty_weight(path: Path) -> None:
+def test_an_empty_weight(path: Backend) -> None:
     parts = {name: part[:0] for name, part in grouped().items()}
     assert dequantise(Grouped(4), parts, (0, 128), torch.empty(0), path=path).shape == (0, 128)
 

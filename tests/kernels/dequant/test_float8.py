@@ -9,7 +9,7 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
-from offspec_kernels.backend import Path
+from offspec_kernels.backend import Backend
 from offspec_kernels.dequant import dequantise
 from offspec_kernels.dequant.float8 import Float8
 from offspec_kernels.errors import ArgumentError
@@ -40,7 +40,7 @@ def by_compressed_tensors(format: Float8, parts: dict[str, Tensor]) -> Tensor:
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("per", ["tensor", "channel", "block"])
-def test_as_compressed_tensors(per: Any, dtype: torch.dtype, path: Path) -> None:
+def test_as_compressed_tensors(per: Any, dtype: torch.dtype, path: Backend) -> None:
     """In the dtype of the scales."""
     format = Float8((4, 88) if per == "block" else None, per, dtype)
     parts = make(format)
@@ -49,7 +49,7 @@ def test_as_compressed_tensors(per: Any, dtype: torch.dtype, path: Path) -> None
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_any_scales(dtype: torch.dtype, path: Path) -> None:
+def test_any_scales(dtype: torch.dtype, path: Backend) -> None:
     format = Float8((1, 4), "block", dtype)
     parts = make(format, odd=0.5)
     check(format, parts, SHAPE, by_compressed_tensors(format, parts), path)
@@ -58,7 +58,7 @@ def test_any_scales(dtype: torch.dtype, path: Path) -> None:
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("per", ["tensor", "block"])
-def test_as_transformers(per: Any, dtype: torch.dtype, path: Path) -> None:
+def test_as_transformers(per: Any, dtype: torch.dtype, path: Backend) -> None:
     """In float32, whatever the dtype of the scales."""
     format = Float8((6, 132) if per == "block" else None, per, dtype, rounded=False)
     parts = make(format)
@@ -68,7 +68,7 @@ def test_as_transformers(per: Any, dtype: torch.dtype, path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_blocks_cut_off(path: Path) -> None:
+def test_blocks_cut_off(path: Backend) -> None:
     """The last blocks are smaller, and the others as large as ever."""
     format, shape = Float8((8, 128), "block"), (13, 300)
     parts = make(format, shape)
@@ -78,7 +78,7 @@ def test_blocks_cut_off(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_one_scale_in_any_shape(path: Path) -> None:
+def test_one_scale_in_any_shape(path: Backend) -> None:
     format = Float8(None, "tensor")
     parts = make(format)
     wanted = parts["weight"].float() * parts["scale"]

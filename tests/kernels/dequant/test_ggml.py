@@ -13,12 +13,12 @@ from torch import Tensor
 
 from offspec.checkpoint.gguf.header import read_gguf
 from offspec.checkpoint.open import embedded_model
-from offspec_kernels.backend import Path
+from offspec_kernels.backend import Backend
 from offspec_kernels.dequant import dequantise
 from offspec_kernels.dequant.ggml import FLOATS, KINDS, Ggml, layout
 from offspec_kernels.errors import ArgumentError
 
-PATHS: list[Path] = ["reference", "eager", "triton"]
+PATHS: list[Backend] = ["reference", "eager", "triton"]
 # Where the float16 numbers of a block are.
 HALVES = {
     **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS", "F16"), (0,)),
@@ -56,7 +56,9 @@ def turned(values: Tensor, heads: int) -> Tensor:
     return values[order]
 
 
-def unpacked(format: Ggml, blocks: Tensor, shape: tuple[int, ...], dtype: torch.dtype, path: Path) -> Tensor:
+def unpacked(
+    format: Ggml, blocks: Tensor, shape: tuple[int, ...], dtype: torch.dtype, path: Backend
+) -> Tensor:
     out = torch.full((math.prod(shape),), math.nan, dtype=dtype)
     with np.errstate(all="ignore"):  # numpy runs the kernels
         return dequantise(format, {"blocks": blocks}, shape, out, path=path)
@@ -72,7 +74,7 @@ def check(found: Tensor, wanted: Tensor) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_bits_of_the_library(kind: str, path: Path) -> None:
+def test_bits_of_the_library(kind: str, path: Backend) -> None:
     blocks = packed(kind, 3, 5, 0)
     wanted = by_gguf(kind, blocks)
     shape = tuple(wanted.shape)
@@ -98,7 +100,7 @@ def test_any_size(kind: str, rows: int, across: int, dtype: torch.dtype, seed: i
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_of_heads_in_order(kind: str, path: Path) -> None:
+def test_rows_of_heads_in_order(kind: str, path: Backend) -> None:
     blocks = packed(kind, 24, 2, 1)
     wanted = turned(by_gguf(kind, blocks), 3)
     found = unpacked(Ggml(kind, heads=3), blocks, tuple(wanted.shape), torch.bfloat16, path)
@@ -107,7 +109,7 @@ def test_rows_of_heads_in_order(kind: str, path: Path) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("kind", FLOATS)
-def test_floats_of_one_dimension(kind: str, path: Path) -> None:
+def test_floats_of_one_dimension(kind: str, path: Backend) -> None:
     blocks = packed(kind, 1, 24, 2, odd=0)[0]
     values = by_gguf(kind, blocks)
     check(unpacked(Ggml(kind, less_one=True), blocks, (24,), torch.bfloat16, path), (values - 1).bfloat16())
@@ -116,7 +118,7 @@ def test_floats_of_one_dimension(kind: str, path: Path) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("kind", ["Q4_1", "F16"])
-def test_stacked_experts_at_any_offset(kind: str, path: Path) -> None:
+def test_stacked_experts_at_any_offset(kind: str, path: Backend) -> None:
     blocks = packed(kind, 6, 64, 3)
     moved = torch.zeros(blocks.numel() + 1, dtype=torch.uint8)[1:].view(2, 3, -1)
     moved.copy_(blocks.view(2, 3, -1))

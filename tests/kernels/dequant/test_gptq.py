@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offspec_kernels.backend import Path
+from offspec_kernels.backend import Backend
 from offspec_kernels.dequant import dequantise
 from offspec_kernels.dequant.gptq import Gptq
 from offspec_kernels.errors import ArgumentError
@@ -59,7 +59,7 @@ def one_by_one(format: Gptq, parts: dict[str, Tensor], shape: tuple[int, int]) -
 @pytest.mark.parametrize("act_order", [False, True])
 @pytest.mark.parametrize("plus", [False, True])
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
-def test_as_published(bits: int, plus: bool, act_order: bool, path: Path) -> None:
+def test_as_published(bits: int, plus: bool, act_order: bool, path: Backend) -> None:
     format, shape = Gptq(bits, 32, act_order, plus), (32, 64)
     parts = make(format, shape)
     check(format, parts, shape, one_by_one(format, parts, shape), path)
@@ -80,7 +80,7 @@ def test_a_zero_that_wraps_carries_as_it_borrowed() -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_any_scales(dtype: torch.dtype, path: Path) -> None:
+def test_any_scales(dtype: torch.dtype, path: Backend) -> None:
     format, shape = Gptq(8, 8, False, scales=dtype), (24, 64)
     parts = make(format, shape, odd=0.5)
     index = torch.arange(64) // 8
@@ -110,7 +110,7 @@ def test_blocks_cut_off(bits: int, rows: int, groups: int, whole: bool, act_orde
 
 @pytest.mark.parametrize("path", ["reference", "eager"])
 @pytest.mark.parametrize("index", [-1, 2])
-def test_no_such_group(index: int, path: Path) -> None:
+def test_no_such_group(index: int, path: Backend) -> None:
     format, shape = Gptq(4, 32, True), (8, 64)
     parts = make(format, shape)
     parts["g_idx"][5] = index

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offspec_kernels.backend import Path
+from offspec_kernels.backend import Backend
 from offspec_kernels.dequant.grouped import BITS, GROUP, Grouped, pack_codes, unpack_codes
 from offspec_kernels.errors import ArgumentError
 from tests.kernels.dequant.scaled_cases import PATHS, check, scales
@@ -50,7 +50,7 @@ def one_by_one(bits: int, parts: dict[str, Tensor], shape: tuple[int, int]) -> T
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("bits", BITS)
-def test_as_described(bits: int, path: Path) -> None:
+def test_as_described(bits: int, path: Backend) -> None:
     shape = (7, 192)  # 21 groups: more than the loops take at once, and no multiple of it
     parts = make(bits, shape)
     check(Grouped(bits), parts, shape, one_by_one(bits, parts, shape), path)
@@ -62,7 +62,9 @@ def test_as_described(bits: int, path: Path) -> None:
 @given(
     rows=st.integers(0, 5), groups=st.integers(0, 3), seed=st.integers(0, 9), odd=st.sampled_from([0.0, 0.5])
 )
-def test_any_shape_and_scales(bits: int, path: Path, rows: int, groups: int, seed: int, odd: float) -> None:
+def test_any_shape_and_scales(
+    bits: int, path: Backend, rows: int, groups: int, seed: int, odd: float
+) -> None:
     shape = (rows, groups * GROUP)
     parts = make(bits, shape, seed, odd)
     check(Grouped(bits), parts, shape, one_by_one(bits, parts, shape), path)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offspec_kernels.backend import Path
+from offspec_kernels.backend import Backend
 from offspec_kernels.dequant import dequantise
 from offspec_kernels.dequant.int8rows import Int8Rows
 from offspec_kernels.dequant.int8rows.layout import STEP
@@ -29,7 +29,7 @@ def make(shape: tuple[int, int], seed: int = 0, odd: float = 0.0) -> dict[str, T
     seed=st.integers(0, 9),
     odd=st.sampled_from([0.0, 0.5]),
 )
-def test_as_bitsandbytes(path: Path, rows: int, columns: int, seed: int, odd: float) -> None:
+def test_as_bitsandbytes(path: Backend, rows: int, columns: int, seed: int, odd: float) -> None:
     shape = (rows, columns)
     parts = make(shape, seed, odd)
     wanted = bnb.int8_vectorwise_dequant(parts["codes"], parts["scale"])

@@ -12,7 +12,7 @@ from typer.testing import Result
 from offspec import distill as heads
 from offspec.core.errors import DiskFullError
 from offspec.core.events import LoadProgress, Notice
-from offspec.distill.measure import RANKS, Measured
+from offspec.distill.measure import RANKS, HeadAcceptance
 from offspec.distill.train import Trained
 from tests.ui.cli.errors import error_line
 
@@ -34,7 +34,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             raise asked["failure"]
         acceptance = np.zeros((2, RANKS))
         acceptance[:, 0] = 0.5, 0.25
-        measured = Measured(acceptance, 4000)
+        measured = HeadAcceptance(acceptance, 4000)
         trained = Trained(100, 2.5, 60.0, (3.0, 3.5))
         return heads.Distilled(Path("/some/place"), wanted.kind, 20_000, measured, trained, 2_660_000, 120.0)
 

@@ -13,7 +13,7 @@ from offspec.checkpoint.write import Entry
 from offspec.core.config import PackFormat
 from offspec.core.errors import UnsupportedModelError
 from offspec.model.skeleton import build_skeleton
-from offspec.model.weights import Recipe, map_weights
+from offspec.model.weights import WeightRecipe, map_weights
 
 GROUP = 64  # weights that share a scale in every format; groups do not go beyond a row
 FLOATS = ("BF16", "F16", "F32")
@@ -53,7 +53,7 @@ def plan_contents(source: Checkpoint, to: PackFormat) -> list[FileContents]:
     only; raises what opening the model raises, and UnsupportedModelError where nothing can be rounded.
     """
     skeleton = build_skeleton(source.folder, torch.bfloat16)
-    by_layer: dict[int, list[Recipe]] = {}
+    by_layer: dict[int, list[WeightRecipe]] = {}
     for recipe in map_weights(skeleton.model, source.tensors):
         layer = skeleton.layer_of(recipe.names[0])
         by_layer.setdefault(-1 if layer is None else layer, []).append(recipe)
@@ -81,7 +81,7 @@ def packed_bytes(files: Sequence[FileContents], to: PackFormat) -> int:
     return sum(bytes_of(dtype, tuple(shape)) for file in files for _, dtype, shape in file.entries(to))
 
 
-def _contents(layer: int, recipes: list[Recipe]) -> FileContents:
+def _contents(layer: int, recipes: list[WeightRecipe]) -> FileContents:
     packed, kept = list[TensorInfo](), list[TensorInfo]()
     for recipe in recipes:
         rounds = layer >= 0 and not _is_router(recipe.names[0])

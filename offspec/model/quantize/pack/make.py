@@ -16,7 +16,7 @@ from offspec.core.files import real_path, require_space, sync_folder
 from offspec.core.progress import ByteProgress
 from offspec.model.quantize.pack.contents import FileContents, packed_bytes, plan_contents, refuse_packed
 from offspec.model.quantize.pack.files import make_file, slab_weights
-from offspec.model.quantize.pack.place import Place
+from offspec.model.quantize.pack.place import PackLocation
 from offspec.model.quantize.pack.unfinished import Unfinished
 
 _TEXT_BYTES = 64 * 2**20  # tokenizer files, headers, rounding to blocks
@@ -64,7 +64,7 @@ def pack_model(
     source = open_checkpoint(model, unpack=True, notify=notify, cache_dir=cache_dir)
     refuse_packed(source)
     origin = Origin(_lasting(model), source.fingerprint, to)
-    place = Place.of(out, origin, cache_dir)
+    place = PackLocation.of(out, origin, cache_dir)
     with place.claimed(notify):
         there = place.there(origin, again, notify)
         kept = len(there.files) if there else 0
@@ -84,7 +84,7 @@ def packed_model(
 
 
 def _make(
-    source: Checkpoint, origin: Origin, place: Place, memory: int | None, notify: Notify
+    source: Checkpoint, origin: Origin, place: PackLocation, memory: int | None, notify: Notify
 ) -> tuple[Manifest, int]:
     """The manifest of a pack that is made now, and how many of its files were there before."""
     contents = plan_contents(source, origin.format)
@@ -115,7 +115,7 @@ def _make_files(
     unfinished: Unfinished,
     contents: Sequence[FileContents],
     source: Checkpoint,
-    place: Place,
+    place: PackLocation,
     memory: int | None,
     notify: Notify,
 ) -> None:

@@ -22,14 +22,14 @@ Notify = Callable[[Event], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PackLocation:
     """Where a pack is to be. cached: under a name that only a pack of the same origin has."""
 
     folder: Path
     cached: bool
 
     @classmethod
-    def of(cls, out: Path | None, origin: Origin, cache_dir: Path | None) -> "Place":
+    def of(cls, out: Path | None, origin: Origin, cache_dir: Path | None) -> "PackLocation":
         """`out`, or a place in the cache. Raises RequestError where no folder can be renamed to `out`."""
         if out is not None:
             folder = real_path(Path(os.path.expanduser(out)))

@@ -3,7 +3,7 @@
 import torch
 
 from offspec.core.config import PackFormat
-from offspec.model.quantize.rounding import pack
+from offspec.model.quantize.rounding import round_matrix
 from offspec_kernels.dequant.codebook import quantise
 from offspec_kernels.dequant.grouped import GROUP
 from offspec_kernels.errors import ArgumentError
@@ -25,7 +25,7 @@ def rounded(rows: torch.Tensor, to: PackFormat) -> dict[str, torch.Tensor]:
     if to == "nf4":
         return quantise(rows, "nf4", GROUP)
     some = max(1, _AT_ONCE * torch.get_num_threads() // rows.shape[1])
-    made = [_even_bytes(few) if to == "int8" else pack(few, 4).parts for few in rows.split(some)]
+    made = [_even_bytes(few) if to == "int8" else round_matrix(few, 4).parts for few in rows.split(some)]
     return {name: torch.cat([parts[name] for parts in made]) for name in made[0]}
 
 
