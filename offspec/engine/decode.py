@@ -88,7 +88,7 @@ class DecodeState:
     def run_pass(self, decoding: Decoding, max_depth: int) -> PassResult:
         """Grow a tree, take it through the target with all pending tokens, walk it, commit the path.
 
-        After an exception the committed ids are what they were; call `recover` before the next pass.
+        After an exception the committed ids are what they were; the target must then `recover`.
         """
         began = time.perf_counter()
         grown = self._grow(decoding, max_depth)
@@ -172,10 +172,6 @@ class DecodeState:
     def forget(self) -> None:
         """Let the next prompt be computed anew, whatever the caches hold of it."""
         self._target.tree_model.cache.rewind(0)
-
-    def recover(self) -> None:
-        """After a pass was broken off: drop its rows and set the stream going again."""
-        self._target.recover()
 
 
 def _walk(grown: GrownTree, decoding: Decoding, logits: Callable[[int], torch.Tensor], position: int) -> Walk:

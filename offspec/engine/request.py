@@ -130,7 +130,7 @@ class RunningRequest:
             return done
         except BaseException as error:
             torch.set_grad_enabled(recording)  # Ctrl-C may have struck where it was about to be set back
-            self._state.recover()
+            target.recover()
             if devices.is_out_of_memory(error):
                 raise CapacityError(
                     "memory ran out in the middle of a pass; give a smaller --context or --budget, or close "

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from offspec.checkpoint.tensors import PackedInfo, TensorInfo, on_disk, torch_dtype
-from offspec.model.unpacking import ModuleUnpacker, Scratch, check_finite, values_of
+from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, on_disk, torch_dtype
+from offspec.model.unpacking import ModuleUnpacker, Scratch, weight_in
 from offspec.model.weights import WeightRecipe
 from offspec.stream.layout import UnitLayout, lay_out
 
@@ -17,15 +17,6 @@ def layout_of(name: str, recipes: Iterable[WeightRecipe]) -> UnitLayout:
     for recipe in recipes:
         infos.update({info.name: info for weight, _ in recipe.sources for info in on_disk(weight)})
     return lay_out(name, infos.values())
-
-
-def view_tensor(memory: torch.Tensor, place: int, info: TensorInfo) -> torch.Tensor:
-    """The tensor inside a uint8 slot: a view, or a copy where its file offset is not aligned to its dtype."""
-    dtype = torch_dtype(info.dtype)
-    raw = memory[place : place + info.nbytes]
-    if (memory.storage_offset() + place) % dtype.itemsize:
-        raw = raw.clone()
-    return raw.view(dtype).view(info.shape)
 
 
 class Binder:
@@ -47,7 +38,7 @@ class Binder:
         self._homes = {parameter: _home(model, parameter) for recipe in recipes for parameter in recipe.names}
         self._meta = {parameter: _get(home) for parameter, home in self._homes.items()}
         self._memory: torch.Tensor | None = None  # what packed weights are attached to
-        self._seen: set[str] = set()  # packed weights whose values are known to be numbers
+        self._known: set[Weight] = set()  # packed ones whose values are numbers
         self._plain, waiting = list[WeightRecipe](), dict[str, list[WeightRecipe]]()
         for recipe in recipes:
             modules = {parameter.rpartition(".")[0] for parameter in recipe.names}
@@ -158,15 +149,10 @@ class Binder:
     ) -> dict[str, torch.Tensor]:
         made: dict[str, torch.Tensor] = {}
         for recipe in recipes:
-            sources: dict[str, torch.Tensor] = {}
-            for weight, _ in recipe.sources:
-                views = {
-                    info.name: view_tensor(memory, *self.layout.places[info.name]) for info in on_disk(weight)
-                }
-                values = sources[weight.name] = values_of(weight, views, out)
-                if isinstance(weight, PackedInfo) and weight.name not in self._seen:
-                    check_finite(weight, values)
-                    self._seen.add(weight.name)
+            sources = {
+                weight.name: weight_in(memory, self.layout, weight, out, self._known)
+                for weight, _ in recipe.sources
+            }
             for name, tensor in recipe.realise(sources, self._model).items():
                 made[name] = tensor.to(device=self._device, dtype=self._meta[name].dtype)
         return made

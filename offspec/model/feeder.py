@@ -47,21 +47,12 @@ class LayerFeeder:
         self._hosted: dict[int, Arena] = {}
         self._span: Span | None = None
         self.shape = ReadShape()
+        self.read_stats = self.ring_stats = RingStats()  # of what reads, and of what the layers wait for
 
     @property
     def resident(self) -> tuple[int, ...]:
         """Layers that have their weights at all times, and may run outside their turn."""
         return tuple(self._placement.resident)
-
-    @property
-    def bytes_streamed(self) -> int:
-        """Bytes read from disk for streamed units so far, those read ahead included."""
-        return self._stream.bytes_read if self._stream else 0
-
-    @property
-    def stats(self) -> RingStats:
-        """Counters of the ring that layers are computed from."""
-        return self._stream.stats if self._stream else RingStats()
 
     def load(self, progress: Callable[[int, int], None]) -> None:
         """Read what stays, and start streaming the rest; progress(bytes done, bytes in all) as it goes.
@@ -116,17 +107,20 @@ class LayerFeeder:
                 waits="copy 0" if copied else "compute",
                 timeline=self._timeline,
             )
+            self.read_stats = self.ring_stats = disk.ring.stats
         if not copied:
             assert disk is not None
             return disk
         try:
-            return DeviceStream(
+            copies = DeviceStream(
                 self._units, self._hosted, disk, self._placement.slots, self._device, self._timeline
             )
         except BaseException:
             if disk is not None:
                 disk.close()
             raise
+        self.ring_stats = copies.ring.stats
+        return copies
 
     def enter(self, layer: int) -> None:
         """Have layer's weights in place. Raises StreamError, ClosedError."""

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, on_disk
-from offspec.model.binding import view_tensor
-from offspec.model.unpacking import check_finite, rows_of, values_of
+from offspec.model.unpacking import rows_of, weight_in
 from offspec.stream.layout import UnitLayout, lay_out
 
 
@@ -67,7 +66,7 @@ class StreamedHead:
         self._module, self._blocks = module, blocks
         self._dtype, self._device = dtype, device
         self._memory_of, self._empty = memory_of, empty
-        self._seen: set[int] = set()  # where blocks begin whose values are known to be numbers
+        self._known: set[Weight] = set()  # blocks of a packed one whose values are numbers
 
     def logits(self, hidden: torch.Tensor, project: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """[n, H] to [n, V]. project(hidden) runs the family's head over the rows that are bound."""
@@ -86,13 +85,7 @@ class StreamedHead:
     def _bound(self, block: HeadBlock, memory: torch.Tensor) -> Iterator[None]:
         parameters = self._module._parameters
         kept = dict(parameters)
-        views = {
-            info.name: view_tensor(memory, *block.layout.places[info.name]) for info in on_disk(block.weight)
-        }
-        rows = values_of(block.weight, views, self._empty)
-        if isinstance(block.weight, PackedInfo) and block.start not in self._seen:
-            check_finite(block.weight, rows)
-            self._seen.add(block.start)
+        rows = weight_in(memory, block.layout, block.weight, self._empty, self._known)
         rows = rows.to(self._device, self._dtype)
         parameters["weight"] = torch.nn.Parameter(rows, requires_grad=False)
         if kept.get("bias") is not None:

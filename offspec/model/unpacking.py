@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, on_disk, torch_dtype
 from offspec.core.errors import CheckpointError
 from offspec.stream.arena import Arena
+from offspec.stream.layout import UnitLayout
 from offspec_kernels.dequant import dequantise
 from offspec_kernels.errors import ArgumentError
 
@@ -43,32 +44,61 @@ class Scratch:
         return self._memory[start : self.taken]
 
 
+def weight_in(
+    memory: torch.Tensor,
+    layout: UnitLayout,
+    weight: Weight,
+    out: Callable[[int], torch.Tensor],
+    known: set[Weight],
+) -> torch.Tensor:
+    """A weight's values, from memory (uint8, [slot bytes]) that holds its unit; see `values_of`."""
+    views = {info.name: _view(memory, *layout.places[info.name]) for info in on_disk(weight)}
+    return values_of(weight, views, out, known)
+
+
+def _view(memory: torch.Tensor, place: int, info: TensorInfo) -> torch.Tensor:
+    """The tensor inside a slot: a view, or a copy where its file offset is not aligned to its dtype."""
+    dtype = torch_dtype(info.dtype)
+    raw = memory[place : place + info.nbytes]
+    if (memory.storage_offset() + place) % dtype.itemsize:
+        raw = raw.clone()
+    return raw.view(dtype).view(info.shape)
+
+
 def values_of(
     weight: Weight,
     views: Mapping[str, torch.Tensor],
     out: Callable[[int], torch.Tensor],
+    known: set[Weight],
 ) -> torch.Tensor:
-    """A weight's values: the stored tensor itself, or what it unpacks to in out(elements).
+    """A weight's values: the stored tensor itself, or what it unpacks to.
 
-    views: the stored tensors by name. Raises CheckpointError for parts that make no values.
+    Args:
+        weight: Stored as it is, or packed.
+        views: Its stored tensors by name.
+        out: Gives memory for so many values of a packed one.
+        known: Packed weights whose values were found to be numbers; added to.
+
+    Raises:
+        CheckpointError: Parts that make no values, or values that are no numbers, as damaged scales make.
     """
     if not isinstance(weight, PackedInfo):
         return views[weight.name]
     parts = {part: views[info.name] for part, info in weight.parts}
     try:
-        return dequantise(weight.format, parts, weight.shape, out(math.prod(weight.shape)))
+        values = dequantise(weight.format, parts, weight.shape, out(math.prod(weight.shape)))
     except ArgumentError as error:
         raise CheckpointError(
             f"{weight.name} in {weight.file} cannot be unpacked: {error}; {_REMEDY}"
         ) from error
-
-
-def check_finite(weight: PackedInfo, values: torch.Tensor) -> None:
-    """Raise CheckpointError where a weight has values that are no numbers, as damaged scales make."""
-    if not bool(torch.isfinite(values.sum(dtype=torch.float32))):  # either survives any sum
-        raise CheckpointError(
-            f"{weight.name} in {weight.file} has values that are no numbers: the file is damaged; {_REMEDY}"
-        )
+    if weight not in known:
+        if not bool(torch.isfinite(values.sum(dtype=torch.float32))):  # either survives any sum
+            raise CheckpointError(
+                f"{weight.name} in {weight.file} has values that are no numbers: "
+                f"the file is damaged; {_REMEDY}"
+            )
+        known.add(weight)
+    return values
 
 
 class ModuleUnpacker:
@@ -142,4 +172,4 @@ def warm_up(weights: Iterable[Weight], dtype: torch.dtype, device: torch.device)
             info.name: torch.zeros(info.shape, dtype=torch_dtype(info.dtype), device=device)
             for info in on_disk(weight)
         }
-        values_of(weight, zeros, lambda count: torch.empty(count, dtype=dtype, device=device))
+        values_of(weight, zeros, lambda count: torch.empty(count, dtype=dtype, device=device), set())

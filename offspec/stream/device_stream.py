@@ -9,7 +9,7 @@ from offspec.core.trace import OFF, Timeline
 from offspec.stream.arena import Arena
 from offspec.stream.disk_stream import DiskStream
 from offspec.stream.layout import UnitLayout
-from offspec.stream.ring import Ring, RingStats, WorkerDiedError
+from offspec.stream.ring import Ring, WorkerDiedError
 
 
 class DeviceStream:
@@ -51,15 +51,6 @@ class DeviceStream:
             name="copy",
             timeline=timeline,
         )
-
-    @property
-    def stats(self) -> RingStats:
-        return self.ring.stats
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes that came from disk."""
-        return self._disk.bytes_read if self._disk else 0
 
     def _fill(self, unit: int, slot: int) -> int:
         arena = self._hosted.get(unit)

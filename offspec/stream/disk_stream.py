@@ -9,7 +9,7 @@ from offspec.core.trace import OFF, Timeline
 from offspec.stream.arena import Arena
 from offspec.stream.direct_reader import DirectReader, ReadShape
 from offspec.stream.layout import Extent, UnitLayout
-from offspec.stream.ring import Job, Ring, RingStats, WorkerDiedError
+from offspec.stream.ring import Job, Ring, WorkerDiedError
 
 
 class DiskStream:
@@ -52,14 +52,6 @@ class DiskStream:
     def ring(self) -> Ring:
         assert self._ring is not None
         return self._ring
-
-    @property
-    def stats(self) -> RingStats:
-        return self.ring.stats
-
-    @property
-    def bytes_read(self) -> int:
-        return self.ring.stats.bytes_moved
 
     def _jobs(self, unit: int) -> list[Job]:
         step = self.shape.block

@@ -12,7 +12,7 @@ from offspec.model.device import find_device
 def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(devices, "choose", lambda device: None)  # no kernel can run on either
+    monkeypatch.setattr(devices, "choose_backend", lambda device: None)  # no kernel can run on either
 
 
 @pytest.mark.usefixtures("two_devices")

@@ -193,7 +193,7 @@ def test_code_is_compiled_once_for_a_kind_of_weights(monkeypatch: pytest.MonkeyP
     """Weights that differ in nothing but a number of their own are not each unpacked for it."""
     unpacked = list[int]()
     monkeypatch.setattr(
-        unpacking, "values_of", lambda weight, views, out: unpacked.append(weight.format.nested_offset)
+        unpacking, "values_of", lambda weight, *rest: unpacked.append(weight.format.nested_offset)
     )
     formats = [Codebook("nf4", 64, torch.uint8, 256, float(offset)) for offset in range(5)]
     info = TensorInfo("part", "U8", (32,), Path("file"), 0, 32)

@@ -111,7 +111,7 @@ def test_a_draft_takes_what_it_was_said_to(
         made.append(packing.round_matrix(*args))
         return made[-1]
 
-    monkeypatch.setattr(packed_layers, "pack", counted)
+    monkeypatch.setattr(packed_layers, "round_matrix", counted)
     monkeypatch.setattr(packed_layers, "Scratch", Counted)
     draft = opened(draft_bits=bits).draft
     assert draft is not None

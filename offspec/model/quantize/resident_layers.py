@@ -36,8 +36,7 @@ class RoundedLayers:
     the cost of unpacking; else keep them packed and unpack each module's just before it runs.
     """
 
-    bytes_streamed = 0
-    stats = RingStats()
+    read_stats = ring_stats = RingStats()  # nothing streams
 
     def __init__(
         self,

@@ -49,7 +49,7 @@ def planning(monkeypatch: pytest.MonkeyPatch) -> Planning:
     planning = Planning()
     for name, functions in (
         ("rehearsal", {"make_plan": planning.make_plan}),
-        ("validation", {"validate": planning.validate}),
+        ("validation", {"validate_plan": planning.validate}),
     ):
         module = ModuleType(f"offspec.engine.{name}")
         vars(module).update(functions)

@@ -1,0 +1,187 @@
+"""A model whose headers were read: what it is made of, and how many bytes each part takes."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from offspec.checkpoint.tensors import Weight
+from offspec.core.errors import UnsupportedModelError
+from offspec.model.binding import Binder
+from offspec.model.head import HeadBlock, can_be_cut, head_blocks
+from offspec.model.skeleton import build_skeleton
+from offspec.model.unpacking import warm_up
+from offspec.model.weights import WeightRecipe, map_weights
+from offspec_kernels.tree_attention import scratch_bytes as tree_attention_scratch
+
+_HEAD_VALUES = 4 << 20  # of a packed head, in a block that streams, even where layers unpack fewer at once
+
+
+class OpenedModel:
+    """The skeleton of a checkpoint, with its weights in four parts: layers, embedding, head, and the rest.
+
+    Opening reads only headers, so all sizes are known before a byte of weights is read. An embedding stays
+    on disk, and only the rows in use are read, unless it is the very matrix of a head that stays.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        tensors: Mapping[str, Weight],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.skeleton = build_skeleton(folder, dtype)
+        self.device, self.dtype = device, dtype
+        model = self.skeleton.model
+        layers: list[list[WeightRecipe]] = [[] for _ in self.skeleton.layers]
+        rest: list[WeightRecipe] = []
+        self._rows: Weight | None = None
+        self._head: WeightRecipe | None = None
+        for recipe in map_weights(model, tensors):
+            index = self.skeleton.layer_of(recipe.names[0])
+            if index is not None:
+                layers[index].append(recipe)
+            elif recipe.converter is None and recipe.names == (self.skeleton.head,):
+                self._head = recipe
+            elif self._stays_on_disk(recipe):
+                self._rows = recipe.sources[0][0]
+            elif not (self.skeleton.tied and recipe.names[0] == self._head_alias()):
+                rest.append(recipe)
+            elif recipe.is_packed:
+                raise UnsupportedModelError(
+                    f"config.json ties the head to the embedding, and {recipe.sources[0][0].file.name} has a "
+                    "quantised head of its own: set tie_word_embeddings to false in config.json"
+                )
+        prefix = self.skeleton.layers_prefix
+        self.layers = [
+            Binder(model, f"layer {i}", recipes, device, f"{prefix}.{i}.") for i, recipes in enumerate(layers)
+        ]
+        self._rest = [Binder(model, "the rest", rest, device)]
+        if self._head is not None:
+            self._rest.append(Binder(model, "the head", [self._head], device))
+
+    def _stays_on_disk(self, recipe: WeightRecipe) -> bool:
+        """Whether it is an embedding whose rows can be read alone."""
+        if recipe.converter is not None or recipe.names != (self.skeleton.embedding,):
+            return False
+        return can_be_cut(recipe.sources[0][0])
+
+    def _head_alias(self) -> str:
+        """What the head is called in a checkpoint that stores it although it is tied."""
+        names: dict[int, str] = {id(module): name for name, module in self.skeleton.model.named_modules()}
+        return names[id(self.skeleton.model.get_output_embeddings())] + ".weight"
+
+    @property
+    def layer_bytes(self) -> list[int]:
+        """Bytes that each layer takes in a slot, which are also those read for it."""
+        return [binder.layout.nbytes for binder in self.layers]
+
+    @property
+    def layer_elements(self) -> list[int]:
+        """Weights in each layer."""
+        return [sum(p.numel() for p in layer.parameters()) for layer in self.skeleton.layers]
+
+    @property
+    def layer_extra(self) -> list[int]:
+        """Bytes that each layer takes besides, where its tensors must be converted."""
+        return [binder.copied_bytes for binder in self.layers]
+
+    @property
+    def held_bytes(self) -> list[int]:
+        """Bytes that each layer takes where all of it is values in the model's dtype."""
+        return [binder.kept_bytes for binder in self.layers]
+
+    @property
+    def held_extra(self) -> list[int]:
+        """Bytes that each layer takes besides while it is made into such values."""
+        return [binder.layout.nbytes + binder.fused_elements * self.dtype.itemsize for binder in self.layers]
+
+    @property
+    def unpacked(self) -> tuple[int, int]:
+        """Values of all layers that every pass unpacks, and the bytes that those are stored in."""
+        values = sum(binder.unpacked_elements for binder in self.layers)
+        return values, sum(binder.unpacked_bytes for binder in self.layers)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether layers hold weights that are unpacked as they run."""
+        return any(binder.is_packed for binder in self.layers)
+
+    @property
+    def rest_bytes(self) -> int:
+        """Bytes of everything that is no layer and stays: head, final norm, positions."""
+        return sum(binder.kept_bytes for binder in self._rest)
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of the head, and of `rest_bytes` therefore, that may stream instead; 0 where it cannot."""
+        if self._head is None or not can_be_cut(self._head.sources[0][0]):
+            return 0
+        return self._rest[1].kept_bytes
+
+    @property
+    def head_stored_bytes(self) -> int:
+        """Bytes that the head takes on disk, which are those of a pass in which it streams."""
+        if self._head is None:  # it is the embedding
+            weight: torch.Tensor = self.skeleton.model.get_output_embeddings().weight
+            return weight.numel() * self.dtype.itemsize
+        return self._head.sources[0][0].nbytes
+
+    @property
+    def head_block_bytes(self) -> int:
+        """Bytes of the largest unit of a head that streams."""
+        return max((block.layout.nbytes for block in self._head_blocks()), default=0)
+
+    def _head_blocks(self) -> list[HeadBlock]:
+        if self._head is None or not self.head_bytes:
+            return []
+        return head_blocks(self._head.sources[0][0], max(self.layer_bytes), self._unpacked_values)
+
+    @property
+    def _unpacked_values(self) -> int:
+        """Most values of packed weights that are there at once while layers run, or a head's blocks."""
+        most = max(binder.scratch_elements for binder in self.layers)
+        if self._head is not None and self._head.is_packed:
+            most = max(most, min(_HEAD_VALUES, math.prod(self._head.sources[0][0].shape)))
+        return most
+
+    @property
+    def _fused_values(self) -> int:
+        return max(binder.fused_elements for binder in self.layers)
+
+    @property
+    def weight_files(self) -> list[Path]:
+        """Files that layers are read from."""
+        return sorted({extent.file for binder in self.layers for extent in binder.layout.extents})
+
+    def warm_up(self) -> None:
+        """Have the code compiled that packed weights need; the first time it takes some seconds."""
+        recipes = [recipe for binder in (*self.layers, *self._rest) for recipe in binder.recipes]
+        weights = [weight for recipe in recipes for weight, _ in recipe.sources]
+        warm_up(weights if self._rows is None else [*weights, self._rows], self.dtype, self.device)
+
+    def cache_bytes(self, capacity: int) -> int:
+        return capacity * self.skeleton.kv_bytes_per_token()
+
+    def scratch_bytes(self, rows: int, length: int, chunk: int) -> int:
+        """Most bytes of activations in a pass of `rows` rows over a cache of `length` positions."""
+        config, item = self.skeleton.config, self.dtype.itemsize
+        hidden: int = config.hidden_size
+        inner = max((max(shape) for shape in self._matrix_shapes()), default=hidden)
+        chunk = min(rows, chunk)
+        heads: int = config.num_attention_heads
+        groups = heads // (getattr(config, "num_key_value_heads", None) or heads)
+        attention = tree_attention_scratch(rows, length + rows, heads, groups, self.dtype)
+        largest = max((a * b for a, b in self._matrix_shapes()), default=0)  # reordered by the GEMM
+        return (
+            rows * hidden * item * 4
+            + chunk * (3 * inner * item + 4 * hidden * 4)
+            + attention
+            + (largest + self._unpacked_values + self._fused_values) * item
+        )
+
+    def _matrix_shapes(self) -> list[tuple[int, int]]:
+        parameters = self.skeleton.layers[0].parameters()
+        return [(p.shape[-2], p.shape[-1]) for p in parameters if p.dim() >= 2]
