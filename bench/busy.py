@@ -30,7 +30,7 @@ _PAUSE_S = 0.1  # for the threads of the engine that answered before to go to sl
 _WORKER = """
 import os, sys
 import offspec
-from offspec.engine.contention import Contention
+from offspec.model.contention import Contention
 
 if os.environ.get("BENCH_SPINS"):
     Contention.look = lambda self: None

@@ -2,7 +2,7 @@
 
 torch computes with a team of OpenMP threads that wait for each other at the end of every product. While they
 wait they spin, by libgomp's default for milliseconds, which stops a machine that does other work too: see
-`engine.contention`, which takes part in this while answers are made.
+`model.contention`, which takes part in this while answers are made.
 """
 
 import os

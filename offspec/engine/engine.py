@@ -17,10 +17,10 @@ from offspec.core.errors import ClosedError, OffspecError, RequestError
 from offspec.core.events import Event, Finished, Mismatch, Result
 from offspec.core.threads import ExclusiveUse, in_thread
 from offspec.core.trace import OFF, Timeline
-from offspec.engine.contention import Contention
 from offspec.engine.decode import DecodeState
 from offspec.engine.drafting import Drafting, Request
 from offspec.engine.request import RunningRequest
+from offspec.model.contention import Contention
 from offspec.model.tokenizer import Messages
 from offspec.plan.load import Assembly, describe
 from offspec.plan.policy import DraftPolicy

@@ -23,12 +23,12 @@ from offspec.core.events import (
     total_guessed,
 )
 from offspec.core.trace import Timeline
-from offspec.engine.contention import Contention
 from offspec.engine.decode import DecodeState, Decoding, PassResult
 from offspec.engine.detokenizer import TextStream
 from offspec.engine.drafting import Drafting, Request
 from offspec.engine.stopping import Ending, Halted
 from offspec.model import device as devices
+from offspec.model.contention import Contention
 from offspec.plan.load import Assembly
 
 

@@ -1,10 +1,12 @@
 """Drawing up a plan for opened models, from what was measured and what is known of the draft."""
 
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from offspec.core.config import LOOKUPS, EngineConfig
 from offspec.core.events import LoadProgress
 from offspec.draft.open import Notify
+from offspec.model.contention import Contention
 from offspec.model.parts import TargetParts
 from offspec.plan.fit import LEAST_BUDGET, Opened
 from offspec.plan.load import Assembly
@@ -23,6 +25,10 @@ from offspec_planners.search import BUDGETS, STATIC_WIDTH, WIDTHS, Outlook, best
 
 _WALKED = 8.0  # nodes that a first estimate takes a pass to walk
 _PROMPT = 512  # tokens of the prompt that the time to a first token is told for
+_CONTENDED = (
+    "Other processes used the processors while this was measured: measure again on an idle machine, with "
+    "`offspec plan --replan`."
+)
 _ENOUGH_TREES, _ENOUGH_PASSES = 8, 16  # to know a draft by
 
 
@@ -32,14 +38,15 @@ def measure(opened: Opened, assembly: Assembly, config: EngineConfig, notify: No
     assert opened.codec is not None
     ids = calibration_ids(opened.codec, 512)
     capacity = assembly.context + (config.budget or 1)
-    trial = PassTrial(assembly.target, ids, capacity, config.temperature)
-    measured = trial.measure(lambda done, total: notify(LoadProgress(stage, done, total, "layers")))
-    main = next(iter(assembly.sources.drafters.values()), None)
-    if main is None:
-        return measured
-    parts = TargetParts(assembly.target)
-    step, start = measure_steps(main, parts, ids, config.budget or 1, config.temperature)
-    return replace(measured, step=step, start=start)
+    with closing(Contention()) as contention:
+        trial = PassTrial(assembly.target, ids, capacity, config.temperature, contention.look)
+        measured = trial.measure(lambda done, total: notify(LoadProgress(stage, done, total, "layers")))
+        main = next(iter(assembly.sources.drafters.values()), None)
+        if main is not None:
+            parts, budget = TargetParts(assembly.target), config.budget or 1
+            step, start = measure_steps(main, parts, ids, budget, config.temperature, contention.look)
+            measured = replace(measured, step=step, start=start)
+        return replace(measured, contended=contention.seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +97,8 @@ def plan_by(opened: Opened, loaded: EngineConfig, measured: MeasuredCosts, recor
     """A plan by what was measured of loaded models and what is on record of the draft."""
     acceptance = acceptance_for(record, opened.config)
     hardware = tried_machine(opened.target, measured, sizes_of(opened.target, opened.config.model))
-    return build_plan(opened, loaded, measured, acceptance, hardware)
+    plan = build_plan(opened, loaded, measured, acceptance, hardware)
+    return replace(plan, notes=(*plan.notes, _CONTENDED)) if measured.contended else plan
 
 
 def build_plan(

@@ -5,7 +5,7 @@ What drafts with the target's states gets made-up ones: how long a step takes do
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,12 +33,24 @@ Points = tuple[tuple[int, float], ...]
 
 @torch.no_grad()
 def measure_steps(
-    drafter: Drafter, parts: TargetParts, ids: Sequence[int], budget: int, temperature: float = 0.0
+    drafter: Drafter,
+    parts: TargetParts,
+    ids: Sequence[int],
+    budget: int,
+    temperature: float = 0.0,
+    look: Callable[[], None] | None = None,
 ) -> tuple[Points, float]:
     """((width, seconds) of a draft step, what the first step after a pass takes more), from trees grown.
 
-    parts: of the target; ids: text below whose end trees are grown; budget: most nodes that the draft has
-    room for. Leaves the draft's cache empty.
+    Leaves the draft's cache empty.
+
+    Args:
+        drafter: Loaded.
+        parts: Of the target.
+        ids: Text below whose end trees are grown.
+        budget: Most nodes that the draft has room for.
+        temperature: Of the tokens that are chosen.
+        look: Called between draft steps.
     """
     vocabulary, device = parts.vocab_size, parts.device
     processor = LogitsProcessor(SamplingParams(temperature=temperature), vocabulary, [], device)
@@ -50,7 +62,7 @@ def measure_steps(
     steps, first = list[tuple[int, float]](), list[float]()
     started = time.perf_counter()
     try:
-        _grow(drafter, scorer, text[:known], 2, 1)
+        _grow(drafter, scorer, text[:known], 2, 1, look)
         drafter.commit([ROOT])  # what follows finds the prompt known
         _show(drafter, parts, 0, known)
         for turn, width in enumerate(2 * widths):
@@ -58,7 +70,7 @@ def measure_steps(
                 break
             drafter.rewind(known)
             looked = _show(drafter, parts, known, len(text) - 1)
-            grown = _grow(drafter, scorer, text, min(budget, 4 * width), width)
+            grown = _grow(drafter, scorer, text, min(budget, 4 * width), width, look)
             first += [looked + seconds for _, seconds in grown[:1]]
             steps += grown[1:]
     finally:
@@ -93,11 +105,17 @@ class _Clock:
 
 
 def _grow(
-    drafter: Drafter, scorer: Scorer, ids: Sequence[int], budget: int, width: int
+    drafter: Drafter,
+    scorer: Scorer,
+    ids: Sequence[int],
+    budget: int,
+    width: int,
+    look: Callable[[], None] | None,
 ) -> list[tuple[int, float]]:
     """(width, seconds) of the steps that grew one tree."""
     clock: Any = _Clock(drafter)
-    grow(Mixture.single(clock, scorer), ids, GrowthPolicy(budget, width, min_gain=0.0), _DEEPEST)
+    growth = GrowthPolicy(budget, width, min_gain=0.0)
+    grow(Mixture.single(clock, scorer), ids, growth, _DEEPEST, between=look)
     ends = [began for began, _ in clock.began[1:]] + [time.perf_counter()]
     return [(width, end - began) for (began, width), end in zip(clock.began, ends, strict=True)]
 

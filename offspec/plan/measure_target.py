@@ -44,11 +44,25 @@ class _EnoughError(Exception):
 
 
 class PassTrial:
-    """Tries passes over a loaded target. ids: text to run, for embeddings of real tokens."""
+    """Tries passes over a loaded target.
+
+    Args:
+        target: Loaded; its cache is empty before and after.
+        ids: Text to run, for embeddings of real tokens.
+        capacity: Positions of the cache.
+        temperature: Of the tokens that are chosen.
+        look: Called between layers.
+    """
 
     def __init__(
-        self, target: LoadedModel, ids: Sequence[int], capacity: int, temperature: float = 0.0
+        self,
+        target: LoadedModel,
+        ids: Sequence[int],
+        capacity: int,
+        temperature: float = 0.0,
+        look: Callable[[], None] | None = None,
     ) -> None:
+        self._look = look
         self._temperature = temperature
         self._target, self._ids = target, list(ids) or [0]
         room = min(capacity, target.skeleton.context_length)
@@ -60,6 +74,7 @@ class PassTrial:
         """Passes of several row counts, the link, and the walk. Nothing is left in the target's cache."""
         target = self._target
         layer, outside = list[tuple[int, float]](), list[tuple[int, float]]()
+        target.tree_model.between = self._look
         try:
             for done, rows in enumerate(self._rows):
                 progress(done, len(self._rows) + 1)
@@ -72,7 +87,7 @@ class PassTrial:
             return MeasuredCosts(tuple(layer), tuple(outside), self._walk(), link=link, unpack=unpack)
         finally:
             target.tree_model.settle = None
-            target.tree_model.on_layer = None
+            target.tree_model.on_layer = target.tree_model.between = None
             target.recover()
             target.tree_model.cache.rewind(0)
 

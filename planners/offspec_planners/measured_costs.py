@@ -16,7 +16,8 @@ class MeasuredCosts:
     layers; walk: of choosing a token at one node, the head included where it stays. step: (width, seconds)
     of a draft step; start: what the draft's first step takes more. link: bytes per second that came while
     the link was busy; None where nothing streams. unpack: what making a value of a packed weight takes, which
-    counts for a target that is packed where the one that was tried is not.
+    counts for a target that is packed where the one that was tried is not. contended: whether other processes
+    took the processors meanwhile.
     """
 
     layer: Points
@@ -26,6 +27,7 @@ class MeasuredCosts:
     start: float = 0.0
     link: Rate | None = None
     unpack: float = 0.0
+    contended: bool = False
 
     def costs(self, target: ModelSizes, placement: Placement, walked: float) -> PassCosts:
         """The costs of passes under a placement, in which `walked` nodes are walked on average."""

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from offspec.core.openmp import SPINS, unlimited_spinning
-from offspec.engine import contention as module
-from offspec.engine.contention import Contention
+from offspec.model import contention as module
+from offspec.model.contention import Contention
 from tests.support.tiny_models import write_model
 
 SECOND = 1_000_000_000

@@ -12,6 +12,7 @@ from offspec.engine.engine import Engine
 from offspec.model.fused.forward import LeanModel
 from offspec.model.parts import TargetParts
 from offspec.plan import measure_draft as draft_trial
+from offspec.plan import measure_target
 from offspec.plan import measure_target as trial
 from offspec.plan.measure_draft import measure_steps
 from offspec.plan.measure_target import PassTrial, tried_machine
@@ -91,6 +92,7 @@ def test_passes_are_broken_off_and_whole(model: Path, monkeypatch: pytest.Monkey
             real()
 
         monkeypatch.setattr(target, "recover", recover)
+        monkeypatch.setattr(measure_target, "_LINK_SECONDS", 0.0)
         _try(engine, 0.0)
         assert layers and set(layers[:-1]) == {3}, "no time: after the least number of layers"
         layers.clear()
@@ -143,6 +145,14 @@ def test_a_context_with_room_for_little(model: Path, context: int) -> None:
     with tiny_engine(model, "none", budget=1, context=context) as engine:
         measured = PassTrial(engine._assembly.target, [], context + 1).measure(nothing, 0.0)
         assert measured.layer and engine._assembly.target.tree_model.cache.length == 0
+
+
+def test_a_trial_can_be_watched_between_layers(model: Path) -> None:
+    with tiny_engine(model, "none", placement=PLACEMENTS["resident"]) as engine:
+        looks: list[int] = []
+        target = engine._assembly.target
+        PassTrial(target, CALIBRATION, CAPACITY, look=lambda: looks.append(1)).measure(nothing, 0.0)
+        assert len(looks) >= len(target.layers) and target.tree_model.between is None
 
 
 def test_without_anything_to_stream_there_is_no_link(model: Path) -> None:

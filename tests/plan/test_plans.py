@@ -15,7 +15,7 @@ from offspec.plan import prepare as choose
 from offspec.plan.load import open_models
 from offspec.plan.prepare import record_of
 from offspec.plan.records import DraftRecord
-from tests.support.plan_world import GB, LAYERS, MB, PROMPT, World, least_memory, write_large
+from tests.support.plan_world import GB, LAYERS, MB, MEASURED, PROMPT, World, least_memory, write_large
 from tests.support.products import some
 from tests.support.tiny_models import disturb, tiny_engine, write_model
 
@@ -111,6 +111,15 @@ def test_memory_that_came_or_went_remakes_the_plan(
     free(12 * MB)
     again = world.remade("does not fit", **settings)
     assert again.placement == tight.placement
+
+
+def test_a_plan_tells_that_it_was_measured_on_a_busy_machine(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert world.plan().notes == ()
+    monkeypatch.setattr(choose, "measure", lambda *given: replace(MEASURED, contended=True))
+    (note,) = world.plan(replan=True).notes
+    assert "processors" in note and "--replan" in note
 
 
 def _record(world: World) -> DraftRecord:

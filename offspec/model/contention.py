@@ -29,6 +29,7 @@ class Contention:
 
     def __init__(self) -> None:
         self._idle_team: _IdleTeam | None = None
+        self.seen = False  # whether it was ever busy
         self._calm = 0  # ns of work, up to the latest look, in which there was next to no waiting
         self.begin()
 
@@ -50,7 +51,7 @@ class Contention:
         share = (waiting - waited) / (now - then)
         self._calm = self._calm + now - then if share < _IDLE else 0
         if share > _BUSY and self._idle_team is None and torch.get_num_threads() > 1:
-            self._idle_team = _IdleTeam()
+            self._idle_team, self.seen = _IdleTeam(), True
         elif self._calm >= _CALM:
             self.close()
 
