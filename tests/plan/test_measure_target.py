@@ -12,7 +12,6 @@ from offspec.engine.engine import Engine
 from offspec.model.fused.forward import LeanModel
 from offspec.model.parts import TargetParts
 from offspec.plan import measure_draft as draft_trial
-from offspec.plan import measure_target
 from offspec.plan import measure_target as trial
 from offspec.plan.measure_draft import measure_steps
 from offspec.plan.measure_target import PassTrial, tried_machine
@@ -92,7 +91,7 @@ def test_passes_are_broken_off_and_whole(model: Path, monkeypatch: pytest.Monkey
             real()
 
         monkeypatch.setattr(target, "recover", recover)
-        monkeypatch.setattr(measure_target, "_LINK_SECONDS", 0.0)
+        monkeypatch.setattr(trial, "_LINK_SECONDS", 0.0)
         _try(engine, 0.0)
         assert layers and set(layers[:-1]) == {3}, "no time: after the least number of layers"
         layers.clear()
