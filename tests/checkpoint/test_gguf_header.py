@@ -188,6 +188,15 @@ def test_a_header_that_lies_is_refused(path: Path, data: bytes, why: str) -> Non
     assert "\n" not in str(caught.value)
 
 
+def test_a_single_byte_behind_the_last_tensor_is_seen(path: Path) -> None:
+    whole = valid_file(path)
+    end = max(tensor.offset + tensor.nbytes for tensor in read_gguf(path).tensors.values())
+    filled = whole[:end] + bytes(-end % 32)
+    read(path, filled)
+    with pytest.raises(HeaderError, match="1 bytes after"):
+        read(path, filled + b"\0")
+
+
 def test_every_cut_of_a_file_is_seen(path: Path) -> None:
     whole = valid_file(path)
     end = max(tensor.offset + tensor.nbytes for tensor in read_gguf(path).tensors.values())

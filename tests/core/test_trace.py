@@ -118,6 +118,12 @@ def test_spans_of_two_threads_on_one_track_get_a_line_each() -> None:
     ]
 
 
+def test_a_span_that_begins_where_another_ends_shares_its_line() -> None:
+    records: list[Record] = [("copy", "a", 0, 5000, ""), ("copy", "b", 5000, 8000, "")]
+    events = json.loads("".join(lines(records, 0, {})))["traceEvents"]
+    assert [one["name"] for one in spans(events, "copy")] == ["a", "b"]
+
+
 def test_threads_record_at_once(tmp_path: Path) -> None:
     timeline, start = Timeline(on=True), threading.Barrier(4)
 

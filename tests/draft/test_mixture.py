@@ -130,6 +130,15 @@ def test_a_lookup_leaves_to_others_what_it_does_not_know() -> None:
     assert likely == pytest.approx([5 / 6 * 0.9 + (0.6 + 0.4 * 0.9) / 6, 5 / 6 * 0.1 + 0.4 * 0.1 / 6])
 
 
+def test_who_was_not_asked_of_a_node_has_said_nothing_of_its_children() -> None:
+    """Two of three sources speak of the root; the third is silent, which is no opinion."""
+    tree, blend = GrowingTree(5, 3), Blended(3, lookups_from=3)
+    tree.extend(np.array([0]), np.array([[1, 2]]), np.log([[0.6, 0.3]]), -np.inf, 0, blend)
+    tree.extend(np.array([0]), np.array([[2, 3]]), np.log([[0.5, 0.4]]), -np.inf, 1, blend)
+    assert np.isnan(tree.said[2, : tree.count]).all()
+    assert np.isneginf(tree.said[0, 3]) and np.isneginf(tree.said[1, 1])
+
+
 def test_weights_follow_who_is_right() -> None:
     random = np.random.default_rng(1)
     blend = Blended(2, lookups_from=2)

@@ -125,6 +125,20 @@ def test_a_large_head_streams_in_blocks(tied: bool, tmp_path: Path) -> None:
             assert result.token_ids == expected and result.tokens_per_pass > 2
 
 
+def test_each_block_of_a_head_has_its_own_bias(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", "phi", vocab_size=3000)
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    with tiny_engine(model, "none", budget=1) as engine:
+        target = engine._assembly.target
+        assert len(target._head_blocks()) > 2
+        bias = target.skeleton.model.get_output_embeddings().bias
+        assert bias.std() > 0
+        expected = engine.generate(PROMPT, params).token_ids
+    placement = Placement((Tier.DISK, Tier.DEVICE, Tier.DISK), 2, 2, Tier.DISK)
+    with tiny_engine(model, "none", budget=1, placement=placement) as engine:
+        assert engine.generate(PROMPT, params).token_ids == expected
+
+
 @pytest.mark.parametrize(
     ("budget", "width"),
     some(

@@ -208,6 +208,12 @@ def test_ties_are_cut_the_same_way_every_time() -> None:
     assert kept(min_p=1.0) == [2, 7]
 
 
+def test_a_sum_that_is_just_top_p_is_enough() -> None:
+    """Four tokens of a quarter each, exactly: two of them are a half."""
+    found = processor(size=4, temperature=1.0, top_p=0.5).process(torch.zeros(4))
+    assert found.isfinite().nonzero()[:, 0].tolist() == [0, 1]
+
+
 def test_a_top_p_that_rounding_cannot_reach_keeps_all() -> None:
     for seed in range(20):
         ours = processor(size=500, temperature=1.0, top_p=math.nextafter(1.0, 0.0))
