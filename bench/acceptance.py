@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.table import Table
 
-from bench.harness import (
+from bench.lib.report import (
     Prompt,
     Report,
     command_line,

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from bench.harness import Report, command_line, environment, ratio, write_result
+from bench.lib.report import Report, command_line, environment, ratio, write_result
 
 NAME = "busy"
 _BY_DEFAULT = {"GOMP_SPINCOUNT": "300000", "BENCH_SPINS": "1"}  # what libgomp takes where nothing is set

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from bench.harness import Report, command_line, environment, model_name, ratio, write_result
+from bench.lib.report import Report, command_line, environment, model_name, ratio, write_result
 from offspec.core.config import SamplingParams, format_bytes
 from offspec_planners.measure import gemm_rates, memory_bandwidth
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from bench.harness import Report, command_line, environment, read_prompts, write_result
+from bench.lib.report import Report, command_line, environment, read_prompts, write_result
 from offspec.checkpoint import open_checkpoint
 from offspec.model.quantize.calibration import TEXT, InputMoments
 from offspec.model.quantize.rounding import packed_bytes, rounded

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from bench.harness import Report, command_line, environment, write_result
+from bench.lib.report import Report, command_line, environment, write_result
 from offspec_planners.sequoia import best_tree_shape
 
 NAME = "sequoia"

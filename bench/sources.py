@@ -19,7 +19,8 @@ from typing import Any
 from rich.table import Table
 
 from bench.acceptance import Answer, yield_of
-from bench.harness import (
+from bench.lib.plots import plot_file, sources_plot
+from bench.lib.report import (
     PROMPTS,
     Prompt,
     Report,
@@ -30,7 +31,6 @@ from bench.harness import (
     read_prompts,
     write_result,
 )
-from bench.plots import plot_file, sources_plot
 from offspec.core.errors import OffspecError
 
 NAME = "sources"

@@ -18,7 +18,8 @@ from typing import Any
 from rich.table import Table
 
 from bench import acceptance
-from bench.harness import (
+from bench.lib.plots import plot_file, substitute_plot
+from bench.lib.report import (
     Prompt,
     Report,
     command_line,
@@ -28,7 +29,6 @@ from bench.harness import (
     read_prompts,
     write_result,
 )
-from bench.plots import plot_file, substitute_plot
 from offspec.core.config import format_bytes
 from offspec.core.errors import OffspecError
 

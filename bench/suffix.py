@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from bench.harness import Report, command_line, environment, ratio, write_result
+from bench.lib.report import Report, command_line, environment, ratio, write_result
 
 if TYPE_CHECKING:
     from offspec.draft.base import Lookup

@@ -32,7 +32,7 @@ _SECONDS = 0.7  # that a pass is given before it is broken off
 _LEAST_LAYERS = 3
 _WALKS = 7
 _COPIED, _COPIES = 4 << 20, 5
-_UNPACKING = 3.5  # times what copying takes, by `bench.dequant`: NF4 on a CPU
+_UNPACKING = 3.5  # times what copying takes, by `bench.kernels.dequant`: NF4 on a CPU
 _LINK_SECONDS, _READINGS = 1.5, 3  # of reading, to know how fast the link is
 _BUSY = 0.2  # share of that time that passes must wait for the link to call it busy
 

@@ -1,0 +1,1 @@
+"""Delays and costs of the chat's terminal interface."""

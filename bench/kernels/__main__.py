@@ -1,0 +1,170 @@
+"""The kernels beside what the device can do, and beside what torch has for the same work.
+
+    python -m bench.kernels [--device cuda] [--ops tree_attention ...] [--shapes gumbel_argmax:512,128256 ...]
+
+For each operation the floor comes first: the multiplications at the rate of a large product, the bytes at
+the rate of a long copy or sum, whichever takes longer. Nothing is timed before it has been compared with its
+float64 reference at a small size, and with its rivals at the size that is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+
+from bench.kernels import attention as kernels_attention
+from bench.kernels import rows as kernels_rows
+from bench.kernels.cases import Setting, Spec, only, parse_spec
+from bench.kernels.clock import Rates, measure_rates
+from bench.kernels.run import measure
+from bench.kernels.view import show_case, show_ceiling, show_rates, show_steps, show_tuning
+from bench.kernels.wanted import CASES, judged
+from bench.lib.cgroup import BenchError
+from bench.lib.report import Report, command_line, environment, model_name, write_result
+from offspec.core.config import parse_bytes
+from offspec.core.errors import OffspecError
+from offspec.model.device import claim, find_device
+from offspec_kernels.backend import Backend as Way
+from offspec_kernels.backend import choose_backend, interprets
+from offspec_kernels.errors import ArgumentError, PathError
+
+NAME = "kernels"
+OPS = {"tree_attention": kernels_attention.OP, **kernels_rows.OPS}
+STEP = "draft_step"
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"python -m bench.{NAME}", description="How fast the kernels are.")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--vram", help="at most so much of a CUDA device's memory, as 8GB")
+    parser.add_argument("--ops", nargs="+", choices=[*OPS, STEP], help="only these (default: all)")
+    shapes = "; ".join(f"{name}:{','.join(op.names)}" for name, op in OPS.items())
+    parser.add_argument(
+        "--shapes", nargs="+", metavar="OP:SIZES[:DTYPE]", help=f"cases of your own: {shapes}"
+    )
+    parser.add_argument(
+        "--path", choices=get_args(Way), help="the kernels' path (default: the door's choice)"
+    )
+    parser.add_argument("--spread", type=float, default=1.0, help="standard deviation of attention scores")
+    parser.add_argument("--seconds", type=float, default=0.2, help="of each of five turns of a way")
+    parser.add_argument("--tune", action="store_true", help="also find the fastest blocks for tree_attention")
+    parser.add_argument("--draft", default="demo", help="whose steps are timed with and without graphs")
+    parser.add_argument("--json", type=Path, help="result file (default bench/results/kernels[-cuda].json)")
+    args = parser.parse_args(argv)
+    if args.spread <= 0 or args.seconds < 0:
+        parser.error("--spread must be above 0, and --seconds 0 or more")
+    return args
+
+
+def open_device(name: str, vram: str | None, path: Way | None) -> torch.device:
+    """The device, with a promise for its memory if one is made. Raises OffspecError, PathError."""
+    device = find_device(name)
+    choose_backend(device, path)
+    claim(device, parse_bytes(vram) if vram else None)
+    if device.type == "cuda" and interprets():
+        raise BenchError("TRITON_INTERPRET is set, and what Python interprets is no measure: unset it")
+    return device
+
+
+def find_specs(args: argparse.Namespace, device: torch.device) -> list[Spec]:
+    """The cases that are asked for, or those of the device. Raises BenchError."""
+    texts = args.shapes or CASES[device.type]
+    specs = only([parse_spec(text, OPS) for text in texts], args.ops)
+    if not specs and STEP not in (args.ops or []):
+        raise BenchError("no case is left: --ops and --shapes name different operations")
+    return specs
+
+
+def run_cases(
+    specs: Sequence[Spec], setting: Setting, rates: Rates, seconds: float, report: Report
+) -> list[dict[str, Any]]:
+    """A row for each case, told as it comes."""
+    rows = []
+    for spec in specs:
+        report.progress(str(spec))
+        row = measure(spec, OPS[spec.op], setting, rates, seconds, lambda row: show_ceiling(row, report))
+        if row["right"]:
+            row = judged(row, setting.device.type)
+        show_case(row, report)
+        rows.append(row)
+    return rows
+
+
+def run_tuning(specs: Sequence[Spec], setting: Setting, report: Report) -> dict[str, Any]:
+    """The fastest cuts of each tree_attention case."""
+    from bench.kernels.tune import tune
+
+    found = {}
+    for spec in only(specs, ["tree_attention"]):
+        report.progress(f"cutting {spec} in many ways")
+        found[str(spec)] = tune(spec, setting)
+        show_tuning(str(spec), found[str(spec)], report)
+    return found
+
+
+def run_steps(args: argparse.Namespace, device: torch.device, report: Report) -> list[dict[str, Any]]:
+    """Draft steps with and without graphs, where there can be any."""
+    from bench.kernels.graphs import WIDTHS, measure_graphs
+
+    if device.type != "cuda":
+        report.note("draft steps have graphs on CUDA devices only: not measured here")
+        return []
+    report.progress(f"draft steps of {model_name(args.draft)}")
+    rows = measure_graphs(args.draft, device, WIDTHS, rounds=10)
+    show_steps(rows, report)
+    return rows
+
+
+def run(args: argparse.Namespace, argv: Sequence[str], report: Report) -> int:
+    device = open_device(args.device, args.vram, args.path)
+    if args.tune and device.type != "cuda":
+        raise BenchError("--tune is for CUDA devices: add --device cuda, or leave it out")
+    specs = find_specs(args, device)
+    setting = Setting(device, args.path, args.spread)
+    report.progress("what the device can do")
+    rates = measure_rates(device, sorted({spec.dtype for spec in specs}) or ["bfloat16"])
+    show_rates(rates, report)
+    with torch.no_grad():
+        rows = run_cases(specs, setting, rates, args.seconds, report)
+        tuned = run_tuning(specs, setting, report) if args.tune else {}
+    asked_for_steps = STEP in args.ops if args.ops else not args.shapes
+    steps = run_steps(args, device, report) if asked_for_steps else []
+    summary = {
+        "bench": NAME,
+        "device": device.type,
+        "threads": torch.get_num_threads(),
+        "spread": args.spread,
+        "ceilings": rates.to_json(),
+        "cases": rows,
+        "draft": model_name(args.draft) if steps else None,
+        "draft_steps": steps,
+        "tuned": tuned,
+    }
+    place = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    command = command_line(f"bench.{NAME}", argv)
+    name = NAME if device.type == "cpu" else f"{NAME}-{device.type}"
+    write_result(name, {**summary, "command": command, "environment": environment(place)}, args.json)
+    report.last_line(summary)
+    return int(any(not row["right"] or row["missed"] for row in rows))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    report = Report()
+    try:
+        return run(parse(argv), argv, report)
+    except OffspecError as error:
+        report.err.print(f"error: {error}", markup=False, soft_wrap=True)
+        return error.exit_code
+    except (ArgumentError, PathError) as error:  # a case that its operation refuses
+        report.err.print(f"error: {error}", markup=False, soft_wrap=True)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

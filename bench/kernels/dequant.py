@@ -1,0 +1,212 @@
+"""How fast stored weights become values, beside what memory allows.
+
+    python -m bench.kernels.dequant [--device cuda] [--formats nf4 Q4_K ...] [--threads 1 2]
+
+A random matrix in each format is made into bfloat16, in scratch that is used again and again, as when a model
+runs. Its packed bytes come from memory: as many copies take turns as no cache holds. The ceiling is the time
+that writing the values takes, or reading the packed bytes, whichever is longer. Nothing is timed before a
+small matrix has been compared with the format's reference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from bench.kernels.clock import clock_of, time_in_turns
+from bench.kernels.dequant_cases import FORMATS, packed_bytes, random_parts
+from bench.lib.cgroup import BenchError
+from bench.lib.report import Report, command_line, environment, write_result
+from offspec.core.config import format_bytes
+from offspec.core.errors import OffspecError
+from offspec.model.device import find_device
+from offspec_kernels.backend import interprets
+from offspec_kernels.dequant import Format, dequantise
+from offspec_planners.measure import memory_bandwidth
+
+NAME = "dequant"
+AIM = 2e9  # packed bytes a second on one core, where the arithmetic allows it
+_CHECKED = (256, 512)
+_COPIES_BYTES = 128 << 20
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m bench.kernels.{NAME}", description="How fast weights unpack."
+    )
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, metavar="FORMAT", default=list(FORMATS),
+                        help=f"only these: {', '.join(FORMATS)}")  # fmt: skip
+    parser.add_argument("--rows", type=int, default=3072)
+    parser.add_argument("--columns", type=int, default=3072)
+    parser.add_argument("--threads", type=int, nargs="+", help="default: one, and all there are")
+    parser.add_argument("--seconds", type=float, default=0.1, help="of each of five turns (default 0.1)")
+    parser.add_argument("--json", type=Path, help=f"result file (default bench/results/{NAME}[-cuda].json)")
+    args = parser.parse_args(argv)
+    if args.seconds < 0 or min(args.threads or [1]) < 1:
+        parser.error("--seconds must be 0 or more, and --threads 1 or more")
+    return args
+
+
+def write_rate(values: int, device: torch.device, seconds: float) -> float:
+    """Bytes a second at which scratch of so many bfloat16 values is filled, again and again."""
+    scratch = torch.empty(values, dtype=torch.bfloat16, device=device)
+    timing = time_in_turns({"fill": lambda: scratch.fill_(1)}, clock_of(device), seconds)["fill"]
+    return scratch.nbytes / timing.least
+
+
+def measure_ceiling(values: int, device: torch.device, seconds: float) -> dict[str, float]:
+    """Bytes a second, with as many threads as torch has now."""
+    return {
+        "write_bytes_per_s": write_rate(values, device, seconds),
+        "read_bytes_per_s": memory_bandwidth(str(device)).high,
+    }
+
+
+def check(name: str, format: Format, device: torch.device) -> None:
+    """Raise BenchError unless the path that is timed gives what the reference gives."""
+    rows, columns = _CHECKED
+    parts = random_parts(format, _CHECKED, device)
+    out = torch.full((2, rows * columns), torch.nan, dtype=torch.bfloat16, device=device)
+    found = dequantise(format, parts, _CHECKED, out[0])
+    wanted = dequantise(format, parts, _CHECKED, out[1], path="reference")
+    if not torch.equal(found, wanted):
+        raise BenchError(f"{name} does not give what its reference gives, so its speed says nothing")
+
+
+def measure(
+    name: str, shape: tuple[int, int], device: torch.device, ceiling: dict[str, float], seconds: float
+) -> dict[str, Any]:
+    """One format with as many threads as torch has now."""
+    format, values = FORMATS[name], shape[0] * shape[1]
+    parts = random_parts(format, shape, device)
+    nbytes = packed_bytes(parts)
+    copies = [parts]
+    if device.type == "cpu":  # the clock of a CUDA device empties its cache
+        for _ in range(_COPIES_BYTES // nbytes):
+            copies.append({part: tensor.clone() for part, tensor in parts.items()})
+    turn = cycle(copies)
+    out = torch.empty(values, dtype=torch.bfloat16, device=device)
+    calls = {"unpack": lambda: dequantise(format, next(turn), shape, out)}
+    timing = time_in_turns(calls, clock_of(device), seconds)["unpack"]
+    floor = max(out.nbytes / ceiling["write_bytes_per_s"], nbytes / ceiling["read_bytes_per_s"])
+    return {
+        "threads": torch.get_num_threads() if device.type == "cpu" else None,
+        **timing.to_json(),
+        "packed_bytes_per_s": nbytes / timing.seconds,
+        "weights_per_s": values / timing.seconds,
+        "floor_seconds": floor,
+        "ratio": floor / timing.seconds,
+    }
+
+
+def measure_all(args: argparse.Namespace, device: torch.device, report: Report) -> dict[str, Any]:
+    """Ceilings and rows, for each number of threads in turn."""
+    shape, before = (args.rows, args.columns), torch.get_num_threads()
+    wanted = args.threads or sorted({1, before}) if device.type == "cpu" else [before]
+    ceilings, runs = [], {name: list[dict[str, Any]]() for name in args.formats}
+    try:
+        for threads in wanted:
+            torch.set_num_threads(threads)
+            ceiling = measure_ceiling(args.rows * args.columns, device, args.seconds)
+            ceilings.append({"threads": threads, **ceiling})
+            report.ceiling(
+                f"{_on(device, threads)}: bfloat16 written at {format_bytes(ceiling['write_bytes_per_s'])}/s"
+                f", memory read at {format_bytes(ceiling['read_bytes_per_s'])}/s"
+            )
+            for name in args.formats:
+                report.progress(f"{name}, {_on(device, threads)}")
+                runs[name].append(measure(name, shape, device, ceiling, args.seconds))
+    finally:
+        torch.set_num_threads(before)
+    return {"ceilings": ceilings, "formats": [_row(name, shape, found) for name, found in runs.items()]}
+
+
+def _row(name: str, shape: tuple[int, int], runs: list[dict[str, Any]]) -> dict[str, Any]:
+    sizes = [
+        part.dtype.itemsize * torch.Size(part.shape).numel() for part in FORMATS[name].parts(shape).values()
+    ]
+    bits = 8 * sum(sizes) / (shape[0] * shape[1])
+    return {"format": name, "bits_per_weight": bits, "packed_bytes": sum(sizes), "runs": runs}
+
+
+def _on(device: torch.device, threads: int) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return "one core" if threads == 1 else f"{threads} cores"
+
+
+def show(found: dict[str, Any], device: torch.device, report: Report) -> None:
+    """A row for each format; the ratio is the ceiling's share of the time."""
+    view = Table(title="packed bytes a second, to bfloat16")
+    view.add_column("", no_wrap=True)
+    view.add_column("bits a weight", justify="right")
+    for ceiling in found["ceilings"]:
+        for head in (_on(device, ceiling["threads"]), "weights a second", "ratio"):
+            view.add_column(head, justify="right")
+    for row in found["formats"]:
+        cells = [
+            cell
+            for run in row["runs"]
+            for cell in (
+                f"{format_bytes(run['packed_bytes_per_s'])}/s",
+                f"{run['weights_per_s'] / 1e9:.2f} G",
+                f"{run['ratio']:.2f}",
+            )
+        ]
+        view.add_row(row["format"], f"{row['bits_per_weight']:.2f}", *cells)
+    report.out.print(view)
+
+
+def below_aim(found: dict[str, Any]) -> list[str]:
+    """Formats that one core unpacks at less than AIM."""
+    return [
+        row["format"]
+        for row in found["formats"]
+        if any(run["threads"] == 1 and run["packed_bytes_per_s"] < AIM for run in row["runs"])
+    ]
+
+
+def run(args: argparse.Namespace, argv: Sequence[str], report: Report) -> int:
+    device = find_device(args.device)
+    if device.type == "cuda" and interprets():
+        raise BenchError("TRITON_INTERPRET is set, and what Python interprets is no measure: unset it")
+    report.progress("comparing with the references")
+    for name in args.formats:
+        check(name, FORMATS[name], device)
+    found = measure_all(args, device, report)
+    show(found, device, report)
+    short = below_aim(found)
+    if short:
+        report.note(f"under {format_bytes(AIM)}/s on one core: {', '.join(short)}")
+    shape = [args.rows, args.columns]
+    summary = {"bench": NAME, "device": device.type, "shape": shape, "aim_bytes_per_s": AIM, **found,
+               "below_aim": short}  # fmt: skip
+    place = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    name = NAME if device.type == "cpu" else f"{NAME}-{device.type}"
+    command = command_line(f"bench.kernels.{NAME}", argv)
+    write_result(name, {**summary, "command": command, "environment": environment(place)}, args.json)
+    report.last_line(summary)
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the bench; the last line of stdout is one line of JSON."""
+    argv = sys.argv[1:] if argv is None else argv
+    report = Report()
+    try:
+        return run(parse(argv), argv, report)
+    except OffspecError as error:
+        report.err.print(f"error: {error}", markup=False, soft_wrap=True)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

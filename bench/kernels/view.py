@@ -1,0 +1,89 @@
+"""How the kernels bench is told: what the device can do, then each case's ceiling, times and memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.kernels.cases import OURS
+from bench.kernels.clock import Rates
+from bench.lib.report import Report
+from offspec.core.config import format_bytes
+
+_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+
+
+def spell(seconds: float) -> str:
+    """Seconds with three digits, in the unit that suits."""
+    unit, name = next((found for found in _UNITS if seconds >= found[0]), _UNITS[-1])
+    return f"{seconds / unit:.3g} {name}"
+
+
+def show_rates(rates: Rates, report: Report) -> None:
+    products = ", ".join(f"{rate / 1e9:.0f} GFLOP/s in {dtype}" for dtype, rate in rates.flops_per_s.items())
+    report.ceiling(f"products: {products}; memory: {format_bytes(rates.bytes_per_s)}/s")
+
+
+def show_ceiling(row: dict[str, Any], report: Report) -> None:
+    products = (
+        f"{row['flops'] / 1e9:.3g} GFLOP take {spell(row['products_seconds'])}, " if row["flops"] else ""
+    )
+    report.ceiling(
+        f"{row['case']}: {products}{format_bytes(row['nbytes'])} take {spell(row['memory_seconds'])}"
+    )
+
+
+def show_case(row: dict[str, Any], report: Report) -> None:
+    """A case that was timed, or what is wrong with it."""
+    if not row["right"]:
+        _show_wrong(row, report)
+        return
+    ways = ", ".join(f"{name} {spell(timing['seconds'])}" for name, timing in row["ways"].items())
+    faster = "".join(f"; {times:.2f} times {kind}" for kind, times in row["speedup"].items())
+    report.reached(f"{row['path']} path: {ways}{faster}; of the ceiling", row["of_ceiling"])
+    report.note(f"scratch {format_bytes(row['scratch_bytes'])}; the docstring: {row['scratch_stated']}")
+    if "dense_mask_bytes" in row:
+        report.note(f"a dense mask is {format_bytes(row['dense_mask_bytes'])}{_flex(row)}")
+    asking = row["ways"][OURS].get("asking_seconds")
+    if asking is not None:
+        report.note(f"the host takes {spell(asking)} to ask for it")
+    for name, why in row["failed"].items():
+        report.note(f"{name} cannot run: {why}")
+    for short in row["missed"]:
+        report.note(f"MISSED: {short}")
+
+
+def _flex(row: dict[str, Any]) -> str:
+    made = row.get("flex_mask_seconds")
+    return (
+        "" if made is None else f"; FlexAttention's mask of blocks takes {spell(made)} to make, not counted"
+    )
+
+
+def _show_wrong(row: dict[str, Any], report: Report) -> None:
+    checked = row["checked"]
+    if not checked["passed"]:
+        report.note(
+            f"WRONG: {checked['at']} is off its reference by {checked['error']:.3g}, at most "
+            f"{checked['limit']:.3g} is allowed; {row['case']} was not timed"
+        )
+        return
+    apart = ", ".join(f"{name} by {error:.3g}" for name, error in row["rivals_differ_by"].items())
+    report.note(f"WRONG: {row['case']} differs from {apart}; it was not timed")
+
+
+def show_tuning(case: str, tried: list[dict[str, Any]], report: Report) -> None:
+    """The few fastest ways to cut a case, and what the launcher chooses."""
+    for entry in tried[:3]:
+        report.note(f"{case}: {spell(entry['seconds'])} with {entry['blocks']}")
+    chosen = next(entry for entry in tried if entry["chosen"])
+    share = tried[0]["seconds"] / chosen["seconds"]
+    report.reached(f"{case}: {spell(chosen['seconds'])} as the launcher cuts it; of the fastest", share)
+
+
+def show_steps(rows: list[dict[str, Any]], report: Report) -> None:
+    """Draft steps with and without graphs, by width."""
+    for row in rows:
+        report.reached(
+            f"draft step of {row['width']:>3}: {spell(row['graphs_seconds'])} from a graph, "
+            f"{spell(row['plain_seconds'])} without; {row['gain']:.2f} times as fast"
+        )

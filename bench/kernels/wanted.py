@@ -1,0 +1,89 @@
+"""Which cases the kernels bench runs where nothing else is asked for, and what is wanted of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.kernels.cases import OURS
+from bench.lib.report import ratio
+
+CASES = {
+    "cpu": (
+        "tree_attention:8192,512,32,8,128:bfloat16",
+        "tree_attention:8192,512,32,8,128:float32",
+        *(f"tree_attention:1024,{count},9,3,64:bfloat16" for count in (16, 64, 256)),
+        "kv_compact:80,8,1024,128,12:bfloat16",
+        "gumbel_argmax:64,49152:bfloat16",
+        "gumbel_argmax:64,49152:float32",
+        "topk_children:16,49152,32:float32",
+    ),
+    "cuda": (
+        "tree_attention:2048,256,64,8,128:bfloat16",
+        "tree_attention:8192,512,64,8,128:bfloat16",
+        "tree_attention:32768,1024,64,8,128:bfloat16",
+        "tree_attention:1024,16,9,3,64:bfloat16",
+        "kv_compact:80,8,1024,128,12:bfloat16",
+        "gumbel_argmax:512,128256:bfloat16",
+        "gumbel_argmax:512,128256:float32",
+        "topk_children:32,128256,32:bfloat16",
+        "topk_children:32,128256,32:float32",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """times: how many times as fast as the best of a kind of rival. of_ceiling: share of the least time."""
+
+    times: dict[str, float] = field(default_factory=dict)
+    of_ceiling: float = 0.0
+
+    def missed(self, speedup: dict[str, float], of_ceiling: float) -> list[str]:
+        """What fell short, in words; a rival that could not run is not missed."""
+        short = [
+            f"{speedup[kind]:.2f} times {kind}, {times} wanted"
+            for kind, times in self.times.items()
+            if speedup.get(kind, times) < times
+        ]
+        if of_ceiling < self.of_ceiling:
+            short.append(f"{of_ceiling:.2f} of the ceiling, {self.of_ceiling} wanted")
+        return short
+
+
+_ATTENTION = Wanted({"sdpa": 2.0, "flex": 1.3}, of_ceiling=0.7)
+_ONE_READ = Wanted(of_ceiling=0.8)
+WANTED = {
+    "cpu": {"tree_attention:8192,512,32,8,128:bfloat16": Wanted({"sdpa": 1.5})},
+    "cuda": {
+        "tree_attention:2048,256,64,8,128:bfloat16": _ATTENTION,
+        "tree_attention:8192,512,64,8,128:bfloat16": _ATTENTION,
+        "tree_attention:32768,1024,64,8,128:bfloat16": _ATTENTION,
+        "gumbel_argmax:512,128256:bfloat16": _ONE_READ,
+        "gumbel_argmax:512,128256:float32": _ONE_READ,
+    },
+}
+
+
+def speedups(seconds: dict[str, float]) -> dict[str, float]:
+    """How many times as fast as the fastest rival of each kind, which is its name up to the first `_`."""
+    best: dict[str, float] = {}
+    for name, spent in seconds.items():
+        if name != OURS:
+            kind = name.partition("_")[0]
+            best[kind] = min(spent, best.get(kind, spent))
+    return {kind: ratio(spent, seconds[OURS]) for kind, spent in best.items()}
+
+
+def judged(row: dict[str, Any], device: str) -> dict[str, Any]:
+    """The row with its speed-ups and share of the ceiling, and with what it missed."""
+    seconds = {name: timing["seconds"] for name, timing in row["ways"].items()}
+    speedup = speedups(seconds)
+    of_ceiling = ratio(row["ceiling_seconds"], seconds[OURS])
+    wanted = WANTED.get(device, {}).get(row["case"], Wanted())
+    return {
+        **row,
+        "speedup": speedup,
+        "of_ceiling": of_ceiling,
+        "missed": wanted.missed(speedup, of_ceiling),
+    }

@@ -1,0 +1,234 @@
+"""Write a model of random weights in a given shape, as a checkpoint on disk, as fast as the disk takes it.
+
+    python -m bench.lib.random_model OUT --shape 70b --layers 28
+
+A stream is bound by bytes and shapes, not by what the weights say. So one block of random numbers is written
+over and over: every matrix is a run of the same values, small enough that hidden states stay finite. One
+safetensors file for each layer, one for embedding, final norm and head, a config.json of the llama family,
+and a tokenizer of words that knows no language.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench.lib.cgroup import BenchError
+from offspec.checkpoint.write import Entry, SafetensorsWriter
+from offspec.core.config import format_bytes
+from offspec.core.errors import OffspecError
+from offspec.core.files import partial_name, require_space, sync_folder, write_file
+
+RECIPE = "random.json"  # in the folder: the shape that it was made with
+_BLOCK = 32 << 20  # values that are drawn; the rest repeats them
+_DEVIATION = 0.02
+_ITEM = 2  # bytes of a bfloat16
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a llama model. Layers alone are repeated; the vocabulary is outside of them."""
+
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    layers: int
+    vocabulary: int
+    context: int = 8192
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+    def layer_entries(self, index: int) -> list[Entry]:
+        """(name, dtype, shape) of every tensor of one layer."""
+        inner, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        shapes: dict[str, tuple[int, ...]] = {
+            "input_layernorm": (self.hidden,),
+            "self_attn.q_proj": (inner, self.hidden),
+            "self_attn.k_proj": (kv, self.hidden),
+            "self_attn.v_proj": (kv, self.hidden),
+            "self_attn.o_proj": (self.hidden, inner),
+            "post_attention_layernorm": (self.hidden,),
+            "mlp.gate_proj": (self.intermediate, self.hidden),
+            "mlp.up_proj": (self.intermediate, self.hidden),
+            "mlp.down_proj": (self.hidden, self.intermediate),
+        }
+        return [(f"model.layers.{index}.{name}.weight", "BF16", shape) for name, shape in shapes.items()]
+
+    def outer_entries(self) -> list[Entry]:
+        """What is in no layer: embedding, final norm, head."""
+        table = (self.vocabulary, self.hidden)
+        return [
+            ("model.embed_tokens.weight", "BF16", table),
+            ("model.norm.weight", "BF16", (self.hidden,)),
+            ("lm_head.weight", "BF16", table),
+        ]
+
+    def config(self) -> dict[str, Any]:
+        """config.json."""
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "vocab_size": self.vocabulary,
+            "max_position_embeddings": self.context,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+            "tie_word_embeddings": False,
+            "hidden_act": "silu",
+            "dtype": "bfloat16",
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        }
+
+
+SHAPES = {
+    "70b": Shape(8192, 28672, 64, 8, layers=80, vocabulary=128256),
+    "tiny": Shape(128, 384, 4, 2, layers=6, vocabulary=128, context=2048),
+}
+
+
+def tensor_bytes(entry: Entry) -> int:
+    count = _ITEM
+    for size in entry[2]:
+        count *= size
+    return count
+
+
+def layer_file(index: int) -> str:
+    return f"model-layer-{index:03d}.safetensors"
+
+
+def plan(shape: Shape) -> dict[str, list[Entry]]:
+    """The tensors of every file."""
+    files = {layer_file(index): shape.layer_entries(index) for index in range(shape.layers)}
+    return {**files, "model-outer.safetensors": shape.outer_entries()}
+
+
+def build(shape: Shape, out: Path, *, on_write: Callable[[int], None] | None = None) -> Path:
+    """Write the model into the folder `out`, which appears when it is whole; a like one there is used again.
+
+    Raises BenchError where `out` holds something else, DiskFullError.
+    """
+    if out.exists():
+        if read_shape(out) != shape:
+            raise BenchError(f"{out} holds another model: remove it, or name another folder")
+        return out
+    files = plan(shape)
+    total = sum(tensor_bytes(entry) for entries in files.values() for entry in entries)
+    require_space(out, total + (64 << 20), "the random model")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = partial_name(out)
+    partial.mkdir()
+    try:
+        block = _random_block(min(_BLOCK, total))
+        for file, entries in files.items():
+            _write(partial / file, entries, block, on_write)
+        _write_rest(shape, partial, files, total)
+        sync_folder(partial)
+        partial.rename(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return out
+
+
+def read_shape(folder: Path) -> Shape | None:
+    """The shape that a folder was made with, or None where it was not made here."""
+    try:
+        return Shape(**json.loads((folder / RECIPE).read_text("utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _random_block(nbytes: int) -> memoryview:
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(-(-nbytes // _ITEM), generator=generator).mul_(_DEVIATION).to(torch.bfloat16)
+    block: Any = values.view(torch.uint8).numpy()
+    return memoryview(block)
+
+
+def _write(
+    file: Path, entries: list[Entry], block: memoryview, on_write: Callable[[int], None] | None
+) -> None:
+    with SafetensorsWriter(file, entries, on_write=on_write) as writer:
+        for entry in entries:
+            one_dimension = len(entry[2]) == 1  # norms: ones, as a trained model's nearly are
+            for piece in _ones(entry) if one_dimension else _pieces(tensor_bytes(entry), block):
+                writer.write(entry[0], piece)
+
+
+def _ones(entry: Entry) -> Iterator[bytes]:
+    yield b"\x80\x3f" * entry[2][0]  # 1.0 in bfloat16, little endian
+
+
+def _pieces(nbytes: int, block: memoryview) -> Iterator[memoryview]:
+    for start in range(0, nbytes, len(block)):
+        yield block[: min(len(block), nbytes - start)]
+
+
+def _write_rest(shape: Shape, folder: Path, files: dict[str, list[Entry]], total: int) -> None:
+    index = {
+        "metadata": {"total_size": total},
+        "weight_map": {entry[0]: file for file, entries in files.items() for entry in entries},
+    }
+    for name, content in (
+        ("model.safetensors.index.json", index),
+        ("config.json", shape.config()),
+        (RECIPE, asdict(shape)),
+    ):
+        write_file(folder / name, json.dumps(content, indent=2).encode() + b"\n")
+    _write_tokenizer(folder, min(shape.vocabulary, 1024))
+
+
+def _write_tokenizer(folder: Path, words: int) -> None:
+    """Word-level: token i is the word "w<i>"; 0 pads, 1 begins, 2 ends."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<pad>", "<bos>", "<eos>"]
+    table = {word: i for i, word in enumerate([*special, *(f"w{i}" for i in range(3, words))])}
+    tokenizer = Tokenizer(models.WordLevel(table, unk_token="w3"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
+    ).save_pretrained(folder)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Build the model and print its folder on stdout."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.lib.random_model", description="Build a random model."
+    )
+    parser.add_argument("out", type=Path, help="the folder to make")
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="70b")
+    parser.add_argument("--layers", type=int, help="how many layers (default: all of the shape)")
+    args = parser.parse_args(argv)
+    shape = SHAPES[args.shape]
+    try:
+        folder = build(replace(shape, layers=args.layers or shape.layers), args.out)
+    except OffspecError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    print(f"{format_bytes(size)} in {folder.name}", file=sys.stderr)
+    print(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

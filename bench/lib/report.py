@@ -1,0 +1,139 @@
+"""What the benches share: prompts, where models are kept, the machine, and how results are told."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from bench.lib.cgroup import BenchError
+from offspec_planners.measure import wait_policy
+
+PROMPTS = Path(__file__).parents[1] / "prompts"
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One question of the set; `kind` is one of chat, code, story, facts, …"""
+
+    id: str
+    kind: str
+    prompt: str
+
+
+def read_prompts(count: int | None = None, folder: Path = PROMPTS) -> list[Prompt]:
+    """The prompts, one of each kind in turn, so that the first `count` are as mixed as can be.
+
+    Raises BenchError for a line that is no prompt, and when fewer than `count` exist.
+    """
+    kinds: list[list[Prompt]] = []
+    for file in sorted(folder.glob("*.jsonl")):
+        lines = file.read_text("utf-8").splitlines()
+        kinds.append([_parse(line, file.name) for line in lines if line.strip()])
+    longest = max(map(len, kinds), default=0)
+    mixed = [kind[turn] for turn in range(longest) for kind in kinds if turn < len(kind)]
+    if not mixed or (count is not None and not 1 <= count <= len(mixed)):
+        raise BenchError(f"{count} prompts were asked for, and there are {len(mixed)}")
+    return mixed[:count]
+
+
+def _parse(line: str, file: str) -> Prompt:
+    try:
+        return Prompt(**json.loads(line))
+    except (ValueError, TypeError) as error:
+        raise BenchError(f"{file} has a line that is no object of id, kind and prompt: {error}") from error
+
+
+def model_name(model: str) -> str:
+    """A model as results name it: a hub id as it is, a path without its folders."""
+    return Path(model).name if Path(model).exists() else model
+
+
+def environment(device: str = "cpu") -> dict[str, Any]:
+    """The machine and the versions that a figure depends on; nothing that tells whose machine it is."""
+    return {
+        "device": device,
+        "cpu": _field(Path("/proc/cpuinfo"), r"model name\s*:\s*(.+)") or platform.processor(),
+        "cores": os.cpu_count(),
+        "cores_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "ram_bytes": int(_field(Path("/proc/meminfo"), r"MemTotal:\s*(\d+)") or 0) * 1024,
+        "threads_wait": wait_policy() or "by default",
+        "system": platform.system(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        **{name: _version(name) for name in ("torch", "transformers", "bitsandbytes")},
+    }
+
+
+def _field(file: Path, pattern: str) -> str:
+    try:
+        found = re.search(pattern, file.read_text())
+    except OSError:
+        return ""
+    return found[1].strip() if found else ""
+
+
+def _version(name: str) -> str | None:
+    # From the metadata: importing torch here would keep its pages in the cache that a bench empties.
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def command_line(module: str, argv: Sequence[str]) -> str:
+    """The command as a reader can repeat it, with folders cut from paths."""
+    shown = [Path(word).name if os.path.isabs(word) or Path(word).exists() else word for word in argv]
+    return shlex.join(["python", "-m", module, *shown])
+
+
+def write_result(name: str, record: dict[str, Any], out: Path | None = None) -> Path:
+    """Write a record to bench/results/<name>.json, or to `out`, and return where it lies."""
+    place = out or RESULTS / f"{name}.json"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    return place
+
+
+class Report:
+    """Prints a bench's figures: the ceiling first, then what was reached and its share, JSON last.
+
+    Figures go to stdout, progress to stderr.
+    """
+
+    def __init__(self) -> None:
+        self.out = Console(width=110 if not sys.stdout.isatty() else None, highlight=False)
+        self.err = Console(stderr=True, highlight=False)
+
+    def ceiling(self, text: str) -> None:
+        self.out.print(f"ceiling  {text}", markup=False, soft_wrap=True)
+
+    def reached(self, text: str, ratio: float | None = None) -> None:
+        share = "" if ratio is None else f"   ratio {ratio:.2f}"
+        self.out.print(f"reached  {text}{share}", markup=False, soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        self.out.print(f"note     {text}", markup=False, soft_wrap=True)
+
+    def progress(self, text: str) -> None:
+        self.err.print(text, markup=False, soft_wrap=True, style="dim")
+
+    def last_line(self, record: dict[str, Any]) -> None:
+        """One line of JSON, whatever the terminal's width."""
+        print(json.dumps(record), flush=True)
+
+
+def ratio(part: float, whole: float) -> float:
+    """part / whole, and 0 where there is no whole."""
+    return part / whole if whole else 0.0

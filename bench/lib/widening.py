@@ -1,0 +1,177 @@
+"""A wider model that says what a small one says: a real text at a real size.
+
+Every hidden unit is held `k` times over. With x' = [x, x, …, x] (k copies):
+
+    RMSNorm    the mean square of x' is that of x, so its weight is only repeated
+    linear     W' is a k by k grid of W / k: each output sums k equal parts, and comes out k times
+    attention  whole blocks of the H query and G key-value heads are repeated, so query head c·H + h
+               reads key-value head (c·H + h) // (H/G) = c·G + h // (H/G): its own copy's. head_dim,
+               and with it RoPE and the scale, stays
+    embedding  each row is repeated; head: each row is repeated and divided by k, and no longer tied
+
+Parameters grow k² times. For k a power of two the division only lowers exponents, so every weight is
+exact in its own dtype; sums are taken in another order, which is all that can differ.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bench.lib.cgroup import BenchError
+from offspec.core.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from offspec.checkpoint import Checkpoint
+    from offspec.checkpoint.tensors import TensorInfo
+
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
+_PIECE = 8 << 20  # bytes widened at a time
+_HEAD = "lm_head.weight"
+_EMBEDDING = "model.embed_tokens.weight"
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_REPEATED = re.compile(
+    r"(input_layernorm|post_attention_layernorm)\.weight|(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)\.bias"
+)
+_GRID = re.compile(r"(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)\.weight")
+_KEPT = re.compile(r"self_attn\.[qk]_norm\.weight")  # one weight for each of head_dim, shared by all heads
+
+
+@dataclass(frozen=True, slots=True)
+class WideTensor:
+    """A tensor of the wide model: `source` with its rows (outputs) and columns (inputs) repeated."""
+
+    name: str
+    source: TensorInfo
+    rows: int
+    columns: int
+    divisor: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        if len(self.source.shape) == 1:
+            return (self.source.shape[0] * self.rows,)
+        return (self.source.shape[0] * self.rows, self.source.shape[1] * self.columns)
+
+    @property
+    def nbytes(self) -> int:
+        return self.source.nbytes * self.rows * self.columns
+
+    def pieces(self) -> Iterator[np.ndarray[Any, Any]]:
+        """The wide tensor's rows in order, some at a time, as its raw elements."""
+        kind = {"BF16": "<u2", "F16": "<f2", "F32": "<f4"}[self.source.dtype]
+        small = np.memmap(self.source.file, kind, "r", self.source.offset, shape=self.source.shape)
+        columns = self.columns if small.ndim == 2 else 1
+        step = max(1, _PIECE // (small[0].nbytes * columns))
+        for _ in range(self.rows):
+            for start in range(0, len(small), step):
+                part = divide(np.asarray(small[start : start + step]), self.divisor, self.name)
+                yield np.tile(part, (1, columns)) if small.ndim == 2 else part
+
+
+def divide(values: np.ndarray[Any, Any], divisor: int, name: str) -> np.ndarray[Any, Any]:
+    """values / divisor, where uint16 stands for bfloat16. Raises UnsupportedModelError unless it is exact."""
+    if divisor == 1:
+        return values
+    brain = values.dtype == np.uint16
+    wide = (values.astype(np.uint32) << 16).view(np.float32) if brain else values
+    with np.errstate(invalid="ignore", under="ignore"):  # what is lost is found below
+        small = (wide / wide.dtype.type(divisor)).astype(wide.dtype)
+    if brain:
+        bits = small.view(np.uint32)
+        exact = not np.any(bits & 0xFFFF) and np.array_equal(small * np.float32(divisor), wide)
+        small = (bits >> 16).astype(np.uint16)
+    else:
+        exact = np.array_equal(small * small.dtype.type(divisor), wide)
+    if not exact:
+        raise UnsupportedModelError(
+            f"{name} holds weights too small (or not finite) to be divided by {divisor} exactly: "
+            "take a smaller factor, or a bfloat16 or float32 checkpoint"
+        )
+    return small
+
+
+def dense(checkpoint: Checkpoint) -> dict[str, TensorInfo]:
+    """Where the tensors of a model lie, none of them quantised. Raises UnsupportedModelError otherwise."""
+    from offspec.checkpoint.tensors import PackedInfo
+
+    found: dict[str, TensorInfo] = {}
+    for name, weight in checkpoint.tensors.items():
+        if isinstance(weight, PackedInfo):
+            raise UnsupportedModelError(
+                f"{name} is quantised ({weight.format.name}): name a bfloat16 or float32 checkpoint"
+            )
+        found[name] = weight
+    return found
+
+
+def plan(checkpoint: Checkpoint, factor: int) -> dict[str, list[WideTensor]]:
+    """The files of the wide model and the tensors in each: one file a layer, one for the rest.
+
+    Raises UnsupportedModelError for a family or a tensor whose widening is not known.
+    """
+    if factor < 2 or factor & (factor - 1):
+        raise BenchError(
+            f"the factor must be 2, 4, 8, …: a power of two, so that weights stay exact, not {factor}"
+        )
+    config = checkpoint.config
+    if config.get("model_type") not in MODEL_TYPES or config.get("quantization_config"):
+        raise UnsupportedModelError(
+            f"a {config.get('model_type')} model cannot be widened; "
+            f"these can, when not quantised: {', '.join(MODEL_TYPES)}"
+        )
+    tensors = dense(checkpoint)
+    tied = config.get("tie_word_embeddings", _HEAD not in tensors)
+    if tied or _HEAD not in tensors:
+        tensors[_HEAD] = tensors[_EMBEDDING]
+    files: dict[str, list[WideTensor]] = {}
+    for name in sorted(tensors, key=_order):
+        if name.endswith("rotary_emb.inv_freq"):  # some old checkpoints hold this constant
+            continue
+        layer = _LAYER.fullmatch(name)
+        file = f"model-layer-{int(layer[1]):03d}.safetensors" if layer else "model-outer.safetensors"
+        files.setdefault(file, []).append(_wide(name, tensors[name], factor))
+    return files
+
+
+def _order(name: str) -> tuple[int, str]:
+    """Layers first and in their order, since that is how a pass reads them; then the rest by name."""
+    layer = _LAYER.fullmatch(name)
+    return (int(layer[1]), layer[2]) if layer else (sys.maxsize, name)
+
+
+def _wide(name: str, source: TensorInfo, factor: int) -> WideTensor:
+    if source.dtype not in ("BF16", "F16", "F32"):
+        raise UnsupportedModelError(f"{name} is {source.dtype}; only BF16, F16 and F32 can be widened")
+    layer = _LAYER.fullmatch(name)
+    part = layer[2] if layer else name
+    if part == _EMBEDDING:
+        return WideTensor(name, source, 1, factor, 1)
+    if part == _HEAD:
+        return WideTensor(name, source, 1, factor, factor)
+    if part == "model.norm.weight" or (layer and _REPEATED.fullmatch(part)):
+        return WideTensor(name, source, factor, 1, 1)
+    if layer and _GRID.fullmatch(part):
+        return WideTensor(name, source, factor, factor, factor)
+    if layer and _KEPT.fullmatch(part):
+        return WideTensor(name, source, 1, 1, 1)
+    raise UnsupportedModelError(f"it is not known how to widen tensor {name}")
+
+
+def wide_config(config: dict[str, Any], factor: int) -> dict[str, Any]:
+    """The config of the wide model; head_dim is written out, since it no longer follows from the rest."""
+    heads = config["num_attention_heads"]
+    return {
+        **config,
+        "hidden_size": config["hidden_size"] * factor,
+        "intermediate_size": config["intermediate_size"] * factor,
+        "num_attention_heads": heads * factor,
+        "num_key_value_heads": (config.get("num_key_value_heads") or heads) * factor,
+        "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
+        "tie_word_embeddings": False,
+    }

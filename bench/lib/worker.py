@@ -1,0 +1,77 @@
+"""The measured process of the offload bench: it runs inside the memory cgroup and prints JSON.
+
+It is kept apart so that the process that measures holds neither torch nor a model: pages that it mapped
+would be charged to its own group, and the worker would look smaller than it is.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from typing import Any
+
+from bench.peers.worker import process_peak, read_bytes
+
+
+def work(job: dict[str, Any]) -> dict[str, Any]:
+    """Load the engine, answer the job's prompts, and return the figures of each and of the process.
+
+    job: `load` (arguments of `offspec.load`), `params` (of SamplingParams, less the seed), `seed`,
+    `prompts` (number, id, text), `speculate`, and `check` (of `Engine.stream`).
+    """
+    import offspec
+    from offspec.core.config import SamplingParams
+    from offspec.core.events import Finished, Notice, PassStats
+
+    start = time.perf_counter()
+    answers = []
+    with offspec.load(**job["load"], notify=_notify) as engine:
+        load_seconds, load_reads = time.perf_counter() - start, read_bytes()
+        for prompt in job["prompts"]:
+            params = SamplingParams(**job["params"], seed=job["seed"] + prompt["number"])
+            passes: list[PassStats] = []
+            result, reads = None, read_bytes()
+            for event in engine.stream(
+                prompt["text"], params, speculate=job["speculate"], check=job["check"]
+            ):
+                if isinstance(event, PassStats):
+                    passes.append(event)
+                elif isinstance(event, Notice):
+                    _notify(event)
+                elif isinstance(event, Finished):
+                    result = event.result
+            assert result is not None, "a stream ends with Finished"
+            figures = {**result.to_json(), "per_pass": [asdict(p) for p in passes]}
+            answers.append({"id": prompt["id"], **figures, "read_bytes": read_bytes() - reads})
+            _say(f"{prompt['id']:<12} {result.tokens} tokens, {result.passes} passes, {result.seconds:.1f} s")
+    return {
+        "load_seconds": load_seconds,
+        "load_read_bytes": load_reads,
+        "process_peak_bytes": process_peak(),
+        "answers": answers,
+    }
+
+
+def _notify(event: Any) -> None:
+    text = getattr(event, "text", None)
+    if text:
+        _say(f"notice: {text}")
+
+
+def _say(text: str) -> None:
+    print(f"  {text}", file=sys.stderr, flush=True)
+
+
+def main(job: str) -> int:
+    """Run a job given as JSON; its figures are the last line of stdout."""
+    from offspec.core.errors import OffspecError
+
+    try:
+        figures = work(json.loads(job))
+    except OffspecError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(json.dumps(figures), flush=True)
+    return 0

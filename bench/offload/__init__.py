@@ -1,0 +1,1 @@
+"""A streamed model under a memory limit, with speculation off and on."""

@@ -1,0 +1,1 @@
+"""offspec beside other programs, on the same model in the same memory."""

@@ -1,0 +1,208 @@
+"""What llama.cpp needs of a widened model: a GGUF file in 4 bits, and prompts as text.
+
+    python -m bench.peers.llama_models TARGET [--model demo] [--prompts 2]
+
+The file is written from the widened checkpoint, its description taken from the small model's own GGUF file
+with the sizes changed. Every matrix is Q4_0 (4.5 bits a weight), embedding and head among them, as
+`llama-quantize --pure` would have it; norms are float32. It is kept in the user's cache. The draft is the
+small model's own file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bench.lib.cgroup import BenchError
+from bench.lib.report import read_prompts
+from bench.lib.widen import read_recipe
+from bench.lib.widening import dense
+from offspec.core.cache_dir import cache_root, make_folder
+from offspec.core.errors import OffspecError
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader, GGUFWriter
+
+    from offspec.checkpoint.tensors import TensorInfo
+
+Values = np.ndarray[Any, Any]
+
+KIND = "Q4_0"
+FILE = "model.gguf"
+_FILE_TYPE = 2  # llama.cpp's number for a file that is mostly Q4_0
+_PIECE = 8 << 20  # values that are rounded at a time
+_FAMILY = "llama"
+
+
+def source_file(model: str) -> Path:
+    """The small model's own GGUF file. Raises BenchError where it has none."""
+    from offspec.checkpoint.open import embedded_model
+
+    file = embedded_model() if model == "demo" else Path(model)
+    if file.suffix != ".gguf" or not file.is_file():
+        raise BenchError(f"llama.cpp needs the small model as a GGUF file, and {model} is none: name one")
+    return file
+
+
+def ensure(target: Path, model: str) -> Path:
+    """The widened model as a GGUF file, written on the first run (0.3 times the bytes of bfloat16).
+
+    Raises BenchError, DiskFullError.
+    """
+    source, recipe = source_file(model), read_recipe(target)
+    folder = cache_root() / "peers" / f"llama-{target.name}-{KIND}-{recipe['fingerprint']}"
+    if not folder.exists():
+        _say(f"writing {target.name} in {KIND} for llama.cpp")
+        make_folder(
+            folder, lambda partial: write(target, source, partial / FILE), lambda: _say("another does")
+        )
+    return folder / FILE
+
+
+def write(target: Path, source: Path, out: Path) -> None:
+    """Write the checkpoint in the folder `target`, a llama that was widened from `source`."""
+    from gguf import GGUFReader, GGUFWriter
+
+    from offspec.checkpoint import open_checkpoint
+
+    checkpoint = open_checkpoint(str(target))
+    writer = GGUFWriter(out, _FAMILY)
+    _describe(GGUFReader(source), checkpoint.config, writer)
+    tensors = list(_renamed(dense(checkpoint), checkpoint.config["num_hidden_layers"]))
+    for name, info in tensors:
+        _declare(writer, name, info)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for name, info in tensors:
+        writer.write_tensor_data(_stored(name, info, checkpoint.config))
+    writer.close()
+
+
+def sizes_of(config: Mapping[str, Any]) -> dict[str, int]:
+    """What of a GGUF file's description differs in a widened model."""
+    return {
+        f"{_FAMILY}.embedding_length": config["hidden_size"],
+        f"{_FAMILY}.feed_forward_length": config["intermediate_size"],
+        f"{_FAMILY}.attention.head_count": config["num_attention_heads"],
+        f"{_FAMILY}.attention.head_count_kv": config["num_key_value_heads"],
+        "general.file_type": _FILE_TYPE,
+    }
+
+
+def _describe(reader: GGUFReader, config: Mapping[str, Any], writer: GGUFWriter) -> None:
+    family = reader.fields["general.architecture"].contents()
+    if family != _FAMILY:
+        raise BenchError(f"only a {_FAMILY} model is written for llama.cpp, not a {family} model")
+    sizes = sizes_of(config)
+    for key, field in reader.fields.items():
+        if key.startswith("GGUF.") or key == "general.architecture":  # the writer has its own
+            continue
+        inner = field.types[-1] if len(field.types) > 1 else None
+        writer.add_key_value(key, sizes.get(key, field.contents()), field.types[0], inner)
+
+
+def _renamed(tensors: Mapping[str, TensorInfo], layers: int) -> Iterator[tuple[str, TensorInfo]]:
+    """Tensors under the names that GGUF files of llamas have for them."""
+    from gguf import MODEL_ARCH, get_tensor_name_map
+
+    names = get_tensor_name_map(MODEL_ARCH.LLAMA, layers)
+    for name, info in tensors.items():
+        known = names.get_name(name, try_suffixes=(".weight",))
+        if known is None:
+            raise BenchError(f"llama.cpp has no name for tensor {name}")
+        yield known, info
+
+
+def _declare(writer: GGUFWriter, name: str, info: TensorInfo) -> None:
+    from gguf import GGMLQuantizationType, quant_shape_to_byte_shape
+
+    if len(info.shape) == 1:
+        writer.add_tensor_info(name, info.shape, np.dtype(np.float32), 4 * info.shape[0])
+        return
+    kind = GGMLQuantizationType[KIND]
+    shape = quant_shape_to_byte_shape(info.shape, kind)
+    writer.add_tensor_info(name, shape, np.dtype(np.uint8), int(np.prod(shape)), kind)
+
+
+def _stored(name: str, info: TensorInfo, config: Mapping[str, Any]) -> Values:
+    """A tensor as the file has it: a norm in float32, a matrix in blocks of KIND."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import quantize
+
+    if len(info.shape) == 1:
+        return _values(info, 0, info.shape[0])
+    step = max(1, _PIECE // info.shape[1])
+    heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(name.split(".")[-2])
+    if heads:  # whole: its rows change places
+        pieces = [rotated(_values(info, 0, info.shape[0]), config[heads])]
+    else:
+        pieces = [_values(info, start, start + step) for start in range(0, info.shape[0], step)]
+    kind = GGMLQuantizationType[KIND]
+    return np.concatenate([quantize(piece, kind) for piece in pieces])
+
+
+def rotated(rows: Values, heads: int) -> Values:
+    """Rows of a query or key weight as llama.cpp rotates them: those of the halves of a head by turns."""
+    return rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def _values(info: TensorInfo, start: int, end: int) -> Values:
+    """Rows of a bfloat16 or float32 tensor, in float32."""
+    kind = {"BF16": "<u2", "F32": "<f4"}.get(info.dtype)
+    if kind is None:
+        raise BenchError(f"{info.name} is {info.dtype}; only BF16 and F32 are written for llama.cpp")
+    stored = np.memmap(info.file, kind, "r", info.offset, shape=info.shape)[start:end]
+    if info.dtype == "F32":
+        return np.array(stored)
+    wide = stored.astype(np.uint32)
+    wide <<= 16
+    return wide.view(np.float32)
+
+
+def texts(target: Path, prompts: int) -> dict[str, str]:
+    """The first prompts as the model is asked them, through its chat template, by their ids."""
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(target)
+    return {
+        prompt.id: tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt.prompt}], tokenize=False, add_generation_prompt=True
+        )
+        for prompt in read_prompts(prompts)
+    }
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Make the file; print where it lies, the draft, and the prompts, as one line of JSON."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.peers.llama_models", description="GGUF files for peers."
+    )
+    parser.add_argument("target", type=Path, help="folder of the widened model")
+    parser.add_argument("--model", default="demo", help="the small model: demo, or a .gguf file")
+    parser.add_argument("--prompts", type=int, default=2)
+    args = parser.parse_args(argv)
+    try:
+        file = ensure(args.target, args.model)
+        found = {"target": str(file), "draft": str(source_file(args.model))}
+        print(json.dumps({**found, "texts": texts(args.target, args.prompts)}))
+    except OffspecError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

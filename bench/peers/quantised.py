@@ -1,0 +1,121 @@
+"""The contenders of the peers bench whose target is quantised: offspec on an NF4 pack, and llama.cpp in Q4_0.
+
+The draft is the small model for all: offspec rounds it to 4 bits, llama.cpp has its own GGUF file. Which
+tokens come differs between NF4 and Q4_0, so speeds are compared, and texts are not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.lib.cgroup import BenchError, drop_caches
+from bench.lib.report import Prompt
+from bench.offload import __main__ as offload
+from bench.peers import llama as peers_llama
+from bench.peers.llama import LlamaFiles
+from offspec.core.config import parse_bytes
+
+PACKED, STORED, LLAMA, LLAMA_DRAFTED = "offspec_nf4", "offspec_gguf", "llama_cpp", "llama_cpp_drafted"
+QUANTISED = (PACKED, STORED, LLAMA, LLAMA_DRAFTED)
+QUANTISED_TITLES = {
+    PACKED: "offspec, NF4",
+    STORED: "offspec, Q4_0 GGUF",
+    LLAMA: "llama.cpp, Q4_0",
+    LLAMA_DRAFTED: "llama.cpp, speculative",
+}
+_DRAFT_BITS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """The target in few bits: offspec's pack, and what llama.cpp has, where its programs are given."""
+
+    pack: Path
+    llama: LlamaFiles | None
+
+    @property
+    def layer_bytes(self) -> int:
+        """Of the pack: a file holds a layer, and the largest of all what is no layer."""
+        sizes = sorted(file.stat().st_size for file in self.pack.glob("*.safetensors"))
+        return sum(sizes[:-1])
+
+    def to_json(self) -> dict[str, Any]:
+        files = self.pack.glob("*.safetensors")
+        found: dict[str, Any] = {"pack_bytes": sum(file.stat().st_size for file in files)}
+        return {**found, "pack_layer_bytes": self.layer_bytes, **(self.llama.sizes() if self.llama else {})}
+
+
+def prepare(args: argparse.Namespace, target: Path) -> Quantised | None:
+    """Make the pack and the GGUF file where they are wanted and missing. Raises BenchError."""
+    wanted = [name for name in args.only if name in QUANTISED]
+    if not wanted:
+        return None
+    pack = Path(pack_of(target))
+    if wanted == [PACKED]:
+        return Quantised(pack, None)
+    if args.llama_cpp is None:
+        raise BenchError(f"{wanted[-1]} needs --llama-cpp, a {peers_llama.BUILDING}")
+    made = offload.child(
+        "bench.peers.llama_models", str(target), "--model", args.model, "--prompts", str(args.prompts)
+    )
+    return Quantised(pack, LlamaFiles.of(args.llama_cpp, made))
+
+
+def pack_of(target: Path, to: str = "nf4") -> str:
+    """The folder of the target's pack, in the user's cache."""
+    return offload.child("offspec", "pack", str(target), "--to", to, "--quiet").splitlines()[-1]
+
+
+def settings(contender: str) -> dict[str, dict[str, Any]]:
+    """What a contender is tried with, by names for people."""
+    if contender in (PACKED, STORED):
+        return {"budget and width as given": {}, "as planned": {"budget": None, "width": None}}
+    tried = peers_llama.settings(len(os.sched_getaffinity(0)))
+    return tried[peers_llama.ALONE if contender == LLAMA else peers_llama.DRAFTED]
+
+
+def run(
+    args: argparse.Namespace,
+    quantised: Quantised,
+    contender: str,
+    chosen: Mapping[str, Any],
+    group: Sequence[tuple[int, Prompt]],
+    temperature: float,
+) -> dict[str, Any]:
+    """One measured process and its figures. Raises BenchError."""
+    if contender == PACKED:
+        return _run_offspec(args, quantised.pack, chosen, group, temperature)
+    assert quantised.llama is not None, "who needs llama.cpp's files has them"
+    if contender == STORED:
+        return _run_offspec(args, quantised.llama.target, chosen, group, temperature)
+    ((number, prompt),) = group
+    job = {
+        "text": quantised.llama.texts[prompt.id],
+        "tokens": args.off_tokens if contender == LLAMA else args.tokens,
+        "temperature": temperature,
+        "seed": args.seed + number,
+        "context": args.context,
+        "seconds": args.peer_seconds,
+        **chosen,
+    }
+    if not args.keep_caches:
+        drop_caches()
+    limit = None if args.no_cgroup else parse_bytes(args.memory)
+    return peers_llama.run(quantised.llama, prompt.id, job, limit)
+
+
+def _run_offspec(
+    args: argparse.Namespace,
+    model: Path,
+    chosen: Mapping[str, Any],
+    group: Sequence[tuple[int, Prompt]],
+    temperature: float,
+) -> dict[str, Any]:
+    drafting = {"draft": args.model, "draft_bits": _DRAFT_BITS, **chosen}
+    asked = argparse.Namespace(**{**vars(args), **drafting})
+    return offload.run_worker(asked, model, group, temperature, True)

@@ -1,0 +1,184 @@
+"""Pure arithmetic of the peers bench: which settings were fastest, what each reached, and by how much."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from bench.lib import tally
+from bench.lib.report import ratio
+from bench.peers.jobs import ACCELERATE, ASSISTED, OFF, OFFSPEC, TITLES
+from bench.peers.quantised import LLAMA_DRAFTED, PACKED, QUANTISED
+
+GOALS = {ACCELERATE: 8.0, ASSISTED: 3.0, LLAMA_DRAFTED: 3.0}
+_PEAKS = ("cgroup_peak_bytes", "cgroup_anon_peak_bytes", "process_peak_bytes")
+Runs = Sequence[Mapping[str, Any]]
+
+
+def project(answer: Mapping[str, Any], tokens: int) -> float:
+    """Seconds an answer would take for `tokens`: its own when it has as many; else its first pass, and then
+    the median pass of one that gives a token a pass, or the mean rate of one that gives several."""
+    passes = answer["per_pass"]
+    if answer["tokens"] == tokens or len(passes) < 2:
+        return float(answer["seconds"]) * (1.0 if answer["tokens"] == tokens else tokens / answer["tokens"])
+    seconds = [_seconds(p) for p in passes]
+    if all(p["emitted"] == 1 for p in passes):
+        plain = [{"draft_seconds": 0.0, "target_seconds": s} for s in seconds]
+        return float(tally.project({"ttft_s": answer["ttft_s"], "per_pass": plain}, tokens))
+    rate = ratio(sum(seconds[1:]), sum(p["emitted"] for p in passes[1:]))
+    left = max(tokens - int(passes[0]["emitted"]), 0)
+    return float(answer["ttft_s"]) + left * rate
+
+
+def _seconds(one: Mapping[str, Any]) -> float:
+    return float(one["seconds"] if "seconds" in one else one["draft_seconds"] + one["target_seconds"])
+
+
+def answers_of(runs: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Answers by prompt, of the runs that did not fail."""
+    return {answer["id"]: answer for run in runs for answer in run.get("answers", ())}
+
+
+def ours(contender: str) -> str:
+    """Which of offspec's runs a contender is compared with: the one whose target has about as many bytes."""
+    return PACKED if contender in QUANTISED else OFFSPEC
+
+
+def our_answers(runs: Runs, contender: str) -> dict[str, Mapping[str, Any]]:
+    """The answers of `ours`, at its fastest settings."""
+    own = [run for run in runs if run["contender"] == ours(contender)]
+    best = fastest(own, {})
+    return answers_of(run for run in own if run["variant"] == best)
+
+
+def fastest(runs: Runs, lengths: Mapping[str, int]) -> str | None:
+    """The name of the variant with the least projected seconds over the prompts that all of them answered,
+    or None when none of them ran. lengths: tokens to project each prompt to."""
+    by_name: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for run in runs:
+        if "error" not in run:
+            by_name.setdefault(run["variant"], {}).update(answers_of([run]))
+    if not by_name:
+        return None
+    common = set.intersection(*(set(answers) for answers in by_name.values()))
+    longest = {p: max(answers[p]["tokens"] for answers in by_name.values()) for p in common}
+    tokens = {**longest, **{p: count for p, count in lengths.items() if p in common}}
+    return min(by_name, key=lambda name: sum(project(by_name[name][p], tokens[p]) for p in common))
+
+
+def summarise(runs: Runs, temperature: float) -> dict[str, Any]:
+    """All contenders at one temperature: figures, or the error, and the speed-ups of offspec."""
+    here = [run for run in runs if run["temperature"] == temperature]
+    off = answers_of(run for run in here if run["contender"] == OFF)
+    found: dict[str, dict[str, Any]] = {}
+    for contender in dict.fromkeys(run["contender"] for run in here):
+        own = [run for run in here if run["contender"] == contender]
+        on = our_answers(here, contender)
+        lengths = {name: answer["tokens"] for name, answer in on.items()}
+        # At temperature 1 the peers draw numbers of their own, so only offspec's two texts are the same.
+        alike = contender not in (OFF, *QUANTISED) and (temperature == 0 or contender == OFFSPEC)
+        figures = contender_figures(own, lengths, off if alike else None)
+        if on and "error" not in figures:
+            figures["offspec_is_faster_by"] = speed_up(figures, on)
+        found[contender] = figures
+    return {"temperature": temperature, "contenders": found}
+
+
+def contender_figures(
+    runs: Runs, lengths: Mapping[str, int], compare: Mapping[str, Mapping[str, Any]] | None
+) -> dict[str, Any]:
+    """What one contender reached with its fastest settings; its failures are told beside it."""
+    failed = [{"settings": run["variant"], **run["error"]} for run in runs if "error" in run]
+    name = fastest(runs, lengths)
+    if name is None:
+        return {"error": {key: failed[0][key] for key in ("kind", "message")}, "failures": failed}
+    chosen = [run for run in runs if run["variant"] == name and "error" not in run]
+    answers = answers_of(chosen)
+    tokens = {prompt: lengths.get(prompt, answer["tokens"]) for prompt, answer in answers.items()}
+    seconds = {prompt: project(answer, tokens[prompt]) for prompt, answer in answers.items()}
+    made, passes = (sum(answer[key] for answer in answers.values()) for key in ("tokens", "passes"))
+    reads = sum(answer["read_bytes"] for answer in answers.values())
+    return {
+        "settings": name,
+        "settings_tried": tried(runs, lengths),
+        "failures": failed,
+        "tokens_per_s": ratio(sum(tokens.values()), sum(seconds.values())),
+        "ttft_s": statistics.mean(answer["ttft_s"] for answer in answers.values()),
+        "tokens_per_pass": ratio(made, passes),
+        "seconds_per_pass": ratio(sum(answer["seconds"] for answer in answers.values()), passes),
+        "read_bytes": reads,
+        "read_bytes_per_token": ratio(reads, made),
+        "load_seconds": statistics.mean(run["load_seconds"] for run in chosen),
+        "load_read_bytes": statistics.mean(run["load_read_bytes"] for run in chosen),
+        **{key: max((run[key] for run in chosen if key in run), default=None) for key in _PEAKS},
+        "tokens_made": made,
+        "tokens_projected_to": sum(tokens.values()),
+        "seconds_by_prompt": seconds,
+        **agreement(answers, compare),
+    }
+
+
+def tried(runs: Runs, lengths: Mapping[str, int]) -> dict[str, dict[str, float]]:
+    """By setting, on the first prompt (with which all are tried): the speed, and tokens per pass."""
+    first = next((run["prompt"] for run in runs), None)
+    found = {}
+    for run in runs:
+        for answer in run.get("answers", ()) if run["variant"] and run["prompt"] == first else ():
+            tokens = lengths.get(answer["id"], answer["tokens"])
+            found[run["variant"]] = {
+                "tokens_per_s": ratio(tokens, project(answer, tokens)),
+                "tokens_per_pass": ratio(answer["tokens"], answer["passes"]),
+            }
+    return found
+
+
+def agreement(
+    answers: Mapping[str, Mapping[str, Any]], compare: Mapping[str, Mapping[str, Any]] | None
+) -> dict[str, Any]:
+    """Whether the tokens are those of offspec without speculation, as far as the shorter goes; None where
+    nothing is claimed or there is nothing to compare with."""
+    common = [name for name in answers if compare is not None and name in compare]
+    if compare is None or not common:
+        return {"same_tokens": None, "first_differences": {}}
+    places = {name: tally.first_difference(dict(compare[name]), dict(answers[name])) for name in common}
+    parted = {name: place for name, place in places.items() if place is not None}
+    return {"same_tokens": not parted, "first_differences": parted}
+
+
+def speed_up(figures: Mapping[str, Any], on: Mapping[str, Mapping[str, Any]]) -> float:
+    """A contender's seconds over offspec's for as many tokens, over the prompts that both answered."""
+    common = [name for name in figures["seconds_by_prompt"] if name in on]
+    return ratio(
+        sum(figures["seconds_by_prompt"][name] for name in common),
+        sum(on[name]["seconds"] for name in common),
+    )
+
+
+def speed_ups(rows: Sequence[Mapping[str, Any]], peer: str) -> dict[str, float | None]:
+    """offspec's speed-up over a peer by temperature; None where one of them did not run."""
+    found = {f"{row['temperature']:g}": row["contenders"].get(peer, {}) for row in rows}
+    return {key: figures.get("offspec_is_faster_by") for key, figures in found.items()}
+
+
+def shortfalls(rows: Sequence[Mapping[str, Any]], only: Sequence[str]) -> list[str]:
+    """One plain sentence for each aim that was not reached, and for answers that speculation changed."""
+    told = []
+    for row in rows:
+        at, contenders = f"at temperature {row['temperature']:g}", row["contenders"]
+        for peer, goal in GOALS.items():
+            if ours(peer) not in only or peer not in only:
+                continue
+            figures = contenders.get(peer, {})
+            reached = figures.get("offspec_is_faster_by")
+            if reached is None:
+                who = ours(peer) if "error" in contenders.get(ours(peer), {}) else peer
+                told.append(f"{TITLES[who]} did not run {at}, so no speed-up over {TITLES[peer]} is claimed")
+            elif reached < goal:
+                told.append(
+                    f"{TITLES[ours(peer)]} is {reached:.2f}x {TITLES[peer]} {at}, where {goal:g}x was the aim"
+                )
+        if contenders.get(OFFSPEC, {}).get("same_tokens") is False:
+            places = contenders[OFFSPEC]["first_differences"]
+            told.append(f"speculation changed {len(places)} answers {at}: {places}")
+    return told

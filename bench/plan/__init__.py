@@ -1,0 +1,1 @@
+"""Plans beside measurements, sweeps, calibration and published figures."""

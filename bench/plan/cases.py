@@ -1,0 +1,127 @@
+"""What plans are made for: targets, and how much memory they get.
+
+    python -m bench.plan.cases TARGET
+
+TARGET is a `Target` in JSON; prints the smallest memory, in bytes, that `offspec plan` accepts for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+from bench.lib.cgroup import BenchError
+from bench.lib.widen import default_folder
+from bench.offload.__main__ import child
+from offspec.core.config import EngineConfig, parse_bytes
+from offspec.core.errors import CapacityError, OffspecError
+
+LEAST = "least"
+CASES = (
+    *("x1:least:0", "x1:0.75GB:0", "x1:1GB:0", "x1:2GB:0", "x1:1GB:1"),
+    *("x2:least:0", "x2:1.5GB:0", "x2:3GB:0", "x2:1.5GB:1"),
+    *("x4:least:0", "x4:1.5GB:0", "x4:3GB:0", "x4:6GB:0", "x4:1.5GB:1"),
+)
+WIDE_CONTEXT = 1024  # of widened models; the small one has what fits
+_STEP = 10_000_000  # bytes: the least memory is rounded up to these, since libraries vary by less
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One plan to make and to hold to its word. memory: as a user writes it, or `least`."""
+
+    factor: int
+    memory: str
+    temperature: float
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """From "x4:1.5GB:0". Raises argparse.ArgumentTypeError."""
+        try:
+            factor, memory, temperature = text.split(":")
+            if memory != LEAST:
+                parse_bytes(memory)
+            return cls(int(factor.removeprefix("x")), memory, float(temperature))
+        except (ValueError, OffspecError) as error:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is no case: write factor, memory and temperature, as x4:1.5GB:0"
+            ) from error
+
+    def __str__(self) -> str:
+        return f"x{self.factor}:{self.memory}:{self.temperature:g}"
+
+    def memory_bytes(self, target: Target) -> int:
+        """Bytes of memory; the least is found by a process of its own."""
+        if self.memory != LEAST:
+            return parse_bytes(self.memory)
+        return int(child("bench.plan.cases", json.dumps(asdict(target))).splitlines()[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model and how it is drafted for: by a substitute, or by a named draft in 4 bits."""
+
+    model: str
+    draft: str = "substitute"
+    context: int | None = None
+
+    @classmethod
+    def widened(cls, model: str, factor: int) -> Target:
+        """The model as it is, or widened, which is built if need be, with the small one as its draft."""
+        if factor == 1:
+            return cls(model)
+        child("bench.lib.widen", model, "--factor", str(factor))
+        return cls(str(default_folder(model, factor)), model, WIDE_CONTEXT)
+
+    def words(self) -> list[str]:
+        """Arguments of `offspec plan`."""
+        words = [self.model, "--draft", self.draft]
+        if self.draft != "substitute":
+            words += ["--draft-bits", "4"]
+        return words if self.context is None else [*words, "--context", str(self.context)]
+
+    def config(self, memory: int | None, temperature: float = 0.0) -> EngineConfig:
+        """The same as those arguments say."""
+        return EngineConfig(
+            self.model,
+            draft=self.draft,
+            draft_bits=None if self.draft == "substitute" else 4,
+            memory=memory,
+            context=self.context,
+            temperature=temperature,
+        )
+
+
+def least_memory(target: Target) -> int:
+    """Bytes with which planning begins to work, rounded up a little."""
+    from offspec.plan.initial_fit import initial_fit
+    from offspec.plan.load import open_models
+
+    opened = open_models(target.config(memory=1), lambda event: None)
+    try:
+        initial_fit(opened, None, None, lambda event: None)
+    except CapacityError as error:
+        return -(-error.needed // _STEP) * _STEP
+    finally:
+        opened.close()
+    raise BenchError("one byte of memory was enough")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the least memory of a target."""
+    words = sys.argv[1:] if argv is None else argv
+    try:
+        print(least_memory(Target(**json.loads(words[0]))))
+    except OffspecError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    with suppress(KeyboardInterrupt):
+        sys.exit(main())
+    sys.exit(130)

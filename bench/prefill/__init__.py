@@ -1,0 +1,1 @@
+"""Seconds from a long prompt to its first token."""

@@ -1,0 +1,212 @@
+"""Seconds from a long prompt to its first token, beside one trip of the weights and the processor's floor.
+
+    python -m bench.prefill [--tokens 512 1024 2048 4096] [--draft demo] [--memory 1.5GB]
+
+Target: SmolLM2-135M-Instruct widened ×4 (built on the first run). The engine runs in a process of its own,
+in a memory cgroup where there is the right to make one, and is given prompts of random tokens, a different
+one each time, so that no part of one is in the cache. The raw rate of the disk is measured there right before
+and right after each prompt; the processor's floor in the other process, before it starts and after it ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from bench.lib import plots
+from bench.lib.cgroup import MemoryCgroup
+from bench.lib.report import Report, command_line, environment, ratio, write_result
+from bench.lib.widen import read_recipe
+from bench.offload.__main__ import child, target_options, widened
+from bench.stream.floor import Compute, Floor
+from bench.stream.link import RawDisk
+from bench.stream.view import show_disk
+from offspec.core.config import format_bytes, parse_bytes
+from offspec.core.errors import OffspecError
+
+NAME = "prefill"
+WANTED = 1.2
+_ROOT = Path(__file__).parents[2]
+
+
+def run_engine(args: argparse.Namespace, folder: Path, draft: str, raw: RawDisk) -> dict[str, Any]:
+    """The measured process: what it says, with the peaks of its cgroup where it ran in one."""
+    job = {
+        "load": {
+            "model": str(folder),
+            "draft": draft,
+            "draft_bits": args.draft_bits,
+            "memory": args.engine_memory or args.memory,
+            "dtype": args.dtype,
+            "budget": args.budget,
+            "context": max(args.tokens) + args.budget,
+        },
+        "tokens": args.tokens,
+        "repeats": args.repeats,
+        "files": [str(folder / name) for name in read_recipe(folder)["layer_files"]],
+        "raw_bytes": parse_bytes(args.raw_bytes),
+        "raw_shape": [raw.threads, raw.block],
+    }
+    words = ["--worker", json.dumps(job)]
+    if args.no_cgroup:
+        found: dict[str, Any] = json.loads(child(f"bench.{NAME}", *words).splitlines()[-1])
+        return found
+    with MemoryCgroup(parse_bytes(args.memory)) as group:
+        output = group.run([sys.executable, "-m", f"bench.{NAME}", *words], cwd=_ROOT)
+    use = {"cgroup_peak_bytes": group.use.peak, "cgroup_anon_peak_bytes": group.use.anon_peak}
+    return {**json.loads(output.splitlines()[-1]), **use}
+
+
+def tally(found: dict[str, Any], floors: dict[int, Compute], recipe: dict[str, Any]) -> list[dict[str, Any]]:
+    """Medians by length of the prompt, beside one trip of the layers that stream and the floor."""
+    placement = found["placement"]
+    trip = recipe["layer_bytes"] * placement["streamed_layers"] / len(recipe["layer_files"])
+    if placement.get("head", "device") != "device":
+        trip += recipe["head_bytes"]
+    rows = []
+    for tokens, floor in floors.items():
+        runs = [run for run in found["runs"] if run["tokens"] == tokens]
+        seconds = statistics.median(run["seconds"] for run in runs)
+        rate = statistics.median((run["raw_before"] + run["raw_after"]) / 2 for run in runs)
+        compute = floor.gemm + floor.attention
+        link = ratio(trip, rate)
+        rows.append(
+            {
+                "tokens": tokens,
+                "seconds": seconds,
+                "spread": [min(run["seconds"] for run in runs), max(run["seconds"] for run in runs)],
+                "draft_seconds": statistics.median(run["draft_seconds"] for run in runs),
+                "bytes": statistics.median(run["bytes"] for run in runs),
+                "trip_bytes": trip,
+                "trip_seconds": link,
+                "raw_bytes_per_s": rate,
+                **floor.to_json(),
+                "compute_seconds": compute,
+                "ratio": ratio(seconds, max(link, floor.gemm)),
+                "ratio_with_attention": ratio(seconds, max(link, compute)),
+                "ratio_with_layers": ratio(seconds, max(link, floor.layers)),
+            }
+        )
+    return rows
+
+
+def show(rows: Sequence[dict[str, Any]], draft: str, report: Report) -> None:
+    """Each length of the prompt beside its floors; a larger ratio is worse here."""
+    for row in rows:
+        beside = f", of it draft {row['draft_seconds']:.2f}" if row["draft_seconds"] >= 0.005 else ""
+        report.reached(
+            f"{row['tokens']} tokens, draft {draft}: first token after {row['seconds']:.2f} s{beside}; one "
+            f"trip of {format_bytes(row['trip_bytes'])} {row['trip_seconds']:.2f} s, GEMM "
+            f"{row['gemm_seconds']:.2f}, attention {row['attention_seconds']:.2f}; over max(trip, GEMM) "
+            f"{row['ratio']:.2f}, over max(trip, GEMM + attention)",
+            row["ratio_with_attention"],
+        )
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of this bench."""
+    p = argparse.ArgumentParser(prog=f"python -m bench.{NAME}", description="A long prompt in one trip.")
+    target_options(p)
+    p.add_argument("--tokens", type=int, nargs="+", default=[4096])
+    p.add_argument("--repeats", type=int, default=3)
+    p.add_argument("--draft", help="measure once more with this draft (default: only without one)")
+    p.add_argument("--draft-bits", type=int, choices=(2, 3, 4, 16), default=4)
+    p.add_argument("--budget", type=int, default=64, help="nodes of a tree behind the prompt (default 64)")
+    p.add_argument("--memory", default="1.5GB", help="the cgroup's limit (default 1.5GB)")
+    p.add_argument("--engine-memory", help="what the engine is promised (default: the limit)")
+    p.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    p.add_argument("--raw-bytes", default="2GB", help="of one reading of the files (default 2GB)")
+    p.add_argument("--raw-threads", type=int, help="of a reading (default: the best of several shapes)")
+    p.add_argument("--no-cgroup", action="store_true", help="do not limit the memory (needs no root)")
+    p.add_argument(
+        "--json", type=Path, metavar="OUT", help=f"result file (default bench/results/{NAME}.json)"
+    )
+    p.add_argument("--worker", help=argparse.SUPPRESS)
+    return p
+
+
+def bench(args: argparse.Namespace, words: Sequence[str], report: Report) -> dict[str, Any]:
+    """Build what is missing, measure, print, and write the result; returns the last line's object."""
+    import torch
+
+    from offspec.model.runner import CHUNK
+
+    args.tokens = sorted(set(args.tokens))
+    folder = widened(args)
+    recipe = read_recipe(folder)
+    files = [folder / name for name in recipe["layer_files"]]
+    shape = (args.raw_threads, 4 << 20) if args.raw_threads else None
+    raw = RawDisk(files, parse_bytes(args.raw_bytes), shape)
+    show_disk(raw, recipe["layer_bytes"], report)
+    floor = Floor(folder, getattr(torch, args.dtype), torch.device("cpu"))
+    before = {count: floor.measure(count, CHUNK) for count in args.tokens}
+    for count, compute in before.items():
+        report.ceiling(
+            f"{compute.gemm:.2f} s of GEMM for {count} tokens, {min(CHUNK, count)} at a time "
+            f"({floor.flops_per_row * count / compute.gemm / 1e9:.0f} GFLOP/s), {compute.attention:.2f} s of "
+            f"attention; {compute.layers:.2f} s for all layers, weights in memory"
+        )
+    drafts = dict.fromkeys(["none", *([args.draft] if args.draft else [])])
+    found = {draft: run_engine(args, folder, draft, raw) for draft in drafts}
+    after = {count: floor.measure(count, CHUNK) for count in args.tokens}
+    floors = {count: before[count].mean(after[count]) for count in args.tokens}
+    results = {draft: tally(figures, floors, recipe) for draft, figures in found.items()}
+    first = results["none"][-1]
+    for draft, rows in results.items():
+        show(rows, found[draft]["draft"], report)
+        report.note(f"draft {found[draft]['draft']}: {json.dumps(found[draft]['placement'])}")
+    record = {
+        "bench": NAME,
+        "model": folder.name,
+        "memory_bytes": parse_bytes(args.memory),
+        "dtype": args.dtype,
+        "chunk": CHUNK,
+        "torch_threads": torch.get_num_threads(),
+        "cgroup": not args.no_cgroup,
+        "tokens": first["tokens"],
+        **{key: first[key] for key in ("seconds", "ratio", "ratio_with_attention", "ratio_with_layers")},
+        "within_1.2": {
+            "of_gemm": first["ratio"] <= WANTED,
+            "of_gemm_and_attention": first["ratio_with_attention"] <= WANTED,
+        },
+        "rows": results,
+        "placement": {draft: figures["placement"] for draft, figures in found.items()},
+        "peaks": {
+            draft: {key: value for key, value in figures.items() if key.endswith("peak_bytes")}
+            for draft, figures in found.items()
+        },
+    }
+    details = {"command": command_line(f"bench.{NAME}", words), "environment": environment()}
+    write_result(NAME, {**record, **details, "processes": found}, args.json)
+    report.note(plots.prefill_plot(results["none"], folder.name, plots.plot_file(NAME, args.json)))
+    return record
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the bench; the last line of stdout is one line of JSON."""
+    words = sys.argv[1:] if argv is None else argv
+    args, report = parser().parse_args(words), Report()
+    try:
+        if args.worker:
+            from bench.prefill.worker import work
+
+            print(json.dumps(work(json.loads(args.worker))), flush=True)
+            return 0
+        summary = bench(args, words, report)
+    except OffspecError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    report.last_line(summary)
+    return 0
+
+
+if __name__ == "__main__":
+    with suppress(KeyboardInterrupt):
+        sys.exit(main())
+    sys.exit(130)

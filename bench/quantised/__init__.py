@@ -1,0 +1,1 @@
+"""A model in NF4 beside the same in bfloat16."""
