@@ -13,24 +13,12 @@ import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from bench.lib.report import (
-    Prompt,
-    Report,
-    command_line,
-    environment,
-    model_name,
-    ratio,
-    read_prompts,
-    write_result,
-)
-from offspec.core.errors import OffspecError
-
-NAME = "acceptance"
+from bench.lib.command import MODEL, Command, shared
+from bench.lib.report import Prompt, Report, model_name, ratio, read_prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +147,8 @@ def summarise(args: argparse.Namespace, answers: Sequence[Answer]) -> dict[str, 
             run["share_of_greedy"] = ratio(run["pooled"], greedy["pooled"])
             run["mean_share_of_greedy"] = ratio(run["mean"], greedy["mean"])
     return {
-        "bench": NAME,
         "model": model_name(args.model),
         "draft": answers[0].draft,
-        **{key: getattr(args, key) for key in ("dtype", "tokens", "budget", "width", "seed", "ignore_eos")},
         "prompts": len({a.id for a in answers}),
         "runs": runs,
     }
@@ -193,61 +179,33 @@ def table(args: argparse.Namespace, summary: dict[str, Any]) -> Table:
     return view
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line of this bench."""
-    p = argparse.ArgumentParser(
-        prog=f"python -m bench.{NAME}", description="Tokens per pass on the prompt set."
-    )
-    p.add_argument("model", nargs="?", default="demo", help="target: folder, hub id, .gguf or demo (default)")
-    p.add_argument("--prompts", type=int, help="how many prompts, mixed by kind (default: all)")
-    p.add_argument("--tokens", type=int, default=64, help="most new tokens an answer (default 64)")
-    p.add_argument("--budget", type=int, default=256, help="nodes of a tree (default 256)")
-    p.add_argument("--width", type=int, default=32, help="nodes a draft step expands (default 32)")
-    p.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+def options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("model", **MODEL)
+    shared(p, "prompts", "tokens", "budget", "width", "temperatures", "draft_bits", "dtype", "memory")
+    shared(p, "device", "seed")
     p.add_argument("--verify", nargs="+", choices=("coupled", "plain"), default=["coupled", "plain"])
     p.add_argument("--greedy-each", action="store_true", help="run temperature 0 under every walk")
     p.add_argument("--draft", default="substitute", help="as `offspec generate` has it (default substitute)")
-    p.add_argument("--draft-bits", type=int, choices=(2, 3, 4, 16), help="default: as `offspec.load` has it")
-    p.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    p.add_argument("--memory", help="memory budget, like 1.5GB (default: what is free)")
-    p.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    p.add_argument("--seed", type=int, default=1, help="seed of the first prompt; the others count on")
     p.add_argument("--ignore-eos", action="store_true", help="go on past the end-of-text token")
     p.add_argument("--check", action="store_true", help="decode again without speculation and compare")
-    p.add_argument(
-        "--json", type=Path, metavar="OUT", help=f"result file (default bench/results/{NAME}.json)"
-    )
-    return p
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the bench; the last line of stdout is one line of JSON."""
-    words = sys.argv[1:] if argv is None else argv
-    args, report = parser().parse_args(words), Report()
+def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
+    """Answer all prompts and tell."""
     most = min(args.budget, args.tokens)
-    try:
-        prompts = read_prompts(args.prompts)
-        report.ceiling(f"{most} tokens a pass: the smaller of the tree's nodes and the answer's tokens")
-        answers = measure(args, prompts, report)
-    except OffspecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    summary = summarise(args, answers)
+    prompts = read_prompts(args.prompts)
+    report.ceiling(f"{most} tokens a pass: the smaller of the tree's nodes and the answer's tokens")
+    answers = measure(args, prompts, report)
+    settings = report.head(args, "dtype", "tokens", "budget", "width", "seed", "ignore_eos")
+    summary = {**settings, **summarise(args, answers)}
     best = max(run["pooled"] for run in summary["runs"])
     report.reached(f"{best:.2f} tokens a pass at best", ratio(best, most))
     report.out.print(table(args, summary))
-    record = {
-        **summary,
-        "command": command_line(f"bench.{NAME}", words),
-        "environment": environment(args.device),
-        "answers": [asdict(answer) for answer in answers],
-    }
-    write_result(NAME, record, args.json)
-    report.last_line(summary)
-    return 0
+    report.record(summary, device=args.device, answers=[asdict(answer) for answer in answers])
+    return summary
 
+
+main = Command("acceptance", "Tokens per pass on the prompt set.", options, bench)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -21,9 +21,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from bench.lib.report import Report, command_line, environment, ratio, write_result
+from bench.lib.cgroup import BenchError
+from bench.lib.command import MODEL, Command
+from bench.lib.report import Report, ratio
 
-NAME = "busy"
 _BY_DEFAULT = {"GOMP_SPINCOUNT": "300000", "BENCH_SPINS": "1"}  # what libgomp takes where nothing is set
 _TOKENS = 30
 _PAUSE_S = 0.1  # for the threads of the engine that answered before to go to sleep
@@ -45,29 +46,34 @@ with offspec.load(sys.argv[1], budget=32, width=8, learn=False) as engine:
 
 @contextmanager
 def answering(model: str, variables: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A process with an engine that answers a line on its standard input with its tokens a second."""
+    """A process whose engine is loaded; a line on its standard input is answered with tokens a second."""
     command = [sys.executable, "-c", _WORKER, model, str(_TOKENS)]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | variables
     )
     try:
-        ask(process, None)
+        next_line(process)
         yield process
     finally:
         process.kill()
         process.wait()
 
 
-def ask(process: subprocess.Popen[str], question: str | None) -> float:
-    """Tokens a second of an answer; without a question, wait until the engine is loaded."""
-    assert process.stdin is not None and process.stdout is not None
-    if question is not None:
-        process.stdin.write(question + "\n")
-        process.stdin.flush()
+def next_line(process: subprocess.Popen[str]) -> str:
+    """What an engine says next. Raises BenchError where it has ended."""
+    assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        raise SystemExit("error: an engine ended before its answer")
-    return float(line) if question is not None else 0.0
+        raise BenchError("an engine ended before its answer")
+    return line
+
+
+def ask(process: subprocess.Popen[str], question: str) -> float:
+    """Tokens a second of an answer."""
+    assert process.stdin is not None
+    process.stdin.write(question + "\n")
+    process.stdin.flush()
+    return float(next_line(process))
 
 
 @contextmanager
@@ -96,14 +102,15 @@ def measure(engines: Sequence[subprocess.Popen[str]], rounds: int) -> list[float
     return [statistics.median(each[rounds:]) for each in speeds]
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure, print and record."""
-    parser = argparse.ArgumentParser(prog=f"python -m bench.{NAME}", description=__doc__)
-    parser.add_argument("model")
-    parser.add_argument("--busy", type=int, nargs="*", default=[1, 2, 4], help="counts of busy processes")
-    parser.add_argument("--rounds", type=int, default=6, help="answers of each engine that count")
-    args = parser.parse_args(argv)
-    report, cores = Report(), len(os.sched_getaffinity(0))
+def options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("model", **MODEL)
+    p.add_argument("--busy", type=int, nargs="*", default=[1, 2, 4], help="counts of busy processes")
+    p.add_argument("--rounds", type=int, default=6, help="answers of each engine that count")
+
+
+def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
+    """Measure and tell."""
+    cores = len(os.sched_getaffinity(0))
     rows: list[dict[str, Any]] = []
     with answering(args.model, {}) as ours, answering(args.model, _BY_DEFAULT) as spinning:
         for count in (0, *args.busy):
@@ -123,16 +130,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     lost = 1 - ratio(alone["tok_per_s"], alone["tok_per_s_spinning"])
     report.note(f"lost on an idle machine: {lost:.1%}")
-    words = list(argv if argv is not None else sys.argv[1:])
-    record = {
-        "bench": NAME,
-        "command": command_line(f"bench.{NAME}", words),
-        "rows": rows,
-        "lost_alone": lost,
-    }
-    write_result(NAME, {**record, "environment": environment()})
-    report.last_line({"bench": NAME, "lost_alone": lost, "rows": rows})
+    summary = {**report.head(args), "rows": rows, "lost_alone": lost}
+    report.record(summary)
+    return summary
 
+
+main = Command("busy", "Answers beside other busy processes.", options, bench)
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

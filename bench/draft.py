@@ -15,11 +15,11 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from bench.lib.report import Report, command_line, environment, model_name, ratio, write_result
+from bench.lib.command import MODEL, Command, shared
+from bench.lib.report import Report, model_name, ratio
 from offspec.core.config import SamplingParams, format_bytes
 from offspec_planners.measure import gemm_rates, memory_bandwidth
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from offspec.draft.lm import DraftModel
     from offspec.model.loaded import LoadedModel
 
-NAME = "draft"
 _EFFICIENT_ROWS = 256
 _TURNS = 3
 
@@ -173,24 +172,17 @@ def show(row: dict[str, Any], report: Report) -> None:
     )
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=f"python -m bench.{NAME}", description="What a draft step costs.")
-    parser.add_argument("model", nargs="?", default="demo", help="the draft")
-    parser.add_argument("--draft-bits", type=int, choices=(2, 3, 4, 16), default=4)
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--widths", type=int, nargs="+", default=[1, 4, 8, 16, 32])
-    parser.add_argument("--prefix", type=int, default=200, help="committed tokens before the tree")
-    parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--rounds", type=int, default=6, help="steps in a row, in three turns")
-    parser.add_argument("--json", type=Path, help="result file (default bench/results/draft.json)")
-    return parser.parse_args(argv)
+def options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("model", **MODEL)
+    shared(p, "dtype", draft_bits=4)
+    p.add_argument("--widths", type=int, nargs="+", default=[1, 4, 8, 16, 32])
+    p.add_argument("--prefix", type=int, default=200, help="committed tokens before the tree")
+    p.add_argument("--temperature", type=float, default=1.0)
+    p.add_argument("--rounds", type=int, default=6, help="steps in a row, in three turns")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    argv = sys.argv[1:] if argv is None else argv
-    args = parse(argv)
-
-    report = Report()
+def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
+    """Time steps of every width and tell."""
     capacity = args.prefix + max(args.widths)
     report.progress("loading the draft twice")
     plain, taken = (open_draft(args.model, args.draft_bits, args.dtype, capacity) for _ in range(2))
@@ -213,21 +205,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     for row in rows:
         show(row, report)
     summary = {
-        "bench": NAME,
+        **report.head(args, "draft_bits", "dtype", "prefix", "temperature"),
         "draft": model_name(args.model),
-        **{key: getattr(args, key) for key in ("draft_bits", "dtype", "prefix", "temperature")},
         "weight_bytes": floor.nbytes,
         "read_bytes_per_s": floor.bytes_per_s,
         "flops_per_s": floor.flops_per_s,
         "steps": rows,
     }
-    command = command_line(f"bench.{NAME}", argv)
-    write_result(NAME, {**summary, "command": command, "environment": environment()}, args.json)
-    report.last_line(summary)
+    report.record(summary)
     for draft in (plain, taken):
         draft.close()
-    return 0
+    return summary
 
+
+main = Command("draft", "What a draft step costs.", options, bench)
 
 if __name__ == "__main__":
     sys.exit(main())

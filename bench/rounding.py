@@ -14,20 +14,19 @@ import argparse
 import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from rich.table import Table
 
-from bench.lib.report import Report, command_line, environment, read_prompts, write_result
+from bench.lib.command import MODEL, Command, shared
+from bench.lib.report import Report, model_name, read_prompts
 from offspec.checkpoint import open_checkpoint
 from offspec.model.quantize.calibration import TEXT, InputMoments
 from offspec.model.quantize.rounding import packed_bytes, rounded
 from offspec.model.tokenizer import TextCodec, load_tokenizer
 from offspec_kernels.dequant.grouped import GROUP
 
-NAME = "rounding"
 Rounding = Callable[[str, torch.Tensor], torch.Tensor]
 
 
@@ -120,20 +119,19 @@ def moments(model: Any, codec: TextCodec) -> InputMoments:
     return gathered
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="How roundings agree with the model they round.")
-    parser.add_argument("model", nargs="?", default="demo")
-    parser.add_argument("--bits", type=int, nargs="+", choices=(4, 3, 2), default=[4, 3, 2])
-    parser.add_argument("--prompts", type=int, default=14, help="how many prompts, mixed by kind")
-    parser.add_argument("--tokens", type=int, default=64, help="new tokens an answer")
-    parser.add_argument("--json", type=Path, help="result file (default bench/results/rounding.json)")
-    args = parser.parse_args()
+def options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("model", **MODEL)
+    shared(p, "tokens", prompts=14)
+    p.add_argument("--bits", type=int, nargs="+", choices=(4, 3, 2), default=[4, 3, 2])
+
+
+def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
+    """Measure every rounding and tell."""
     from transformers import AutoModelForCausalLM
 
     checkpoint = open_checkpoint(args.model, unpack=True)
     codec = TextCodec(load_tokenizer(checkpoint.folder), checkpoint.folder, checkpoint.config)
     model: Any = AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=torch.bfloat16).eval()
-    report = Report()
     report.ceiling("0 nats and 1.000 the same: a draft that is the target")
     agreement = Agreement(model, codec, [p.prompt for p in read_prompts(args.prompts)], args.tokens)
     seen = moments(model, codec)
@@ -155,12 +153,13 @@ def main() -> int:
         report.reached(f"{bits} bits, as substitutes have them: same top token", best)
         results[str(bits)] = {"bytes": nbytes, "roundings": found}
     report.out.print(table)
-    summary = {"bench": NAME, "model": args.model, "positions": len(agreement.truth), "bits": results}
-    command = command_line(f"bench.{NAME}", sys.argv[1:])
-    write_result(NAME, {**summary, "command": command, "environment": environment()}, args.json)
-    report.last_line(summary)
-    return 0
+    head = {**report.head(args), "model": model_name(args.model)}
+    summary = {**head, "positions": len(agreement.truth), "bits": results}
+    report.record(summary)
+    return summary
 
+
+main = Command("rounding", "How roundings agree with the model they round.", options, bench)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,18 +6,17 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from bench.lib.report import Report, command_line, environment, write_result
+from bench.lib.command import Command
+from bench.lib.report import Report
 from offspec_planners.sequoia import best_tree_shape
 
-NAME = "sequoia"
 HEAP_SECONDS, PROGRAMME_SECONDS = 0.05, 1.0  # what is wanted at 2048 nodes, 24 levels and 32 children
 
 Acceptance = NDArray[np.float64]
@@ -92,17 +91,16 @@ def measure(kind: Kind, args: argparse.Namespace) -> dict[str, float]:
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog=f"python -m bench.{NAME}", description=__doc__)
-    parser.add_argument("--nodes", type=int, default=2048)
-    parser.add_argument("--depth", type=int, default=24)
-    parser.add_argument("--children", type=int, default=32)
-    parser.add_argument("--seeds", type=int, default=3, help="tables of each kind")
-    parser.add_argument("--repeats", type=int, default=3, help="times that each is solved; the best counts")
-    parser.add_argument("--json", type=Path, help=f"result file (default bench/results/{NAME}.json)")
-    argv = sys.argv[1:] if argv is None else argv
-    args = parser.parse_args(argv)
-    report = Report()
+def options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--nodes", type=int, default=2048)
+    p.add_argument("--depth", type=int, default=24)
+    p.add_argument("--children", type=int, default=32)
+    p.add_argument("--seeds", type=int, default=3, help="tables of each kind")
+    p.add_argument("--repeats", type=int, default=3, help="times that each is solved; the best counts")
+
+
+def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
+    """Solve tables of every kind and tell."""
     report.ceiling(f"{HEAP_SECONDS * 1e3:.0f} ms by the heap, {PROGRAMME_SECONDS:.0f} s by the programme")
     results: dict[str, dict[str, Any]] = {}
     view = Table("acceptance by rank", "solver", "ms, median", "ms, most", "expected tokens")
@@ -116,13 +114,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         most = max(results[name]["most_seconds"] for name in kinds)
         report.reached(f"{1e3 * most:.1f} ms by the {solver} at most", most / wanted)
     report.out.print(view)
-    sizes = {key: getattr(args, key) for key in ("nodes", "depth", "children", "seeds")}
-    summary = {"bench": NAME, **sizes, "kinds": results}
-    command = command_line(f"bench.{NAME}", argv)
-    write_result(NAME, {**summary, "command": command, "environment": environment()}, args.json)
-    report.last_line(summary)
-    return 0
+    summary = {**report.head(args, "nodes", "depth", "children", "seeds"), "kinds": results}
+    report.record(summary)
+    return summary
 
+
+main = Command("sequoia", "How long it takes to find the best static tree.", options, bench)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -13,27 +13,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from bench.acceptance import Answer, yield_of
-from bench.lib.plots import plot_file, sources_plot
-from bench.lib.report import (
-    PROMPTS,
-    Prompt,
-    Report,
-    command_line,
-    environment,
-    model_name,
-    ratio,
-    read_prompts,
-    write_result,
-)
-from offspec.core.errors import OffspecError
+from bench.lib.command import MODEL, Command, shared
+from bench.lib.plots import sources_plot
+from bench.lib.report import PROMPTS, Prompt, Report, model_name, ratio, read_prompts
 
-NAME = "sources"
 COPIES = PROMPTS / "copy"
 
 
@@ -128,15 +116,7 @@ def summarise(args: argparse.Namespace, answers: Sequence[Answer]) -> dict[str, 
             }
     for run in runs:
         run["choice"] = label(run["choice"])
-    return {
-        "bench": NAME,
-        "model": model_name(args.model),
-        **{
-            key: getattr(args, key) for key in ("dtype", "tokens", "copied_tokens", "budget", "width", "seed")
-        },
-        "prompts": len({answer.id for answer in answers}),
-        "runs": runs,
-    }
+    return {"model": model_name(args.model), "prompts": len({answer.id for answer in answers}), "runs": runs}
 
 
 def _run(choice: str, temperature: float, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -169,61 +149,33 @@ def table(summary: dict[str, Any], temperature: float) -> Table:
     return view
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line of this bench."""
-    p = argparse.ArgumentParser(
-        prog=f"python -m bench.{NAME}", description="Tokens per pass by source of guesses."
-    )
-    p.add_argument("model", nargs="?", default="demo", help="target: folder, hub id, .gguf or demo (default)")
+def options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("model", **MODEL)
+    shared(p, "tokens", "budget", "width", "temperatures", "draft_bits", "dtype", "memory", "device", "seed")
+    shared(p, prompts=28)
     p.add_argument("--alone", nargs="+", default=["substitute", "suffix", "lookup"], metavar="SOURCE")
     p.add_argument("--mixed", nargs="*", default=["substitute,suffix"], metavar="SOURCE,SOURCE")
-    p.add_argument("--prompts", type=int, default=28, help="how many prompts, mixed by kind (default 28)")
     p.add_argument("--copies", type=int, default=8, help="how many prompts that copy (default 8)")
-    p.add_argument("--tokens", type=int, default=64, help="most new tokens an answer (default 64)")
     p.add_argument("--copied-tokens", type=int, default=128, help="of prompts that copy (default 128)")
-    p.add_argument("--budget", type=int, default=256, help="nodes of a tree (default 256)")
-    p.add_argument("--width", type=int, default=32, help="nodes a draft step expands (default 32)")
-    p.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
-    p.add_argument("--draft-bits", type=int, choices=(2, 3, 4), help="of a substitute")
-    p.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    p.add_argument("--memory", help="memory budget, like 1.5GB (default: what is free)")
-    p.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    p.add_argument("--seed", type=int, default=1, help="seed of the first prompt; the others count on")
-    p.add_argument(
-        "--json", type=Path, metavar="OUT", help=f"result file (default bench/results/{NAME}.json)"
-    )
-    return p
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the bench; the last line of stdout is one line of JSON."""
-    words = sys.argv[1:] if argv is None else argv
-    args, report = parser().parse_args(words), Report()
+def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
+    """Answer all prompts with every choice of sources and tell."""
     most = min(args.budget, max(args.tokens, args.copied_tokens))
-    try:
-        report.ceiling(f"{most} tokens a pass: the smaller of the tree's nodes and the answer's tokens")
-        answers = measure(args, report)
-    except OffspecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    summary = summarise(args, answers)
+    report.ceiling(f"{most} tokens a pass: the smaller of the tree's nodes and the answer's tokens")
+    answers = measure(args, report)
+    settings = report.head(args, "dtype", "tokens", "copied_tokens", "budget", "width", "seed")
+    summary = {**settings, **summarise(args, answers)}
     best = max(run["pooled"] for run in summary["runs"])
     report.reached(f"{best:.2f} tokens a pass at best", ratio(best, most))
     for temperature in args.temperatures:
         report.out.print(table(summary, temperature))
-    record = {
-        **summary,
-        "command": command_line(f"bench.{NAME}", words),
-        "environment": environment(args.device),
-        "answers": [asdict(answer) for answer in answers],
-    }
-    report.note(sources_plot(summary["runs"], plot_file(NAME, args.json)))
-    write_result(NAME, record, args.json)
-    report.last_line(summary)
-    return 0
+    report.note(sources_plot(summary["runs"], report.file(suffix=".svg")))
+    report.record(summary, device=args.device, answers=[asdict(answer) for answer in answers])
+    return summary
 
+
+main = Command("sources", "Tokens per pass by source of guesses.", options, bench)
 
 if __name__ == "__main__":
     sys.exit(main())

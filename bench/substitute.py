@@ -12,27 +12,16 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from bench import acceptance
-from bench.lib.plots import plot_file, substitute_plot
-from bench.lib.report import (
-    Prompt,
-    Report,
-    command_line,
-    environment,
-    model_name,
-    ratio,
-    read_prompts,
-    write_result,
-)
+from bench.lib.command import MODEL, Command, shared
+from bench.lib.plots import substitute_plot
+from bench.lib.report import Prompt, Report, model_name, ratio, read_prompts
 from offspec.core.config import format_bytes
-from offspec.core.errors import OffspecError
 
-NAME = "substitute"
 UNROUNDED = 16
 
 
@@ -119,48 +108,24 @@ def table(rows: list[Row]) -> Table:
     return view
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line of this bench."""
-    p = argparse.ArgumentParser(
-        prog=f"python -m bench.{NAME}", description="Tokens per pass of substitutes, by their bits."
-    )
-    p.add_argument("model", nargs="?", default="demo", help="target: folder, hub id, .gguf or demo (default)")
+def options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("model", **MODEL)
+    shared(p, "prompts", "tokens", "budget", "width", "temperatures", "dtype", "memory", "device", "seed")
     p.add_argument("--bits", type=int, nargs="+", choices=(4, 3, 2), default=[4, 3, 2])
-    p.add_argument("--prompts", type=int, help="how many prompts, mixed by kind (default: all)")
-    p.add_argument("--tokens", type=int, default=64, help="most new tokens an answer (default 64)")
-    p.add_argument("--budget", type=int, default=256, help="nodes of a tree (default 256)")
-    p.add_argument("--width", type=int, default=32, help="nodes a draft step expands (default 32)")
-    p.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
-    p.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    p.add_argument("--memory", help="memory budget, like 1.5GB (default: what is free)")
-    p.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    p.add_argument("--seed", type=int, default=1, help="seed of the first prompt; the others count on")
-    p.add_argument(
-        "--json", type=Path, metavar="OUT", help=f"result file (default bench/results/{NAME}.json)"
-    )
     # What the answers of bench.acceptance may vary besides.
     p.set_defaults(verify=["coupled"], greedy_each=False, ignore_eos=False, check=False)
-    return p
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the bench; the last line of stdout is one line of JSON."""
-    words = sys.argv[1:] if argv is None else argv
-    args, report = parser().parse_args(words), Report()
-    try:
-        prompts, sizes = read_prompts(args.prompts), layer_bytes(args.model, args.dtype)
-        answers = {UNROUNDED: answers_at(args, UNROUNDED, prompts, report)}
-        for row in rows_of(answers, sizes, args.temperatures):
-            report.ceiling(
-                f"{row.pooled:.2f} tokens a pass at T {row.temperature:g}: the target drafts for itself in "
-                f"16 bits, {format_bytes(row.bytes)}"
-            )
-        answers |= {bits: answers_at(args, bits, prompts, report) for bits in args.bits}
-    except OffspecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
+def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
+    """Answer all prompts at every width and tell."""
+    prompts, sizes = read_prompts(args.prompts), layer_bytes(args.model, args.dtype)
+    answers = {UNROUNDED: answers_at(args, UNROUNDED, prompts, report)}
+    for row in rows_of(answers, sizes, args.temperatures):
+        report.ceiling(
+            f"{row.pooled:.2f} tokens a pass at T {row.temperature:g}: the target drafts for itself in "
+            f"16 bits, {format_bytes(row.bytes)}"
+        )
+    answers |= {bits: answers_at(args, bits, prompts, report) for bits in args.bits}
     rows = rows_of(answers, sizes, args.temperatures)
     for row in rows:
         if row.bits != UNROUNDED:
@@ -168,23 +133,18 @@ def main(argv: list[str] | None = None) -> int:
             report.reached(what, row.of_ceiling)
     report.out.print(table(rows))
     summary: dict[str, Any] = {
-        "bench": NAME,
+        **report.head(args, "dtype", "tokens", "budget", "width", "seed"),
         "model": model_name(args.model),
-        **{key: getattr(args, key) for key in ("dtype", "tokens", "budget", "width", "seed")},
         "prompts": len(prompts),
         "rows": [asdict(row) for row in rows],
     }
-    record = {
-        **summary,
-        "command": command_line(f"bench.{NAME}", words),
-        "environment": environment(args.device),
-        "answers": {str(bits): [asdict(answer) for answer in group] for bits, group in answers.items()},
-    }
-    write_result(NAME, record, args.json)
-    report.note(substitute_plot(summary["rows"], summary["model"], plot_file(NAME, args.json)))
-    report.last_line(summary)
-    return 0
+    given = {str(bits): [asdict(answer) for answer in group] for bits, group in answers.items()}
+    report.record(summary, device=args.device, answers=given)
+    report.note(substitute_plot(summary["rows"], summary["model"], report.file(suffix=".svg")))
+    return summary
 
+
+main = Command("substitute", "Tokens per pass of substitutes, by their bits.", options, bench)
 
 if __name__ == "__main__":
     sys.exit(main())

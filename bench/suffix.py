@@ -21,18 +21,17 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from bench.lib.report import Report, command_line, environment, ratio, write_result
+from bench.lib.command import Command
+from bench.lib.report import Report, ratio
 
 if TYPE_CHECKING:
     from offspec.draft.base import Lookup
     from offspec.draft.growing_tree import Subtree
     from offspec.sampling.noise import GumbelNoise
 
-NAME = "suffix"
 WANTED_SECONDS = 1e-3  # of a pass, on the average
 WANTED_HISTORY = 32768
 _VOCABULARY = 49152
@@ -185,19 +184,14 @@ def show(row: dict[str, Any], report: Report) -> None:
     )
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=f"python -m bench.{NAME}", description="What lookups cost a pass.")
-    parser.add_argument("--history", type=int, nargs="+", default=[8192, WANTED_HISTORY, 131072])
-    parser.add_argument("--tokens", type=int, default=4000, help="that the passes go through")
-    parser.add_argument("--nodes", type=int, default=64, help="most nodes of a subtree")
-    parser.add_argument("--json", type=Path, help="result file (default bench/results/suffix.json)")
-    return parser.parse_args(argv)
+def options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--history", type=int, nargs="+", default=[8192, WANTED_HISTORY, 131072])
+    p.add_argument("--tokens", type=int, default=4000, help="that the passes go through")
+    p.add_argument("--nodes", type=int, default=64, help="most nodes of a subtree")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    argv = sys.argv[1:] if argv is None else argv
-    args = parse(argv)
-    report = Report()
+def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
+    """Measure behind every history and tell; short of its aim where the automaton takes too long."""
     step = dictionary_step(max(args.history))
     report.ceiling(f"{1e9 * step:.0f} ns a dictionary step; wanted is {1e6 * WANTED_SECONDS:.0f} µs a pass")
     rows = []
@@ -207,12 +201,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows.append(row)
             show(row, report)
     slow = too_slow(rows)
-    summary = {"bench": NAME, "nodes": args.nodes, "rows": rows, "too_slow": len(slow)}
-    command = command_line(f"bench.{NAME}", argv)
-    write_result(NAME, {**summary, "command": command, "environment": environment()}, args.json)
-    report.last_line(summary)
-    return 1 if slow else 0
+    summary = {**report.head(args, "nodes"), "rows": rows, "too_slow": len(slow)}
+    report.record(summary)
+    report.exit_code = int(bool(slow))
+    return summary
 
+
+main = Command("suffix", "What lookups cost a pass.", options, bench)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,10 +33,9 @@ from bench.chat.drive import (
 )
 from bench.chat.keys import Key, Typist, Usage, told
 from bench.chat.view import LIMITS, broken, show, show_floor
-from bench.lib.report import Report, command_line, environment, model_name, read_prompts, write_result
-from offspec.core.errors import OffspecError
+from bench.lib.command import MODEL, Command, shared
+from bench.lib.report import Report, model_name, read_prompts
 
-NAME = "chat"
 _LOADING_GAP, _GAP = 0.06, 0.15  # seconds between keys: a load is over soon
 _SETTLE_SECONDS = 1.0
 
@@ -171,13 +169,10 @@ def summarise(found: dict[str, Any]) -> dict[str, Any]:
     return summary
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line of this bench."""
-    p = argparse.ArgumentParser(prog=f"python -m bench.{NAME}", description="What a chat feels like.")
-    p.add_argument("model", nargs="?", default="demo")
-    p.add_argument("--memory", default="1GB")
+def options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("model", **MODEL)
+    shared(p, memory="1GB", tokens=192)
     p.add_argument("--keys", type=int, default=200, help="keys pressed while it answers (default 200)")
-    p.add_argument("--tokens", type=int, default=192, help="most new tokens of an answer")
     p.add_argument("--questions", type=int, default=2, help="answers of a round without keys")
     p.add_argument("--rounds", type=int, default=2, help="of answers in the terminal and in line mode")
     p.add_argument("--idle-seconds", type=float, default=10.0)
@@ -188,14 +183,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--scripted", action="store_true", help="an engine that follows a script, without torch")
     p.add_argument("--burn", choices=BURNS, default="none", help="what runs beside a scripted engine")
     p.add_argument("--pass-seconds", type=float, default=0.2, help="of a scripted pass of 4 tokens")
-    p.add_argument(
-        "--json", type=Path, metavar="OUT", help=f"result file (default bench/results/{NAME}.json)"
-    )
-    return p
 
 
-def bench(args: argparse.Namespace, words: Sequence[str], report: Report) -> dict[str, Any]:
-    """Measure the floors and the chat, print, and write the result; returns the last line's object."""
+def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
+    """Measure the floors and the chat, and tell; short of its aim where a limit is broken."""
     report.progress("the floors")
     floor = chat_floor.measure(args.keys // 2, args.idle_seconds / 2)
     show_floor(floor, report)
@@ -205,36 +196,20 @@ def bench(args: argparse.Namespace, words: Sequence[str], report: Report) -> dic
         found = measure(args, Path(folder), report)
     settings = ("scripted", "burn", "pass_seconds") if args.scripted else ("memory", "first_run", "more")
     summary = {
-        "bench": NAME,
+        **report.head(args, "tokens", *settings),
         "model": "scripted" if args.scripted else model_name(args.model),
-        **{key: getattr(args, key) for key in ("tokens", *settings)},
         "floor": floor,
         **summarise(found),
         "limits": LIMITS,
     }
     summary["broken"] = broken(summary)
     show(summary, report)
-    record = {**summary, "command": command_line(f"bench.{NAME}", words), "environment": environment()}
-    name = f"{NAME}-scripted" if args.scripted else NAME
-    write_result(name, {**record, "rounds": found["watched"]}, args.json)
+    report.record(summary, variant="-scripted" if args.scripted else "", rounds=found["watched"])
+    report.exit_code = int(bool(summary["broken"]))
     return summary
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the bench; the last line of stdout is one line of JSON. Exit code 1 where a limit is broken."""
-    words = sys.argv[1:] if argv is None else argv
-    args = parser().parse_args(words)
-    report = Report()
-    try:
-        summary = bench(args, words, report)
-    except OffspecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    report.last_line(summary)
-    return 1 if summary["broken"] else 0
-
+main = Command("chat", "What a chat feels like.", options, bench)
 
 if __name__ == "__main__":
-    with suppress(KeyboardInterrupt):
-        sys.exit(main())
-    sys.exit(130)
+    sys.exit(main())

@@ -11,11 +11,11 @@ from pathlib import Path
 from bench.chat.keys import has_loaded
 from bench.chat.terminal import Terminal, environment
 from bench.lib.cgroup import BenchError
+from bench.lib.process import ROOT
 from offspec.chat.conversation import AnswerFigures, Conversation
 
 BURNS = ("none", "python", "native")  # what may run beside a scripted engine; see chat_scripted.py
 WARM_UP = "Say hello."  # the first question of a chat whose speed is measured; it waits for the model
-_ROOT = Path(__file__).parents[2]
 _START_SECONDS = 60.0
 _ANSWER_SECONDS = 180.0
 _READ_SECONDS = 0.3
@@ -108,7 +108,7 @@ def answer_in_line_mode(program: Program, questions: Sequence[str]) -> None:
         program.argv,
         input="\n/clear\n".join([WARM_UP, *questions]) + "\n",
         env=program.environment,
-        cwd=_ROOT,
+        cwd=ROOT,
         text=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

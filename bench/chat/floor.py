@@ -58,8 +58,7 @@ def measure(keys: int, idle_seconds: float) -> dict[str, Any]:
     found: dict[str, Any] = {
         "python_seconds": round(seconds_of([sys.executable, "-c", "pass"]), 3),
         "textual_import_seconds": round(
-            seconds_of([sys.executable, "-c", "import textual.app; from textual.widgets import TextArea"]),
-            3,
+            seconds_of([sys.executable, "-c", "import textual.app; from textual.widgets import TextArea"]), 3
         ),
     }
     for name in ("echo", "textual"):

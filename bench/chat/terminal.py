@@ -15,11 +15,11 @@ import subprocess
 import termios
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from bench.lib.cgroup import BenchError
+from bench.lib.process import ROOT
 
 COLUMNS, ROWS = 100, 30
 # What Textual asks, and what a terminal says: 2 is "supported, and off now", 0 is "not known".
@@ -53,14 +53,13 @@ class Terminal:
     def __init__(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         self._master, slave = os.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-        root = Path(__file__).parents[2]
         self.started = time.perf_counter()
         self._program = subprocess.Popen(
             argv,
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            cwd=root,
+            cwd=ROOT,
             env=dict(env or environment()),
             start_new_session=True,
             preexec_fn=_take_terminal,  # so that it is told when this end is gone, however the bench ends
@@ -124,11 +123,6 @@ class Terminal:
             if time.perf_counter() > until:
                 raise BenchError(f"no {what} within {seconds:.0f} s; last shown: {self.tail()}")
             self.read_until(min(until, time.perf_counter() + 0.05), once=True)
-
-    def wait_for_end(self, seconds: float) -> int:
-        """Wait until the program ends by itself; returns its exit code. Raises BenchError."""
-        self.wait_until(lambda: self._ended, seconds, "an end of the program")
-        return self._program.wait(seconds)
 
     def read_until(self, moment: float, *, once: bool = False) -> None:
         """Read whatever comes until a moment of time.perf_counter; with `once`, or until something came."""

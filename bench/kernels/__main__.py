@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, get_args
 
 import torch
@@ -20,54 +19,42 @@ import torch
 from bench.kernels import attention as kernels_attention
 from bench.kernels import rows as kernels_rows
 from bench.kernels.cases import Setting, Spec, only, parse_spec
-from bench.kernels.clock import Rates, measure_rates
+from bench.kernels.clock import Rates, device_name, find_timed_device, measure_rates, variant_of
 from bench.kernels.run import measure
 from bench.kernels.view import show_case, show_ceiling, show_rates, show_steps, show_tuning
 from bench.kernels.wanted import CASES, judged
 from bench.lib.cgroup import BenchError
-from bench.lib.report import Report, command_line, environment, model_name, write_result
+from bench.lib.command import Command
+from bench.lib.report import Report, model_name
 from offspec.core.config import parse_bytes
-from offspec.core.errors import OffspecError
-from offspec.model.device import claim, find_device
+from offspec.core.errors import RequestError
+from offspec.model.device import claim
 from offspec_kernels.backend import Backend as Way
-from offspec_kernels.backend import choose_backend, interprets
+from offspec_kernels.backend import choose_backend
 from offspec_kernels.errors import ArgumentError, PathError
 
-NAME = "kernels"
 OPS = {"tree_attention": kernels_attention.OP, **kernels_rows.OPS}
 STEP = "draft_step"
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=f"python -m bench.{NAME}", description="How fast the kernels are.")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--vram", help="at most so much of a CUDA device's memory, as 8GB")
-    parser.add_argument("--ops", nargs="+", choices=[*OPS, STEP], help="only these (default: all)")
+def options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--device", default="cpu", help="cpu or cuda")
+    p.add_argument("--vram", help="at most so much of a CUDA device's memory, as 8GB")
+    p.add_argument("--ops", nargs="+", choices=[*OPS, STEP], help="only these (default: all)")
     shapes = "; ".join(f"{name}:{','.join(op.names)}" for name, op in OPS.items())
-    parser.add_argument(
-        "--shapes", nargs="+", metavar="OP:SIZES[:DTYPE]", help=f"cases of your own: {shapes}"
-    )
-    parser.add_argument(
-        "--path", choices=get_args(Way), help="the kernels' path (default: the door's choice)"
-    )
-    parser.add_argument("--spread", type=float, default=1.0, help="standard deviation of attention scores")
-    parser.add_argument("--seconds", type=float, default=0.2, help="of each of five turns of a way")
-    parser.add_argument("--tune", action="store_true", help="also find the fastest blocks for tree_attention")
-    parser.add_argument("--draft", default="demo", help="whose steps are timed with and without graphs")
-    parser.add_argument("--json", type=Path, help="result file (default bench/results/kernels[-cuda].json)")
-    args = parser.parse_args(argv)
-    if args.spread <= 0 or args.seconds < 0:
-        parser.error("--spread must be above 0, and --seconds 0 or more")
-    return args
+    p.add_argument("--shapes", nargs="+", metavar="OP:SIZES[:DTYPE]", help=f"cases of your own: {shapes}")
+    p.add_argument("--path", choices=get_args(Way), help="the kernels' path (default: the door's choice)")
+    p.add_argument("--spread", type=float, default=1.0, help="standard deviation of attention scores")
+    p.add_argument("--seconds", type=float, default=0.2, help="of each of five turns of a way")
+    p.add_argument("--tune", action="store_true", help="also find the fastest blocks for tree_attention")
+    p.add_argument("--draft", default="demo", help="whose steps are timed with and without graphs")
 
 
 def open_device(name: str, vram: str | None, path: Way | None) -> torch.device:
-    """The device, with a promise for its memory if one is made. Raises OffspecError, PathError."""
-    device = find_device(name)
+    """The device, with a limit for its memory if one is given. Raises OffspecError, PathError."""
+    device = find_timed_device(name)
     choose_backend(device, path)
     claim(device, parse_bytes(vram) if vram else None)
-    if device.type == "cuda" and interprets():
-        raise BenchError("TRITON_INTERPRET is set, and what Python interprets is no measure: unset it")
     return device
 
 
@@ -120,7 +107,17 @@ def run_steps(args: argparse.Namespace, device: torch.device, report: Report) ->
     return rows
 
 
-def run(args: argparse.Namespace, argv: Sequence[str], report: Report) -> int:
+def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
+    """Check, time and tell every case; short of its aim where one is wrong or slower than is wanted."""
+    try:
+        return _bench(args, report)
+    except (ArgumentError, PathError) as error:  # a case that its operation refuses
+        raise RequestError(str(error)) from error
+
+
+def _bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
+    if args.spread <= 0 or args.seconds < 0:
+        raise RequestError("--spread must be above 0, and --seconds 0 or more")
     device = open_device(args.device, args.vram, args.path)
     if args.tune and device.type != "cuda":
         raise BenchError("--tune is for CUDA devices: add --device cuda, or leave it out")
@@ -135,36 +132,21 @@ def run(args: argparse.Namespace, argv: Sequence[str], report: Report) -> int:
     asked_for_steps = STEP in args.ops if args.ops else not args.shapes
     steps = run_steps(args, device, report) if asked_for_steps else []
     summary = {
-        "bench": NAME,
+        **report.head(args, "spread"),
         "device": device.type,
         "threads": torch.get_num_threads(),
-        "spread": args.spread,
         "ceilings": rates.to_json(),
         "cases": rows,
         "draft": model_name(args.draft) if steps else None,
         "draft_steps": steps,
         "tuned": tuned,
     }
-    place = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    command = command_line(f"bench.{NAME}", argv)
-    name = NAME if device.type == "cpu" else f"{NAME}-{device.type}"
-    write_result(name, {**summary, "command": command, "environment": environment(place)}, args.json)
-    report.last_line(summary)
-    return int(any(not row["right"] or row["missed"] for row in rows))
+    report.record(summary, device=device_name(device), variant=variant_of(device))
+    report.exit_code = int(any(not row["right"] or row["missed"] for row in rows))
+    return summary
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    argv = sys.argv[1:] if argv is None else argv
-    report = Report()
-    try:
-        return run(parse(argv), argv, report)
-    except OffspecError as error:
-        report.err.print(f"error: {error}", markup=False, soft_wrap=True)
-        return error.exit_code
-    except (ArgumentError, PathError) as error:  # a case that its operation refuses
-        report.err.print(f"error: {error}", markup=False, soft_wrap=True)
-        return 2
-
+main = Command("kernels", "How fast the kernels are.", options, bench)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from bench.lib.report import Report, command_line, environment, model_name, write_result
-from offspec.core.errors import OffspecError
+from bench.lib.command import MODEL, Command
+from bench.lib.process import ROOT
+from bench.lib.report import Report, model_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -126,41 +127,36 @@ def measure(folder: Path, ids: Tensor) -> dict[str, Any]:
     return {"ways": found, "float32_changed": float((exact != first).double().mean())}
 
 
-def run(args: argparse.Namespace, report: Report) -> dict[str, Any]:
+def options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("model", **MODEL)
+    p.add_argument("--tokens", type=int, default=2048, help="of the text (default 2048)")
+
+
+def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
+    """Run the text through every attention and tell."""
     from transformers import AutoTokenizer
 
     from offspec.checkpoint import open_checkpoint
 
     folder = open_checkpoint(args.model, unpack=True).folder
-    text = "\n".join((Path(__file__).parents[2] / name).read_text("utf-8") for name in _TEXTS)
+    text = "\n".join((ROOT / name).read_text("utf-8") for name in _TEXTS)
     ids = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt").input_ids[:, : args.tokens]
     found = measure(folder, ids)
     report.ceiling(f"float32 changes {found['float32_changed']:.2%} of {ids.shape[1]} top tokens of bfloat16")
     for name, way in found["ways"].items():
         report.reached(f"{name:18} a layer is off by {way['error']:.5f}; changes {way['changed']:.2%}")
-    return {"bench": NAME, "model": model_name(args.model), "tokens": ids.shape[1], **found}
+    summary = {**report.head(args), "model": model_name(args.model), "tokens": ids.shape[1], **found}
+    report.record(summary)
+    return summary
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the bench; 2 where it cannot be run."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m bench.kernels.{NAME}", description=__doc__.split("\n")[0]
-    )
-    parser.add_argument("model", nargs="?", default="demo", help="a folder, a hub id, or demo (default)")
-    parser.add_argument("--tokens", type=int, default=2048, help="of the text (default 2048)")
-    parser.add_argument("--json", type=Path, help="the record (default: bench/results)")
-    args = parser.parse_args(argv)
-    report = Report()
-    try:
-        record = run(args, report)
-    except OffspecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    command = command_line(f"bench.kernels.{NAME}", sys.argv[1:] if argv is None else argv)
-    write_result(NAME, {**record, "command": command, "environment": environment()}, args.json)
-    report.last_line(record)
-    return 0
-
+main = Command(
+    "attention_error",
+    "What the rounding of an attention does to a model.",
+    options,
+    bench,
+    module="kernels.attention_error",
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -15,6 +15,9 @@ from typing import Any, Protocol
 
 import torch
 
+from bench.lib.cgroup import BenchError
+from offspec.model.device import find_device
+from offspec_kernels.backend import interprets
 from offspec_planners.measure import gemm_rates, memory_bandwidth
 
 Call = Callable[[], Any]
@@ -76,6 +79,24 @@ class EventClock:
         asking = time.perf_counter() - start
         end.synchronize()
         return begin.elapsed_time(end) / 1000, asking
+
+
+def find_timed_device(name: str) -> torch.device:
+    """A device by its name. Raises OffspecError, also where its kernels would be interpreted."""
+    device = find_device(name)
+    if device.type == "cuda" and interprets():
+        raise BenchError("TRITON_INTERPRET is set, and what Python interprets is no measure: unset it")
+    return device
+
+
+def device_name(device: torch.device) -> str:
+    """As records tell it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def variant_of(device: torch.device) -> str:
+    """What the name of a record has behind it."""
+    return "" if device.type == "cpu" else f"-{device.type}"
 
 
 def clock_of(device: torch.device) -> Clock:

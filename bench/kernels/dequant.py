@@ -12,47 +12,35 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import torch
 from rich.table import Table
 
-from bench.kernels.clock import clock_of, time_in_turns
+from bench.kernels.clock import clock_of, device_name, find_timed_device, time_in_turns, variant_of
 from bench.kernels.dequant_cases import FORMATS, packed_bytes, random_parts
 from bench.lib.cgroup import BenchError
-from bench.lib.report import Report, command_line, environment, write_result
+from bench.lib.command import Command
+from bench.lib.report import Report
 from offspec.core.config import format_bytes
-from offspec.core.errors import OffspecError
-from offspec.model.device import find_device
-from offspec_kernels.backend import interprets
+from offspec.core.errors import RequestError
 from offspec_kernels.dequant import Format, dequantise
 from offspec_planners.measure import memory_bandwidth
 
-NAME = "dequant"
 AIM = 2e9  # packed bytes a second on one core, where the arithmetic allows it
 _CHECKED = (256, 512)
 _COPIES_BYTES = 128 << 20
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog=f"python -m bench.kernels.{NAME}", description="How fast weights unpack."
-    )
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--formats", nargs="+", choices=FORMATS, metavar="FORMAT", default=list(FORMATS),
-                        help=f"only these: {', '.join(FORMATS)}")  # fmt: skip
-    parser.add_argument("--rows", type=int, default=3072)
-    parser.add_argument("--columns", type=int, default=3072)
-    parser.add_argument("--threads", type=int, nargs="+", help="default: one, and all there are")
-    parser.add_argument("--seconds", type=float, default=0.1, help="of each of five turns (default 0.1)")
-    parser.add_argument("--json", type=Path, help=f"result file (default bench/results/{NAME}[-cuda].json)")
-    args = parser.parse_args(argv)
-    if args.seconds < 0 or min(args.threads or [1]) < 1:
-        parser.error("--seconds must be 0 or more, and --threads 1 or more")
-    return args
+def options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--device", default="cpu", help="cpu or cuda")
+    p.add_argument("--formats", nargs="+", choices=FORMATS, metavar="FORMAT", default=list(FORMATS),
+                   help=f"only these: {', '.join(FORMATS)}")  # fmt: skip
+    p.add_argument("--rows", type=int, default=3072)
+    p.add_argument("--columns", type=int, default=3072)
+    p.add_argument("--threads", type=int, nargs="+", help="default: one, and all there are")
+    p.add_argument("--seconds", type=float, default=0.1, help="of each of five turns (default 0.1)")
 
 
 def write_rate(values: int, device: torch.device, seconds: float) -> float:
@@ -174,10 +162,11 @@ def below_aim(found: dict[str, Any]) -> list[str]:
     ]
 
 
-def run(args: argparse.Namespace, argv: Sequence[str], report: Report) -> int:
-    device = find_device(args.device)
-    if device.type == "cuda" and interprets():
-        raise BenchError("TRITON_INTERPRET is set, and what Python interprets is no measure: unset it")
+def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
+    """Check every format, time it and tell."""
+    if args.seconds < 0 or min(args.threads or [1]) < 1:
+        raise RequestError("--seconds must be 0 or more, and --threads 1 or more")
+    device = find_timed_device(args.device)
     report.progress("comparing with the references")
     for name in args.formats:
         check(name, FORMATS[name], device)
@@ -187,26 +176,13 @@ def run(args: argparse.Namespace, argv: Sequence[str], report: Report) -> int:
     if short:
         report.note(f"under {format_bytes(AIM)}/s on one core: {', '.join(short)}")
     shape = [args.rows, args.columns]
-    summary = {"bench": NAME, "device": device.type, "shape": shape, "aim_bytes_per_s": AIM, **found,
-               "below_aim": short}  # fmt: skip
-    place = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    name = NAME if device.type == "cpu" else f"{NAME}-{device.type}"
-    command = command_line(f"bench.kernels.{NAME}", argv)
-    write_result(name, {**summary, "command": command, "environment": environment(place)}, args.json)
-    report.last_line(summary)
-    return 0
+    about = {**report.head(args), "device": device.type, "shape": shape, "aim_bytes_per_s": AIM}
+    summary = {**about, **found, "below_aim": short}
+    report.record(summary, device=device_name(device), variant=variant_of(device))
+    return summary
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the bench; the last line of stdout is one line of JSON."""
-    argv = sys.argv[1:] if argv is None else argv
-    report = Report()
-    try:
-        return run(parse(argv), argv, report)
-    except OffspecError as error:
-        report.err.print(f"error: {error}", markup=False, soft_wrap=True)
-        return error.exit_code
-
+main = Command("dequant", "How fast weights unpack.", options, bench, module="kernels.dequant")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -51,12 +51,7 @@ def agreeing(case: Case) -> tuple[dict[str, Call], dict[str, float], dict[str, s
 
 
 def measure(
-    spec: Spec,
-    op: Op,
-    setting: Setting,
-    rates: Rates,
-    seconds: float,
-    tell: Callable[[dict[str, Any]], None],
+    spec: Spec, op: Op, setting: Setting, rates: Rates, seconds: float, tell: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
     """The figures of a case; without times where it is wrong. `tell` hears of the ceiling before it is timed.
 

@@ -81,9 +81,4 @@ def judged(row: dict[str, Any], device: str) -> dict[str, Any]:
     speedup = speedups(seconds)
     of_ceiling = ratio(row["ceiling_seconds"], seconds[OURS])
     wanted = WANTED.get(device, {}).get(row["case"], Wanted())
-    return {
-        **row,
-        "speedup": speedup,
-        "of_ceiling": of_ceiling,
-        "missed": wanted.missed(speedup, of_ceiling),
-    }
+    return {**row, "speedup": speedup, "of_ceiling": of_ceiling, "missed": wanted.missed(speedup, of_ceiling)}

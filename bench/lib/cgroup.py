@@ -139,23 +139,6 @@ class MemoryCgroup:
         return next((int(pairs[key]) for key in keys if key in pairs), 0)
 
 
-def run_limited(
-    argv: Sequence[str], limit_bytes: int | None, *, cwd: Path | None = None
-) -> tuple[str, dict[str, int]]:
-    """A program's stdout, and what a group of its own with this limit held at most; None: run without one.
-
-    Raises BenchError as `MemoryCgroup` does.
-    """
-    if limit_bytes is None:
-        done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, cwd=cwd)
-        if done.returncode:
-            raise BenchError(f"the measured process failed with exit code {done.returncode}; see above")
-        return done.stdout, {}
-    with MemoryCgroup(limit_bytes) as group:
-        output = group.run(argv, cwd=cwd)
-    return output, {"cgroup_peak_bytes": group.use.peak, "cgroup_anon_peak_bytes": group.use.anon_peak}
-
-
 def drop_caches() -> None:
     """Write back dirty pages and empty the page cache. Raises BenchError without the right to."""
     os.sync()

@@ -8,8 +8,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.lib.report import RESULTS
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -25,11 +23,6 @@ _SETTINGS: Any = {
     "grid.alpha": 0.3,
     "legend.frameon": False,
 }
-
-
-def plot_file(name: str, record: Path | None = None) -> Path:
-    """Where a bench's plot goes: beside its record."""
-    return record.with_suffix(".svg") if record else RESULTS / f"{name}.svg"
 
 
 def save(out: Path, draw: Callable[[Sequence[Axes]], None], *, rows: int = 1, columns: int = 1) -> str:

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.lib.cgroup import BenchError
+from bench.lib.command import printed
 from bench.lib.widen import fingerprint
 from bench.lib.widening import dense
 from offspec.core.cache_dir import cache_root, make_folder
-from offspec.core.errors import OffspecError
 
 if TYPE_CHECKING:
     import torch
@@ -118,20 +118,11 @@ def _say(text: str) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Make the folder and print its name on stdout."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.lib.quantised_draft", description="Write a rounded model."
-    )
+    parser = argparse.ArgumentParser(prog="python -m bench.lib.quantised_draft", description=main.__doc__)
     parser.add_argument("model", help="a folder, a hub id, a .gguf file, or demo")
     parser.add_argument("out", nargs="?", type=Path, help="the folder to make (default: in the user's cache)")
     args = parser.parse_args(argv)
-    try:
-        print(ensure(args.model, args.out))
-    except OffspecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return printed(lambda: ensure(args.model, args.out))
 
 
 if __name__ == "__main__":

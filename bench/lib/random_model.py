@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.lib.cgroup import BenchError
+from bench.lib.command import printed
 from offspec.checkpoint.write import Entry, SafetensorsWriter
-from offspec.core.config import format_bytes
-from offspec.core.errors import OffspecError
 from offspec.core.files import partial_name, require_space, sync_folder, write_file
 
 RECIPE = "random.json"  # in the folder: the shape that it was made with
@@ -211,23 +210,13 @@ def _write_tokenizer(folder: Path, words: int) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Build the model and print its folder on stdout."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.lib.random_model", description="Build a random model."
-    )
+    parser = argparse.ArgumentParser(prog="python -m bench.lib.random_model", description=main.__doc__)
     parser.add_argument("out", type=Path, help="the folder to make")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="70b")
     parser.add_argument("--layers", type=int, help="how many layers (default: all of the shape)")
     args = parser.parse_args(argv)
     shape = SHAPES[args.shape]
-    try:
-        folder = build(replace(shape, layers=args.layers or shape.layers), args.out)
-    except OffspecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    print(f"{format_bytes(size)} in {folder.name}", file=sys.stderr)
-    print(folder)
-    return 0
+    return printed(lambda: build(replace(shape, layers=args.layers or shape.layers), args.out))
 
 
 if __name__ == "__main__":

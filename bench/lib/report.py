@@ -1,7 +1,8 @@
-"""What the benches share: prompts, where models are kept, the machine, and how results are told."""
+"""What the benches share: prompts, the machine, and how results are told and kept."""
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import os
@@ -98,21 +99,15 @@ def command_line(module: str, argv: Sequence[str]) -> str:
     return shlex.join(["python", "-m", module, *shown])
 
 
-def write_result(name: str, record: dict[str, Any], out: Path | None = None) -> Path:
-    """Write a record to bench/results/<name>.json, or to `out`, and return where it lies."""
-    place = out or RESULTS / f"{name}.json"
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
-    return place
-
-
 class Report:
     """Prints a bench's figures: the ceiling first, then what was reached and its share, JSON last.
 
-    Figures go to stdout, progress to stderr.
+    Figures go to stdout, progress to stderr, the whole record to a file. exit_code: 1 once an aim was missed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "", command: str = "", out: Path | None = None) -> None:
+        self.name, self.command, self._out = name, command, out
+        self.exit_code = 0
         self.out = Console(width=110 if not sys.stdout.isatty() else None, highlight=False)
         self.err = Console(stderr=True, highlight=False)
 
@@ -129,9 +124,35 @@ class Report:
     def progress(self, text: str) -> None:
         self.err.print(text, markup=False, soft_wrap=True, style="dim")
 
-    def last_line(self, record: dict[str, Any]) -> None:
+    def missed(self, text: str) -> None:
+        """A note on an aim that was not reached, which the exit code tells too."""
+        self.note(text)
+        self.exit_code = 1
+
+    def head(self, args: argparse.Namespace, *settings: str) -> dict[str, Any]:
+        """What a record begins with: the bench, and settings that it was run with."""
+        return {"bench": self.name, **{name: getattr(args, name) for name in settings}}
+
+    def file(self, variant: str = "", suffix: str = ".json") -> Path:
+        """Where the record goes, or with another suffix what lies beside it."""
+        return (self._out or RESULTS / f"{self.name}{variant}.json").with_suffix(suffix)
+
+    def write(self, record: dict[str, Any], variant: str = "") -> None:
+        """Write a record to bench/results/<name><variant>.json, or where --json says."""
+        place = self.file(variant)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+
+    def record(
+        self, summary: dict[str, Any], *, device: str = "cpu", variant: str = "", **details: Any
+    ) -> None:
+        """Write a summary with the command, the machine and the details of which it is made."""
+        about = {"command": self.command, "environment": environment(device)}
+        self.write({**summary, **about, **details}, variant)
+
+    def last_line(self, summary: dict[str, Any]) -> None:
         """One line of JSON, whatever the terminal's width."""
-        print(json.dumps(record), flush=True)
+        print(json.dumps(summary), flush=True)
 
 
 def ratio(part: float, whole: float) -> float:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.lib.bandwidth import Bandwidth
 from bench.lib.report import ratio
+from offspec_planners.measure import Bandwidth
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,10 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from bench.lib.cgroup import BenchError
+from bench.lib.command import printed
 from bench.lib.widening import WideTensor, dense, plan, wide_config
 from offspec.checkpoint.write import SafetensorsWriter
 from offspec.core.cache_dir import cache_root
-from offspec.core.config import format_bytes
-from offspec.core.errors import OffspecError
 from offspec.core.files import partial_name, require_space, sync_folder, write_file
 
 if TYPE_CHECKING:
@@ -176,23 +175,13 @@ def read_recipe(folder: Path) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     """Build the model and print its folder on stdout."""
-    parser = argparse.ArgumentParser(prog="python -m bench.lib.widen", description="Build a widened model.")
+    parser = argparse.ArgumentParser(prog="python -m bench.lib.widen", description=main.__doc__)
     parser.add_argument("model", help="a folder, a hub id, a .gguf file, or demo")
     parser.add_argument("out", nargs="?", type=Path, help="the folder to make (default: in the user's cache)")
     parser.add_argument("--factor", type=int, default=4, help="a power of two (default 4)")
     parser.add_argument("--force", action="store_true", help="replace a widened model that is there")
     args = parser.parse_args(argv)
-    try:
-        folder, built = ensure(args.model, args.out, args.factor, force=args.force)
-    except OffspecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    size = format_bytes(read_recipe(folder)["total_bytes"])
-    print(f"{size} {'written' if built else 'there already'}", file=sys.stderr)
-    print(folder)
-    return 0
+    return printed(lambda: ensure(args.model, args.out, args.factor, force=args.force)[0])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The measured process of the offload bench: it runs inside the memory cgroup and prints JSON.
+"""A measured process that answers prompts: it runs inside the memory cgroup and prints JSON.
 
 It is kept apart so that the process that measures holds neither torch nor a model: pages that it mapped
 would be charged to its own group, and the worker would look smaller than it is.
@@ -12,6 +12,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from bench.lib.command import printed
 from bench.peers.worker import process_peak, read_bytes
 
 
@@ -64,14 +65,5 @@ def _say(text: str) -> None:
     print(f"  {text}", file=sys.stderr, flush=True)
 
 
-def main(job: str) -> int:
-    """Run a job given as JSON; its figures are the last line of stdout."""
-    from offspec.core.errors import OffspecError
-
-    try:
-        figures = work(json.loads(job))
-    except OffspecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    print(json.dumps(figures), flush=True)
-    return 0
+if __name__ == "__main__":
+    sys.exit(printed(lambda: json.dumps(work(json.loads(sys.argv[1])))))

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.lib.cgroup import BenchError, drop_caches, run_limited
+from bench.lib.cgroup import BenchError
+from bench.lib.process import measured
 from bench.lib.report import Prompt
-from bench.offload import __main__ as offload
+from bench.lib.streamed import ask, numbered
 from bench.peers import env as peers_env
 from bench.peers import quantised as peers_quantised
 from bench.peers.quantised import QUANTISED, QUANTISED_TITLES, Quantised
 from bench.peers.worker import one_line
-from offspec.core.config import format_bytes, parse_bytes
+from offspec.core.config import format_bytes
 from offspec.core.errors import OffspecError
 
 Group = Sequence[tuple[int, Prompt]]  # prompts with their numbers, from which seeds are made
@@ -160,7 +161,7 @@ def run(
     try:
         if variant.contender in (OFFSPEC, OFF):
             on = variant.contender == OFFSPEC
-            found = offload.run_worker(args, scene.target, group, temperature, on)
+            found = ask(args, scene.target, group, temperature, on)
         elif variant.contender in QUANTISED:
             assert scene.quantised is not None, "a contender that runs was prepared"
             found = peers_quantised.run(
@@ -188,21 +189,10 @@ def _run_peer(
         "max_tokens": lengths[variant.contender],
         "seed": args.seed,
         "seconds": args.peer_seconds,
-        "prompts": [{"number": number, "id": p.id, "text": p.prompt} for number, p in group],
+        "prompts": numbered(group),
     }
-    if not args.keep_caches:
-        drop_caches()
     with tempfile.TemporaryDirectory() as scratch:  # accelerate asks for a folder; it stays empty
-        return _in_group(args, [*_worker(scene), json.dumps({**job, "scratch": scratch})])
-
-
-def _worker(scene: Scene) -> list[str]:
-    """Isolated (-I): neither this project's folders nor the user's own packages are on its path."""
-    return [str(scene.python), "-I", str(peers_env.WORKER)]
-
-
-def _in_group(args: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
-    limit = None if args.no_cgroup else parse_bytes(args.memory)
-    output, peaks = run_limited(argv, limit)
-    found: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return {**found, **peaks}
+        # Isolated (-I): neither this project's folders nor the user's own packages are on its path.
+        argv = [str(scene.python), "-I", str(peers_env.WORKER), json.dumps({**job, "scratch": scratch})]
+        line, peaks = measured(args, argv)
+    return {**json.loads(line), **peaks}

@@ -6,6 +6,7 @@ without the empty run that warms it up. What it read is that of the whole proces
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -16,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.lib.cgroup import BenchError, run_limited
+from bench.lib.cgroup import BenchError
+from bench.lib.process import measured
 
 ALONE, DRAFTED = "llama-completion", "llama-speculative-simple"
 BUILDING = (
@@ -48,7 +50,7 @@ class LlamaFiles:
         missing = [name for name in (ALONE, DRAFTED) if not os.access(programs / name, os.X_OK)]
         if missing:
             raise BenchError(f"{programs} has no {missing[0]}: --llama-cpp needs a {BUILDING}")
-        found = json.loads(made.splitlines()[-1])
+        found = json.loads(made)
         return cls(programs, Path(found["target"]), Path(found["draft"]), found["texts"])
 
     def sizes(self) -> dict[str, int]:
@@ -86,8 +88,8 @@ def command(files: LlamaFiles, job: Mapping[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-def run(files: LlamaFiles, name: str, job: Mapping[str, Any], limit: int | None) -> dict[str, Any]:
-    """One answer, to the prompt `name`, in a process of its own, in a cgroup where `limit` is not None.
+def run(args: argparse.Namespace, files: LlamaFiles, name: str, job: Mapping[str, Any]) -> dict[str, Any]:
+    """One answer, to the prompt `name`, in a measured process of its own.
 
     job: as `command` has it, and `seconds`, after which it is ended. Raises BenchError where it fails, is
     killed, or reports nothing.
@@ -96,13 +98,13 @@ def run(files: LlamaFiles, name: str, job: Mapping[str, Any], limit: int | None)
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
         argv = ["timeout", str(job["seconds"]), *command(files, job)]
-        _, peaks = run_limited(["/bin/sh", "-c", _QUIETLY, str(log), *argv], limit)
+        _, peaks = measured(args, ["/bin/sh", "-c", _QUIETLY, str(log), *argv])
         told, said = (file.read_text("utf-8", "replace") for file in (log, Path(f"{log}.out")))
     figures = read_drafted(told) if job.get("drafted") else read_alone(told)
     text = said.strip().removeprefix(job["text"].strip()).strip()
     reads = _SECTOR * (_blocks_read() - before)
-    measured = {"load_seconds": read_load(told), "load_read_bytes": 0, "threads": job["threads"], **peaks}
-    return {**measured, "answers": [{"id": name, "text": text, "read_bytes": reads, **figures}]}
+    whole = {"load_seconds": read_load(told), "load_read_bytes": 0, "threads": job["threads"], **peaks}
+    return {**whole, "answers": [{"id": name, "text": text, "read_bytes": reads, **figures}]}
 
 
 def _blocks_read() -> int:

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bench.lib.cgroup import BenchError
+from bench.lib.command import printed, shared
 from bench.lib.report import read_prompts
 from bench.lib.widen import read_recipe
 from bench.lib.widening import dense
 from offspec.core.cache_dir import cache_root, make_folder
-from offspec.core.errors import OffspecError
 
 if TYPE_CHECKING:
     from gguf import GGUFReader, GGUFWriter
@@ -183,25 +183,18 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main() -> int:
     """Make the file; print where it lies, the draft, and the prompts, as one line of JSON."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.peers.llama_models", description="GGUF files for peers."
-    )
+    parser = argparse.ArgumentParser(prog="python -m bench.peers.llama_models", description=main.__doc__)
     parser.add_argument("target", type=Path, help="folder of the widened model")
-    parser.add_argument("--model", default="demo", help="the small model: demo, or a .gguf file")
-    parser.add_argument("--prompts", type=int, default=2)
-    args = parser.parse_args(argv)
-    try:
-        file = ensure(args.target, args.model)
-        found = {"target": str(file), "draft": str(source_file(args.model))}
-        print(json.dumps({**found, "texts": texts(args.target, args.prompts)}))
-    except OffspecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    shared(parser, "model", prompts=2)
+    args = parser.parse_args()
+
+    def made() -> str:
+        found = {"target": str(ensure(args.target, args.model)), "draft": str(source_file(args.model))}
+        return json.dumps({**found, "texts": texts(args.target, args.prompts)})
+
+    return printed(made)
 
 
 if __name__ == "__main__":

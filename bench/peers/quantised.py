@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.lib.cgroup import BenchError, drop_caches
+from bench.lib.cgroup import BenchError
+from bench.lib.process import child
 from bench.lib.report import Prompt
-from bench.offload import __main__ as offload
+from bench.lib.streamed import ask
 from bench.peers import llama as peers_llama
 from bench.peers.llama import LlamaFiles
-from offspec.core.config import parse_bytes
 
 PACKED, STORED, LLAMA, LLAMA_DRAFTED = "offspec_nf4", "offspec_gguf", "llama_cpp", "llama_cpp_drafted"
 QUANTISED = (PACKED, STORED, LLAMA, LLAMA_DRAFTED)
@@ -60,15 +60,13 @@ def prepare(args: argparse.Namespace, target: Path) -> Quantised | None:
         return Quantised(pack, None)
     if args.llama_cpp is None:
         raise BenchError(f"{wanted[-1]} needs --llama-cpp, a {peers_llama.BUILDING}")
-    made = offload.child(
-        "bench.peers.llama_models", str(target), "--model", args.model, "--prompts", str(args.prompts)
-    )
-    return Quantised(pack, LlamaFiles.of(args.llama_cpp, made))
+    words = (str(target), "--model", args.model, "--prompts", str(args.prompts))
+    return Quantised(pack, LlamaFiles.of(args.llama_cpp.resolve(), child("bench.peers.llama_models", *words)))
 
 
 def pack_of(target: Path, to: str = "nf4") -> str:
     """The folder of the target's pack, in the user's cache."""
-    return offload.child("offspec", "pack", str(target), "--to", to, "--quiet").splitlines()[-1]
+    return child("offspec", "pack", str(target), "--to", to, "--quiet")
 
 
 def settings(contender: str) -> dict[str, dict[str, Any]]:
@@ -103,10 +101,7 @@ def run(
         "seconds": args.peer_seconds,
         **chosen,
     }
-    if not args.keep_caches:
-        drop_caches()
-    limit = None if args.no_cgroup else parse_bytes(args.memory)
-    return peers_llama.run(quantised.llama, prompt.id, job, limit)
+    return peers_llama.run(args, quantised.llama, prompt.id, job)
 
 
 def _run_offspec(
@@ -118,4 +113,4 @@ def _run_offspec(
 ) -> dict[str, Any]:
     drafting = {"draft": args.model, "draft_bits": _DRAFT_BITS, **chosen}
     asked = argparse.Namespace(**{**vars(args), **drafting})
-    return offload.run_worker(asked, model, group, temperature, True)
+    return ask(asked, model, group, temperature, True)

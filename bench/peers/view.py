@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from bench.lib.bandwidth import Bandwidth
 from bench.lib.plots import save
 from bench.lib.report import Report, ratio
 from bench.peers.jobs import CONTENDERS, TITLES
 from bench.peers.quantised import QUANTISED, Quantised
 from bench.peers.tally import GOALS, ours
 from offspec.core.config import format_bytes
+from offspec_planners.measure import Bandwidth
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -23,20 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from bench.lib.plots import calibration_plot, plot_file
-from bench.lib.report import (
-    Prompt,
-    Report,
-    command_line,
-    environment,
-    model_name,
-    ratio,
-    read_prompts,
-    write_result,
-)
-from offspec.core.errors import OffspecError
+from bench.lib.command import MODEL, Command, shared
+from bench.lib.plots import calibration_plot
+from bench.lib.report import Prompt, Report, model_name, ratio, read_prompts
 
-NAME = "calibration"
 WANTED = 0.1  # expected tokens per pass may be off by this share
 _TENTHS = 10
 
@@ -134,10 +123,9 @@ def measure(args: argparse.Namespace, prompts: Sequence[Prompt], report: Report)
             runs.append({"temperature": temperature, **summarise(passes)})
         draft = engine.draft
     return {
-        "bench": NAME,
+        **report.head(args, "dtype", "tokens", "budget", "width", "seed"),
         "model": model_name(args.model),
         "draft": draft,
-        **{key: getattr(args, key) for key in ("dtype", "tokens", "budget", "width", "seed")},
         "prompts": len(prompts),
         "runs": runs,
     }
@@ -185,39 +173,17 @@ def table(summary: dict[str, Any], kind: str) -> Table:
 TITLES = {"conditional": "where the parent was walked", "path": "from the root"}
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line of this bench."""
-    p = argparse.ArgumentParser(
-        prog=f"python -m bench.plan.{NAME}", description="Expected against observed acceptance."
-    )
-    p.add_argument("model", nargs="?", default="demo", help="target: folder, hub id, .gguf or demo (default)")
-    p.add_argument("--prompts", type=int, help="how many prompts, mixed by kind (default: all)")
-    p.add_argument("--tokens", type=int, default=64, help="most new tokens an answer (default 64)")
-    p.add_argument("--budget", type=int, default=256, help="nodes of a tree (default 256)")
-    p.add_argument("--width", type=int, default=16, help="nodes a draft step expands (default 16)")
-    p.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.6, 1.0])
+def options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("model", **MODEL)
+    shared(p, "prompts", "tokens", "budget", "dtype", "seed", width=16, temperatures=[0.0, 0.6, 1.0])
     p.add_argument("--draft", default="substitute", help="substitute (default), or a model")
-    p.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    p.add_argument("--seed", type=int, default=1, help="seed of the first prompt; the others count on")
-    p.add_argument(
-        "--json", type=Path, metavar="OUT", help=f"result file (default bench/results/{NAME}.json)"
-    )
-    return p
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the bench; the last line of stdout is one line of JSON."""
-    words = sys.argv[1:] if argv is None else argv
-    args, report = parser().parse_args(words), Report()
-    try:
-        prompts = read_prompts(args.prompts)
-        report.ceiling("1.00 expected tokens for each observed one, at every temperature")
-        summary = measure(args, prompts, report)
-    except OffspecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
+def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
+    """Measure and tell, promised beside observed."""
+    prompts = read_prompts(args.prompts)
+    report.ceiling("1.00 expected tokens for each observed one, at every temperature")
+    summary = measure(args, prompts, report)
     for run in summary["runs"]:
         text = f"T {run['temperature']:g}: {run['expected']:.2f} tokens a pass expected, "
         text += f"{run['observed']:.2f} ± {run['scatter']:.2f} observed in {run['passes']} passes"
@@ -226,12 +192,14 @@ def main(argv: list[str] | None = None) -> int:
     report.note(f"off by {off:.1%} at most; {WANTED:.0%} is wanted")
     for kind in TITLES:
         report.out.print(table(summary, kind))
-    record = {**summary, "command": command_line(f"bench.plan.{NAME}", words), "environment": environment()}
-    write_result(NAME, record, args.json)
-    report.note(calibration_plot(summary["runs"], TITLES, plot_file(NAME, args.json)))
-    report.last_line(summary)
-    return 0
+    report.record(summary)
+    report.note(calibration_plot(summary["runs"], TITLES, report.file(suffix=".svg")))
+    return summary
 
+
+main = Command(
+    "calibration", "Expected against observed acceptance.", options, bench, module="plan.calibration"
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from bench.lib.cgroup import BenchError
+from bench.lib.command import printed
+from bench.lib.process import child
 from bench.lib.widen import default_folder
-from bench.offload.__main__ import child
 from offspec.core.config import EngineConfig, parse_bytes
 from offspec.core.errors import CapacityError, OffspecError
 
@@ -57,7 +57,7 @@ class Case:
         """Bytes of memory; the least is found by a process of its own."""
         if self.memory != LEAST:
             return parse_bytes(self.memory)
-        return int(child("bench.plan.cases", json.dumps(asdict(target))).splitlines()[-1])
+        return int(child("bench.plan.cases", json.dumps(asdict(target))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,18 +110,5 @@ def least_memory(target: Target) -> int:
     raise BenchError("one byte of memory was enough")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Print the least memory of a target."""
-    words = sys.argv[1:] if argv is None else argv
-    try:
-        print(least_memory(Target(**json.loads(words[0]))))
-    except OffspecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
-
-
 if __name__ == "__main__":
-    with suppress(KeyboardInterrupt):
-        sys.exit(main())
-    sys.exit(130)
+    sys.exit(printed(lambda: least_memory(Target(**json.loads(sys.argv[1])))))

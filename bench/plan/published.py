@@ -11,12 +11,12 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from bench.lib.report import Report, command_line, environment, write_result
+from bench.lib.command import Command
+from bench.lib.report import Report
 from bench.plan.published_rows import MODELS, ROWS, SYSTEMS, Model, Row
 from offspec_planners.acceptance import typical
 from offspec_planners.best_first import replay
@@ -24,7 +24,6 @@ from offspec_planners.cost import Estimate, ModelSizes, PassCosts, draft_step, p
 from offspec_planners.hardware import Hardware, Processor, preset
 from offspec_planners.placement import Placement, Sizes, Tier, place_on_device, spread
 
-NAME = "published"
 WANTED = 0.3  # that a prediction may be off
 _GB = 10**9
 _OWN = 2 * _GB  # of a device: the driver's share, caches, activations
@@ -152,12 +151,12 @@ def _record(row: Row, found: Prediction) -> dict[str, Any]:
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog=f"python -m bench.plan.{NAME}", description=__doc__)
-    parser.add_argument("--json", type=Path, help=f"result file (default bench/results/{NAME}.json)")
-    argv = sys.argv[1:] if argv is None else argv
-    args = parser.parse_args(argv)
-    report = Report()
+def options(p: argparse.ArgumentParser) -> None:
+    """Nothing may be chosen."""
+
+
+def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
+    """Predict every row and tell."""
     report.ceiling(f"predicted over published seconds per token within {WANTED:.0%} of 1")
     records = [_record(row, predict(row)) for row in ROWS]
     for whose, given in (("published", True), ("guessed", False)):
@@ -173,14 +172,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             why = record["why_not"] + ("" if record["given"] else needed)
             report.note(f"{record['run']}, {record['ratio']:.2f}: {why}")
     assumed = {name: system.assumed for name, system in SYSTEMS.items()}
-    whole = {"bench": NAME, "assumed": assumed, "rows": records}
-    command = command_line(f"bench.plan.{NAME}", argv)
-    write_result(NAME, {**whole, "command": command, "environment": environment()}, args.json)
+    report.record({**report.head(args), "assumed": assumed, "rows": records})
     kept = ("system", "run", "predicted", "published", "ratio", "tokens", "given", "why_not")
     short = [{key: record[key] for key in kept if key in record} for record in records]
-    report.last_line({"bench": NAME, "rows": short})
-    return 0
+    return {**report.head(args), "rows": short}
 
+
+main = Command(
+    "published", "The cost model beside published figures.", options, bench, module="plan.published"
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -16,20 +16,18 @@ import random
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from bench.lib.cgroup import BenchError
-from bench.lib.plots import plot_file, sweep_plot
-from bench.lib.report import Prompt, Report, command_line, model_name, read_prompts
+from bench.lib.command import Command, shared
+from bench.lib.plots import sweep_plot
+from bench.lib.report import Prompt, Report, model_name, read_prompts
 from bench.plan.cases import Target
 from bench.plan.record import keep
 from bench.plan.sweep_tally import Answer, Pair, summarise
 from bench.plan.sweep_view import show, show_ceiling
 from offspec.core.config import DraftBits, SamplingParams, parse_bytes
-from offspec.core.errors import OffspecError
 from offspec.core.events import Event, PassStats
 from offspec.plan.records import DraftRecord
 
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from offspec.plan.policy import DraftPolicy
     from offspec_planners.plan import Plan
 
-NAME = "plan_sweep"
 WANTED = 0.95
 BUDGETS = (16, 32, 64, 128, 256, 512, 1024)
 WIDTHS = (4, 8, 16, 32, 64)
@@ -131,33 +128,20 @@ def measure(
     return answers
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line of this bench."""
-    p = argparse.ArgumentParser(
-        prog="python -m bench.plan.sweep", description="The chosen budget and width against a sweep."
-    )
-    p.add_argument("--model", default="demo", help="the small model (default demo)")
-    p.add_argument("--factor", type=int, default=1, help="by which it is widened (default 1: not at all)")
-    p.add_argument("--memory", default="1.5GB", help="that is planned for (default 1.5GB)")
+def options(p: argparse.ArgumentParser) -> None:
+    shared(p, "model", "seed", factor=1, memory="1.5GB", prompts=6, tokens=48)
     p.add_argument("--temperature", type=float, default=0.0)
     p.add_argument("--replan", action="store_true", help="measure and plan anew, whatever plan is kept")
     p.add_argument("--budgets", type=int, nargs="+", default=list(BUDGETS))
     p.add_argument("--widths", type=int, nargs="+", default=list(WIDTHS))
-    p.add_argument("--prompts", type=int, default=6, help="rounds at most, a prompt each (default 6)")
     p.add_argument("--minutes", type=float, default=5.0, help="no third or later round begins after these")
-    p.add_argument("--tokens", type=int, default=48, help="that an answer is waited for (default 48)")
     p.add_argument("--repeats", type=int, default=4, help="of the plan's own way in a round (default 4)")
     p.add_argument("--keep", type=float, default=0.75, metavar="SHARE",
                    help="of the first round's best that later rounds ask for (default 0.75)")  # fmt: skip
-    p.add_argument("--seed", type=int, default=1)
-    p.add_argument(
-        "--json", type=Path, metavar="OUT", help=f"result file (default bench/results/{NAME}.json)"
-    )
-    return p
 
 
-def bench(args: argparse.Namespace, words: Sequence[str], report: Report) -> dict[str, Any]:
-    """Plan, sweep, print and write the result; returns the case."""
+def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
+    """Plan, sweep and tell; short of its aim where the plan is too slow."""
     from offspec.engine.rehearsal import make_plan
 
     prompts, target = read_prompts(args.prompts), Target.widened(args.model, args.factor)
@@ -177,29 +161,19 @@ def bench(args: argparse.Namespace, words: Sequence[str], report: Report) -> dic
         **{key: getattr(args, key) for key in keys},
         "plan": {"budget": plan.budget, "width": plan.width, "acceptance": plan.acceptance},
         **summarise(answers),
-        "command": command_line("bench.plan.sweep", words),
+        "command": report.command,
     }
     show(case, report)
     raw = [asdict(found) for found in answers]
-    record = keep(NAME, args.json, {"wanted": WANTED}, [{**case, "answers": raw}])
-    report.note(sweep_plot(record["cases"], plot_file(NAME, args.json)))
+    record = keep(report, {"wanted": WANTED}, {**case, "answers": raw})
+    report.note(sweep_plot(record["cases"], report.file(suffix=".svg")))
+    report.exit_code = int(case["of_best"] < WANTED)
     return case
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the bench; the last line of stdout is one line of JSON. Exit code 1 where the plan is too slow."""
-    words = sys.argv[1:] if argv is None else argv
-    args, report = parser().parse_args(words), Report()
-    try:
-        case = bench(args, words, report)
-    except OffspecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    report.last_line(case)
-    return 0 if case["of_best"] >= WANTED else 1
-
+main = Command(
+    "plan_sweep", "The chosen budget and width against a sweep.", options, bench, module="plan.sweep"
+)
 
 if __name__ == "__main__":
-    with suppress(KeyboardInterrupt):
-        sys.exit(main())
-    sys.exit(130)
+    sys.exit(main())

@@ -15,24 +15,21 @@ import json
 import statistics
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from bench.lib import plots
-from bench.lib.cgroup import MemoryCgroup
-from bench.lib.report import Report, command_line, environment, ratio, write_result
+from bench.lib.command import Command, shared
+from bench.lib.process import measured_job
+from bench.lib.report import Report, ratio
+from bench.lib.streamed import layer_files, widened
 from bench.lib.widen import read_recipe
-from bench.offload.__main__ import child, target_options, widened
 from bench.stream.floor import Compute, Floor
-from bench.stream.link import RawDisk
 from bench.stream.view import show_disk
 from offspec.core.config import format_bytes, parse_bytes
-from offspec.core.errors import OffspecError
+from offspec_planners.measure import RawDisk
 
-NAME = "prefill"
 WANTED = 1.2
-_ROOT = Path(__file__).parents[2]
 
 
 def run_engine(args: argparse.Namespace, folder: Path, draft: str, raw: RawDisk) -> dict[str, Any]:
@@ -49,18 +46,11 @@ def run_engine(args: argparse.Namespace, folder: Path, draft: str, raw: RawDisk)
         },
         "tokens": args.tokens,
         "repeats": args.repeats,
-        "files": [str(folder / name) for name in read_recipe(folder)["layer_files"]],
+        "files": [str(file) for file in layer_files(folder, read_recipe(folder))],
         "raw_bytes": parse_bytes(args.raw_bytes),
         "raw_shape": [raw.threads, raw.block],
     }
-    words = ["--worker", json.dumps(job)]
-    if args.no_cgroup:
-        found: dict[str, Any] = json.loads(child(f"bench.{NAME}", *words).splitlines()[-1])
-        return found
-    with MemoryCgroup(parse_bytes(args.memory)) as group:
-        output = group.run([sys.executable, "-m", f"bench.{NAME}", *words], cwd=_ROOT)
-    use = {"cgroup_peak_bytes": group.use.peak, "cgroup_anon_peak_bytes": group.use.anon_peak}
-    return {**json.loads(output.splitlines()[-1]), **use}
+    return measured_job(args, "bench.prefill.worker", job)
 
 
 def tally(found: dict[str, Any], floors: dict[int, Compute], recipe: dict[str, Any]) -> list[dict[str, Any]]:
@@ -109,30 +99,17 @@ def show(rows: Sequence[dict[str, Any]], draft: str, report: Report) -> None:
         )
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line of this bench."""
-    p = argparse.ArgumentParser(prog=f"python -m bench.{NAME}", description="A long prompt in one trip.")
-    target_options(p)
-    p.add_argument("--tokens", type=int, nargs="+", default=[4096])
+def options(p: argparse.ArgumentParser) -> None:
+    shared(p, "model", "factor", "target", "engine_memory", "dtype", "raw_bytes", "raw_threads", "no_cgroup")
+    shared(p, draft_bits=4, budget=64, memory="1.5GB")
+    p.add_argument("--tokens", type=int, nargs="+", default=[4096], help="of prompts (default 4096)")
     p.add_argument("--repeats", type=int, default=3)
     p.add_argument("--draft", help="measure once more with this draft (default: only without one)")
-    p.add_argument("--draft-bits", type=int, choices=(2, 3, 4, 16), default=4)
-    p.add_argument("--budget", type=int, default=64, help="nodes of a tree behind the prompt (default 64)")
-    p.add_argument("--memory", default="1.5GB", help="the cgroup's limit (default 1.5GB)")
-    p.add_argument("--engine-memory", help="what the engine is promised (default: the limit)")
-    p.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    p.add_argument("--raw-bytes", default="2GB", help="of one reading of the files (default 2GB)")
-    p.add_argument("--raw-threads", type=int, help="of a reading (default: the best of several shapes)")
-    p.add_argument("--no-cgroup", action="store_true", help="do not limit the memory (needs no root)")
-    p.add_argument(
-        "--json", type=Path, metavar="OUT", help=f"result file (default bench/results/{NAME}.json)"
-    )
-    p.add_argument("--worker", help=argparse.SUPPRESS)
-    return p
+    p.set_defaults(keep_caches=True)  # what streams is read past them
 
 
-def bench(args: argparse.Namespace, words: Sequence[str], report: Report) -> dict[str, Any]:
-    """Build what is missing, measure, print, and write the result; returns the last line's object."""
+def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
+    """Build what is missing, measure and tell."""
     import torch
 
     from offspec.model.runner import CHUNK
@@ -140,9 +117,8 @@ def bench(args: argparse.Namespace, words: Sequence[str], report: Report) -> dic
     args.tokens = sorted(set(args.tokens))
     folder = widened(args)
     recipe = read_recipe(folder)
-    files = [folder / name for name in recipe["layer_files"]]
     shape = (args.raw_threads, 4 << 20) if args.raw_threads else None
-    raw = RawDisk(files, parse_bytes(args.raw_bytes), shape)
+    raw = RawDisk(layer_files(folder, recipe), parse_bytes(args.raw_bytes), shape)
     show_disk(raw, recipe["layer_bytes"], report)
     floor = Floor(folder, getattr(torch, args.dtype), torch.device("cpu"))
     before = {count: floor.measure(count, CHUNK) for count in args.tokens}
@@ -162,7 +138,7 @@ def bench(args: argparse.Namespace, words: Sequence[str], report: Report) -> dic
         show(rows, found[draft]["draft"], report)
         report.note(f"draft {found[draft]['draft']}: {json.dumps(found[draft]['placement'])}")
     record = {
-        "bench": NAME,
+        "bench": report.name,
         "model": folder.name,
         "memory_bytes": parse_bytes(args.memory),
         "dtype": args.dtype,
@@ -182,31 +158,12 @@ def bench(args: argparse.Namespace, words: Sequence[str], report: Report) -> dic
             for draft, figures in found.items()
         },
     }
-    details = {"command": command_line(f"bench.{NAME}", words), "environment": environment()}
-    write_result(NAME, {**record, **details, "processes": found}, args.json)
-    report.note(plots.prefill_plot(results["none"], folder.name, plots.plot_file(NAME, args.json)))
+    report.record(record, processes=found)
+    report.note(plots.prefill_plot(results["none"], folder.name, report.file(suffix=".svg")))
     return record
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the bench; the last line of stdout is one line of JSON."""
-    words = sys.argv[1:] if argv is None else argv
-    args, report = parser().parse_args(words), Report()
-    try:
-        if args.worker:
-            from bench.prefill.worker import work
-
-            print(json.dumps(work(json.loads(args.worker))), flush=True)
-            return 0
-        summary = bench(args, words, report)
-    except OffspecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    report.last_line(summary)
-    return 0
-
+main = Command("prefill", "A long prompt in one trip.", options, bench)
 
 if __name__ == "__main__":
-    with suppress(KeyboardInterrupt):
-        sys.exit(main())
-    sys.exit(130)
+    sys.exit(main())

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.stream.link import RawDisk
+from bench.lib.command import printed
+from offspec_planners.measure import RawDisk
 
 _SETTLE_SECONDS = 2.0  # in which the ring fills: it holds a few layers
 
@@ -67,3 +68,7 @@ def _first_token(engine: Any, prompt: list[int]) -> dict[str, Any]:
     finally:
         events.close()
     raise AssertionError("an answer has a pass")
+
+
+if __name__ == "__main__":
+    sys.exit(printed(lambda: json.dumps(work(json.loads(sys.argv[1])))))

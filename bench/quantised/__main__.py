@@ -15,51 +15,41 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bench.lib.cgroup import drop_caches, run_limited
-from bench.lib.report import Prompt, Report, command_line, environment, model_name, read_prompts, write_result
+from bench.lib.command import Command, shared
+from bench.lib.process import child, measured_job, tell_liberties
+from bench.lib.report import Prompt, Report, model_name, read_prompts
+from bench.lib.streamed import ask, layer_files, raw_bandwidth, widened
 from bench.lib.widen import read_recipe
-from bench.offload import __main__ as offload
-from bench.offload.__main__ import child, liberties_of, raw_bandwidth, target_options, widened
 from bench.peers.quantised import pack_of
 from bench.quantised.tally import BF16, NF4, judged, passes, rows_of, shortfalls, speeds
 from bench.quantised.view import NOTE, show, show_ceiling
 from offspec.core.config import format_bytes, parse_bytes
-from offspec.core.errors import OffspecError
 
-NAME = "quantised"
 OFF, GIVEN, PLANNED = "off", "as given", "as planned"
-_ROOT = Path(__file__).parents[2]
 
 
 def read_floor(args: argparse.Namespace, folders: dict[str, Path]) -> dict[str, Any]:
     """What the processor needs for a pass just now, measured outside the cgroup."""
     rows = [str(rows_of(count)) for count in args.tokens]
     words = [str(folders[NF4]), str(folders[BF16]), "--dtype", args.dtype, "--rows", *rows]
-    found: dict[str, Any] = json.loads(child("bench.quantised.floor", *words).splitlines()[-1])
+    found: dict[str, Any] = json.loads(child("bench.quantised.floor", *words))
     return found
 
 
 def run_windows(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """One measured process of windows: its figures, with the cgroup's peaks beside them."""
-    job = json.dumps(
-        {
-            "model": str(folder),
-            "memory": parse_bytes(args.engine_memory or args.memory),
-            "dtype": args.dtype,
-            "tokens": args.tokens,
-            "seconds": args.seconds,
-            "raw_bytes": parse_bytes(args.raw_bytes),
-        }
-    )
-    argv = [sys.executable, "-m", "bench.quantised.worker", job]
-    if not args.keep_caches:
-        drop_caches()
-    output, peaks = run_limited(argv, None if args.no_cgroup else parse_bytes(args.memory), cwd=_ROOT)
-    return {**json.loads(output.splitlines()[-1]), **peaks}
+    job = {
+        "model": str(folder),
+        "memory": parse_bytes(args.engine_memory or args.memory),
+        "dtype": args.dtype,
+        "tokens": args.tokens,
+        "seconds": args.seconds,
+        "raw_bytes": parse_bytes(args.raw_bytes),
+    }
+    return measured_job(args, "bench.quantised.worker", job)
 
 
 def measure_passes(
@@ -100,48 +90,32 @@ def measure_answers(
                 report.progress(f"{prompt.id} in {kind}, speculation {way}")
                 asked = argparse.Namespace(**{**vars(args), "budget": budget, "width": width})
                 group, temperature = [(number, prompt)], args.temperature
-                found = offload.run_worker(asked, folders[kind], group, temperature, on)
+                found = ask(asked, folders[kind], group, temperature, on)
                 runs.append({**found, "kind": kind, "way": way})
     return runs
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line of this bench. Some names are those that bench.offload's worker looks for."""
-    p = argparse.ArgumentParser(prog=f"python -m bench.{NAME}", description="NF4 beside bfloat16, streamed.")
-    target_options(p)
+def options(p: argparse.ArgumentParser) -> None:
+    shared(p, "model", "factor", "target", "engine_memory", "off_tokens", "budget", "width", "dtype", "seed")
+    shared(
+        p, "keep_caches", "no_cgroup", draft_bits=4, memory="1.5GB", prompts=2, context=1024, raw_bytes="1GB"
+    )
     p.add_argument("--draft", help="default: the small model")
-    p.add_argument("--draft-bits", type=int, choices=(2, 3, 4, 16), default=4)
-    p.add_argument("--memory", default="1.5GB", help="the cgroup's limit for each target (default 1.5GB)")
-    p.add_argument("--engine-memory", help="what the engine is promised (default: the limit)")
     p.add_argument("--tokens-per-pass", dest="tokens", type=int, nargs="+", default=[1, 64], metavar="N",
                    help="of passes in windows (default 1 64)")  # fmt: skip
     p.add_argument("--rounds", type=int, default=3, help="windows of each target and number of tokens")
     p.add_argument("--seconds", type=float, default=10.0, help="that a window lasts (default 10)")
-    p.add_argument("--prompts", type=int, default=2, help="answered with speculation (default 2; 0: none)")
     p.add_argument("--answer-tokens", type=int, default=48, help="most new tokens of an answer")
-    p.add_argument("--off-tokens", type=int, default=8, help="most new tokens with speculation off")
     p.add_argument("--temperature", type=float, default=0.0)
-    p.add_argument("--budget", type=int, default=256)
-    p.add_argument("--width", type=int, default=32)
-    p.add_argument("--context", type=int, default=1024, help="tokens of prompt and answer")
-    p.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--raw-bytes", default="1GB", help="how much is read to find the raw rate (default 1GB)")
-    p.add_argument("--keep-caches", action="store_true", help="do not drop the page cache (needs no root)")
-    p.add_argument("--no-cgroup", action="store_true", help="do not limit the memory (needs no root)")
-    p.add_argument(
-        "--json", type=Path, metavar="OUT", help=f"result file (default bench/results/{NAME}.json)"
-    )
     p.set_defaults(check=False)
-    return p
 
 
-def bench(args: argparse.Namespace, words: Sequence[str], report: Report) -> dict[str, Any]:
-    """Make what is missing, measure, print, and write the result; returns the last line's object."""
+def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
+    """Make what is missing, measure and tell."""
     folder = widened(args)
     folders = {BF16: folder, NF4: Path(pack_of(folder))}
     args.draft, recipe = args.draft or args.model, read_recipe(folder)
-    disk, floor = raw_bandwidth(args, folder, recipe), read_floor(args, folders)
+    disk, floor = raw_bandwidth(args, layer_files(folder, recipe)), read_floor(args, folders)
     ceiling = {
         "raw_bytes_per_s": disk.bytes_per_s,
         "direct": disk.direct,
@@ -149,8 +123,7 @@ def bench(args: argparse.Namespace, words: Sequence[str], report: Report) -> dic
         **floor,
     }
     show_ceiling(ceiling, report)
-    if liberties_of(args):
-        report.note("measured without " + " and without ".join(liberties_of(args)))
+    liberties = tell_liberties(args, report)
     windows, processes = measure_passes(args, folders, floor, report)
     asked = argparse.Namespace(**{**vars(args), "tokens": args.answer_tokens})
     runs = measure_answers(asked, folders, read_prompts(args.prompts), report) if args.prompts else []
@@ -158,12 +131,11 @@ def bench(args: argparse.Namespace, words: Sequence[str], report: Report) -> dic
     answered = speeds(runs, (GIVEN, PLANNED), OFF) if runs else None
     keys = ("factor", "draft_bits", "dtype", "budget", "width", "context", "answer_tokens", "temperature")
     summary = {
-        "bench": NAME,
+        **report.head(args, *keys),
         "model": folder.name,
         "draft": f"draft {model_name(args.draft)} in {args.draft_bits} bits",
         "memory_bytes": parse_bytes(args.memory),
-        **{key: getattr(args, key) for key in keys},
-        "liberties": liberties_of(args),
+        "liberties": liberties,
         "ceiling": ceiling,
         "passes": rows,
         "answers": answered,
@@ -171,27 +143,13 @@ def bench(args: argparse.Namespace, words: Sequence[str], report: Report) -> dic
         "note": NOTE,
     }
     show(summary, report)
-    record = {**summary, "command": command_line(f"bench.{NAME}", words), "environment": environment()}
-    write_result(NAME, {**record, "processes": processes, "answer_processes": runs}, args.json)
+    report.record(summary, processes=processes, answer_processes=runs)
+    for sentence in summary["shortfalls"]:
+        report.missed(sentence)
     return summary
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the bench; the last line of stdout is one line of JSON. Exit code 1 where an aim was missed."""
-    words = sys.argv[1:] if argv is None else argv
-    args, report = parser().parse_args(words), Report()
-    try:
-        summary = bench(args, words, report)
-    except OffspecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    for sentence in summary["shortfalls"]:
-        report.note(sentence)
-    report.last_line(summary)
-    return 1 if summary["shortfalls"] else 0
-
+main = Command("quantised", "NF4 beside bfloat16, streamed.", options, bench)
 
 if __name__ == "__main__":
-    with suppress(KeyboardInterrupt):
-        sys.exit(main())
-    sys.exit(130)
+    sys.exit(main())

@@ -13,13 +13,14 @@ import argparse
 import json
 import math
 import re
+import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.lib.cgroup import BenchError
+from bench.lib.command import printed, shared
 
 if TYPE_CHECKING:
     import torch
@@ -112,17 +113,16 @@ def measure(pack: Path, model: Path, rows: list[int], dtype: str) -> dict[str, A
     }
 
 
-def main() -> None:
+def main() -> int:
     """Print the floors as one line of JSON."""
     parser = argparse.ArgumentParser(prog="python -m bench.quantised.floor", description=main.__doc__)
     parser.add_argument("pack", type=Path)
     parser.add_argument("model", type=Path, help="the same model in bfloat16, for its shape")
     parser.add_argument("--rows", type=int, nargs="+", default=[2, 64])
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    shared(parser, "dtype")
     args = parser.parse_args()
-    print(json.dumps(measure(args.pack, args.model, args.rows, args.dtype)))
+    return printed(lambda: json.dumps(measure(args.pack, args.model, args.rows, args.dtype)))
 
 
 if __name__ == "__main__":
-    with suppress(KeyboardInterrupt):
-        main()
+    sys.exit(main())

@@ -12,18 +12,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from bench.lib.command import printed
 from bench.stream.floor import Compute
-from bench.stream.window import Window, run_window
+from bench.stream.window import Passes, Window, run_window
 
 
 def work(job: dict[str, Any]) -> dict[str, Any]:
     """job: `model` (a folder), `memory` (bytes), `dtype`, `tokens` (of passes), `seconds` (of a window),
     `raw_bytes` (of a reading of the link)."""
-    from bench.stream.__main__ import layer_files, load
-    from bench.stream.cuda import describe
-    from bench.stream.link import RawDisk
-    from bench.stream.window import Passes
+    from bench.stream.target import describe, load, streamed_files
     from offspec.core import memory
+    from offspec_planners.measure import RawDisk
 
     asked = argparse.Namespace(
         tokens=job["tokens"], resident=None, memory=job["memory"], device="cpu", dtype=job["dtype"]
@@ -34,7 +33,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
         passes.run(max(job["tokens"]))
         passes.settle()
         peak = memory.peak_bytes()
-        raw = RawDisk(layer_files(target, placement), job["raw_bytes"])
+        raw = RawDisk(streamed_files(target, placement), job["raw_bytes"])
         windows = [
             run_window(passes, tokens, job["seconds"], raw.read, lambda tokens: Compute(0.0, 0.0, 0.0))
             for tokens in job["tokens"]
@@ -63,18 +62,5 @@ def figures(window: Window) -> dict[str, Any]:
     }
 
 
-def main(job: str) -> int:
-    """Run a job given as JSON; its figures are the last line of stdout."""
-    from offspec.core.errors import OffspecError
-
-    try:
-        found = work(json.loads(job))
-    except OffspecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    print(json.dumps(found), flush=True)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(printed(lambda: json.dumps(work(json.loads(sys.argv[1])))))

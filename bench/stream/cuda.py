@@ -8,35 +8,30 @@ from __future__ import annotations
 
 import argparse
 import gc
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.lib.cgroup import BenchError
 from bench.lib.report import Report
 from bench.stream.floor import Compute, Floor
-from bench.stream.link import copy_bandwidth
+from bench.stream.target import describe, load
 from bench.stream.view import show_compute, show_row
-from bench.stream.window import Passes, Window, summarise
+from bench.stream.window import Passes, Window, run_rounds, summarise_all
 from offspec.core.config import format_bytes
+from offspec_planners.measure import copy_bandwidth
 
 if TYPE_CHECKING:
     import torch
 
-Load = Callable[[str | None], tuple[Any, Any]]
-Rounds = Callable[[Passes, Callable[[], float], Callable[[int], Compute]], list[Window]]
 
-
-def measure_cuda(
-    args: argparse.Namespace, folder: Path, load: Load, rounds: Rounds, report: Report
-) -> dict[str, Any]:
+def measure_cuda(args: argparse.Namespace, folder: Path, report: Report) -> dict[str, Any]:
     """Passes at every --vram, with the ceilings before them. Raises BenchError without a device."""
     import torch
 
     if not torch.cuda.is_available():
         raise BenchError("there is no CUDA device that torch can use: leave --device out")
     device, dtype = torch.device(args.device), getattr(torch, args.dtype)
-    link = copy_bandwidth()
+    link = copy_bandwidth().high
     report.ceiling(f"{format_bytes(link)}/s from pinned memory to the device")
     floor = Floor(folder, dtype, device)
     floors = {count: floor.measure(max(count, 2)) for count in args.tokens}
@@ -45,7 +40,7 @@ def measure_cuda(
     del floor
     runs, every = [], list[dict[str, Any]]()
     for vram in args.vram or [None]:
-        run, windows = _run(vram, device, load, rounds, link, floors)
+        run, windows = _run(args, folder, vram, link, floors, report)
         runs.append(run)
         every += ({"vram": vram, **window.to_json()} for window in windows)
         report.reached(f"{vram or 'all memory'} of the device, peak {format_bytes(run['vram_peak_bytes'])}:")
@@ -64,23 +59,26 @@ def measure_cuda(
 
 
 def _run(
+    args: argparse.Namespace,
+    folder: Path,
     vram: str | None,
-    device: torch.device,
-    load: Load,
-    rounds: Rounds,
     link: float,
     floors: dict[int, Compute],
+    report: Report,
 ) -> tuple[dict[str, Any], list[Window]]:
-    """One promise of device memory; when this returns, nothing refers to the engine any more."""
+    """One limit of device memory; when this returns, nothing refers to the engine any more."""
+    import torch
+
     from offspec.core import memory
     from offspec.model.device import peak_bytes
 
+    device = torch.device(args.device)
     _free(device)
-    target, placement = load(vram)
+    target, placement = load(args, folder, vram)
     try:
         passes = Passes(target, head=str(placement.head) != "device")
         passes.run(max(floors))
-        windows = rounds(passes, lambda: link, floors.__getitem__)
+        windows = run_rounds(args, passes, lambda: link, floors.__getitem__, report)
         run = {
             "vram": vram,
             "placement": describe(target, placement),
@@ -103,21 +101,3 @@ def _free(device: torch.device) -> None:
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(1.0, device)
-
-
-def describe(target: Any, placement: Any) -> dict[str, Any]:
-    """Where the layers went, for the record."""
-    tiers = [str(tier) for tier in placement.tiers]
-    return {
-        **{f"{tier}_layers": tiers.count(tier) for tier in ("device", "host", "disk")},
-        "slots": placement.slots,
-        "staging": placement.staging,
-        "head": str(placement.head),
-        "layer_bytes": max(target.layer_bytes),
-    }
-
-
-def summarise_all(windows: list[Window]) -> list[dict[str, Any]]:
-    """A summary for each number of tokens, in order."""
-    counts = sorted({window.tokens for window in windows})
-    return [summarise([window for window in windows if window.tokens == count]) for count in counts]

@@ -7,8 +7,8 @@ from typing import Any
 
 from bench.lib.report import Report
 from bench.stream.floor import Compute
-from bench.stream.link import RawDisk
 from offspec.core.config import format_bytes
+from offspec_planners.measure import RawDisk
 
 WANTED = 0.95
 SHARES = ("utilisation", "of_bound", "of_bound_with_attention", "of_bound_with_layers")

@@ -8,14 +8,16 @@ computation, so the bytes that arrived in between are those of steady state.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bench.lib.report import ratio
+from bench.lib.report import Report, ratio
 from bench.stream.floor import Compute, synchronize
+from offspec.core.config import format_bytes
 
 if TYPE_CHECKING:
     from offspec.model.loaded import LoadedModel
@@ -163,6 +165,27 @@ def run_window(
     return Window(tokens, done, spent, moved, waited, before, Reading(read_link(), floor(tokens)))
 
 
+def run_rounds(
+    args: argparse.Namespace,
+    passes: Passes,
+    read_link: Callable[[], float],
+    floor: Callable[[int], Compute],
+    report: Report,
+) -> list[Window]:
+    """All numbers of tokens in turns, round after round."""
+    windows: list[Window] = []
+    for turn in range(args.rounds):
+        for tokens in args.tokens:
+            window = run_window(passes, tokens, args.seconds, read_link, floor)
+            windows.append(window)
+            report.progress(
+                f"round {turn + 1}, {tokens} tokens: {window.seconds / window.passes:.3f} s a pass, link "
+                f"{format_bytes(window.link)}/s, in use {window.utilisation:.2f}, of bound "
+                f"{window.of_bound():.2f}"
+            )
+    return windows
+
+
 def summarise(windows: Sequence[Window]) -> dict[str, Any]:
     """Medians over windows of one number of tokens, with the least and the most; seconds are a pass's."""
     passes = [window.passes for window in windows]
@@ -191,3 +214,9 @@ def summarise(windows: Sequence[Window]) -> dict[str, Any]:
         ),
         "spread": {name: [min(values), max(values)] for name, values in figures.items()},
     }
+
+
+def summarise_all(windows: list[Window]) -> list[dict[str, Any]]:
+    """A summary for each number of tokens, in order."""
+    counts = sorted({window.tokens for window in windows})
+    return [summarise([window for window in windows if window.tokens == count]) for count in counts]

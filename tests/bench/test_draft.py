@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bench import draft
+from tests.support.bench_runs import RunBench
 from tests.support.tiny_models import write_model
 
-
-def _run(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, Any]:
-    out = tmp_path / "draft.json"
-    small = ["--widths", "2", "5", "--prefix", "9", "--rounds", "2", "--dtype", "float32", "--json", str(out)]
-    assert draft.main([str(model), *small, *more]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("ceiling") and sum(line.startswith("reached") for line in lines) == 2
-    summary: dict[str, Any] = json.loads(lines[-1])
-    record = json.loads(out.read_text())
-    assert {key: record[key] for key in summary} == summary and str(tmp_path) not in out.read_text()
-    return summary
+SMALL = ["--widths", "2", "5", "--prefix", "9", "--rounds", "2", "--dtype", "float32"]
 
 
 @pytest.fixture(autouse=True)
@@ -31,22 +20,19 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("bits", ["4", "16"])
-def test_both_forwards_are_told_beside_the_floor(
-    bits: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    summary = _run(write_model(tmp_path / "model"), tmp_path, capsys, "--draft-bits", bits)
-    assert [row["width"] for row in summary["steps"]] == [2, 5]
-    for row in summary["steps"]:
+def test_both_forwards_are_told_beside_the_floor(bits: str, tmp_path: Path, run_bench: RunBench) -> None:
+    ran = run_bench(draft.main, str(write_model(tmp_path / "model")), *SMALL, "--draft-bits", bits)
+    assert ran.code == 0 and ran.record | ran.summary == ran.record
+    assert [row["width"] for row in ran.summary["steps"]] == [2, 5]
+    for row in ran.summary["steps"]:
         assert row["floor_seconds"] > 0
         assert row["of_floor"] == pytest.approx(row["floor_seconds"] / row["lean_seconds"])
         assert row["speedup"] == pytest.approx(row["transformers_seconds"] / row["lean_seconds"])
 
 
-def test_a_draft_of_another_shape_is_measured_as_it_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    summary = _run(write_model(tmp_path / "model", "gemma"), tmp_path, capsys)
-    assert all("lean_seconds" not in row for row in summary["steps"])
+def test_a_draft_of_another_shape_is_measured_as_it_is(tmp_path: Path, run_bench: RunBench) -> None:
+    ran = run_bench(draft.main, str(write_model(tmp_path / "model", "gemma")), *SMALL)
+    assert all("lean_seconds" not in row for row in ran.summary["steps"])
 
 
 def test_the_floor_is_the_slower_of_reading_and_multiplying() -> None:

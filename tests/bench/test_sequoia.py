@@ -1,24 +1,18 @@
 """The bench of static trees, on small ones."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from bench import sequoia
+from tests.support.bench_runs import RunBench
 
 
-def test_sequoia_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "result.json"
+def test_a_run(run_bench: RunBench) -> None:
     small = ["--nodes", "60", "--depth", "4", "--children", "5", "--seeds", "2", "--repeats", "1"]
-    assert sequoia.main([*small, "--json", str(out)]) == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[0].startswith("ceiling") and sum(line.startswith("reached") for line in printed) == 2
-    last = json.loads(printed[-1])
-    assert set(last["kinds"]) == {*sequoia.FALLING, *sequoia.RISING}
-    assert all(found["expected_tokens"] > 1 for found in last["kinds"].values())
-    assert json.loads(out.read_text())["nodes"] == 60
+    ran = run_bench(sequoia.main, *small)
+    assert set(ran.summary["kinds"]) == {*sequoia.FALLING, *sequoia.RISING}
+    assert all(found["expected_tokens"] > 1 for found in ran.summary["kinds"].values())
+    assert (ran.code, ran.record["nodes"]) == (0, 60)
 
 
 @pytest.mark.parametrize("name", [*sequoia.FALLING, *sequoia.RISING])

@@ -1,33 +1,27 @@
 """The bench of sources: on a tiny model, and its comparison on figures made by hand."""
 
 import argparse
-import json
 from pathlib import Path
 
 import pytest
 
 from bench import sources
 from bench.acceptance import Answer
+from tests.support.bench_runs import RunBench
 from tests.support.tiny_models import write_model
 
 
-def test_a_run_tells_tokens_by_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, model = tmp_path / "sources.json", str(write_model(tmp_path / "model"))
+def test_a_run_tells_tokens_by_source(tmp_path: Path, run_bench: RunBench) -> None:
     small = ["--prompts", "2", "--copies", "1", "--tokens", "8", "--copied-tokens", "12", "--budget", "16"]
     which = ["--alone", "suffix", "substitute", "--mixed", "substitute,suffix", "--dtype", "float32"]
-    assert sources.main([model, *small, *which, "--width", "4", "--json", str(out)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("ceiling") and any(line.startswith("reached") for line in lines)
-    summary, record = json.loads(lines[-1]), json.loads(out.read_text())
-    assert {key: record[key] for key in summary} == summary and str(tmp_path) not in out.read_text()
-    assert [run["choice"] for run in summary["runs"]] == 2 * ["suffix", "substitute", "substitute + suffix"]
-    assert summary["prompts"] == 3 and set(summary["runs"][0]["kinds"]) > {"copy"}
-    tokens = {
-        temperature: {run["tokens"] for run in summary["runs"] if run["temperature"] == temperature}
-        for temperature in (0.0, 1.0)
-    }
+    ran = run_bench(sources.main, str(write_model(tmp_path / "model")), *small, *which, "--width", "4")
+    assert ran.record | ran.summary == ran.record
+    runs = ran.summary["runs"]
+    assert [run["choice"] for run in runs] == 2 * ["suffix", "substitute", "substitute + suffix"]
+    assert ran.summary["prompts"] == 3 and set(runs[0]["kinds"]) > {"copy"}
+    tokens = {t: {run["tokens"] for run in runs if run["temperature"] == t} for t in (0.0, 1.0)}
     assert all(len(same) == 1 for same in tokens.values()), "whoever guesses, the answers are the same"
-    assert "<svg" in out.with_suffix(".svg").read_text()
+    assert "<svg" in ran.plot.read_text()
 
 
 def test_a_mixture_is_compared_with_the_best_of_its_own_sources() -> None:

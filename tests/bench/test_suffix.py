@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from itertools import count
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bench import suffix
 from offspec.draft.growing_tree import Subtree
 from offspec.draft.lookup.ngram import NgramLookup
+from tests.support.bench_runs import RunBench
 
 
 def test_most_of_the_text_is_copied() -> None:
@@ -28,13 +26,8 @@ def test_most_of_the_text_is_copied() -> None:
 
 def test_what_is_accepted_is_the_path_that_the_subtree_holds() -> None:
     subtree = Subtree([-1, -1, 1, 2], [5, 6, 7, 8], [-1.0, -1.0, -0.1, -0.1])
-    assert [suffix.accepted(subtree, tokens) for tokens in ([6, 7, 8, 9], [6, 7], [6, 8], [7], [])] == [
-        3,
-        2,
-        1,
-        0,
-        0,
-    ]
+    texts: list[list[int]] = [[6, 7, 8, 9], [6, 7], [6, 8], [7], []]
+    assert [suffix.accepted(subtree, tokens) for tokens in texts] == [3, 2, 1, 0, 0]
 
 
 def test_a_replay_goes_through_the_whole_text_and_times_each_part() -> None:
@@ -68,16 +61,11 @@ def test_only_the_suffix_source_at_the_length_in_question_may_be_too_slow() -> N
     ]
 
 
-def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run(run_bench: RunBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suffix, "WANTED_SECONDS", 100.0)
-    out = tmp_path / "suffix.json"
-    assert suffix.main(["--history", "600", "--tokens", "150", "--json", str(out)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("ceiling") and sum(line.startswith("reached") for line in lines) == 4
-    summary: dict[str, Any] = json.loads(lines[-1])
-    record = json.loads(out.read_text())
-    assert {key: record[key] for key in summary} == summary and summary["too_slow"] == 0
-    for row in summary["rows"]:
-        assert row["seconds"] == pytest.approx(
-            sum(row[f"{part}_seconds"] for part in ("start", "below", "learn"))
-        )
+    ran = run_bench(suffix.main, "--history", "600", "--tokens", "150")
+    assert ran.code == 0 and ran.record | ran.summary == ran.record and ran.summary["too_slow"] == 0
+    assert len(ran.summary["rows"]) == 4
+    for row in ran.summary["rows"]:
+        parts = sum(row[f"{part}_seconds"] for part in ("start", "below", "learn"))
+        assert row["seconds"] == pytest.approx(parts)

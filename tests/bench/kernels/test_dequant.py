@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +13,7 @@ from bench.kernels.dequant_cases import FORMATS, packed_bytes, random_parts
 from bench.lib.cgroup import BenchError
 from offspec_kernels.dequant.ggml.layout import LAYOUTS
 from offspec_kernels.dequant.grouped import Grouped
+from tests.support.bench_runs import RunBench
 
 CPU = torch.device("cpu")
 
@@ -69,23 +68,19 @@ def test_what_one_core_does_too_slowly_is_named() -> None:
     assert dequant.below_aim({"formats": rows}) == ["slow"]
 
 
-def test_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, before = tmp_path / "dequant.json", torch.get_num_threads()
+def test_a_run(run_bench: RunBench) -> None:
+    before = torch.get_num_threads()
     words = ["--rows", "256", "--columns", "256", "--seconds", "0", "--threads", "1", "2"]
-    assert dequant.main([*words, "--formats", "nf4", "Q4_K", "--json", str(out)]) == 0
-    assert torch.get_num_threads() == before
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[0].startswith("ceiling")
-    last = json.loads(printed[-1])
-    assert [row["format"] for row in last["formats"]] == ["nf4", "Q4_K"]
-    assert [run["threads"] for run in last["formats"][0]["runs"]] == [1, 2]
-    assert last["formats"][1]["bits_per_weight"] == 4.5
-    assert json.loads(out.read_text())["command"].startswith("python -m bench.kernels.dequant --rows 256")
+    ran = run_bench(dequant.main, *words, "--formats", "nf4", "Q4_K")
+    assert ran.code == 0 and torch.get_num_threads() == before
+    assert [row["format"] for row in ran.summary["formats"]] == ["nf4", "Q4_K"]
+    assert [run["threads"] for run in ran.summary["formats"][0]["runs"]] == [1, 2]
+    assert ran.summary["formats"][1]["bits_per_weight"] == 4.5
 
 
 def test_no_such_format_or_device(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        dequant.parse(["--formats", "nf5"])
+        dequant.main(["--formats", "nf5"])
     if not torch.cuda.is_available():
         assert dequant.main(["--device", "cuda", "--formats", "nf4"]) != 0
         assert "error" in capsys.readouterr().err

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +21,7 @@ from bench.kernels.wanted import CASES, WANTED, Wanted, speedups
 from bench.lib.cgroup import BenchError
 from offspec.core.errors import RequestError
 from offspec_kernels.tree_attention import tree_attention
+from tests.support.bench_runs import RunBench
 
 CPU = torch.device("cpu")
 RATES = Rates({"float32": 1e12, "bfloat16": 2e12}, 1e9)
@@ -41,27 +40,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels_clock, "_TURNS", 2)
 
 
-def _run(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, list[str], Any]:
-    out = tmp_path / "kernels.json"
-    code = kernels.main(["--seconds", "0", "--json", str(out), *words])
-    lines = capsys.readouterr().out.splitlines()
-    summary = json.loads(lines[-1])
-    record = json.loads(out.read_text())
-    assert {key: record[key] for key in summary} == summary and str(tmp_path) not in out.read_text()
-    return code, lines, summary
-
-
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("path", ["eager", "triton"])
-def test_every_operation_is_told_ceiling_first(
-    path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, lines, summary = _run(tmp_path, capsys, "--path", path, "--shapes", *TINY)
-    assert code == 0 and lines[0].startswith("ceiling")
-    heads = [line.split()[0] for line in lines if line.startswith(("ceiling", "reached"))]
+def test_every_operation_is_told_ceiling_first(path: str, run_bench: RunBench) -> None:
+    ran = run_bench(kernels.main, "--seconds", "0", "--path", path, "--shapes", *TINY)
+    assert ran.code == 0 and ran.record | ran.summary == ran.record
+    heads = [line.split()[0] for line in ran.lines if line.startswith(("ceiling", "reached"))]
     assert heads == ["ceiling", *["ceiling", "reached"] * len(TINY)]
-    assert [row["case"] for row in summary["cases"]] == [str(parse_spec(text, kernels.OPS)) for text in TINY]
-    for row in summary["cases"]:
+    rows = ran.summary["cases"]
+    assert [row["case"] for row in rows] == [str(parse_spec(text, kernels.OPS)) for text in TINY]
+    for row in rows:
         assert row["right"] and row["path"] == path and row["checked"]["passed"] and not row["failed"]
         assert row["ceiling_seconds"] == max(row["products_seconds"], row["memory_seconds"]) > 0
         assert row["of_ceiling"] == pytest.approx(row["ceiling_seconds"] / row["ways"][OURS]["seconds"])
@@ -69,18 +57,15 @@ def test_every_operation_is_told_ceiling_first(
 
 
 @pytest.mark.usefixtures("quick")
-def test_what_is_wrong_is_not_timed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_wrong_is_not_timed(run_bench: RunBench, monkeypatch: pytest.MonkeyPatch) -> None:
     def nearly(*args: Any, path: Any = None, **more: Any) -> torch.Tensor:
         return tree_attention(*args, path=path, **more) * (1.0 if path == "reference" else 1.1)
 
-    monkeypatch.setattr("bench.kernels.attention.tree_attention", nearly)
-    code, lines, summary = _run(tmp_path, capsys, "--shapes", TINY[0], TINY[3])
-    wrong, other = summary["cases"]
-    assert code == 1 and not wrong["right"] and "ways" not in wrong and other["right"]
-    assert sum("WRONG" in line for line in lines) == 1
-    assert sum(line.startswith("reached") for line in lines) == 1
+    monkeypatch.setattr(kernels_attention, "tree_attention", nearly)
+    ran = run_bench(kernels.main, "--seconds", "0", "--shapes", TINY[0], TINY[3])
+    wrong, other = ran.summary["cases"]
+    assert ran.code == 1 and not wrong["right"] and "ways" not in wrong and other["right"]
+    assert sum("WRONG" in line for line in ran.lines) == 1
 
 
 def _toy(rival: Callable[[], torch.Tensor], off_above: int = 1000) -> Op:
@@ -220,17 +205,13 @@ def test_a_path_is_scattered_over_its_tree() -> None:
 
 
 def test_seconds_are_spelt_in_their_unit() -> None:
-    assert [spell(seconds) for seconds in (2.5, 0.25, 25e-6, 1e-9)] == [
-        "2.5 s",
-        "250 ms",
-        "25 µs",
-        "0.001 µs",
-    ]
+    spelt = [spell(seconds) for seconds in (2.5, 0.25, 25e-6, 1e-9)]
+    assert spelt == ["2.5 s", "250 ms", "25 µs", "0.001 µs"]
 
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("quick")
-def test_every_operation_is_measured_on_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, summary = _run(tmp_path, capsys, "--device", "cuda", "--shapes", *TINY)
-    assert code == 0 and all("asking_seconds" in row["ways"][OURS] for row in summary["cases"])
+def test_every_operation_is_measured_on_a_gpu(run_bench: RunBench) -> None:
+    ran = run_bench(kernels.main, "--seconds", "0", "--device", "cuda", "--shapes", *TINY)
+    assert ran.code == 0 and all("asking_seconds" in row["ways"][OURS] for row in ran.summary["cases"])
     assert peak_scratch(lambda: torch.empty(1 << 20, device="cuda") and None, torch.device("cuda")) >= 4 << 20

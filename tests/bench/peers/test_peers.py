@@ -7,16 +7,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from bench.lib import quantised_draft as rounded
-from bench.lib.bandwidth import Bandwidth
 from bench.lib.cgroup import BenchError
 from bench.lib.report import Prompt, Report
-from bench.offload import __main__ as offload
 from bench.peers import __main__ as peers
 from bench.peers import env as peers_env
 from bench.peers import jobs as peers_jobs
@@ -24,9 +20,9 @@ from bench.peers import tally as peers_tally
 from bench.peers import view as peers_view
 from bench.peers import worker as peer_worker
 from bench.peers.jobs import ACCELERATE, AIRLLM, ASSISTED, OFF, OFFSPEC, Scene, Variant
+from offspec_planners.measure import Bandwidth
+from tests.support.bench_runs import RunBench
 from tests.support.peer_runs import RECIPE, answer, run
-from tests.support.products import some
-from tests.support.tiny_models import write_model
 
 
 def test_a_token_a_pass_is_projected_by_its_median() -> None:
@@ -139,7 +135,7 @@ def test_settings_give_the_draft_its_room(scene: Scene) -> None:
 
 
 def arguments(*words: str) -> argparse.Namespace:
-    return peers.parser().parse_args(["--no-cgroup", "--keep-caches", *words])
+    return peers.main.parser().parse_args(["--no-cgroup", "--keep-caches", *words])
 
 
 def script(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +184,7 @@ def test_kills_and_timeouts_have_kinds_of_their_own(scene: Scene, monkeypatch: p
     def refuse(*args: object) -> Any:
         raise BenchError("the measured process was killed: it needed more than 1.5 GB")
 
-    monkeypatch.setattr(offload, "run_worker", refuse)
+    monkeypatch.setattr(peers_jobs, "ask", refuse)
     variant = Variant(OFFSPEC, "", {})
     assert peers_jobs.run(arguments(), scene, variant, GROUP, 0.0)["error"]["kind"] == "killed"
     late = arguments("--peer-seconds", "0")
@@ -271,39 +267,24 @@ def test_every_version_is_pinned_and_none_is_cuda() -> None:
         assert f"{name}=={pinned[name]}\n" in constraints  # the peers get what offspec has
 
 
-def test_table_shows_figures_and_errors(capsys: pytest.CaptureFixture[str]) -> None:
-    runs = [
-        run(OFFSPEC, answer([4, 4], [1.0, 1.0])),
-        run(AIRLLM, None),
-        run(ACCELERATE, answer([1, 1], [2.0, 2.0])),
-    ]
-    row = peers_tally.summarise(runs, 0.0)
-    report = Report()
-    report.out.print(peers_view.table(row, "title"))
-    printed = capsys.readouterr().out
-    assert "8.00x" in printed
-    assert "killed" in printed
-    assert "-" in printed
-    assert "assisted generation" not in printed  # it was not asked for
-
-
-def test_plot_has_every_contender(tmp_path: Path) -> None:
+def test_table_and_plot_show_figures_and_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     runs = [
         run(OFFSPEC, answer([4, 4], [1.0, 1.0])),
         run(AIRLLM, None),
         run(ACCELERATE, answer([1, 1], [2.0, 2.0])),
     ]
-    peers_view.plot([peers_tally.summarise(runs, 0.0)], "wide", tmp_path / "peers.svg")
+    row = peers_tally.summarise(runs, 0.0)
+    Report().out.print(peers_view.table(row, "title"))
+    printed = capsys.readouterr().out
+    assert "8.00x" in printed and "killed" in printed
+    assert "assisted generation" not in printed  # it was not asked for
+    peers_view.plot([row], "wide", tmp_path / "peers.svg")
     drawn = (tmp_path / "peers.svg").read_text()
-    assert "did not run: killed" in drawn
-    assert "8.0×" in drawn
+    assert "did not run: killed" in drawn and "8.0×" in drawn
 
 
-@pytest.mark.parametrize("fast", some([True, False], True))
-def test_end_to_end(
-    fast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run(tmp_path: Path, run_bench: RunBench, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "widened.json").write_text(json.dumps(RECIPE))
     seen: list[tuple[str, str, str, float]] = []
 
@@ -312,7 +293,7 @@ def test_end_to_end(
         seen.append((name, variant.contender, variant.name, temperature))
         if variant.contender == AIRLLM:
             return run(AIRLLM, None, temperature=temperature)
-        step = {OFFSPEC: 0.5, ASSISTED: 2.0 if fast else 1.0}.get(variant.contender, 1.0)
+        step = {OFFSPEC: 0.5, ASSISTED: 2.0}.get(variant.contender, 1.0)
         step /= 2 if "constant 20" in variant.name else 1
         emitted = [4, 4] if variant.contender in (OFFSPEC, ASSISTED) else [1, 1]
         return run(variant.contender, answer(emitted, [step] * 2, name), variant.name, temperature)
@@ -320,59 +301,20 @@ def test_end_to_end(
     def prepare(target: Path, recipe: Any, draft: Path, only: Any) -> Scene:
         return Scene(target, recipe, draft, None, {}, {})
 
-    monkeypatch.setattr(peers, "child", lambda module, *words: f"{tmp_path}\n")
+    monkeypatch.setattr(peers, "widened", lambda args: tmp_path)
+    monkeypatch.setattr(peers, "child", lambda module, *words: str(tmp_path))
     monkeypatch.setattr(peers, "raw_bandwidth", lambda *args: Bandwidth(1000, 1.0, True))
     monkeypatch.setattr(peers, "prepare", prepare)
     monkeypatch.setattr(peers, "run", scripted)
-    out = tmp_path / "out" / "peers.json"
-    words = ["--prompts", "2", "--no-cgroup", "--keep-caches", "--json", str(out)]
-    code = peers.main(words)
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[0].startswith("ceiling")
-    last = json.loads(printed[-1])
+    ran = run_bench(peers.main, "--prompts", "2", "--no-cgroup", "--keep-caches")
+    last = ran.summary
     assert last["speedup_vs_accelerate"] == {"0": 8.0, "1": 8.0}
-    assert last["speedup_vs_assisted"] == {"0": 2.0 if fast else 1.0, "1": 2.0 if fast else 1.0}
-    assert code == 1  # AirLLM's failure is no shortfall, but 2x assisted is
-    assert any("3x was the aim" in line for line in printed)
+    assert last["speedup_vs_assisted"] == {"0": 2.0, "1": 2.0}
+    assert ran.code == 1  # AirLLM's failure is no shortfall, but 2x assisted is
+    assert any("3x was the aim" in line for line in ran.lines)
     assert last["runs"][0]["contenders"][AIRLLM]["error"]["kind"] == "killed"
     first, second = last["prompts"]
     chosen = [name for prompt, who, name, t in seen if (prompt, who, t) == (second, ASSISTED, 0.0)]
     assert chosen == ["copied to RAM, constant 20"]
     assert len([1 for prompt, who, _, t in seen if (prompt, who, t) == (first, ASSISTED, 0.0)]) == 5
-    saved = json.loads(out.read_text())
-    assert saved["environment"]["peers"]["airllm"]
-    assert saved["command"].startswith("python -m bench.peers --prompts 2")
-    assert str(tmp_path) not in out.read_text()
-
-
-def test_rounded_folder_changes_with_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path))
-    monkeypatch.setattr(rounded, "fingerprint", lambda checkpoint: checkpoint.name)
-    one, two = (rounded.default_folder("demo", SimpleNamespace(name=name)) for name in ("a", "b"))
-    assert one != two
-    assert one.is_relative_to(tmp_path)
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_rounded_checkpoint_holds_the_draft_s_own_weights(tied: bool, tmp_path: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    # Rows of 64, so that a group of the rounding is a row.
-    source = write_model(
-        tmp_path / "small", hidden_size=64, intermediate_size=64, head_dim=16, tie_word_embeddings=tied
-    )
-    out = rounded.ensure(str(source), tmp_path / "rounded")
-    found: Any = AutoModelForCausalLM.from_pretrained(out, dtype=torch.bfloat16)
-    plain: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
-    for (name, is_now), (_, was) in zip(found.named_parameters(), plain.named_parameters(), strict=True):
-        if ".layers." in name and was.dim() == 2:
-            assert all(len(set(row.tolist())) <= 16 for row in is_now), name
-            assert not torch.equal(is_now, was)
-            assert (is_now - was).abs().mean() < 0.15 * was.abs().mean()
-        else:
-            assert torch.equal(is_now, was), name
-    assert (out / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
-    made = (out / "model.safetensors").stat().st_mtime_ns
-    assert rounded.ensure(str(source), out) == out
-    assert (out / "model.safetensors").stat().st_mtime_ns == made
+    assert ran.record["environment"]["peers"]["airllm"]

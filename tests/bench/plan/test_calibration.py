@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,24 +10,22 @@ import pytest
 
 from bench.plan import calibration
 from offspec.sampling.token_tree import TokenTree
+from tests.support.bench_runs import RunBench
 from tests.support.tiny_models import write_model
 
 
-def test_a_run_tells_tokens_and_tenths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "calibration.json"
+def test_a_run_tells_tokens_and_tenths(tmp_path: Path, run_bench: RunBench) -> None:
     small = ["--prompts", "2", "--tokens", "12", "--budget", "24", "--width", "4", "--dtype", "float32"]
     model = str(write_model(tmp_path / "model"))
-    assert calibration.main([model, *small, "--temperatures", "0", "1", "--json", str(out)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("ceiling") and sum(line.startswith("reached") for line in lines) == 2
-    summary, record = json.loads(lines[-1]), json.loads(out.read_text())
-    assert {key: record[key] for key in summary} == summary and str(tmp_path) not in out.read_text()
-    for run in summary["runs"]:
+    ran = run_bench(calibration.main, model, *small, "--temperatures", "0", "1")
+    assert ran.code == 0 and ran.record | ran.summary == ran.record
+    assert [run["temperature"] for run in ran.summary["runs"]] == [0, 1]
+    for run in ran.summary["runs"]:
         assert run["ratio"] == pytest.approx(run["expected"] / run["observed"]) and run["passes"] >= 2
         for kind in ("conditional", "path"):
             assert [row["from"] for row in run[kind]] == pytest.approx([tenth / 10 for tenth in range(10)])
             assert sum(row["nodes"] for row in run[kind]) > 0
-    assert out.with_suffix(".svg").exists()
+    assert ran.plot.exists()
 
 
 def _pass(nodes: tuple[int, ...], tokens: tuple[int, ...]) -> calibration.Pass:

@@ -1,23 +1,17 @@
 """The bench of published figures: every row is predicted, and what is off is explained."""
 
-import json
-from pathlib import Path
-
 import pytest
 
 from bench.plan import published
 from bench.plan.published_rows import MODELS, ROWS, SYSTEMS
+from tests.support.bench_runs import RunBench
 
 
-def test_published_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "result.json"
-    assert published.main(["--json", str(out)]) == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[0].startswith("ceiling") and sum(line.startswith("reached") for line in printed) == 2
-    assert len(json.loads(printed[-1])["rows"]) == len(ROWS)
-    record = json.loads(out.read_text())
-    assert set(record["assumed"]) == set(SYSTEMS) == {row.system for row in ROWS}
-    for row in record["rows"]:
+def test_a_run(run_bench: RunBench) -> None:
+    ran = run_bench(published.main)
+    assert ran.code == 0 and len(ran.summary["rows"]) == len(ROWS)
+    assert set(ran.record["assumed"]) == set(SYSTEMS) == {row.system for row in ROWS}
+    for row in ran.record["rows"]:
         assert row["ratio"] == pytest.approx(row["predicted"] / row["published"])
         assert row["pass"] >= max(row["link"], row["draft"] + row["compute"])
         assert abs(row["ratio"] - 1) <= published.WANTED or row["why_not"]

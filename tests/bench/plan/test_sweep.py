@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,6 +25,7 @@ from offspec.engine import rehearsal as planning
 from offspec.plan.policy import DraftPolicy
 from offspec_planners.placement import Placement
 from offspec_planners.plan import Plan
+from tests.support.bench_runs import RunBench
 from tests.support.sample_plans import small
 from tests.support.tiny_models import write_model
 
@@ -101,7 +101,7 @@ def test_what_is_far_behind_is_left_out_and_time_ends_it(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(plan_sweep, "answer", answer)
     monkeypatch.setattr("bench.plan.sweep.time.perf_counter", lambda: clock.now)
-    args = plan_sweep.parser().parse_args(
+    args = plan_sweep.main.parser().parse_args(
         ["--budgets", "16", "64", "--widths", "4", "32", "--repeats", "2", "--minutes", "1"]
     )
     planned, prompts = DraftPolicy(GrowthPolicy(24, 6)), [Prompt(str(i), "chat", "?") for i in range(9)]
@@ -134,8 +134,7 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
     return made
 
 
-def test_all_of_it_on_a_tiny_model(planned: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "result.json"
+def test_all_of_it_on_a_tiny_model(planned: Plan, run_bench: RunBench) -> None:
     grid = [
         "--budgets",
         "16",
@@ -150,22 +149,17 @@ def test_all_of_it_on_a_tiny_model(planned: Plan, tmp_path: Path, capsys: pytest
         "--repeats",
         "2",
     ]
-    words = ["--model", planned.target, "--memory", "3GB", "--keep", "0", *grid, "--json", str(out)]
-    code = plan_sweep.main(words)
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[0].startswith("ceiling")
-    last = json.loads(printed[-1])
-    assert code == (0 if last["of_best"] >= 0.95 else 1)
+    ran = run_bench(plan_sweep.main, "--model", planned.target, "--memory", "3GB", "--keep", "0", *grid)
+    last = ran.summary
+    assert ran.code == (0 if last["of_best"] >= 0.95 else 1)
     assert (last["rounds"], len(last["cells"]), last["plan"]["budget"]) == (2, 4, 24)
     assert all(cell["tokens_per_pass"] >= 1 and cell["rounds"] == 2 for cell in last["cells"])
-    record = json.loads(out.read_text())
-    assert len(record["cases"][0]["answers"]) == 2 * (4 + 2)
-    assert str(tmp_path) not in out.read_text()
-    assert "plan" in out.with_suffix(".svg").read_text()
+    assert len(ran.record["cases"][0]["answers"]) == 2 * (4 + 2)
+    assert "plan" in ran.plot.read_text()
 
 
 def test_without_a_draft_there_is_nothing_to_sweep(planned: Plan) -> None:
-    args = plan_sweep.parser().parse_args(["--memory", "3GB"])
+    args = plan_sweep.main.parser().parse_args(["--memory", "3GB"])
     with pytest.raises(BenchError, match="--memory"):
         plan_sweep.load(replace(planned, draft_mode="none", draft_bits=16), args, Target(planned.target))
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from bench.lib import random_model
-from bench.lib.bandwidth import Bandwidth
 from bench.lib.cgroup import BenchError
-from bench.lib.random_model import SHAPES
 from bench.quantised import __main__ as quantised
 from bench.quantised import floor as quantised_floor
 from bench.quantised import tally as quantised_tally
@@ -23,6 +19,8 @@ from bench.quantised.tally import BF16, NF4
 from bench.stream.floor import Compute
 from bench.stream.window import Reading, Window
 from offspec.model.quantize.pack import pack_model
+from offspec_planners.measure import Bandwidth
+from tests.support.bench_runs import RunBench
 
 RECIPE = {"factor": 4, "fingerprint": "f", "layer_bytes": 4000, "layer_files": ["layer"]}
 
@@ -33,11 +31,7 @@ def window(seconds: float, nbytes: float = 1000.0, link: float = 1.0, tokens: in
 
 def floor(unpacking: float, gemm: float, together: float = 9.0) -> dict[str, Any]:
     by_rows = {"gemm_seconds": gemm, "together_seconds": together, "layers_seconds": 3.0}
-    return {
-        "unpacking_seconds": unpacking,
-        "unpacked_bytes": 1100,
-        "by_rows": {"2": by_rows, "64": by_rows},
-    }
+    return {"unpacking_seconds": unpacking, "unpacked_bytes": 1100, "by_rows": {"2": by_rows, "64": by_rows}}
 
 
 def test_a_pass_is_bound_by_the_link_or_by_unpacking_and_products() -> None:
@@ -68,9 +62,7 @@ def test_passes_are_medians_side_by_side() -> None:
 def test_what_falls_short_is_told() -> None:
     row = {"tokens": 64, "bytes_ratio": 3.2, NF4: {"over_bound": 1.16}}
     told = quantised_tally.shortfalls([row], {"first_differences": {"nf4, as given, chat-1": 3}})
-    assert [word in sentence for word, sentence in zip(("3.20", "1.16", "chat-1"), told, strict=True)] == [
-        True
-    ] * 3
+    assert all(word in sentence for word, sentence in zip(("3.20", "1.16", "chat-1"), told, strict=True))
 
 
 def answer(tokens: int, seconds: float, ids: list[int] | None = None) -> dict[str, Any]:
@@ -112,11 +104,10 @@ def test_worker_s_figures_are_of_a_pass() -> None:
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    place = tmp_path_factory.mktemp("quantised")
-    model = random_model.build(SHAPES["tiny"], place / "tiny")
-    pack_model(str(model), "nf4", out=place / "packed")
-    return {BF16: model, NF4: place / "packed"}
+def folders(tiny_random: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    pack = tmp_path_factory.mktemp("quantised") / "packed"
+    pack_model(str(tiny_random), "nf4", out=pack)
+    return {BF16: tiny_random, NF4: pack}
 
 
 def test_floors_of_a_tiny_pack(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,15 +122,15 @@ def test_floors_of_a_tiny_pack(folders: dict[str, Path], monkeypatch: pytest.Mon
 
 
 def test_worker_streams_a_tiny_pack(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    from bench.stream import __main__ as stream
+    from bench.stream import target
     from offspec_planners.placement import Placement
 
-    real = stream.load
+    real = target.load
 
     def streamed(args: argparse.Namespace, folder: Path, vram: None) -> tuple[Any, Placement]:
         return real(argparse.Namespace(**{**vars(args), "resident": 0, "slots": 2}), folder, vram)
 
-    monkeypatch.setattr(stream, "load", streamed)
+    monkeypatch.setattr(target, "load", streamed)
     job = {"memory": 1 << 34, "dtype": "bfloat16", "tokens": [1, 4], "seconds": 0.0, "raw_bytes": 1 << 20}
     nbytes = {}
     for kind, folder in folders.items():
@@ -150,9 +141,7 @@ def test_worker_streams_a_tiny_pack(folders: dict[str, Path], monkeypatch: pytes
 
 
 @pytest.mark.parametrize("slow", [False, True])
-def test_end_to_end(
-    slow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run(slow: bool, tmp_path: Path, run_bench: RunBench, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "widened.json").write_text(json.dumps(RECIPE))
     order: list[str] = []
 
@@ -172,16 +161,11 @@ def test_end_to_end(
     monkeypatch.setattr(quantised, "raw_bandwidth", lambda *args: Bandwidth(1000, 1.0, True))
     monkeypatch.setattr(quantised, "read_floor", lambda *args: floor(1.0, 1.0))
     monkeypatch.setattr(quantised, "run_windows", windows)
-    monkeypatch.setattr(quantised, "offload", SimpleNamespace(run_worker=answers))
-    out = tmp_path / "quantised.json"
-    code = quantised.main(["--rounds", "2", "--prompts", "1", "--no-cgroup", "--json", str(out)])
-    assert code == int(slow)
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[0].startswith("ceiling")
-    last = json.loads(printed[-1])
-    assert [row["tokens"] for row in last["passes"]] == [1, 64]
-    assert last["passes"][0]["bytes_ratio"] == 4.0
-    assert last["answers"]["fastest_gain"] == 3.0
+    monkeypatch.setattr(quantised, "ask", answers)
+    ran = run_bench(quantised.main, "--rounds", "2", "--prompts", "1", "--no-cgroup")
+    assert ran.code == int(slow)
+    assert [row["tokens"] for row in ran.summary["passes"]] == [1, 64]
+    assert ran.summary["passes"][0]["bytes_ratio"] == 4.0
+    assert ran.summary["answers"]["fastest_gain"] == 3.0
     assert order[:4] == [BF16, NF4, NF4, BF16]  # in turns
     assert order[4:] == ["256 False"] * 2 + ["256 True"] * 2 + ["None True"] * 2
-    assert str(tmp_path) not in out.read_text()

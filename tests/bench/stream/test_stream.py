@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import builtins
 import json
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,20 +18,16 @@ from bench.lib.random_model import SHAPES
 from bench.lib.report import Report
 from bench.stream import __main__ as stream
 from bench.stream import cuda as stream_cuda
-from bench.stream import link as stream_link
 from bench.stream.endurance import ALLOWED_GROWTH, endure, judge
 from bench.stream.floor import Compute, Floor
 from bench.stream.window import Passes, Reading, Window, run_window, summarise
 from offspec.checkpoint import open_checkpoint
 from offspec.model.loaded import LoadedModel
+from offspec_planners.measure import RawDisk
 from offspec_planners.placement import Placement
+from tests.support.bench_runs import RunBench
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_model.build(SHAPES["tiny"], tmp_path_factory.mktemp("random") / "tiny")
 
 
 def reading(link: float, gemm: float = 1.0, attention: float = 0.5, layers: float = 2.0) -> Reading:
@@ -99,13 +97,13 @@ def test_the_pass_before_a_window_and_reading_ahead_do_not_count() -> None:
     assert window.seconds > 0
 
 
-def opened(tiny: Path) -> LoadedModel:
-    checkpoint = open_checkpoint(str(tiny))
+def opened(tiny_random: Path) -> LoadedModel:
+    checkpoint = open_checkpoint(str(tiny_random))
     return LoadedModel(checkpoint.folder, checkpoint.tensors, torch.bfloat16, CPU)
 
 
-def test_passes_move_every_streamed_layer_once_each(tiny: Path) -> None:
-    target = opened(tiny)
+def test_passes_move_every_streamed_layer_once_each(tiny_random: Path) -> None:
+    target = opened(tiny_random)
     try:
         target.load(Placement.in_memory(len(target.layers), (1, 4), 2), 8, lambda done, total: None)
         passes = Passes(target)
@@ -127,7 +125,7 @@ def test_raw_readings_go_round_the_files(tmp_path: Path) -> None:
     files = [tmp_path / name for name in "abc"]
     for file in files:
         file.write_bytes(bytes(8192))
-    raw = stream_link.RawDisk(files, 8192, (1, 4096))
+    raw = RawDisk(files, 8192, (1, 4096))
     starts = []
     for _ in range(4):
         starts.append(raw._at // 8192 % 3)
@@ -135,14 +133,14 @@ def test_raw_readings_go_round_the_files(tmp_path: Path) -> None:
     assert starts == [0, 1, 2, 0]
     assert len(raw.readings) == 4
     assert raw.sweep_json() == {}
-    swept = stream_link.RawDisk(files, 8192)
+    swept = RawDisk(files, 8192)
     assert (swept.threads, swept.block) in swept.sweep
     assert swept.sweep[swept.threads, swept.block] == max(swept.sweep.values())
 
 
-def test_the_floor_counts_the_products_of_every_layer(tiny: Path) -> None:
+def test_the_floor_counts_the_products_of_every_layer(tiny_random: Path) -> None:
     shape = SHAPES["tiny"]
-    floor = Floor(tiny, torch.bfloat16, CPU)
+    floor = Floor(tiny_random, torch.bfloat16, CPU)
     matrices = [e for e in shape.layer_entries(0) if len(e[2]) == 2]
     assert floor.flops_per_row == shape.layers * sum(random_model.tensor_bytes(e) for e in matrices)
     found = floor.measure(8)
@@ -168,78 +166,55 @@ def test_nothing_grows_over_some_passes() -> None:
 SETTINGS = ["--resident", "1", "--rounds", "2", "--seconds", "0", "--raw-bytes", "1MB", "--raw-threads", "1"]
 
 
-def test_stream_end_to_end(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run(tiny_random: Path, run_bench: RunBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.stream.floor._LEAST_SECONDS", 0.0)
-    out = tmp_path / "result.json"
-    words = ["--shape", "tiny", "--target", str(tiny), "--tokens", "16", "1", "--endurance", "20"]
-    code = stream.main([*words, *SETTINGS, "--json", str(out)])
-    printed = capsys.readouterr().out.splitlines()
-    last = json.loads(printed[-1])
-    assert code == (0 if last["endurance"]["passed"] else 1)
-    assert printed[0].startswith("ceiling")
-    assert printed[0].index("disk") > 0
+    words = ["--shape", "tiny", "--target", str(tiny_random), "--tokens", "16", "1", "--endurance", "20"]
+    ran = run_bench(stream.main, *words, *SETTINGS)
+    last = ran.summary
+    assert ran.code == (0 if last["endurance"]["passed"] else 1)
     assert set(last["utilisation"]) == set(last["of_bound"]) == {"1", "16"}
     assert all(value > 0 for value in last["utilisation"].values())
-    assert last["placement"]["device_layers"] == 1
-    assert last["placement"]["disk_layers"] == 5
-    saved = json.loads(out.read_text())
-    assert [window["tokens"] for window in saved["windows"]] == [1, 16, 1, 16]
-    assert saved["command"].startswith("python -m bench.stream --shape tiny --target tiny")
-    assert str(tmp_path) not in out.read_text()
-    assert "<svg" in out.with_suffix(".svg").read_text()
+    assert (last["placement"]["device_layers"], last["placement"]["disk_layers"]) == (1, 5)
+    assert [window["tokens"] for window in ran.record["windows"]] == [1, 16, 1, 16]
+    assert "<svg" in ran.plot.read_text()
 
 
-def test_stream_says_what_it_cannot_do(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stream_says_what_it_cannot_do(tiny_random: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--endurance", "0", "--tokens", "2"]
     assert stream.main(["--shape", "tiny", *words]) == 1
     assert "--target" in capsys.readouterr().err
     everything = ["--resident", str(SHAPES["tiny"].layers), *words]
-    assert stream.main(["--shape", "tiny", "--target", str(tiny), *everything]) == 1
+    assert stream.main(["--shape", "tiny", "--target", str(tiny_random), *everything]) == 1
     assert "nothing streams" in capsys.readouterr().err
     if not torch.cuda.is_available():
-        assert stream.main(["--shape", "tiny", "--target", str(tiny), "--device", "cuda", *words]) == 1
+        assert stream.main(["--shape", "tiny", "--target", str(tiny_random), "--device", "cuda", *words]) == 1
         assert "no CUDA device" in capsys.readouterr().err
 
 
-def test_the_gpus_bench_goes_through_every_promise(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpus_bench_goes_through_every_limit(tiny_random: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the device itself: the passes run on the processor, the copy rate is made up."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(stream_cuda, "copy_bandwidth", lambda: 1e9)
+    monkeypatch.setattr(stream_cuda, "copy_bandwidth", lambda: SimpleNamespace(high=1e9))
     monkeypatch.setattr("bench.stream.floor._LEAST_SECONDS", 0.0)
     args = argparse.Namespace(
         device="cpu", dtype="bfloat16", vram=["8GB", "12GB"], tokens=[1, 8], rounds=1, seconds=0.0
     )
     asked: list[str | None] = []
 
-    def load(vram: str | None) -> tuple[LoadedModel, Placement]:
+    def load(args: object, folder: Path, vram: str | None) -> tuple[LoadedModel, Placement]:
         asked.append(vram)
-        target, placement = opened(tiny), Placement.in_memory(SHAPES["tiny"].layers, (0,), 2)
+        target, placement = opened(folder), Placement.in_memory(SHAPES["tiny"].layers, (0,), 2)
         target.load(placement, 8, lambda done, total: None)
         return target, placement
 
-    report = Report()
-    found = stream_cuda.measure_cuda(
-        args,
-        tiny,
-        load,
-        lambda passes, link, floor: stream.run_rounds(args, passes, link, floor, report),
-        report,
-    )
+    monkeypatch.setattr(stream_cuda, "load", load)
+    found = stream_cuda.measure_cuda(args, tiny_random, Report())
     assert asked == ["8GB", "12GB"]
     assert found["link_bytes_per_s"] == 1e9
-    assert {vram: set(by) for vram, by in found["utilisation"].items()} == {
-        "8GB": {"1", "8"},
-        "12GB": {"1", "8"},
-    }
+    tokens = {vram: set(by) for vram, by in found["utilisation"].items()}
+    assert tokens == {"8GB": {"1", "8"}, "12GB": {"1", "8"}}
     assert [window["vram"] for window in found["windows"]] == ["8GB", "8GB", "12GB", "12GB"]
     json.dumps(found)
-
-
-@pytest.mark.gpu
-def test_pinned_copies_have_a_rate() -> None:
-    assert stream_link.copy_bandwidth() > 1e9
 
 
 def test_a_plot_is_the_same_file_each_time(tmp_path: Path) -> None:
@@ -250,5 +225,16 @@ def test_a_plot_is_the_same_file_each_time(tmp_path: Path) -> None:
         said = plots.stream_plot({"x4": rows, "x8": rows}, tmp_path / f"{name}.svg")
         assert said.endswith(f"{name}.svg")
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-    assert plots.plot_file("stream").name == "stream.svg"
-    assert plots.plot_file("stream", tmp_path / "x.json") == tmp_path / "x.svg"
+
+
+def test_without_matplotlib_there_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    genuine = builtins.__import__
+
+    def refuse(name: str, *rest: Any, **more: Any) -> Any:
+        if name.split(".")[0] == "matplotlib":
+            raise ImportError(name)
+        return genuine(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    assert plots.prefill_plot([], "title", tmp_path / "a.svg") == plots.MISSING
+    assert not (tmp_path / "a.svg").exists()

@@ -1,0 +1,63 @@
+"""Programs that a bench runs: beside itself, or measured, in a memory cgroup and with an empty page cache."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.lib.cgroup import BenchError, MemoryCgroup, drop_caches
+from bench.lib.report import Report
+from offspec.core.config import parse_bytes
+
+ROOT = Path(__file__).parents[2]
+
+
+def child(module: str, *words: str) -> str:
+    """Run a module as a process of its own, outside the cgroup; the last line of its stdout."""
+    done = subprocess.run([sys.executable, "-m", module, *words], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    if done.returncode:
+        raise BenchError(f"python -m {module} failed with exit code {done.returncode}; see above")
+    return done.stdout.splitlines()[-1]
+
+
+def measured(
+    args: argparse.Namespace, argv: Sequence[str], memory: int | None = None
+) -> tuple[str, dict[str, int]]:
+    """The last line of a program's stdout, and the peaks of its cgroup.
+
+    Args:
+        args: `keep_caches` and `no_cgroup` leave out what needs root; `memory` is the cgroup's limit.
+        memory: another limit, in bytes.
+    """
+    if not args.keep_caches:
+        drop_caches()
+    if args.no_cgroup:
+        done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        if done.returncode:
+            raise BenchError(f"the measured process failed with exit code {done.returncode}; see above")
+        output, peaks = done.stdout, {}
+    else:
+        with MemoryCgroup(parse_bytes(args.memory) if memory is None else memory) as group:
+            output = group.run(argv, cwd=ROOT)
+        peaks = {"cgroup_peak_bytes": group.use.peak, "cgroup_anon_peak_bytes": group.use.anon_peak}
+    return (output.splitlines() or [""])[-1], peaks
+
+
+def measured_job(args: argparse.Namespace, module: str, job: dict[str, Any]) -> dict[str, Any]:
+    """What a module prints, in JSON, of a job that it is given in JSON, with the peaks of its cgroup."""
+    line, peaks = measured(args, [sys.executable, "-m", module, json.dumps(job)])
+    return {**json.loads(line), **peaks}
+
+
+def tell_liberties(args: argparse.Namespace, report: Report) -> list[str]:
+    """Note what the measured processes have to do without."""
+    named = ((args.no_cgroup, "a memory cgroup"), (args.keep_caches, "dropping the caches"))
+    found = [name for taken, name in named if taken]
+    if found:
+        report.note("measured without " + " and without ".join(found))
+    return found

@@ -1,0 +1,66 @@
+"""A target that streams without a draft: loaded, where its layers went, and the files they come from."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.lib.cgroup import BenchError
+from offspec.core.config import EngineConfig, parse_bytes
+
+if TYPE_CHECKING:
+    from offspec.model.loaded import LoadedModel
+    from offspec_planners.placement import Placement
+
+
+def load(args: argparse.Namespace, folder: Path, vram: str | None) -> tuple[LoadedModel, Placement]:
+    """The target, placed by the engine within its memory limit, or as --resident says."""
+    import torch
+
+    from offspec.checkpoint import open_checkpoint
+    from offspec.model.loaded import LoadedModel
+    from offspec.plan.load import assemble
+    from offspec_planners.placement import Placement, spread
+
+    context = max(*args.tokens, 2)
+    if args.resident is None:
+        config = EngineConfig(
+            model=str(folder),
+            draft="none",
+            memory=parse_bytes(args.memory) if args.memory else None,
+            vram=parse_bytes(vram) if vram else None,
+            device=args.device,
+            dtype=args.dtype,
+            context=context,
+        )
+        assembly = assemble(config, lambda event: None)
+        return assembly.target, assembly.placement
+    checkpoint = open_checkpoint(str(folder))
+    dtype = getattr(torch, args.dtype)
+    target = LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, torch.device(args.device))
+    count = len(target.layers)
+    placement = Placement.in_memory(count, spread(count, args.resident), args.slots)
+    target.load(placement, context, lambda done, total: None)
+    return target, placement
+
+
+def streamed_files(target: LoadedModel, placement: Placement) -> list[Path]:
+    """The files of the layers that stream, in the order of the layers."""
+    kept = set(placement.resident)
+    streamed = [layer for index, layer in enumerate(target.layers) if index not in kept]
+    if not streamed:
+        raise BenchError("every layer stays in memory, so nothing streams: give less --memory")
+    return list(dict.fromkeys(extent.file for layer in streamed for extent in layer.layout.extents))
+
+
+def describe(target: Any, placement: Any) -> dict[str, Any]:
+    """Where the layers went, for the record."""
+    tiers = [str(tier) for tier in placement.tiers]
+    return {
+        **{f"{tier}_layers": tiers.count(tier) for tier in ("device", "host", "disk")},
+        "slots": placement.slots,
+        "staging": placement.staging,
+        "head": str(placement.head),
+        "layer_bytes": max(target.layer_bytes),
+    }

@@ -1,0 +1,34 @@
+"""A bench run as its program is, and a model for those that stream."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.lib import random_model
+from bench.lib.command import Command
+from tests.support.bench_runs import Ran, RunBench
+
+
+@pytest.fixture
+def run_bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> RunBench:
+    """Ceiling first, JSON last, the command and no folder in the record."""
+    out = tmp_path / "results" / "bench.json"
+
+    def run(main: Command, *words: str) -> Ran:
+        code = main([*words, "--json", str(out)])
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].startswith("ceiling")
+        text = out.read_text()
+        assert main.parser().prog in text and str(tmp_path) not in text
+        return Ran(code, lines, json.loads(lines[-1]), json.loads(text), out.with_suffix(".svg"))
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def tiny_random(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model of a tiny shape; nothing may be written into it."""
+    return random_model.build(random_model.SHAPES["tiny"], tmp_path_factory.mktemp("random") / "tiny")
