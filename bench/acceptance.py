@@ -18,7 +18,8 @@ from typing import Any
 from rich.table import Table
 
 from bench.lib.command import MODEL, Command, shared
-from bench.lib.report import Prompt, Report, model_name, ratio, read_prompts
+from bench.lib.report import Prompt, Report, grid, model_name, ratio, read_prompts
+from offspec.core.config import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,29 +71,29 @@ def settings(args: argparse.Namespace) -> list[tuple[str, float]]:
     ]
 
 
-def measure(args: argparse.Namespace, prompts: Sequence[Prompt], report: Report) -> list[Answer]:
-    """Answer every prompt under every setting; each walk has an engine of its own."""
+def opened(args: argparse.Namespace, **settings: Any) -> Any:
+    """An engine as the options and these settings say."""
     import offspec
 
+    names = {"draft", "draft_bits", "memory", "device", "dtype", "budget", "width"} - settings.keys()
+    return offspec.load(args.model, **{name: getattr(args, name) for name in names}, **settings)
+
+
+def measure(args: argparse.Namespace, prompts: Sequence[Prompt], report: Report) -> list[Answer]:
+    """Answer every prompt under every setting; each walk has an engine of its own."""
     answers: list[Answer] = []
     for verify in args.verify:
         temperatures = [t for v, t in settings(args) if v == verify]
         if not temperatures:
             continue
-        with offspec.load(
-            args.model,
-            draft=args.draft,
-            draft_bits=args.draft_bits,
-            memory=args.memory,
-            device=args.device,
-            dtype=args.dtype,
-            budget=args.budget,
-            width=args.width,
-            verify=verify,
-        ) as engine:
+        with opened(args, verify=verify) as engine:
             for temperature in temperatures:
                 for number, prompt in enumerate(prompts):
-                    answer = _answer(engine, args, verify, temperature, number, prompt)
+                    seed = args.seed + number  # another noise for each, so that one lucky draw does not rule
+                    params = SamplingParams(
+                        temperature, seed=seed, max_tokens=args.tokens, ignore_eos=args.ignore_eos
+                    )
+                    answer = ask(engine, prompt, params, verify, check=args.check)
                     answers.append(answer)
                     report.progress(
                         f"{verify} T {temperature:g}  {prompt.id:<12} {answer.tokens} tokens in "
@@ -101,22 +102,15 @@ def measure(args: argparse.Namespace, prompts: Sequence[Prompt], report: Report)
     return answers
 
 
-def _answer(
-    engine: Any, args: argparse.Namespace, verify: str, temperature: float, number: int, prompt: Prompt
+def ask(
+    engine: Any, prompt: Prompt, params: SamplingParams, verify: str = "coupled", *, check: bool = False
 ) -> Answer:
-    from offspec.core.config import SamplingParams
-
-    params = SamplingParams(
-        temperature=temperature,
-        seed=args.seed + number,  # another noise for each prompt, so that one lucky draw does not rule all
-        max_tokens=args.tokens,
-        ignore_eos=args.ignore_eos,
-    )
-    result = engine.generate(prompt.prompt, params, check=args.check)
+    """One prompt's answer."""
+    result = engine.generate(prompt.prompt, params, check=check)
     gaps = None if result.mismatches is None else tuple(miss.gap for miss in result.mismatches)
     counts = (result.tokens, result.passes, result.seconds)
     return Answer(
-        prompt.id, prompt.kind, verify, temperature, *counts, result.finish_reason, result.draft, gaps
+        prompt.id, prompt.kind, verify, params.temperature, *counts, result.finish_reason, result.draft, gaps
     )
 
 
@@ -156,10 +150,8 @@ def summarise(args: argparse.Namespace, answers: Sequence[Answer]) -> dict[str, 
 
 def table(args: argparse.Namespace, summary: dict[str, Any]) -> Table:
     """Rows: kinds, then all prompts. Columns: one for each walk and temperature."""
-    view = Table(title=f"tokens per pass, {summary['model']}, draft {summary['draft']}, budget {args.budget}")
-    view.add_column("kind")
-    for run in summary["runs"]:
-        view.add_column(f"{run['verify']} T {run['temperature']:g}", justify="right")
+    title = f"tokens per pass, {summary['model']}, draft {summary['draft']}, budget {args.budget}"
+    view = grid(title, "kind", *(f"{run['verify']} T {run['temperature']:g}" for run in summary["runs"]))
     kinds = list(dict.fromkeys(kind for run in summary["runs"] for kind in run["kinds"]))
     for kind in kinds:
         cells = [run["kinds"].get(kind) for run in summary["runs"]]

@@ -12,15 +12,16 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from rich.table import Table
 
-from bench.acceptance import Answer, yield_of
+from bench.acceptance import Answer, ask, opened, yield_of
 from bench.lib.command import MODEL, Command, shared
 from bench.lib.plots import sources_plot
-from bench.lib.report import PROMPTS, Prompt, Report, model_name, ratio, read_prompts
+from bench.lib.report import PROMPTS, Prompt, Report, grid, model_name, ratio, read_prompts
+from offspec.core.config import SamplingParams
 
 COPIES = PROMPTS / "copy"
 
@@ -55,45 +56,19 @@ def measure(args: argparse.Namespace, report: Report) -> list[Answer]:
 
 
 def _asked(args: argparse.Namespace, choice: str, temperature: float) -> list[Answer]:
-    import offspec
-
-    with offspec.load(
-        args.model,
-        draft=choice,
-        draft_bits=args.draft_bits if "substitute" in choice.split(",") else None,
-        memory=args.memory,
-        device=args.device,
-        dtype=args.dtype,
-        budget=args.budget,
-        width=args.width,
-        learn=False,
-    ) as engine:
-        return [
-            _answer(engine, args, choice, temperature, number, prompt)
-            for number, prompt in enumerate(prompts_of(args))
-        ]
+    bits = args.draft_bits if "substitute" in choice.split(",") else None
+    answers = []
+    with opened(args, draft=choice, draft_bits=bits, learn=False) as engine:
+        for number, prompt in enumerate(prompts_of(args)):
+            tokens = args.copied_tokens if prompt.kind == "copy" else args.tokens
+            params = SamplingParams(temperature, seed=args.seed + number, max_tokens=tokens)
+            answers.append(replace(ask(engine, prompt, params), draft=label(choice)))
+    return answers
 
 
 def choices(args: argparse.Namespace) -> list[str]:
     """All that is compared: single sources, then mixtures, each as `--draft` takes it."""
     return [*args.alone, *args.mixed]
-
-
-def _answer(
-    engine: Any, args: argparse.Namespace, choice: str, temperature: float, number: int, prompt: Prompt
-) -> Answer:
-    from offspec.core.config import SamplingParams
-
-    params = SamplingParams(
-        temperature=temperature,
-        seed=args.seed + number,
-        max_tokens=args.copied_tokens if prompt.kind == "copy" else args.tokens,
-    )
-    result = engine.generate(prompt.prompt, params)
-    counts = (result.tokens, result.passes, result.seconds)
-    return Answer(
-        prompt.id, prompt.kind, "coupled", temperature, *counts, result.finish_reason, label(choice), None
-    )
 
 
 def summarise(args: argparse.Namespace, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -136,10 +111,8 @@ def table(summary: dict[str, Any], temperature: float) -> Table:
     """Rows: sources; below a mixture, its gain over the best of its parts. Columns: kinds of prompts."""
     runs = [run for run in summary["runs"] if run["temperature"] == temperature]
     kinds = list(dict.fromkeys(kind for run in runs for kind in run["kinds"]))
-    view = Table(title=f"tokens per pass, {summary['model']}, T {temperature:g}, budget {summary['budget']}")
-    view.add_column("sources")
-    for kind in (*kinds, "all"):
-        view.add_column(kind, justify="right")
+    title = f"tokens per pass, {summary['model']}, T {temperature:g}, budget {summary['budget']}"
+    view = grid(title, "sources", *kinds, "all")
     for run in runs:
         cells = [f"{run['kinds'][kind]['pooled']:.2f}" for kind in kinds]
         view.add_row(run["choice"], *cells, f"{run['pooled']:.2f}")

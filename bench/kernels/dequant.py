@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from itertools import cycle
+from itertools import chain, cycle
 from typing import Any
 
 import torch
-from rich.table import Table
 
 from bench.kernels.clock import clock_of, device_name, find_timed_device, time_in_turns, variant_of
 from bench.kernels.dequant_cases import FORMATS, packed_bytes, random_parts
 from bench.lib.cgroup import BenchError
 from bench.lib.command import Command
-from bench.lib.report import Report
+from bench.lib.report import Report, grid
 from offspec.core.config import format_bytes
 from offspec.core.errors import RequestError
 from offspec_kernels.dequant import Format, dequantise
@@ -133,12 +132,8 @@ def _on(device: torch.device, threads: int) -> str:
 
 def show(found: dict[str, Any], device: torch.device, report: Report) -> None:
     """A row for each format; the ratio is the ceiling's share of the time."""
-    view = Table(title="packed bytes a second, to bfloat16")
-    view.add_column("", no_wrap=True)
-    view.add_column("bits a weight", justify="right")
-    for ceiling in found["ceilings"]:
-        for head in (_on(device, ceiling["threads"]), "weights a second", "ratio"):
-            view.add_column(head, justify="right")
+    heads = [(_on(device, one["threads"]), "weights a second", "ratio") for one in found["ceilings"]]
+    view = grid("packed bytes a second, to bfloat16", "", "bits a weight", *chain.from_iterable(heads))
     for row in found["formats"]:
         cells = [
             cell

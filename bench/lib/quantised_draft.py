@@ -93,11 +93,12 @@ def _write_weights(checkpoint: Checkpoint, loaded: LoadedModel, file: Path) -> N
     entries = [(name, "BF16", stored[name].shape) for name in found]
     with SafetensorsWriter(file, entries) as out:
         for name, tensor in found.items():
-            value = _from_disk(stored[name]) if tensor is None else tensor
+            value = from_disk(stored[name]) if tensor is None else tensor
             out.write(name, value.bfloat16())
 
 
-def _from_disk(info: TensorInfo) -> torch.Tensor:
+def from_disk(info: TensorInfo) -> torch.Tensor:
+    """A tensor as it is stored, read into memory."""
     import torch
 
     from offspec.checkpoint.tensors import torch_dtype

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 from bench.lib.cgroup import BenchError
 from offspec_planners.measure import wait_policy
@@ -153,6 +154,15 @@ class Report:
     def last_line(self, summary: dict[str, Any]) -> None:
         """One line of JSON, whatever the terminal's width."""
         print(json.dumps(summary), flush=True)
+
+
+def grid(title: str, *heads: str) -> Table:
+    """A table of figures: to the left what they belong to, all else to the right."""
+    view = Table(title=title)
+    view.add_column(heads[0], no_wrap=True)
+    for head in heads[1:]:
+        view.add_column(head, justify="right")
+    return view
 
 
 def ratio(part: float, whole: float) -> float:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bench.lib.report import ratio
 from offspec_planners.measure import Bandwidth
+
+Answer = Mapping[str, Any]  # of a measured process, as JSON has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,7 @@ def tally(runs: Sequence[dict[str, Any]], temperature: float, ceiling: Ceiling) 
     passes = sum(answer["passes"] for answer in on.values())
     per_pass = ratio(tokens, passes)
     projected = sum(project(off[name], on[name]["tokens"]) for name in on)
-    places = {name: first_difference(off[name], on[name]) for name in on}
-    parted = {name: place for name, place in places.items() if place is not None}
+    parted = differences(off, on)
     nodes = ratio(sum(p["tree_nodes"] for a in on.values() for p in a["per_pass"]), passes)
     # What was streamed, at the speed that the disk had in those minutes, and what was computed: resident
     # layers and small trees have their credit.
@@ -104,7 +105,7 @@ def project(answer: dict[str, Any], tokens: int) -> float:
     return float(answer["ttft_s"] + max(tokens - 1, 0) * steady)
 
 
-def first_difference(off: dict[str, Any], on: dict[str, Any]) -> int | None:
+def first_difference(off: Answer, on: Answer) -> int | None:
     """Where two answers part, or None: as far as the shorter goes, if it was cut by its limit of tokens."""
     pairs = zip(off["token_ids"], on["token_ids"], strict=False)
     for index, (left, right) in enumerate(pairs):
@@ -115,6 +116,12 @@ def first_difference(off: dict[str, Any], on: dict[str, Any]) -> int | None:
     # A run that met its own end must be as long as the other one.
     ended = shorter["finish_reason"] != "length" and len(longer["token_ids"]) > common
     return common if ended else None
+
+
+def differences(off: Mapping[str, Answer], on: Mapping[str, Answer]) -> dict[str, int]:
+    """Where answers part, by prompt; those that do not, or that only one side has, are left out."""
+    places = {name: first_difference(off[name], on[name]) for name in on if name in off}
+    return {name: place for name, place in places.items() if place is not None}
 
 
 def link_use(runs: Sequence[dict[str, Any]], *, speculate: bool) -> float:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.table import Table
-
-from bench.lib.report import Report, ratio
+from bench.lib.report import Report, grid, ratio
 from bench.lib.tally import Ceiling
 from offspec.core.config import format_bytes
 
@@ -33,10 +31,8 @@ def show_ceiling(ceiling: Ceiling, report: Report) -> None:
 
 def show(summary: dict[str, Any], report: Report) -> None:
     """One column for each temperature, then the shares of the ceiling."""
-    view = Table(title=f"{summary['model']} in {format_bytes(summary['memory_bytes'])}, {summary['draft']}")
-    view.add_column("")
-    for row in summary["runs"]:
-        view.add_column(f"T {row['temperature']:g}", justify="right")
+    title = f"{summary['model']} in {format_bytes(summary['memory_bytes'])}, {summary['draft']}"
+    view = grid(title, "", *(f"T {row['temperature']:g}" for row in summary["runs"]))
     lines = (
         ("off, s a token", "off_seconds_per_token", "{:.2f}"),
         ("on, tokens a s", "on_tokens_per_s", "{:.2f}"),

@@ -138,11 +138,9 @@ def agreement(
 ) -> dict[str, Any]:
     """Whether the tokens are those of offspec without speculation, as far as the shorter goes; None where
     nothing is claimed or there is nothing to compare with."""
-    common = [name for name in answers if compare is not None and name in compare]
-    if compare is None or not common:
+    if compare is None or not compare.keys() & answers.keys():
         return {"same_tokens": None, "first_differences": {}}
-    places = {name: tally.first_difference(dict(compare[name]), dict(answers[name])) for name in common}
-    parted = {name: place for name, place in places.items() if place is not None}
+    parted = tally.differences(compare, answers)
     return {"same_tokens": not parted, "first_differences": parted}
 
 

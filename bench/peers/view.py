@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from bench.lib.plots import save
-from bench.lib.report import Report, ratio
+from bench.lib.report import Report, grid, ratio
 from bench.peers.jobs import CONTENDERS, TITLES
 from bench.peers.quantised import QUANTISED, Quantised
 from bench.peers.tally import GOALS, ours
@@ -98,14 +98,11 @@ def show(summary: Mapping[str, Any], report: Report) -> None:
 
 def table(row: Mapping[str, Any], title: str) -> Table:
     """One row for each contender; one that failed has its error in the place of figures."""
-    view = Table(title=title)
-    view.add_column("", no_wrap=True)
     heads = (
         "tok/s", "first token, s", "tokens a pass", "read a token",
         "peak of the process", "of the cgroup, anon", "same tokens", "offspec is",
     )  # fmt: skip
-    for head in heads:
-        view.add_column(head, justify="right")
+    view = grid(title, "", *heads)
     for name in CONTENDERS:
         figures = row["contenders"].get(name)
         if figures is None:

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from bench.lib.command import MODEL, Command, shared
 from bench.lib.plots import calibration_plot
-from bench.lib.report import Prompt, Report, model_name, ratio, read_prompts
+from bench.lib.report import Prompt, Report, grid, model_name, ratio, read_prompts
 
 WANTED = 0.1  # expected tokens per pass may be off by this share
 _TENTHS = 10
@@ -156,11 +156,10 @@ def told(passes: Sequence[Pass]) -> str:
 
 def table(summary: dict[str, Any], kind: str) -> Table:
     """Rows: tenths. Columns: nodes, expected and observed for each temperature."""
-    view = Table(title=f"nodes of trees, and how often they are taken, {TITLES[kind]}")
-    view.add_column("probability", no_wrap=True)
-    for run in summary["runs"]:
-        for label in (f"T {run['temperature']:g}", "expected", "observed"):
-            view.add_column(label, justify="right", no_wrap=True)
+    heads = [
+        head for run in summary["runs"] for head in (f"T {run['temperature']:g}", "expected", "observed")
+    ]
+    view = grid(f"nodes of trees, and how often they are taken, {TITLES[kind]}", "probability", *heads)
     for tenth in range(_TENTHS):
         cells = [f"{tenth / _TENTHS:.1f}–{(tenth + 1) / _TENTHS:.1f}"]
         for run in summary["runs"]:

@@ -112,58 +112,19 @@ _DISTILLED = (
 )
 _OLD = 11_530_000_000  # 0.98 of 11 GiB
 
+# fmt: off
 ROWS = (
-    Row(
-        "Sequoia",
-        "L40, Llama-3-70B, 8B draft, 768 nodes",
-        "l40",
-        "Llama-3-70B",
-        0.60,
-        _SEQUOIA,
-        tokens=11.7,
-        draft="Llama-3-8B",
-        steps=20,
-        width=32,
-        nodes=768,
-    ),
-    Row(
-        "DeepSpeed",
-        "L40, Llama-3-70B, no draft",
-        "l40",
-        "Llama-3-70B",
-        5.7,
-        f"{_SEQUOIA}: 9.5 times Sequoia's 0.60 s",
-        tokens=1.0,
-    ),
-    Row(
-        "SpecExec",
-        "A100, Llama-2-70B, 7B draft, 2048 nodes",
-        "a100-80gb",
-        "Llama-2-70B",
-        1 / 2.5,
+    Row("Sequoia", "L40, Llama-3-70B, 8B draft, 768 nodes", "l40", "Llama-3-70B", 0.60, _SEQUOIA,
+        tokens=11.7, draft="Llama-3-8B", steps=20, width=32, nodes=768),
+    Row("DeepSpeed", "L40, Llama-3-70B, no draft", "l40", "Llama-3-70B", 5.7,
+        f"{_SEQUOIA}: 9.5 times Sequoia's 0.60 s", tokens=1.0),
+    Row("SpecExec", "A100, Llama-2-70B, 7B draft, 2048 nodes", "a100-80gb", "Llama-2-70B", 1 / 2.5,
         f"{_SPECEXEC}: 2 to 3 tok/s with 16 bits, the middle of it; tokens per pass recalled, not read again",
-        tokens=20.6,
-        draft="Llama-2-7B",
-        steps=32,
-        width=128,
-        nodes=2048,
-    ),
+        tokens=20.6, draft="Llama-2-7B", steps=32, width=128, nodes=2048),
     *(
-        Row(
-            "SpecExec",
-            f"70B in 4 bits, {nodes} nodes; card not stated",
-            "a100-80gb",
-            "Llama-2-70B",
-            seconds,
-            f"{_LOG}; {_UNSTATED}",
-            tokens=tokens,
-            bits=4,
-            draft="Llama-2-7B",
-            draft_bits=4,
-            steps=round(height),
-            width=128,
-            nodes=nodes,
-        )
+        Row("SpecExec", f"70B in 4 bits, {nodes} nodes; card not stated", "a100-80gb", "Llama-2-70B", seconds,
+            f"{_LOG}; {_UNSTATED}", tokens=tokens, bits=4, draft="Llama-2-7B", draft_bits=4,
+            steps=round(height), width=128, nodes=nodes)
         for nodes, tokens, seconds, height in (
             (512, 7.99, 1 / 3.678, 20.2),
             (256, 7.65, 1 / 4.009, 17.8),
@@ -171,18 +132,8 @@ ROWS = (
         )
     ),
     *(
-        Row(
-            "Sequoia, page",
-            f"{card}, {target}, no draft",
-            machine,
-            target,
-            seconds,
-            _PAGE,
-            tokens=1.0,
-            resident=None,
-            vram=vram,
-            why_not=why,
-        )
+        Row("Sequoia, page", f"{card}, {target}, no draft", machine, target, seconds, _PAGE,
+            tokens=1.0, resident=None, vram=vram, why_not=why)
         for card, machine, vram, target, seconds, why in (
             ("4090", "rtx-4090-256gb", None, "Llama-2-70B", 4.54, ""),
             ("4090", "rtx-4090-256gb", None, "Vicuna-33B", 1.78, ""),
@@ -192,21 +143,8 @@ ROWS = (
         )
     ),
     *(
-        Row(
-            "Sequoia, page",
-            f"{card}, {target}, {draft} draft",
-            machine,
-            target,
-            seconds,
-            _PAGE,
-            draft=draft,
-            steps=20,
-            width=32,
-            nodes=nodes,
-            resident=None,
-            vram=vram,
-            why_not=why,
-        )
+        Row("Sequoia, page", f"{card}, {target}, {draft} draft", machine, target, seconds, _PAGE,
+            draft=draft, steps=20, width=32, nodes=nodes, resident=None, vram=vram, why_not=why)
         for card, machine, vram, target, draft, nodes, seconds, why in (
             ("4090", "rtx-4090-256gb", None, "Llama-2-70B", "Llama-2-7B", 768, 0.57, ""),
             ("4090", "rtx-4090-256gb", None, "Vicuna-33B", "TinyVicuna-1B", 768, 0.35, _WEAK),
@@ -216,22 +154,9 @@ ROWS = (
         )
     ),
     *(
-        Row(
-            "UMbreLLa",
-            f"{card}, Llama-3.1-70B, {draft} draft",
-            machine,
-            "Llama-3-70B",
-            1 / speed,
-            _UMBRELLA,
-            bits=4,
-            draft=draft,
-            draft_bits=draft_bits,
-            steps=depth,
-            width=width,
-            nodes=width * depth,
-            resident=kept,
-            why_not=why,
-        )
+        Row("UMbreLLa", f"{card}, Llama-3.1-70B, {draft} draft", machine, "Llama-3-70B", 1 / speed, _UMBRELLA,
+            bits=4, draft=draft, draft_bits=draft_bits, steps=depth, width=width, nodes=width * depth,
+            resident=kept, why_not=why)
         for card, machine, draft, draft_bits, width, depth, kept, speed, why in (
             ("4090", "rtx-4090-256gb", "Llama-3-8B", 4, 21, 24, 16, 8.6, ""),
             ("4080 Super", "rtx-4080-super", "Llama-3-8B", 4, 16, 24, 0, 8.4, _PCIE),
@@ -239,3 +164,4 @@ ROWS = (
         )
     ),
 )
+# fmt: on

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
-from bench.lib.report import Report
+from bench.lib.report import Report, grid
 
 if TYPE_CHECKING:
     from offspec_planners.plan import Plan
@@ -26,11 +24,9 @@ def show_ceiling(plan: Plan, report: Report) -> None:
 def show(case: dict[str, Any], report: Report) -> None:
     """Tokens a second by budget and width; pairs that later rounds left out are in brackets."""
     cells = {(cell["budget"], cell["width"]): cell for cell in case["cells"]}
-    view = Table(title=f"{case['case']}: tok/s by budget and width, {case['rounds']} prompts")
-    view.add_column("budget", justify="right")
     widths = sorted({width for _, width in cells})
-    for width in widths:
-        view.add_column(str(width), justify="right")
+    title = f"{case['case']}: tok/s by budget and width, {case['rounds']} prompts"
+    view = grid(title, "budget", *map(str, widths))
     for budget in sorted({budget for budget, _ in cells}):
         view.add_row(str(budget), *(_told(cells.get((budget, width)), case["rounds"]) for width in widths))
     report.out.print(view)

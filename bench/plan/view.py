@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.table import Table
-
-from bench.lib.report import Report, ratio
+from bench.lib.report import Report, grid, ratio
 from offspec.core.config import format_bytes
 
 
@@ -38,19 +36,8 @@ def show_case(case: dict[str, Any], report: Report) -> None:
 
 def show(cases: Sequence[dict[str, Any]], report: Report) -> None:
     """All cases of the record, medians over prompts."""
-    view = Table(title="predicted / measured, medians over prompts")
-    view.add_column("case", no_wrap=True)
-    for label in (
-        "memory",
-        "budget, width",
-        "s a pass",
-        "off by",
-        "tok/s",
-        "off by",
-        "tokens a pass",
-        "stalled",
-    ):
-        view.add_column(label, justify="right")
+    heads = ("memory", "budget, width", "s a pass", "off by", "tok/s", "off by", "tokens a pass", "stalled")
+    view = grid("predicted / measured, medians over prompts", "case", *heads)
     for case in cases:
         if "error" in case:
             view.add_row(case["case"], "failed")

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from bench.lib.cgroup import BenchError
 from bench.lib.command import printed, shared
+from bench.lib.quantised_draft import from_disk
 
 if TYPE_CHECKING:
     import torch
 
-    from offspec.checkpoint.tensors import PackedInfo
 
 _LAYER = re.compile(r"\.layers\.\d+\.")
 _LEAST_SECONDS = 1.0
@@ -45,7 +45,7 @@ class Unpacking:
         found = [weight for name, weight in weights if _LAYER.search(name) and isinstance(weight, PackedInfo)]
         if not found:
             raise BenchError(f"{folder.name} has no packed weights: name a pack")
-        self._weights = [(weight, parts_of(weight)) for weight in found]
+        self._weights = [(w, {name: from_disk(part) for name, part in w.parts}) for w in found]
         most = max(math.prod(weight.shape) for weight in found)
         self._scratch = Scratch(most, dtype, torch.device("cpu")).take(most)
         self.nbytes = sum(weight.nbytes for weight in found)
@@ -76,21 +76,6 @@ class Unpacking:
             values = dequantise(weight.format, parts, weight.shape, out)
             if inputs:
                 torch.nn.functional.linear(inputs[weight.shape[-1]], values)
-
-
-def parts_of(weight: PackedInfo) -> dict[str, torch.Tensor]:
-    """The stored tensors of a packed weight, read into memory."""
-    import torch
-
-    from offspec.checkpoint.tensors import torch_dtype
-
-    found = {}
-    for name, info in weight.parts:
-        with info.file.open("rb") as file:
-            file.seek(info.offset)
-            data = bytearray(file.read(info.nbytes))
-        found[name] = torch.frombuffer(data, dtype=torch_dtype(info.dtype)).view(info.shape)
-    return found
 
 
 def measure(pack: Path, model: Path, rows: list[int], dtype: str) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from bench.lib import tally
 from bench.lib.report import ratio
+from bench.lib.tally import differences
 
 BF16, NF4 = "bfloat16", "nf4"
 LEAST_BYTES_RATIO = 3.3
@@ -111,12 +111,6 @@ def speeds(runs: Sequence[Figures], ways: Sequence[str], off: str) -> dict[str, 
         "fastest_gain": ratio(fastest[NF4], fastest[BF16]),
         "first_differences": parted,
     }
-
-
-def differences(off: Mapping[str, Figures], on: Mapping[str, Figures]) -> dict[str, int]:
-    """Where answers part from those without speculation, by prompt; those that do not are left out."""
-    places = {name: tally.first_difference(dict(off[name]), dict(on[name])) for name in on if name in off}
-    return {name: place for name, place in places.items() if place is not None}
 
 
 def shortfalls(rows: Sequence[Figures], answered: Figures | None) -> list[str]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.table import Table
-
-from bench.lib.report import Report, ratio
+from bench.lib.report import Report, grid, ratio
 from bench.quantised.tally import BF16, NF4
 from offspec.core.config import format_bytes
 
@@ -41,11 +39,9 @@ def show_ceiling(ceiling: Mapping[str, Any], report: Report) -> None:
 def show(summary: Mapping[str, Any], report: Report) -> None:
     """A column for each target and number of tokens, then the answers, then the shares of the bounds."""
     limit = format_bytes(summary["memory_bytes"])
-    view = Table(title=f"{summary['model']} in {limit}, seconds of a pass")
-    view.add_column("")
     columns = [(row["tokens"], kind, row[kind]) for row in summary["passes"] for kind in (BF16, NF4)]
-    for tokens, kind, _ in columns:
-        view.add_column(f"{kind}, {tokens}", justify="right")
+    heads = (f"{kind}, {tokens}" for tokens, kind, _ in columns)
+    view = grid(f"{summary['model']} in {limit}, seconds of a pass", "", *heads)
     view.add_row("bytes a pass", *(format_bytes(found["bytes"]) for _, _, found in columns))
     for label, key in (
         ("s a pass", "seconds"),
@@ -71,22 +67,14 @@ def show(summary: Mapping[str, Any], report: Report) -> None:
 
 def show_answers(answered: Mapping[str, Any], draft: str, report: Report) -> None:
     """tok/s of both targets by how the trees are sized."""
-    view = Table(title=f"answers, {draft}")
-    view.add_column("budget and width")
-    for head in ("", "tok/s", "tokens a pass", "s a pass", "of it draft", "bytes a pass"):
-        view.add_column(head, justify="right")
+    heads = ("", "tok/s", "tokens a pass", "s a pass", "of it draft", "bytes a pass")
+    view = grid(f"answers, {draft}", "budget and width", *heads)
     for way, both in answered["ways"].items():
         for kind in (BF16, NF4):
             found = both[kind]
-            view.add_row(
-                way if kind == BF16 else "",
-                kind,
-                f"{found['tokens_per_s']:.2f}",
-                f"{found['tokens_per_pass']:.2f}",
-                f"{found['seconds_per_pass']:.2f}",
-                f"{found['draft_seconds_per_pass']:.2f}",
-                format_bytes(found["bytes_per_pass"]),
-            )
+            keys = ("tokens_per_s", "tokens_per_pass", "seconds_per_pass", "draft_seconds_per_pass")
+            cells = [f"{found[key]:.2f}" for key in keys]
+            view.add_row(way if kind == BF16 else "", kind, *cells, format_bytes(found["bytes_per_pass"]))
     report.out.print(view)
     for way, both in answered["ways"].items():
         report.reached(f"{way}: {both['gain']:.2f} times the tokens a second of bfloat16")

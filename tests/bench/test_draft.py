@@ -38,18 +38,3 @@ def test_a_draft_of_another_shape_is_measured_as_it_is(tmp_path: Path, run_bench
 def test_the_floor_is_the_slower_of_reading_and_multiplying() -> None:
     floor = draft.Floor(nbytes=100, weights=50, bytes_per_s=100.0, flops_per_s=1000.0)
     assert floor.seconds(1) == 1.0 and floor.seconds(20) == 2.0
-
-
-def test_both_ways_say_the_same(tmp_path: Path) -> None:
-    folder = str(write_model(tmp_path / "model"))
-    plain, taken = (draft.open_draft(folder, 16, "float32", 32) for _ in range(2))
-    lean = taken.lean(32)
-    assert lean is not None
-    said = [
-        [
-            int(draft.Steps(model, draft.new_scorer(96, 1.0), 9).run(width)[1].token[0, 0])
-            for width in (1, 4, 7)
-        ]
-        for model in (plain.tree_model, lean)
-    ]
-    assert said[0] == said[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,10 +15,8 @@ from bench.kernels import run as kernels_run
 from bench.kernels import wanted as kernels_wanted
 from bench.kernels.cases import OURS, Case, Op, Setting, Spec, parse_spec, rms_ratio, scattered, unlike
 from bench.kernels.clock import Rates, peak_scratch, time_in_turns
-from bench.kernels.view import spell
 from bench.kernels.wanted import CASES, WANTED, Wanted, speedups
 from bench.lib.cgroup import BenchError
-from offspec.core.errors import RequestError
 from offspec_kernels.tree_attention import tree_attention
 from tests.support.bench_runs import RunBench
 
@@ -182,31 +179,8 @@ def test_a_shape_that_cannot_be_read_is_named(text: str, problem: str) -> None:
         parse_spec(text, kernels.OPS)
 
 
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        (["--vram", "8GB"], "--vram is for a CUDA device"),
-        (["--device", "cuda"], "no CUDA device|TRITON_INTERPRET"),
-        (["--shapes", "kv_compact:1,1,9,4,12"], "a path of 12 rows does not fit"),
-        (["--ops", "draft_step", "--tune"], "--tune is for CUDA devices"),
-    ],
-)
-@pytest.mark.usefixtures("quick")
-def test_what_cannot_be_measured_is_one_line(
-    words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert kernels.main(words) in (BenchError.exit_code, RequestError.exit_code)
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("error: ") and re.search(problem, error)
-
-
 def test_a_path_is_scattered_over_its_tree() -> None:
     assert scattered(3, 10, 16) == [11, 13, 15] and scattered(2, 5, 7) == [5, 6]
-
-
-def test_seconds_are_spelt_in_their_unit() -> None:
-    spelt = [spell(seconds) for seconds in (2.5, 0.25, 25e-6, 1e-9)]
-    assert spelt == ["2.5 s", "250 ms", "25 µs", "0.001 µs"]
 
 
 @pytest.mark.gpu

@@ -51,12 +51,3 @@ def test_a_layer_of_the_70b_shape_has_its_bytes() -> None:
     assert 1.70e9 < layer < 1.72e9
     parameters = (80 * layer + sum(random_model.tensor_bytes(e) for e in shape.outer_entries())) / 2
     assert 70.5e9 < parameters < 70.6e9
-
-
-def test_the_builders_program_prints_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "small"
-    assert random_model.main([str(out), "--shape", "tiny", "--layers", "1"]) == 0
-    assert capsys.readouterr().out.strip() == str(out)
-    assert random_model.main([str(out), "--shape", "tiny", "--layers", "2"]) == 1
-    assert "another model" in capsys.readouterr().err
-    assert [file.name for file in tmp_path.iterdir()] == ["small"]  # nothing half-made stays behind

@@ -14,10 +14,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from bench.lib.cgroup import BenchError
-from bench.lib.widen import RECIPE, ensure, main, widen
+from bench.lib.widen import RECIPE, ensure, widen
 from bench.lib.widening import divide, plan, wide_config
 from offspec.checkpoint import Checkpoint, open_checkpoint
-from offspec.core.errors import DiskFullError, UnsupportedModelError
+from offspec.core.errors import UnsupportedModelError
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "smollm3")
 
@@ -162,36 +162,12 @@ def test_force_spares_a_folder_that_is_not_its_own(small: Path, tmp_path: Path) 
     assert (tmp_path / "letters" / "dear.txt").exists()
 
 
-def test_command_line(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(small), str(tmp_path / "wide"), "--factor", "2"]) == 0
-    assert capsys.readouterr().out.strip() == str(tmp_path / "wide")
-    assert main([str(small), str(tmp_path / "wide3"), "--factor", "3"]) == 1
-    assert "power of two" in capsys.readouterr().err
-
-
-def test_default_folder_is_in_the_cache(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))
-    assert ensure(str(small), None, 2) == (tmp_path / "cache" / "widened" / "small-x2", True)
-
-
 def test_nothing_is_left_after_an_error(small: Path, tmp_path: Path) -> None:
     def stop(count: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         widen(open_checkpoint(str(small)), tmp_path / "wide", 2, on_write=stop)
-    assert not list(tmp_path.iterdir())
-
-
-def test_full_disk_is_refused_before_writing(
-    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Full:
-        free = 1000
-
-    monkeypatch.setattr("offspec.core.files.shutil.disk_usage", lambda place: Full)
-    with pytest.raises(DiskFullError, match="free"):
-        widen(open_checkpoint(str(small)), tmp_path / "wide", 2)
     assert not list(tmp_path.iterdir())
 
 

@@ -77,11 +77,6 @@ def files(tmp_path: Path) -> LlamaFiles:
     return LlamaFiles.of(programs, json.dumps(made))
 
 
-def test_programs_that_are_missing_are_named(tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match=f"no {ALONE}: --llama-cpp needs"):
-        LlamaFiles.of(tmp_path, "{}")
-
-
 GROUP = [(3, Prompt("chat-1", "chat", "hi"))]
 
 
@@ -110,14 +105,6 @@ def test_llama_s_process_and_its_figures(
     assert found["answers"][0]["text"].startswith("hello")
     asked = (tmp_path / "args").read_text()
     assert all(word in asked for word in [*words, "--ctx-size 77", "--prompt hi"])
-
-
-def test_settings_that_llama_is_tried_with() -> None:
-    tried = peers_llama.settings(2)
-    assert {setting["threads"] for setting in tried[ALONE].values()} == {1, 2}
-    assert {setting["repack"] for setting in tried[ALONE].values()} == {False, True}
-    assert len({setting["drafted"] for setting in tried[DRAFTED].values()}) == 3
-    assert "mapped, 1 thread" not in peers_llama.settings(1)[ALONE]
 
 
 def test_a_program_that_fails_is_told(files: LlamaFiles, tmp_path: Path) -> None:
@@ -206,11 +193,6 @@ def test_a_gguf_file_has_the_values_of_the_checkpoint(tmp_path: Path) -> None:
 def test_rows_are_rotated_as_llama_cpp_has_them() -> None:
     rows = torch.arange(8).view(8, 1).numpy()
     assert llama_models.rotated(rows, 2)[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
-
-
-def test_only_ggufs_become_peers(tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match="as a GGUF file"):
-        llama_models.source_file(str(tmp_path))
 
 
 def test_sizes_follow_the_configuration() -> None:

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from bench.lib.cgroup import BenchError
-from bench.lib.report import Prompt, Report
+from bench.lib.report import Prompt
 from bench.peers import __main__ as peers
 from bench.peers import env as peers_env
 from bench.peers import jobs as peers_jobs
 from bench.peers import tally as peers_tally
-from bench.peers import view as peers_view
 from bench.peers import worker as peer_worker
 from bench.peers.jobs import ACCELERATE, AIRLLM, ASSISTED, OFF, OFFSPEC, Scene, Variant
 from offspec_planners.measure import Bandwidth
@@ -191,28 +190,6 @@ def test_kills_and_timeouts_have_kinds_of_their_own(scene: Scene, monkeypatch: p
     assert peers_jobs.run(late, scene, variant, GROUP, 0.0)["error"]["kind"] == "timeout"
 
 
-def test_no_environment_is_an_error_of_every_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> Path:
-        raise BenchError("the peers' environment cannot be made: no network")
-
-    monkeypatch.setattr(peers_env, "ensure", refuse)
-    scene = peers_jobs.prepare(tmp_path, RECIPE, tmp_path, peers_jobs.CONTENDERS)
-    assert set(scene.errors) == {ACCELERATE, ASSISTED, AIRLLM}
-    assert scene.errors[AIRLLM]["kind"] == "environment"
-    assert peers_jobs.prepare(tmp_path, RECIPE, tmp_path, [OFFSPEC, OFF]).errors == {}
-
-
-def test_worker_tells_any_error_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        peer_worker.main(json.dumps({"peer": "airllm", "split_only": True, "target": "", "shards": ""})) == 0
-    )
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert found["error"]["kind"] == "ModuleNotFoundError"  # it is not in this environment
-    assert (
-        peer_worker.one_line("no such file:\n '/home/someone/x/weights.bin'") == "no such file: 'weights.bin'"
-    )
-
-
 def test_worker_imports_nothing_of_the_project() -> None:
     code = "import runpy, sys; runpy.run_path(sys.argv[1]); print(sorted(sys.modules))"
     command = [sys.executable, "-I", "-S", "-c", code, str(peers_env.WORKER)]
@@ -238,11 +215,6 @@ def test_sampling_is_from_the_whole_distribution() -> None:
     assert (warm["top_k"], warm["top_p"], warm["assistant_model"]) == (0, 1.0, "draft")
 
 
-def test_counters_of_the_process() -> None:
-    assert peer_worker.process_peak() > 1 << 20
-    assert peer_worker.read_bytes() >= 0
-
-
 def test_links_have_the_names_that_the_hub_uses(tmp_path: Path) -> None:
     target = tmp_path / "wide"
     target.mkdir()
@@ -265,23 +237,6 @@ def test_every_version_is_pinned_and_none_is_cuda() -> None:
     constraints = (Path(peers_env.REQUIREMENTS).parents[2] / "constraints.txt").read_text()
     for name in ("torch", "transformers", "accelerate"):
         assert f"{name}=={pinned[name]}\n" in constraints  # the peers get what offspec has
-
-
-def test_table_and_plot_show_figures_and_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
-    runs = [
-        run(OFFSPEC, answer([4, 4], [1.0, 1.0])),
-        run(AIRLLM, None),
-        run(ACCELERATE, answer([1, 1], [2.0, 2.0])),
-    ]
-    row = peers_tally.summarise(runs, 0.0)
-    Report().out.print(peers_view.table(row, "title"))
-    printed = capsys.readouterr().out
-    assert "8.00x" in printed and "killed" in printed
-    assert "assisted generation" not in printed  # it was not asked for
-    peers_view.plot([row], "wide", tmp_path / "peers.svg")
-    drawn = (tmp_path / "peers.svg").read_text()
-    assert "did not run: killed" in drawn and "8.0×" in drawn
 
 
 def test_a_run(tmp_path: Path, run_bench: RunBench, monkeypatch: pytest.MonkeyPatch) -> None:

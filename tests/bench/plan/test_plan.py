@@ -31,12 +31,6 @@ def test_cases_are_written_as_they_are_read() -> None:
         assert "least" in {case.memory for case in mine}
 
 
-@pytest.mark.parametrize("text", ["", "x4", "x4:lots:0", "4:1GB", "xx:1GB:0", "x1:1GB:warm"])
-def test_what_is_no_case_is_told(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="as x4:"):
-        Case.parse(text)
-
-
 def test_a_target_is_drafted_for_by_the_small_model() -> None:
     wide = Target("wide", "demo", 1024)
     assert wide.words() == ["wide", "--draft", "demo", "--draft-bits", "4", "--context", "1024"]

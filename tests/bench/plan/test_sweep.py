@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from bench.lib import plots
-from bench.lib.cgroup import BenchError
 from bench.lib.report import Prompt, Report
 from bench.plan import sweep as plan_sweep
 from bench.plan.cases import Target
@@ -156,16 +154,3 @@ def test_all_of_it_on_a_tiny_model(planned: Plan, run_bench: RunBench) -> None:
     assert all(cell["tokens_per_pass"] >= 1 and cell["rounds"] == 2 for cell in last["cells"])
     assert len(ran.record["cases"][0]["answers"]) == 2 * (4 + 2)
     assert "plan" in ran.plot.read_text()
-
-
-def test_without_a_draft_there_is_nothing_to_sweep(planned: Plan) -> None:
-    args = plan_sweep.main.parser().parse_args(["--memory", "3GB"])
-    with pytest.raises(BenchError, match="--memory"):
-        plan_sweep.load(replace(planned, draft_mode="none", draft_bits=16), args, Target(planned.target))
-
-
-@pytest.mark.parametrize(
-    ("value", "place"), [(16, 0.0), (32, 0.5), (64, 1.0), (128, 1.5), (8, 0.0), (999, 2.0)]
-)
-def test_a_choice_lies_between_the_ticks(value: int, place: float) -> None:
-    assert plots._between(value, [16, 64, 256]) == pytest.approx(place)

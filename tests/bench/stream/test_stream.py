@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import builtins
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -179,18 +178,6 @@ def test_a_run(tiny_random: Path, run_bench: RunBench, monkeypatch: pytest.Monke
     assert "<svg" in ran.plot.read_text()
 
 
-def test_stream_says_what_it_cannot_do(tiny_random: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--endurance", "0", "--tokens", "2"]
-    assert stream.main(["--shape", "tiny", *words]) == 1
-    assert "--target" in capsys.readouterr().err
-    everything = ["--resident", str(SHAPES["tiny"].layers), *words]
-    assert stream.main(["--shape", "tiny", "--target", str(tiny_random), *everything]) == 1
-    assert "nothing streams" in capsys.readouterr().err
-    if not torch.cuda.is_available():
-        assert stream.main(["--shape", "tiny", "--target", str(tiny_random), "--device", "cuda", *words]) == 1
-        assert "no CUDA device" in capsys.readouterr().err
-
-
 def test_the_gpus_bench_goes_through_every_limit(tiny_random: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the device itself: the passes run on the processor, the copy rate is made up."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -225,16 +212,3 @@ def test_a_plot_is_the_same_file_each_time(tmp_path: Path) -> None:
         said = plots.stream_plot({"x4": rows, "x8": rows}, tmp_path / f"{name}.svg")
         assert said.endswith(f"{name}.svg")
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-
-
-def test_without_matplotlib_there_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    genuine = builtins.__import__
-
-    def refuse(name: str, *rest: Any, **more: Any) -> Any:
-        if name.split(".")[0] == "matplotlib":
-            raise ImportError(name)
-        return genuine(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    assert plots.prefill_plot([], "title", tmp_path / "a.svg") == plots.MISSING
-    assert not (tmp_path / "a.svg").exists()
