@@ -14,7 +14,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,13 +23,13 @@ from typing import Any
 from bench.lib.cgroup import BenchError
 from bench.lib.command import Command, shared
 from bench.lib.process import measured, tell_liberties
-from bench.lib.report import Report, model_name
+from bench.lib.report import Report, grid, model_name, ratio
 from bench.lib.streamed import product_rates, raw_bandwidth
 from bench.plan.cases import CASES, Case, Target
 from bench.plan.record import keep
-from bench.plan.view import show, show_case, show_ceiling
 from offspec.checkpoint import open_checkpoint
 from offspec.core.cache_dir import cache_root
+from offspec.core.config import format_bytes
 
 LIMITS = {"seconds_per_pass": 0.10, "tok_per_s": 0.15}  # the most that a median over prompts may be off
 _ROWS = (1, 16, 64, 256)
@@ -116,6 +116,53 @@ def run_case(args: argparse.Namespace, case: Case, target: Target, about: dict[s
         return {**about, "error": str(error), "missed": list(LIMITS)}
     about["order"].append(found["memory_bytes"])
     return {**about, **found}
+
+
+def show_ceiling(factor: int, ceiling: dict[str, Any], report: Report) -> None:
+    """What disk and processor give for a target, before any case is run."""
+    rates = ", ".join(f"{rate / 1e9:.0f} at {rows}" for rows, rate in ceiling["gemm_flops_per_s"].items())
+    report.ceiling(
+        f"x{factor}: disk {format_bytes(ceiling['raw_bytes_per_s'])}/s, products GFLOP/s by rows: {rates}"
+    )
+
+
+def show_case(case: dict[str, Any], report: Report) -> None:
+    """A line for the pass and one for the speed; the ratio is predicted over measured, and 1 is wanted."""
+    if "error" in case:
+        report.note(f"{case['case']}: {case['error']}")
+        return
+    link = ratio(case["plan"]["disk_bytes"], case["raw_bytes_per_s"])
+    for key, unit, besides in (
+        ("seconds_per_pass", "s a pass", f", {link:.2f} of the disk alone"),
+        ("tok_per_s", "tok/s", ""),
+    ):
+        figure = case[key]
+        report.reached(
+            f"{case['case']}: {figure['measured']:.3g} {unit}{besides}, {figure['predicted']:.3g} predicted",
+            ratio(figure["predicted"], figure["measured"]),
+        )
+
+
+def show(cases: Sequence[dict[str, Any]], report: Report) -> None:
+    """All cases of the record, medians over prompts."""
+    heads = ("memory", "budget, width", "s a pass", "off by", "tok/s", "off by", "tokens a pass", "stalled")
+    view = grid("predicted / measured, medians over prompts", "case", *heads)
+    for case in cases:
+        if "error" in case:
+            view.add_row(case["case"], "failed")
+            continue
+        cells = [format_bytes(case["memory_bytes"]), f"{case['plan']['budget']}, {case['plan']['width']}"]
+        for key in ("seconds_per_pass", "tok_per_s"):
+            missed = " !" if key in case["missed"] else ""
+            cells += [_pair(case[key]), f"{case[key]['error']:.1%}{missed}"]
+        view.add_row(
+            case["case"], *cells, _pair(case["tokens_per_pass"]), f"{case['stalled']}/{len(case['rows'])}"
+        )
+    report.out.print(view)
+
+
+def _pair(figure: dict[str, float]) -> str:
+    return f"{figure['predicted']:.3g} / {figure['measured']:.3g}"
 
 
 def options(p: argparse.ArgumentParser) -> None:

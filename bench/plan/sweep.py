@@ -25,8 +25,7 @@ from bench.lib.plots import sweep_plot
 from bench.lib.report import Prompt, Report, model_name, read_prompts
 from bench.plan.cases import Target
 from bench.plan.record import keep
-from bench.plan.sweep_tally import Answer, Pair, summarise
-from bench.plan.sweep_view import show, show_ceiling
+from bench.plan.sweep_figures import Answer, Pair, show, show_ceiling, summarise
 from offspec.core.config import DraftBits, SamplingParams, parse_bytes
 from offspec.core.events import Event, PassStats
 from offspec.plan.records import DraftRecord

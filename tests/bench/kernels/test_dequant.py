@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bench.kernels import dequant
-from bench.kernels.dequant_cases import FORMATS, packed_bytes, random_parts
+from bench.kernels.dequant import FORMATS, packed_bytes, random_parts
 from bench.lib.cgroup import BenchError
 from offspec_kernels.dequant.ggml.layout import LAYOUTS
 from offspec_kernels.dequant.grouped import Grouped

@@ -14,7 +14,7 @@ import pytest
 from bench.lib.report import Prompt, Report
 from bench.plan import sweep as plan_sweep
 from bench.plan.cases import Target
-from bench.plan.sweep_tally import Answer, Pair, summarise
+from bench.plan.sweep_figures import Answer, Pair, summarise
 from offspec.checkpoint import open_checkpoint
 from offspec.core.config import SamplingParams
 from offspec.core.events import Event, PassStats, TextDelta

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from bench import offload
 from bench.lib import streamed
 from bench.lib.report import Prompt
-from bench.offload import __main__ as offload
 from offspec_planners.measure import Bandwidth
 from tests.support.bench_runs import RunBench
 

@@ -1,1 +1,0 @@
-"""A streamed model under a memory limit, with speculation off and on."""
