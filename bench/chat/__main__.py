@@ -1,4 +1,4 @@
-"""What it is like to sit before `offspec chat`: its first frame, its keys, and what it costs.
+"""Delays and costs of `offspec chat` in a terminal: its first frame, its keys, processor time.
 
     python -m bench.chat [MODEL] [--memory 1GB] [--keys 200]
     python -m bench.chat --scripted [--burn python]
@@ -209,7 +209,7 @@ def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
     return summary
 
 
-main = Command("chat", "What a chat feels like.", options, bench)
+main = Command("chat", "Delays and costs of the chat in a terminal.", options, bench)
 
 if __name__ == "__main__":
     sys.exit(main())

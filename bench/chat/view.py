@@ -1,4 +1,4 @@
-"""How the chat bench's figures are told, and the limits that they are held to."""
+"""How the chat bench's figures are told, and their limits."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class MemoryCgroup:
 
     The program runs in the group from its first instruction; its stdout is returned, its stderr goes
     through. Make one group for each run: the peak is that of the group's life. Raises BenchError where
-    groups cannot be made, and when the program fails or is killed for want of memory.
+    groups cannot be made, and when the program fails or is killed because memory ran out.
     """
 
     def __init__(self, limit_bytes: int) -> None:

@@ -48,7 +48,7 @@ def show_ceiling(ceiling: Mapping[str, Any], report: Report) -> None:
     how = "O_DIRECT" if ceiling["direct"] else "buffered: O_DIRECT was refused"
     report.ceiling(
         f"{ceiling['seconds_per_trip']:.2f} s a trip: {format_bytes(ceiling['layer_bytes'])} of layers at "
-        f"{format_bytes(ceiling['raw_bytes_per_s'])}/s ({how}); nobody who reads all of them has more tokens "
+        f"{format_bytes(ceiling['raw_bytes_per_s'])}/s ({how}); what reads all of them has no more tokens "
         "a second than tokens a pass over that"
     )
     if "quantised_seconds_per_trip" in ceiling:

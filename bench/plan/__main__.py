@@ -1,4 +1,4 @@
-"""A plan held to its word: `offspec plan --replan --validate` in a memory cgroup, predicted beside measured.
+"""Predicted beside measured speed: `offspec plan --replan --validate` in a memory cgroup.
 
     python -m bench.plan [--factors 1 2 4] [--cases x1:1GB:0 x4:least:0 x4:3GB:1] [--prompts 8]
 

@@ -31,7 +31,7 @@ _STEP = 10_000_000  # bytes: the least memory is rounded up to these, since libr
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One plan to make and to hold to its word. memory: as a user writes it, or `least`."""
+    """One plan to make and to validate. memory: as a user writes it, or `least`."""
 
     factor: int
     memory: str

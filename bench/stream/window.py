@@ -109,7 +109,7 @@ class Passes:
         return self.target.ring_stats.wait_seconds
 
     def run(self, tokens: int) -> None:
-        """One pass. One token goes with company that nobody looks at, as it does when text is decoded."""
+        """One pass. One token goes with a second one, as it does when text is decoded."""
         import torch
 
         from offspec.model.attention import TreeContext
