@@ -115,16 +115,14 @@ def open_draft(name: str, bits: int, dtype: str, capacity: int, device: str = "c
     checkpoint = open_checkpoint(name, unpack=True)
     draft = LoadedModel(checkpoint.folder, checkpoint.tensors, getattr(torch, dtype), torch.device(device))
     if bits == 16:
-        draft.load(Placement.in_memory(len(draft.layers), range(len(draft.layers)), 0), capacity, _nothing)
+        draft.load(
+            Placement.in_memory(len(draft.layers), range(len(draft.layers)), 0), capacity, lambda *_: None
+        )
     else:
         codec = TextCodec(load_tokenizer(checkpoint.folder), checkpoint.folder, checkpoint.config)
         most = min(capacity, draft.skeleton.context_length)
-        draft.load_rounded(bits, True, capacity, _nothing, calibration_ids(codec, most))
+        draft.load_rounded(bits, True, capacity, lambda *_: None, calibration_ids(codec, most))
     return draft
-
-
-def _nothing(done: int, total: int) -> None:
-    """Progress that goes nowhere."""
 
 
 def new_scorer(vocabulary: int, temperature: float, device: str = "cpu") -> Scorer:
@@ -138,16 +136,23 @@ def new_scorer(vocabulary: int, temperature: float, device: str = "cpu") -> Scor
     return Scorer(processor, noise, Calibration())
 
 
+def in_turns(ways: dict[str, Steps], width: int, rounds: int, turns: int) -> dict[str, list[float]]:
+    """Seconds of steps of each way, several in a row, as when a tree grows.
+
+    The first of a row does not count: it finds the caches full of the other way's.
+    """
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(turns):
+        for name, steps in ways.items():
+            times[name] += [steps.run(width)[0] for _ in range(rounds + 1)][1:]
+    return times
+
+
 def measure(ways: dict[str, Steps], floor: Floor, widths: Sequence[int], rounds: int) -> list[dict[str, Any]]:
     """One row a width: the floor, and of each way the median step and the least and the most."""
     rows = []
     for width in widths:
-        times: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(_TURNS):
-            for name, steps in ways.items():
-                # Several in a row, as when a tree grows: the first finds the caches full of the other's.
-                spent = [steps.run(width)[0] for _ in range(rounds + 1)]
-                times[name] += spent[1:]
+        times = in_turns(ways, width, rounds, _TURNS)
         row: dict[str, Any] = {"width": width, "floor_seconds": floor.seconds(width)}
         for name, spent_all in times.items():
             row[f"{name}_seconds"] = median(spent_all)

@@ -29,8 +29,7 @@ from bench.lib.report import Report, model_name
 from offspec.core.config import parse_bytes
 from offspec.core.errors import RequestError
 from offspec.model.device import claim
-from offspec_kernels.backend import Backend as Way
-from offspec_kernels.backend import choose_backend
+from offspec_kernels.backend import Backend, choose_backend
 from offspec_kernels.errors import ArgumentError, PathError
 
 OPS = {"tree_attention": kernels_attention.OP, **kernels_rows.OPS}
@@ -43,14 +42,14 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--ops", nargs="+", choices=[*OPS, STEP], help="only these (default: all)")
     shapes = "; ".join(f"{name}:{','.join(op.names)}" for name, op in OPS.items())
     p.add_argument("--shapes", nargs="+", metavar="OP:SIZES[:DTYPE]", help=f"cases of your own: {shapes}")
-    p.add_argument("--path", choices=get_args(Way), help="the kernels' path (default: the door's choice)")
+    p.add_argument("--path", choices=get_args(Backend), help="the kernels' path (default: the door's choice)")
     p.add_argument("--spread", type=float, default=1.0, help="standard deviation of attention scores")
     p.add_argument("--seconds", type=float, default=0.2, help="of each of five turns of a way")
     p.add_argument("--tune", action="store_true", help="also find the fastest blocks for tree_attention")
     p.add_argument("--draft", default="demo", help="whose steps are timed with and without graphs")
 
 
-def open_device(name: str, vram: str | None, path: Way | None) -> torch.device:
+def open_device(name: str, vram: str | None, path: Backend | None) -> torch.device:
     """The device, with a limit for its memory if one is given. Raises OffspecError, PathError."""
     device = find_timed_device(name)
     choose_backend(device, path)

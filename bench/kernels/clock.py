@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -46,32 +46,24 @@ class Timing:
         return {"seconds": self.seconds, "spread": [self.least, self.most], "runs": self.runs, **asked}
 
 
-class Clock(Protocol):
-    """Times one run of a call: seconds of the work, and of asking for it where that is apart."""
-
-    def time(self, call: Call) -> tuple[float, float | None]: ...
+Clock = Callable[[Call], tuple[float, float | None]]  # seconds of a call, and of asking where that is apart
 
 
-class WallClock:
+def wall_clock(call: Call) -> tuple[float, None]:
     """For a CPU, which does what it is asked at once."""
-
-    def time(self, call: Call) -> tuple[float, float | None]:
-        start = time.perf_counter()
-        call()
-        return time.perf_counter() - start, None
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start, None
 
 
-class EventClock:
+def event_clock(device: torch.device) -> Clock:
     """For a CUDA device."""
+    flushed = torch.empty(_FLUSHED, dtype=torch.uint8, device=device)
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._flushed = torch.empty(_FLUSHED, dtype=torch.uint8, device=device)
-
-    def time(self, call: Call) -> tuple[float, float | None]:
+    def clock(call: Call) -> tuple[float, float]:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize(self._device)
-        self._flushed.zero_()
+        torch.cuda.synchronize(device)
+        flushed.zero_()
         start = time.perf_counter()
         begin.record()
         call()
@@ -79,6 +71,8 @@ class EventClock:
         asking = time.perf_counter() - start
         end.synchronize()
         return begin.elapsed_time(end) / 1000, asking
+
+    return clock
 
 
 def find_timed_device(name: str) -> torch.device:
@@ -100,7 +94,7 @@ def variant_of(device: torch.device) -> str:
 
 
 def clock_of(device: torch.device) -> Clock:
-    return EventClock(device) if device.type == "cuda" else WallClock()
+    return event_clock(device) if device.type == "cuda" else wall_clock
 
 
 def time_in_turns(ways: Mapping[str, Call], clock: Clock, seconds: float) -> dict[str, Timing]:
@@ -121,7 +115,7 @@ def _turn(call: Call, clock: Clock, seconds: float) -> list[tuple[float, float |
     runs: list[tuple[float, float | None]] = []
     start = time.perf_counter()
     while len(runs) < _LEAST_RUNS or (time.perf_counter() - start < seconds and len(runs) < _MOST_RUNS):
-        runs.append(clock.time(call))
+        runs.append(clock(call))
     return runs
 
 

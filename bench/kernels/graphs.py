@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bench.draft import Steps, new_scorer, open_draft
+from bench.draft import Steps, in_turns, new_scorer, open_draft
 from bench.lib.cgroup import BenchError
 from bench.lib.report import ratio
 from offspec.model.fused.forward import LeanModel
@@ -41,10 +41,7 @@ def compare(ways: dict[str, Steps], widths: Sequence[int], rounds: int) -> list[
     """One row a width: the median step of each way, in turns, and the gain of graphs."""
     rows = []
     for width in widths:
-        times: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(_TURNS):
-            for name, steps in ways.items():
-                times[name] += [steps.run(width)[0] for _ in range(rounds + 1)][1:]
+        times = in_turns(ways, width, rounds, _TURNS)
         spent = {name: median(all_of) for name, all_of in times.items()}
         rows.append(
             {

@@ -17,6 +17,11 @@ from offspec.core.config import parse_bytes
 ROOT = Path(__file__).parents[2]
 
 
+def say(text: str) -> None:
+    """Progress of what has no report."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def child(module: str, *words: str) -> str:
     """Run a module as a process of its own, outside the cgroup; the last line of its stdout."""
     done = subprocess.run([sys.executable, "-m", module, *words], stdout=subprocess.PIPE, text=True, cwd=ROOT)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from bench.lib.cgroup import BenchError
 from bench.lib.command import printed
+from bench.lib.process import say
 from bench.lib.widen import fingerprint
 from bench.lib.widening import dense
 from offspec.core.cache_dir import cache_root, make_folder
@@ -39,8 +40,8 @@ def ensure(model: str, out: Path | None = None) -> Path:
     folder = out or default_folder(model, checkpoint)
     if folder.exists():
         return folder
-    _say(f"rounding {Path(model).name} to 4 bits")
-    make_folder(folder, lambda partial: write(checkpoint, partial), lambda: _say("another process makes it"))
+    say(f"rounding {Path(model).name} to 4 bits")
+    make_folder(folder, lambda partial: write(checkpoint, partial), lambda: say("another process makes it"))
     return folder
 
 
@@ -66,7 +67,7 @@ def write(checkpoint: Checkpoint, folder: Path) -> None:
     loaded = LoadedModel(checkpoint.folder, checkpoint.tensors, torch.bfloat16, torch.device("cpu"))
     try:
         ids = calibration_ids(codec, loaded.skeleton.context_length)
-        loaded.load_rounded(4, True, len(ids) + 1, _quiet, ids)
+        loaded.load_rounded(4, True, len(ids) + 1, lambda done, total: None, ids)
         _write_weights(checkpoint, loaded, folder / "model.safetensors")
     finally:
         loaded.close()
@@ -107,14 +108,6 @@ def from_disk(info: TensorInfo) -> torch.Tensor:
         file.seek(info.offset)
         data = bytearray(file.read(info.nbytes))
     return torch.frombuffer(data, dtype=torch_dtype(info.dtype)).view(info.shape)
-
-
-def _quiet(done: int, total: int) -> None:
-    """No progress is shown: a draft is rounded in seconds."""
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from bench.lib.command import printed
+from bench.lib.process import say
 from bench.peers.worker import process_peak, read_bytes
 
 
@@ -46,7 +47,9 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
             assert result is not None, "a stream ends with Finished"
             figures = {**result.to_json(), "per_pass": [asdict(p) for p in passes]}
             answers.append({"id": prompt["id"], **figures, "read_bytes": read_bytes() - reads})
-            _say(f"{prompt['id']:<12} {result.tokens} tokens, {result.passes} passes, {result.seconds:.1f} s")
+            say(
+                f"  {prompt['id']:<12} {result.tokens} tokens, {result.passes} passes, {result.seconds:.1f} s"
+            )
     return {
         "load_seconds": load_seconds,
         "load_read_bytes": load_reads,
@@ -58,11 +61,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
 def _notify(event: Any) -> None:
     text = getattr(event, "text", None)
     if text:
-        _say(f"notice: {text}")
-
-
-def _say(text: str) -> None:
-    print(f"  {text}", file=sys.stderr, flush=True)
+        say(f"  notice: {text}")
 
 
 if __name__ == "__main__":

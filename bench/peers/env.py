@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.lib.cgroup import BenchError
+from bench.lib.process import say
 from bench.lib.widen import RECIPE
 from offspec.core.cache_dir import cache_root, make_folder, remove_folder
 
@@ -39,14 +40,14 @@ def ensure() -> Path:
     key = hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()[:12]
     folder = cache_root() / "peers" / f"python{sys.version_info.major}.{sys.version_info.minor}-{key}"
     if not folder.exists():
-        make_folder(folder, _install, lambda: _say("another process makes the peers' environment"))
+        make_folder(folder, _install, lambda: say("another process makes the peers' environment"))
     return folder / "bin" / "python"
 
 
 def _install(folder: Path) -> None:
     """Make a venv in `folder` and fill it, nothing but what is pinned. It is renamed afterwards: the
     interpreter finds itself by where it lies, and no script of the venv is used."""
-    _say("making the peers' environment, about 1.3 GB; this takes a minute or more")
+    say("making the peers' environment, about 1.3 GB; this takes a minute or more")
     venv.EnvBuilder(with_pip=True, symlinks=True).create(folder)
     pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     pip += ["--no-deps", "--retries", "1"]
@@ -102,7 +103,3 @@ def link_shards(target: Path, folder: Path) -> None:
     for file in sorted(target.iterdir()):
         if file.is_file() and file.suffix != ".safetensors" and file.name not in (_INDEX, RECIPE):
             (folder / file.name).write_bytes(file.read_bytes())
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

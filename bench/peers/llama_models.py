@@ -21,6 +21,7 @@ import numpy as np
 
 from bench.lib.cgroup import BenchError
 from bench.lib.command import printed, shared
+from bench.lib.process import say
 from bench.lib.report import read_prompts
 from bench.lib.widen import read_recipe
 from bench.lib.widening import dense
@@ -58,9 +59,9 @@ def ensure(target: Path, model: str) -> Path:
     source, recipe = source_file(model), read_recipe(target)
     folder = cache_root() / "peers" / f"llama-{target.name}-{KIND}-{recipe['fingerprint']}"
     if not folder.exists():
-        _say(f"writing {target.name} in {KIND} for llama.cpp")
+        say(f"writing {target.name} in {KIND} for llama.cpp")
         make_folder(
-            folder, lambda partial: write(target, source, partial / FILE), lambda: _say("another does")
+            folder, lambda partial: write(target, source, partial / FILE), lambda: say("another does")
         )
     return folder / FILE
 
@@ -177,10 +178,6 @@ def texts(target: Path, prompts: int) -> dict[str, str]:
         )
         for prompt in read_prompts(prompts)
     }
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def main() -> int:

@@ -27,7 +27,7 @@ from bench.plan.cases import Target
 from bench.plan.record import keep
 from bench.plan.sweep_figures import Answer, Pair, show, show_ceiling, summarise
 from offspec.core.config import DraftBits, SamplingParams, parse_bytes
-from offspec.core.events import Event, PassStats
+from offspec.core.events import PassStats, unheard
 from offspec.plan.records import DraftRecord
 
 if TYPE_CHECKING:
@@ -58,18 +58,14 @@ def load(plan: Plan, args: argparse.Namespace, target: Target) -> tuple[Engine, 
     if plan.draft_mode == "none":
         raise BenchError("a draft has no room in this memory: give more --memory")
     most = max(*args.budgets, plan.budget), max(*args.widths, plan.width)
-    opened = open_models(target.config(parse_bytes(args.memory), args.temperature), _ignore)
+    opened = open_models(target.config(parse_bytes(args.memory), args.temperature), unheard)
     config = replace(opened.config, budget=most[0], width=most[1], context=plan.context)
     bits = cast(DraftBits, plan.draft_bits)
     fit = Fit(plan.context, cast(DraftMode, plan.draft_mode), plan.placement, plan.chunk, bits)
-    assembly = load_models(opened, config, fit, _ignore)
+    assembly = load_models(opened, config, fit, unheard)
     record = Unkept(opened.target_print, opened.draft_print, bits)
     policy = replace(DraftPolicy.planned(plan, config, record), record=0)
-    return Engine(config, assembly, _ignore, policy=policy, record=record), policy
-
-
-def _ignore(event: Event) -> None:
-    """Progress of loading is not told."""
+    return Engine(config, assembly, unheard, policy=policy, record=record), policy
 
 
 def answer(engine: Engine, prompt: str, params: SamplingParams, tokens: int) -> tuple[int, int, float]:

@@ -109,12 +109,11 @@ def test_ways_take_turns_and_the_first_run_does_not_count(monkeypatch: pytest.Mo
     said = list[str]()
     monkeypatch.setattr(kernels_clock, "_TURNS", 3)
 
-    class Counting:
-        def time(self, call: Callable[[], Any]) -> tuple[float, float | None]:
-            call()
-            return float(len(said)), None
+    def counting(call: Callable[[], Any]) -> tuple[float, float | None]:
+        call()
+        return float(len(said)), None
 
-    found = time_in_turns({"a": lambda: said.append("a"), "b": lambda: said.append("b")}, Counting(), 0.0)
+    found = time_in_turns({"a": lambda: said.append("a"), "b": lambda: said.append("b")}, counting, 0.0)
     assert "".join(said) == "aabb" + "ab" * 2
     assert (found["a"].least, found["a"].seconds, found["a"].most, found["a"].runs) == (2.0, 5.0, 7.0, 3)
 
