@@ -73,7 +73,7 @@ def look_at(done: Any) -> Pass:
 def watching(engine: Any) -> Iterator[list[Pass]]:
     """The passes of an engine, as they happen."""
     passes: list[Pass] = []
-    run = engine._sequence.run_pass
+    run = engine._state.run_pass
 
     def run_pass(*given: Any) -> Any:
         done = run(*given)
@@ -81,7 +81,7 @@ def watching(engine: Any) -> Iterator[list[Pass]]:
             passes.append(look_at(done))
         return done
 
-    with patch.object(engine._sequence, "run_pass", run_pass):
+    with patch.object(engine._state, "run_pass", run_pass):
         yield passes
 
 

@@ -31,10 +31,8 @@ def test_a_run_tells_tokens_and_tenths(tmp_path: Path, run_bench: RunBench) -> N
 def _pass(nodes: tuple[int, ...], tokens: tuple[int, ...]) -> calibration.Pass:
     """Root, children 5 (probability 1/2) and 6 (1/4), and 7 (1/2 of the first's) below the first."""
     tree = TokenTree.build([1, 5, 6, 7], [-1, 0, 0, 1], np.log([1, 0.5, 0.25, 0.25]).tolist())
-    growth = SimpleNamespace(tree=tree, steps=1)
-    return calibration.look_at(
-        SimpleNamespace(growth=growth, walk=SimpleNamespace(nodes=nodes, tokens=tokens))
-    )
+    grown = SimpleNamespace(tree=tree, steps=1)
+    return calibration.look_at(SimpleNamespace(grown=grown, walk=SimpleNamespace(nodes=nodes, tokens=tokens)))
 
 
 def test_a_miss_decides_the_children_of_walked_nodes() -> None:
