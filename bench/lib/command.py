@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -76,22 +77,14 @@ class Command:
         words = sys.argv[1:] if argv is None else argv
         args = self.parser().parse_args(words)
         report = Report(self.name, command_line(self._path, words), args.json)
-        try:
-            summary = self.measure(args, report)
-        except OffspecError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return error.exit_code
-        except KeyboardInterrupt:
-            return 130
-        report.last_line(summary)
-        return report.exit_code
+        return printed(lambda: json.dumps(self.measure(args, report)), lambda: report.exit_code)
 
     @property
     def _path(self) -> str:
         return f"bench.{self.module or self.name}"
 
 
-def printed(work: Callable[[], object]) -> int:
+def printed(work: Callable[[], object], exit_code: Callable[[], int] = lambda: 0) -> int:
     """Print what a program's work gives, or its error in one line; the exit code."""
     try:
         print(work(), flush=True)
@@ -100,4 +93,4 @@ def printed(work: Callable[[], object]) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-    return 0
+    return exit_code()

@@ -151,10 +151,6 @@ class Report:
         about = {"command": self.command, "environment": environment(device)}
         self.write({**summary, **about, **details}, variant)
 
-    def last_line(self, summary: dict[str, Any]) -> None:
-        """One line of JSON, whatever the terminal's width."""
-        print(json.dumps(summary), flush=True)
-
 
 def grid(title: str, *heads: str) -> Table:
     """A table of figures: to the left what they belong to, all else to the right."""
