@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -68,7 +69,9 @@ def test_what_one_core_does_too_slowly_is_named() -> None:
     assert dequant.below_aim({"formats": rows}) == ["slow"]
 
 
-def test_a_run(run_bench: RunBench) -> None:
+def test_a_run(run_bench: RunBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dequant, "memory_bandwidth", lambda device: SimpleNamespace(high=1e10))
+    monkeypatch.setattr(dequant, "_COPIES_BYTES", 1 << 20)
     before = torch.get_num_threads()
     words = ["--rows", "256", "--columns", "256", "--seconds", "0", "--threads", "1", "2"]
     ran = run_bench(dequant.main, *words, "--formats", "nf4", "Q4_K")

@@ -164,19 +164,27 @@ def test_quantised_contenders_need_llama_s_folder(tmp_path: Path, monkeypatch: p
 
 def test_a_gguf_file_has_the_values_of_the_checkpoint(tmp_path: Path) -> None:
     """The file is opened by offspec's own reader, and its weights are those of the model, rounded to Q4_0."""
-    from gguf import GGMLQuantizationType, GGUFReader, dequantize, quantize
+    from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, dequantize, quantize
 
     from bench.lib import widen
     from offspec.checkpoint import open_checkpoint
-    from offspec.checkpoint.open import embedded_model
     from tests.support.tiny_models import write_model
 
     small = write_model(
         tmp_path / "small", hidden_size=64, intermediate_size=64, head_dim=16, num_hidden_layers=1
     )
     wide, _ = widen.ensure(str(small), tmp_path / "wide", 2)
-    llama_models.write(wide, embedded_model(), tmp_path / "out.gguf")
-    stored = {tensor.name: tensor for tensor in GGUFReader(tmp_path / "out.gguf").tensors}
+    description = GGUFWriter(tmp_path / "small.gguf", "llama")
+    description.add_embedding_length(64)
+    description.add_context_length(96)
+    description.write_header_to_file()
+    description.write_kv_data_to_file()
+    description.close()
+    llama_models.write(wide, tmp_path / "small.gguf", tmp_path / "out.gguf")
+    out = GGUFReader(tmp_path / "out.gguf")
+    kept = [out.fields[f"llama.{key}_length"].contents() for key in ("embedding", "context")]
+    assert kept == [128, 96]  # as it is wide, and as the small one has it
+    stored = {tensor.name: tensor for tensor in out.tensors}
     kind = GGMLQuantizationType.Q4_0
     source = open_checkpoint(str(wide)).tensors
     weight: Any = source["model.layers.0.mlp.down_proj.weight"]
