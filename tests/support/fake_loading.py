@@ -8,11 +8,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
 
-from offspec.core.config import SamplingParams
+from offspec.core.config import EngineConfig, SamplingParams
 from offspec.core.errors import CapacityError, ModelNotFoundError, StreamError
 from offspec.core.events import (
     Event,
@@ -112,13 +114,14 @@ class ScriptedEngine:
 
 def load(
     script: Script,
-    model: str,
+    config: EngineConfig,
     *,
+    plan: Path | None = None,
     notify: Notify | None = None,
     timeline: Timeline | None = None,
-    **options: Any,
 ) -> ScriptedEngine:
-    script.loaded, script.timeline = {"model": model, **options}, timeline
+    script.loaded, script.timeline = {**asdict(config), "plan": plan}, timeline
+    model = config.model
     if model == "missing/model":
         raise ModelNotFoundError("no model 'missing/model': neither a folder\nnor a hub id")
     if model == "too-big":
@@ -140,7 +143,7 @@ def module(script: Script) -> ModuleType:
     """A stand-in for the module `offspec.engine.engine`."""
     fake = ModuleType("offspec.engine.load")
     vars(fake)["Engine"] = ScriptedEngine
-    vars(fake)["load"] = lambda model, **options: load(script, model, **options)
+    vars(fake)["load"] = partial(load, script)
     return fake
 
 

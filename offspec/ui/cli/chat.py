@@ -2,10 +2,11 @@
 
 import os
 import sys
+from typing import Annotated
 
 import typer
 
-from offspec.core.config import EngineConfig, SamplingParams, parse_bytes
+from offspec.core.config import SamplingParams
 from offspec.core.errors import RequestError, SessionError
 from offspec.ui.chat.setup import Setup, open_engine
 from offspec.ui.cli import options as opt
@@ -31,77 +32,51 @@ Conversations are saved as they go, each in a file under ~/.local/share/offspec,
 """
 
 
+Resume = Annotated[
+    bool,
+    opt.output_option(
+        "--resume", metavar="", help="Go on with the latest conversation held with this model."
+    ),
+]
+SessionName = Annotated[
+    str | None,
+    opt.output_option(
+        "--session",
+        metavar="NAME",
+        help="Go on with this conversation: its name, the beginning of its id, or its file.",
+    ),
+]
+Plain = Annotated[
+    bool,
+    opt.output_option(
+        "--plain",
+        metavar="",
+        help="A line mode: questions from standard input, answers on standard output. Taken by itself "
+        "where one of the two is a pipe or a file.",
+    ),
+]
+
+
+@opt.takes_options
 def chat(
     ctx: typer.Context,
-    model: opt.Model,
-    memory: opt.Memory = None,
-    vram: opt.Vram = None,
-    device: opt.Device = "cpu",
-    dtype: opt.Dtype = "bfloat16",
-    context: opt.Context = None,
-    quantize: opt.Quantize = None,
-    draft: opt.Draft = "auto",
-    draft_bits: opt.DraftBits = None,
-    draft_corpus: opt.Corpus = None,
-    budget: opt.Budget = "auto",
-    width: opt.Width = "auto",
-    tree: opt.TreeKind = "dynamic",
-    plan: opt.PlanFile = None,
-    verify: opt.VerifyRule = "coupled",
-    temperature: opt.Temperature = 0.0,
-    top_p: opt.TopP = 1.0,
-    top_k: opt.TopK = 0,
-    min_p: opt.MinP = 0.0,
-    repetition_penalty: opt.RepetitionPenalty = 1.0,
-    presence_penalty: opt.PresencePenalty = 0.0,
-    frequency_penalty: opt.FrequencyPenalty = 0.0,
-    seed: opt.Seed = None,
+    options: opt.RequestOptions,
     system: opt.System = None,
-    resume: opt.Resume = False,
-    session: opt.SessionName = None,
+    resume: Resume = False,
+    session: SessionName = None,
     max_tokens: opt.MaxTokens = 2048,
     stop: opt.Stop = None,
-    plain: opt.Plain = False,
+    plain: Plain = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Talk with a model. What was said stays in its caches, so each question costs only itself."""
     if session is not None:
         _check_name(session, resume)
-    config = EngineConfig(
-        model=model,
-        draft=draft,
-        draft_bits=opt.checked_bits(draft_bits),
-        memory=None if memory is None else parse_bytes(memory),
-        vram=None if vram is None else parse_bytes(vram),
-        device=device,
-        dtype=dtype,
-        budget=opt.number_or_auto(budget),
-        width=opt.number_or_auto(width),
-        context=context,
-        verify=verify,
-        tree=tree,
-        temperature=temperature,
-        quantize=quantize,
-        corpus=tuple(draft_corpus or ()),
-        converses=True,
-    )
-    params = SamplingParams(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        seed=seed,
-        max_tokens=max_tokens,
-        stop=tuple(stop or ()),
-    )
     setup = Setup(
-        config=config,
-        params=params,
+        config=opt.engine_config(options, converses=True),
+        params=opt.sampling_params(options, max_tokens=max_tokens, stop=stop or ()),
         system=system,
-        plan=plan,
+        plan=options.plan,
         resume="" if resume else session,
         given=_given(ctx),
     )

@@ -2,13 +2,13 @@
 
 import json
 import re
-from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from offspec.core.config import format_bytes, parse_bytes
+from offspec.core.config import format_bytes
 from offspec.core.errors import RequestError
 from offspec.ui.cli.options import Device, Dtype, Memory, Model
 from offspec.ui.cli.output import Output
@@ -17,9 +17,9 @@ from offspec.ui.cli.render import Screen
 if TYPE_CHECKING:
     from offspec.distill import Distilled
 
-HEAD_PANEL = "Head"
-TEXT_PANEL = "Text and training"
-OUTPUT_PANEL = "Output"
+_head_option = partial(typer.Option, rich_help_panel="Head")
+_text_option = partial(typer.Option, rich_help_panel="Text and training")
+_output_option = partial(typer.Option, rich_help_panel="Output")
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 EPILOG = """[bold]Examples[/]
@@ -38,73 +38,52 @@ the same command goes on:
 
 Kind = Annotated[
     Literal["medusa", "mlp", "eagle3"],
-    typer.Option(
+    _head_option(
         help="[bold]medusa[/]: a few blocks for each token ahead, small and quick to train. [bold]mlp[/]: a "
         "speculator that sees the tokens of a branch as it guesses. [bold]eagle3[/]: a layer that goes on by "
-        "itself, as deep as it is asked; better, and slower to train.",
-        rich_help_panel=HEAD_PANEL,
+        "itself, as deep as it is asked; better, and slower to train."
     ),
 ]
 Out = Annotated[
     Path,
-    typer.Option(
+    _head_option(
         metavar="DIR",
         help="The folder to make: config.json and weights as such heads are published.",
         show_default=False,
-        rich_help_panel=HEAD_PANEL,
     ),
 ]
 Depth = Annotated[
     int,
-    typer.Option(
-        metavar="N",
-        help="Tokens it guesses in a row; of eagle3, those it is trained for.",
-        rich_help_panel=HEAD_PANEL,
-    ),
+    _head_option(metavar="N", help="Tokens it guesses in a row; of eagle3, those it is trained for."),
 ]
 Tokens = Annotated[
     str,
-    typer.Option(
+    _text_option(
         metavar="N",
         help="Tokens that the target writes for it, such as 200k or 2M. They are kept for other heads.",
-        rich_help_panel=TEXT_PANEL,
     ),
 ]
 Prompts = Annotated[
     Path | None,
-    typer.Option(
+    _text_option(
         metavar="FILE",
         help="Questions to answer, a line each, or with .jsonl a [bold]prompt[/] in each object. Without it: "
         "about a thousand of our own.",
-        rich_help_panel=TEXT_PANEL,
     ),
 ]
-Length = Annotated[
-    int, typer.Option(metavar="TOKENS", help="The most of one answer.", rich_help_panel=TEXT_PANEL)
-]
-Epochs = Annotated[
-    int, typer.Option(metavar="N", help="At most so many times through the text.", rich_help_panel=TEXT_PANEL)
-]
+Length = Annotated[int, _text_option(metavar="TOKENS", help="The most of one answer.")]
+Epochs = Annotated[int, _text_option(metavar="N", help="At most so many times through the text.")]
 Minutes = Annotated[
     float,
-    typer.Option(
-        metavar="M", help="At most so long in training, writing not counted.", rich_help_panel=TEXT_PANEL
-    ),
+    _text_option(metavar="M", help="At most so long in training, writing not counted."),
 ]
 Json = Annotated[
     bool,
-    typer.Option(
-        "--json",
-        metavar="",
-        help="Print one JSON object about the head instead of its folder.",
-        rich_help_panel=OUTPUT_PANEL,
-    ),
+    _output_option("--json", metavar="", help="Print one JSON object about the head instead of its folder."),
 ]
 Quiet = Annotated[
     bool,
-    typer.Option(
-        "--quiet", "-q", metavar="", help="No progress or notices on stderr.", rich_help_panel=OUTPUT_PANEL
-    ),
+    _output_option("--quiet", "-q", metavar="", help="No progress or notices on stderr."),
 ]
 
 
@@ -130,24 +109,17 @@ def distill(
     its folder. It is measured on text that it did not learn from.
     """
     count = parse_count(tokens)
-    budget = None if memory is None else parse_bytes(memory)
-    screen = Screen(as_json=as_json, quiet=quiet, check=False)
-    with closing(screen):
-        try:
-            screen.waiting("starting")
-            from offspec import distill as heads  # imports torch: after every check of the options
+    with Screen(as_json=as_json, quiet=quiet) as screen:
+        from offspec import distill as heads  # imports torch: after every check of the options
 
-            wanted = heads.Wanted(
-                model, kind, out, count, length=length, epochs=epochs, minutes=minutes, depth=depth
-            )
-            made = heads.distill_head(
-                wanted, prompts=prompts, memory=budget, device=device, dtype=dtype, notify=screen.show
-            )
-            for line in _summary(made):
-                screen.note(line)
-        except KeyboardInterrupt:
-            screen.interrupted()
-            raise
+        wanted = heads.Wanted(
+            model, kind, out, count, length=length, epochs=epochs, minutes=minutes, depth=depth
+        )
+        made = heads.distill_head(
+            wanted, prompts=prompts, memory=memory, device=device, dtype=dtype, notify=screen.show
+        )
+        for line in _summary(made):
+            screen.note(line)
     Output().write((json.dumps(_described(made)) if as_json else str(made.folder)) + "\n")
 
 

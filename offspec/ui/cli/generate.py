@@ -1,16 +1,20 @@
 """`offspec generate`: from options to a question, from a question to an answer."""
 
 import sys
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Annotated
 
-from offspec.core.config import EngineConfig, SamplingParams, check_comparable, parse_bytes
-from offspec.core.errors import RequestError
-from offspec.core.trace import check_writable
+import typer
+
+from offspec import __version__
+from offspec.core.config import EngineConfig, check_comparable, format_bytes
+from offspec.core.errors import OffspecError, RequestError
+from offspec.core.trace import Timeline, check_writable
 from offspec.ui.cli import options as opt
 from offspec.ui.cli.render import Screen
-from offspec.ui.cli.tracing import traced
 
 EPILOG = """[bold]Examples[/]
 
@@ -28,130 +32,96 @@ Two sources at once: a trained head, and whatever can be copied from the text th
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """One request, complete and checked, before any model is opened."""
+Prompt = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="PROMPT",
+        help="What to say to it. Left out, or [bold]-[/], it is read from standard input; the newline "
+        "at its end is dropped.",
+        show_default=False,
+    ),
+]
+NoSpeculation = Annotated[
+    bool,
+    opt.draft_option(
+        "--no-speculation", metavar="", help="Decode one token a pass, as if there were no draft."
+    ),
+]
+Check = Annotated[
+    bool,
+    opt.draft_option(
+        "--check",
+        metavar="",
+        help="Decode a second time without speculation and report where, if anywhere, the tokens differ "
+        "and how near the tie was. Takes as long as that takes.",
+    ),
+]
+Raw = Annotated[
+    bool,
+    opt.output_option(
+        "--raw", metavar="", help="Continue the prompt as it is, without the model's chat template."
+    ),
+]
+IgnoreEos = Annotated[
+    bool,
+    opt.output_option("--ignore-eos", metavar="", help="Go on past the model's own end of answer."),
+]
+Json = Annotated[
+    bool,
+    opt.output_option(
+        "--json",
+        metavar="",
+        help="Print one JSON object with the text, the token ids and the statistics instead of the text.",
+    ),
+]
+Trace = Annotated[
+    Path | None,
+    opt.output_option(
+        "--trace",
+        metavar="FILE",
+        help="Write a timeline of reads, copies, layers and draft steps. Open it at "
+        "https://ui.perfetto.dev to see what waits for what; a name that ends in .gz packs it.",
+    ),
+]
 
-    config: EngineConfig
-    params: SamplingParams
-    prompt: str | list[dict[str, str]]
-    raw: bool
-    speculate: bool
-    check: bool
-    trace: Path | None
-    plan: Path | None = None
 
-
+@opt.takes_options
 def generate(
-    model: opt.Model,
-    prompt: opt.Prompt = None,
-    memory: opt.Memory = None,
-    vram: opt.Vram = None,
-    device: opt.Device = "cpu",
-    dtype: opt.Dtype = "bfloat16",
-    context: opt.Context = None,
-    quantize: opt.Quantize = None,
-    draft: opt.Draft = "auto",
-    draft_bits: opt.DraftBits = None,
-    draft_corpus: opt.Corpus = None,
-    budget: opt.Budget = "auto",
-    width: opt.Width = "auto",
-    tree: opt.TreeKind = "dynamic",
-    plan: opt.PlanFile = None,
-    verify: opt.VerifyRule = "coupled",
-    no_speculation: opt.NoSpeculation = False,
-    check: opt.Check = False,
-    temperature: opt.Temperature = 0.0,
-    top_p: opt.TopP = 1.0,
-    top_k: opt.TopK = 0,
-    min_p: opt.MinP = 0.0,
-    repetition_penalty: opt.RepetitionPenalty = 1.0,
-    presence_penalty: opt.PresencePenalty = 0.0,
-    frequency_penalty: opt.FrequencyPenalty = 0.0,
-    seed: opt.Seed = None,
+    options: opt.RequestOptions,
+    prompt: Prompt = None,
+    no_speculation: NoSpeculation = False,
+    check: Check = False,
     system: opt.System = None,
-    raw: opt.Raw = False,
+    raw: Raw = False,
     max_tokens: opt.MaxTokens = 256,
     stop: opt.Stop = None,
-    ignore_eos: opt.IgnoreEos = False,
-    as_json: opt.Json = False,
+    ignore_eos: IgnoreEos = False,
+    as_json: Json = False,
     quiet: opt.Quiet = False,
-    trace: opt.Trace = None,
+    trace: Trace = None,
 ) -> None:
     """Answer one prompt. The text goes to stdout as it comes, everything else to stderr."""
-    config = EngineConfig(
-        model=model,
-        draft="none" if no_speculation else draft,  # what would not be asked need not be loaded
-        draft_bits=opt.checked_bits(draft_bits),
-        memory=None if memory is None else parse_bytes(memory),
-        vram=None if vram is None else parse_bytes(vram),
-        device=device,
-        dtype=dtype,
-        budget=opt.number_or_auto(budget),
-        width=opt.number_or_auto(width),
-        context=context,
-        verify=verify,
-        tree=tree,
-        temperature=temperature,
-        quantize=quantize,
-        corpus=tuple(draft_corpus or ()),
-    )
-    params = SamplingParams(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        seed=seed,
-        max_tokens=max_tokens,
-        stop=tuple(stop or ()),
-        ignore_eos=ignore_eos,
-    )
-    question = Question(
-        config=config,
-        params=params,
-        prompt=_messages(_prompt_text(prompt), system=system, raw=raw),
-        raw=raw,
-        speculate=not no_speculation,
-        check=check,
-        trace=trace,
-        plan=plan,
-    )
+    if no_speculation:
+        options = replace(options, draft="none")  # what would not be asked need not be loaded
+    config = opt.engine_config(options)
+    params = opt.sampling_params(options, max_tokens=max_tokens, stop=stop or (), ignore_eos=ignore_eos)
+    messages = _messages(_prompt_text(prompt), system=system, raw=raw)
     if check and not no_speculation:
-        check_comparable(verify, params)
+        check_comparable(config.verify, params)
     if trace is not None:
         check_writable(trace)  # now, not after minutes of work
-    _answer(question, Screen(as_json=as_json, quiet=quiet, check=check))
+    screen = Screen(as_json=as_json, quiet=quiet, check=check)
+    with _traced(trace, config, screen.note) as timeline, screen:
+        from offspec.engine.load import load  # imports torch: after every check of the options
 
-
-def _answer(question: Question, screen: Screen) -> None:
-    """Load, ask, and show every event. What was shown stays when the user interrupts."""
-    with closing(screen), traced(question.trace, question.config, screen.note) as timeline:
-        try:
-            screen.waiting("starting")
-            import offspec  # the first use of `load` imports torch: after every check of the options
-
-            with (
-                offspec.load(
-                    question.config, plan=question.plan, notify=screen.show, timeline=timeline
-                ) as engine,
-                closing(  # a stream left before its end must be idle before the engine is closed
-                    engine.stream(
-                        question.prompt,
-                        question.params,
-                        raw=question.raw,
-                        speculate=question.speculate,
-                        check=question.check,
-                    )
-                ) as events,
-            ):
-                for event in events:
-                    screen.show(event)
-        except KeyboardInterrupt:
-            screen.interrupted()
-            raise
+        with (
+            load(config, plan=options.plan, notify=screen.show, timeline=timeline) as engine,
+            closing(  # a stream left before its end must be idle before the engine is closed
+                engine.stream(messages, params, raw=raw, speculate=not no_speculation, check=check)
+            ) as events,
+        ):
+            for event in events:
+                screen.show(event)
 
 
 def _prompt_text(prompt: str | None) -> str:
@@ -178,3 +148,35 @@ def _messages(text: str, *, system: str | None, raw: bool) -> str | list[dict[st
     if raw:
         raise RequestError("--system needs the chat template that --raw switches off; leave out one of them")
     return [{"role": "system", "content": system}, {"role": "user", "content": text}]
+
+
+@contextmanager
+def _traced(file: Path | None, config: EngineConfig, say: Callable[[str], None]) -> Iterator[Timeline | None]:
+    """A timeline to record into, written to `file` when the block ends; None where there is no file.
+
+    After an error or Ctrl-C in the block what was recorded by then is written, and that error goes on:
+    should the file fail as well, that is only said. Where nothing was recorded no file appears.
+    """
+    if file is None:
+        yield None
+        return
+    timeline = Timeline(on=True)
+    try:
+        yield timeline
+    except BaseException:
+        if timeline.kept:
+            try:
+                say(_write_timeline(timeline, file, config))
+            except OffspecError as error:
+                say(f"the timeline is lost: {error}")
+        raise
+    say(_write_timeline(timeline, file, config))
+
+
+def _write_timeline(timeline: Timeline, file: Path, config: EngineConfig) -> str:
+    """Write the file; a line for the user about it. Raises DiskFullError, RequestError."""
+    settings = {name: value for name, value in asdict(config).items() if value is not None}
+    timeline.write(file, {"offspec": __version__, **settings})
+    size = format_bytes(file.stat().st_size)
+    missing = f", without the last {timeline.dropped} events" if timeline.dropped else ""
+    return f"timeline written to {file}, {size}{missing}; open it at https://ui.perfetto.dev"

@@ -1,25 +1,21 @@
 """`offspec hardware`: what a machine can do, measured here or known from elsewhere."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console, ConsoleRenderable
-from rich.text import Text
 
 from offspec.core.errors import RequestError
-from offspec.core.events import Event, LoadProgress, Notice
 from offspec.ui.cli import options as opt
-from offspec.ui.cli.live import open_live
-from offspec.ui.cli.machine_view import machine_section
 from offspec.ui.cli.output import Output
-from offspec.ui.cli.tables import Look, heading, indented, page, plain
-from offspec.ui.printable import printable
+from offspec.ui.cli.render import Screen
+from offspec.ui.cli.tables import Look, facts, heading, indented, page, plain, series
+from offspec_planners.units import format_bytes, format_number, format_rate
 
 if TYPE_CHECKING:
-    from offspec_planners.hardware import Hardware
+    from offspec_planners.hardware import Hardware, Rate
 
 EPILOG = """[bold]Examples[/]
 
@@ -45,30 +41,19 @@ Name = Annotated[
 ]
 AsJson = Annotated[
     bool,
-    typer.Option(
-        "--json",
-        metavar="",
-        help="Print the profile as JSON, which can be edited.",
-        rich_help_panel=opt.OUTPUT_PANEL,
-    ),
+    opt.output_option("--json", metavar="", help="Print the profile as JSON, which can be edited."),
 ]
 Disk = Annotated[
     Path | None,
-    typer.Option(
+    opt.model_option(
         "--path",
         metavar="DIR",
         help="Measure the disk that this folder lies on. Without it: the disk with the models in the caches.",
-        rich_help_panel=opt.MODEL_PANEL,
     ),
 ]
 Again = Annotated[
     bool,
-    typer.Option(
-        "--again",
-        metavar="",
-        help="Measure even though there is a profile from before.",
-        rich_help_panel=opt.MODEL_PANEL,
-    ),
+    opt.model_option("--again", metavar="", help="Measure even though there is a profile from before."),
 ]
 
 
@@ -106,26 +91,10 @@ def hardware(
 
 def _measured(path: Path | None, again: bool, device: str, quiet: bool) -> "tuple[Hardware, str]":
     """The profile of this machine, and when it was measured; progress and notices go to stderr."""
-    err = Console(stderr=True, highlight=False)
-    live = open_live(err, wanted=not quiet and sys.stderr.isatty())
-
-    def show(event: Event) -> None:
-        if isinstance(event, LoadProgress):
-            live.progress(event)
-        elif isinstance(event, Notice) and not quiet:
-            err.print(Text(printable(event.text)), soft_wrap=True)
-
-    try:
-        live.status("starting")
+    with Screen(as_json=False, quiet=quiet) as screen:
         from offspec.plan.hardware_profile import profile
 
-        found = profile(device, show, again=again, folder=path)
-    except KeyboardInterrupt:
-        live.stop()
-        err.print("stopped")
-        raise
-    finally:
-        live.stop()
+        found = profile(device, screen.show, again=again, folder=path)
     return found.hardware, found.measured
 
 
@@ -141,3 +110,33 @@ def _sections(machine: "Hardware", when: str | None, look: Look) -> Iterator[Con
     if machine.sources:
         yield heading("Where the figures come from")
         yield from (indented(plain(source)) for source in machine.sources)
+
+
+def machine_section(machine: "Hardware", look: Look) -> Iterator[ConsoleRenderable]:
+    """Heading, rates with spread, and the speed of products at several row counts."""
+    origin = "from published figures" if machine.sources else "measured"
+    yield heading(f"The machine, {origin}: {machine.name}")
+    chip = machine.processor
+    memory = "" if machine.link is None else f", {format_bytes(chip.memory)} of VRAM"
+    rows = [
+        ("processor", f"{chip.name}{memory}", ""),
+        ("RAM", format_bytes(machine.ram), ""),
+        ("disk, past the cache", *_rate(machine.disk)),
+        (f"{'RAM' if machine.link is None else 'VRAM'} is read at", *_rate(chip.bandwidth)),
+    ]
+    if machine.link is not None:
+        rows.insert(3, ("RAM to VRAM", *_rate(machine.link)))
+    yield facts(rows, look)
+    yield series("16-bit products", *_flops(chip.gemm), look)
+
+
+def _rate(rate: "Rate") -> tuple[str, str]:
+    """The figure, and how far apart its readings are."""
+    spread = "" if rate.low == rate.high else f"{format_number(rate.low / 1e9)} to {format_rate(rate.high)}"
+    return format_rate(rate.value), spread
+
+
+def _flops(gemm: tuple[tuple[int, float], ...]) -> tuple[tuple[str, str], list[tuple[int, str]]]:
+    """Names and points of the curve, in the unit that suits its highest point."""
+    unit, size = ("TFLOP/s", 1e12) if max(rate for _, rate in gemm) >= 1e12 else ("GFLOP/s", 1e9)
+    return ("rows", unit), [(rows, format_number(rate / size)) for rows, rate in gemm]

@@ -20,18 +20,8 @@ from typer.core import TyperGroup
 from offspec import __version__
 from offspec.core.errors import OffspecError
 from offspec.core.openmp import limit_spinning
-from offspec.ui.cli.chat import EPILOG as CHAT_EPILOG
-from offspec.ui.cli.chat import chat
-from offspec.ui.cli.distill import EPILOG as DISTILL_EPILOG
-from offspec.ui.cli.distill import distill
-from offspec.ui.cli.generate import EPILOG, generate
-from offspec.ui.cli.hardware import EPILOG as HARDWARE_EPILOG
-from offspec.ui.cli.hardware import hardware
+from offspec.ui.cli import chat, distill, generate, hardware, pack, plan
 from offspec.ui.cli.output import StdoutClosed, abandon_stdout
-from offspec.ui.cli.pack import EPILOG as PACK_EPILOG
-from offspec.ui.cli.pack import pack
-from offspec.ui.cli.plan import EPILOG as PLAN_EPILOG
-from offspec.ui.cli.plan import plan
 
 _INTERRUPTED = 128 + 2  # SIGINT
 _NO_READER = 128 + 13  # SIGPIPE
@@ -89,12 +79,12 @@ def offspec(
     """
 
 
-app.command(epilog=EPILOG)(generate)
-app.command(epilog=CHAT_EPILOG)(chat)
-app.command(epilog=PLAN_EPILOG)(plan)
-app.command(epilog=PACK_EPILOG)(pack)
-app.command(epilog=DISTILL_EPILOG)(distill)
-app.command(epilog=HARDWARE_EPILOG)(hardware)
+app.command(epilog=generate.EPILOG)(generate.generate)
+app.command(epilog=chat.EPILOG)(chat.chat)
+app.command(epilog=plan.EPILOG)(plan.plan)
+app.command(epilog=pack.EPILOG)(pack.pack)
+app.command(epilog=distill.EPILOG)(distill.distill)
+app.command(epilog=hardware.EPILOG)(hardware.hardware)
 
 
 def main() -> None:

@@ -1,42 +1,43 @@
-"""The options that commands share, as annotated types: name, help and the panel each is shown in."""
+"""The options that commands share: name, help and the panel each is shown in, and what they come to."""
 
+import inspect
 import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import partial, wraps
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal, cast, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 
-from offspec.core.config import DraftBits as Bits
-from offspec.core.config import PackFormat, Tree, Verify
+from offspec.core.config import DraftBits, EngineConfig, PackFormat, SamplingParams, Tree, Verify, parse_bytes
 from offspec.core.errors import RequestError
 
-MODEL_PANEL = "Model and machine"
-DRAFT_PANEL = "Speculation: how fast"
-SAMPLING_PANEL = "Sampling: which words"
-OUTPUT_PANEL = "Prompt and output"
+# Options by their panel of the help. A flag has metavar="", or the help would show a type for it.
+model_option = partial(typer.Option, rich_help_panel="Model and machine")
+draft_option = partial(typer.Option, rich_help_panel="Speculation: how fast")
+sampling_option = partial(typer.Option, rich_help_panel="Sampling: which words")
+output_option = partial(typer.Option, rich_help_panel="Prompt and output")
 
 
-def _device(value: str) -> str:
+def checked_device(value: str) -> str:
+    """The device. Raises typer.BadParameter."""
     if not re.fullmatch(r"cpu|cuda(:\d+)?", value):
         raise typer.BadParameter(f"{value!r} is neither cpu nor cuda (cuda:1 for the second GPU)")
     return value
 
 
-def checked_bits(bits: int | None) -> Bits | None:
-    """The bits of a draft's weights, if they were given. Raises RequestError."""
-    if bits not in (None, *get_args(Bits)):
+def _bits(bits: int | None) -> int | None:
+    if bits not in (None, *get_args(DraftBits)):
         raise RequestError(f"--draft-bits must be 2, 3, 4 or 16, not {bits}")
-    return cast(Bits | None, bits)
+    return bits
 
 
-def _number_or_auto(value: str) -> str:
+def _number_or_auto(value: str) -> int | None:
+    """A number of nodes, or None where a plan is to choose."""
     if value != "auto" and not re.fullmatch(r"\d+", value):
         raise typer.BadParameter(f"{value!r} is neither a number of nodes nor auto")
-    return value
-
-
-def number_or_auto(value: str) -> int | None:
-    """What a checked `--budget` or `--width` means: None where a plan is to choose."""
     return None if value == "auto" else int(value)
 
 
@@ -49,321 +50,223 @@ Model = Annotated[
         show_default=False,
     ),
 ]
-Prompt = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="PROMPT",
-        help="What to say to it. Left out, or [bold]-[/], it is read from standard input; the newline "
-        "at its end is dropped.",
-        show_default=False,
-    ),
-]
-
 Memory = Annotated[
-    str | None,
-    typer.Option(
+    int | None,
+    model_option(
+        parser=parse_bytes,
         metavar="SIZE",
         help="The most RAM the whole process may use, such as 1.5GB or 800MiB. What does not fit streams "
         "from disk in every pass. Without it: what the machine has free.",
-        rich_help_panel=MODEL_PANEL,
-    ),
-]
-Vram = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIZE",
-        help="The most memory of the GPU that may be used. What does not fit there comes from RAM, and what "
-        "does not fit in RAM from disk. Without it: most of what the GPU has free.",
-        rich_help_panel=MODEL_PANEL,
     ),
 ]
 Device = Annotated[
     str,
-    typer.Option(metavar="cpu|cuda", callback=_device, help="Where to compute.", rich_help_panel=MODEL_PANEL),
-]
-DeviceOrDefault = Annotated[
-    str | None,
-    typer.Option(
-        "--device",
-        metavar="cpu|cuda",
-        callback=lambda value: value if value is None else _device(value),
-        help="Where to compute. Without it: the CPU, or with [bold]--hardware[/] what that machine computes "
-        "with.",
-        rich_help_panel=MODEL_PANEL,
-    ),
+    model_option(metavar="cpu|cuda", callback=checked_device, help="Where to compute."),
 ]
 Dtype = Annotated[
     Literal["bfloat16", "float32"],
-    typer.Option(
-        help="Number format of weights and arithmetic. float32 doubles the bytes and removes near-ties.",
-        rich_help_panel=MODEL_PANEL,
-    ),
-]
-Context = Annotated[
-    int | None,
-    typer.Option(
-        metavar="TOKENS",
-        help="Room for this many tokens of prompt and answer. Without it: as much as fits, within reason.",
-        rich_help_panel=MODEL_PANEL,
-    ),
-]
-Quantize = Annotated[
-    PackFormat | None,
-    typer.Option(
-        help="Round the target to fewer bits, and run that: fewer bytes to stream, somewhat other answers. "
-        "Done once, as [bold]offspec pack[/] does it, and kept in the cache.",
-        rich_help_panel=MODEL_PANEL,
-    ),
-]
-
-Draft = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME|PATH[,...]|auto|none",
-        help="Who guesses ahead, one source or several with commas between: a small model or a trained head "
-        "(folder, file or hub id); [bold]substitute[/], a copy of the target in 4 bits or fewer; "
-        "[bold]suffix[/] or [bold]lookup[/], which copy from the text; [bold]early-exit[/] or [bold]mtp[/], "
-        "layers of the target itself. [bold]auto[/] takes the best there is; [bold]none[/] goes without.",
-        rich_help_panel=DRAFT_PANEL,
-    ),
-]
-DraftBits = Annotated[
-    int | None,
-    typer.Option(
-        metavar="2|3|4|16",
-        help="Bits of the draft's weights: fewer take less memory and guess worse. Without it a named draft "
-        "stays as it is, and a substitute has 4, 3 or 2, the most that fit.",
-        rich_help_panel=DRAFT_PANEL,
-    ),
-]
-Corpus = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--draft-corpus",
-        metavar="FILE|FOLDER",
-        exists=True,
-        help="Text that [bold]suffix[/] may copy from as well: files, saved conversations, or folders of "
-        "them. May be given several times.",
-        rich_help_panel=DRAFT_PANEL,
-    ),
-]
-Budget = Annotated[
-    str,
-    typer.Option(
-        metavar="NODES|auto",
-        callback=_number_or_auto,
-        help="The most guesses checked in one pass. More cost compute, and pay while the disk is the "
-        "slower part; [bold]auto[/] takes what a plan found fastest, which is made on first use.",
-        rich_help_panel=DRAFT_PANEL,
-    ),
-]
-Width = Annotated[
-    str,
-    typer.Option(
-        metavar="NODES|auto",
-        callback=_number_or_auto,
-        help="Guesses that one draft step continues at once; [bold]auto[/] takes what the plan found.",
-        rich_help_panel=DRAFT_PANEL,
-    ),
-]
-TreeKind = Annotated[
-    Tree,
-    typer.Option(
-        "--tree",
-        help="[bold]dynamic[/] grows every tree along its likeliest paths; [bold]sequoia[/] fills one shape "
-        "that was optimised for what this draft was seen to guess.",
-        rich_help_panel=DRAFT_PANEL,
-    ),
-]
-PlanFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--plan",
-        metavar="FILE",
-        help="Follow a plan that [bold]offspec plan --save[/] wrote, with whatever you changed in it.",
-        rich_help_panel=DRAFT_PANEL,
-    ),
-]
-VerifyRule = Annotated[
-    Verify,
-    typer.Option(
-        help="What the draft knows. [bold]coupled[/]: the dice that the target will throw, so that its "
-        "guesses hold at any temperature. [bold]plain[/]: only the odds, as in SpecExec; to compare. "
-        "[bold]sequoia[/]: it draws guesses of its own, for [bold]--tree sequoia[/]; what is sampled is as "
-        "likely, but depends on the draft.",
-        rich_help_panel=DRAFT_PANEL,
-    ),
-]
-NoSpeculation = Annotated[
-    bool,
-    typer.Option(
-        "--no-speculation",
-        metavar="",
-        help="Decode one token a pass, as if there were no draft.",
-        rich_help_panel=DRAFT_PANEL,
-    ),
-]
-Check = Annotated[
-    bool,
-    typer.Option(
-        "--check",
-        metavar="",
-        help="Decode a second time without speculation and report where, if anywhere, the tokens differ "
-        "and how near the tie was. Takes as long as that takes.",
-        rich_help_panel=DRAFT_PANEL,
-    ),
-]
-
-Temperature = Annotated[
-    float,
-    typer.Option(
-        metavar="T", help="0 takes the likeliest token; higher is freer.", rich_help_panel=SAMPLING_PANEL
-    ),
-]
-TopP = Annotated[
-    float,
-    typer.Option(
-        metavar="P",
-        help="Sample from the likeliest tokens that hold this share of the probability.",
-        rich_help_panel=SAMPLING_PANEL,
-    ),
-]
-TopK = Annotated[
-    int,
-    typer.Option(
-        metavar="K", help="Sample from the K likeliest tokens; 0 is off.", rich_help_panel=SAMPLING_PANEL
-    ),
-]
-MinP = Annotated[
-    float,
-    typer.Option(
-        metavar="P",
-        help="Drop tokens less likely than this share of the likeliest one's probability.",
-        rich_help_panel=SAMPLING_PANEL,
-    ),
-]
-RepetitionPenalty = Annotated[
-    float,
-    typer.Option(
-        metavar="X",
-        help="Above 1, tokens of the prompt or the answer come back less.",
-        rich_help_panel=SAMPLING_PANEL,
-    ),
-]
-PresencePenalty = Annotated[
-    float,
-    typer.Option(
-        metavar="X",
-        help="Taken off the logit of every token that is in the answer.",
-        rich_help_panel=SAMPLING_PANEL,
-    ),
-]
-FrequencyPenalty = Annotated[
-    float,
-    typer.Option(
-        metavar="X",
-        help="Taken off once for each time the token is in the answer.",
-        rich_help_panel=SAMPLING_PANEL,
-    ),
-]
-Seed = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        help="The same seed gives the same answer. Without it a fresh one is drawn, and reported.",
-        rich_help_panel=SAMPLING_PANEL,
-    ),
-]
-
-System = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TEXT", help="A system message to go before the prompt.", rich_help_panel=OUTPUT_PANEL
-    ),
-]
-Resume = Annotated[
-    bool,
-    typer.Option(
-        "--resume",
-        metavar="",
-        help="Go on with the latest conversation held with this model.",
-        rich_help_panel=OUTPUT_PANEL,
-    ),
-]
-SessionName = Annotated[
-    str | None,
-    typer.Option(
-        "--session",
-        metavar="NAME",
-        help="Go on with this conversation: its name, the beginning of its id, or its file.",
-        rich_help_panel=OUTPUT_PANEL,
-    ),
-]
-Plain = Annotated[
-    bool,
-    typer.Option(
-        "--plain",
-        metavar="",
-        help="A line mode: questions from standard input, answers on standard output. Taken by itself "
-        "where one of the two is a pipe or a file.",
-        rich_help_panel=OUTPUT_PANEL,
-    ),
-]
-Raw = Annotated[
-    bool,
-    typer.Option(
-        "--raw",
-        metavar="",
-        help="Continue the prompt as it is, without the model's chat template.",
-        rich_help_panel=OUTPUT_PANEL,
-    ),
-]
-MaxTokens = Annotated[
-    int, typer.Option(metavar="N", help="Stop after this many tokens.", rich_help_panel=OUTPUT_PANEL)
-]
-Stop = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="TEXT",
-        help="Stop before this text. May be given several times.",
-        rich_help_panel=OUTPUT_PANEL,
-    ),
-]
-IgnoreEos = Annotated[
-    bool,
-    typer.Option(
-        "--ignore-eos",
-        metavar="",
-        help="Go on past the model's own end of answer.",
-        rich_help_panel=OUTPUT_PANEL,
-    ),
-]
-Json = Annotated[
-    bool,
-    typer.Option(
-        "--json",
-        metavar="",
-        help="Print one JSON object with the text, the token ids and the statistics instead of the text.",
-        rich_help_panel=OUTPUT_PANEL,
+    model_option(
+        help="Number format of weights and arithmetic. float32 doubles the bytes and removes near-ties."
     ),
 ]
 Quiet = Annotated[
     bool,
-    typer.Option(
-        "--quiet",
-        "-q",
-        metavar="",
-        help="No progress, notices or statistics on stderr.",
-        rich_help_panel=OUTPUT_PANEL,
-    ),
+    output_option("--quiet", "-q", metavar="", help="No progress, notices or statistics on stderr."),
 ]
-Trace = Annotated[
-    Path | None,
-    typer.Option(
-        "--trace",
-        metavar="FILE",
-        help="Write a timeline of reads, copies, layers and draft steps. Open it at "
-        "https://ui.perfetto.dev to see what waits for what; a name that ends in .gz packs it.",
-        rich_help_panel=OUTPUT_PANEL,
-    ),
+System = Annotated[
+    str | None,
+    output_option(metavar="TEXT", help="A system message to go before the prompt."),
 ]
+MaxTokens = Annotated[int, output_option(metavar="N", help="Stop after this many tokens.")]
+
+Stop = Annotated[
+    list[str] | None,
+    output_option(metavar="TEXT", help="Stop before this text. May be given several times."),
+]
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What a plan is made for: a model, the machine it runs on, and its draft."""
+
+    model: Model
+    memory: Memory = None
+    vram: Annotated[
+        int | None,
+        model_option(
+            parser=parse_bytes,
+            metavar="SIZE",
+            help="The most memory of the GPU that may be used. What does not fit there comes from RAM, and "
+            "what does not fit in RAM from disk. Without it: most of what the GPU has free.",
+        ),
+    ] = None
+    device: Device = "cpu"
+    dtype: Dtype = "bfloat16"
+    context: Annotated[
+        int | None,
+        model_option(
+            metavar="TOKENS",
+            help="Room for this many tokens of prompt and answer. Without it: as much as fits, within "
+            "reason.",
+        ),
+    ] = None
+    draft: Annotated[
+        str,
+        draft_option(
+            metavar="NAME|PATH[,...]|auto|none",
+            help="Who guesses ahead, one source or several with commas between: a small model or a trained "
+            "head (folder, file or hub id); [bold]substitute[/], a copy of the target in 4 bits or fewer; "
+            "[bold]suffix[/] or [bold]lookup[/], which copy from the text; [bold]early-exit[/] or "
+            "[bold]mtp[/], layers of the target itself. [bold]auto[/] takes the best there is; [bold]none[/] "
+            "goes without.",
+        ),
+    ] = "auto"
+    draft_bits: Annotated[
+        int | None,
+        draft_option(
+            callback=_bits,
+            metavar="2|3|4|16",
+            help="Bits of the draft's weights: fewer take less memory and guess worse. Without it a named "
+            "draft stays as it is, and a substitute has 4, 3 or 2, the most that fit.",
+        ),
+    ] = None
+    temperature: Annotated[
+        float,
+        sampling_option(metavar="T", help="0 takes the likeliest token; higher is freer."),
+    ] = 0.0
+
+
+@dataclass(frozen=True)
+class RequestOptions(EngineOptions):
+    """What asking a model takes beside it: how trees are grown, and how tokens are chosen."""
+
+    quantize: Annotated[
+        PackFormat | None,
+        model_option(
+            help="Round the target to fewer bits, and run that: fewer bytes to stream, somewhat other "
+            "answers. Done once, as [bold]offspec pack[/] does it, and kept in the cache."
+        ),
+    ] = None
+    corpus: Annotated[
+        list[Path] | None,
+        draft_option(
+            "--draft-corpus",
+            metavar="FILE|FOLDER",
+            exists=True,
+            help="Text that [bold]suffix[/] may copy from as well: files, saved conversations, or folders of "
+            "them. May be given several times.",
+        ),
+    ] = None
+    budget: Annotated[
+        Any,
+        draft_option(
+            metavar="NODES|auto",
+            parser=_number_or_auto,
+            help="The most guesses checked in one pass. More cost compute, and pay while the disk is the "
+            "slower part; [bold]auto[/] takes what a plan found fastest, which is made on first use.",
+        ),
+    ] = "auto"
+    width: Annotated[
+        Any,
+        draft_option(
+            metavar="NODES|auto",
+            parser=_number_or_auto,
+            help="Guesses that one draft step continues at once; [bold]auto[/] takes what the plan found.",
+        ),
+    ] = "auto"
+    tree: Annotated[
+        Tree,
+        draft_option(
+            "--tree",
+            help="[bold]dynamic[/] grows every tree along its likeliest paths; [bold]sequoia[/] fills one "
+            "shape that was optimised for what this draft was seen to guess.",
+        ),
+    ] = "dynamic"
+    plan: Annotated[
+        Path | None,
+        draft_option(
+            "--plan",
+            metavar="FILE",
+            help="Follow a plan that [bold]offspec plan --save[/] wrote, with whatever you changed in it.",
+        ),
+    ] = None
+    verify: Annotated[
+        Verify,
+        draft_option(
+            help="What the draft knows. [bold]coupled[/]: the dice that the target will throw, so that its "
+            "guesses hold at any temperature. [bold]plain[/]: only the odds, as in SpecExec; to compare. "
+            "[bold]sequoia[/]: it draws guesses of its own, for [bold]--tree sequoia[/]; what is sampled is "
+            "as likely, but depends on the draft."
+        ),
+    ] = "coupled"
+    top_p: Annotated[
+        float,
+        sampling_option(
+            metavar="P", help="Sample from the likeliest tokens that hold this share of the probability."
+        ),
+    ] = 1.0
+    top_k: Annotated[
+        int,
+        sampling_option(metavar="K", help="Sample from the K likeliest tokens; 0 is off."),
+    ] = 0
+    min_p: Annotated[
+        float,
+        sampling_option(
+            metavar="P", help="Drop tokens less likely than this share of the likeliest one's probability."
+        ),
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        sampling_option(metavar="X", help="Above 1, tokens of the prompt or the answer come back less."),
+    ] = 1.0
+    presence_penalty: Annotated[
+        float,
+        sampling_option(metavar="X", help="Taken off the logit of every token that is in the answer."),
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float,
+        sampling_option(metavar="X", help="Taken off once for each time the token is in the answer."),
+    ] = 0.0
+    seed: Annotated[
+        int | None,
+        sampling_option(
+            metavar="N",
+            help="The same seed gives the same answer. Without it a fresh one is drawn, and reported.",
+        ),
+    ] = None
+
+
+def engine_config(options: EngineOptions, **others: Any) -> EngineConfig:
+    """The config that options come to. others: fields that are no options. Raises RequestError."""
+    return EngineConfig(**_given(options, EngineConfig) | others)
+
+
+def sampling_params(options: RequestOptions, **others: Any) -> SamplingParams:
+    """The parameters that options come to. others: further fields. Raises RequestError."""
+    return SamplingParams(**_given(options, SamplingParams) | others)
+
+
+def _given(options: EngineOptions, wanted: type[EngineConfig | SamplingParams]) -> dict[str, Any]:
+    """The options that are fields of `wanted`, by name, but for those that keep its default."""
+    names = {field.name for field in fields(wanted)}
+    values = {field.name: getattr(options, field.name) for field in fields(options) if field.name in names}
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def takes_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command as Typer is to see it: all fields of its class of options in place of `options`."""
+    own = inspect.signature(command).parameters
+    options: Any = own["options"].annotation
+    shared = inspect.signature(options).parameters
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        command(options=options(**{name: given.pop(name) for name in shared}), **given)
+
+    parameters = [shared.values() if name == "options" else (parameter,) for name, parameter in own.items()]
+    vars(run)["__signature__"] = inspect.Signature(list(chain.from_iterable(parameters)))
+    return run

@@ -1,7 +1,7 @@
 """`offspec pack`: a model rounded to fewer bits, once, and whether such a pack is whole."""
 
 import json
-from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from offspec.checkpoint.pack_manifest import Manifest
     from offspec.model.quantize.pack import Pack
 
-PACK_PANEL = "Pack"
+_option = partial(typer.Option, rich_help_panel="Pack")
 
 EPILOG = """[bold]Examples[/]
 
@@ -46,52 +46,35 @@ Source = Annotated[
 ]
 To = Annotated[
     PackFormat | None,
-    typer.Option(
+    _option(
         "--to",
         help="What the matrices of the layers become: 4 bits in the levels of NF4, 8 bits, or 4 bits in even "
         "steps. Embedding, norms, routers and head stay in bf16.",
-        rich_help_panel=PACK_PANEL,
     ),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="The folder to make. Without it: one in the cache.",
-        rich_help_panel=PACK_PANEL,
-    ),
+    _option(metavar="DIR", help="The folder to make. Without it: one in the cache."),
 ]
 Verify = Annotated[
     bool,
-    typer.Option(
-        "--verify",
-        metavar="",
-        help="Make nothing: read a pack, and compare it with its checksums.",
-        rich_help_panel=PACK_PANEL,
-    ),
+    _option("--verify", metavar="", help="Make nothing: read a pack, and compare it with its checksums."),
 ]
 Memory = Annotated[
-    str | None,
-    typer.Option(
+    int | None,
+    _option(
+        parser=parse_bytes,
         metavar="SIZE",
         help="The most RAM the whole process may use. Without it: some 300 MB beside the program itself.",
-        rich_help_panel=PACK_PANEL,
     ),
 ]
 Json = Annotated[
     bool,
-    typer.Option(
-        "--json",
-        metavar="",
-        help="Print one JSON object about the pack instead of its folder.",
-        rich_help_panel=PACK_PANEL,
-    ),
+    _option("--json", metavar="", help="Print one JSON object about the pack instead of its folder."),
 ]
 Quiet = Annotated[
     bool,
-    typer.Option(
-        "--quiet", "-q", metavar="", help="No progress or notices on stderr.", rich_help_panel=PACK_PANEL
-    ),
+    _option("--quiet", "-q", metavar="", help="No progress or notices on stderr."),
 ]
 
 
@@ -111,26 +94,17 @@ def pack(
     is damaged in it is made again.
     """
     _check(to, out, verify)
-    budget = None if memory is None else parse_bytes(memory)
-    screen = Screen(as_json=as_json, quiet=quiet, check=False)
-    with closing(screen):
-        try:
-            screen.waiting("starting")
-            from offspec.model.quantize import (
-                pack as packs,  # imports torch: after every check of the options
-            )
+    with Screen(as_json=as_json, quiet=quiet) as screen:
+        from offspec.model.quantize import pack as packs  # imports torch: after every check of the options
 
-            if to is None:
-                manifest = packs.verify_pack(Path(model), screen.show)
-                screen.note(f"{len(manifest.sums)} files are what was written")
-                found = _of_manifest(Path(model), manifest)
-            else:
-                made = packs.pack_model(model, to, out=out, memory=budget, notify=screen.show)
-                screen.note(_summary(made))
-                found = _of_pack(made)
-        except KeyboardInterrupt:
-            screen.interrupted()
-            raise
+        if to is None:
+            manifest = packs.verify_pack(Path(model), screen.show)
+            screen.note(f"{len(manifest.sums)} files are what was written")
+            found = _of_manifest(Path(model), manifest)
+        else:
+            made = packs.pack_model(model, to, out=out, memory=memory, notify=screen.show)
+            screen.note(_summary(made))
+            found = _of_pack(made)
     Output().write((json.dumps(found, ensure_ascii=False) if as_json else found["folder"]) + "\n")
 
 

@@ -17,8 +17,7 @@ from offspec.ui.chat.handlers import run_command
 from offspec.ui.chat.outcomes import Answer, Copy, Open, Outcome, Quit, Reload, Reset, Rewound, Say, Sources
 from offspec.ui.chat.setup import Opener, Setup
 from offspec.ui.cli.plain_input import PlainInput
-from offspec.ui.cli.plain_pages import page
-from offspec.ui.cli.plain_screen import PlainScreen
+from offspec.ui.cli.plain_screen import PlainScreen, page
 
 
 def run(setup: Setup, opener: Opener, archive: Archive, *, quiet: bool = False) -> None:

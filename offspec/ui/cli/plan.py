@@ -2,13 +2,14 @@
 
 import json
 import os
-from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offspec.core.config import EngineConfig, SamplingParams, parse_bytes
+from offspec.core.config import SamplingParams
 from offspec.core.errors import RequestError
 from offspec.plan.prompts import VALIDATION
 from offspec.ui.cli import options as opt
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from offspec_planners.hardware import Hardware
     from offspec_planners.plan import Plan, Validation
 
-PLAN_PANEL = "Plan"
+_plan_option = partial(typer.Option, rich_help_panel="Plan")
 _ALL = len(VALIDATION)
 
 EPILOG = """[bold]Examples[/]
@@ -44,82 +45,83 @@ What if that machine had another disk? Save its profile, edit it, and plan again
 
 Machine = Annotated[
     str | None,
-    typer.Option(
+    opt.model_option(
         "--hardware",
         metavar="NAME|FILE.json",
         help="Plan for another machine: one that offspec knows, such as rtx-4090, or a profile that "
         "[bold]offspec hardware --json[/] printed. Nothing is measured, and of the model only its config "
         "is needed.",
-        rich_help_panel=opt.MODEL_PANEL,
     ),
 ]
 Validate = Annotated[
     bool,
-    typer.Option(
+    _plan_option(
         "--validate",
         metavar="",
         help="Answer some prompts by the plan, and print what was predicted beside what was measured. "
         "Takes minutes.",
-        rich_help_panel=PLAN_PANEL,
     ),
 ]
 Prompts = Annotated[
     int,
-    typer.Option(
+    _plan_option(
         metavar="N",
         min=1,
         max=_ALL,
         help="Prompts to validate with; the errors are those of the medians over them.",
-        rich_help_panel=PLAN_PANEL,
     ),
 ]
 Replan = Annotated[
     bool,
-    typer.Option(
+    _plan_option(
         "--replan",
         metavar="",
         help="Measure and decide anew, even if there is a plan for this machine, model, draft and memory.",
-        rich_help_panel=PLAN_PANEL,
     ),
 ]
 Json = Annotated[
     bool,
-    typer.Option(
+    _plan_option(
         "--json",
         metavar="",
         help="Print the plan as one JSON object instead of a page. With [bold]--validate[/] the plan is "
         "one key of it; seconds_per_pass, tok_per_s and tokens_per_pass, each predicted, measured and "
         "error, and the rows for each prompt are the others.",
-        rich_help_panel=PLAN_PANEL,
     ),
 ]
 Save = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Write the plan to a file too, as JSON that is laid out to be read and edited.",
-        rich_help_panel=PLAN_PANEL,
+    _plan_option(
+        metavar="FILE", help="Write the plan to a file too, as JSON that is laid out to be read and edited."
     ),
 ]
 Quiet = Annotated[
     bool,
-    typer.Option(
-        "--quiet", "-q", metavar="", help="No progress or notices on stderr.", rich_help_panel=PLAN_PANEL
-    ),
+    _plan_option("--quiet", "-q", metavar="", help="No progress or notices on stderr."),
 ]
 
 
+@dataclass(frozen=True)
+class PlanOptions(opt.EngineOptions):
+    """The device may be left to the machine that is planned for."""
+
+    device: Annotated[
+        str,
+        opt.model_option(
+            "--device",
+            metavar="cpu|cuda",
+            callback=lambda value: value and opt.checked_device(value),
+            help="Where to compute. Without it: the CPU, or with [bold]--hardware[/] what that machine "
+            "computes with.",
+            show_default=False,
+        ),
+    ] = ""
+
+
+@opt.takes_options
 def plan(
-    model: opt.Model,
-    memory: opt.Memory = None,
-    vram: opt.Vram = None,
-    device: opt.DeviceOrDefault = None,
-    dtype: opt.Dtype = "bfloat16",
-    context: opt.Context = None,
+    options: PlanOptions,
     hardware: Machine = None,
-    draft: opt.Draft = "auto",
-    draft_bits: opt.DraftBits = None,
-    temperature: opt.Temperature = 0.0,
     validate: Validate = False,
     prompts: Prompts = _ALL,
     replan: Replan = False,
@@ -133,43 +135,25 @@ def plan(
     layer goes, how large a tree to verify, how long a pass takes and what
     it is bound by, and what would help most.
     """
-    SamplingParams(temperature=temperature)  # raises RequestError
+    SamplingParams(temperature=options.temperature)  # raises RequestError
     if hardware is not None and validate:
         raise RequestError("--validate runs real passes, so it needs this machine; leave out --hardware")
     if save is not None:
         _check_place(save)
     machine = None if hardware is None else _machine(hardware)
     apart = machine is not None and machine.link is not None
-    config = EngineConfig(
-        model=model,
-        draft=draft,
-        draft_bits=opt.checked_bits(draft_bits),
-        memory=None if memory is None else parse_bytes(memory),
-        vram=None if vram is None else parse_bytes(vram),
-        device=device or ("cuda" if apart else "cpu"),
-        dtype=dtype,
-        context=context,
-        temperature=temperature,
-    )
-    screen = Screen(as_json=as_json, quiet=quiet, check=False)
-    with closing(screen):
-        try:
-            screen.waiting("starting")
-            from offspec.engine import rehearsal as planning  # import torch: after every check of the options
-            from offspec.engine import validation
+    config = opt.engine_config(options, device=options.device or ("cuda" if apart else "cpu"))
+    with Screen(as_json=as_json, quiet=quiet) as screen:
+        from offspec.engine import rehearsal as planning  # import torch: after every check of the options
+        from offspec.engine import validation
 
-            made = planning.make_plan(config, hardware=machine, replan=replan, notify=screen.show)
-            if save is not None:  # before minutes of validating, which may be interrupted
-                _write(save, made)
-                screen.note(f"plan written to {save}")
-            found = None
-            if validate:
-                found = validation.validate_plan(
-                    config, made, prompts=VALIDATION[:prompts], notify=screen.show
-                )
-        except KeyboardInterrupt:
-            screen.interrupted()
-            raise
+        made = planning.make_plan(config, hardware=machine, replan=replan, notify=screen.show)
+        if save is not None:  # before minutes of validating, which may be interrupted
+            _write(save, made)
+            screen.note(f"plan written to {save}")
+        found = None
+        if validate:
+            found = validation.validate_plan(config, made, prompts=VALIDATION[:prompts], notify=screen.show)
     _print(made, found, as_json=as_json)
 
 

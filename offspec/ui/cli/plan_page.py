@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console, ConsoleRenderable
 from rich.text import Text
 
-from offspec.ui.cli.machine_view import machine_section
-from offspec.ui.cli.placement_view import placement_section
+from offspec.ui.cli.hardware import machine_section
 from offspec.ui.cli.plot import plot
 from offspec.ui.cli.tables import Look, columns, facts, heading, indented, page, plain, prose, series
 from offspec.ui.cli.validation_view import validation_section
-from offspec_planners.plan.explain import explain_bound, explain_first_token, explain_tree
+from offspec_planners.placement import Tier
+from offspec_planners.plan.explain import explain_bound, explain_first_token, explain_placement, explain_tree
 from offspec_planners.plan.forecast import best_by_budget
 from offspec_planners.units import format_bytes, format_number, format_seconds
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from offspec_planners.plan import Plan
     from offspec_planners.plan.validation import Validation
 
+_CELLS = {Tier.DEVICE: ("█", "#"), Tier.HOST: ("▒", "+"), Tier.DISK: ("░", ".")}
+_STYLES = {Tier.DEVICE: "green", Tier.HOST: "yellow", Tier.DISK: "blue"}
 _CURVE = 90  # columns beyond which a curve only gets flatter
 _DRAFT_MODES = {
     "full": "as it is stored",
@@ -41,7 +43,7 @@ def _sections(plan: "Plan", validation: "Validation | None", look: Look) -> Iter
     yield from _title(plan)
     yield from machine_section(plan.hardware, look)
     yield from _costs(plan, look)
-    yield from placement_section(plan, look)
+    yield from _placement(plan, look)
     yield from _tree(plan, look)
     yield from _forecast(plan, look)
     yield from _curve(plan, look)
@@ -70,6 +72,58 @@ def _costs(plan: "Plan", look: Look) -> Iterator[ConsoleRenderable]:
     if plan.draft_mode != "none":
         steps = [(width, format_number(seconds * 1e3)) for width, seconds in plan.costs.step]
         yield series("a step of the draft", ("width", "ms"), steps, look)
+
+
+def _placement(plan: "Plan", look: Look) -> Iterator[ConsoleRenderable]:
+    """Heading, strip, legend, the table of parts, and why it is so."""
+    yield heading("Where each layer goes")
+    yield _strip(plan.placement.tiers, look)
+    yield _legend(plan, look)
+    yield _parts(plan, look)
+    yield prose(explain_placement(plan), look)
+
+
+def _strip(tiers: tuple[Tier, ...], look: Look) -> Text:
+    """The layers in order, with the number of the first in each line before it and of the last after."""
+    digits = len(str(len(tiers) - 1))
+    room = look.width - 2 * digits - 4
+    cell = 2 if 2 * len(tiers) <= room else 1
+    most = max(room // cell, 1)
+    lines = []
+    for first in range(0, len(tiers), most):
+        shown = tiers[first : first + most]
+        cells = [(_CELLS[tier][look.ascii_only] * cell, _STYLES[tier]) for tier in shown]
+        numbers = (f"  {first:>{digits}} ", "dim"), (f" {first + len(shown) - 1}", "dim")
+        lines.append(Text.assemble(numbers[0], *cells, numbers[1]))
+    return Text("\n").join(lines)
+
+
+def _legend(plan: "Plan", look: Look) -> Text:
+    """What the cells of the strip stand for, and how many layers each memory has."""
+    entries = []
+    for tier in Tier:
+        count, head = len(plan.placement.layers(tier)), plan.placement.head is tier
+        holds = [f"{count} {'layer' if count == 1 else 'layers'}"] if count else []
+        holds += ["the head"] if head else []
+        if holds:
+            cell = (_CELLS[tier][look.ascii_only], _STYLES[tier])
+            entries.append(Text.assemble(cell, f" {plan.memory_name(tier)}: {' and '.join(holds)}"))
+    return Text("  ") + Text("\n  " if look.narrow else "   ").join(entries)
+
+
+def _parts(plan: "Plan", look: Look) -> ConsoleRenderable:
+    """What each memory holds, and how much of what it may; then what is left on disk."""
+    table = columns((False, False, True), look)
+    given = {"VRAM": plan.vram, "RAM": plan.memory, "disk": None}
+    for where, most in given.items():
+        parts = [part for part in plan.parts if plan.memory_name(part[1]) == where]
+        for what, tier, size in parts:
+            count = f"{len(plan.placement.layers(Tier(tier)))} " if what == "layers" else ""
+            table.add_row(plain(count + what), where, format_bytes(size))
+        if parts and most is not None:
+            share = f"{format_bytes(sum(size for *_, size in parts))} of {format_bytes(most)}"
+            table.add_row("in all", where, share, style="bold")
+    return indented(table)
 
 
 def _tree(plan: "Plan", look: Look) -> Iterator[ConsoleRenderable]:

@@ -6,7 +6,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 from rich.text import Text
@@ -24,8 +24,8 @@ from offspec.core.events import (
     Result,
     TextDelta,
 )
-from offspec.ui.cli.live import Live, open_live
-from offspec.ui.cli.output import Output, StdoutClosed
+from offspec.ui.cli.output import Live, Output, StdoutClosed, open_live
+from offspec.ui.printable import printable
 
 _ENDINGS: dict[FinishReason, str] = {
     "eos": "the model ended its answer",
@@ -36,9 +36,13 @@ _ENDINGS: dict[FinishReason, str] = {
 
 
 class Screen:
-    """Shows one answer. Every event goes through `show`; `close` leaves the terminal as it was."""
+    """Shows one answer, or other work. Every event goes through `show`.
 
-    def __init__(self, *, as_json: bool, quiet: bool, check: bool) -> None:
+    As a context manager it says that work starts and whether the user interrupted it, and leaves the terminal
+    as it was; what was shown stays.
+    """
+
+    def __init__(self, *, as_json: bool, quiet: bool, check: bool = False) -> None:
         self._out = Output()
         self._err = Console(stderr=True, highlight=False)
         self._json = as_json
@@ -48,6 +52,18 @@ class Screen:
         self._started: float | None = None
         self._tokens = 0
         self._passes = 0
+
+    def __enter__(self) -> Self:
+        self._live.status("starting")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._live.stop()
+        with suppress(StdoutClosed, DiskFullError):  # whoever wrote last has reported it
+            self._out.end_line()
+        if kind is KeyboardInterrupt:
+            after = f" after {_count(self._tokens, 'token')} in {_count(self._passes, 'pass')}"
+            self._line(f"stopped{after if self._passes else ''}")
 
     @property
     def _text_is_seen(self) -> bool:
@@ -70,30 +86,12 @@ class Screen:
             case Finished():
                 self._finished(event.result)
 
-    def waiting(self, what: str) -> None:
-        """Name work that sends no events."""
-        self._live.status(what)
-
     def note(self, text: str) -> None:
         """One line once the answer is over, for good or not."""
         self._live.stop()
         with suppress(StdoutClosed, DiskFullError):
             self._out.end_line()
         self._say(text)
-
-    def interrupted(self) -> None:
-        """After Ctrl-C: what was written stays; say how far it came."""
-        self.close()
-        if self._passes:
-            self._line(f"stopped after {_count(self._tokens, 'token')} in {_count(self._passes, 'pass')}")
-        else:
-            self._line("stopped")
-
-    def close(self) -> None:
-        """Take away whatever is still moving, and end a line of text that was left open."""
-        self._live.stop()
-        with suppress(StdoutClosed, DiskFullError):  # whoever wrote last has reported it
-            self._out.end_line()
 
     def _prefill(self, event: Prefill) -> None:
         if self._tokens:  # the answer is complete, and `--check` begins again at the prompt
@@ -141,7 +139,7 @@ class Screen:
 
     def _line(self, text: str, style: str = "") -> None:
         # Text, not markup: a file name may hold brackets. soft_wrap: a line stays one line in a log.
-        self._err.print(Text(text, style=style), soft_wrap=True)
+        self._err.print(Text(printable(text), style=style), soft_wrap=True)
 
 
 def statistics(result: Result) -> list[str]:
