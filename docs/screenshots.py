@@ -41,12 +41,12 @@ async def draw(folder: Path) -> dict[str, str]:
 
     async with app.run_test(size=_SIZE) as pilot:
         await stage.ask(pilot, *pictured.QUESTIONS)
-        desk = app.desk
-        assert desk is not None
+        controller = app.controller
+        assert controller is not None
         for done in pictured.passes():
-            desk.figures.hear(done)
-        desk.trees.append(pictured.tree(len(desk.trees) + 1))
-        app.query_one(SidePanel).update_from(desk)
+            controller.stats.on_event(done)
+        controller.trees.append(pictured.tree(len(controller.trees) + 1))
+        app.query_one(SidePanel).update_from(controller)
         await stage.settled(pilot)
         take("chat")
         await pilot.press("ctrl+t")

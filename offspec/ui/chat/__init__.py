@@ -1,1 +1,1 @@
-"""A conversation at a desk: what every face of `offspec chat` shares, without a widget or a tensor."""
+"""The controller of a chat: what every face of `offspec chat` shares, without a widget or a tensor."""

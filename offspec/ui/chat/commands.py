@@ -195,13 +195,13 @@ def find(name: str) -> Command:
     raise RequestError(f"there is no command /{name}; {meant}, and a space before it says it to the model")
 
 
-def spoken(text: str) -> str:
+def unescaped(text: str) -> str:
     """What is said to the model where this was written: `//help` is said as `/help`, `//TODO` as it is."""
     return text[1:] if text.startswith("//") and _begins_as_command(text) else text
 
 
-def written(text: str) -> str:
-    """How a question is written so that it is said and not run: what `spoken` takes away, put back."""
+def escaped(text: str) -> str:
+    """How a question is written so that it is said and not run: what `unescaped` takes away, put back."""
     return f"/{text}" if _begins_as_command(text) else text
 
 

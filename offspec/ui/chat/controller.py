@@ -1,4 +1,4 @@
-"""The desk: one engine, the conversation on it, and everything a face can ask of the two."""
+"""The controller of a chat: one engine, the conversation on it, and what a user interface can ask of them."""
 
 from collections import deque
 from collections.abc import Callable, Generator
@@ -13,17 +13,17 @@ from offspec.core.errors import OffspecError
 from offspec.core.events import Event, Notice, TreeSeen
 from offspec.ui.chat.completion import Completer, Completion
 from offspec.ui.chat.setup import ChatEngine, Opener, Setup
-from offspec.ui.chat.stats import Figures
+from offspec.ui.chat.stats import ChatStats
 
-__all__ = ["Completion", "Desk"]
+__all__ = ["ChatController", "Completion"]
 
 _TREES = 200  # of the latest passes, to look back through
 
 
-class Desk:
+class ChatController:
     """What both faces of a chat drive. Takes the engine over: `close` closes it.
 
-    session: the conversation, which is kept in `file` from its first question on. figures: how fast it goes.
+    session: the conversation, which is kept in `file` from its first question on. stats: how fast it goes.
     trees: those of the latest passes, the last one at the end. notes: lines the user should know. sources:
     whether answers show where their tokens came from. config: what the engine was asked to be.
 
@@ -35,7 +35,7 @@ class Desk:
         """Begin a conversation, or resume the one that `setup` names. Raises SessionError."""
         self.engine, self.setup, self.archive = engine, setup, archive
         self.config = setup.config
-        self.figures = Figures()
+        self.stats = ChatStats()
         self.trees: deque[TreeSeen] = deque(maxlen=_TREES)
         self.notes: list[str] = []
         self.sources = False
@@ -51,7 +51,9 @@ class Desk:
             self.notes.append(f"No conversation with {self.config.model} is saved yet; this is a new one.")
 
     @classmethod
-    def open(cls, setup: Setup, opener: Opener, archive: Archive, notify: Callable[[Event], None]) -> "Desk":
+    def open(
+        cls, setup: Setup, opener: Opener, archive: Archive, notify: Callable[[Event], None]
+    ) -> "ChatController":
         """Load the model, and lay out its conversation. Raises OffspecError."""
         engine = opener(setup.config, setup.plan, notify)
         try:
@@ -65,17 +67,17 @@ class Desk:
         return self.follow(self.session.send(text, trees=self.setup.trees))
 
     def follow(self, events: Generator[Event, None, None]) -> Generator[Event, None, None]:
-        """The same events, which figures and trees take note of."""
+        """The same events, which stats and trees take note of."""
         try:
             with closing(events):
                 for event in events:
                     if isinstance(event, TreeSeen):
                         self.trees.append(event)
                     else:
-                        self.hear(event)
+                        self.on_event(event)
                     yield event
         finally:
-            self.figures.idle()
+            self.stats.idle()
 
     def forget_completions(self) -> None:
         """What they were made of may have changed."""
@@ -89,14 +91,14 @@ class Desk:
         """End the answer under way; what came is kept."""
         self.session.stop()
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Take what the engine tells aside, from whichever thread."""
         if isinstance(event, Notice):
             self.notes.append(event.text)
         else:
-            self.figures.hear(event)
+            self.stats.on_event(event)
 
-    def exchange(
+    def reload(
         self,
         config: EngineConfig,
         opener: Opener,
@@ -126,14 +128,14 @@ class Desk:
         """The plan file was made for the settings of the command line, so only they get it."""
         return self.setup.plan if config == self.setup.config else None
 
-    def begin_anew(self) -> None:
+    def new_conversation(self) -> None:
         """A new conversation with the same system message and parameters."""
         self.session.clear()
         self.trees.clear()
         self.file = self.archive.file_for(self.session.conversation)
         self.session.keep(self.file)
 
-    def take_up(self, file: Path) -> str:
+    def load_conversation(self, file: Path) -> str:
         """Go on with the conversation in a file, and keep it there; a note for the user.
 
         Raises SessionError.
@@ -157,7 +159,7 @@ class Desk:
             self.session.close()
 
     def _resume(self, file: Path) -> None:
-        self.notes.append(self.take_up(file))
+        self.notes.append(self.load_conversation(file))
         given = {key: getattr(self.setup.params, key) for key in self.setup.given}
         self.session.params = replace(self.session.params, **given)
         if self.setup.system is not None:

@@ -14,14 +14,14 @@ View = Literal["help", "tree", "stats", "plan", "sessions"]
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class ShowText:
     """Something to read, which is not part of the conversation."""
 
     markdown: str
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StreamAnswer:
     """An answer to run, where answers are run, and to show as it comes.
 
     dropped: messages to take away from the end of what is shown, first; they are there again where the answer
@@ -46,20 +46,20 @@ class Rewound:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Another conversation is on the desk; show it from its beginning, with a note below."""
+    """Another conversation has begun; show it from its beginning, with a note below."""
 
     note: str
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
+class OpenView:
     """A view to look at."""
 
     view: View
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class ShowSources:
     """Whether answers show where their tokens came from."""
 
     shown: bool
@@ -85,4 +85,4 @@ class Quit:
     """The user wants to leave."""
 
 
-Outcome = Say | Answer | Rewound | Reset | Open | Sources | Reload | Copy | Quit
+Outcome = ShowText | StreamAnswer | Rewound | Reset | OpenView | ShowSources | Reload | Copy | Quit

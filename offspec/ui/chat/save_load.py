@@ -7,79 +7,79 @@ from pathlib import Path
 from offspec.chat.archive import Entry
 from offspec.chat.conversation import Conversation, clean_title, copy_id
 from offspec.core.errors import OffspecError, RequestError, SessionError
-from offspec.ui.chat.controller import Desk
-from offspec.ui.chat.outcomes import Open, Outcome, Reset, Say
+from offspec.ui.chat.controller import ChatController
+from offspec.ui.chat.outcomes import OpenView, Outcome, Reset, ShowText
 
 
-def save(desk: Desk, argument: str) -> Outcome:
+def save(chat: ChatController, argument: str) -> Outcome:
     """A name for the conversation, a copy in a file, or only where it is. Raises OffspecError."""
-    if not desk.session.conversation.turns:
+    if not chat.session.conversation.turns:
         raise RequestError("nothing has been asked yet, so there is nothing to save")
     if _names_file(argument):
-        with refusing(f"{clean_title(argument)} cannot be written"):
-            return _copy_to(desk, Path(argument).expanduser())
-    conversation = desk.session.conversation
+        with as_request_error(f"{clean_title(argument)} cannot be written"):
+            return _copy_to(chat, Path(argument).expanduser())
+    conversation = chat.session.conversation
     before = conversation.title
     if argument:
-        conversation.title = _free_title(desk, clean_title(argument))
+        conversation.title = _free_title(chat, clean_title(argument))
     try:
-        desk.session.save(desk.file)
+        chat.session.save(chat.file)
     except OffspecError:
         conversation.title = before
         raise
-    return Say(f"Saved as **{conversation.title}**, and from now on by itself, in `{desk.file}`.")
+    return ShowText(f"Saved as **{conversation.title}**, and from now on by itself, in `{chat.file}`.")
 
 
 def _names_file(argument: str) -> bool:
     return "/" in argument or argument.endswith(".json")
 
 
-def _copy_to(desk: Desk, file: Path) -> Outcome:
+def _copy_to(chat: ChatController, file: Path) -> Outcome:
     if file.is_dir():
         raise RequestError(f"{file} is a folder; name a file in it")
     if file.exists():
-        _check_same(desk, file)
-    desk.session.save(file)
-    return Say(f"A copy as of now is in `{file}`. What is said from here on is kept in `{desk.file}`.")
+        _check_same(chat, file)
+    chat.session.save(file)
+    return ShowText(f"A copy as of now is in `{file}`. What is said from here on is kept in `{chat.file}`.")
 
 
-def _check_same(desk: Desk, file: Path) -> None:
+def _check_same(chat: ChatController, file: Path) -> None:
     """Raises RequestError where a file that is there would be lost."""
     try:
         there = Conversation.read(file)
     except SessionError:
         raise RequestError(f"{file} is there already and is no conversation; name another file") from None
-    name = desk.session.conversation.id
+    name = chat.session.conversation.id
     if there.id not in (name, copy_id(name, file)):
         raise RequestError(f"{file} holds another conversation, {there.title!r}; name another file")
 
 
-def _free_title(desk: Desk, title: str) -> str:
+def _free_title(chat: ChatController, title: str) -> str:
     """The title. Raises RequestError where another conversation has it."""
-    others = titled(desk, title)
+    others = others_titled(chat, title)
     if others:
         raise RequestError(f"another conversation is called {others[0].title!r}; choose another name")
     return title
 
 
-def titled(desk: Desk, title: str) -> list[Entry]:
-    """Conversations in the archive with this title, without the one on the desk."""
+def others_titled(chat: ChatController, title: str) -> list[Entry]:
+    """Conversations in the archive with this title, without the present one."""
     return [
         entry
-        for entry in desk.archive.list()
-        if entry.title.casefold() == title.casefold() and entry.id != desk.session.conversation.id
+        for entry in chat.archive.list()
+        if entry.title.casefold() == title.casefold() and entry.id != chat.session.conversation.id
     ]
 
 
-def load(desk: Desk, argument: str) -> Outcome:
+def load(chat: ChatController, argument: str) -> Outcome:
     """Another conversation, or the list of them. Raises OffspecError."""
     if not argument:
-        return Open("sessions")
-    return Reset(desk.take_up(desk.archive.find(argument)))
+        return OpenView("sessions")
+    return Reset(chat.load_conversation(chat.archive.find(argument)))
 
 
 @contextmanager
-def refusing(what: str) -> Iterator[None]:
+def as_request_error(what: str) -> Iterator[None]:
     """Raises RequestError, which begins with `what`, for a path that the system does not take.
 
     It may not be looked at, is too long, has a NUL in it, or begins with an unknown ~user.

@@ -21,7 +21,7 @@ HISTORY = 120  # passes that are remembered
 _LONG = 2.0  # seconds of a pass from which on the user is told how long it will take
 
 
-class Split(NamedTuple):
+class PassTimes(NamedTuple):
     """Seconds of passes: of the draft, those in which the link was waited for, and those in layers."""
 
     draft: float = 0.0
@@ -30,14 +30,14 @@ class Split(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class Totals:
     """What passes brought and cost, added up. bytes_streamed: of the target's weights; guessed: by whom."""
 
     tokens: int = 0
     passes: int = 0
     seconds: float = 0.0
     bytes_streamed: int = 0
-    split: Split = field(default_factory=Split)
+    times: PassTimes = field(default_factory=PassTimes)
     guessed: Guessed = ()
 
     @property
@@ -52,28 +52,28 @@ class Tally:
     def bytes_per_s(self) -> float:
         return self.bytes_streamed / self.seconds if self.seconds else 0.0
 
-    def plus(self, done: PassStats) -> "Tally":
+    def plus(self, done: PassStats) -> "Totals":
         """With one pass more."""
-        return Tally(
+        return Totals(
             self.tokens + done.emitted,
             self.passes + 1,
             self.seconds + done.draft_seconds + done.target_seconds,
             self.bytes_streamed + done.bytes_streamed,
-            Split(*map(sum, zip(self.split, split_of(done), strict=True))),
+            PassTimes(*map(sum, zip(self.times, times_of(done), strict=True))),
             total_guessed([self.guessed, done.guessed_by]),
         )
 
 
-def split_of(done: PassStats) -> Split:
+def times_of(done: PassStats) -> PassTimes:
     """Where the time of a pass went."""
-    return Split(done.draft_seconds, done.wait_seconds, done.compute_seconds)
+    return PassTimes(done.draft_seconds, done.wait_seconds, done.compute_seconds)
 
 
-class Figures:
+class ChatStats:
     """Hears every event of a chat, from the thread that answers; may be read from another.
 
-    answer: the tally of the answer under way, or of the last one. session: of all answers since the chat
-    began. last_split: where the time of the last pass went. history: tokens of each of the latest passes,
+    answer: the totals of the answer under way, or of the last one. session: of all answers since the chat
+    began. last_times: where the time of the last pass went. history: tokens of each of the latest passes,
     the oldest first. result: of the last answer, None while one is under way. clock: seconds, for the line
     that moves.
 
@@ -82,9 +82,9 @@ class Figures:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self.answer = Tally()
-        self.session = Tally()
-        self.last_split = Split()
+        self.answer = Totals()
+        self.session = Totals()
+        self.last_times = PassTimes()
         self.history: tuple[int, ...] = ()
         self.prefill: Prefill | None = None
         self.result: Result | None = None
@@ -100,11 +100,11 @@ class Figures:
     def tokens_per_pass(self) -> float:
         return self.answer.tokens_per_pass
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Take in what an event says."""
         match event:
             case Prefill(layer=0):
-                self.answer, self.prefill, self.result = Tally(), event, None
+                self.answer, self.prefill, self.result = Totals(), event, None
                 self._now = event, self.clock()
             case PassProgress():
                 self._now = event, self.clock()
@@ -119,7 +119,7 @@ class Figures:
 
     def _take(self, done: PassStats) -> None:
         self.answer, self.session = self.answer.plus(done), self.session.plus(done)
-        self.last_split = split_of(done)
+        self.last_times = times_of(done)
         self.history = (*self.history, done.emitted)[-HISTORY:]
         self._usual = done.draft_seconds + done.target_seconds
 

@@ -11,7 +11,7 @@ from offspec.core.errors import RequestError
 from offspec.ui.cli import options as opt
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Screen
-from offspec.ui.cli.tables import Look, facts, heading, indented, page, plain, series
+from offspec.ui.cli.tables import PageLayout, facts, heading, indented, page, plain, series
 from offspec_planners.units import format_bytes, format_number, format_rate
 
 if TYPE_CHECKING:
@@ -100,11 +100,11 @@ def _measured(path: Path | None, again: bool, device: str, quiet: bool) -> "tupl
 
 def _page(machine: "Hardware", when: str | None) -> str:
     """The profile as text for this terminal."""
-    return page(Console(highlight=False), lambda look: _sections(machine, when, look))
+    return page(Console(highlight=False), lambda layout: _sections(machine, when, layout))
 
 
-def _sections(machine: "Hardware", when: str | None, look: Look) -> Iterator[ConsoleRenderable]:
-    yield from machine_section(machine, look)
+def _sections(machine: "Hardware", when: str | None, layout: PageLayout) -> Iterator[ConsoleRenderable]:
+    yield from machine_section(machine, layout)
     if when is not None:
         yield indented(plain(f"measured {when}; --again measures anew", "dim"))
     if machine.sources:
@@ -112,7 +112,7 @@ def _sections(machine: "Hardware", when: str | None, look: Look) -> Iterator[Con
         yield from (indented(plain(source)) for source in machine.sources)
 
 
-def machine_section(machine: "Hardware", look: Look) -> Iterator[ConsoleRenderable]:
+def machine_section(machine: "Hardware", layout: PageLayout) -> Iterator[ConsoleRenderable]:
     """Heading, rates with spread, and the speed of products at several row counts."""
     origin = "from published figures" if machine.sources else "measured"
     yield heading(f"The machine, {origin}: {machine.name}")
@@ -126,8 +126,8 @@ def machine_section(machine: "Hardware", look: Look) -> Iterator[ConsoleRenderab
     ]
     if machine.link is not None:
         rows.insert(3, ("RAM to VRAM", *_rate(machine.link)))
-    yield facts(rows, look)
-    yield series("16-bit products", *_flops(chip.gemm), look)
+    yield facts(rows, layout)
+    yield series("16-bit products", *_flops(chip.gemm), layout)
 
 
 def _rate(rate: "Rate") -> tuple[str, str]:

@@ -12,9 +12,20 @@ from offspec.chat.archive import Archive
 from offspec.core.config import EngineConfig
 from offspec.core.errors import OffspecError
 from offspec.core.events import Event, Finished, LoadProgress, Notice, Result, TextDelta
-from offspec.ui.chat.controller import Desk
+from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.handlers import run_command
-from offspec.ui.chat.outcomes import Answer, Copy, Open, Outcome, Quit, Reload, Reset, Rewound, Say, Sources
+from offspec.ui.chat.outcomes import (
+    Copy,
+    OpenView,
+    Outcome,
+    Quit,
+    Reload,
+    Reset,
+    Rewound,
+    ShowSources,
+    ShowText,
+    StreamAnswer,
+)
 from offspec.ui.chat.setup import Opener, Setup
 from offspec.ui.cli.plain_input import PlainInput
 from offspec.ui.cli.plain_screen import PlainScreen, page
@@ -37,26 +48,28 @@ def run(setup: Setup, opener: Opener, archive: Archive, *, quiet: bool = False) 
 class _LineMode:
     def __init__(self, setup: Setup, opener: Opener, archive: Archive, screen: PlainScreen) -> None:
         self._setup, self._opener, self._archive, self._screen = setup, opener, archive, screen
-        self._desk: Desk | None = None
-        self._input = PlainInput(lambda line: [completion.text for completion in self.desk.complete(line)])
+        self._controller: ChatController | None = None
+        self._input = PlainInput(
+            lambda line: [completion.text for completion in self.controller.complete(line)]
+        )
         self._begun = ""  # a question to edit
         self._failure: OffspecError | None = None
-        self._told = 0  # notes of the desk that were shown
+        self._told = 0  # notes of the controller that were shown
         self._interrupted = False
 
     @property
-    def desk(self) -> Desk:
-        assert self._desk is not None
-        return self._desk
+    def controller(self) -> ChatController:
+        assert self._controller is not None
+        return self._controller
 
     def open(self) -> None:
         """Load the model and lay out the conversation."""
         try:
-            self._desk = Desk.open(self._setup, self._opener, self._archive, self._hear)
+            self._controller = ChatController.open(self._setup, self._opener, self._archive, self._on_event)
         finally:
             self._screen.still()
         if self._input.is_terminal:
-            draft = self._desk.engine.draft
+            draft = self._controller.engine.draft
             drafted = "without a draft" if draft == "none" else f"drafted by {draft}"
             self._screen.note(f"{self._setup.config.model}, {drafted}. /help lists the commands.")
 
@@ -72,9 +85,9 @@ class _LineMode:
                 if not typed.text.strip():
                     continue
                 if typed.is_command:
-                    outcome = run_command(self.desk, typed.text)
+                    outcome = run_command(self.controller, typed.text)
                 else:
-                    outcome = Answer(self.desk.ask(typed.text), typed.text)
+                    outcome = StreamAnswer(self.controller.ask(typed.text), typed.text)
             except OffspecError as error:
                 self._complain(error)
                 continue
@@ -86,22 +99,22 @@ class _LineMode:
 
     def close(self) -> None:
         self._screen.still()
-        if self._desk is not None:
-            self._desk.close()
+        if self._controller is not None:
+            self._controller.close()
 
     def _do(self, outcome: Outcome) -> None:
         match outcome:
-            case Answer():
+            case StreamAnswer():
                 self._answer(outcome.events)
-            case Say():
+            case ShowText():
                 self._screen.page(outcome.markdown)
             case Rewound():
                 self._rewound(outcome)
             case Reset():
                 self._screen.page(outcome.note)
-            case Open():
-                self._screen.page(page(outcome.view, self.desk))
-            case Sources():
+            case OpenView():
+                self._screen.page(page(outcome.view, self.controller))
+            case ShowSources():
                 self._screen.sources = outcome.shown
                 self._screen.page(
                     "Tokens that the target added are underlined, on a terminal."
@@ -156,7 +169,7 @@ class _LineMode:
         def stop(signum: int, frame: FrameType | None) -> None:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             self._interrupted = True
-            self.desk.stop()
+            self.controller.stop()
 
         before = signal.signal(signal.SIGINT, stop)
         try:
@@ -188,26 +201,26 @@ class _LineMode:
             self._screen.note("loading the model as it was before")
 
         try:
-            self.desk.exchange(config, self._opener, self._hear, failed)
+            self.controller.reload(config, self._opener, self._on_event, failed)
         finally:
             self._screen.still()
-        self._screen.page(f"The draft is {self.desk.engine.draft}.")
+        self._screen.page(f"The draft is {self.controller.engine.draft}.")
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         """What the engine tells aside, in this thread."""
         if isinstance(event, LoadProgress):
             self._screen.loading(event)
-        elif self._desk is not None:
-            self._desk.hear(event)
+        elif self._controller is not None:
+            self._controller.on_event(event)
             self._move()
         elif isinstance(event, Notice):
             self._screen.note(event.text)
 
     def _move(self) -> None:
-        self._screen.moving(self.desk.figures.live_line())
+        self._screen.moving(self.controller.stats.live_line())
 
     def _tell_notes(self) -> None:
-        notes = self.desk.notes[self._told :]
+        notes = self.controller.notes[self._told :]
         self._told += len(notes)
         for note in notes:
             self._screen.note(note)

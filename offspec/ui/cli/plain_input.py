@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from offspec.core.errors import RequestError
-from offspec.ui.chat.commands import is_command, spoken
+from offspec.ui.chat.commands import is_command, unescaped
 
 _BLOCK = '"""'
 
@@ -48,7 +48,7 @@ class PlainInput:
         if line is None and not lines:
             return None
         text = _joined([*lines, line or ""])
-        return Typed(text, is_command=True) if is_command(text) else Typed(spoken(text))
+        return Typed(text, is_command=True) if is_command(text) else Typed(unescaped(text))
 
     def _block(self) -> Typed:
         lines = []

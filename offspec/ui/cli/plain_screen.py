@@ -11,7 +11,7 @@ from offspec.chat.archive import Archive
 from offspec.core.errors import RequestError
 from offspec.core.events import FinishReason, LoadProgress, Result, TextDelta, TreeSeen
 from offspec.ui.chat.commands import COMMANDS
-from offspec.ui.chat.controller import Desk
+from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.outcomes import View
 from offspec.ui.chat.report import report
 from offspec.ui.cli.output import Live, Output, open_live
@@ -114,20 +114,20 @@ class PlainScreen:
         self._err.print(Text(printable(text), style=style), soft_wrap=True)
 
 
-def page(view: View, desk: Desk) -> str:
+def page(view: View, controller: ChatController) -> str:
     """A view that the terminal UI has a screen for."""
     match view:
         case "help":
             return _help_page()
         case "tree":
-            return _tree_page(desk.trees[-1])
+            return _tree_page(controller.trees[-1])
         case "stats":
-            return report(desk)
+            return report(controller)
         case "sessions":
-            return _sessions_page(desk.archive)
+            return _sessions_page(controller.archive)
         case "plan":
-            assert desk.engine.plan is not None
-            return "\n\n".join(explain(desk.engine.plan))
+            assert controller.engine.plan is not None
+            return "\n\n".join(explain(controller.engine.plan))
 
 
 def _help_page() -> str:

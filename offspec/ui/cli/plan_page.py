@@ -8,7 +8,7 @@ from rich.text import Text
 
 from offspec.ui.cli.hardware import machine_section
 from offspec.ui.cli.plot import plot
-from offspec.ui.cli.tables import Look, columns, facts, heading, indented, page, plain, prose, series
+from offspec.ui.cli.tables import PageLayout, columns, facts, heading, indented, page, plain, prose, series
 from offspec.ui.cli.validation_view import validation_section
 from offspec_planners.placement import Tier
 from offspec_planners.plan.explain import explain_bound, explain_first_token, explain_placement, explain_tree
@@ -36,23 +36,25 @@ _TREES = {
 
 def render(console: Console, plan: "Plan", validation: "Validation | None" = None) -> str:
     """The page as text for this console."""
-    return page(console, lambda look: _sections(plan, validation, look))
+    return page(console, lambda layout: _sections(plan, validation, layout))
 
 
-def _sections(plan: "Plan", validation: "Validation | None", look: Look) -> Iterator[ConsoleRenderable]:
+def _sections(
+    plan: "Plan", validation: "Validation | None", layout: PageLayout
+) -> Iterator[ConsoleRenderable]:
     yield from _title(plan)
-    yield from machine_section(plan.hardware, look)
-    yield from _costs(plan, look)
-    yield from _placement(plan, look)
-    yield from _tree(plan, look)
-    yield from _forecast(plan, look)
-    yield from _curve(plan, look)
-    yield from _what_ifs(plan, look)
+    yield from machine_section(plan.hardware, layout)
+    yield from _costs(plan, layout)
+    yield from _placement(plan, layout)
+    yield from _tree(plan, layout)
+    yield from _forecast(plan, layout)
+    yield from _curve(plan, layout)
+    yield from _what_ifs(plan, layout)
     if plan.notes:
         yield heading("Notes")
-        yield from (prose([note], look, "") for note in plan.notes)
+        yield from (prose([note], layout, "") for note in plan.notes)
     if validation is not None:
-        yield from validation_section(validation, look)
+        yield from validation_section(validation, layout)
 
 
 def _title(plan: "Plan") -> Iterator[ConsoleRenderable]:
@@ -65,40 +67,40 @@ def _title(plan: "Plan") -> Iterator[ConsoleRenderable]:
     )
 
 
-def _costs(plan: "Plan", look: Look) -> Iterator[ConsoleRenderable]:
+def _costs(plan: "Plan", layout: PageLayout) -> Iterator[ConsoleRenderable]:
     """What computing takes: passes by rows, draft steps by width."""
     passes = [(rows, format_number(seconds)) for rows, seconds in plan.costs.compute]
-    yield series("computing a pass", ("nodes", "seconds"), passes, look)
+    yield series("computing a pass", ("nodes", "seconds"), passes, layout)
     if plan.draft_mode != "none":
         steps = [(width, format_number(seconds * 1e3)) for width, seconds in plan.costs.step]
-        yield series("a step of the draft", ("width", "ms"), steps, look)
+        yield series("a step of the draft", ("width", "ms"), steps, layout)
 
 
-def _placement(plan: "Plan", look: Look) -> Iterator[ConsoleRenderable]:
+def _placement(plan: "Plan", layout: PageLayout) -> Iterator[ConsoleRenderable]:
     """Heading, strip, legend, the table of parts, and why it is so."""
     yield heading("Where each layer goes")
-    yield _strip(plan.placement.tiers, look)
-    yield _legend(plan, look)
-    yield _parts(plan, look)
-    yield prose(explain_placement(plan), look)
+    yield _strip(plan.placement.tiers, layout)
+    yield _legend(plan, layout)
+    yield _parts(plan, layout)
+    yield prose(explain_placement(plan), layout)
 
 
-def _strip(tiers: tuple[Tier, ...], look: Look) -> Text:
+def _strip(tiers: tuple[Tier, ...], layout: PageLayout) -> Text:
     """The layers in order, with the number of the first in each line before it and of the last after."""
     digits = len(str(len(tiers) - 1))
-    room = look.width - 2 * digits - 4
+    room = layout.width - 2 * digits - 4
     cell = 2 if 2 * len(tiers) <= room else 1
     most = max(room // cell, 1)
     lines = []
     for first in range(0, len(tiers), most):
         shown = tiers[first : first + most]
-        cells = [(_CELLS[tier][look.ascii_only] * cell, _STYLES[tier]) for tier in shown]
+        cells = [(_CELLS[tier][layout.ascii_only] * cell, _STYLES[tier]) for tier in shown]
         numbers = (f"  {first:>{digits}} ", "dim"), (f" {first + len(shown) - 1}", "dim")
         lines.append(Text.assemble(numbers[0], *cells, numbers[1]))
     return Text("\n").join(lines)
 
 
-def _legend(plan: "Plan", look: Look) -> Text:
+def _legend(plan: "Plan", layout: PageLayout) -> Text:
     """What the cells of the strip stand for, and how many layers each memory has."""
     entries = []
     for tier in Tier:
@@ -106,14 +108,14 @@ def _legend(plan: "Plan", look: Look) -> Text:
         holds = [f"{count} {'layer' if count == 1 else 'layers'}"] if count else []
         holds += ["the head"] if head else []
         if holds:
-            cell = (_CELLS[tier][look.ascii_only], _STYLES[tier])
+            cell = (_CELLS[tier][layout.ascii_only], _STYLES[tier])
             entries.append(Text.assemble(cell, f" {plan.memory_name(tier)}: {' and '.join(holds)}"))
-    return Text("  ") + Text("\n  " if look.narrow else "   ").join(entries)
+    return Text("  ") + Text("\n  " if layout.narrow else "   ").join(entries)
 
 
-def _parts(plan: "Plan", look: Look) -> ConsoleRenderable:
+def _parts(plan: "Plan", layout: PageLayout) -> ConsoleRenderable:
     """What each memory holds, and how much of what it may; then what is left on disk."""
-    table = columns((False, False, True), look)
+    table = columns((False, False, True), layout)
     given = {"VRAM": plan.vram, "RAM": plan.memory, "disk": None}
     for where, most in given.items():
         parts = [part for part in plan.parts if plan.memory_name(part[1]) == where]
@@ -126,7 +128,7 @@ def _parts(plan: "Plan", look: Look) -> ConsoleRenderable:
     return indented(table)
 
 
-def _tree(plan: "Plan", look: Look) -> Iterator[ConsoleRenderable]:
+def _tree(plan: "Plan", layout: PageLayout) -> Iterator[ConsoleRenderable]:
     yield heading("Draft and tree")
     if plan.draft_mode != "none":
         rows = [
@@ -136,11 +138,11 @@ def _tree(plan: "Plan", look: Look) -> Iterator[ConsoleRenderable]:
             ("depth", f"{plan.depth:,} levels", "is how deep a tree grows on average"),
             ("tree", plan.tree, _TREES[plan.tree]),
         ]
-        yield facts(rows, look)
-    yield prose(explain_tree(plan), look)
+        yield facts(rows, layout)
+    yield prose(explain_tree(plan), layout)
 
 
-def _forecast(plan: "Plan", look: Look) -> Iterator[ConsoleRenderable]:
+def _forecast(plan: "Plan", layout: PageLayout) -> Iterator[ConsoleRenderable]:
     forecast = plan.forecast
     yield heading("What to expect, and what bounds it")
     alone = format_number(plan.tok_per_s_alone)
@@ -154,28 +156,28 @@ def _forecast(plan: "Plan", look: Look) -> Iterator[ConsoleRenderable]:
         ("tokens per pass", format_number(forecast.tokens_per_pass), plan.acceptance),
         ("speed", f"{format_number(forecast.tok_per_s)} tok/s", f"one token a pass would be {alone} tok/s"),
     ]
-    yield facts(rows, look)
+    yield facts(rows, layout)
 
 
-def _curve(plan: "Plan", look: Look) -> Iterator[ConsoleRenderable]:
+def _curve(plan: "Plan", layout: PageLayout) -> Iterator[ConsoleRenderable]:
     """Speed against the budget, each with the width that suits it best."""
     best = best_by_budget(plan.sweep)
     if len(best) < 2:
         return
     lines = plot(
         [(choice.budget, choice.tok_per_s) for choice in best],
-        width=min(look.width, _CURVE) - 2,
+        width=min(layout.width, _CURVE) - 2,
         mark=(plan.budget, plan.forecast.tok_per_s),
         x_label="budget in nodes",
         y_label="tok/s",
-        ascii_only=look.ascii_only,
+        ascii_only=layout.ascii_only,
     )
     if lines:
         yield heading("Speed against the budget, each with its best width")
         yield indented(Text("\n".join(lines), style="cyan"))
 
 
-def _what_ifs(plan: "Plan", look: Look) -> Iterator[ConsoleRenderable]:
+def _what_ifs(plan: "Plan", layout: PageLayout) -> Iterator[ConsoleRenderable]:
     """What would help most, first."""
     if not plan.what_ifs:
         return
@@ -191,12 +193,12 @@ def _what_ifs(plan: "Plan", look: Look) -> Iterator[ConsoleRenderable]:
         )
         for what_if in ordered
     ]
-    if look.narrow:
+    if layout.narrow:
         yield facts(
-            [(change, f"{speed} {times}".rstrip(), note) for change, speed, times, note in rows], look
+            [(change, f"{speed} {times}".rstrip(), note) for change, speed, times, note in rows], layout
         )
         return
-    table = columns((False, True, True, False), look)
+    table = columns((False, True, True, False), layout)
     for change, speed, times, note in rows:
         table.add_row(plain(change), plain(speed, "bold"), times, plain(note, "dim"))
     yield indented(table)

@@ -24,7 +24,7 @@ _FIGURE = re.compile(r"(?<=\d) (?=(?:s|ms|min|h|[KMGT]?B|GB/s|tok/s|nodes|tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class PageLayout:
     """What the page is drawn on: columns, and whether it has no characters but those of ASCII."""
 
     width: int
@@ -36,12 +36,12 @@ class Look:
         return self.width < 64
 
 
-def page(console: Console, sections: Callable[[Look], Iterable[ConsoleRenderable]]) -> str:
+def page(console: Console, sections: Callable[[PageLayout], Iterable[ConsoleRenderable]]) -> str:
     """Sections as text for this console: its width, its colours, its characters."""
     console.width = min(max(console.width, _NARROWEST), _WIDEST)
-    look = Look(console.width, ascii_only=console.options.ascii_only)
+    layout = PageLayout(console.width, ascii_only=console.options.ascii_only)
     with console.capture() as captured:
-        console.print(Group(*sections(look)))
+        console.print(Group(*sections(layout)))
     lines = (line.rstrip() for line in captured.get().split("\n"))
     return "\n".join(lines).strip("\n") + "\n"
 
@@ -59,12 +59,14 @@ def indented(item: ConsoleRenderable) -> ConsoleRenderable:
     return Padding(item, (0, 0, 0, len(_GAP)))
 
 
-def prose(texts: Iterable[str], look: Look, style: str = "dim") -> ConsoleRenderable:
+def prose(texts: Iterable[str], layout: PageLayout, style: str = "dim") -> ConsoleRenderable:
     """Sentences, one after the other."""
-    return indented(plain("\n".join(_wrapped(" ".join(texts), min(look.width, _LONGEST) - len(_GAP))), style))
+    return indented(
+        plain("\n".join(_wrapped(" ".join(texts), min(layout.width, _LONGEST) - len(_GAP))), style)
+    )
 
 
-def columns(rights: Sequence[bool], look: Look) -> Table:
+def columns(rights: Sequence[bool], layout: PageLayout) -> Table:
     """A table without lines. A column of figures is to the right, and never wraps."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     for place, right in enumerate(rights):
@@ -72,20 +74,20 @@ def columns(rights: Sequence[bool], look: Look) -> Table:
             justify="right" if right else "left",
             no_wrap=right,
             overflow="fold",
-            min_width=None if place or look.narrow else LABEL,
+            min_width=None if place or layout.narrow else LABEL,
         )
     return table
 
 
-def facts(rows: Sequence[tuple[str, str, str]], look: Look) -> ConsoleRenderable:
+def facts(rows: Sequence[tuple[str, str, str]], layout: PageLayout) -> ConsoleRenderable:
     """What, how much, and why: three columns, or where those have no room the why below."""
     figures = max((len(figure) for _, figure, why in rows if why), default=0)
     left = len(_GAP) + LABEL + len(_GAP) + figures + len(_GAP)
-    below = look.narrow or look.width - left < _LEAST_WHY
+    below = layout.narrow or layout.width - left < _LEAST_WHY
     left = 2 * len(_GAP) if below else left
     lines = []
     for what, figure, why in rows:
-        reasons = [plain(line, "dim") for line in _wrapped(why, look.width - left)]
+        reasons = [plain(line, "dim") for line in _wrapped(why, layout.width - left)]
         fact = Text.assemble(_GAP, plain(what if below else f"{what:<{LABEL}}"), _GAP, plain(figure, "bold"))
         if reasons and not below:
             fact.append(" " * (left - len(fact))).append_text(reasons.pop(0))
@@ -93,12 +95,12 @@ def facts(rows: Sequence[tuple[str, str, str]], look: Look) -> ConsoleRenderable
     return Text("\n").join(lines)
 
 
-def series(label: str, names: tuple[str, str], points: Sequence[tuple[int, str]], look: Look) -> Text:
+def series(label: str, names: tuple[str, str], points: Sequence[tuple[int, str]], layout: PageLayout) -> Text:
     """A curve as two lines of figures, of as many points as have room; the first and the last always."""
     cell = max(len(text) for at, figure in points for text in (f"{at:,}", figure)) + len(_GAP)
-    first = _GAP + (f"{label}\n{_GAP * 2}" if look.narrow else f"{label:<{LABEL}}{_GAP}")
-    second = _GAP * 2 if look.narrow else _GAP * 2 + " " * LABEL
-    room = (look.width - len(second) - _UNIT) // cell
+    first = _GAP + (f"{label}\n{_GAP * 2}" if layout.narrow else f"{label:<{LABEL}}{_GAP}")
+    second = _GAP * 2 if layout.narrow else _GAP * 2 + " " * LABEL
+    room = (layout.width - len(second) - _UNIT) // cell
     shown = _thinned(points, max(room, 2))
     above = f"{names[0]:<{_UNIT}}" + "".join(f"{at:>{cell},}" for at, _ in shown)
     below = f"{names[1]:<{_UNIT}}" + "".join(f"{figure:>{cell}}" for _, figure in shown)

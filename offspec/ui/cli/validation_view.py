@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from rich.console import ConsoleRenderable
 from rich.table import Table
 
-from offspec.ui.cli.tables import Look, facts, heading, indented, plain
+from offspec.ui.cli.tables import PageLayout, facts, heading, indented, plain
 from offspec_planners.units import format_number, format_seconds
 
 if TYPE_CHECKING:
@@ -16,17 +16,17 @@ _FIGURES = 29  # columns of one figure: predicted, measured, error
 _PROMPT = (12, 32)  # characters of a prompt, at least and at most, that tell it from the others
 
 
-def validation_section(validation: "Validation", look: Look) -> Iterator[ConsoleRenderable]:
+def validation_section(validation: "Validation", layout: PageLayout) -> Iterator[ConsoleRenderable]:
     """Heading and table; on a narrow page two lines for each prompt."""
     yield heading("Predicted and measured")
     least, most = _PROMPT
     # Two figures, or where they have room three; four columns are the margin and the gap after the prompt.
-    count = 3 if look.width - 4 - 3 * _FIGURES >= least else 2
-    room = look.width - 4 - count * _FIGURES
+    count = 3 if layout.width - 4 - 3 * _FIGURES >= least else 2
+    room = layout.width - 4 - count * _FIGURES
     shown = most if room < least else min(room, most)
     rows = [(_short(row.prompt, shown), row) for row in validation.rows]
     if room < least:
-        yield _stacked([*rows, ("median", validation)], look)
+        yield _stacked([*rows, ("median", validation)], layout)
     else:
         yield _table(rows, validation, count)
 
@@ -54,7 +54,7 @@ def _figure(figure: "Comparison") -> tuple[str, str, str]:
     return format_number(figure.predicted), format_number(figure.measured), f"{figure.error:.1%}"
 
 
-def _stacked(rows: "list[tuple[str, ValidationRow | Validation]]", look: Look) -> ConsoleRenderable:
+def _stacked(rows: "list[tuple[str, ValidationRow | Validation]]", layout: PageLayout) -> ConsoleRenderable:
     lines = []
     for name, row in rows:
         a_pass, speed = row.seconds_per_pass, row.tok_per_s
@@ -63,7 +63,7 @@ def _stacked(rows: "list[tuple[str, ValidationRow | Validation]]", look: Look) -
             ("a pass", format_seconds(a_pass.measured), _off(a_pass, format_seconds(a_pass.predicted))),
             ("speed", f"{format_number(speed.measured)} tok/s", _off(speed, format_number(speed.predicted))),
         ]
-    return facts(lines, look)
+    return facts(lines, layout)
 
 
 def _off(figure: "Comparison", predicted: str) -> str:

@@ -2,8 +2,10 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from textual.containers import Vertical
 from textual.content import Content
@@ -12,8 +14,7 @@ from textual.widgets import Static
 from offspec.core.events import Piece
 from offspec.ui.chat.thinking import Part, split
 from offspec.ui.printable import printable
-from offspec.ui.tui.prose import Prose
-from offspec.ui.tui.sources import coloured
+from offspec.ui.tui.markdown import StreamedMarkdown
 from offspec.ui.tui.thinking_block import ThinkingBlock
 
 _BETWEEN = 1 / 30  # seconds between two paintings, at least
@@ -25,10 +26,15 @@ _ENDINGS = {
     "context": "⋯ the context is full; /undo or /clear makes room",
     "failed": "⋯ broken off by an error",
 }
+# Underlined as well as coloured: the sign for terminals and eyes without colour.
+_BONUS = "$text-warning underline"
+_DRAFT = "$text-success"
+
+LEGEND = "underlined: the target's own token, one a pass; the others were guessed by the draft"
 
 
 @dataclass(slots=True)
-class Said:
+class AnswerState:
     """What there is to show of an answer. opened: what the chat template began it with."""
 
     text: str = ""
@@ -41,37 +47,37 @@ class Said:
 class Answer(Vertical):
     """sources: show where the tokens came from in place of Markdown, where that is known."""
 
-    def __init__(self, said: Said, *, sources: bool = False) -> None:
+    def __init__(self, said: AnswerState, *, sources: bool = False) -> None:
         super().__init__(classes="answer")
-        self.said = said
+        self.state = said
         self.sources = sources
         self.painted = 0
         self._fresh, self._over = asyncio.Event(), asyncio.Event()
         self._painting = asyncio.Lock()
-        self._blocks: list[Prose | ThinkingBlock] = []
+        self._blocks: list[StreamedMarkdown | ThinkingBlock] = []
         self._tokens: Static | None = None
         self._ending = Static("", markup=False, classes="ending")
 
     async def on_mount(self) -> None:
         await self.mount(self._ending)
         await self._paint()
-        if not self.said.over:
+        if not self.state.over:
             self.run_worker(self._keep_up(), exit_on_error=True)
 
     def write(self, text: str, pieces: tuple[Piece, ...]) -> None:
         """Text to be added. It is painted when there is time."""
-        self.said.text += printable(text)
-        self.said.pieces.extend(pieces)
+        self.state.text += printable(text)
+        self.state.pieces.extend(pieces)
         self._fresh.set()
 
     def finish(self, ending: str = "") -> None:
-        self.said.ending, self.said.over = ending, True
+        self.state.ending, self.state.over = ending, True
         self._fresh.set()
         self._over.set()
 
     def show_sources(self, shown: bool) -> None:
         self.sources = shown
-        if self.said.over:
+        if self.state.over:
             self.run_worker(self._paint())
         else:
             self._fresh.set()
@@ -89,7 +95,7 @@ class Answer(Vertical):
         while not over:
             await self._fresh.wait()
             self._fresh.clear()
-            over = self.said.over
+            over = self.state.over
             began = time.thread_time()
             await self._paint()
             if not over:
@@ -107,7 +113,7 @@ class Answer(Vertical):
 
     async def _paint_all(self) -> None:
         self.painted += 1
-        coloured_now = self.sources and bool(self.said.pieces)
+        coloured_now = self.sources and bool(self.state.pieces)
         if coloured_now:
             await self._paint_tokens()
         else:
@@ -116,22 +122,22 @@ class Answer(Vertical):
             block.display = not coloured_now
         if self._tokens is not None:
             self._tokens.display = coloured_now
-        if self.said.ending:
-            self._ending.update(Content(self.said.ending))
-        self._ending.display = bool(self.said.ending)
+        if self.state.ending:
+            self._ending.update(Content(self.state.ending))
+        self._ending.display = bool(self.state.ending)
 
     async def _paint_tokens(self) -> None:
         if self._tokens is None:
             self._tokens = Static("", markup=False, classes="tokens")
             await self.mount(self._tokens, before=self._ending)
-        self._tokens.update(coloured(self.said.pieces))
+        self._tokens.update(by_source(self.state.pieces))
 
     async def _paint_parts(self) -> None:
-        parts = split(self.said.text, self.said.opened)
+        parts = split(self.state.text, self.state.opened)
         for place, part in enumerate(parts):
             if place == len(self._blocks) or not await _goes_on(self._blocks[place], part):
                 await self._drop(place)
-                block = ThinkingBlock(part) if part.kind == "thinking" else Prose(part.text)
+                block = ThinkingBlock(part) if part.kind == "thinking" else StreamedMarkdown(part.text)
                 self._blocks.append(block)
                 await self.mount(block, before=self._ending)
         await self._drop(len(parts))
@@ -142,13 +148,24 @@ class Answer(Vertical):
         del self._blocks[place:]
 
 
-async def _goes_on(block: Prose | ThinkingBlock, part: Part) -> bool:
+async def _goes_on(block: StreamedMarkdown | ThinkingBlock, part: Part) -> bool:
     """Let the block show the part; False where it is not made for it."""
     if isinstance(block, ThinkingBlock):
-        return part.kind == "thinking" and await block.become(part)
-    return part.kind == "text" and block.become(part.text)
+        return part.kind == "thinking" and await block.set_source(part)
+    return part.kind == "text" and block.set_source(part.text)
 
 
 def ending_of(finish: str | None) -> str:
     """A line for answers that did not come to their own end; empty for the others."""
     return _ENDINGS.get(finish or "", "")
+
+
+def by_source(pieces: Sequence[Piece]) -> Content:
+    """The text of the pieces, of which no character can act on a terminal, with a span for each run."""
+    runs = groupby((piece for piece in pieces if piece.text), key=lambda piece: piece.source)
+    return Content.assemble(
+        *(
+            (printable("".join(piece.text for piece in run)), _BONUS if source == "bonus" else _DRAFT)
+            for source, run in runs
+        )
+    )

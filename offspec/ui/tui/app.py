@@ -1,4 +1,4 @@
-"""The chat as an app: what is typed goes to the desk, what the engine's thread tells goes to the widgets."""
+"""The chat as an app: what is typed goes to the engine's thread, and what that tells goes to the widgets."""
 
 import asyncio
 import signal
@@ -12,21 +12,29 @@ from textual.containers import Horizontal, Vertical
 
 from offspec.chat.archive import Archive
 from offspec.core.config import EngineConfig
-from offspec.ui.chat.commands import is_command, spoken, written
-from offspec.ui.chat.controller import Completion, Desk
+from offspec.ui.chat.commands import escaped, is_command, unescaped
+from offspec.ui.chat.controller import ChatController, Completion
 from offspec.ui.chat.setup import Opener, Setup
 from offspec.ui.tui import themes
 from offspec.ui.tui.answer import Answer
 from offspec.ui.tui.command_view import show_command
 from offspec.ui.tui.completion import CompletionList
 from offspec.ui.tui.composer import Composer
-from offspec.ui.tui.header import Header
 from offspec.ui.tui.loading import LoadingView
-from offspec.ui.tui.messages import Answering, Delta, Done, Loaded, LoadFailed, Loading, Noticed, Passed
+from offspec.ui.tui.messages import (
+    AnswerDone,
+    AnswerStarted,
+    AnswerText,
+    Loaded,
+    LoadFailed,
+    Loading,
+    Noticed,
+    PassDone,
+)
 from offspec.ui.tui.panel import SidePanel
 from offspec.ui.tui.question_queue import Asking
 from offspec.ui.tui.shutdown import end_on_hangup
-from offspec.ui.tui.status import StatusLine
+from offspec.ui.tui.status import Header, StatusLine
 from offspec.ui.tui.transcript_view import TranscriptView
 from offspec.ui.tui.worker import EngineThread
 
@@ -42,7 +50,7 @@ _OF_THE_CHAT = {"stop", "interrupt", "folds", "panel", "command", "page"}
 class ChatApp(App[None]):
     """A chat with one model.
 
-    engine: its thread. desk: None until a model is open. failure: why none could be opened. asking: the
+    engine: its thread. controller: None until a model is open. failure: why none could be opened. asking: the
     answer under way and the questions that wait.
     """
 
@@ -65,7 +73,7 @@ class ChatApp(App[None]):
         super().__init__(css_path=["app.tcss", "panel.tcss"])
         self.setup, self.opener, self.archive = setup, opener, archive or Archive()
         self.engine: EngineThread | None = None
-        self.desk: Desk | None = None
+        self.controller: ChatController | None = None
         self.failure: Exception | None = None
         self.is_loading = True
         self.asking = Asking(self)
@@ -118,7 +126,7 @@ class ChatApp(App[None]):
 
     def complete(self, line: str) -> Sequence[Completion]:
         """What a line may become; nothing before there is a model to ask."""
-        return self.desk.complete(line) if self.desk is not None else ()
+        return self.controller.complete(line) if self.controller is not None else ()
 
     # What the user does
 
@@ -126,7 +134,7 @@ class ChatApp(App[None]):
         if is_command(message.text):
             await show_command(self, message.text)
         else:
-            await self.asking.ask(spoken(message.text))
+            await self.asking.ask(unescaped(message.text))
 
     async def action_command(self, line: str) -> None:
         await show_command(self, line)
@@ -139,7 +147,7 @@ class ChatApp(App[None]):
             self.status.doing("A load cannot be broken off; Ctrl+Q leaves")
         self.asking.stop()
         self._tick()
-        await self.asking.call_back()
+        await self.asking.return_waiting()
 
     async def action_interrupt(self) -> None:
         if self.answer is not None and not self.asking.stopping:
@@ -179,8 +187,8 @@ class ChatApp(App[None]):
         self.query_one(LoadingView).show(message.event)
 
     async def on_loaded(self, message: Loaded) -> None:
-        first = self.desk is None
-        self.desk, self.is_loading = message.desk, False
+        first = self.controller is None
+        self.controller, self.is_loading = message.controller, False
         self.query_one(LoadingView).end()
         if first:
             await self._show_first()
@@ -193,13 +201,13 @@ class ChatApp(App[None]):
         self.failure = message.error
         self.exit(return_code=1)
 
-    def on_answering(self, message: Answering) -> None:
+    def on_answer_started(self, message: AnswerStarted) -> None:
         self.asking.begun(message)
 
-    def on_delta(self, message: Delta) -> None:
+    def on_answer_text(self, message: AnswerText) -> None:
         self.asking.add(message)
 
-    def on_passed(self, message: Passed) -> None:
+    def on_pass_done(self, message: PassDone) -> None:
         self._passed = True
 
     def on_resize(self) -> None:
@@ -208,7 +216,7 @@ class ChatApp(App[None]):
     async def on_noticed(self, message: Noticed) -> None:
         await self.transcript.note(message.text, "notice")
 
-    async def on_done(self, message: Done) -> None:
+    async def on_answer_done(self, message: AnswerDone) -> None:
         await self.asking.end(message)
         if self._leaving:
             self.exit()
@@ -220,11 +228,11 @@ class ChatApp(App[None]):
     # What the screen shows
 
     async def show_conversation(self) -> None:
-        """Show the conversation on the desk from its beginning."""
-        assert self.desk is not None
-        messages = self.desk.session.messages
+        """Show the conversation from its beginning."""
+        assert self.controller is not None
+        messages = self.controller.session.messages
         await self.transcript.show(messages, self.asking.waiting)
-        self.composer.recalled = [written(m.content) for m in messages if m.role == "user"]
+        self.composer.recalled = [escaped(m.content) for m in messages if m.role == "user"]
         self.show_figures()
 
     def busy(self, now: bool) -> None:
@@ -238,9 +246,9 @@ class ChatApp(App[None]):
             self.show_figures()
 
     def _tick(self) -> None:
-        if self.desk is None or self.answer is None:
+        if self.controller is None or self.answer is None:
             return
-        line = self.desk.figures.live_line()
+        line = self.controller.stats.live_line()
         if self._leaving:
             line = f"stopping, then leaving (Ctrl+Q leaves at once) · {line}"
         elif self.asking.stopping:
@@ -258,9 +266,9 @@ class ChatApp(App[None]):
             await self.transcript.note(note.text, note.kind or "notice")
 
     def show_figures(self) -> None:
-        """Header, side panel and meter, as the desk has them now."""
+        """Header, side panel and meter, as the controller has them now."""
         self._passed = False
-        if self.desk is not None:
-            self.query_one(Header).tell(self.desk)
-            self.query_one(SidePanel).update_from(self.desk)
-            self.status.context(self.desk.session.used, self.desk.session.context)
+        if self.controller is not None:
+            self.query_one(Header).update_from(self.controller)
+            self.query_one(SidePanel).update_from(self.controller)
+            self.status.context(self.controller.session.used, self.controller.session.context)

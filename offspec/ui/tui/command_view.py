@@ -7,23 +7,22 @@ from offspec.core.errors import OffspecError, RequestError
 from offspec.ui.chat.commands import parse
 from offspec.ui.chat.handlers import run_command
 from offspec.ui.chat.outcomes import (
-    Answer,
     Copy,
-    Open,
+    OpenView,
     Outcome,
     Quit,
     Reload,
     Reset,
     Rewound,
-    Say,
-    Sources,
+    ShowSources,
+    ShowText,
+    StreamAnswer,
     View,
 )
 from offspec.ui.chat.report import report
-from offspec.ui.tui.help_screen import HelpScreen
-from offspec.ui.tui.page_screen import PageScreen
+from offspec.ui.tui.answer import LEGEND
+from offspec.ui.tui.page_screen import HelpScreen, PageScreen
 from offspec.ui.tui.sessions_screen import SessionsScreen
-from offspec.ui.tui.sources import LEGEND
 from offspec.ui.tui.tree_screen import TreeScreen
 from offspec_planners.plan.explain import explain
 
@@ -38,10 +37,10 @@ async def show_command(app: "ChatApp", line: str) -> None:
     """
     try:
         command = parse(line)[0]
-        if app.desk is None or app.is_loading:
+        if app.controller is None or app.is_loading:
             await _without_a_model(app, command.name)
         elif app.answer is None or command.while_busy:
-            await _do(app, run_command(app.desk, line))
+            await _do(app, run_command(app.controller, line))
         elif app.asking.stopping:
             app.asking.next_command = line
         else:
@@ -62,21 +61,21 @@ async def _without_a_model(app: "ChatApp", name: str) -> None:
 async def _do(app: "ChatApp", outcome: Outcome) -> None:
     transcript = app.transcript
     match outcome:
-        case Say(markdown):
+        case ShowText(markdown):
             await transcript.note(markdown)
-        case Answer(events, question, dropped):
-            await transcript.drop(dropped)
+        case StreamAnswer(events, question, dropped):
+            await transcript.remove_messages(dropped)
             asked = None if question is None else await transcript.ask(question)
             await app.asking.begin(events, asked, edits=bool(dropped))
         case Rewound(dropped, text):
-            await transcript.drop(dropped)
+            await transcript.remove_messages(dropped)
             if text is not None:
-                app.composer.give_back(text)
+                app.composer.prepend(text)
             app.show_figures()
         case Reset(note):
             await app.show_conversation()
             await transcript.note(note, "notice")
-        case Sources(shown):
+        case ShowSources(shown):
             transcript.show_sources(shown)
             app.status.doing(LEGEND if shown else "")
         case Reload(config):
@@ -84,24 +83,24 @@ async def _do(app: "ChatApp", outcome: Outcome) -> None:
         case Copy(text, what):
             app.copy_to_clipboard(text)
             await transcript.note(f"Copied {what}.", "notice")
-        case Open(view):
+        case OpenView(view):
             _open(app, view)
         case Quit():
             await app.action_quit()
 
 
 def _open(app: "ChatApp", view: View) -> None:
-    assert app.desk is not None
+    assert app.controller is not None
     match view:
         case "help":
             app.push_screen(HelpScreen())
         case "tree":
-            app.push_screen(TreeScreen(app.desk.trees))
+            app.push_screen(TreeScreen(app.controller.trees))
         case "stats":
-            app.push_screen(PageScreen("Figures", report(app.desk)))
+            app.push_screen(PageScreen("Figures", report(app.controller)))
         case "plan":
-            assert app.desk.engine.plan is not None
-            app.push_screen(PageScreen("Plan", "\n\n".join(explain(app.desk.engine.plan))))
+            assert app.controller.engine.plan is not None
+            app.push_screen(PageScreen("Plan", "\n\n".join(explain(app.controller.engine.plan))))
         case "sessions":
 
             async def chosen(file: Path | None) -> None:

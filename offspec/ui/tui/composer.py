@@ -43,15 +43,15 @@ class Composer(TextArea):
         self._own = ""
         self._offered_for = ""
 
-    def put(self, text: str) -> None:
+    def set_text(self, text: str) -> None:
         """Show this text, with the cursor at its end."""
         self.text = text
         self.move_cursor(self.document.end)
 
-    def give_back(self, text: str) -> None:
+    def prepend(self, text: str) -> None:
         """Text that was not sent comes back, before whatever was written since."""
         self._at = None
-        self.put(f"{text}\n{self.text}" if self.text else text)
+        self.set_text(f"{text}\n{self.text}" if self.text else text)
 
     def dismiss(self) -> bool:
         """Close the list of completions; False where none was open."""
@@ -101,7 +101,7 @@ class Composer(TextArea):
         if len(self._choices.offered) == 1:
             self._take(self._choices.offered[0].text)
         elif self._choices.common() not in ("", self.text):
-            self.put(self._choices.common())
+            self.set_text(self._choices.common())
         else:
             self._choices.step(1)
 
@@ -146,7 +146,7 @@ class Composer(TextArea):
         self.replace(text, *self.selection, maintain_selection_offset=False)
 
     def _take(self, line: str) -> None:
-        self.put(line)
+        self.set_text(line)
         self._offered_for = line
         self._choices.hide()
 
@@ -159,5 +159,5 @@ class Composer(TextArea):
         at = len(self.recalled) if self._at is None else self._at
         at = max(at + by, 0)
         self._at = at if at < len(self.recalled) else None
-        self.put(self._own if self._at is None else self.recalled[at])
+        self.set_text(self._own if self._at is None else self.recalled[at])
         self.dismiss()

@@ -7,7 +7,7 @@ from textual.message import Message
 from offspec.core.events import LoadProgress, PassStats, Piece, Result
 
 if TYPE_CHECKING:
-    from offspec.ui.chat.controller import Desk
+    from offspec.ui.chat.controller import ChatController
 
 
 class Loading(Message):
@@ -21,9 +21,9 @@ class Loading(Message):
 class Loaded(Message):
     """A model is open. notes: lines that the user should read, the earliest first."""
 
-    def __init__(self, desk: "Desk", notes: tuple[str, ...] = ()) -> None:
+    def __init__(self, controller: "ChatController", notes: tuple[str, ...] = ()) -> None:
         super().__init__()
-        self.desk = desk
+        self.controller = controller
         self.notes = notes
 
 
@@ -35,7 +35,7 @@ class LoadFailed(Message):
         self.error = error
 
 
-class Answering(Message):
+class AnswerStarted(Message):
     """An answer has begun. opened: what the chat template began it with."""
 
     def __init__(self, opened: str) -> None:
@@ -43,7 +43,7 @@ class Answering(Message):
         self.opened = opened
 
 
-class Delta(Message):
+class AnswerText(Message):
     """More of the answer: text that is now final, and the same token by token."""
 
     def __init__(self, text: str, pieces: tuple[Piece, ...]) -> None:
@@ -52,7 +52,7 @@ class Delta(Message):
         self.pieces = pieces
 
 
-class Passed(Message):
+class PassDone(Message):
     """A pass is over."""
 
     def __init__(self, stats: PassStats) -> None:
@@ -68,7 +68,7 @@ class Noticed(Message):
         self.text = text
 
 
-class Done(Message):
+class AnswerDone(Message):
     """An answer is over: with its result, or with what broke it off."""
 
     def __init__(self, result: Result | None = None, error: Exception | None = None) -> None:

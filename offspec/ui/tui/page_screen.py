@@ -1,4 +1,4 @@
-"""A page of Markdown over the conversation, to read and close."""
+"""A page of Markdown over the conversation, to read and close; one of them is the help."""
 
 from typing import ClassVar
 
@@ -8,7 +8,27 @@ from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
 
-from offspec.ui.tui.prose import Prose
+from offspec.ui.chat.commands import COMMANDS
+from offspec.ui.tui.markdown import StreamedMarkdown
+
+KEYS = (
+    ("Enter", "send the question"),
+    ("Shift+Enter, Ctrl+J", "a new line in it"),
+    ("Tab", "complete a command"),
+    ("↑ ↓", "earlier and later questions, from the first and last line"),
+    ("Esc", "stop the answer; what came is kept"),
+    ("Ctrl+R", "ask the last question again"),
+    ("Ctrl+T", "the tree of the last pass, and those before it"),
+    ("Ctrl+O", "colour the answers' tokens by where they came from"),
+    ("Ctrl+B", "show or hide the side panel"),
+    ("Ctrl+L", "begin a new conversation"),
+    ("F2", "open or fold thinking"),
+    ("Page Up, Page Down", "scroll the conversation"),
+    ("Ctrl+P", "themes and more"),
+    ("F1", "this page"),
+    ("Ctrl+C", "stop the answer, or leave when pressed twice"),
+    ("Ctrl+Q", "leave; the conversation is saved"),
+)
 
 
 class PageScreen(ModalScreen[None]):
@@ -32,10 +52,26 @@ class PageScreen(ModalScreen[None]):
         with VerticalScroll(id="page") as page:
             page.border_title = Content(self._heading)
             page.border_subtitle = "esc closes   ↑ ↓ scroll"
-            yield Prose(self._markdown)
+            yield StreamedMarkdown(self._markdown)
 
     def action_close(self) -> None:
         self.dismiss()
 
     def action_scroll(self, lines: int) -> None:
         self.query_one("#page").scroll_relative(y=lines, animate=False)
+
+
+class HelpScreen(PageScreen):
+    """The keys first: whoever looks for a command has the keyboard under the hands already."""
+
+    def __init__(self) -> None:
+        super().__init__("Help", help_page())
+
+
+def help_page() -> str:
+    """Keys and commands as Markdown."""
+    keys = "\n".join(f"| {key} | {what} |" for key, what in KEYS)
+    commands = "\n".join(
+        f"| `{command.usage.replace('|', chr(92) + '|')}` | {command.help} |" for command in COMMANDS.values()
+    )
+    return f"| key | |\n|---|---|\n{keys}\n\n| command | |\n|---|---|\n{commands}\n"

@@ -1,6 +1,10 @@
-"""The panel beside the conversation: how fast it goes, where the time goes, and what lies where."""
+"""The panel beside the conversation: how fast it goes, where the time goes, and what lies where.
+
+No line is wider than the panel. Bars are drawn in characters that differ, so that they read without colour.
+"""
 
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from textual.app import ComposeResult
@@ -8,11 +12,25 @@ from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
 
-from offspec.ui.tui import figures_text
+from offspec_planners.units import format_bytes, format_number, format_seconds
 
 if TYPE_CHECKING:
-    from offspec.ui.chat.controller import Desk
+    from offspec.ui.chat.controller import ChatController
     from offspec.ui.chat.setup import ChatEngine
+    from offspec.ui.chat.stats import ChatStats, PassTimes
+    from offspec_planners.plan import Plan
+
+
+WIDTH = 30  # columns
+_STEPS = "▁▂▃▄▅▆▇█"
+# A pass's seconds: what they went into, its character in the bar, its colour.
+_SPLIT = (
+    ("draft", "▓", "$text-warning"),
+    ("link", "░", "$text-primary"),
+    ("compute", "█", "$text-success"),
+)
+_NOTHING = Content.styled("nothing yet", "$foreground 60%")
+
 
 _SECTIONS = {
     "speed": "Speed",
@@ -24,8 +42,109 @@ _SECTIONS = {
 }
 
 
+def speed(stats: "ChatStats") -> Content:
+    """Tokens a second, and tokens a pass."""
+    if not stats.history:
+        return _NOTHING
+    return _lines(
+        f"{format_number(stats.tok_per_s)} tok/s", f"{format_number(stats.tokens_per_pass)} tokens a pass"
+    )
+
+
+def times(done: "PassTimes") -> Content:
+    """Where the time of a pass went: a bar, and what its characters stand for."""
+    total = sum(done)
+    if total <= 0:
+        return _NOTHING
+    bar, rows, filled, passed = [], [], 0, 0.0
+    for (name, sign, style), part in zip(_SPLIT, done, strict=True):
+        passed += part
+        end = round(passed / total * WIDTH)
+        bar.append((sign * (end - filled), style))
+        filled = end
+        share = f"{part / total:.0%}"
+        rows.append(Content.assemble((sign, style), f" {name:<8}{format_seconds(part):>11}", f"{share:>9}"))
+    return _lines(Content.assemble(*bar), *rows)
+
+
+def sparkline(emitted: Sequence[int]) -> Content:
+    """Tokens of the latest passes, a column each, the last at the right; their range below."""
+    if not emitted:
+        return _NOTHING
+    shown = list(emitted)[-WIDTH:]
+    top = max(*shown, 1)
+    columns = "".join(_STEPS[max(round(count / top * len(_STEPS)), 1) - 1] for count in shown)
+    return _lines(
+        Content.styled(columns, "$text-success"), f"{min(shown)} to {max(shown)}, the last {shown[-1]}"
+    )
+
+
+def memory(engine: "ChatEngine") -> Content:
+    """What lies in each memory. Without a plan only the layers are known, and what was promised."""
+    placement, plan = engine.placement, engine.plan
+    resident, host = placement["resident_layers"], placement["host_layers"]
+    tiers = [("RAM", resident + host, placement["memory"])]
+    if placement["vram"] is not None:
+        tiers = [("VRAM", resident, placement["vram"]), ("RAM", host, placement["memory"])]
+    tiers.append(("disk", placement["disk_layers"], None))
+    return _lines(
+        *(
+            line
+            for name, layers, promised in tiers
+            for line in _tier(name, layers, promised, _held(plan, name))
+        )
+    )
+
+
+def _tier(name: str, layers: int, promised: int | None, held: int | None) -> list[Content | str]:
+    count = f"{layers} {'layer' if layers == 1 else 'layers'}"
+    if promised is None:
+        size = "" if not held else f", {format_bytes(held)}"
+        return [f"{name:<5}{count}{size}"]
+    if held is None:
+        return [f"{name:<5}{count}, {format_bytes(promised)} promised"]
+    sizes = f"{name:<5}{format_bytes(held)} of {format_bytes(promised)}"
+    return [sizes, bar(held / promised), f"     {count}"]
+
+
+def _held(plan: "Plan | None", memory_name: str) -> int | None:
+    if plan is None:
+        return None
+    return sum(size for _, tier, size in plan.parts if plan.memory_name(tier) == memory_name)
+
+
+def plan_line(engine: "ChatEngine") -> Content:
+    """How trees are grown, and what that is expected to give."""
+    trees = f"≤ {engine.budget:,} nodes, {engine.width:,} at a time"
+    if engine.plan is None:
+        return _lines(trees)
+    forecast = engine.plan.forecast
+    expected = f"{format_number(forecast.tok_per_s)} tok/s expected"
+    bound = f"{format_seconds(forecast.seconds_per_pass)} a pass, {forecast.bound}-bound"
+    return _lines(trees, expected, bound)
+
+
+def session(controller: "ChatController") -> Content:
+    """The conversation, and how full the context is."""
+    talk, used, room = controller.session.conversation, controller.session.used, controller.session.context
+    turns = f"{talk.turns:,} {'question' if talk.turns == 1 else 'questions'}"
+    return _lines(
+        talk.title or "a new conversation", turns, f"{used:,} of {room:,} tokens", bar(used / max(room, 1))
+    )
+
+
+def bar(share: float) -> Content:
+    """How full something is. Anything above nothing shows."""
+    full = min(max(round(share * WIDTH), 1 if share > 0 else 0), WIDTH)
+    return Content.assemble(("▰" * full, "$text-primary"), ("▱" * (WIDTH - full), "$foreground 30%"))
+
+
+def _lines(*lines: Content | str) -> Content:
+    return Content("\n").join(lines)
+
+
 class SidePanel(VerticalScroll, can_focus=False):
-    """Figures of the desk. A section is painted again only when its text has changed."""
+    """Statistics of the chat. A section is painted again only when its text has changed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,20 +156,20 @@ class SidePanel(VerticalScroll, can_focus=False):
             yield Static(title, classes="panel-title", markup=False)
             yield _Section(id=f"panel-{name}")
 
-    def update_from(self, desk: "Desk") -> None:
-        """Show what the desk knows now."""
+    def update_from(self, controller: "ChatController") -> None:
+        """Show what the controller knows now."""
         if not self.display or not self.is_mounted:
             return
         shown = {
-            "speed": figures_text.speed(desk.figures),
-            "split": figures_text.split(desk.figures.last_split),
-            "spark": figures_text.sparkline(desk.figures.history),
-            "session": figures_text.session(desk),
+            "speed": speed(controller.stats),
+            "split": times(controller.stats.last_times),
+            "spark": sparkline(controller.stats.history),
+            "session": session(controller),
         }
-        if self._engine is None or self._engine() is not desk.engine:
-            self._engine = weakref.ref(desk.engine)
-            shown["memory"] = figures_text.memory(desk.engine)
-            shown["plan"] = figures_text.plan_line(desk.engine)
+        if self._engine is None or self._engine() is not controller.engine:
+            self._engine = weakref.ref(controller.engine)
+            shown["memory"] = memory(controller.engine)
+            shown["plan"] = plan_line(controller.engine)
         for name, content in shown.items():
             self.query_one(f"#panel-{name}", _Section).show(content)
 

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 from offspec.core.errors import OffspecError, RequestError
 from offspec.core.events import Event
-from offspec.ui.chat.commands import written
+from offspec.ui.chat.commands import escaped
 from offspec.ui.tui.answer import Answer, ending_of
-from offspec.ui.tui.messages import Answering, Delta, Done
+from offspec.ui.tui.messages import AnswerDone, AnswerStarted, AnswerText
 from offspec.ui.tui.transcript_view import Entry
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ class Asking:
     async def go_on(self) -> None:
         """Send the question that has waited longest, if there is one and it can be sent."""
         app = self._app
-        if app.desk is None or app.is_loading or self.answer is not None or not self._waiting:
+        if app.controller is None or app.is_loading or self.answer is not None or not self._waiting:
             return
         entry = self._waiting.pop(0)
         app.transcript.send(entry)
-        await self.begin(app.desk.ask(entry.text), entry)
+        await self.begin(app.controller.ask(entry.text), entry)
 
     async def begin(
         self, events: Generator[Event, None, None], asked: Entry | None, *, edits: bool = False
@@ -73,24 +73,24 @@ class Asking:
         line, self.next_command = self.next_command, ""
         return line
 
-    async def call_back(self) -> bool:
+    async def return_waiting(self) -> bool:
         """Return what waits to the composer; False where nothing does."""
         waiting, self._waiting = self._waiting, []
         for entry in waiting:
-            await self._app.transcript.take_back(entry)
+            await self._app.transcript.remove_entry(entry)
         if waiting:
-            self._app.composer.give_back(written("\n".join(entry.text for entry in waiting)))
+            self._app.composer.prepend(escaped("\n".join(entry.text for entry in waiting)))
         return bool(waiting)
 
-    def begun(self, message: Answering) -> None:
+    def begun(self, message: AnswerStarted) -> None:
         if self.answer is not None:
-            self.answer.said.opened = message.opened
+            self.answer.state.opened = message.opened
 
-    def add(self, message: Delta) -> None:
+    def add(self, message: AnswerText) -> None:
         if self.answer is not None:
             self.answer.write(message.text, message.pieces)
 
-    async def end(self, message: Done) -> None:
+    async def end(self, message: AnswerDone) -> None:
         """The answer is over. After a fault nothing is sent by itself: what waited comes back."""
         answer, result, error = self.answer, message.result, message.error
         if answer is None:
@@ -101,7 +101,7 @@ class Asking:
             answer.finish(ending_of(result.finish_reason))
             return
         answer.finish(ending_of("failed"))
-        await self.call_back()
+        await self.return_waiting()
         if isinstance(error, RequestError):
             await self._refused(answer)
         await self._app.transcript.note(_what_to_do(error), "error")
@@ -112,10 +112,10 @@ class Asking:
         if asked is None or self._edits:
             await app.show_conversation()
         else:
-            await app.transcript.take_back(app.transcript.entry_of(answer))
-            await app.transcript.take_back(asked)
+            await app.transcript.remove_entry(app.transcript.entry_of(answer))
+            await app.transcript.remove_entry(asked)
         if asked is not None:
-            app.composer.give_back(f"/edit {asked.text}" if self._edits else written(asked.text))
+            app.composer.prepend(f"/edit {asked.text}" if self._edits else escaped(asked.text))
 
 
 def _what_to_do(error: Exception | None) -> str:

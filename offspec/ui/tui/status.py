@@ -1,4 +1,7 @@
-"""The line above the composer: what the machine is doing, and how full the context is."""
+"""The line at the top and the one above the composer: the model, what the machine is doing, the context."""
+
+from pathlib import PurePath
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from textual.app import ComposeResult
@@ -6,8 +9,33 @@ from textual.containers import Horizontal
 from textual.content import Content
 from textual.widgets import Static
 
+if TYPE_CHECKING:
+    from offspec.ui.chat.controller import ChatController
+
+
 _CELLS = 8  # of the meter
 _NARROW = 60
+
+
+class Header(Static):
+    """Repaints only what changed."""
+
+    def __init__(self, model: str) -> None:
+        self._shown = _short(model)
+        super().__init__(Content(self._shown), id="header", markup=False)
+
+    def update_from(self, controller: "ChatController") -> None:
+        engine, title = controller.engine, controller.session.conversation.title
+        parts = (_short(engine.config.model), f"draft {_short(engine.draft)}", title)
+        shown = " · ".join(part for part in parts if part)
+        if shown != self._shown:
+            self._shown = shown
+            self.update(Content(shown), layout=False)
+
+
+def _short(model: str) -> str:
+    """The last part of a path; a hub id keeps its owner."""
+    return PurePath(model).name if model.startswith(("/", ".", "~")) or model.count("/") > 1 else model
 
 
 class StatusLine(Horizontal):

@@ -68,7 +68,7 @@ class ThinkingBlock(Vertical):
         self._thought.display = not collapsed
         self._show()
 
-    async def become(self, part: Part) -> bool:
+    async def set_source(self, part: Part) -> bool:
         """Show the part as it is now."""
         if part != self.part:
             self.part = part

@@ -14,9 +14,8 @@ from textual.widgets import Static
 
 from offspec.chat.conversation import Message
 from offspec.ui.printable import printable
-from offspec.ui.tui.answer import Answer, Said, ending_of
-from offspec.ui.tui.note import Kind, note_of
-from offspec.ui.tui.question import Question
+from offspec.ui.tui.answer import Answer, AnswerState, ending_of
+from offspec.ui.tui.transcript_entries import Kind, Question, note_of
 
 LIVE = 12  # entries that are widgets, at most, while the end is in view: a layout walks all of them
 _KEPT = 6  # and that stay when the earlier ones are let go
@@ -27,7 +26,7 @@ _STEP = 3  # entries that come at once; a key must not wait for more of them to 
 class Entry:
     """One thing in the transcript: what it shows, and its widget while it has one. Equal to itself only."""
 
-    content: str | Said
+    content: str | AnswerState
     kind: Kind | None = None  # of a note
     waiting: bool = False  # a question that has not been sent
     widget: Widget | None = None
@@ -39,11 +38,11 @@ class Entry:
     @property
     def is_settled(self) -> bool:
         """Nothing more will come of it: no question that waits, no answer under way."""
-        return self.content.over if isinstance(self.content, Said) else not self.waiting
+        return self.content.over if isinstance(self.content, AnswerState) else not self.waiting
 
     @property
     def text(self) -> str:
-        return self.content.text if isinstance(self.content, Said) else self.content
+        return self.content.text if isinstance(self.content, AnswerState) else self.content
 
 
 class TranscriptView(VerticalScroll, can_focus=False):
@@ -87,7 +86,7 @@ class TranscriptView(VerticalScroll, can_focus=False):
 
     async def begin_answer(self) -> Answer:
         """An answer without text as yet, at the end of what was sent."""
-        entry = Entry(Said())
+        entry = Entry(AnswerState())
         await self._add(entry, before=next((e for e in self.entries if e.waiting), None))
         assert isinstance(entry.widget, Answer)
         return entry.widget
@@ -95,7 +94,7 @@ class TranscriptView(VerticalScroll, can_focus=False):
     async def note(self, text: str, kind: Kind = "say") -> None:
         await self._add(Entry(text, kind))
 
-    async def take_back(self, entry: Entry) -> None:
+    async def remove_entry(self, entry: Entry) -> None:
         """The entry was never there."""
         place = self.entries.index(entry)
         del self.entries[place]
@@ -103,7 +102,7 @@ class TranscriptView(VerticalScroll, can_focus=False):
             self._first -= 1
         await self._let_go([entry])
 
-    async def drop(self, messages: Sequence[Message]) -> None:
+    async def remove_messages(self, messages: Sequence[Message]) -> None:
         """Take these messages away from the end, with what the program said in between."""
         asked = sum(message.role == "user" for message in messages)
         questions = [place for place, entry in enumerate(self.entries) if entry.is_question]
@@ -221,7 +220,7 @@ class TranscriptView(VerticalScroll, can_focus=False):
         self._earlier.update(f"⋯ {self._first:,} earlier entries (Page Up, or a click)")
 
     def _widget(self, entry: Entry) -> Widget:
-        if isinstance(entry.content, Said):
+        if isinstance(entry.content, AnswerState):
             return Answer(entry.content, sources=self.sources)
         if entry.kind is None:
             return Question(entry.content, waiting=entry.waiting)
@@ -232,4 +231,4 @@ def _entry(message: Message) -> Entry:
     if message.role == "user":
         return Entry(message.content)
     ending = ending_of(message.finish)
-    return Entry(Said(printable(message.content), message.opened, ending=ending, over=True))
+    return Entry(AnswerState(printable(message.content), message.opened, ending=ending, over=True))

@@ -15,9 +15,18 @@ from textual.message import Message
 from offspec.chat.archive import Archive
 from offspec.core.config import EngineConfig
 from offspec.core.events import Event, Finished, LoadProgress, Notice, PassStats, Prefill, Result, TextDelta
-from offspec.ui.chat.controller import Desk
+from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.setup import Opener, Setup
-from offspec.ui.tui.messages import Answering, Delta, Done, Loaded, LoadFailed, Loading, Noticed, Passed
+from offspec.ui.tui.messages import (
+    AnswerDone,
+    AnswerStarted,
+    AnswerText,
+    Loaded,
+    LoadFailed,
+    Loading,
+    Noticed,
+    PassDone,
+)
 
 _BETWEEN_PROGRESS = 0.1  # seconds; a load may tell of every tensor
 
@@ -30,7 +39,7 @@ class EngineThread:
     ) -> None:
         self._setup, self._opener, self._archive, self._post = setup, opener, archive, post
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._desk: Desk | None = None
+        self._controller: ChatController | None = None
         self._progress_at = 0.0
         self._stage = ""
         self._thread = threading.Thread(target=self._run, name="offspec-engine", daemon=True)
@@ -44,13 +53,13 @@ class EngineThread:
         self._jobs.put(partial(self._load, config))
 
     def answer(self, events: Generator[Event, None, None]) -> None:
-        """Run through an answer. Ends in `Done`."""
+        """Run through an answer. Ends in `AnswerDone`."""
         self._jobs.put(partial(self._answer, events))
 
     def stop(self) -> None:
         """Break the answer off, whatever it is at. A load cannot be broken off."""
-        if self._desk is not None:
-            self._desk.stop()
+        if self._controller is not None:
+            self._controller.stop()
 
     def close(self, timeout: float) -> bool:
         """Break off, close the engine, and end; False where that took longer than `timeout` seconds."""
@@ -62,23 +71,23 @@ class EngineThread:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
-        if self._desk is not None:
-            self._desk.close()
+        if self._controller is not None:
+            self._controller.close()
 
     def _load(self, config: EngineConfig) -> None:
-        desk = self._desk
+        controller = self._controller
         try:
-            if desk is None:
-                desk = Desk.open(self._setup, self._opener, self._archive, self._hear)
-                notes = tuple(desk.notes)
+            if controller is None:
+                controller = ChatController.open(self._setup, self._opener, self._archive, self._on_event)
+                notes = tuple(controller.notes)
             else:
-                desk.exchange(config, self._opener, self._hear, self._go_back)
-                notes = (f"the draft is {desk.engine.draft}",)
+                controller.reload(config, self._opener, self._on_event, self._go_back)
+                notes = (f"the draft is {controller.engine.draft}",)
         except Exception as error:
             self._post(LoadFailed(error))
         else:
-            self._desk = desk
-            self._post(Loaded(desk, notes))
+            self._controller = controller
+            self._post(Loaded(controller, notes))
 
     def _go_back(self, error: Exception) -> None:
         self._post(Noticed(f"{error}; loading the model as it was before"))
@@ -93,27 +102,27 @@ class EngineThread:
                 self._tell(event)
         except Exception as error:
             failure = error
-        self._post(Done(result, failure))
+        self._post(AnswerDone(result, failure))
 
     def _tell(self, event: Event) -> None:
         match event:
             case Prefill():
-                assert self._desk is not None
-                self._post(Answering(self._desk.session.opened))
+                assert self._controller is not None
+                self._post(AnswerStarted(self._controller.session.opened))
             case Notice():
                 self._post(Noticed(event.text))
             case TextDelta():
-                self._post(Delta(event.text, event.pieces))
+                self._post(AnswerText(event.text, event.pieces))
             case PassStats():
-                self._post(Passed(event))
+                self._post(PassDone(event))
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         """What the engine tells aside, from this thread."""
         if isinstance(event, LoadProgress):
             self._load_progress(event)
             return
-        if self._desk is not None:
-            self._desk.hear(event)
+        if self._controller is not None:
+            self._controller.on_event(event)
         if isinstance(event, Notice):
             self._post(Noticed(event.text))
 

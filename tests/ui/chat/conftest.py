@@ -1,4 +1,4 @@
-"""A desk over an engine that follows a script."""
+"""A chat over an engine that follows a script."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from offspec.chat.archive import Archive
-from offspec.ui.chat.controller import Desk
+from offspec.ui.chat.controller import ChatController
 from tests.support.fake_engine import ScriptedEngine
 from tests.ui.chat.talk import ANSWER, SETUP
 
@@ -22,9 +22,9 @@ def engine() -> ScriptedEngine:
 
 
 @pytest.fixture
-def desk(engine: ScriptedEngine, archive: Archive) -> Iterator[Desk]:
-    desk = Desk(engine, SETUP, archive)
-    engine.notify = desk.hear
-    yield desk
-    desk.close()
+def chat(engine: ScriptedEngine, archive: Archive) -> Iterator[ChatController]:
+    chat = ChatController(engine, SETUP, archive)
+    engine.notify = chat.on_event
+    yield chat
+    chat.close()
     assert engine.closed

@@ -1,21 +1,21 @@
-"""What the tests of a desk say to it, and how they read what comes back."""
+"""What the tests of a chat say to it, and how they read what comes back."""
 
 from collections.abc import Iterator
 
 from offspec.core.config import EngineConfig, SamplingParams
 from offspec.core.events import Event, Finished
-from offspec.ui.chat.controller import Desk
+from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.handlers import run_command
-from offspec.ui.chat.outcomes import Say
+from offspec.ui.chat.outcomes import ShowText
 from offspec.ui.chat.setup import Setup
 
 SETUP = Setup(EngineConfig("demo"), SamplingParams(max_tokens=100))
 ANSWER = "The sky is blue because of scattering."
 
 
-def say(desk: Desk, text: str) -> str:
+def say(chat: ChatController, text: str) -> str:
     """The text of the answer."""
-    return finished(desk.ask(text))
+    return finished(chat.ask(text))
 
 
 def finished(events: Iterator[Event]) -> str:
@@ -24,11 +24,11 @@ def finished(events: Iterator[Event]) -> str:
     return last.result.text
 
 
-def said(desk: Desk) -> list[str]:
-    return [message.content for message in desk.session.messages]
+def said(chat: ChatController) -> list[str]:
+    return [message.content for message in chat.session.messages]
 
 
-def shown(desk: Desk, line: str) -> str:
-    outcome = run_command(desk, line)
-    assert isinstance(outcome, Say)
+def shown(chat: ChatController, line: str) -> str:
+    outcome = run_command(chat, line)
+    assert isinstance(outcome, ShowText)
     return outcome.markdown

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offspec.core.errors import RequestError
-from offspec.ui.chat.commands import COMMANDS, find, help_of, is_command, parse, spoken, written
+from offspec.ui.chat.commands import COMMANDS, escaped, find, help_of, is_command, parse, unescaped
 from offspec.ui.chat.handlers import ACTIONS
 
 
@@ -55,16 +55,16 @@ def test_what_is_said_to_the_model(line: str) -> None:
     ],
 )
 def test_two_slashes_say_one_where_one_would_be_a_command(typed: str, said: str) -> None:
-    assert spoken(typed) == said
-    assert written(said) == typed
+    assert unescaped(typed) == said
+    assert escaped(said) == typed
 
 
 @given(st.text("/aqut ", max_size=8) | st.sampled_from(["/quit", "//new x", "///help", "/TODO"]))
 def test_what_is_handed_back_is_said_again_and_never_run(text: str) -> None:
-    assert spoken(written(text)) == text
-    if is_command(written(text)):
+    assert unescaped(escaped(text)) == text
+    if is_command(escaped(text)):
         with pytest.raises(RequestError, match="no command"):
-            parse(written(text))
+            parse(escaped(text))
 
 
 def test_an_unknown_command_names_the_nearest() -> None:

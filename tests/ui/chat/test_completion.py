@@ -7,17 +7,17 @@ import pytest
 from offspec.chat.archive import Archive, Entry
 from offspec.core.config import SOURCES
 from offspec.ui.chat.commands import COMMANDS
-from offspec.ui.chat.controller import Desk
+from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.handlers import run_command
 from tests.ui.chat.talk import say
 
 
-def completions(desk: Desk, line: str) -> list[str]:
-    return [completion.text for completion in desk.complete(line)]
+def completions(chat: ChatController, line: str) -> list[str]:
+    return [completion.text for completion in chat.complete(line)]
 
 
-def test_completion(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert completions(desk, "/s") == [
+def test_completion(chat: ChatController, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert completions(chat, "/s") == [
         "/system ",
         "/set ",
         "/seed ",
@@ -26,20 +26,20 @@ def test_completion(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "/sources ",
         "/stats",
     ]
-    assert len(completions(desk, "/")) == len(COMMANDS)
-    assert completions(desk, "/help re") == ["/help retry"]
-    assert completions(desk, "/set te") == ["/set temperature="]
-    assert completions(desk, "/set top_k=5 top") == ["/set top_k=5 top_p=", "/set top_k=5 top_k="]
-    assert completions(desk, "/draft ") == [f"/draft {name}" for name in SOURCES]
-    assert completions(desk, "/sources o") == ["/sources on", "/sources off"]
-    assert completions(desk, "/clear ") == completions(desk, "hello") == completions(desk, "//he") == []
-    assert all(completion.help for completion in desk.complete("/"))
+    assert len(completions(chat, "/")) == len(COMMANDS)
+    assert completions(chat, "/help re") == ["/help retry"]
+    assert completions(chat, "/set te") == ["/set temperature="]
+    assert completions(chat, "/set top_k=5 top") == ["/set top_k=5 top_p=", "/set top_k=5 top_k="]
+    assert completions(chat, "/draft ") == [f"/draft {name}" for name in SOURCES]
+    assert completions(chat, "/sources o") == ["/sources on", "/sources off"]
+    assert completions(chat, "/clear ") == completions(chat, "hello") == completions(chat, "//he") == []
+    assert all(completion.help for completion in chat.complete("/"))
 
 
 def test_conversations_are_looked_for_once_a_line(
-    desk: Desk, archive: Archive, monkeypatch: pytest.MonkeyPatch
+    chat: ChatController, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    say(desk, "Why is it so?")
+    say(chat, "Why is it so?")
     looked: list[int] = []
     look = archive.list
 
@@ -49,29 +49,31 @@ def test_conversations_are_looked_for_once_a_line(
 
     monkeypatch.setattr(archive, "list", counted)
     for line in ("/load ", "/load w", "/load wh"):
-        assert completions(desk, line) == ["/load Why is it so?"]
+        assert completions(chat, line) == ["/load Why is it so?"]
     assert len(looked) == 1
-    assert completions(desk, "/lo") == ["/load "]
-    completions(desk, "/load ")
+    assert completions(chat, "/lo") == ["/load "]
+    completions(chat, "/load ")
     assert len(looked) == 2
-    run_command(desk, "/help")
-    completions(desk, "/load ")
+    run_command(chat, "/help")
+    completions(chat, "/load ")
     assert len(looked) == 3
 
 
-def test_completion_of_names_and_files(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    say(desk, "Why is it so?")
-    assert completions(desk, "/load why") == ["/load Why is it so?"]
+def test_completion_of_names_and_files(
+    chat: ChatController, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say(chat, "Why is it so?")
+    assert completions(chat, "/load why") == ["/load Why is it so?"]
     for name in ("one.json", "two.gguf", "three.txt", ".hidden.json"):
         (tmp_path / name).touch()
     (tmp_path / "models").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert completions(desk, "/save ./") == ["/save ./models/", "/save ./one.json", "/save ./sessions/"]
-    assert completions(desk, f"/load {tmp_path}/o") == [f"/load {tmp_path}/one.json"]
-    assert completions(desk, "/draft ./m") == ["/draft ./models/"]
-    assert completions(desk, "/draft ./t") == ["/draft ./two.gguf"]
-    assert completions(desk, "/draft suffix,./t") == ["/draft suffix,./two.gguf"]
-    assert completions(desk, "/draft suffix,s") == ["/draft suffix,substitute", "/draft suffix,suffix"]
+    assert completions(chat, "/save ./") == ["/save ./models/", "/save ./one.json", "/save ./sessions/"]
+    assert completions(chat, f"/load {tmp_path}/o") == [f"/load {tmp_path}/one.json"]
+    assert completions(chat, "/draft ./m") == ["/draft ./models/"]
+    assert completions(chat, "/draft ./t") == ["/draft ./two.gguf"]
+    assert completions(chat, "/draft suffix,./t") == ["/draft suffix,./two.gguf"]
+    assert completions(chat, "/draft suffix,s") == ["/draft suffix,substitute", "/draft suffix,suffix"]
     assert (
-        completions(desk, "/draft /no/such/folder/") == completions(desk, "/load ~nobody-of-that-name/") == []
+        completions(chat, "/draft /no/such/folder/") == completions(chat, "/load ~nobody-of-that-name/") == []
     )

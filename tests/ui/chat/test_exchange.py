@@ -11,39 +11,39 @@ from offspec.chat.conversation import Conversation
 from offspec.core.config import EngineConfig
 from offspec.core.errors import DraftError, OffspecError, RequestError, SessionError
 from offspec.core.events import Event
-from offspec.ui.chat.controller import Desk
+from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.handlers import run_command
 from offspec.ui.chat.outcomes import Reload
 from tests.support.fake_engine import ScriptedEngine
 from tests.ui.chat.talk import ANSWER, SETUP, said, say, shown
 
 
-def test_draft(desk: Desk, tmp_path: Path) -> None:
-    assert run_command(desk, "/draft none") == Reload(EngineConfig("demo", draft="none"))
-    assert run_command(desk, "/draft some/model") == Reload(EngineConfig("demo", draft="some/model"))
-    assert run_command(desk, f"/draft {tmp_path}") == Reload(EngineConfig("demo", draft=str(tmp_path)))
-    assert "already" in shown(desk, "/draft auto")
+def test_draft(chat: ChatController, tmp_path: Path) -> None:
+    assert run_command(chat, "/draft none") == Reload(EngineConfig("demo", draft="none"))
+    assert run_command(chat, "/draft some/model") == Reload(EngineConfig("demo", draft="some/model"))
+    assert run_command(chat, f"/draft {tmp_path}") == Reload(EngineConfig("demo", draft=str(tmp_path)))
+    assert "already" in shown(chat, "/draft auto")
     for wrong in ("modle", "./modle", "/no/such/model", "~/modle.gguf"):
         with pytest.raises(RequestError, match="there is no model"):
-            run_command(desk, f"/draft {wrong}")
+            run_command(chat, f"/draft {wrong}")
 
 
-def test_a_list_of_drafts(desk: Desk) -> None:
-    several = run_command(desk, "/draft substitute,some/head,suffix")
+def test_a_list_of_drafts(chat: ChatController) -> None:
+    several = run_command(chat, "/draft substitute,some/head,suffix")
     assert several == Reload(EngineConfig("demo", draft="substitute,some/head,suffix"))
     for wrong, words in (("suffix,modle", "there is no model"), ("suffix,suffix", "twice"), (",", "missing")):
         with pytest.raises(RequestError, match=words):
-            run_command(desk, f"/draft {wrong}")
+            run_command(chat, f"/draft {wrong}")
 
 
-def test_what_is_loaded_takes_over_at_once(desk: Desk, engine: ScriptedEngine) -> None:
+def test_what_is_loaded_takes_over_at_once(chat: ChatController, engine: ScriptedEngine) -> None:
     engine.sources = ("substitute", "suffix")
-    assert "already" in shown(desk, "/draft auto")
-    assert "suffix from the next answer on" in shown(desk, "/draft suffix")
-    assert "suffix already" in shown(desk, "/draft suffix")
-    assert "suffix,substitute from the next" in shown(desk, "/draft suffix,substitute")
-    assert "substitute (4-bit) from the next" in shown(desk, "/draft auto")
-    assert isinstance(run_command(desk, "/draft suffix,some/model"), Reload), "which is not loaded"
+    assert "already" in shown(chat, "/draft auto")
+    assert "suffix from the next answer on" in shown(chat, "/draft suffix")
+    assert "suffix already" in shown(chat, "/draft suffix")
+    assert "suffix,substitute from the next" in shown(chat, "/draft suffix,substitute")
+    assert "substitute (4-bit) from the next" in shown(chat, "/draft auto")
+    assert isinstance(run_command(chat, "/draft suffix,some/model"), Reload), "which is not loaded"
 
 
 class Openings:
@@ -65,37 +65,37 @@ class Openings:
         return self.engines[-1]
 
 
-def test_an_exchange_goes_on_with_the_conversation(desk: Desk, engine: ScriptedEngine) -> None:
-    say(desk, "Why?")
-    run_command(desk, "/set temperature=0.5")
+def test_an_exchange_goes_on_with_the_conversation(chat: ChatController, engine: ScriptedEngine) -> None:
+    say(chat, "Why?")
+    run_command(chat, "/set temperature=0.5")
     opener, none = Openings(), EngineConfig("demo", draft="none")
-    desk.exchange(none, opener, desk.hear, pytest.fail)
-    assert engine.closed and desk.config == none
-    say(desk, "And?")
-    assert said(desk) == ["Why?", ANSWER, "And?", ANSWER]
-    assert desk.session.params.temperature == 0.5
-    assert Conversation.read(desk.file).turns == 2
-    assert "already" in shown(desk, "/draft none")
+    chat.reload(none, opener, chat.on_event, pytest.fail)
+    assert engine.closed and chat.config == none
+    say(chat, "And?")
+    assert said(chat) == ["Why?", ANSWER, "And?", ANSWER]
+    assert chat.session.params.temperature == 0.5
+    assert Conversation.read(chat.file).turns == 2
+    assert "already" in shown(chat, "/draft none")
     assert len(opener.engines[0].asked) == 1
     engine.closed = True
 
 
 def test_what_comes_back_after_a_failed_exchange_follows_its_plan(archive: Archive, tmp_path: Path) -> None:
     plan, opener = tmp_path / "plan.json", Openings("bad/draft")
-    desk = Desk.open(replace(SETUP, plan=plan), opener, archive, lambda event: None)
-    say(desk, "Why?")
+    chat = ChatController.open(replace(SETUP, plan=plan), opener, archive, lambda event: None)
+    say(chat, "Why?")
     failures: list[OffspecError] = []
     bad = replace(SETUP.config, draft="bad/draft")
-    desk.exchange(bad, opener, desk.hear, failures.append)
+    chat.reload(bad, opener, chat.on_event, failures.append)
     assert opener.asked == [(SETUP.config, plan), (bad, None), (SETUP.config, plan)]
     assert [str(failure) for failure in failures] == ["bad/draft has another vocabulary"]
-    say(desk, "And?")
-    assert len(said(desk)) == 4 and desk.config == SETUP.config
-    desk.close()
+    say(chat, "And?")
+    assert len(said(chat)) == 4 and chat.config == SETUP.config
+    chat.close()
 
 
 def test_an_engine_under_which_there_is_no_desk_is_closed(archive: Archive) -> None:
     opener = Openings()
     with pytest.raises(SessionError):
-        Desk.open(replace(SETUP, resume="nowhere"), opener, archive, lambda event: None)
+        ChatController.open(replace(SETUP, resume="nowhere"), opener, archive, lambda event: None)
     assert opener.engines[0].closed

@@ -10,66 +10,68 @@ from offspec.chat.archive import Archive
 from offspec.chat.conversation import Conversation
 from offspec.core.config import SamplingParams
 from offspec.core.errors import OffspecError, RequestError, SessionError
-from offspec.ui.chat.controller import Desk
+from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.handlers import run_command
 from offspec.ui.chat.outcomes import Reset
 from tests.support.fake_engine import ScriptedEngine
 from tests.ui.chat.talk import ANSWER, SETUP, said, say, shown
 
 
-def test_save_and_load_by_name(desk: Desk, archive: Archive) -> None:
-    say(desk, "Why?")
-    assert "**Holiday plans**" in shown(desk, "/save Holiday plans")
-    assert isinstance(run_command(desk, "/clear"), Reset)
-    assert said(desk) == []
-    say(desk, "Other?")
+def test_save_and_load_by_name(chat: ChatController, archive: Archive) -> None:
+    say(chat, "Why?")
+    assert "**Holiday plans**" in shown(chat, "/save Holiday plans")
+    assert isinstance(run_command(chat, "/clear"), Reset)
+    assert said(chat) == []
+    say(chat, "Other?")
     with pytest.raises(RequestError, match="another conversation is called 'Holiday plans'"):
-        run_command(desk, "/save holiday PLANS")
-    outcome = run_command(desk, "/load holiday plans")
+        run_command(chat, "/save holiday PLANS")
+    outcome = run_command(chat, "/load holiday plans")
     assert outcome == Reset("Going on with 'Holiday plans': one question so far.")
-    assert not desk.trees
-    say(desk, "And?")
+    assert not chat.trees
+    say(chat, "And?")
     assert {entry.title: entry.turns for entry in archive.list()} == {"Holiday plans": 2, "Other?": 1}
     with pytest.raises(SessionError, match="no session 'nowhere'"):
-        run_command(desk, "/load nowhere")
-    assert len(said(desk)) == 4
+        run_command(chat, "/load nowhere")
+    assert len(said(chat)) == 4
 
 
-def test_save_to_a_file_and_load_it(desk: Desk, tmp_path: Path) -> None:
-    say(desk, "Why?")
+def test_save_to_a_file_and_load_it(chat: ChatController, tmp_path: Path) -> None:
+    say(chat, "Why?")
     file = tmp_path / "copy.json"
-    assert str(file) in shown(desk, f"/save {file}")
-    say(desk, "And?")
+    assert str(file) in shown(chat, f"/save {file}")
+    say(chat, "And?")
     assert Conversation.read(file).turns == 1
-    shown(desk, f"/save {file}")  # the same conversation may be copied over itself
+    shown(chat, f"/save {file}")  # the same conversation may be copied over itself
     assert Conversation.read(file).turns == 2
-    run_command(desk, "/clear")
-    say(desk, "Other?")
+    run_command(chat, "/clear")
+    say(chat, "Other?")
     with pytest.raises(RequestError, match="holds another conversation"):
-        run_command(desk, f"/save {file}")
-    run_command(desk, f"/load {file}")
-    say(desk, "More?")
+        run_command(chat, f"/save {file}")
+    run_command(chat, f"/load {file}")
+    say(chat, "More?")
     assert Conversation.read(file).turns == 3  # who opens a file goes on in it
 
 
-def test_save_destroys_nothing(desk: Desk, tmp_path: Path) -> None:
-    say(desk, "Why?")
+def test_save_destroys_nothing(chat: ChatController, tmp_path: Path) -> None:
+    say(chat, "Why?")
     file = tmp_path / "notes.json"
     file.write_text("{}")
     with pytest.raises(RequestError, match="is no conversation"):
-        run_command(desk, f"/save {file}")
+        run_command(chat, f"/save {file}")
     assert file.read_text() == "{}"
     with pytest.raises(RequestError, match="is a folder"):
-        run_command(desk, f"/save {tmp_path}/")
+        run_command(chat, f"/save {tmp_path}/")
 
 
 @pytest.mark.parametrize(
     "path",
     ["~nobody-of-that-name/copy.json", f"./{'long' * 100}/copy.json", "a\0b.json", "{locked}/x.json"],
 )
-def test_paths_that_cannot_be(path: str, desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_that_cannot_be(
+    path: str, chat: ChatController, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Root may look everywhere, so a folder that may not be looked at is played."""
-    say(desk, "Why?")
+    say(chat, "Why?")
     look, locked = Path.stat, str(tmp_path / "locked")
 
     def stat(file: Path, **how: bool) -> os.stat_result:
@@ -80,79 +82,85 @@ def test_paths_that_cannot_be(path: str, desk: Desk, tmp_path: Path, monkeypatch
     monkeypatch.setattr(Path, "stat", stat)
     for name in ("save", "load", "draft"):
         with pytest.raises(OffspecError) as error:
-            run_command(desk, f"/{name} {path.format(locked=locked)}")
+            run_command(chat, f"/{name} {path.format(locked=locked)}")
         assert "\n" not in str(error.value)
-        desk.complete(f"/{name} {path.format(locked=locked)}")
+        chat.complete(f"/{name} {path.format(locked=locked)}")
 
 
-def test_a_title_is_not_taken_where_it_cannot_be_written(desk: Desk) -> None:
-    say(desk, "Why?")
-    desk.file.unlink()
-    desk.file.mkdir()
+def test_a_title_is_not_taken_where_it_cannot_be_written(chat: ChatController) -> None:
+    say(chat, "Why?")
+    chat.file.unlink()
+    chat.file.mkdir()
     with pytest.raises(OffspecError):
-        run_command(desk, "/save Holiday")
-    assert desk.session.conversation.title == "Why?"
+        run_command(chat, "/save Holiday")
+    assert chat.session.conversation.title == "Why?"
 
 
-def test_a_conversation_whose_title_is_not_its_own_is_named_by_its_id(desk: Desk) -> None:
-    say(desk, "Why?")
-    assert run_command(desk, "/clear") == Reset(
+def test_a_conversation_whose_title_is_not_its_own_is_named_by_its_id(chat: ChatController) -> None:
+    say(chat, "Why?")
+    assert run_command(chat, "/clear") == Reset(
         "A new conversation. `/load Why?` goes on with the one before."
     )
-    say(desk, "why?")
-    second = desk.session.conversation.id
-    assert run_command(desk, "/clear") == Reset(
+    say(chat, "why?")
+    second = chat.session.conversation.id
+    assert run_command(chat, "/clear") == Reset(
         f"A new conversation. `/load {second}` goes on with the one before."
     )
-    assert isinstance(run_command(desk, f"/load {second}"), Reset)
+    assert isinstance(run_command(chat, f"/load {second}"), Reset)
 
 
-def test_a_conversation_with_another_model_says_so(desk: Desk, archive: Archive, tmp_path: Path) -> None:
-    say(desk, "Why?")
-    other = Conversation(model="other/model", title="Elsewhere", messages=desk.session.conversation.messages)
+def test_a_conversation_with_another_model_says_so(
+    chat: ChatController, archive: Archive, tmp_path: Path
+) -> None:
+    say(chat, "Why?")
+    other = Conversation(model="other/model", title="Elsewhere", messages=chat.session.conversation.messages)
     other.write(archive.file_for(other))
-    outcome = run_command(desk, "/load Elsewhere")
+    outcome = run_command(chat, "/load Elsewhere")
     assert isinstance(outcome, Reset) and "held with other/model; demo goes on" in outcome.note
 
 
 # Resuming
 
 
-def test_resume_takes_the_latest_of_this_model(desk: Desk, archive: Archive) -> None:
-    run_command(desk, "/system Be brief.")
-    run_command(desk, "/set temperature=0.5 top_k=3")
-    say(desk, "Why?")
+def test_resume_takes_the_latest_of_this_model(chat: ChatController, archive: Archive) -> None:
+    run_command(chat, "/system Be brief.")
+    run_command(chat, "/set temperature=0.5 top_k=3")
+    say(chat, "Why?")
     params = SamplingParams(temperature=0.9, top_k=50)
     setup = replace(SETUP, resume="", params=params, given=frozenset({"temperature"}))
-    desk.close()
-    again = Desk(ScriptedEngine([ANSWER]), setup, archive)
-    assert said(again) == said(desk) and again.file == desk.file
+    chat.close()
+    again = ChatController(ScriptedEngine([ANSWER]), setup, archive)
+    assert said(again) == said(chat) and again.file == chat.file
     assert again.notes == ["Going on with 'Why?': one question so far."]
     assert again.session.system == "Be brief."
     assert (again.session.params.temperature, again.session.params.top_k) == (0.9, 3)
     again.close()
     again.close()
-    assert Desk(ScriptedEngine(), replace(setup, system="Rhyme."), archive).session.system == "Rhyme."
+    assert (
+        ChatController(ScriptedEngine(), replace(setup, system="Rhyme."), archive).session.system == "Rhyme."
+    )
 
 
-def test_a_conversation_that_is_open_elsewhere_is_not_taken_up(desk: Desk, archive: Archive) -> None:
-    say(desk, "Why?")
-    other = Desk(ScriptedEngine([ANSWER]), SETUP, archive)
+def test_a_conversation_that_is_open_elsewhere_is_not_taken_up(
+    chat: ChatController, archive: Archive
+) -> None:
+    say(chat, "Why?")
+    other = ChatController(ScriptedEngine([ANSWER]), SETUP, archive)
     say(other, "Other?")
     with pytest.raises(SessionError, match="open in another terminal"):
         run_command(other, "/load Why?")
     say(other, "And?")
     assert said(other) == ["Other?", ANSWER, "And?", ANSWER]
-    assert Conversation.read(other.file).turns == 2 and Conversation.read(desk.file).turns == 1
-    desk.close()
+    assert Conversation.read(other.file).turns == 2 and Conversation.read(chat.file).turns == 1
+    chat.close()
     assert isinstance(run_command(other, "/load Why?"), Reset)
 
 
-def test_resume_by_name_and_with_nothing_there(desk: Desk, archive: Archive) -> None:
-    new = Desk(ScriptedEngine(), replace(SETUP, resume=""), archive)
+def test_resume_by_name_and_with_nothing_there(chat: ChatController, archive: Archive) -> None:
+    new = ChatController(ScriptedEngine(), replace(SETUP, resume=""), archive)
     assert "new one" in new.notes[0]
-    say(desk, "Why?")
-    desk.close()
-    assert said(Desk(ScriptedEngine(), replace(SETUP, resume="why?"), archive)) == ["Why?", ANSWER]
+    say(chat, "Why?")
+    chat.close()
+    assert said(ChatController(ScriptedEngine(), replace(SETUP, resume="why?"), archive)) == ["Why?", ANSWER]
     with pytest.raises(SessionError):
-        Desk(ScriptedEngine(), replace(SETUP, resume="nowhere"), archive)
+        ChatController(ScriptedEngine(), replace(SETUP, resume="nowhere"), archive)

@@ -7,16 +7,16 @@ import pytest
 
 from offspec.core.config import SamplingParams
 from offspec.core.errors import RequestError
-from offspec.ui.chat.controller import Desk
+from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.handlers import run_command
 from tests.ui.chat.talk import SETUP, finished, say, shown
 
 
-def test_set_shows_everything_and_one(desk: Desk) -> None:
-    text = shown(desk, "/set")
+def test_set_shows_everything_and_one(chat: ChatController) -> None:
+    text = shown(chat, "/set")
     for name in SamplingParams.__dataclass_fields__:
         assert f"| `{name}` |" in text
-    assert shown(desk, "/set top-p").startswith("`top_p` is `1`: ")
+    assert shown(chat, "/set top-p").startswith("`top_p` is `1`: ")
 
 
 @pytest.mark.parametrize(
@@ -32,21 +32,21 @@ def test_set_shows_everything_and_one(desk: Desk) -> None:
         ("stop=### stop='say \"so\"'", {"stop": ("###", 'say "so"')}),
     ],
 )
-def test_set_changes(desk: Desk, line: str, changes: dict[str, Any]) -> None:
-    assert shown(desk, f"/set {line}").startswith("From the next answer on ")
-    assert desk.session.params == replace(SETUP.params, **changes)
-    assert shown(desk, f"/set {line}") == "Nothing changes: it was set so already."
+def test_set_changes(chat: ChatController, line: str, changes: dict[str, Any]) -> None:
+    assert shown(chat, f"/set {line}").startswith("From the next answer on ")
+    assert chat.session.params == replace(SETUP.params, **changes)
+    assert shown(chat, f"/set {line}") == "Nothing changes: it was set so already."
     name = next(iter(changes))
-    shown(desk, f"/set {name}=default")
-    assert getattr(desk.session.params, name) == getattr(SETUP.params, name)
-    shown(desk, "/set default")
-    assert desk.session.params == SETUP.params
+    shown(chat, f"/set {name}=default")
+    assert getattr(chat.session.params, name) == getattr(SETUP.params, name)
+    shown(chat, "/set default")
+    assert chat.session.params == SETUP.params
 
 
-def test_set_none_and_random_take_away(desk: Desk) -> None:
-    shown(desk, "/set stop=END seed=7")
-    shown(desk, "/set stop=none seed=random")
-    assert desk.session.params.stop == () and desk.session.params.seed is None
+def test_set_none_and_random_take_away(chat: ChatController) -> None:
+    shown(chat, "/set stop=END seed=7")
+    shown(chat, "/set stop=none seed=random")
+    assert chat.session.params.stop == () and chat.session.params.seed is None
 
 
 @pytest.mark.parametrize(
@@ -67,30 +67,30 @@ def test_set_none_and_random_take_away(desk: Desk) -> None:
         ('stop="open', "a quote is left open"),
     ],
 )
-def test_set_refuses_and_changes_nothing(desk: Desk, line: str, error: str) -> None:
+def test_set_refuses_and_changes_nothing(chat: ChatController, line: str, error: str) -> None:
     with pytest.raises(RequestError, match=error):
-        run_command(desk, f"/set {line}")
+        run_command(chat, f"/set {line}")
     with pytest.raises(RequestError):
-        run_command(desk, f"/set min_p=0.5 {line}")
-    assert desk.session.params == SETUP.params
+        run_command(chat, f"/set min_p=0.5 {line}")
+    assert chat.session.params == SETUP.params
 
 
-def test_seed(desk: Desk) -> None:
-    assert "A fresh seed is drawn" in shown(desk, "/seed")
-    assert "The seed is 11" in shown(desk, "/seed 11")
-    say(desk, "Why?")
-    assert shown(desk, "/seed").startswith("The seed is 11; the last answer had 11.")
-    finished(run_command(desk, "/retry").events)  # type: ignore[union-attr]
-    assert "the last answer had 12" in shown(desk, "/seed")
-    assert "fresh" in shown(desk, "/seed random")
+def test_seed(chat: ChatController) -> None:
+    assert "A fresh seed is drawn" in shown(chat, "/seed")
+    assert "The seed is 11" in shown(chat, "/seed 11")
+    say(chat, "Why?")
+    assert shown(chat, "/seed").startswith("The seed is 11; the last answer had 11.")
+    finished(run_command(chat, "/retry").events)  # type: ignore[union-attr]
+    assert "the last answer had 12" in shown(chat, "/seed")
+    assert "fresh" in shown(chat, "/seed random")
     with pytest.raises(RequestError, match="between 0"):
-        run_command(desk, "/seed -5")
+        run_command(chat, "/seed -5")
 
 
-def test_seed_leaves_out_answers_that_were_told_none(desk: Desk) -> None:
-    say(desk, "Why?")
-    question, answer = desk.session.messages
+def test_seed_leaves_out_answers_that_were_told_none(chat: ChatController) -> None:
+    say(chat, "Why?")
+    question, answer = chat.session.messages
     assert answer.figures is not None
     untold = replace(answer, figures=replace(answer.figures, seed=None))
-    desk.session.conversation.change([question, untold])
-    assert "the last answer" not in shown(desk, "/seed")
+    chat.session.conversation.change([question, untold])
+    assert "the last answer" not in shown(chat, "/seed")

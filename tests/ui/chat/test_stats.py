@@ -8,10 +8,10 @@ import pytest
 from offspec.chat.archive import Archive
 from offspec.core.config import EngineConfig, SamplingParams
 from offspec.core.events import PassProgress, PassStats, Prefill, TextDelta
-from offspec.ui.chat.controller import Desk
+from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.report import guessed_by, report
 from offspec.ui.chat.setup import Setup
-from offspec.ui.chat.stats import HISTORY, Figures, Split, Tally
+from offspec.ui.chat.stats import HISTORY, ChatStats, PassTimes, Totals
 from tests.support.fake_engine import Script, ScriptedEngine, scripted_opener
 
 PREFILL = Prefill(tokens=214, reused=1020, layer=0, layers=80)
@@ -24,88 +24,86 @@ class Clock:
         return self.now
 
 
-def stats(index: int, emitted: int = 4) -> PassStats:
+def passed(index: int, emitted: int = 4) -> PassStats:
     return PassStats(index, 412, 9, 9, emitted, 0.8, 25.2, 10**9, wait_seconds=20.0, compute_seconds=5.0)
 
 
 def test_the_line_follows_an_answer() -> None:
     clock = Clock()
-    figures = Figures(clock)
-    assert figures.live_line() == ""
-    figures.hear(PREFILL)
+    stats = ChatStats(clock)
+    assert stats.live_line() == ""
+    stats.on_event(PREFILL)
     clock.now += 0.4
-    assert figures.live_line() == "reading the prompt: 214 tokens, 1,020 known · 0.4 s"
-    figures.hear(PassProgress(1, 412, 0, 80, 0, 0.5))
-    assert figures.live_line().endswith("1,020 known · waiting for layer 1 · 0.5 s")
-    figures.hear(PassProgress(1, 412, 3, 80, 2_850_000_000, 1.5))
-    assert (
-        figures.live_line() == "reading the prompt: 214 tokens, 1,020 known · layer 3/80 · 1.90 GB/s · 1.5 s"
-    )
-    figures.hear(Prefill(214, 1020, 3, 80))  # told beside the progress; the answer does not begin again
-    figures.hear(TextDelta("Hi", (1,)))
-    figures.hear(stats(1))
-    figures.hear(PassProgress(2, 0, 0, 80, 0, 0.0))
+    assert stats.live_line() == "reading the prompt: 214 tokens, 1,020 known · 0.4 s"
+    stats.on_event(PassProgress(1, 412, 0, 80, 0, 0.5))
+    assert stats.live_line().endswith("1,020 known · waiting for layer 1 · 0.5 s")
+    stats.on_event(PassProgress(1, 412, 3, 80, 2_850_000_000, 1.5))
+    assert stats.live_line() == "reading the prompt: 214 tokens, 1,020 known · layer 3/80 · 1.90 GB/s · 1.5 s"
+    stats.on_event(Prefill(214, 1020, 3, 80))  # told beside the progress; the answer does not begin again
+    stats.on_event(TextDelta("Hi", (1,)))
+    stats.on_event(passed(1))
+    stats.on_event(PassProgress(2, 0, 0, 80, 0, 0.0))
     clock.now += 0.8
-    assert figures.live_line() == "drafting · 0.8 s"
-    figures.hear(PassProgress(2, 412, 0, 80, 0, 0.9))
+    assert stats.live_line() == "drafting · 0.8 s"
+    stats.on_event(PassProgress(2, 412, 0, 80, 0, 0.9))
     clock.now += 0.2
-    assert figures.live_line() == "tree of 412 · waiting for layer 1 · 1.1 s"
-    figures.hear(PassProgress(2, 412, 37, 80, 1_900_000_000, 1.0))
-    assert figures.live_line() == "layer 37/80 · 1.90 GB/s · tree of 412 · 1.0 of 26.0 s"
+    assert stats.live_line() == "tree of 412 · waiting for layer 1 · 1.1 s"
+    stats.on_event(PassProgress(2, 412, 37, 80, 1_900_000_000, 1.0))
+    assert stats.live_line() == "layer 37/80 · 1.90 GB/s · tree of 412 · 1.0 of 26.0 s"
     clock.now += 30  # the disk stands still, and the line says so
-    assert figures.live_line().endswith("· 31.0 s")
-    figures.idle()
-    assert figures.live_line() == ""
+    assert stats.live_line().endswith("· 31.0 s")
+    stats.idle()
+    assert stats.live_line() == ""
 
 
 def test_one_token_is_singular_and_nothing_known_is_not_said() -> None:
-    figures = Figures(Clock())
-    figures.hear(Prefill(tokens=1, reused=0, layer=0, layers=8))
-    assert figures.live_line() == "reading the prompt: 1 token · 0.0 s"
+    stats = ChatStats(Clock())
+    stats.on_event(Prefill(tokens=1, reused=0, layer=0, layers=8))
+    assert stats.live_line() == "reading the prompt: 1 token · 0.0 s"
 
 
 def test_sums_and_splits() -> None:
-    figures = Figures()
-    figures.hear(PREFILL)
-    figures.hear(stats(1, 3))
-    figures.hear(stats(2, 5))
-    assert figures.last_split == Split(0.8, 20.0, 5.0)
-    assert figures.answer == Tally(8, 2, 52.0, 2 * 10**9, Split(1.6, 40.0, 10.0))
-    assert figures.tokens_per_pass == 4.0
-    assert figures.tok_per_s == pytest.approx(8 / 52)
-    figures.hear(PREFILL)
-    assert figures.answer == Tally() and figures.tok_per_s == 0.0
-    assert figures.session.tokens == 8
+    stats = ChatStats()
+    stats.on_event(PREFILL)
+    stats.on_event(passed(1, 3))
+    stats.on_event(passed(2, 5))
+    assert stats.last_times == PassTimes(0.8, 20.0, 5.0)
+    assert stats.answer == Totals(8, 2, 52.0, 2 * 10**9, PassTimes(1.6, 40.0, 10.0))
+    assert stats.tokens_per_pass == 4.0
+    assert stats.tok_per_s == pytest.approx(8 / 52)
+    stats.on_event(PREFILL)
+    assert stats.answer == Totals() and stats.tok_per_s == 0.0
+    assert stats.session.tokens == 8
 
 
 def test_history_is_bounded_and_whole() -> None:
-    figures = Figures()
-    before = figures.history
+    stats = ChatStats()
+    before = stats.history
     for index in range(HISTORY + 5):
-        figures.hear(stats(index, index))
+        stats.on_event(passed(index, index))
     assert before == ()
-    assert figures.history == tuple(range(5, HISTORY + 5))
+    assert stats.history == tuple(range(5, HISTORY + 5))
 
 
 def test_an_error_ends_the_line(tmp_path: Path) -> None:
     engine = ScriptedEngine([Script("a b c d e f", fail_after=1)])
-    desk = Desk(engine, Setup(EngineConfig("demo"), SamplingParams()), Archive(tmp_path))
-    engine.notify = desk.hear
+    chat = ChatController(engine, Setup(EngineConfig("demo"), SamplingParams()), Archive(tmp_path))
+    engine.notify = chat.on_event
     lines = []
     with pytest.raises(Exception, match="read failed"):
-        for _ in desk.ask("Why?"):
-            lines.append(desk.figures.live_line())
+        for _ in chat.ask("Why?"):
+            lines.append(chat.stats.live_line())
     assert lines[0].startswith("reading the prompt")
-    assert desk.figures.live_line() == ""
+    assert chat.stats.live_line() == ""
 
 
 def test_report(tmp_path: Path) -> None:
     engine = ScriptedEngine(["The sky is blue, and so on."])
-    desk = Desk(engine, Setup(EngineConfig("demo"), SamplingParams()), Archive(tmp_path))
-    assert report(desk).startswith("Nothing has been answered yet.")
-    list(desk.ask("Why?"))
-    list(desk.ask("And?"))
-    text = report(desk)
+    chat = ChatController(engine, Setup(EngineConfig("demo"), SamplingParams()), Archive(tmp_path))
+    assert report(chat).startswith("Nothing has been answered yet.")
+    list(chat.ask("Why?"))
+    list(chat.ask("And?"))
+    text = report(chat)
     assert "| tokens | 7 | 14 |" in text
     assert "| speed | 7.00 tok/s | 7.00 tok/s |" in text
     assert "| time waiting for weights | 0.300 s (30%) | 0.600 s (30%) |" in text
@@ -114,12 +112,12 @@ def test_report(tmp_path: Path) -> None:
 
 
 def test_who_guessed_is_told_where_there_were_several() -> None:
-    figures = Figures()
+    stats = ChatStats()
     for guessed in ((("substitute", 3),), (("substitute", 1), ("some/head", 4)), ()):
-        figures.hear(replace(stats(1), guessed_by=guessed))
-    assert figures.session.guessed == (("substitute", 4), ("some/head", 4))
-    assert guessed_by(figures.session).endswith("substitute 4, head 4.")
-    assert guessed_by(Tally(guessed=(("suffix", 3),))) == ""
+        stats.on_event(replace(passed(1), guessed_by=guessed))
+    assert stats.session.guessed == (("substitute", 4), ("some/head", 4))
+    assert guessed_by(stats.session).endswith("substitute 4, head 4.")
+    assert guessed_by(Totals(guessed=(("suffix", 3),))) == ""
 
 
 def test_the_opener_tells_of_the_load() -> None:

@@ -29,7 +29,7 @@ async def send(pilot: Pilot[None], text: str) -> None:
     """Write into the composer, and press Enter."""
     app = pilot.app
     assert isinstance(app, ChatApp)
-    app.composer.put(text)
+    app.composer.set_text(text)
     await pilot.press("enter")
 
 

@@ -94,18 +94,18 @@ async def loaded(pilot: Pilot[None]) -> ChatApp:
     """The app once its model is there; from now on its clock stands still."""
     app = pilot.app
     assert isinstance(app, ChatApp)
-    await until(pilot, lambda: app.desk is not None and not app.is_loading)
-    assert app.desk is not None
-    app.desk.figures.clock = lambda: 0.0
+    await until(pilot, lambda: app.controller is not None and not app.is_loading)
+    assert app.controller is not None
+    app.controller.stats.clock = lambda: 0.0
     return app
 
 
 async def ask(pilot: Pilot[None], *questions: str) -> ChatApp:
     """Questions and their whole answers."""
     app = await loaded(pilot)
-    assert app.desk is not None
+    assert app.controller is not None
     for question in questions:
-        turns = app.desk.session.conversation.turns + 1
+        turns = app.controller.session.conversation.turns + 1
         app.composer.text = question
         await pilot.press("enter")
         await until(pilot, partial(_answered, app, turns))
@@ -115,8 +115,8 @@ async def ask(pilot: Pilot[None], *questions: str) -> ChatApp:
 
 def _answered(app: ChatApp, turns: int) -> bool:
     """So many questions were asked, and the last of them has its answer."""
-    assert app.desk is not None
-    session = app.desk.session
+    assert app.controller is not None
+    session = app.controller.session
     return session.conversation.turns == turns and not session.busy and app.answer is None
 
 

@@ -9,13 +9,15 @@ from textual.pilot import Pilot
 from offspec.chat.conversation import Message
 from offspec.core.events import Piece
 from offspec.ui.tui import transcript_view
-from offspec.ui.tui.answer import Answer
+from offspec.ui.tui.answer import LEGEND, Answer, by_source
 from offspec.ui.tui.app import ChatApp
-from offspec.ui.tui.prose import Prose
-from offspec.ui.tui.question import Question, folded
+from offspec.ui.tui.markdown import StreamedMarkdown
 from offspec.ui.tui.thinking_block import ThinkingBlock
+from offspec.ui.tui.transcript_entries import Question
 from tests.ui.tui.play import play, said, seen, send
 from tests.ui.tui.stage import app_for, ask, loaded, settled, until
+
+PIECES = (Piece("The", "draft"), Piece(" sky", "draft"), Piece(" is", "bonus"), Piece("", "draft"))
 
 
 async def _answered(pilot: Pilot[None]) -> Answer:
@@ -47,7 +49,7 @@ def test_a_long_answer_is_not_read_again_for_each_delta(
         for _ in range(100):
             answer.write(paragraph, ())
             await answer._paint()
-        assert answer.query_one(Prose).source == paragraph * 100
+        assert answer.query_one(StreamedMarkdown).source == paragraph * 100
         assert read < 4 * 100 * len(paragraph)
         answer.finish()
 
@@ -66,7 +68,7 @@ def test_text_that_comes_fast_is_painted_thirty_times_a_second_at_most(tmp_path:
                 await pilot.pause()
         answer.finish()
         await settled(pilot)
-        assert answer.query_one(Prose).source == "".join(f"{number} " for number in range(1000))
+        assert answer.query_one(StreamedMarkdown).source == "".join(f"{number} " for number in range(1000))
         assert answer.painted < 50
 
     play(app, scene)
@@ -89,7 +91,7 @@ def test_markdown_is_the_same_whether_it_came_at_once_or_by_the_character(tmp_pa
         slow.finish()
         await settled(pilot)
         shown = seen(app)
-        await app.transcript.take_back(app.transcript.entry_of(slow))
+        await app.transcript.remove_entry(app.transcript.entry_of(slow))
         fast = await app.transcript.begin_answer()
         fast.write(text, ())
         fast.finish()
@@ -123,14 +125,14 @@ def test_thinking_that_the_template_opened_is_thinking_from_the_first_word(tmp_p
     async def scene(pilot: Pilot[None]) -> None:
         await loaded(pilot)
         answer = await app.transcript.begin_answer()
-        answer.said.opened = "<think>\n"
+        answer.state.opened = "<think>\n"
         answer.write("let me", ())
         await answer._paint()
         assert answer.query_one(ThinkingBlock).title == "thinking, 2 words …"
         answer.write(" see</think>\n\nSo.", ())
         await answer._paint()
         assert answer.query_one(ThinkingBlock).title == "thinking, 3 words"
-        assert answer.query_one(Prose).source == "So."
+        assert answer.query_one(StreamedMarkdown).source == "So."
         answer.finish()
 
     play(app, scene)
@@ -160,7 +162,7 @@ def test_sources_are_shown_and_hidden_while_it_streams(tmp_path: Path) -> None:
         engine.gate.set()
         answer = await _answered(pilot)
         assert "one **two** three four five six" in seen(app)
-        assert answer.said.pieces[3] == Piece(" four", "bonus")
+        assert answer.state.pieces[3] == Piece(" four", "bonus")
         await pilot.press("ctrl+o")
         await until(pilot, lambda: "one two three four five six" in seen(app))
 
@@ -206,16 +208,16 @@ def test_two_hundred_turns_are_a_few_widgets(tmp_path: Path, monkeypatch: pytest
             await pilot.pause()
         assert len(view.query(Answer)) + len(view.query(Question)) <= transcript_view.LIVE
         measured = 0
-        measure = Prose.get_content_height
+        measure = StreamedMarkdown.get_content_height
 
-        def counted(self: Prose, *sizes: object) -> int:
+        def counted(self: StreamedMarkdown, *sizes: object) -> int:
             nonlocal measured
             measured += 1
             return measure(self, *sizes)
 
         answer = await view.begin_answer()
         await pilot.pause()
-        monkeypatch.setattr(Prose, "get_content_height", counted)
+        monkeypatch.setattr(StreamedMarkdown, "get_content_height", counted)
         for _ in range(20):
             answer.write("word ", ())
             await answer._paint()
@@ -250,12 +252,25 @@ def test_earlier_turns_come_when_one_scrolls_up(tmp_path: Path) -> None:
     play(app, scene)
 
 
-def test_a_long_question_is_folded() -> None:
-    assert folded("short\ntext") == "short\ntext"
-    assert folded("\n".join(map(str, range(9)))).startswith(
-        "0\n1\n2\n3\n4\n5\n6\n7\n⋯ 9 lines, 17 characters"
-    )
-    one_line = folded("x" * 50_000)
-    assert len(one_line) < 1200
-    assert "1 lines" not in one_line
-    assert "50,000 characters" in one_line
+def test_the_text_is_that_of_the_pieces() -> None:
+    assert by_source(PIECES).plain == "The sky is"
+    assert by_source(()).plain == ""
+
+
+def test_the_targets_own_tokens_are_underlined_as_well_as_by_source() -> None:
+    underlined = [
+        by_source(PIECES).plain[span.start : span.end]
+        for span in by_source(PIECES).spans
+        if "underline" in str(span.style)
+    ]
+    assert underlined == [" is"]
+    assert "underlined" in LEGEND
+
+
+def test_a_run_of_one_source_is_one_span() -> None:
+    assert len(by_source(PIECES).spans) == 2
+
+
+def test_nothing_in_an_answer_is_markup_or_obeyed_by_a_terminal() -> None:
+    hostile = by_source((Piece("[red]x[/red]\x1b[2J\n\ty\x07", "draft"),)).plain
+    assert hostile == "[red]x[/red]�[2J\n\ty�"

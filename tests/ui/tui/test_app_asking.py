@@ -12,7 +12,7 @@ from offspec.core.config import EngineConfig
 from offspec.core.errors import DraftError, OffspecError, RequestError
 from offspec.core.events import Event, PassProgress
 from offspec.ui.chat.setup import ChatEngine
-from offspec.ui.tui.messages import Done
+from offspec.ui.tui.messages import AnswerDone
 from tests.support.fake_engine import Script
 from tests.ui.tui.play import play, said, seen, send
 from tests.ui.tui.stage import app_for, ask, loaded, until
@@ -83,8 +83,8 @@ def test_escape_stops_at_once_and_keeps_what_came(
         await until(pilot, lambda: doing in seen(app))
         await pilot.press("escape")
         await until(pilot, lambda: app.answer is None)
-        assert app.desk is not None
-        question, answer = app.desk.session.messages
+        assert app.controller is not None
+        question, answer = app.controller.session.messages
         assert answer.finish == "halted"
         assert answer.content == " ".join(LONG.split()[: 4 * passes])
         assert said(app) == [("question", question.content), ("answer", answer.content)]
@@ -167,8 +167,8 @@ def test_a_refused_question_comes_back(tmp_path: Path) -> None:
         await until(pilot, lambda: "the context has room for 3" in seen(app))
         assert app.composer.text == "a question of too many words"
         assert [kind for kind, _ in said(app)] == ["error"]
-        assert app.desk is not None
-        assert app.desk.session.messages == ()
+        assert app.controller is not None
+        assert app.controller.session.messages == ()
 
     play(app, scene)
 
@@ -243,10 +243,10 @@ def test_a_retry_in_the_last_frame_of_an_answer(stopped: bool, tmp_path: Path) -
 
     async def scene(pilot: Pilot[None]) -> None:
         await loaded(pilot)
-        assert app.engine is not None and app.desk is not None
+        assert app.engine is not None and app.controller is not None
         post = app.engine._post
         app.engine._post = lambda message: (
-            ends.append(message) if isinstance(message, Done) else post(message)
+            ends.append(message) if isinstance(message, AnswerDone) else post(message)
         )
         await send(pilot, "first")
         await until(pilot, engine.held.is_set)
@@ -255,7 +255,7 @@ def test_a_retry_in_the_last_frame_of_an_answer(stopped: bool, tmp_path: Path) -
         else:
             engine.gate.set()
         await until(pilot, lambda: bool(ends))
-        assert not app.desk.session.busy
+        assert not app.controller.session.busy
         app.engine._post = post
         await pilot.press("ctrl+r", "ctrl+r")
         await pilot.pause()

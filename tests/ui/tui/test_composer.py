@@ -104,8 +104,8 @@ def test_a_slash_in_a_question_is_no_command(tmp_path: Path) -> None:
         questions = ["/usr/bin is what?", "//help means what?", "//TODO fix", " /etc is what?"]
         await ask(pilot, *questions)
         assert len(engine.asked) == 4
-        assert app.desk is not None
-        asked = [message.content for message in app.desk.session.messages if message.role == "user"]
+        assert app.controller is not None
+        asked = [message.content for message in app.controller.session.messages if message.role == "user"]
         assert asked == ["/usr/bin is what?", "/help means what?", "//TODO fix", " /etc is what?"]
         assert said(app)[2] == ("question", "/help means what?")
 
@@ -152,10 +152,10 @@ def test_fifty_thousand_characters_are_pasted_whole_and_shown_folded(tmp_path: P
         await until(pilot, lambda: bool(app.composer.text))
         assert app.composer.size.height <= 12
         await pilot.press("!", "enter")
-        await until(pilot, lambda: app.desk is not None and len(app.desk.session.messages) == 2)
+        await until(pilot, lambda: app.controller is not None and len(app.controller.session.messages) == 2)
         whole = text.replace("\r\n", "\n") + "!"
-        assert app.desk is not None
-        assert app.desk.session.messages[0].content == whole
+        assert app.controller is not None
+        assert app.controller.session.messages[0].content == whole
         await until(pilot, lambda: app.answer is None)
         assert "line 0 of a paste" in seen(app)
         assert "line 2499" not in seen(app)

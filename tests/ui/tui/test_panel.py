@@ -11,10 +11,9 @@ from textual.widgets import Static
 
 from offspec.chat.conversation import Conversation
 from offspec.core.events import PassStats
-from offspec.ui.chat.stats import Figures, Split
-from offspec.ui.tui import figures_text, themes
-from offspec.ui.tui.figures_text import WIDTH
-from offspec.ui.tui.panel import SidePanel
+from offspec.ui.chat.stats import ChatStats, PassTimes
+from offspec.ui.tui import panel, themes
+from offspec.ui.tui.panel import WIDTH, SidePanel
 from tests.support.fake_engine import ScriptedEngine
 from tests.support.sample_plans import large, small
 
@@ -28,10 +27,10 @@ class Talk:
 
 @dataclass
 class Table:
-    """As much of a desk as the panel looks at."""
+    """As much of a chat as the panel looks at."""
 
     engine: ScriptedEngine = field(default_factory=lambda: ScriptedEngine(layers=30))
-    figures: Figures = field(default_factory=Figures)
+    stats: ChatStats = field(default_factory=ChatStats)
     session: Talk = field(default_factory=lambda: Talk(Conversation(model="demo")))
 
 
@@ -45,22 +44,22 @@ def lines(content: Content) -> list[str]:
 
 def test_before_the_first_pass_there_are_no_figures() -> None:
     for content in (
-        figures_text.speed(Figures()),
-        figures_text.split(Split()),
-        figures_text.sparkline(()),
+        panel.speed(ChatStats()),
+        panel.times(PassTimes()),
+        panel.sparkline(()),
     ):
         assert content.plain == "nothing yet"
 
 
 def test_speed_is_that_of_the_answer() -> None:
-    figures = Figures()
-    figures.hear(passed(4))
-    figures.hear(passed(8))
-    assert lines(figures_text.speed(figures)) == ["6.00 tok/s", "6.00 tokens a pass"]
+    stats = ChatStats()
+    stats.on_event(passed(4))
+    stats.on_event(passed(8))
+    assert lines(panel.speed(stats)) == ["6.00 tok/s", "6.00 tokens a pass"]
 
 
 def test_the_split_is_as_wide_as_the_panel_and_says_what_each_sign_is() -> None:
-    shown = lines(figures_text.split(Split(draft=0.2, link=0.6, compute=0.2)))
+    shown = lines(panel.times(PassTimes(draft=0.2, link=0.6, compute=0.2)))
     assert shown[0] == "▓" * 6 + "░" * 18 + "█" * 6
     assert [line.split() for line in shown[1:]] == [
         ["▓", "draft", "0.200", "s", "20%"],
@@ -70,19 +69,20 @@ def test_the_split_is_as_wide_as_the_panel_and_says_what_each_sign_is() -> None:
 
 
 @pytest.mark.parametrize(
-    "split", [Split(1.0), Split(link=1e-6), Split(1 / 3, 1 / 3, 1 / 3), Split(0.001, 40.0, 0.001)]
+    "split",
+    [PassTimes(1.0), PassTimes(link=1e-6), PassTimes(1 / 3, 1 / 3, 1 / 3), PassTimes(0.001, 40.0, 0.001)],
 )
-def test_any_split_fills_the_bar_exactly(split: Split) -> None:
-    assert len(lines(figures_text.split(split))[0]) == WIDTH
+def test_any_split_fills_the_bar_exactly(split: PassTimes) -> None:
+    assert len(lines(panel.times(split))[0]) == WIDTH
 
 
 def test_the_sparkline_has_a_column_for_each_of_the_latest_passes() -> None:
-    assert lines(figures_text.sparkline((1, 4, 8))) == ["▁▄█", "1 to 8, the last 8"]
-    assert len(lines(figures_text.sparkline(range(1, 100)))[0]) == WIDTH
+    assert lines(panel.sparkline((1, 4, 8))) == ["▁▄█", "1 to 8, the last 8"]
+    assert len(lines(panel.sparkline(range(1, 100)))[0]) == WIDTH
 
 
 def test_memory_without_a_plan_is_what_was_promised() -> None:
-    assert lines(figures_text.memory(ScriptedEngine(layers=8))) == [
+    assert lines(panel.memory(ScriptedEngine(layers=8))) == [
         "RAM  2 layers, 1.50 GB promised",
         "disk 6 layers",
     ]
@@ -90,7 +90,7 @@ def test_memory_without_a_plan_is_what_was_promised() -> None:
 
 def test_memory_with_a_plan_has_its_parts_added_up() -> None:
     engine = ScriptedEngine(layers=30, plan=small())
-    shown = lines(figures_text.memory(engine))
+    shown = lines(panel.memory(engine))
     assert shown[0] == "RAM  2.68 GB of 1.50 GB"  # the scripted engine promises less than the plan has
     assert shown[1] == "▰" * WIDTH
     assert shown[-1] == "disk 23 layers, 2.71 GB"
@@ -108,7 +108,7 @@ def test_memory_of_three_tiers() -> None:
                 "vram": 22 * 10**9,
             }
 
-    shown = lines(figures_text.memory(OnCard(plan=large())))
+    shown = lines(panel.memory(OnCard(plan=large())))
     assert shown[0] == "VRAM 18.60 GB of 22.00 GB"
     assert shown[2] == "     5 layers"
     assert shown[3] == "RAM  50.04 GB of 60.00 GB"
@@ -116,8 +116,8 @@ def test_memory_of_three_tiers() -> None:
 
 
 def test_the_plan_in_lines() -> None:
-    assert lines(figures_text.plan_line(ScriptedEngine())) == ["≤ 64 nodes, 8 at a time"]
-    with_plan = lines(figures_text.plan_line(ScriptedEngine(plan=small())))
+    assert lines(panel.plan_line(ScriptedEngine())) == ["≤ 64 nodes, 8 at a time"]
+    with_plan = lines(panel.plan_line(ScriptedEngine(plan=small())))
     assert with_plan[1].endswith("tok/s expected")
     assert with_plan[2].endswith("-bound")
 
@@ -125,12 +125,12 @@ def test_the_plan_in_lines() -> None:
 def test_the_context_is_told_in_figures_and_as_a_bar() -> None:
     table = Table()
     table.session.used = 1024
-    shown = lines(figures_text.session(table))
+    shown = lines(panel.session(table))
     assert shown[0] == "a new conversation"
     assert shown[1:3] == ["0 questions", "1,024 of 4,096 tokens"]
     assert shown[3].count("▰") == round(WIDTH / 4)
-    assert figures_text.bar(1e-9).plain.startswith("▰▱")
-    assert figures_text.bar(2.0).plain == "▰" * WIDTH
+    assert panel.bar(1e-9).plain.startswith("▰▱")
+    assert panel.bar(2.0).plain == "▰" * WIDTH
 
 
 class Host(App[None]):
@@ -166,7 +166,7 @@ def test_a_section_is_painted_again_only_when_it_has_changed(monkeypatch: pytest
             table.session.used = 2048
             app.panel.update_from(table)
             assert updated == ["panel-session"]
-            table.figures.hear(passed(4))
+            table.stats.on_event(passed(4))
             app.panel.update_from(table)
             assert updated[1:] == ["panel-speed", "panel-split", "panel-spark"]
 
@@ -175,19 +175,19 @@ def test_a_section_is_painted_again_only_when_it_has_changed(monkeypatch: pytest
 
 def test_what_stays_with_an_engine_is_read_once_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[ScriptedEngine] = []
-    memory = figures_text.memory
+    memory = panel.memory
 
     def noted(engine: ScriptedEngine) -> Content:
         read.append(engine)
         return memory(engine)
 
-    monkeypatch.setattr(figures_text, "memory", noted)
+    monkeypatch.setattr(panel, "memory", noted)
 
     async def run() -> None:
         app, table = Host(), Table()
         async with app.run_test(size=(34, 40)):
             for emitted in (1, 2, 3):
-                table.figures.hear(passed(emitted))
+                table.stats.on_event(passed(emitted))
                 app.panel.update_from(table)
             assert read == [table.engine]
             table.engine = ScriptedEngine(layers=9)

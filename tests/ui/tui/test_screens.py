@@ -15,9 +15,8 @@ from textual.widgets import OptionList, Static
 
 from offspec.ui.chat.commands import COMMANDS
 from offspec.ui.tui import themes
-from offspec.ui.tui.help_screen import KEYS, HelpScreen, help_page
-from offspec.ui.tui.page_screen import PageScreen
-from offspec.ui.tui.prose import Prose
+from offspec.ui.tui.markdown import StreamedMarkdown
+from offspec.ui.tui.page_screen import KEYS, HelpScreen, PageScreen, help_page
 from offspec.ui.tui.sessions_screen import SessionsScreen
 
 
@@ -75,7 +74,7 @@ def test_ctrl_c_copies_what_is_selected_in_a_page() -> None:
     page = PageScreen("Plan", "One line.")
 
     async def check(pilot: Pilot[None], app: Host) -> None:
-        page.query_one(Prose).text_select_all()
+        page.query_one(StreamedMarkdown).text_select_all()
         await pilot.press("ctrl+c")
         await pilot.pause()
         assert app.clipboard.strip() == "One line."
@@ -88,9 +87,9 @@ def test_a_cell_of_a_table_is_no_markup_under_the_mouse() -> None:
     page = PageScreen("Figures", "| a |\n|---|\n| [/path] |\n")
 
     async def check(pilot: Pilot[None], app: Host) -> None:
-        prose = page.query_one(Prose)
+        prose = page.query_one(StreamedMarkdown)
         assert "[/path]" in "".join(prose.render_line(y).text for y in range(prose.size.height))
-        await pilot.hover(Prose, offset=(4, 2))
+        await pilot.hover(StreamedMarkdown, offset=(4, 2))
         await pilot.pause(app.TOOLTIP_DELAY + 0.1)
         assert app.screen is page
 

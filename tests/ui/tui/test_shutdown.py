@@ -140,11 +140,11 @@ def test_another_draft_goes_on_with_the_conversation(tmp_path: Path) -> None:
     async def scene(pilot: Pilot[None]) -> None:
         await ask(pilot, "first")
         await send(pilot, "/draft none")
-        await until(pilot, lambda: app.desk is not None and app.desk.engine.draft == "none")
+        await until(pilot, lambda: app.controller is not None and app.controller.engine.draft == "none")
         await until(pilot, lambda: not app.is_loading)
         await ask(pilot, "second")
-        assert app.desk is not None
-        assert [m.content for m in app.desk.session.messages] == ["first", "one", "second", "one"]
+        assert app.controller is not None
+        assert [m.content for m in app.controller.session.messages] == ["first", "one", "second", "one"]
         assert "draft none" in seen(app)
 
     play(app, scene)

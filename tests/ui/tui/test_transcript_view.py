@@ -8,8 +8,7 @@ from textual.widget import Widget
 
 from offspec.chat.conversation import Message
 from offspec.ui.tui.answer import Answer
-from offspec.ui.tui.note import Kind
-from offspec.ui.tui.question import Question
+from offspec.ui.tui.transcript_entries import Kind, Question
 from offspec.ui.tui.transcript_view import Entry, TranscriptView
 from tests.ui.tui.play import play, said, seen
 from tests.ui.tui.stage import app_for, ask, loaded, settled, until
@@ -94,7 +93,7 @@ def test_questions_that_wait_stay_where_a_conversation_is_shown_anew(tmp_path: P
         children = list(view.children)
         assert children[children.index(answer) + 1] is waiting[1].widget
         for entry in waiting[1:]:
-            await view.take_back(entry)
+            await view.remove_entry(entry)
         assert said(app)[-2:] == [("question", "waits 0"), ("answer", "")]
         answer.finish()
 
@@ -110,7 +109,7 @@ def test_the_same_words_twice_are_two_entries(tmp_path: Path) -> None:
         await loaded(pilot)
         view = app.transcript
         first, second = [await view.ask("again", waiting=True) for _ in range(2)]
-        await view.take_back(second)
+        await view.remove_entry(second)
         assert view.entries == [first]
 
     play(app, scene)
@@ -133,7 +132,7 @@ def test_entries_go_all_at_once(tmp_path: Path) -> None:
             await view.note(f"{number}")
         await view.show(TURNS)
         assert removals == [7]
-        await view.drop(TURNS[-4:])
+        await view.remove_messages(TURNS[-4:])
         await until(pilot, lambda: "answer 27" in seen(app))
         assert len(removals) == 2
         assert "answer 28" not in seen(app)

@@ -12,8 +12,7 @@ from textual.widgets import Static
 
 from offspec.core.events import TreeSeen
 from offspec.ui.tui import themes
-from offspec.ui.tui.tree_screen import TreeScreen
-from offspec.ui.tui.tree_view import TreeView
+from offspec.ui.tui.tree_screen import TreeScreen, TreeView
 from tests.ui.tui.trees import bush, chain, sentence
 
 

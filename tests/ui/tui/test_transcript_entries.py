@@ -1,11 +1,11 @@
-"""What the program says: Markdown only where a command wrote it."""
+"""Questions that are folded, and what the program says: Markdown only where a command wrote it."""
 
 from pathlib import Path
 
 import pytest
 from textual.pilot import Pilot
 
-from offspec.ui.tui.note import Kind
+from offspec.ui.tui.transcript_entries import Kind, folded
 from tests.ui.tui.play import play, seen
 from tests.ui.tui.stage import app_for, loaded
 
@@ -32,3 +32,14 @@ def test_titles_and_paths_in_notices_and_errors_are_shown_as_they_are(
         assert shown in seen(app)
 
     play(app, scene)
+
+
+def test_a_long_question_is_folded() -> None:
+    assert folded("short\ntext") == "short\ntext"
+    assert folded("\n".join(map(str, range(9)))).startswith(
+        "0\n1\n2\n3\n4\n5\n6\n7\n⋯ 9 lines, 17 characters"
+    )
+    one_line = folded("x" * 50_000)
+    assert len(one_line) < 1200
+    assert "1 lines" not in one_line
+    assert "50,000 characters" in one_line

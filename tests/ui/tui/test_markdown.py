@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from textual.app import App, ComposeResult
 
-from offspec.ui.tui.markdown_lines import MarkdownLines
-from offspec.ui.tui.prose import Prose
+from offspec.ui.tui.markdown import MarkdownLines, StreamedMarkdown
 
 PIECES = (
     "\n",
@@ -73,7 +72,7 @@ def shown(lines: MarkdownLines, width: int = 40) -> list[str]:
 
 def drawn(text: str, width: int = 40) -> list[str]:
     lines = MarkdownLines()
-    assert lines.become(text)
+    assert lines.set_source(text)
     return shown(lines, width)
 
 
@@ -81,7 +80,7 @@ def drawn(text: str, width: int = 40) -> list[str]:
 def test_how_it_came_makes_no_difference(text: str, cuts: list[int], width: int) -> None:
     grown = MarkdownLines()
     for cut in [*sorted(cuts), len(text)]:
-        assert grown.become(text[:cut])
+        assert grown.set_source(text[:cut])
         grown.lines(width, dark=False)
     assert grown.source == text and shown(grown, width) == drawn(text, width)
     if width > 4:  # a table may need more
@@ -101,7 +100,7 @@ def test_what_everything_looks_like() -> None:
 def test_code_is_coloured_and_an_unknown_language_is_no_matter() -> None:
     def colours(language: str) -> int:
         lines = MarkdownLines()
-        lines.become(f"```{language}\nreturn 'a' + 1\n```")
+        lines.set_source(f"```{language}\nreturn 'a' + 1\n```")
         return len(
             {segment.style.color for line in lines.lines(40, dark=True) for segment in line if segment.style}
         )
@@ -113,13 +112,13 @@ def test_code_is_coloured_and_an_unknown_language_is_no_matter() -> None:
 def test_only_the_last_block_is_read_again() -> None:
     lines, block = MarkdownLines(), "word " * 20 + "\n\n"
     for count in range(1, 101):
-        assert lines.become(block * count)
+        assert lines.set_source(block * count)
     assert lines.read < 4 * len(block) * 100
-    assert not lines.become("another text") and lines.source == block * 100
+    assert not lines.set_source("another text") and lines.source == block * 100
 
 
 class Page(App[None]):
-    def __init__(self, prose: Prose) -> None:
+    def __init__(self, prose: StreamedMarkdown) -> None:
         super().__init__()
         self.prose = prose
 
@@ -129,22 +128,22 @@ class Page(App[None]):
 
 def test_it_is_laid_out_anew_only_where_it_is_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[bool]()
-    refresh = Prose.refresh
+    refresh = StreamedMarkdown.refresh
 
-    def counted(self: Prose, *regions: object, layout: bool = False, **others: object) -> object:
+    def counted(self: StreamedMarkdown, *regions: object, layout: bool = False, **others: object) -> object:
         asked.append(layout)
         return refresh(self, *regions, layout=layout, **others)
 
     async def run() -> None:
-        prose = Prose("one")
+        prose = StreamedMarkdown("one")
         async with Page(prose).run_test(size=(40, 20)) as pilot:
             await pilot.pause()
-            monkeypatch.setattr(Prose, "refresh", counted)
-            assert prose.become("one two") and asked == [False]
-            assert prose.become("one two") and asked == [False]
-            assert prose.become("one two\n\nthree") and asked == [False, True]
+            monkeypatch.setattr(StreamedMarkdown, "refresh", counted)
+            assert prose.set_source("one two") and asked == [False]
+            assert prose.set_source("one two") and asked == [False]
+            assert prose.set_source("one two\n\nthree") and asked == [False, True]
             await pilot.pause()
-            assert prose.size.height == 3 and not prose.become("two")
+            assert prose.size.height == 3 and not prose.set_source("two")
             await pilot.resize_terminal(6, 20)
             await pilot.pause()
             assert prose.size.height == 4
@@ -154,7 +153,8 @@ def test_it_is_laid_out_anew_only_where_it_is_longer(monkeypatch: pytest.MonkeyP
 
 def test_what_is_selected_can_be_copied() -> None:
     async def run() -> None:
-        async with Page(Prose("A *long* line that is wrapped.\n\n- item")).run_test(size=(20, 10)) as pilot:
+        page = Page(StreamedMarkdown("A *long* line that is wrapped.\n\n- item"))
+        async with page.run_test(size=(20, 10)) as pilot:
             await pilot.pause()
             pilot.app.screen.text_select_all()
             await pilot.pause()

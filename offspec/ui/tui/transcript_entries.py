@@ -1,9 +1,13 @@
-"""A question in the transcript. A long one shows its first lines and a count, and opens with a click."""
+"""What stands in the transcript beside answers: questions, and what the program itself says."""
+
+from typing import Literal
 
 from textual.content import Content
+from textual.widget import Widget
 from textual.widgets import Static
 
 from offspec.ui.printable import printable
+from offspec.ui.tui.markdown import StreamedMarkdown
 
 SHOWN_LINES = 8
 _SHOWN_CHARACTERS = 1000
@@ -47,3 +51,29 @@ def folded(text: str) -> str:
         return text
     count = f"{len(lines):,} lines, " if len(lines) > 1 else ""
     return f"{shown}\n⋯ {count}{len(text):,} characters in all (F2 or a click opens it)"
+
+
+Kind = Literal["say", "notice", "error"]
+
+
+def note_of(text: str, kind: Kind = "say") -> Widget:
+    """What a command says is Markdown. The others are not: there are titles, paths and names in them."""
+    text = printable(text)
+    shown = StreamedMarkdown(text) if kind == "say" else PlainNote(text, kind)
+    shown.add_class("note", kind)
+    return shown
+
+
+class PlainNote(Static):
+    """An error begins with its name, so that it is one without colour too."""
+
+    DEFAULT_CSS = """
+    PlainNote {
+        margin: 0 0 1 0;
+        padding: 0 2;
+    }
+    """
+
+    def __init__(self, text: str, kind: Kind) -> None:
+        said = Content(text)
+        super().__init__(Content.assemble(("error:", "bold"), " ", said) if kind == "error" else said)
