@@ -1,23 +1,50 @@
 """The terminal UI of a chat, in Textual. It knows no tensor, and importing it does not wait for torch."""
 
+import os
+import sys
 from typing import TYPE_CHECKING, Any
+
+from offspec.ui.printable import printable
 
 if TYPE_CHECKING:
     from offspec.chat.archive import Archive
     from offspec.ui.chat.setup import Opener, Setup
     from offspec.ui.tui.app import ChatApp
 
-__all__ = ["ChatApp", "run"]
+__all__ = ["ChatApp", "leave", "run"]
+
+_AT_ONCE = 0.5  # seconds in which an engine closes without a word
+_AT_MOST = 10.0
 
 
 def run(setup: "Setup", opener: "Opener", archive: "Archive | None" = None) -> int:
     """Chat until the user leaves. The exit code; raises OffspecError where the model cannot be loaded."""
     from offspec.ui.tui.app import ChatApp
-    from offspec.ui.tui.shutdown import leave
 
     app = ChatApp(setup, opener, archive)
     app.run()
     return leave(app)
+
+
+def leave(app: "ChatApp") -> int:
+    """Close what the app leaves behind; the exit code. Raises the error that ended it.
+
+    A load cannot be broken off, and a process that ends under it would wait: it is left without ceremony.
+    """
+    closed = app.engine is None or app.engine.close(_AT_ONCE)
+    if not closed and not app.is_loading:
+        print("closing the model ...", file=sys.stderr)
+        closed = app.engine is None or app.engine.close(_AT_MOST)
+    for text in (*(entry.text for entry in app.user_input.waiting), app.composer.text.strip()):
+        if text:
+            print(f"not sent: {printable(text)}", file=sys.stderr)
+    code = app.return_code or 0
+    if not closed:
+        sys.stderr.flush()
+        os._exit(code)
+    if app.failure is not None:
+        raise app.failure
+    return code
 
 
 def __getattr__(name: str) -> Any:

@@ -12,12 +12,11 @@ from textual.containers import Horizontal, Vertical
 
 from offspec.chat.archive import Archive
 from offspec.core.config import EngineConfig
-from offspec.ui.chat.commands import escaped, is_command, unescaped
+from offspec.ui.chat.commands import is_command, unescaped
 from offspec.ui.chat.controller import ChatController, Completion
 from offspec.ui.chat.setup import Opener, Setup
 from offspec.ui.tui import themes
 from offspec.ui.tui.answer import Answer
-from offspec.ui.tui.command_view import show_command
 from offspec.ui.tui.completion import CompletionList
 from offspec.ui.tui.composer import Composer
 from offspec.ui.tui.loading import LoadingView
@@ -32,11 +31,10 @@ from offspec.ui.tui.messages import (
     PassDone,
 )
 from offspec.ui.tui.panel import SidePanel
-from offspec.ui.tui.question_queue import Asking
-from offspec.ui.tui.shutdown import end_on_hangup
 from offspec.ui.tui.status import Header, StatusLine
 from offspec.ui.tui.transcript_view import TranscriptView
-from offspec.ui.tui.worker import EngineThread
+from offspec.ui.tui.user_input import UserInput
+from offspec.ui.tui.worker import EngineThread, end_on_hangup
 
 _TICK = 0.2  # seconds; nothing moves by itself more often
 _FIGURES_TICKS = 2  # from one look at the figures to the next, while passes come
@@ -50,8 +48,8 @@ _OF_THE_CHAT = {"stop", "interrupt", "folds", "panel", "command", "page"}
 class ChatApp(App[None]):
     """A chat with one model.
 
-    engine: its thread. controller: None until a model is open. failure: why none could be opened. asking: the
-    answer under way and the questions that wait.
+    engine: its thread. controller: None until a model is open. failure: why none could be opened. user_input:
+    the answer under way and the questions that wait.
     """
 
     TITLE = "offspec chat"
@@ -75,8 +73,6 @@ class ChatApp(App[None]):
         self.engine: EngineThread | None = None
         self.controller: ChatController | None = None
         self.failure: Exception | None = None
-        self.is_loading = True
-        self.asking = Asking(self)
         self._leaving = False
         self._ticks = 0
         self._passed = False  # a pass has ended since the figures were shown
@@ -85,7 +81,11 @@ class ChatApp(App[None]):
     @property
     def answer(self) -> Answer | None:
         """The one under way."""
-        return self.asking.answer
+        return self.user_input.answer
+
+    @property
+    def is_loading(self) -> bool:
+        return self.user_input.controller is None
 
     def compose(self) -> ComposeResult:
         choices = CompletionList()
@@ -107,6 +107,15 @@ class ChatApp(App[None]):
         self.composer.focus()
         self._timer = self.set_interval(_TICK, self._tick, pause=True)
         self.engine = EngineThread(self.setup, self.opener, self.archive, self.post_message)
+        self.user_input = UserInput(
+            self,
+            self.engine,
+            self.transcript,
+            self.composer,
+            load=self.load,
+            busy=self.busy,
+            show_stats=self.show_stats,
+        )
         end_on_hangup(self.engine)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.call_later, self.action_quit)
         self.status.doing("You can write already; it is sent when the model is there")
@@ -120,7 +129,7 @@ class ChatApp(App[None]):
     def load(self, config: EngineConfig) -> None:
         """Open a model; the conversation goes on with it."""
         assert self.engine is not None
-        self.is_loading = True
+        self.user_input.controller = None
         self.query_one(LoadingView).begin(config.model)
         self.engine.load(config)
 
@@ -132,12 +141,12 @@ class ChatApp(App[None]):
 
     async def on_composer_sent(self, message: Composer.Sent) -> None:
         if is_command(message.text):
-            await show_command(self, message.text)
+            await self.user_input.command(message.text)
         else:
-            await self.asking.ask(unescaped(message.text))
+            await self.user_input.ask(unescaped(message.text))
 
     async def action_command(self, line: str) -> None:
-        await show_command(self, line)
+        await self.user_input.command(line)
 
     async def action_stop(self) -> None:
         """Stop what is under way. Questions that waited for its end come back."""
@@ -145,12 +154,12 @@ class ChatApp(App[None]):
             return
         if self.is_loading:
             self.status.doing("A load cannot be broken off; Ctrl+Q leaves")
-        self.asking.stop()
+        self.user_input.stop()
         self._tick()
-        await self.asking.return_waiting()
+        await self.user_input.return_waiting()
 
     async def action_interrupt(self) -> None:
-        if self.answer is not None and not self.asking.stopping:
+        if self.answer is not None and not self.user_input.stopping:
             await self.action_stop()
         elif time.monotonic() - self._interrupted_at < _TWICE:
             await self.action_quit()
@@ -164,7 +173,7 @@ class ChatApp(App[None]):
             self.exit()
             return
         self._leaving = True
-        self.asking.stop()
+        self.user_input.stop()
         self._tick()
         self.set_timer(_STOPPING, self.exit)
 
@@ -176,7 +185,7 @@ class ChatApp(App[None]):
             self.status.doing("The side panel needs 100 columns; /stats shows its figures")
             return
         self.query_one(SidePanel).toggle_class("-away")
-        self.show_figures()
+        self.show_stats()
 
     async def action_page(self, by: int) -> None:
         await self.transcript.page(by)
@@ -188,52 +197,45 @@ class ChatApp(App[None]):
 
     async def on_loaded(self, message: Loaded) -> None:
         first = self.controller is None
-        self.controller, self.is_loading = message.controller, False
+        self.controller = self.user_input.controller = message.controller
         self.query_one(LoadingView).end()
         if first:
             await self._show_first()
         for note in message.notes:
             await self.transcript.note(note, "notice")
         self.busy(False)
-        await self.asking.go_on()
+        await self.user_input.go_on()
 
     def on_load_failed(self, message: LoadFailed) -> None:
         self.failure = message.error
         self.exit(return_code=1)
 
     def on_answer_started(self, message: AnswerStarted) -> None:
-        self.asking.begun(message)
+        if self.answer is not None:
+            self.answer.state.opened = message.opened
 
     def on_answer_text(self, message: AnswerText) -> None:
-        self.asking.add(message)
+        if self.answer is not None:
+            self.answer.write(message.text, message.pieces)
 
     def on_pass_done(self, message: PassDone) -> None:
         self._passed = True
 
     def on_resize(self) -> None:
-        self.call_after_refresh(self.show_figures)
+        self.call_after_refresh(self.show_stats)
 
     async def on_noticed(self, message: Noticed) -> None:
         await self.transcript.note(message.text, "notice")
 
     async def on_answer_done(self, message: AnswerDone) -> None:
-        await self.asking.end(message)
+        await self.user_input.end(message)
         if self._leaving:
             self.exit()
             return
-        if line := self.asking.take_command():
-            await show_command(self, line)
-        await self.asking.go_on()
+        await self.user_input.run_next_command()
+        await self.user_input.go_on()
 
     # What the screen shows
-
-    async def show_conversation(self) -> None:
-        """Show the conversation from its beginning."""
-        assert self.controller is not None
-        messages = self.controller.session.messages
-        await self.transcript.show(messages, self.asking.waiting)
-        self.composer.recalled = [escaped(m.content) for m in messages if m.role == "user"]
-        self.show_figures()
 
     def busy(self, now: bool) -> None:
         """An answer begins, or is over."""
@@ -243,7 +245,7 @@ class ChatApp(App[None]):
         else:
             self._timer.pause()
             self.status.doing(_IDLE)
-            self.show_figures()
+            self.show_stats()
 
     def _tick(self) -> None:
         if self.controller is None or self.answer is None:
@@ -251,21 +253,21 @@ class ChatApp(App[None]):
         line = self.controller.stats.live_line()
         if self._leaving:
             line = f"stopping, then leaving (Ctrl+Q leaves at once) · {line}"
-        elif self.asking.stopping:
+        elif self.user_input.stopping:
             line = f"stopping · {line}"
         self.status.doing(line or "starting")
         self._ticks += 1
         if self._passed and self._ticks % _FIGURES_TICKS == 0:
-            self.show_figures()
+            self.show_stats()
 
     async def _show_first(self) -> None:
         """What is resumed, above what the program has said while it loaded."""
         notes = [entry for entry in self.transcript.entries if entry.kind is not None]
-        await self.show_conversation()
+        await self.user_input.show_conversation()
         for note in notes:
             await self.transcript.note(note.text, note.kind or "notice")
 
-    def show_figures(self) -> None:
+    def show_stats(self) -> None:
         """Header, side panel and meter, as the controller has them now."""
         self._passed = False
         if self.controller is not None:

@@ -1,6 +1,7 @@
 """The list of completions above the composer. The composer steers it; it never takes the focus."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.cells import cell_len
 from textual.content import Content
@@ -17,12 +18,11 @@ _WIDE = 30  # columns at most before the help
 class CompletionList(OptionList, can_focus=False):
     """Shows while there is something to choose from."""
 
+    @dataclass
     class Taken(Message):
         """The user clicked on a completion. Posted to the composer, which is not among the parents."""
 
-        def __init__(self, line: str) -> None:
-            super().__init__()
-            self.line = line
+        line: str
 
     def __init__(self) -> None:
         super().__init__(id="completion", markup=False)

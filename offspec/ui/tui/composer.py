@@ -1,6 +1,7 @@
 """Where the user writes: several lines, earlier questions with the arrow keys, completion with tab."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from textual import events
@@ -23,12 +24,11 @@ class Composer(TextArea):
         Binding("pagedown", "app.page(1)", show=False),
     ]
 
+    @dataclass
     class Sent(Message):
         """The user sent this text."""
 
-        def __init__(self, text: str) -> None:
-            super().__init__()
-            self.text = text
+        text: str
 
     def __init__(self, choices: CompletionList, complete: Callable[[str], Sequence[Completion]]) -> None:
         super().__init__(

@@ -4,7 +4,9 @@ The model is opened, asked and closed in this one thread. Nothing here waits for
 in a queue, and a slow terminal finds several of them there at once.
 """
 
+import os
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -28,6 +30,7 @@ from offspec.ui.tui.messages import (
     PassDone,
 )
 
+_HANGUP = 5.0  # seconds for saving when there is no terminal any more
 _BETWEEN_PROGRESS = 0.1  # seconds; a load may tell of every tensor
 
 
@@ -132,3 +135,20 @@ class EngineThread:
             return
         self._stage, self._progress_at = event.stage, now
         self._post(Loading(event))
+
+
+def end_on_hangup(engine: EngineThread) -> None:
+    """When the terminal goes away, break off the answer, which saves it, and end.
+
+    Nothing here waits for the screen: with the terminal gone, writing to it may never return.
+    """
+
+    def end() -> None:
+        engine.close(_HANGUP)
+        os._exit(128 + signal.SIGHUP)
+
+    def hangup(signum: int, frame: object) -> None:
+        threading.Thread(target=end, name="offspec-hangup", daemon=True).start()
+
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup asked to be left alone
+        signal.signal(signal.SIGHUP, hangup)

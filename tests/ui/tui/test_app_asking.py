@@ -281,10 +281,10 @@ def test_escape_takes_back_the_command_that_waits(tmp_path: Path) -> None:
         await loaded(pilot)
         await send(pilot, "first")
         await until(pilot, engine.held.is_set)
-        app.asking.stopping = True
+        app.user_input.stopping = True
         await send(pilot, "/clear")
         await pilot.pause()
-        assert app.asking.next_command == "/clear"
+        assert app.user_input.next_command == "/clear"
         await pilot.press("escape")
         await until(pilot, lambda: app.answer is None)
         assert [kind for kind, _ in said(app)] == ["question", "answer"]

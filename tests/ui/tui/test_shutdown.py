@@ -21,8 +21,8 @@ from offspec.core.errors import CapacityError, DraftError, OffspecError
 from offspec.core.events import Event
 from offspec.ui import tui
 from offspec.ui.chat.setup import ChatEngine
+from offspec.ui.tui import leave
 from offspec.ui.tui.app import ChatApp
-from offspec.ui.tui.shutdown import leave
 from tests.support.fake_engine import scripted_opener
 from tests.ui.tui.play import play, seen, send
 from tests.ui.tui.stage import app_for, ask, loaded, until

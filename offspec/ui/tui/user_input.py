@@ -1,0 +1,235 @@
+"""What the user sends: questions, which are answered one after the other, and commands."""
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+from textual.app import App
+
+from offspec.core.config import EngineConfig
+from offspec.core.errors import OffspecError, RequestError
+from offspec.core.events import Event
+from offspec.ui.chat.commands import escaped, parse
+from offspec.ui.chat.controller import ChatController
+from offspec.ui.chat.handlers import run_command
+from offspec.ui.chat.outcomes import (
+    Copy,
+    OpenView,
+    Outcome,
+    Quit,
+    Reload,
+    Reset,
+    Rewound,
+    ShowSources,
+    ShowText,
+    StreamAnswer,
+    View,
+)
+from offspec.ui.chat.report import report
+from offspec.ui.tui.answer import LEGEND, Answer, ending_of
+from offspec.ui.tui.composer import Composer
+from offspec.ui.tui.messages import AnswerDone
+from offspec.ui.tui.page_screen import HelpScreen, PageScreen
+from offspec.ui.tui.sessions_screen import SessionsScreen
+from offspec.ui.tui.status import StatusLine
+from offspec.ui.tui.transcript_view import Entry, TranscriptView
+from offspec.ui.tui.tree_screen import TreeScreen
+from offspec.ui.tui.worker import EngineThread
+from offspec_planners.plan.explain import explain
+
+
+class UserInput:
+    """Runs commands, and sends questions; what is asked meanwhile waits in the transcript, to be seen.
+
+    controller: None while a model is loaded. answer: the one under way. stopping: it was told to stop.
+    next_command: what the user wants done as soon as it has.
+    """
+
+    def __init__(
+        self,
+        app: App[None],
+        engine: EngineThread,
+        transcript: TranscriptView,
+        composer: Composer,
+        *,
+        load: Callable[[EngineConfig], None],
+        busy: Callable[[bool], None],
+        show_stats: Callable[[], None],
+    ) -> None:
+        """busy: told when an answer begins and is over; show_stats: called when the conversation has changed."""
+        self._app, self._engine, self._transcript, self._composer = app, engine, transcript, composer
+        self._load, self._busy, self._show_stats = load, busy, show_stats
+        self._waiting: list[Entry] = []
+        self._asked: Entry | None = None
+        self._edits = False
+        self.controller: ChatController | None = None
+        self.answer: Answer | None = None
+        self.stopping = False
+        self.next_command = ""
+
+    @property
+    def waiting(self) -> tuple[Entry, ...]:
+        return tuple(self._waiting)
+
+    async def ask(self, text: str) -> None:
+        """Send a question, or keep it until it can be sent."""
+        self._waiting.append(await self._transcript.ask(text, waiting=True))
+        await self.go_on()
+
+    async def go_on(self) -> None:
+        """Send the question that has waited longest, if there is one and it can be sent."""
+        if self.controller is None or self.answer is not None or not self._waiting:
+            return
+        entry = self._waiting.pop(0)
+        self._transcript.send(entry)
+        await self._begin(self.controller.ask(entry.text), entry)
+
+    async def _begin(
+        self, events: Generator[Event, None, None], asked: Entry | None, *, edits: bool = False
+    ) -> None:
+        """Run an answer. asked: its question where it is new, which comes back if it is refused.
+
+        edits: it takes the place of what is shown no more, which comes back as well.
+        """
+        assert self.answer is None
+        self._asked, self._edits, self.stopping = asked, edits, False
+        self.answer = await self._transcript.begin_answer()
+        self._engine.answer(events)
+        self._busy(True)
+
+    def stop(self) -> None:
+        """Break the answer off; what came is kept."""
+        self.next_command = ""
+        if self.answer is not None:
+            self.stopping = True
+            self._engine.stop()
+
+    async def return_waiting(self) -> None:
+        """Return the questions that wait to the composer."""
+        waiting, self._waiting = self._waiting, []
+        for entry in waiting:
+            await self._transcript.remove_entry(entry)
+        if waiting:
+            self._composer.prepend(escaped("\n".join(entry.text for entry in waiting)))
+
+    async def end(self, message: AnswerDone) -> None:
+        """The answer is over. After a fault nothing is sent by itself: what waited comes back."""
+        answer, result, error = self.answer, message.result, message.error
+        if answer is None:
+            return
+        self.answer, self.stopping = None, False
+        self._busy(False)
+        if result is not None:
+            answer.finish(ending_of(result.finish_reason))
+            return
+        answer.finish(ending_of("failed"))
+        await self.return_waiting()
+        if isinstance(error, RequestError):
+            await self._refused(answer)
+        await self._transcript.note(_what_to_do(error), "error")
+
+    async def _refused(self, answer: Answer) -> None:
+        """The conversation is as it was, and so is what is shown."""
+        asked = self._asked
+        if asked is None or self._edits:
+            await self.show_conversation()
+        else:
+            await self._transcript.remove_entry(self._transcript.entry_of(answer))
+            await self._transcript.remove_entry(asked)
+        if asked is not None:
+            self._composer.prepend(f"/edit {asked.text}" if self._edits else escaped(asked.text))
+
+    async def show_conversation(self) -> None:
+        """Show the conversation from its beginning."""
+        assert self.controller is not None
+        messages = self.controller.session.messages
+        await self._transcript.show(messages, self.waiting)
+        self._composer.recalled = [escaped(m.content) for m in messages if m.role == "user"]
+        self._show_stats()
+
+    async def run_next_command(self) -> None:
+        """Run the command that waited for the end of an answer, if one did."""
+        line, self.next_command = self.next_command, ""
+        if line:
+            await self.command(line)
+
+    async def command(self, line: str) -> None:
+        """Run a command and show what came of it. One that is refused says why.
+
+        The engine's thread may be ahead of the screen: an answer is over when the screen says so.
+        """
+        try:
+            command = parse(line)[0]
+            if self.controller is None:
+                await self._without_a_model(command.name)
+            elif self.answer is None or command.while_busy:
+                await self._show(run_command(self.controller, line), self.controller)
+            elif self.stopping:
+                self.next_command = line
+            else:
+                raise RequestError("stop the answer first (Esc)")
+        except OffspecError as error:
+            await self._transcript.note(str(error), "error")
+
+    async def _without_a_model(self, name: str) -> None:
+        if name == "quit":
+            await self._app.action_quit()
+        elif name == "help":
+            self._app.push_screen(HelpScreen())
+        else:
+            raise RequestError(f"the model is still loading; /{name} works once it is there")
+
+    async def _show(self, outcome: Outcome, controller: ChatController) -> None:
+        match outcome:
+            case ShowText(markdown):
+                await self._transcript.note(markdown)
+            case StreamAnswer(events, question, dropped):
+                await self._transcript.remove_messages(dropped)
+                asked = None if question is None else await self._transcript.ask(question)
+                await self._begin(events, asked, edits=bool(dropped))
+            case Rewound(dropped, text):
+                await self._transcript.remove_messages(dropped)
+                if text is not None:
+                    self._composer.prepend(text)
+                self._show_stats()
+            case Reset(note):
+                await self.show_conversation()
+                await self._transcript.note(note, "notice")
+            case ShowSources(shown):
+                self._transcript.show_sources(shown)
+                self._app.query_one(StatusLine).doing(LEGEND if shown else "")
+            case Reload(config):
+                self._load(config)
+            case Copy(text, what):
+                self._app.copy_to_clipboard(text)
+                await self._transcript.note(f"Copied {what}.", "notice")
+            case OpenView(view):
+                self._open(view, controller)
+            case Quit():
+                await self._app.action_quit()
+
+    def _open(self, view: View, controller: ChatController) -> None:
+        match view:
+            case "help":
+                self._app.push_screen(HelpScreen())
+            case "tree":
+                self._app.push_screen(TreeScreen(controller.trees))
+            case "stats":
+                self._app.push_screen(PageScreen("Figures", report(controller)))
+            case "plan":
+                assert controller.engine.plan is not None
+                self._app.push_screen(PageScreen("Plan", "\n\n".join(explain(controller.engine.plan))))
+            case "sessions":
+
+                async def chosen(file: Path | None) -> None:
+                    if file is not None:
+                        await self.command(f"/load {file}")
+
+                self._app.push_screen(SessionsScreen(controller.archive), chosen)
+
+
+def _what_to_do(error: Exception | None) -> str:
+    if isinstance(error, RequestError):
+        return str(error)
+    if isinstance(error, OffspecError):
+        return f"{error}\n\nWhat came is kept. `/retry` asks again, and you can go on writing."
+    return f"{type(error).__name__}: {error}\n\nThis is a bug in offspec. What came is kept."
