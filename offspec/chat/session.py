@@ -296,11 +296,11 @@ class Session:
                         )
                 except GeneratorExit:
                     halt.set()
-                    with suppress(OffspecError):  # nobody is there to hear of it
+                    with suppress(OffspecError):  # there is no caller left to tell
                         for event in events:  # what was held back, and the end
                             coming.hear(event)
                     raise
-        # The turn is over: whoever hears of the end may ask again at once.
+        # The turn is over: who hears of the end may ask again at once.
         yield from self._notices()
         assert coming.result is not None
         yield Finished(coming.result)

@@ -1,1 +1,1 @@
-"""The controller of a chat: what every face of `offspec chat` shares, without a widget or a tensor."""
+"""The controller of a chat: what both user interfaces share, without a widget or a tensor."""

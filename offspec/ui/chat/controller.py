@@ -21,7 +21,7 @@ _TREES = 200  # of the latest passes, to look back through
 
 
 class ChatController:
-    """What both faces of a chat drive. Takes the engine over: `close` closes it.
+    """What both user interfaces of a chat drive. Takes the engine over: `close` closes it.
 
     session: the conversation, which is kept in `file` from its first question on. stats: how fast it goes.
     trees: those of the latest passes, the last one at the end. notes: lines the user should know. sources:

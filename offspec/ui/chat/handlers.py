@@ -116,10 +116,6 @@ def _seed(chat: ChatController, argument: str) -> Outcome:
     return ShowText(f"{fixed}{last}. `/seed 7` fixes it.")
 
 
-def _sessions(chat: ChatController, argument: str) -> Outcome:
-    return OpenView("sessions")
-
-
 def _draft(chat: ChatController, argument: str) -> Outcome:
     if not argument:
         return ShowText(
@@ -168,10 +164,6 @@ def _sources(chat: ChatController, argument: str) -> Outcome:
     return ShowSources(chat.sources)
 
 
-def _stats(chat: ChatController, argument: str) -> Outcome:
-    return OpenView("stats")
-
-
 def _copy(chat: ChatController, argument: str) -> Outcome:
     back = _count(argument, "/copy 2 copies the last answer but one")
     answers = [m for m in chat.session.messages if m.role == "assistant" and m.content.strip()]
@@ -191,10 +183,6 @@ def _clear(chat: ChatController, argument: str) -> Outcome:
     if not left.turns:
         return Reset("A new conversation.")
     return Reset(f"A new conversation. `/load {name}` goes on with the one before.")
-
-
-def _quit(chat: ChatController, argument: str) -> Outcome:
-    return Quit()
 
 
 def _check_turns(chat: ChatController, wanted: int) -> None:
@@ -227,15 +215,15 @@ ACTIONS: Mapping[str, Callable[[ChatController, str], Outcome]] = {
     "seed": _seed,
     "save": save,
     "load": load,
-    "sessions": _sessions,
+    "sessions": lambda *_: OpenView("sessions"),
     "draft": _draft,
     "plan": _plan,
     "tree": _tree,
     "sources": _sources,
-    "stats": _stats,
+    "stats": lambda *_: OpenView("stats"),
     "copy": _copy,
     "clear": _clear,
-    "quit": _quit,
+    "quit": lambda *_: Quit(),
 }
 
 

@@ -1,4 +1,4 @@
-"""What came of a command, for a face to show or to do."""
+"""What came of a command, for a user interface to show or to do."""
 
 from collections.abc import Generator
 from dataclasses import dataclass

@@ -24,7 +24,7 @@ def split(text: str, opened: str = "") -> list[Part]:
     """The parts of an answer in their order; those with nothing in them are left out.
 
     opened: what the chat template began the answer with, which may be the tag that opens a thought. A tag
-    that closes one which nobody opened makes a thought of all that is before it. Tags in code are code.
+    that closes one which was not opened makes a thought of all that is before it. Tags in code are code.
     """
     whole = opened + text
     plain = _CODE.sub(lambda code: " " * len(code[0]), whole)

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 class StdoutClosed(Exception):
-    """Whoever read our standard output has gone (`offspec … | head -1`): stop, and say nothing."""
+    """The reader of our standard output has gone (`offspec … | head -1`): stop, and say nothing."""
 
 
 class Output:
     """Text to standard output as it comes.
 
-    Raises RequestError where there is none, StdoutClosed when nobody reads any more, and DiskFullError when
+    Raises RequestError where there is none, StdoutClosed when its reader has gone, and DiskFullError when
     it is a file that cannot grow.
     """
 
@@ -45,7 +45,7 @@ class Output:
         self.write_styled(printable(text) if self.is_terminal else text)
 
     def write_styled(self, text: str) -> None:
-        """Write text of our own making, in which control characters such as colours may act."""
+        """Write text that was made here, in which control characters such as colours may act."""
         if not text:
             return
         encoding = self._stream.encoding or "utf-8"

@@ -12,20 +12,9 @@ from offspec.chat.archive import Archive
 from offspec.core.config import EngineConfig
 from offspec.core.errors import OffspecError
 from offspec.core.events import Event, Finished, LoadProgress, Notice, Result, TextDelta
+from offspec.ui.chat import outcomes
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.handlers import run_command
-from offspec.ui.chat.outcomes import (
-    Copy,
-    OpenView,
-    Outcome,
-    Quit,
-    Reload,
-    Reset,
-    Rewound,
-    ShowSources,
-    ShowText,
-    StreamAnswer,
-)
 from offspec.ui.chat.setup import Opener, Setup
 from offspec.ui.cli.plain_input import PlainInput
 from offspec.ui.cli.plain_screen import PlainScreen, page
@@ -87,11 +76,11 @@ class _LineMode:
                 if typed.is_command:
                     outcome = run_command(self.controller, typed.text)
                 else:
-                    outcome = StreamAnswer(self.controller.ask(typed.text), typed.text)
+                    outcome = outcomes.StreamAnswer(self.controller.ask(typed.text), typed.text)
             except OffspecError as error:
                 self._complain(error)
                 continue
-            if isinstance(outcome, Quit):
+            if isinstance(outcome, outcomes.Quit):
                 break
             self._do(outcome)
         if self._failure is not None and not self._input.is_terminal:
@@ -102,31 +91,31 @@ class _LineMode:
         if self._controller is not None:
             self._controller.close()
 
-    def _do(self, outcome: Outcome) -> None:
+    def _do(self, outcome: outcomes.Outcome) -> None:
         match outcome:
-            case StreamAnswer():
+            case outcomes.StreamAnswer():
                 self._answer(outcome.events)
-            case ShowText():
+            case outcomes.ShowText():
                 self._screen.page(outcome.markdown)
-            case Rewound():
+            case outcomes.Rewound():
                 self._rewound(outcome)
-            case Reset():
+            case outcomes.Reset():
                 self._screen.page(outcome.note)
-            case OpenView():
+            case outcomes.OpenView():
                 self._screen.page(page(outcome.view, self.controller))
-            case ShowSources():
+            case outcomes.ShowSources():
                 self._screen.sources = outcome.shown
                 self._screen.page(
                     "Tokens that the target added are underlined, on a terminal."
                     if outcome.shown
                     else "Plain text."
                 )
-            case Reload():
+            case outcomes.Reload():
                 self._reload(outcome.config)
-            case Copy():
+            case outcomes.Copy():
                 self._copy(outcome)
 
-    def _copy(self, outcome: Copy) -> None:
+    def _copy(self, outcome: outcomes.Copy) -> None:
         try:
             self._screen.copy(outcome.text)
         except OffspecError as error:
@@ -157,7 +146,7 @@ class _LineMode:
         if failure is not None:
             self._complain(failure)
         if self._interrupted and not self._input.is_terminal:
-            raise KeyboardInterrupt  # nobody is there to ask anything else
+            raise KeyboardInterrupt  # the input is a pipe: there is no one to ask anything else
 
     @contextmanager
     def _stoppable(self) -> Iterator[None]:
@@ -177,7 +166,7 @@ class _LineMode:
         finally:
             signal.signal(signal.SIGINT, before)
 
-    def _rewound(self, outcome: Rewound) -> None:
+    def _rewound(self, outcome: outcomes.Rewound) -> None:
         if outcome.text is None:
             turns = sum(message.role == "user" for message in outcome.dropped)
             self._screen.page(

@@ -82,7 +82,7 @@ class PlainScreen:
             )
 
     def note(self, text: str) -> None:
-        """A line that nobody asked for."""
+        """A line that was not asked for."""
         if not self._quiet:
             self._line(text, style="dim")
 

@@ -48,7 +48,7 @@ def plot(
 
 
 class _Across:
-    """Where an x lies on so many columns."""
+    """Where an x lies on a number of columns."""
 
     def __init__(self, points: Sequence[Point], columns: int) -> None:
         self._xs = [x for x, _ in points]
@@ -105,7 +105,7 @@ def _curve(
 
 
 def _dot(y: float, top: float, count: int) -> int:
-    """Which of so many dots from the top down is nearest; the lowest stands for 0."""
+    """Which of `count` dots from the top down is nearest; the lowest stands for 0."""
     return min(round((1 - y / top) * count), count - 1)
 
 
@@ -116,7 +116,7 @@ def _cell(bits: int, ascii_only: bool) -> str:
 
 
 def _sampled(points: Sequence[Point], across: _Across, count: int) -> list[float]:
-    """y at so many places, evenly apart, straight between the points."""
+    """y at `count` places, evenly apart, straight between the points."""
     places = [across.share(x) for x, _ in points]
     heights, piece = [], 0
     for index in range(count):

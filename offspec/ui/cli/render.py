@@ -59,7 +59,7 @@ class Screen:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._live.stop()
-        with suppress(StdoutClosed, DiskFullError):  # whoever wrote last has reported it
+        with suppress(StdoutClosed, DiskFullError):  # the write that failed has reported it
             self._out.end_line()
         if kind is KeyboardInterrupt:
             after = f" after {_count(self._tokens, 'token')} in {_count(self._passes, 'pass')}"

@@ -32,7 +32,7 @@ class PageLayout:
 
     @property
     def narrow(self) -> bool:
-        """Whether explanations go below the figures, for want of room beside them."""
+        """Whether explanations go below the figures, as there is no room beside them."""
         return self.width < 64
 
 
@@ -108,7 +108,7 @@ def series(label: str, names: tuple[str, str], points: Sequence[tuple[int, str]]
 
 
 def _thinned(points: Sequence[tuple[int, str]], most: int) -> list[tuple[int, str]]:
-    """At most so many of the points, evenly apart, both ends among them."""
+    """At most `most` of the points, evenly apart, both ends among them."""
     if len(points) <= most:
         return list(points)
     return [points[round(place * (len(points) - 1) / (most - 1))] for place in range(most)]

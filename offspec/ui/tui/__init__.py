@@ -2,7 +2,7 @@
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from offspec.ui.printable import printable
 
@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from offspec.chat.archive import Archive
     from offspec.ui.chat.setup import Opener, Setup
     from offspec.ui.tui.app import ChatApp
-
-__all__ = ["ChatApp", "leave", "run"]
 
 _AT_ONCE = 0.5  # seconds in which an engine closes without a word
 _AT_MOST = 10.0
@@ -45,11 +43,3 @@ def leave(app: "ChatApp") -> int:
     if app.failure is not None:
         raise app.failure
     return code
-
-
-def __getattr__(name: str) -> Any:
-    if name == "ChatApp":
-        from offspec.ui.tui.app import ChatApp
-
-        return ChatApp
-    raise AttributeError(f"module 'offspec.ui.tui' has no attribute {name!r}")

@@ -19,7 +19,7 @@ from offspec.ui.tui.thinking_block import ThinkingBlock
 
 _BETWEEN = 1 / 30  # seconds between two paintings, at least
 _SHARE = 48  # and this many times what one costs, until it is on the screen: the machine is for the model
-_LONGEST = 0.6  # but no more than so many seconds
+_LONGEST = 0.6  # but at most this many seconds
 _ENDINGS = {
     "halted": "⋯ stopped",
     "length": "⋯ as long as max_tokens allows; /set max_tokens=N allows more",

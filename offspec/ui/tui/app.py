@@ -15,21 +15,11 @@ from offspec.core.config import EngineConfig
 from offspec.ui.chat.commands import is_command, unescaped
 from offspec.ui.chat.controller import ChatController, Completion
 from offspec.ui.chat.setup import Opener, Setup
-from offspec.ui.tui import themes
+from offspec.ui.tui import messages, themes
 from offspec.ui.tui.answer import Answer
 from offspec.ui.tui.completion import CompletionList
 from offspec.ui.tui.composer import Composer
 from offspec.ui.tui.loading import LoadingView
-from offspec.ui.tui.messages import (
-    AnswerDone,
-    AnswerStarted,
-    AnswerText,
-    Loaded,
-    LoadFailed,
-    Loading,
-    Noticed,
-    PassDone,
-)
 from offspec.ui.tui.panel import SidePanel
 from offspec.ui.tui.status import Header, StatusLine
 from offspec.ui.tui.transcript_view import TranscriptView
@@ -192,10 +182,10 @@ class ChatApp(App[None]):
 
     # What the engine's thread tells
 
-    def on_loading(self, message: Loading) -> None:
+    def on_loading(self, message: messages.Loading) -> None:
         self.query_one(LoadingView).show(message.event)
 
-    async def on_loaded(self, message: Loaded) -> None:
+    async def on_loaded(self, message: messages.Loaded) -> None:
         first = self.controller is None
         self.controller = self.user_input.controller = message.controller
         self.query_one(LoadingView).end()
@@ -206,28 +196,28 @@ class ChatApp(App[None]):
         self.busy(False)
         await self.user_input.go_on()
 
-    def on_load_failed(self, message: LoadFailed) -> None:
+    def on_load_failed(self, message: messages.LoadFailed) -> None:
         self.failure = message.error
         self.exit(return_code=1)
 
-    def on_answer_started(self, message: AnswerStarted) -> None:
+    def on_answer_started(self, message: messages.AnswerStarted) -> None:
         if self.answer is not None:
             self.answer.state.opened = message.opened
 
-    def on_answer_text(self, message: AnswerText) -> None:
+    def on_answer_text(self, message: messages.AnswerText) -> None:
         if self.answer is not None:
             self.answer.write(message.text, message.pieces)
 
-    def on_pass_done(self, message: PassDone) -> None:
+    def on_pass_done(self, message: messages.PassDone) -> None:
         self._passed = True
 
     def on_resize(self) -> None:
         self.call_after_refresh(self.show_stats)
 
-    async def on_noticed(self, message: Noticed) -> None:
+    async def on_noticed(self, message: messages.Noticed) -> None:
         await self.transcript.note(message.text, "notice")
 
-    async def on_answer_done(self, message: AnswerDone) -> None:
+    async def on_answer_done(self, message: messages.AnswerDone) -> None:
         await self.user_input.end(message)
         if self._leaving:
             self.exit()

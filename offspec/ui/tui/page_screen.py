@@ -62,7 +62,7 @@ class PageScreen(ModalScreen[None]):
 
 
 class HelpScreen(PageScreen):
-    """The keys first: whoever looks for a command has the keyboard under the hands already."""
+    """The keys first, then the commands."""
 
     def __init__(self) -> None:
         super().__init__("Help", help_page())

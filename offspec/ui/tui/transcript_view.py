@@ -144,7 +144,7 @@ class TranscriptView(VerticalScroll, can_focus=False):
             await self._look_back(round(self._height - self.scroll_y) + self._page)
 
     async def _look_back(self, lines: int) -> None:
-        """Show what is so many lines before the end. Entries come until there are as many."""
+        """Show what is `lines` lines before the end. Earlier entries are mounted until there are as many."""
         if self._first and self._height < lines:
             await self._reveal(_STEP)
             self.call_after_refresh(self._look_back, lines)

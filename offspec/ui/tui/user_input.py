@@ -8,22 +8,10 @@ from textual.app import App
 from offspec.core.config import EngineConfig
 from offspec.core.errors import OffspecError, RequestError
 from offspec.core.events import Event
+from offspec.ui.chat import outcomes
 from offspec.ui.chat.commands import escaped, parse
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.handlers import run_command
-from offspec.ui.chat.outcomes import (
-    Copy,
-    OpenView,
-    Outcome,
-    Quit,
-    Reload,
-    Reset,
-    Rewound,
-    ShowSources,
-    ShowText,
-    StreamAnswer,
-    View,
-)
 from offspec.ui.chat.report import report
 from offspec.ui.tui.answer import LEGEND, Answer, ending_of
 from offspec.ui.tui.composer import Composer
@@ -55,7 +43,7 @@ class UserInput:
         busy: Callable[[bool], None],
         show_stats: Callable[[], None],
     ) -> None:
-        """busy: told when an answer begins and is over; show_stats: called when the conversation has changed."""
+        """busy: told when an answer begins and when it is over. show_stats: the conversation has changed."""
         self._app, self._engine, self._transcript, self._composer = app, engine, transcript, composer
         self._load, self._busy, self._show_stats = load, busy, show_stats
         self._waiting: list[Entry] = []
@@ -178,36 +166,36 @@ class UserInput:
         else:
             raise RequestError(f"the model is still loading; /{name} works once it is there")
 
-    async def _show(self, outcome: Outcome, controller: ChatController) -> None:
+    async def _show(self, outcome: outcomes.Outcome, controller: ChatController) -> None:
         match outcome:
-            case ShowText(markdown):
+            case outcomes.ShowText(markdown):
                 await self._transcript.note(markdown)
-            case StreamAnswer(events, question, dropped):
+            case outcomes.StreamAnswer(events, question, dropped):
                 await self._transcript.remove_messages(dropped)
                 asked = None if question is None else await self._transcript.ask(question)
                 await self._begin(events, asked, edits=bool(dropped))
-            case Rewound(dropped, text):
+            case outcomes.Rewound(dropped, text):
                 await self._transcript.remove_messages(dropped)
                 if text is not None:
                     self._composer.prepend(text)
                 self._show_stats()
-            case Reset(note):
+            case outcomes.Reset(note):
                 await self.show_conversation()
                 await self._transcript.note(note, "notice")
-            case ShowSources(shown):
+            case outcomes.ShowSources(shown):
                 self._transcript.show_sources(shown)
                 self._app.query_one(StatusLine).doing(LEGEND if shown else "")
-            case Reload(config):
+            case outcomes.Reload(config):
                 self._load(config)
-            case Copy(text, what):
+            case outcomes.Copy(text, what):
                 self._app.copy_to_clipboard(text)
                 await self._transcript.note(f"Copied {what}.", "notice")
-            case OpenView(view):
+            case outcomes.OpenView(view):
                 self._open(view, controller)
-            case Quit():
+            case outcomes.Quit():
                 await self._app.action_quit()
 
-    def _open(self, view: View, controller: ChatController) -> None:
+    def _open(self, view: outcomes.View, controller: ChatController) -> None:
         match view:
             case "help":
                 self._app.push_screen(HelpScreen())

@@ -19,16 +19,7 @@ from offspec.core.config import EngineConfig
 from offspec.core.events import Event, Finished, LoadProgress, Notice, PassStats, Prefill, Result, TextDelta
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.setup import Opener, Setup
-from offspec.ui.tui.messages import (
-    AnswerDone,
-    AnswerStarted,
-    AnswerText,
-    Loaded,
-    LoadFailed,
-    Loading,
-    Noticed,
-    PassDone,
-)
+from offspec.ui.tui import messages
 
 _HANGUP = 5.0  # seconds for saving when there is no terminal any more
 _BETWEEN_PROGRESS = 0.1  # seconds; a load may tell of every tensor
@@ -87,13 +78,13 @@ class EngineThread:
                 controller.reload(config, self._opener, self._on_event, self._go_back)
                 notes = (f"the draft is {controller.engine.draft}",)
         except Exception as error:
-            self._post(LoadFailed(error))
+            self._post(messages.LoadFailed(error))
         else:
             self._controller = controller
-            self._post(Loaded(controller, notes))
+            self._post(messages.Loaded(controller, notes))
 
     def _go_back(self, error: Exception) -> None:
-        self._post(Noticed(f"{error}; loading the model as it was before"))
+        self._post(messages.Noticed(f"{error}; loading the model as it was before"))
 
     def _answer(self, events: Generator[Event, None, None]) -> None:
         result: Result | None = None
@@ -105,19 +96,19 @@ class EngineThread:
                 self._tell(event)
         except Exception as error:
             failure = error
-        self._post(AnswerDone(result, failure))
+        self._post(messages.AnswerDone(result, failure))
 
     def _tell(self, event: Event) -> None:
         match event:
             case Prefill():
                 assert self._controller is not None
-                self._post(AnswerStarted(self._controller.session.opened))
+                self._post(messages.AnswerStarted(self._controller.session.opened))
             case Notice():
-                self._post(Noticed(event.text))
+                self._post(messages.Noticed(event.text))
             case TextDelta():
-                self._post(AnswerText(event.text, event.pieces))
+                self._post(messages.AnswerText(event.text, event.pieces))
             case PassStats():
-                self._post(PassDone(event))
+                self._post(messages.PassDone(event))
 
     def _on_event(self, event: Event) -> None:
         """What the engine tells aside, from this thread."""
@@ -127,14 +118,14 @@ class EngineThread:
         if self._controller is not None:
             self._controller.on_event(event)
         if isinstance(event, Notice):
-            self._post(Noticed(event.text))
+            self._post(messages.Noticed(event.text))
 
     def _load_progress(self, event: LoadProgress) -> None:
         now = time.monotonic()
         if event.stage == self._stage and now - self._progress_at < _BETWEEN_PROGRESS:
             return
         self._stage, self._progress_at = event.stage, now
-        self._post(Loading(event))
+        self._post(messages.Loading(event))
 
 
 def end_on_hangup(engine: EngineThread) -> None:

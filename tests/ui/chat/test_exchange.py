@@ -94,7 +94,7 @@ def test_what_comes_back_after_a_failed_exchange_follows_its_plan(archive: Archi
     chat.close()
 
 
-def test_an_engine_under_which_there_is_no_desk_is_closed(archive: Archive) -> None:
+def test_an_engine_without_a_controller_is_closed(archive: Archive) -> None:
     opener = Openings()
     with pytest.raises(SessionError):
         ChatController.open(replace(SETUP, resume="nowhere"), opener, archive, lambda event: None)

@@ -1,19 +1,15 @@
-"""The program in a process of its own."""
+"""The program in a process of its own, and the one line in which it tells an error."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+from typer.testing import Result
+
 ROOT = Path(__file__).parents[3]
-
-
 DRIVER = ROOT / "tests" / "support" / "fake_loading.py"
-
-
 HEAVY = "torch transformers numpy huggingface_hub safetensors gguf accelerate bitsandbytes textual"
-
-
 PATIENCE = 30  # seconds until a hanging child fails its test
 
 
@@ -37,3 +33,11 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *command], capture_output=True, text=True, env=environment(), timeout=PATIENCE
     )
+
+
+def error_line(result: Result) -> str:
+    """The one line that begins with `error:`, after checking that it is alone."""
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("[")]
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("error: ")
+    return lines[0]

@@ -1,4 +1,4 @@
-"""`offspec chat`: what its options become, and which face is chosen."""
+"""`offspec chat`: what its options become, and which user interface is chosen."""
 
 import re
 import subprocess

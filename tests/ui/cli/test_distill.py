@@ -14,7 +14,7 @@ from offspec.core.errors import DiskFullError
 from offspec.core.events import LoadProgress, Notice
 from offspec.distill.measure import RANKS, HeadAcceptance
 from offspec.distill.train import Trained
-from tests.ui.cli.errors import error_line
+from tests.ui.cli.program import error_line
 
 Call = Callable[..., Result]
 

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import Result
 
 from tests.support.fake_loading import Script
-from tests.ui.cli.errors import error_line
+from tests.ui.cli.program import error_line
 
 Call = Callable[..., Result]
 

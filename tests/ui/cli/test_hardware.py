@@ -12,8 +12,7 @@ from offspec.core.errors import DiskFullError
 from offspec.core.events import LoadProgress, Notice
 from offspec.plan import hardware_profile as machine
 from offspec_planners.hardware import Hardware, Rate, preset
-from tests.ui.cli.errors import error_line
-from tests.ui.cli.program import HEAVY, run
+from tests.ui.cli.program import HEAVY, error_line, run
 
 Call = Callable[..., Result]
 MINE = Hardware("mine, 8 GB RAM", 8_000_000_000, Rate(2e9, 1.5e9, 2.5e9), None, preset("rtx-4090").processor)

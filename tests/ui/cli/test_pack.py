@@ -14,7 +14,7 @@ from offspec.core.errors import CheckpointError, DiskFullError
 from offspec.core.events import LoadProgress, Notice
 from offspec.model.quantize import pack as packs
 from tests.support.fake_loading import Script
-from tests.ui.cli.errors import error_line
+from tests.ui.cli.program import error_line
 
 Call = Callable[..., Result]
 ORIGIN = Origin("some/model", "f" * 64, "nf4")

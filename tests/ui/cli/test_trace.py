@@ -14,8 +14,7 @@ from offspec import __version__
 from offspec.core import trace as module
 from offspec.core.errors import DiskFullError
 from tests.support.fake_loading import TEXT, Script
-from tests.ui.cli.errors import error_line
-from tests.ui.cli.program import PATIENCE, start
+from tests.ui.cli.program import PATIENCE, error_line, start
 
 Call = Callable[..., Result]
 

@@ -1,11 +1,13 @@
-"""The whole app over a scripted engine, with everything that moves by itself held still, for its picture.
+"""The whole app over a scripted engine: a coroutine drives it as a user would.
+
+Everything that moves by itself can be held still, for a picture.
 
 Clocks stand still, nothing is animated, no cursor blinks; a pass can be held in the midst of its layers.
 """
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,11 +25,12 @@ from tests.support.fake_engine import Script, ScriptedEngine, scripted_opener
 if TYPE_CHECKING:
     from offspec_planners.plan import Plan
 
+Scene = Callable[["Pilot[None]"], Coroutine[Any, Any, None]]
 _PATIENCE = 10.0  # seconds until what was to come is given up
 
 
 class Turnstile(threading.Event):
-    """A gate that lets so many passes through, and then none until it is opened."""
+    """A gate that lets a number of passes through, and then none until it is opened."""
 
     def __init__(self, passes: int) -> None:
         super().__init__()
@@ -66,7 +69,7 @@ def app_for(
     passes: int | None = None,
     load_seconds: float = 0.0,
 ) -> tuple[ChatApp, PlannedEngine]:
-    """folder: where conversations are kept. passes: after so many, one is held in the midst of its layers."""
+    """folder: where conversations are kept. passes: after this many, one is held amid its layers."""
     if plan is None:
         config = EngineConfig(model=model, draft=draft)
         engine = PlannedEngine(answers, config=config)
@@ -114,7 +117,7 @@ async def ask(pilot: Pilot[None], *questions: str) -> ChatApp:
 
 
 def _answered(app: ChatApp, turns: int) -> bool:
-    """So many questions were asked, and the last of them has its answer."""
+    """This many questions were asked, and the last of them has its answer."""
     assert app.controller is not None
     session = app.controller.session
     return session.conversation.turns == turns and not session.busy and app.answer is None
@@ -129,3 +132,37 @@ async def settled(pilot: Pilot[None]) -> None:
         field.cursor_blink = False
     await pilot.wait_for_scheduled_animations()
     await pilot.pause()
+
+
+def play(app: ChatApp, scene: Scene, size: tuple[int, int] = (100, 30)) -> ChatApp:
+    """Run the scene, and leave the app as a user does who closes it."""
+
+    async def run() -> None:
+        async with app.run_test(size=size) as pilot:
+            await scene(pilot)
+            app.exit()
+
+    asyncio.run(run())
+    assert app.engine is not None
+    assert app.engine.close(5.0)
+    return app
+
+
+async def send(pilot: Pilot[None], text: str) -> None:
+    """Write into the composer, and press Enter."""
+    app = pilot.app
+    assert isinstance(app, ChatApp)
+    app.composer.set_text(text)
+    await pilot.press("enter")
+
+
+def seen(app: ChatApp) -> str:
+    """What the terminal shows, line by line."""
+    strips = app.screen._compositor.render_strips()
+    return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips)
+
+
+def said(app: ChatApp) -> list[tuple[str, str]]:
+    """Everything in the transcript: its kind and its text."""
+    kinds = {True: "question", False: "answer"}
+    return [(entry.kind or kinds[entry.is_question], entry.text) for entry in app.transcript.entries]

@@ -14,8 +14,7 @@ from offspec.ui.tui.app import ChatApp
 from offspec.ui.tui.markdown import StreamedMarkdown
 from offspec.ui.tui.thinking_block import ThinkingBlock
 from offspec.ui.tui.transcript_entries import Question
-from tests.ui.tui.play import play, said, seen, send
-from tests.ui.tui.stage import app_for, ask, loaded, settled, until
+from tests.ui.tui.stage import app_for, ask, loaded, play, said, seen, send, settled, until
 
 PIECES = (Piece("The", "draft"), Piece(" sky", "draft"), Piece(" is", "bonus"), Piece("", "draft"))
 

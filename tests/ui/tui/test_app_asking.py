@@ -14,8 +14,7 @@ from offspec.core.events import Event, PassProgress
 from offspec.ui.chat.setup import ChatEngine
 from offspec.ui.tui.messages import AnswerDone
 from tests.support.fake_engine import Script
-from tests.ui.tui.play import play, said, seen, send
-from tests.ui.tui.stage import app_for, ask, loaded, until
+from tests.ui.tui.stage import app_for, ask, loaded, play, said, seen, send, until
 
 LONG = " ".join(f"word{i}" for i in range(40))
 

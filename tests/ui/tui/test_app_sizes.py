@@ -7,8 +7,7 @@ from rich.cells import cell_len
 from textual.pilot import Pilot
 
 from offspec.ui.tui.panel import SidePanel
-from tests.ui.tui.play import play, seen, send
-from tests.ui.tui.stage import Turnstile, app_for, ask, loaded, until
+from tests.ui.tui.stage import Turnstile, app_for, ask, loaded, play, seen, send, until
 
 LONG = " ".join(f"word{i}" for i in range(40))
 SMALL = (40, 12)

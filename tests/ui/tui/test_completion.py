@@ -7,8 +7,7 @@ from textual.pilot import Pilot
 
 from offspec.ui.chat.controller import Completion
 from offspec.ui.tui.completion import CompletionList, _row
-from tests.ui.tui.play import play
-from tests.ui.tui.stage import app_for, loaded, until
+from tests.ui.tui.stage import app_for, loaded, play, until
 
 
 def test_a_click_takes_a_completion(tmp_path: Path) -> None:

@@ -5,8 +5,7 @@ from pathlib import Path
 from textual import events
 from textual.pilot import Pilot
 
-from tests.ui.tui.play import play, said, seen, send
-from tests.ui.tui.stage import app_for, ask, loaded, until
+from tests.ui.tui.stage import app_for, ask, loaded, play, said, seen, send, until
 
 
 def test_enter_sends_and_other_keys_begin_a_line(tmp_path: Path) -> None:

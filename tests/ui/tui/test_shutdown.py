@@ -24,8 +24,7 @@ from offspec.ui.chat.setup import ChatEngine
 from offspec.ui.tui import leave
 from offspec.ui.tui.app import ChatApp
 from tests.support.fake_engine import scripted_opener
-from tests.ui.tui.play import play, seen, send
-from tests.ui.tui.stage import app_for, ask, loaded, until
+from tests.ui.tui.stage import app_for, ask, loaded, play, seen, send, until
 
 LONG = " ".join(f"word{i}" for i in range(40))
 FAIL = CapacityError("needs 3.00 GB of memory; give --memory 3GB", needed=3, given=1)

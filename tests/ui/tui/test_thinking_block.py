@@ -8,8 +8,7 @@ from textual.pilot import Pilot
 from textual.widgets import Static
 
 from offspec.ui.tui.thinking_block import ThinkingBlock
-from tests.ui.tui.play import play, seen
-from tests.ui.tui.stage import app_for, ask, loaded, settled, until
+from tests.ui.tui.stage import app_for, ask, loaded, play, seen, settled, until
 
 THOUGHT = "<think>\nhm let me see\n</think>\n\nIt is **so**."
 

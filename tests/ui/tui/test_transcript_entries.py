@@ -6,8 +6,7 @@ import pytest
 from textual.pilot import Pilot
 
 from offspec.ui.tui.transcript_entries import Kind, folded
-from tests.ui.tui.play import play, seen
-from tests.ui.tui.stage import app_for, loaded
+from tests.ui.tui.stage import app_for, loaded, play, seen
 
 HOSTILE = "a*b*c `d` [x](y) [red]e[/red] \x1b[2J"
 

@@ -10,8 +10,7 @@ from offspec.chat.conversation import Message
 from offspec.ui.tui.answer import Answer
 from offspec.ui.tui.transcript_entries import Kind, Question
 from offspec.ui.tui.transcript_view import Entry, TranscriptView
-from tests.ui.tui.play import play, said, seen
-from tests.ui.tui.stage import app_for, ask, loaded, settled, until
+from tests.ui.tui.stage import app_for, ask, loaded, play, said, seen, settled, until
 
 SMALL = (100, 20)
 TURNS = [
