@@ -31,7 +31,7 @@ _Asked = tuple[list[Message], SamplingParams]
 _Ask = Callable[[], _Asked]  # called when its turn has come
 
 
-class Answering(Protocol):
+class AnsweringEngine(Protocol):
     """What a session needs of an engine; `offspec.Engine` is one."""
 
     @property
@@ -46,7 +46,7 @@ class Answering(Protocol):
     ) -> Generator[Event, None, None]: ...
 
 
-class Chatting(Protocol):
+class ChattingEngine(Protocol):
     """An engine that begins conversations."""
 
     def chat(self, *, system: str | None = None, params: SamplingParams | None = None) -> "Session": ...
@@ -59,13 +59,13 @@ class Session:
     Whatever goes wrong later, the question and what came of the answer stay in it.
     """
 
-    def __init__(self, engine: Answering, wording: Wording, conversation: Conversation) -> None:
+    def __init__(self, engine: AnsweringEngine, wording: Wording, conversation: Conversation) -> None:
         """engine: answers token ids; wording: its tokenizer and chat template."""
         self.conversation = conversation
         self.last: Result | None = None  # of the last answer that came to its end
         self._engine = engine
-        self._transcript = PromptReuse(wording)
-        self._keeper = Autosave()
+        self._prompts = PromptReuse(wording)
+        self._autosave = Autosave()
         self._turns = ExclusiveUse(
             "an answer of this conversation is under way; stop it, or read it to its end"
         )
@@ -183,7 +183,7 @@ class Session:
             at = questions[-turns]
             self.conversation.change(messages[:at])
             self._used = self._count()
-            self._keeper.write(self._snapshot)
+            self._autosave.write(self._snapshot)
             return messages[at:]
 
     def clear(self) -> None:
@@ -194,7 +194,7 @@ class Session:
         """
         with self._turns.take(wait=False):
             old = self.conversation
-            self._keeper.move(None, self._snapshot)
+            self._autosave.move(None, self._snapshot)
             self.conversation = Conversation(model=old.model, system=old.system, params=old.params)
             self.last, self._used = None, 0
 
@@ -206,7 +206,7 @@ class Session:
         elsewhere or nowhere (None), closed, cleared or collected. Raises SessionError where another does, and
         as `clear` does for the file before.
         """
-        self._keeper.move(file, self._snapshot)
+        self._autosave.move(file, self._snapshot)
         self._write()
 
     def close(self) -> None:
@@ -215,7 +215,7 @@ class Session:
         Raises SessionError or DiskFullError where what was said last cannot be written; it lets go even so.
         """
         with self._turns.take():
-            self._keeper.close(self._snapshot)
+            self._autosave.close(self._snapshot)
 
     def save(self, file: Path | str) -> None:
         """Write the conversation to a file, whole or not at all. Raises SessionError, DiskFullError.
@@ -223,13 +223,13 @@ class Session:
         It is a conversation of its own there, with an id of its own, unless this one is kept in that file.
         """
         file = Path(file).expanduser()
-        if self._keeper.keeps(file):
-            self._keeper.save(self._snapshot)
+        if self._autosave.keeps(file):
+            self._autosave.save(self._snapshot)
         else:
             replace(self._snapshot(), id=copy_id(self.conversation.id, file)).write(file)
 
     @classmethod
-    def load(cls, engine: Chatting, file: Path | str) -> "Session":
+    def load(cls, engine: ChattingEngine, file: Path | str) -> "Session":
         """Go on with a conversation that was saved. Raises SessionError."""
         session = engine.chat()
         session.resume(Conversation.read(Path(file).expanduser()))
@@ -243,10 +243,10 @@ class Session:
         already; SessionError where another does; and as `clear` does for the conversation before.
         """
         with self._turns.take(wait=False):
-            if file is not None and self._keeper.keeps(file):
+            if file is not None and self._autosave.keeps(file):
                 # What was read from it may lack what could not be written lately.
                 raise RequestError(f"the conversation in {file} is the one that goes on here already")
-            self._keeper.move(file, self._snapshot)
+            self._autosave.move(file, self._snapshot)
             model, other = self.conversation.model, conversation.model
             conversation.model = model
             conversation.messages = [
@@ -307,7 +307,7 @@ class Session:
 
     def _encode(self, messages: list[Message]) -> Encoded:
         """The prompt that these messages are. Raises RequestError where it leaves no room for an answer."""
-        encoded = self._transcript.encode(replace(self.conversation, messages=messages))
+        encoded = self._prompts.encode(replace(self.conversation, messages=messages))
         if len(encoded.ids) >= self.context:
             raise RequestError(
                 f"the conversation has {len(encoded.ids):,} tokens with this question, and the context has "
@@ -325,10 +325,10 @@ class Session:
         before, updated = self.conversation.messages, self.conversation.updated
         used, seed, refused = self._used, self.params.seed, False
         self.conversation.change(messages)
-        self._keeper.write(self._snapshot)
+        self._autosave.write(self._snapshot)
         self._coming, self._used = coming, tokens
         try:
-            with self._keeper.meanwhile(self._snapshot):
+            with self._autosave.meanwhile(self._snapshot):
                 yield
         except (RequestError, ClosedError):
             refused = not coming.begun
@@ -345,9 +345,9 @@ class Session:
             else:
                 self._used, self._seeds = tokens + len(coming.ids), (seed, coming.seed)
             if self.messages:
-                self._keeper.write(self._snapshot)
+                self._autosave.write(self._snapshot)
             else:
-                self._keeper.erase()
+                self._autosave.erase()
 
     def _snapshot(self) -> Conversation:
         """The conversation with what came of its next answer."""
@@ -357,16 +357,16 @@ class Session:
         return replace(self.conversation, messages=messages)
 
     def _notices(self) -> Iterator[Notice]:
-        trouble = self._keeper.trouble()
+        trouble = self._autosave.trouble()
         return iter([Notice(trouble)] if trouble else [])
 
     def _write(self) -> None:
         """Write what was set between questions. A conversation in which nothing was said has no file."""
         if self.messages:
-            self._keeper.write(self._snapshot)
+            self._autosave.write(self._snapshot)
 
     def _knows(self, message: Message) -> bool:
-        return not message.token_ids or self._transcript.knows(max(message.token_ids))
+        return not message.token_ids or self._prompts.knows(max(message.token_ids))
 
     def _estimate(self) -> int:
         """About how many tokens the conversation has, without making any."""
@@ -376,6 +376,6 @@ class Session:
     def _count(self) -> int:
         """Tokens of the conversation, 0 where its chat template cannot say."""
         try:
-            return len(self._transcript.encode(self.conversation).ids) if self.conversation.messages else 0
+            return len(self._prompts.encode(self.conversation).ids) if self.conversation.messages else 0
         except OffspecError:
             return 0
