@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,10 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
 
+    def answer_prompt(self, text: str) -> None:
+        self.wait_for("> ")
+        self.type(text)
+
     def wait_for(self, pattern: str) -> None:
         """Read until the pattern appears after what earlier waits have found."""
         while not (match := re.search(pattern, self.seen[self._found :])):
@@ -129,11 +133,16 @@ class Terminal:
 
 
 @pytest.fixture
-def terminals() -> Iterator[list[Terminal]]:
-    opened: list[Terminal] = []
-    yield opened
-    for terminal in opened:
-        terminal.close()
+def open_terminal(offspec: Program) -> Iterator[Callable[..., Terminal]]:
+    """Starts the program with such options at a terminal."""
+    with contextlib.ExitStack() as opened:
+
+        def start(*options: str, **given: Any) -> Terminal:
+            terminal = Terminal(offspec, *options, **given)
+            opened.callback(terminal.close)
+            return terminal
+
+        yield start
 
 
 # Pipes
@@ -307,32 +316,27 @@ def test_a_reader_that_leaves_ends_it(offspec: Program) -> None:
 # A terminal
 
 
-def test_a_conversation_at_a_terminal(offspec: Program, terminals: list[Terminal]) -> None:
-    terminal = Terminal(offspec, "--plain")
-    terminals.append(terminal)
+def test_a_conversation_at_a_terminal(offspec: Program, open_terminal: Callable[..., Terminal]) -> None:
+    terminal = open_terminal("--plain")
     terminal.wait_for("drafted by")
-    terminal.wait_for("> ")
-    terminal.type("Why?\n")
+    terminal.answer_prompt("Why?\n")
     terminal.wait_for(re.escape(ANSWER))
-    terminal.wait_for("> ")
-    terminal.type("/copy\n")
+    terminal.answer_prompt("/copy\n")
     terminal.wait_for(re.escape(f"\x1b]52;c;{base64.b64encode(ANSWER.encode()).decode()}\a"))
-    terminal.wait_for("> ")
-    terminal.type("\x04")
+    terminal.answer_prompt("\x04")
     assert terminal.leave() == 0
     assert offspec.questions() == ["Why?"]
 
 
-def test_ctrl_c_stops_and_a_second_at_the_prompt_leaves(offspec: Program, terminals: list[Terminal]) -> None:
-    terminal = Terminal(offspec, "--plain", script={"answers": ["word " * 4000, ANSWER], "delay": 0.05})
-    terminals.append(terminal)
-    terminal.wait_for("> ")
-    terminal.type("Why?\n")
+def test_ctrl_c_stops_and_a_second_at_the_prompt_leaves(
+    offspec: Program, open_terminal: Callable[..., Terminal]
+) -> None:
+    terminal = open_terminal("--plain", script={"answers": ["word " * 4000, ANSWER], "delay": 0.05})
+    terminal.answer_prompt("Why?\n")
     terminal.wait_for("word word")
     terminal.program.send_signal(signal.SIGINT)
     terminal.wait_for("stopped, and kept")
-    terminal.wait_for("> ")
-    terminal.type("And?\n")
+    terminal.answer_prompt("And?\n")
     terminal.wait_for(re.escape(ANSWER))
     terminal.wait_for("> ")
     # readline overlooks a signal between writing its prompt and waiting for a key, as no person would hit it.
@@ -343,41 +347,34 @@ def test_ctrl_c_stops_and_a_second_at_the_prompt_leaves(offspec: Program, termin
     assert offspec.questions() == ["Why?", "And?"]
 
 
-def test_sources_are_underlined(offspec: Program, terminals: list[Terminal]) -> None:
-    terminal = Terminal(offspec, "--plain")
-    terminals.append(terminal)
-    terminal.wait_for("> ")
-    terminal.type("/sources\n")
+def test_sources_are_underlined(offspec: Program, open_terminal: Callable[..., Terminal]) -> None:
+    terminal = open_terminal("--plain")
+    terminal.answer_prompt("/sources\n")
     terminal.wait_for("underlined")
-    terminal.wait_for("> ")
-    terminal.type("Why?\n")
+    terminal.answer_prompt("Why?\n")
     terminal.wait_for(re.escape("The sky is\x1b[4m blue\x1b[24m because of\x1b[4m scattering.\x1b[24m"))
     terminal.type("/quit\n")
     assert terminal.leave() == 0
 
 
 def test_answers_to_a_file_leave_the_prompt_on_the_terminal(
-    offspec: Program, terminals: list[Terminal], tmp_path: Path
+    offspec: Program, open_terminal: Callable[..., Terminal], tmp_path: Path
 ) -> None:
     with (tmp_path / "answers.txt").open("wb") as file:
-        terminal = Terminal(offspec, stdout=file)
-        terminals.append(terminal)
-        terminal.wait_for("> ")
-        terminal.type("Why?\n")
+        terminal = open_terminal(stdout=file)
+        terminal.answer_prompt("Why?\n")
         terminal.wait_for("7 tokens")
-        terminal.wait_for("> ")
-        terminal.type("\x04")
+        terminal.answer_prompt("\x04")
         assert terminal.leave() == 0
     assert (tmp_path / "answers.txt").read_text() == f"{ANSWER}\n"
 
 
-def test_an_edited_question_is_there_to_be_changed(offspec: Program, terminals: list[Terminal]) -> None:
-    terminal = Terminal(offspec, "--plain")
-    terminals.append(terminal)
-    terminal.wait_for("> ")
-    terminal.type("Why is it\n")
-    terminal.wait_for("> ")
-    terminal.type("/edit\n")
+def test_an_edited_question_is_there_to_be_changed(
+    offspec: Program, open_terminal: Callable[..., Terminal]
+) -> None:
+    terminal = open_terminal("--plain")
+    terminal.answer_prompt("Why is it\n")
+    terminal.answer_prompt("/edit\n")
     terminal.wait_for("> Why is it")
     terminal.type(" so?\n")
     terminal.wait_for(re.escape(ANSWER))

@@ -166,3 +166,10 @@ def said(app: ChatApp) -> list[tuple[str, str]]:
     """Everything in the transcript: its kind and its text."""
     kinds = {True: "question", False: "answer"}
     return [(entry.kind or kinds[entry.is_question], entry.text) for entry in app.transcript.entries]
+
+
+async def hold(pilot: Pilot[None], engine: PlannedEngine, text: str) -> None:
+    """Send a question, and wait until its answer is held in the midst of a pass."""
+    await loaded(pilot)
+    await send(pilot, text)
+    await until(pilot, engine.held.is_set)

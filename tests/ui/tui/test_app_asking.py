@@ -14,7 +14,7 @@ from offspec.core.events import Event, PassProgress
 from offspec.ui.chat.setup import ChatEngine
 from offspec.ui.tui.messages import AnswerDone
 from tests.support.fake_engine import Script
-from tests.ui.tui.stage import app_for, ask, loaded, play, said, seen, send, until
+from tests.ui.tui.stage import app_for, ask, hold, loaded, play, said, seen, send, until
 
 LONG = " ".join(f"word{i}" for i in range(40))
 
@@ -75,9 +75,7 @@ def test_escape_stops_at_once_and_keeps_what_came(
     app, engine = app_for([LONG], tmp_path, passes=passes)
 
     async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        await send(pilot, "Count.")
-        await until(pilot, engine.held.is_set)
+        await hold(pilot, engine, "Count.")
         engine.notify(at)
         await until(pilot, lambda: doing in seen(app))
         await pilot.press("escape")
@@ -96,9 +94,7 @@ def test_escape_calls_back_what_waits(tmp_path: Path) -> None:
     app, engine = app_for([LONG], tmp_path, passes=1)
 
     async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        await send(pilot, "first")
-        await until(pilot, engine.held.is_set)
+        await hold(pilot, engine, "first")
         await send(pilot, "second")
         await send(pilot, "third")
         await pilot.press("escape")
@@ -277,9 +273,7 @@ def test_escape_takes_back_the_command_that_waits(tmp_path: Path) -> None:
     app, engine = app_for([LONG], tmp_path, passes=1)
 
     async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        await send(pilot, "first")
-        await until(pilot, engine.held.is_set)
+        await hold(pilot, engine, "first")
         app.user_input.stopping = True
         await send(pilot, "/clear")
         await pilot.pause()

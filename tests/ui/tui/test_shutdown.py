@@ -24,7 +24,7 @@ from offspec.ui.chat.setup import ChatEngine
 from offspec.ui.tui import leave
 from offspec.ui.tui.app import ChatApp
 from tests.support.fake_engine import scripted_opener
-from tests.ui.tui.stage import app_for, ask, loaded, play, seen, send, until
+from tests.ui.tui.stage import app_for, ask, hold, loaded, play, seen, send, until
 
 LONG = " ".join(f"word{i}" for i in range(40))
 FAIL = CapacityError("needs 3.00 GB of memory; give --memory 3GB", needed=3, given=1)
@@ -40,9 +40,7 @@ def test_quitting_in_mid_stream_keeps_what_came(tmp_path: Path) -> None:
     app, engine = app_for([LONG], tmp_path, passes=2)
 
     async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        await send(pilot, "Count.")
-        await until(pilot, engine.held.is_set)
+        await hold(pilot, engine, "Count.")
         await pilot.press("ctrl+q")
         await until(pilot, lambda: app._exit)
 
@@ -83,9 +81,7 @@ def test_ctrl_c_stops_the_answer_and_leaves_when_pressed_twice(tmp_path: Path) -
     app, engine = app_for([LONG], tmp_path, passes=1)
 
     async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        await send(pilot, "Count.")
-        await until(pilot, engine.held.is_set)
+        await hold(pilot, engine, "Count.")
         await pilot.press("ctrl+c")
         await until(pilot, lambda: app.answer is None)
         assert not app._exit
