@@ -1,5 +1,6 @@
 """What a chat begins with: settings, and a way to open an engine for them."""
 
+import atexit
 import ctypes
 import gc
 import os
@@ -96,6 +97,7 @@ def open_engine(config: EngineConfig, plan: Path | None, notify: Callable[[Event
     opened = load(config, plan=plan, notify=notify)
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)  # what is frozen at the end is not freed, and Triton prints that it leaked
     return opened
 
 
