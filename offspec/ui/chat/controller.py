@@ -27,8 +27,8 @@ class ChatController:
     trees: those of the latest passes, the last one at the end. notes: lines the user should know. sources:
     whether answers show where their tokens came from. config: what the engine was asked to be.
 
-    Answers run where their generator is run, in whichever thread; `stop`, `hear` and what only reads may be
-    called from any.
+    Answers run where their generator is run, in whichever thread; `stop`, `on_event` and what only reads may
+    be called from any.
     """
 
     def __init__(self, engine: ChatEngine, setup: Setup, archive: Archive) -> None:

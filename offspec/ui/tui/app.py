@@ -27,7 +27,7 @@ from offspec.ui.tui.user_input import UserInput
 from offspec.ui.tui.worker import EngineThread, end_on_hangup
 
 _TICK = 0.2  # seconds; nothing moves by itself more often
-_FIGURES_TICKS = 2  # from one look at the figures to the next, while passes come
+_STATS_TICKS = 2  # from one look at the statistics to the next, while passes come
 _STOPPING = 5.0  # seconds that leaving waits for a pass to be broken off
 _TWICE = 3.0  # seconds in which a second Ctrl+C leaves
 _IDLE = "Enter sends · / commands · F1 help"
@@ -65,7 +65,7 @@ class ChatApp(App[None]):
         self.failure: Exception | None = None
         self._leaving = False
         self._ticks = 0
-        self._passed = False  # a pass has ended since the figures were shown
+        self._passed = False  # a pass has ended since the statistics were shown
         self._interrupted_at = -_TWICE
 
     @property
@@ -247,7 +247,7 @@ class ChatApp(App[None]):
             line = f"stopping · {line}"
         self.status.doing(line or "starting")
         self._ticks += 1
-        if self._passed and self._ticks % _FIGURES_TICKS == 0:
+        if self._passed and self._ticks % _STATS_TICKS == 0:
             self.show_stats()
 
     async def _show_first(self) -> None:
