@@ -12,7 +12,7 @@ from offspec.core.config import format_bytes
 from offspec.core.errors import RequestError
 from offspec.ui.cli.options import Device, Dtype, Memory, Model
 from offspec.ui.cli.output import Output
-from offspec.ui.cli.render import Screen
+from offspec.ui.cli.render import Renderer
 
 if TYPE_CHECKING:
     from offspec.distill import Distilled
@@ -109,17 +109,17 @@ def distill(
     its folder. It is measured on text that it did not learn from.
     """
     count = parse_count(tokens)
-    with Screen(as_json=as_json, quiet=quiet) as screen:
+    with Renderer(as_json=as_json, quiet=quiet) as renderer:
         from offspec import distill as heads  # imports torch: after every check of the options
 
         wanted = heads.Wanted(
             model, kind, out, count, length=length, epochs=epochs, minutes=minutes, depth=depth
         )
         made = heads.distill_head(
-            wanted, prompts=prompts, memory=memory, device=device, dtype=dtype, notify=screen.show
+            wanted, prompts=prompts, memory=memory, device=device, dtype=dtype, notify=renderer.show
         )
         for line in _summary(made):
-            screen.note(line)
+            renderer.note(line)
     Output().write((json.dumps(_described(made)) if as_json else str(made.folder)) + "\n")
 
 

@@ -14,7 +14,7 @@ from offspec.core.config import EngineConfig, check_comparable, format_bytes
 from offspec.core.errors import OffspecError, RequestError
 from offspec.core.trace import Timeline, check_writable
 from offspec.ui.cli import options as opt
-from offspec.ui.cli.render import Screen
+from offspec.ui.cli.render import Renderer
 
 EPILOG = """[bold]Examples[/]
 
@@ -110,18 +110,18 @@ def generate(
         check_comparable(config.verify, params)
     if trace is not None:
         check_writable(trace)  # now, not after minutes of work
-    screen = Screen(as_json=as_json, quiet=quiet, check=check)
-    with _traced(trace, config, screen.note) as timeline, screen:
+    renderer = Renderer(as_json=as_json, quiet=quiet, check=check)
+    with _traced(trace, config, renderer.note) as timeline, renderer:
         from offspec.engine.load import load  # imports torch: after every check of the options
 
         with (
-            load(config, plan=options.plan, notify=screen.show, timeline=timeline) as engine,
+            load(config, plan=options.plan, notify=renderer.show, timeline=timeline) as engine,
             closing(  # a stream left before its end must be idle before the engine is closed
                 engine.stream(messages, params, raw=raw, speculate=not no_speculation, check=check)
             ) as events,
         ):
             for event in events:
-                screen.show(event)
+                renderer.show(event)
 
 
 def _prompt_text(prompt: str | None) -> str:

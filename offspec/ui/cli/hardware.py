@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleRenderable
 from offspec.core.errors import RequestError
 from offspec.ui.cli import options as opt
 from offspec.ui.cli.output import Output
-from offspec.ui.cli.render import Screen
+from offspec.ui.cli.render import Renderer
 from offspec.ui.cli.tables import PageLayout, facts, heading, indented, page, plain, series
 from offspec_planners.units import format_bytes, format_number, format_rate
 
@@ -91,10 +91,10 @@ def hardware(
 
 def _measured(path: Path | None, again: bool, device: str, quiet: bool) -> "tuple[Hardware, str]":
     """The profile of this machine, and when it was measured; progress and notices go to stderr."""
-    with Screen(as_json=False, quiet=quiet) as screen:
+    with Renderer(as_json=False, quiet=quiet) as renderer:
         from offspec.plan.hardware_profile import profile
 
-        found = profile(device, screen.show, again=again, folder=path)
+        found = profile(device, renderer.show, again=again, folder=path)
     return found.hardware, found.measured
 
 

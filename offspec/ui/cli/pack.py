@@ -10,7 +10,7 @@ import typer
 from offspec.core.config import PackFormat, format_bytes, parse_bytes
 from offspec.core.errors import RequestError
 from offspec.ui.cli.output import Output
-from offspec.ui.cli.render import Screen
+from offspec.ui.cli.render import Renderer
 
 if TYPE_CHECKING:
     from offspec.checkpoint.pack_manifest import Manifest
@@ -94,16 +94,16 @@ def pack(
     is damaged in it is made again.
     """
     _check(to, out, verify)
-    with Screen(as_json=as_json, quiet=quiet) as screen:
+    with Renderer(as_json=as_json, quiet=quiet) as renderer:
         from offspec.model.quantize import pack as packs  # imports torch: after every check of the options
 
         if to is None:
-            manifest = packs.verify_pack(Path(model), screen.show)
-            screen.note(f"{len(manifest.sums)} files are what was written")
+            manifest = packs.verify_pack(Path(model), renderer.show)
+            renderer.note(f"{len(manifest.sums)} files are what was written")
             found = _of_manifest(Path(model), manifest)
         else:
-            made = packs.pack_model(model, to, out=out, memory=memory, notify=screen.show)
-            screen.note(_summary(made))
+            made = packs.pack_model(model, to, out=out, memory=memory, notify=renderer.show)
+            renderer.note(_summary(made))
             found = _of_pack(made)
     Output().write((json.dumps(found, ensure_ascii=False) if as_json else found["folder"]) + "\n")
 

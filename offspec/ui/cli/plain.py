@@ -17,7 +17,7 @@ from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.handlers import run_command
 from offspec.ui.chat.setup import Opener, Setup
 from offspec.ui.cli.plain_input import PlainInput
-from offspec.ui.cli.plain_screen import PlainScreen, page
+from offspec.ui.cli.plain_render import PlainRenderer, page
 
 
 def run(setup: Setup, opener: Opener, archive: Archive, *, quiet: bool = False) -> None:
@@ -26,7 +26,7 @@ def run(setup: Setup, opener: Opener, archive: Archive, *, quiet: bool = False) 
     Raises OffspecError where the model cannot be loaded, KeyboardInterrupt, and typer.Exit where a question
     of a pipe failed.
     """
-    mode = _LineMode(setup, opener, archive, PlainScreen(quiet=quiet))
+    mode = _LineMode(setup, opener, archive, PlainRenderer(quiet=quiet))
     try:
         mode.open()
         mode.chat()
@@ -35,8 +35,8 @@ def run(setup: Setup, opener: Opener, archive: Archive, *, quiet: bool = False) 
 
 
 class _LineMode:
-    def __init__(self, setup: Setup, opener: Opener, archive: Archive, screen: PlainScreen) -> None:
-        self._setup, self._opener, self._archive, self._screen = setup, opener, archive, screen
+    def __init__(self, setup: Setup, opener: Opener, archive: Archive, renderer: PlainRenderer) -> None:
+        self._setup, self._opener, self._archive, self._renderer = setup, opener, archive, renderer
         self._controller: ChatController | None = None
         self._input = PlainInput(
             lambda line: [completion.text for completion in self.controller.complete(line)]
@@ -56,11 +56,11 @@ class _LineMode:
         try:
             self._controller = ChatController.open(self._setup, self._opener, self._archive, self._on_event)
         finally:
-            self._screen.still()
+            self._renderer.still()
         if self._input.is_terminal:
             draft = self._controller.engine.draft
             drafted = "without a draft" if draft == "none" else f"drafted by {draft}"
-            self._screen.note(f"{self._setup.config.model}, {drafted}. /help lists the commands.")
+            self._renderer.note(f"{self._setup.config.model}, {drafted}. /help lists the commands.")
 
     def chat(self) -> None:
         """Take questions and commands until there are no more."""
@@ -87,7 +87,7 @@ class _LineMode:
             raise typer.Exit(self._failure.exit_code)
 
     def close(self) -> None:
-        self._screen.still()
+        self._renderer.still()
         if self._controller is not None:
             self._controller.close()
 
@@ -96,16 +96,16 @@ class _LineMode:
             case outcomes.StreamAnswer():
                 self._answer(outcome.events)
             case outcomes.ShowText():
-                self._screen.page(outcome.markdown)
+                self._renderer.page(outcome.markdown)
             case outcomes.Rewound():
                 self._rewound(outcome)
             case outcomes.Reset():
-                self._screen.page(outcome.note)
+                self._renderer.page(outcome.note)
             case outcomes.OpenView():
-                self._screen.page(page(outcome.view, self.controller))
+                self._renderer.page(page(outcome.view, self.controller))
             case outcomes.ShowSources():
-                self._screen.sources = outcome.shown
-                self._screen.page(
+                self._renderer.sources = outcome.shown
+                self._renderer.page(
                     "Tokens that the target added are underlined, on a terminal."
                     if outcome.shown
                     else "Plain text."
@@ -117,11 +117,11 @@ class _LineMode:
 
     def _copy(self, outcome: outcomes.Copy) -> None:
         try:
-            self._screen.copy(outcome.text)
+            self._renderer.copy(outcome.text)
         except OffspecError as error:
             self._complain(error)
         else:
-            self._screen.page(f"Copied {outcome.what}.")
+            self._renderer.page(f"Copied {outcome.what}.")
 
     def _answer(self, events: Generator[Event, None, None]) -> None:
         """Show an answer as it comes. What cannot be written ends the chat; any other failure does not."""
@@ -138,11 +138,11 @@ class _LineMode:
                 if event is None:
                     break
                 if isinstance(event, TextDelta):
-                    self._screen.text(event)
+                    self._renderer.text(event)
                 elif isinstance(event, Finished):
                     result = event.result
                 self._move()
-        self._screen.end_answer(result)
+        self._renderer.end_answer(result)
         if failure is not None:
             self._complain(failure)
         if self._interrupted and not self._input.is_terminal:
@@ -169,13 +169,13 @@ class _LineMode:
     def _rewound(self, outcome: outcomes.Rewound) -> None:
         if outcome.text is None:
             turns = sum(message.role == "user" for message in outcome.dropped)
-            self._screen.page(
+            self._renderer.page(
                 "Took back the last question." if turns == 1 else f"Took back {turns} questions."
             )
         elif self._input.edits:
             self._begun = outcome.text
         else:
-            self._screen.page(f"Took this question back; ask it anew:\n\n{outcome.text}")
+            self._renderer.page(f"Took this question back; ask it anew:\n\n{outcome.text}")
 
     def _reload(self, config: EngineConfig) -> None:
         """Exchange the engine, or load the one from before again where that fails.
@@ -184,36 +184,36 @@ class _LineMode:
         """
 
         def failed(error: Exception) -> None:
-            self._screen.complain(error)
+            self._renderer.complain(error)
             if isinstance(error, OffspecError):
                 self._failure = error
-            self._screen.note("loading the model as it was before")
+            self._renderer.note("loading the model as it was before")
 
         try:
             self.controller.reload(config, self._opener, self._on_event, failed)
         finally:
-            self._screen.still()
-        self._screen.page(f"The draft is {self.controller.engine.draft}.")
+            self._renderer.still()
+        self._renderer.page(f"The draft is {self.controller.engine.draft}.")
 
     def _on_event(self, event: Event) -> None:
         """What the engine tells aside, in this thread."""
         if isinstance(event, LoadProgress):
-            self._screen.loading(event)
+            self._renderer.loading(event)
         elif self._controller is not None:
             self._controller.on_event(event)
             self._move()
         elif isinstance(event, Notice):
-            self._screen.note(event.text)
+            self._renderer.note(event.text)
 
     def _move(self) -> None:
-        self._screen.moving(self.controller.stats.live_line())
+        self._renderer.moving(self.controller.stats.live_line())
 
     def _tell_notes(self) -> None:
         notes = self.controller.notes[self._told :]
         self._told += len(notes)
         for note in notes:
-            self._screen.note(note)
+            self._renderer.note(note)
 
     def _complain(self, error: OffspecError) -> None:
         self._failure = error
-        self._screen.complain(error)
+        self._renderer.complain(error)

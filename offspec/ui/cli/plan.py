@@ -14,7 +14,7 @@ from offspec.core.errors import RequestError
 from offspec.plan.prompts import VALIDATION
 from offspec.ui.cli import options as opt
 from offspec.ui.cli.output import Output
-from offspec.ui.cli.render import Screen
+from offspec.ui.cli.render import Renderer
 
 if TYPE_CHECKING:
     from offspec_planners.hardware import Hardware
@@ -143,17 +143,17 @@ def plan(
     machine = None if hardware is None else _machine(hardware)
     apart = machine is not None and machine.link is not None
     config = opt.engine_config(options, device=options.device or ("cuda" if apart else "cpu"))
-    with Screen(as_json=as_json, quiet=quiet) as screen:
+    with Renderer(as_json=as_json, quiet=quiet) as renderer:
         from offspec.engine import rehearsal as planning  # import torch: after every check of the options
         from offspec.engine import validation
 
-        made = planning.make_plan(config, hardware=machine, replan=replan, notify=screen.show)
+        made = planning.make_plan(config, hardware=machine, replan=replan, notify=renderer.show)
         if save is not None:  # before minutes of validating, which may be interrupted
             _write(save, made)
-            screen.note(f"plan written to {save}")
+            renderer.note(f"plan written to {save}")
         found = None
         if validate:
-            found = validation.validate_plan(config, made, prompts=VALIDATION[:prompts], notify=screen.show)
+            found = validation.validate_plan(config, made, prompts=VALIDATION[:prompts], notify=renderer.show)
     _print(made, found, as_json=as_json)
 
 

@@ -35,7 +35,7 @@ _ENDINGS: dict[FinishReason, str] = {
 }
 
 
-class Screen:
+class Renderer:
     """Shows one answer, or other work. Every event goes through `show`.
 
     As a context manager it says that work starts and whether the user interrupted it, and leaves the terminal

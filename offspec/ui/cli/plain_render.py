@@ -30,7 +30,7 @@ _ENDINGS: dict[FinishReason, str] = {
 }
 
 
-class PlainScreen:
+class PlainRenderer:
     """quiet: errors, and what a command was asked for, are all there is on stderr.
 
     sources: whether tokens that the target added are underlined, on a terminal.
