@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from offspec.ui.chat.stats import ChatStats, PassTimes
     from offspec_planners.plan import Plan
 
-
 WIDTH = 30  # columns
 _STEPS = "▁▂▃▄▅▆▇█"
 # A pass's seconds: what they went into, its character in the bar, its colour.
@@ -30,7 +29,6 @@ _SPLIT = (
     ("compute", "█", "$text-success"),
 )
 _NOTHING = Content.styled("nothing yet", "$foreground 60%")
-
 
 _SECTIONS = {
     "speed": "Speed",

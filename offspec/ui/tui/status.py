@@ -12,7 +12,6 @@ from textual.widgets import Static
 if TYPE_CHECKING:
     from offspec.ui.chat.controller import ChatController
 
-
 _CELLS = 8  # of the meter
 _NARROW = 60
 
