@@ -6,20 +6,22 @@ each further line is one message. It begins with "offspec_session", the version 
 
 import hashlib
 import json
+import math
 import os
-import re
 import secrets
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from offspec.chat.message import AnswerFigures, Message, checked_text, read_message, read_params, read_text
-from offspec.core.config import SamplingParams
-from offspec.core.errors import SessionError
+from msgspec import Meta
+
+from offspec.chat.message import AnswerFigures, Message, checked_text, read_message
+from offspec.core.config import SamplingParams, is_unicode
+from offspec.core.errors import RequestError, SessionError
 from offspec.core.files import private_folder, real_path, write_file
-from offspec_planners.json_fields import Fields, parse
+from offspec_planners.json_fields import Whole, complain, parse, read, without_version
 
 __all__ = ["VERSION", "AnswerFigures", "Conversation", "Message", "clean_title", "copy_id", "headline"]
 
@@ -27,7 +29,7 @@ VERSION = 1
 
 _TITLE = 60  # characters of a first question that name a conversation
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}", re.ASCII)
+_ID = r"^[A-Za-z0-9][A-Za-z0-9-]{0,63}\Z"  # an id becomes the name of a file, and so is nothing more
 _MODE = 0o600  # of a session file: what somebody says to a model is nobody else's
 
 
@@ -166,47 +168,63 @@ def _steers(character: str) -> bool:
     return character < " " or "\x7f" <= character < "\xa0"
 
 
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """What a session file holds besides its version. turns: for lists of sessions, which read no further."""
+
+    id: Annotated[str, Meta(pattern=_ID, description="at most 64 letters, digits and hyphens")]
+    title: str
+    model: str
+    created: str
+    updated: str
+    turns: Whole
+    system: str | None
+    params: SamplingParams
+    messages: list[Message]
+
+
 def _read(data: object) -> Conversation:
     """What `Conversation.from_json` does, with ValueError for what is wrong."""
-    if not isinstance(data, dict) or "offspec_session" not in data:
-        raise ValueError('this is not a session: it has no "offspec_session"')
-    fields = Fields(data)
-    version = fields.whole("offspec_session", low=1)
-    if version > VERSION:
-        raise ValueError(f"offspec_session is {version}; this version of offspec reads up to {VERSION}")
-    fields.whole("turns")  # for lists of sessions, which read no further; the messages say it themselves
-    conversation = Conversation(
-        id=_read_id(fields),
-        title=clean_title(read_text(fields, "title")),
-        model=fields.text("model"),
-        created=_read_time(fields, "created"),
-        updated=_read_time(fields, "updated"),
-        system=None if fields.take("system", "a text or null") is None else read_text(fields, "system"),
-        params=read_params(fields.inner("params")),
-        messages=[
-            read_message(message, "assistant" if index % 2 else "user")
-            for index, message in enumerate(fields.rows("messages"))
-        ],
-    )
-    fields.done()
-    return conversation
+    given = without_version(data, "offspec_session", VERSION, "a session")
+    for where, value in _leaves(given, ""):
+        if isinstance(value, str) and where != "model" and not is_unicode(value):
+            complain(where, value, "valid Unicode text")
+        if isinstance(value, float) and not math.isfinite(value):
+            complain(where, value, "a finite number")
+    try:
+        if "params" in given:
+            given["params"] = read(given["params"], SamplingParams, "params.", partial=True)
+    except RequestError as error:
+        raise ValueError(f"params: {error}") from None
+    if isinstance(messages := given.get("messages"), list):
+        given["messages"] = [
+            read_message(message, "assistant" if index % 2 else "user", f"messages[{index}].")
+            for index, message in enumerate(messages)
+        ]
+    saved = read(given, _Saved)
+    for name in ("created", "updated"):
+        _check_time(name, getattr(saved, name))
+    values = {field.name: getattr(saved, field.name) for field in fields(saved) if field.name != "turns"}
+    return Conversation(**values | {"title": clean_title(saved.title)})
 
 
-def _read_id(fields: Fields) -> str:
-    """An id becomes the name of a file, and so must be nothing more than a name."""
-    name = fields.text("id")
-    if not _ID.fullmatch(name):
-        fields.wrong("id", "at most 64 letters, digits and hyphens")
-    return name
+def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
+    """Everything in a JSON value that holds nothing else, and where it is."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}" if path else key)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{path}[{index}]")
+    else:
+        yield path, value
 
 
-def _read_time(fields: Fields, key: str) -> str:
-    text = fields.text(key)
+def _check_time(name: str, text: str) -> None:
     try:
         datetime.strptime(text, _TIME)
     except ValueError:
-        fields.wrong(key, 'a time such as "2026-01-31T12:00:00Z"')
-    return text
+        complain(name, text, 'a time such as "2026-01-31T12:00:00Z"')
 
 
 def _printable(message: object) -> str:

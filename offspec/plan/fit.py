@@ -20,6 +20,7 @@ from offspec.model.runner import CHUNK, SMALL_CHUNK
 from offspec.model.tokenizer import TextCodec
 from offspec.plan.placement import Needs, divide, placement_fits
 from offspec_planners.placement import Placement, Tier
+from offspec_planners.plan import Part
 
 # How a draft is held: as stored, as rounded values at 16 bits each, or packed. And where there is no model
 # beside the target: whether heads draft, or nothing does.
@@ -169,8 +170,8 @@ class Opened:
         needs = replace(needs, layers=target.held_bytes, extra=target.held_extra)
         return placement_fits(self.memory, needs, fit.placement, self.vram)
 
-    def parts(self, config: EngineConfig, fit: Fit) -> tuple[tuple[str, str, int], ...]:
-        """(what, tier, bytes) of all that takes room under an arrangement, and of what stays on disk."""
+    def parts(self, config: EngineConfig, fit: Fit) -> tuple[Part, ...]:
+        """All that takes room under an arrangement, and of what stays on disk."""
         needs, target = _needs(self, config, fit.held, fit.context, fit.chunk), self.target
         layers = target.held_bytes if self.unpacks(config, fit) else target.layer_bytes
         placement, apart = fit.placement, target.device.type != "cpu"
@@ -188,7 +189,7 @@ class Opened:
             ("staging slots", Tier.HOST, placement.staging * slot),
             ("the device's own share", Tier.DEVICE, needs.device_runtime),
         ]
-        return tuple((what, str(tier), size) for what, tier, size in found if size > 0)
+        return tuple(Part(what, tier, size) for what, tier, size in found if size > 0)
 
     def no_room(self, config: EngineConfig) -> str:
         """In a clause, why a substitute was left out, and what to do about it."""

@@ -21,14 +21,13 @@ from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
 from offspec.sampling.token_tree import ROOT
 from offspec_planners.acceptance import Calibration
+from offspec_planners.json_fields import Points
 
 WIDTHS = (1, 4, 8, 16, 32, 64)
 
 _DRAFT_SECONDS = 2.5  # for steps of all widths
 _COMMITTED = 8  # tokens that run together with a root, as after a pass that went well
 _DEEPEST = 12
-
-Points = tuple[tuple[int, float], ...]
 
 
 @torch.no_grad()

@@ -11,14 +11,15 @@ Letters: W nodes, D depths of the table, K ranks.
 import math
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from offspec_planners.best_first import Grown
-from offspec_planners.json_fields import Fields
-from offspec_planners.rank_table import DEPTHS, FORGET, DepthRank
+from offspec_planners.json_fields import Number, Whole, read
+from offspec_planners.rank_table import DEPTHS, FORGET, DepthRank, SavedTable
 from offspec_planners.typical_acceptance import Walks, draw_forest
 
 VERSION = 1
@@ -76,6 +77,22 @@ class TemperatureFit:
         self._log_tau -= rate * min(max(gradient, -_STEP_LIMIT), _STEP_LIMIT)
         self._log_tau = min(max(self._log_tau, math.log(_TAU[0])), math.log(_TAU[1]))
         self.observations += 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """A calibration in a file."""
+
+    offspec_calibration: Annotated[
+        int, Meta(ge=VERSION, le=VERSION, description=f"{VERSION}, the version that this program reads")
+    ]
+    tau: Annotated[float, Meta(ge=_TAU[0], le=_TAU[1], description=f"between {_TAU[0]} and {_TAU[1]}")]
+    observations: Whole
+    table: SavedTable
+    expected: Number
+    observed: Number
+    passes: Whole
+    forest: list[Grown]
 
 
 @dataclass(slots=True, eq=False)
@@ -136,22 +153,18 @@ class Calibration:
     @classmethod
     def from_json(cls, found: object) -> "Calibration":
         """Raises ValueError, one line: the key, what it is, what it should be."""
-        fields = Fields(found)
-        if fields.whole("offspec_calibration") != VERSION:
-            fields.wrong("offspec_calibration", f"{VERSION}, the version that this program reads")
-        tau = fields.number("tau", above_zero=True)
-        if not _TAU[0] <= tau <= _TAU[1]:
-            fields.wrong("tau", f"between {_TAU[0]} and {_TAU[1]}")
-        calibration = cls(
-            fit=TemperatureFit(tau, fields.whole("observations")),
-            table=DepthRank.from_json(fields.inner("table")),
-            forest=[Grown.from_json(row) for row in fields.rows("forest")][-FOREST:],
-            expected=fields.number("expected"),
-            observed=fields.number("observed"),
-            passes=fields.whole("passes"),
+        if isinstance(found, dict) and isinstance(rows := found.get("forest"), list):
+            forest = [Grown.from_json(row, f"forest[{index}].") for index, row in enumerate(rows)]
+            found = {**found, "forest": forest}
+        saved = read(found, _Saved)
+        return cls(
+            fit=TemperatureFit(saved.tau, saved.observations),
+            table=DepthRank.from_json(saved.table),
+            forest=saved.forest[-FOREST:],
+            expected=saved.expected,
+            observed=saved.observed,
+            passes=saved.passes,
         )
-        fields.done()
-        return calibration
 
 
 @cache

@@ -7,16 +7,28 @@ asks the draft. Here it is repeated on trees that were recorded, to tell what an
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from offspec_planners.cost import PassCosts
 from offspec_planners.cost_table import Tabulated, tabulated
-from offspec_planners.json_fields import Fields
+from offspec_planners.json_fields import complain, read
 
 Costs = PassCosts | Tabulated
+
+_PARENT = "a list of earlier nodes, beginning with -1"
+_SCORE = "a list of numbers, one for each node, beginning with 0, none above its parent's"
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """A recorded tree in a file."""
+
+    parent: Annotated[tuple[Annotated[int, Meta(ge=-1, lt=2**31)], ...], Meta(description=_PARENT)]
+    score: Annotated[tuple[float, ...], Meta(description=_SCORE)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,20 +54,18 @@ class Grown:
         return {"parent": self.parent.tolist(), "score": score.tolist()}
 
     @classmethod
-    def from_json(cls, fields: Fields) -> "Grown":
+    def from_json(cls, found: object, path: str = "") -> "Grown":
         """Raises ValueError, one line: the key, what it is, what it should be."""
-        should = "a list of earlier nodes, beginning with -1"
-        parent = fields.array("parent", should)
-        if parent.ndim != 1 or not len(parent) or parent[0] != -1 or (parent[1:] < 0).any():
-            fields.wrong("parent", should)
-        if (parent[1:] >= np.arange(1, len(parent))).any() or (parent % 1).any():
-            fields.wrong("parent", should)
-        should = "a list of numbers, one for each node, beginning with 0, none above its parent's"
-        score = fields.array("score", should)
-        if score.shape != parent.shape or score[0] != 0 or (score[1:] > score[parent[1:].astype(int)]).any():
-            fields.wrong("score", should)
-        fields.done()
-        return cls(parent.astype(np.int32), score.astype(np.float32))
+        saved = read(found, _Saved, path)
+        parent, score = np.array(saved.parent, np.int32), np.array(saved.score, np.float32)
+        if not len(parent) or parent[0] != -1 or (parent[1:] < 0).any():
+            complain(f"{path}parent", saved.parent, _PARENT)
+        if (parent[1:] >= np.arange(1, len(parent))).any():
+            complain(f"{path}parent", saved.parent, _PARENT)
+        descends = score.shape == parent.shape and score[0] == 0 and (score[1:] <= score[parent[1:]]).all()
+        if not (descends and np.isfinite(score).all()):
+            complain(f"{path}score", saved.score, _SCORE)
+        return cls(parent, score)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from offspec_planners.hardware import Hardware, Processor
+from offspec_planners.json_fields import Number, Points
 from offspec_planners.placement import Placement, Tier
 from offspec_planners.transfer import Links, crossing_seconds, edge_layers, streamed_units
-
-Points = tuple[tuple[int, float], ...]
 
 # Row counts at which compute is tabulated from a hardware profile; between them it is piecewise linear.
 ROWS = (1, 2, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
@@ -89,9 +88,9 @@ class PassCosts:
 
     compute: Points
     step: Points
-    start: float = 0.0
-    link: float = 0.0
-    rest: float = 0.0
+    start: Number = 0.0
+    link: Number = 0.0
+    rest: Number = 0.0
     edge: Points = ((1, 0.0),)
 
     def compute_seconds(self, rows: ArrayLike) -> NDArray[np.float64]:

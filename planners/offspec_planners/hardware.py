@@ -12,11 +12,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
 
-from offspec_planners.json_fields import Fields, layout, parse
+from offspec_planners.json_fields import (
+    LARGEST,
+    Count,
+    Number,
+    Positive,
+    Texts,
+    layout,
+    parse,
+    read,
+    require_ascending,
+    without_version,
+)
 
 VERSION = 1
 _GB = 10**9
@@ -29,9 +41,13 @@ class Rate:
     For a published figure all three are the same.
     """
 
-    value: float
-    low: float
-    high: float
+    value: Positive
+    low: Positive
+    high: Positive
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.value <= self.high:
+            raise ValueError("the extremes of a rate lie on either side of it")
 
     @classmethod
     def of(cls, readings: Sequence[float]) -> "Rate":
@@ -57,17 +73,8 @@ class Rate:
             return _plain(self.value)
         return {"value": _plain(self.value), "low": _plain(self.low), "high": _plain(self.high)}
 
-    @classmethod
-    def take(cls, fields: Fields, key: str) -> "Rate":
-        """The rate under a key: a number, or an object of three. Raises ValueError."""
-        if not isinstance(fields.take(key, "a number above 0"), dict):
-            return cls.exactly(fields.number(key, above_zero=True))
-        inner = fields.inner(key)
-        rate = cls(*(inner.number(name, above_zero=True) for name in ("value", "low", "high")))
-        inner.done()
-        if not rate.low <= rate.value <= rate.high:
-            fields.wrong(key, "low, value and high in this order")
-        return rate
+
+_Rate = Annotated[Rate, Meta(description="a number above 0, or low, value and high in this order")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,40 +87,18 @@ class Processor:
     """
 
     name: str
-    memory: int
-    bandwidth: Rate
-    gemm: tuple[tuple[int, float], ...]
-    layer_overhead: float
+    memory: Count
+    bandwidth: _Rate
+    gemm: Annotated[
+        tuple[tuple[Count, Positive], ...],
+        Meta(min_length=1, description="pairs [rows, FLOP/s], the rows ascending, the rates above 0"),
+    ]
+    layer_overhead: Number
 
     def flops(self, rows: float) -> float:
         """FLOP/s for that many rows: a power law between two measured points, the nearest beyond them."""
         counts, rates = (np.log(column) for column in zip(*self.gemm, strict=True))
         return math.exp(np.interp(math.log(max(rows, 1.0)), counts, rates))
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "memory": self.memory,
-            "bandwidth": self.bandwidth.to_json(),
-            "gemm": [[rows, _plain(rate)] for rows, rate in self.gemm],
-            "layer_overhead": self.layer_overhead,
-        }
-
-    @classmethod
-    def take(cls, fields: Fields) -> "Processor":
-        """The processor that an object describes. Raises ValueError."""
-        gemm = fields.points("gemm")
-        if not all(rate > 0 for _, rate in gemm):
-            fields.wrong("gemm", "pairs [rows, FLOP/s] with rates above 0")
-        found = cls(
-            name=fields.text("name"),
-            memory=fields.whole("memory", low=1),
-            bandwidth=Rate.take(fields, "bandwidth"),
-            gemm=gemm,
-            layer_overhead=fields.number("layer_overhead"),
-        )
-        fields.done()
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +127,11 @@ class Hardware:
     """
 
     name: str
-    ram: int
-    disk: Rate
-    link: Rate | None
+    ram: Count
+    disk: _Rate
+    link: _Rate | None
     processor: Processor
-    sources: tuple[str, ...] = ()
+    sources: Texts = ()
 
     @property
     def identity(self) -> Identity:
@@ -158,32 +143,34 @@ class Hardware:
         return self.identity.fingerprint()
 
     def to_json(self) -> dict[str, Any]:
+        """The object of a profile, which `from_json` reads."""
+        chip = self.processor
         return {
             "version": VERSION,
             "name": self.name,
             "ram": self.ram,
             "disk": self.disk.to_json(),
             "link": self.link.to_json() if self.link else None,
-            "processor": self.processor.to_json(),
+            "processor": {
+                "name": chip.name,
+                "memory": chip.memory,
+                "bandwidth": chip.bandwidth.to_json(),
+                "gemm": [[rows, _plain(rate)] for rows, rate in chip.gemm],
+                "layer_overhead": chip.layer_overhead,
+            },
             "sources": list(self.sources),
         }
 
     @classmethod
     def from_json(cls, found: object) -> "Hardware":
         """Raises ValueError, one line: the key, what it is, what it should be."""
-        fields = Fields(found)
-        if fields.whole("version") != VERSION:
-            fields.wrong("version", f"{VERSION}, which is what this program reads")
-        link = fields.take("link", "a rate, or null where the processor computes in RAM")
-        hardware = cls(
-            name=fields.text("name"),
-            ram=fields.whole("ram", low=1),
-            disk=Rate.take(fields, "disk"),
-            link=None if link is None else Rate.take(fields, "link"),
-            processor=Processor.take(fields.inner("processor")),
-            sources=fields.texts("sources"),
-        )
-        fields.done()
+        given = without_version(found, "version", VERSION, "a hardware profile")
+        given |= {key: _rate(given[key]) for key in ("disk", "link") if key in given}
+        chip = given.get("processor")
+        if isinstance(chip, dict) and "bandwidth" in chip:
+            given["processor"] = {**chip, "bandwidth": _rate(chip["bandwidth"])}
+        hardware = read(given, cls)
+        require_ascending(hardware.processor.gemm, "processor.gemm")
         return hardware
 
     def text(self) -> str:
@@ -212,6 +199,12 @@ def preset(name: str) -> Hardware:
         raise ValueError(f"there is no preset {name!r}; there are: {', '.join(preset_names())}")
     file = resources.files("offspec_planners").joinpath("presets", f"{name}.json")
     return Hardware.from_json(parse(file.read_text(encoding="utf-8")))
+
+
+def _rate(value: Any) -> Any:
+    """What a file says of a rate, where that is one number as the rate without spread."""
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return Rate.exactly(float(value)) if plain and 0 < value <= LARGEST else value
 
 
 def _plain(value: float) -> int | float:

@@ -1,136 +1,132 @@
-"""JSON that a person may have edited: read key by key, and complained about by key, value and remedy.
+"""JSON that a person may have edited: read as a dataclass, and complained about by key, value and remedy.
 
-fields = Fields(json.loads(text))
-budget = fields.whole("budget", low=1)      # ValueError: budget is "many"; it should be a whole number …
-fields.done()                               # ValueError where a key is left that nobody asked for
+read({"budget": "many"}, Settings)   # ValueError: budget is "many"; it should be a whole number of 1 or more
 """
 
 import json
-import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable
+from dataclasses import is_dataclass
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
+import msgspec
+from msgspec import Meta
 
 _SHOWN = 40  # characters of a wrong value that a complaint quotes
 _LINE = 150  # characters up to which `layout` keeps a list or an object on one line
-_LARGEST = 2**63 - 1
+LARGEST = 2**63 - 1
+_WORDS = {
+    "BoolType": "true or false",
+    "FloatType": "a number",
+    "IntType": "a whole number",
+    "ListType": "a list",
+    "StrType": "a text",
+    "VarTupleType": "a list",
+}
+
+Whole = Annotated[int, Meta(ge=0, le=LARGEST, description="a whole number of 0 or more")]
+Count = Annotated[int, Meta(ge=1, le=LARGEST, description="a whole number of 1 or more")]
+Number = Annotated[float, Meta(ge=0, le=LARGEST, description="a number of 0 or more")]
+Positive = Annotated[float, Meta(gt=0, le=LARGEST, description="a number above 0")]
+Texts = Annotated[tuple[str, ...], Meta(description="a list of texts")]
+Points = Annotated[
+    tuple[tuple[Count, Number], ...],
+    Meta(min_length=1, description="a list of pairs [whole number, number], the first ones ascending"),
+]
+
+T = TypeVar("T")
 
 
-class Fields:
-    """One object of the file. `path` is where it lies, such as `costs.`; empty at the top."""
+def one_of(*words: str) -> Meta:
+    """For `Annotated`: a text that is one of these words."""
+    named = ", ".join(json.dumps(word) for word in words)
+    return Meta(pattern=f"^({'|'.join(words)})$", description=f"one of {named}")
 
-    def __init__(self, value: object, path: str = "") -> None:
-        if not isinstance(value, dict):
-            complain(path.rstrip(".") or "the file", value, "a JSON object")
-        self._values: dict[str, Any] = value
-        self._path = path
-        self._asked = set[str]()
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._values
+def read(value: object, kind: type[T], path: str = "", *, partial: bool = False) -> T:
+    """A dataclass from the JSON object of its fields. Raises ValueError: a key, its value, what it should be.
 
-    def take(self, key: str, should: str) -> Any:
-        """The value of a key, of whatever type. Raises ValueError where it is missing."""
-        self._asked.add(key)
-        if key not in self._values:
-            raise ValueError(f"{self._path}{key} is missing; it should be {should}")
-        return self._values[key]
+    Args:
+        value: the object; what is a dataclass in it already is taken as it is.
+        kind: the dataclass, whose fields say what they take: `Count`, `Number` and so on.
+        path: where the object lies in the file, such as `costs.`; empty at the top.
+        partial: fields that have a default may be missing.
+    """
+    try:
+        made = msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        _explain(str(error), value, kind, path)
+    except UnicodeEncodeError as error:  # a key with half of a character in it
+        raise ValueError(f"{path}{error.object} is not known here") from None
+    _compare_keys(value, made, path, partial)
+    return made
 
-    def text(self, key: str) -> str:
-        value = self.take(key, "a text")
-        return value if isinstance(value, str) else self.wrong(key, "a text")
 
-    def texts(self, key: str) -> tuple[str, ...]:
-        should = "a list of texts"
-        value = self.take(key, should)
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            self.wrong(key, should)
-        return tuple(value)
+def without_version(value: object, key: str, version: int, what: str) -> dict[str, Any]:
+    """A JSON object but for the version of its format. Raises ValueError for one that cannot be read here.
 
-    def choice(self, key: str, among: Sequence[str]) -> str:
-        should = "one of " + ", ".join(json.dumps(word) for word in among)
-        value = self.take(key, should)
-        return value if isinstance(value, str) and value in among else self.wrong(key, should)
+    Args:
+        value: the object.
+        key: that the version stands under.
+        version: the latest that can be read.
+        what: the object is, for the error where it has no version.
+    """
+    if not isinstance(value, dict) or key not in value:
+        raise ValueError(f'this is not {what}: it has no "{key}"')
+    found = value[key]
+    if type(found) is not int or not 1 <= found <= LARGEST:
+        complain(key, found, "a whole number of 1 or more")
+    if found > version:
+        raise ValueError(f"{key} is {found}; this version of offspec reads up to {version}")
+    return {name: item for name, item in value.items() if name != key}
 
-    def whole(self, key: str, low: int = 0) -> int:
-        """A whole number of at least `low`."""
-        should = f"a whole number of {low} or more"
-        value = self.take(key, should)
-        return int(value) if _is_whole(value, low) else self.wrong(key, should)
 
-    def whole_or_none(self, key: str, low: int = 0) -> int | None:
-        should = f"a whole number of {low} or more, or null"
-        value = self.take(key, should)
-        if value is None:
-            return None
-        return int(value) if _is_whole(value, low) else self.wrong(key, should)
+def require_ascending(points: Iterable[tuple[int, float]], where: str) -> None:
+    """Raise ValueError unless the first numbers of a curve's points ascend."""
+    if any(left[0] >= right[0] for left, right in pairwise(points)):
+        complain(where, points, "a list of pairs [whole number, number], the first ones ascending")
 
-    def flag(self, key: str) -> bool:
-        value = self.take(key, "true or false")
-        if not isinstance(value, bool):
-            self.wrong(key, "true or false")
-        return value
 
-    def number(self, key: str, *, above_zero: bool = False) -> float:
-        """A finite number that is not negative."""
-        should = f"a number {'above 0' if above_zero else 'of 0 or more'}"
-        value = self.take(key, should)
-        return float(value) if _is_number(value, above_zero) else self.wrong(key, should)
+def _explain(message: str, value: Any, kind: Any, path: str) -> NoReturn:
+    """Say as a ValueError what msgspec found, by the description of the innermost type that has one."""
+    from msgspec import inspect
 
-    def number_or_none(self, key: str) -> float | None:
-        should = "a number of 0 or more, or null"
-        value = self.take(key, should)
-        if value is None:
-            return None
-        return float(value) if _is_number(value, False) else self.wrong(key, should)
+    what, _, place = message.partition(" - at `$")
+    node, described, or_null, where = inspect.type_info(kind), "", "", path
+    for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", place):
+        if described and index:
+            break
+        if isinstance(node, inspect.DataclassType):
+            node = next(field.type for field in node.fields if field.encode_name == name)
+        elif isinstance(node, inspect.VarTupleType | inspect.ListType):
+            node = node.item_type
+        value, where = value[name or int(index)], f"{where}{name}." if name else f"{where[:-1]}[{index}]."
+        described, or_null = "", ""
+        if isinstance(node, inspect.UnionType):
+            node, or_null = node.types[0], " or null"
+        if isinstance(node, inspect.Metadata):
+            described, node = (node.extra_json_schema or {}).get("description", ""), node.type
+    if missing := re.match("Object missing required field `(.*)`", what):
+        raise ValueError(f"{where}{missing[1]} is missing")
+    should = described or _WORDS.get(type(node).__name__, "a JSON object")
+    complain(where.rstrip(".") or "the file", value, should + or_null)
 
-    def points(self, key: str) -> tuple[tuple[int, float], ...]:
-        """A curve: at least one pair of a whole number, ascending and above 0, and a number."""
-        should = "a list of pairs [whole number, number], the first ones ascending"
-        value = self.take(key, should)
-        if not isinstance(value, list) or not value or not all(_is_point(pair) for pair in value):
-            self.wrong(key, should)
-        points = tuple((at, float(number)) for at, number in value)
-        if any(left[0] >= right[0] for left, right in pairwise(points)):
-            self.wrong(key, should)
-        return points
 
-    def array(self, key: str, should: str) -> NDArray[np.float64]:
-        """Finite numbers in lists, as deep as they go; the caller looks at the shape."""
-        value = self.take(key, should)
-        try:
-            found = np.array(value)
-        except ValueError:  # lists of unequal lengths
-            self.wrong(key, should)
-        if not isinstance(value, list) or found.dtype.kind not in "iuf" or not np.isfinite(found).all():
-            self.wrong(key, should)
-        return found.astype(np.float64)
-
-    def inner(self, key: str) -> "Fields":
-        """The object under a key."""
-        return Fields(self.take(key, "a JSON object"), f"{self._path}{key}.")
-
-    def rows(self, key: str) -> list["Fields"]:
-        """The objects in the list under a key."""
-        should = "a list of JSON objects"
-        value = self.take(key, should)
-        if not isinstance(value, list):
-            self.wrong(key, should)
-        return [Fields(item, f"{self._path}{key}[{index}].") for index, item in enumerate(value)]
-
-    def done(self) -> None:
-        """Raises ValueError where the object holds a key that was not asked for."""
-        unknown = sorted(self._values.keys() - self._asked)
-        if unknown:
-            known = ", ".join(sorted(self._asked))
-            raise ValueError(f"{self._path}{unknown[0]} is not known here; known are {known}")
-
-    def wrong(self, key: str, should: str) -> NoReturn:
-        """Complain about the value of a key."""
-        complain(f"{self._path}{key}", self._values[key], should)
+def _compare_keys(value: object, made: object, path: str, partial: bool) -> None:
+    """Raise ValueError where an object lacks a field of what was made of it, or has another."""
+    if isinstance(value, dict) and is_dataclass(made):
+        known = made.__dataclass_fields__
+        for key in sorted(known.keys() ^ value.keys()):
+            if key not in known:
+                raise ValueError(f"{path}{key} is not known here; known are {', '.join(sorted(known))}")
+            if not partial:
+                raise ValueError(f"{path}{key} is missing")
+        for key, item in value.items():
+            _compare_keys(item, getattr(made, key), f"{path}{key}.", partial)
+    elif isinstance(value, list) and isinstance(made, tuple) and made and is_dataclass(made[0]):
+        for index, (item, part) in enumerate(zip(value, made, strict=True)):
+            _compare_keys(item, part, f"{path[:-1]}[{index}].", partial)
 
 
 def complain(where: str, value: object, should: str) -> NoReturn:
@@ -162,17 +158,3 @@ def layout(value: Any, indent: int = 0) -> str:
         return "{\n" + ",\n".join(items) + "\n" + " " * indent + "}"
     items = [inner + layout(item, indent + 1) for item in value]
     return "[\n" + ",\n".join(items) + "\n" + " " * indent + "]"
-
-
-def _is_whole(value: object, low: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= _LARGEST
-
-
-def _is_number(value: object, above_zero: bool) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value > _LARGEST:
-        return False
-    return math.isfinite(value) and (value > 0 if above_zero else value >= 0)
-
-
-def _is_point(pair: object) -> bool:
-    return isinstance(pair, list) and len(pair) == 2 and _is_whole(pair[0], 1) and _is_number(pair[1], False)

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from offspec_planners.cost import ModelSizes, PassCosts, Points
+from offspec_planners.cost import ModelSizes, PassCosts
 from offspec_planners.hardware import Rate
+from offspec_planners.json_fields import Points
 from offspec_planners.placement import Placement, Tier
 from offspec_planners.transfer import crossing_seconds, edge_layers, measured_links, streamed_units
 

@@ -3,6 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta
+
+from offspec_planners.json_fields import Whole
 
 
 class Tier(StrEnum):
@@ -34,9 +39,9 @@ class Placement:
     """
 
     tiers: tuple[Tier, ...]
-    slots: int
-    staging: int = 0
-    head: Tier = Tier.DEVICE
+    slots: Whole
+    staging: Whole = 0
+    head: Annotated[Tier, Meta(description='"device", "host" or "disk"')] = Tier.DEVICE
 
     @classmethod
     def in_memory(

@@ -5,12 +5,14 @@ node at depth d, counted at the nodes that the target walked. Letters: W nodes, 
 """
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
-from offspec_planners.json_fields import Fields
+from offspec_planners.json_fields import Number, complain
 
 DEPTHS, RANKS = 16, 32
 FORGET = 0.995  # of what is counted, kept from pass to pass
@@ -20,6 +22,25 @@ _FACTOR = (0.2, 5.0)
 
 # How often a child is picked by rank, of no draft in particular.
 _PICKED = np.array([0.75, *(0.12 / np.arange(1, RANKS) ** 2)])
+
+
+_Row = Annotated[tuple[Number, ...], Meta(min_length=RANKS, max_length=RANKS)]
+_Table = Annotated[
+    tuple[_Row, ...],
+    Meta(min_length=DEPTHS, max_length=DEPTHS, description=f"{DEPTHS} x {RANKS} numbers of 0 or more"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTable:
+    """A table in a file."""
+
+    visits: Annotated[
+        tuple[Number, ...],
+        Meta(min_length=DEPTHS, max_length=DEPTHS, description=f"{DEPTHS} numbers of 0 or more"),
+    ]
+    hits: _Table
+    expected: _Table
 
 
 class DepthRank:
@@ -82,22 +103,11 @@ class DepthRank:
         return {name: np.round(getattr(self, name), 4).tolist() for name in names}
 
     @classmethod
-    def from_json(cls, fields: Fields) -> "DepthRank":
+    def from_json(cls, saved: SavedTable) -> "DepthRank":
         """Raises ValueError, one line: the key, what it is, what it should be."""
         table = cls()
-        table.visits = _counts(fields, "visits", (DEPTHS,))
-        table.hits = _counts(fields, "hits", (DEPTHS, RANKS))
-        table.expected = _counts(fields, "expected", (DEPTHS, RANKS))
+        table.visits, table.hits, table.expected = map(np.array, (saved.visits, saved.hits, saved.expected))
         if (table.hits.sum(axis=1) > table.visits + 1e-3 * (1 + table.visits)).any():
-            fields.wrong("hits", "no more in a row than its visits")
-        fields.done()
+            complain("table.hits", saved.hits, "no more in a row than its visits")
         table.refresh()
         return table
-
-
-def _counts(fields: Fields, key: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    should = f"an array of {' x '.join(map(str, shape))} numbers of 0 or more"
-    counts = fields.array(key, should)
-    if counts.shape != shape or (counts < 0).any():
-        fields.wrong(key, should)
-    return counts

@@ -122,7 +122,7 @@ _WRONG: list[tuple[tuple[Any, ...], Any, str]] = [
     (("params", "seed"), 2**64, "seed must be"),
     (("params", "seed"), "1", "params.seed is"),
     (("params", "stop"), "x", "params.stop is"),
-    (("params", "stop"), ["\ud800"], "params.stop is"),
+    (("params", "stop"), ["\ud800"], "params.stop[0] is"),
     (("params", "stop"), [""], "stop must be"),
     (("params", "ignore_eos"), 1, "params.ignore_eos is"),
     (("params", "\ud800\n\x1b[31m"), 1, "is not known here"),

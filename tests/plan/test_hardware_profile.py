@@ -221,7 +221,7 @@ def test_a_known_machine_is_a_preset_or_a_file(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"no preset.*rtx-5090"):
         machine.known_machine("rtx-9090")
     file.write_text('{"version": 1}')
-    with pytest.raises(PlanError, match=r"mine\.json is no hardware profile: link"):
+    with pytest.raises(PlanError, match=r"mine\.json is no hardware profile: name is missing"):
         machine.known_machine(str(file))
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(PlanError, match=r"mine\.json"):

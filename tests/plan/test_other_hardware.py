@@ -115,15 +115,15 @@ def test_a_quantised_configuration(tmp_path: Path, quantised: dict[str, object],
     packed = _plan(str(tmp_path), "laptop-8gb", draft="none", vram=6 * GB)
     assert packed.streamed(Tier.HOST, Tier.DISK) < whole.streamed(Tier.HOST, Tier.DISK)
     assert packed.forecast.compute_seconds > whole.forecast.compute_seconds
-    sizes = {what: size for what, tier, size in packed.parts if what == "layers"}
+    sizes = {part.what: part.bytes for part in packed.parts if part.what == "layers"}
     assert sizes
     assert packed.target_print != whole.target_print
     rows = {row.change for plan in (whole, packed) for row in plan.what_ifs if "packed" in row.change}
     assert rows == {"the target packed to nf4", "the target packed to int8"}
     assert not any("packed" in row.change for row in packed.what_ifs)
-    total = sum(size for what, _, size in packed.parts if what == "layers")
+    total = sum(part.bytes for part in packed.parts if part.what == "layers")
     assert total == pytest.approx(
-        sum(size for what, _, size in whole.parts if what == "layers") * bits / 16, rel=0.02
+        sum(part.bytes for part in whole.parts if part.what == "layers") * bits / 16, rel=0.02
     )
 
 

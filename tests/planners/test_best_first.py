@@ -15,7 +15,6 @@ from offspec.sampling.logits_processor import LogitsProcessor
 from offspec_planners.acceptance import Calibration
 from offspec_planners.best_first import Growing, Grown, best_size, replay, worth_a_step
 from offspec_planners.cost import PassCosts
-from offspec_planners.json_fields import Fields
 from tests.planners.tables import VOCABULARY, TableDrafter, random_table
 
 _SECONDS = st.floats(0.0, 2.0)
@@ -149,7 +148,7 @@ def test_dear_nodes_are_not_verified_and_dear_steps_not_taken() -> None:
 
 def test_damaged_trees_are_refused() -> None:
     good = Grown(np.array([-1, 0, 1], np.int32), np.array([0, -0.5, -2.25], np.float32)).to_json()
-    again = Grown.from_json(Fields(good))
+    again = Grown.from_json(good)
     assert again.parent.tolist() == [-1, 0, 1] and again.score.tolist() == [0, -0.5, -2.25]
     assert again.depth().tolist() == [0, 1, 2]
     for key, value in (
@@ -165,4 +164,4 @@ def test_damaged_trees_are_refused() -> None:
         ("score", [0, -1, [2]]),
     ):
         with pytest.raises(ValueError, match=f"^{key} is .* it should be"):
-            Grown.from_json(Fields({**good, key: value}))
+            Grown.from_json({**good, key: value})

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from offspec_planners.placement import Placement, Tier
-from offspec_planners.plan import Plan
+from offspec_planners.plan import Part, Plan
 from offspec_planners.plan.explain import (
     explain,
     explain_bound,
@@ -21,7 +21,7 @@ def resident() -> Plan:
     return replace(
         small(),
         placement=Placement((Tier.DEVICE,) * 30, 0),
-        parts=(("layers", "device", 3_390_000_000),),
+        parts=(Part("layers", "device", 3_390_000_000),),
         costs=costs,
         forecast=forecast(costs, 0.14, 256, 9.8, ttft_s=0.6, prompt_tokens=128),
     )

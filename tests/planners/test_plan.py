@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from offspec_planners.cost import PassCosts
 from offspec_planners.placement import Placement, Tier
-from offspec_planners.plan import Choice, Comparison, Forecast, Plan, Validation, WhatIf
+from offspec_planners.plan import Choice, Comparison, Forecast, Part, Plan, Validation, WhatIf
 from offspec_planners.plan.forecast import BOUNDS, best_by_budget
 from tests.support.sample_plans import large, small, validation
 
@@ -56,7 +56,7 @@ def plans(draw: st.DrawFn) -> Plan:
         draft_mode=mode,
         draft_bits=draw(st.sampled_from([2, 3, 4])) if mode in ("expanded", "packed") else 16,
         tree=draw(st.sampled_from(["dynamic", "sequoia"])),
-        parts=tuple(draw(st.lists(st.tuples(st.text(), tiers, _whole), max_size=4))),
+        parts=tuple(draw(st.lists(st.builds(Part, st.text(), tiers, _whole), max_size=4))),
         placement=draw(placements(apart)),
         costs=draw(st.builds(PassCosts, curves(), curves(), _numbers, _numbers, _numbers, curves())),
         forecast=draw(

@@ -5,7 +5,7 @@ from dataclasses import replace
 from offspec_planners.cost import PassCosts
 from offspec_planners.hardware import Hardware, Processor, Rate
 from offspec_planners.placement import Placement, Tier
-from offspec_planners.plan import Choice, Comparison, Forecast, Plan, Validation, ValidationRow, WhatIf
+from offspec_planners.plan import Choice, Comparison, Forecast, Part, Plan, Validation, ValidationRow, WhatIf
 
 GB = 10**9
 
@@ -88,14 +88,14 @@ def small() -> Plan:
         draft_bits=4,
         chunk=1024,
         parts=(
-            ("Python and libraries", "device", 420_000_000),
-            ("layers", "device", 678_000_000),
-            ("3 slots", "device", 339_000_000),
-            ("head and norms", "device", 226_000_000),
-            ("KV caches", "device", 190_000_000),
-            ("the draft", "device", 520_000_000),
-            ("scratch", "device", 310_000_000),
-            ("layers", "disk", 2_712_000_000),
+            Part("Python and libraries", "device", 420_000_000),
+            Part("layers", "device", 678_000_000),
+            Part("3 slots", "device", 339_000_000),
+            Part("head and norms", "device", 226_000_000),
+            Part("KV caches", "device", 190_000_000),
+            Part("the draft", "device", 520_000_000),
+            Part("scratch", "device", 310_000_000),
+            Part("layers", "disk", 2_712_000_000),
         ),
         placement=Placement(tiers, slots=3),
         budget=256,
@@ -135,13 +135,13 @@ def large() -> Plan:
         temperature=0.6,
         context=8192,
         parts=(
-            ("layers", "device", 8_560_000_000),
-            ("slots", "device", 5_136_000_000),
-            ("the draft", "device", 4_900_000_000),
-            ("layers", "host", 42_800_000_000),
-            ("slots on the way", "host", 5_136_000_000),
-            ("head", "host", 2_100_000_000),
-            ("layers", "disk", 85_600_000_000),
+            Part("layers", "device", 8_560_000_000),
+            Part("slots", "device", 5_136_000_000),
+            Part("the draft", "device", 4_900_000_000),
+            Part("layers", "host", 42_800_000_000),
+            Part("slots on the way", "host", 5_136_000_000),
+            Part("head", "host", 2_100_000_000),
+            Part("layers", "disk", 85_600_000_000),
         ),
         placement=Placement(tiers, slots=3, staging=3, head=Tier.HOST),
         budget=768,

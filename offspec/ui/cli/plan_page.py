@@ -118,12 +118,12 @@ def _parts(plan: "Plan", layout: PageLayout) -> ConsoleRenderable:
     table = columns((False, False, True), layout)
     given = {"VRAM": plan.vram, "RAM": plan.memory, "disk": None}
     for where, most in given.items():
-        parts = [part for part in plan.parts if plan.memory_name(part[1]) == where]
-        for what, tier, size in parts:
-            count = f"{len(plan.placement.layers(Tier(tier)))} " if what == "layers" else ""
-            table.add_row(plain(count + what), where, format_bytes(size))
+        parts = [part for part in plan.parts if plan.memory_name(part.tier) == where]
+        for part in parts:
+            count = f"{len(plan.placement.layers(Tier(part.tier)))} " if part.what == "layers" else ""
+            table.add_row(plain(count + part.what), where, format_bytes(part.bytes))
         if parts and most is not None:
-            share = f"{format_bytes(sum(size for *_, size in parts))} of {format_bytes(most)}"
+            share = f"{format_bytes(sum(part.bytes for part in parts))} of {format_bytes(most)}"
             table.add_row("in all", where, share, style="bold")
     return indented(table)
 

@@ -108,7 +108,7 @@ def _tier(name: str, layers: int, promised: int | None, held: int | None) -> lis
 def _held(plan: "Plan | None", memory_name: str) -> int | None:
     if plan is None:
         return None
-    return sum(size for _, tier, size in plan.parts if plan.memory_name(tier) == memory_name)
+    return sum(part.bytes for part in plan.parts if plan.memory_name(part.tier) == memory_name)
 
 
 def plan_line(engine: "ChatEngine") -> Content:

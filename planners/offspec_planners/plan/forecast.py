@@ -1,8 +1,9 @@
 """What is expected of a plan: the speed, the settings it was chosen from, and what would change it."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from offspec_planners.json_fields import Fields
+from offspec_planners.json_fields import Count, Number, Positive, one_of
 
 BOUNDS = ("link", "compute", "draft")
 
@@ -16,56 +17,26 @@ class Forecast:
     bound: which of these the others wait for, one of `BOUNDS`.
     """
 
-    ttft_s: float
-    prompt_tokens: int
-    seconds_per_pass: float
-    tokens_per_pass: float
-    tok_per_s: float
-    draft_seconds: float
-    compute_seconds: float
-    link_seconds: float
-    bound: str
-
-    @classmethod
-    def read(cls, fields: Fields) -> "Forecast":
-        """From the object of a plan file. Raises ValueError."""
-        found = cls(
-            ttft_s=fields.number("ttft_s"),
-            prompt_tokens=fields.whole("prompt_tokens", low=1),
-            seconds_per_pass=fields.number("seconds_per_pass", above_zero=True),
-            tokens_per_pass=fields.number("tokens_per_pass", above_zero=True),
-            tok_per_s=fields.number("tok_per_s", above_zero=True),
-            draft_seconds=fields.number("draft_seconds"),
-            compute_seconds=fields.number("compute_seconds"),
-            link_seconds=fields.number("link_seconds"),
-            bound=fields.choice("bound", BOUNDS),
-        )
-        fields.done()
-        return found
+    ttft_s: Number
+    prompt_tokens: Count
+    seconds_per_pass: Positive
+    tokens_per_pass: Positive
+    tok_per_s: Positive
+    draft_seconds: Number
+    compute_seconds: Number
+    link_seconds: Number
+    bound: Annotated[str, one_of(*BOUNDS)]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """One point of the sweep: what a budget and a width are expected to give."""
 
-    budget: int
-    width: int
-    tok_per_s: float
-    tokens_per_pass: float
-    seconds_per_pass: float
-
-    @classmethod
-    def read(cls, fields: Fields) -> "Choice":
-        """From the object of a plan file. Raises ValueError."""
-        found = cls(
-            budget=fields.whole("budget", low=1),
-            width=fields.whole("width", low=1),
-            tok_per_s=fields.number("tok_per_s", above_zero=True),
-            tokens_per_pass=fields.number("tokens_per_pass", above_zero=True),
-            seconds_per_pass=fields.number("seconds_per_pass", above_zero=True),
-        )
-        fields.done()
-        return found
+    budget: Count
+    width: Count
+    tok_per_s: Positive
+    tokens_per_pass: Positive
+    seconds_per_pass: Positive
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +44,8 @@ class WhatIf:
     """Another machine, format or draft, and the speed to expect of it; None where it would not run."""
 
     change: str
-    tok_per_s: float | None
+    tok_per_s: Number | None
     note: str
-
-    @classmethod
-    def read(cls, fields: Fields) -> "WhatIf":
-        """From the object of a plan file. Raises ValueError."""
-        found = cls(fields.text("change"), fields.number_or_none("tok_per_s"), fields.text("note"))
-        fields.done()
-        return found
 
 
 def best_by_budget(sweep: tuple[Choice, ...]) -> tuple[Choice, ...]:

@@ -74,7 +74,7 @@ def test_unpacked_once_where_there_is_room(bench: Bench) -> None:
         assert opened.unpacks(config, fit)
         tight = replace(opened, memory=opened.least(config)[0])
         assert not tight.unpacks(config, tight.fit(config))
-        taken = [{what: size for what, _, size in each.parts(config, fit)} for each in (opened, tight)]
+        taken = [{part.what: part.bytes for part in each.parts(config, fit)} for each in (opened, tight)]
         assert taken[0]["layers"] == sum(opened.target.held_bytes) > taken[1]["layers"]
     finally:
         opened.close()

@@ -16,7 +16,7 @@ from offspec.core.config import EngineConfig
 from offspec.core.errors import CapacityError, DiskFullError
 from offspec.core.events import LoadProgress, Notice
 from offspec_planners.placement import Tier
-from offspec_planners.plan import Plan, Validation, WhatIf
+from offspec_planners.plan import Part, Plan, Validation, WhatIf
 from tests.support.sample_plans import large, small, validation
 
 Call = Callable[..., Result]
@@ -200,7 +200,7 @@ def test_names_from_outside_do_nothing(plan: Call, planning: Planning) -> None:
         small(),
         target="[red]x[/]\x1b[2J",
         notes=("[bold]n[/]\x07",),
-        parts=(("[dim]p[/]\x1b", "device", 5),),
+        parts=(Part("[dim]p[/]\x1b", "device", 5),),
         what_ifs=(WhatIf("[i]w[/]\x1b", 1.0, "[b]\x1b"),),
     )
     page = plan().stdout
