@@ -8,8 +8,15 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
+
+from offspec_planners.json_fields import Whole
 
 _PIECE = 4 * 2**20
+
+Printable = Annotated[str, Meta(pattern=r"^[ -~]*\Z", description="text that prints")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +27,10 @@ class FileSum:
     to the end, which whoever streams a layer has in memory; blake2b: of the whole file, in hexadecimal.
     """
 
-    size: int
-    start: int
-    crc32: int
-    blake2b: str
+    size: Whole
+    start: Whole
+    crc32: Whole
+    blake2b: Printable
 
 
 class Summing:

@@ -12,11 +12,15 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-from offspec.checkpoint.checksum import FileSum
+from msgspec import Meta
+
+from offspec.checkpoint.checksum import FileSum, Printable
+from offspec.checkpoint.json_file import read_json
 from offspec.core.config import PackFormat
 from offspec.core.errors import CheckpointError, HeaderError
+from offspec_planners.json_fields import Whole, read, without_version
 
 if TYPE_CHECKING:
     from offspec_kernels.dequant import Format
@@ -26,7 +30,7 @@ METHOD = "offspec"  # the quant_method in a pack's config.json
 VERSION = 1  # raise it when packs of before can no longer be read, or would be made otherwise
 FORMATS: tuple[PackFormat, ...] = get_args(PackFormat)
 
-Shape = tuple[int, ...]
+Shape = Annotated[tuple[Whole, ...], Meta(min_length=2, description="a shape of two dimensions or more")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,23 +103,55 @@ def format_of(name: PackFormat) -> Format:
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a pack. Raises HeaderError for one that is absent, damaged, or of another version."""
-    from offspec.checkpoint.json_file import read_json
-
     path = folder / MANIFEST
     try:
-        value = read_json(path)
-        version = value.get("version")
-        if version != VERSION:
-            raise HeaderError(f"{path} is of version {str(version)[:20]}, and this offspec reads {VERSION}")
-        origin = Origin(_name(value, "model"), _text(value, "fingerprint"), _format(value))
-        files = {_file_name(name): _file(entry) for name, entry in _object(value, "files").items()}
-        texts = _object(value, "texts") if "texts" in value else {}
-        sums = {_plain_name(name): _sum(entry) for name, entry in texts.items()}
-    except (CheckpointError, KeyError, TypeError, ValueError) as error:
+        value = without_version(read_json(path), "version", VERSION, "a manifest")
+        saved = read(value, _Saved, partial=True)
+        os.fsencode(saved.model)  # as a user may have typed it: with any character that a path may hold
+        files = {name: _file(name, entry) for name, entry in saved.files.items()}
+        sums = {
+            _plain_name(name): read(entry, FileSum, f"texts[{name!r}].")
+            for name, entry in saved.texts.items()
+        }
+    except (CheckpointError, ValueError) as error:
+        reason = str(error).removeprefix(f"{path} ").removesuffix("; download it again")
+        place = quoted(str(folder))
         raise HeaderError(
-            f"{path} is no manifest that can be used ({_reason(error, path)}): {_remedy(folder)}"
+            f"{path} is no manifest that can be used ({reason}): "
+            f"remove {place}, and make it anew with `offspec pack MODEL --to FORMAT --out {place}`"
         ) from error
-    return Manifest(origin, files, sums)
+    return Manifest(Origin(saved.model, saved.fingerprint, saved.format), files, sums)
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """A manifest in its file, besides the version of its format."""
+
+    model: str
+    fingerprint: Printable
+    format: Annotated[PackFormat, Meta(description=f"one of {', '.join(FORMATS)}")]
+    files: dict[str, Any]
+    texts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedFile(FileSum):
+    weights: dict[str, Shape]
+
+
+def _file(name: str, entry: object) -> PackedFile:
+    if not name.endswith(".safetensors") or not name.isprintable() or set(name) & set("/\\:"):
+        raise ValueError(f"{name[:100]!r} is no file name of a pack")
+    found = read(entry, _SavedFile, f"files[{name!r}].")
+    return PackedFile(FileSum(found.size, found.start, found.crc32, found.blake2b), found.weights)
+
+
+def _plain_name(name: str) -> str:
+    """A name that cannot lead out of its folder."""
+    os.fsencode(name)  # a ValueError for what is no path
+    if name in ("", "..") or "\0" in name or os.path.basename(name) != name:
+        raise ValueError(f"{name[:100]!r} is no file name")
+    return name
 
 
 def quoted(text: str) -> str:
@@ -129,83 +165,3 @@ def _escaped(char: str) -> str:
     if char.isprintable() and char not in "\\'":
         return char
     return "".join(f"\\x{byte:02x}" for byte in os.fsencode(char))
-
-
-def _remedy(folder: Path) -> str:
-    place = quoted(str(folder))
-    return f"remove {place}, and make it anew with `offspec pack MODEL --to FORMAT --out {place}`"
-
-
-def _reason(error: Exception, path: Path) -> str:
-    if isinstance(error, KeyError):
-        return f"it lacks {error.args[0]!r}"
-    return str(error).removeprefix(f"{path} ").removesuffix("; download it again")
-
-
-def _object(value: dict[str, Any], key: str) -> dict[str, Any]:
-    found = value[key]
-    if not isinstance(found, dict):
-        raise ValueError(f"{key!r} must be an object")
-    return found
-
-
-def _name(value: dict[str, Any], key: str) -> str:
-    """Text as a user may have typed it, or named a folder: with any character that a path may hold."""
-    found = value[key]
-    if not isinstance(found, str):
-        raise ValueError(f"{key!r} must be text")
-    os.fsencode(found)  # a ValueError for what is no path
-    return found
-
-
-def _text(value: dict[str, Any], key: str) -> str:
-    found = _name(value, key)
-    if not found.isprintable():
-        raise ValueError(f"{key!r} must be text that prints")
-    return found
-
-
-def _format(value: dict[str, Any]) -> PackFormat:
-    found = _text(value, "format")
-    for known in FORMATS:
-        if found == known:
-            return known
-    raise ValueError(f"the format {found[:40]!r} is none of {', '.join(FORMATS)}")
-
-
-def _plain_name(name: str) -> str:
-    """A name that cannot lead out of its folder."""
-    os.fsencode(name)  # a ValueError for what is no path
-    if name in ("", "..") or "\0" in name or os.path.basename(name) != name:
-        raise ValueError(f"{name[:100]!r} is no file name")
-    return name
-
-
-def _file_name(name: str) -> str:
-    if not name.endswith(".safetensors") or not name.isprintable() or set(name) & set("/\\:"):
-        raise ValueError(f"{name[:100]!r} is no file name of a pack")
-    return name
-
-
-def _file(entry: Any) -> PackedFile:
-    found = _sum(entry)
-    return PackedFile(found, {name: _shape(shape) for name, shape in _object(entry, "weights").items()})
-
-
-def _sum(entry: Any) -> FileSum:
-    if not isinstance(entry, dict):
-        raise ValueError("a file must be an object")
-    size, start, crc32 = (_size(entry[key]) for key in ("size", "start", "crc32"))
-    return FileSum(size, start, crc32, _text(entry, "blake2b"))
-
-
-def _shape(value: Any) -> Shape:
-    if not isinstance(value, list) or len(value) < 2:
-        raise ValueError("a packed weight must have a shape of two dimensions or more")
-    return tuple(map(_size, value))
-
-
-def _size(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{str(value)[:40]!r} is no size")
-    return value

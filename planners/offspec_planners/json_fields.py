@@ -94,14 +94,16 @@ def _explain(message: str, value: Any, kind: Any, path: str) -> NoReturn:
 
     what, _, place = message.partition(" - at `$")
     node, described, or_null, where = inspect.type_info(kind), "", "", path
-    for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", place):
-        if described and index:
+    for name, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", place):
+        if (described and index) or "..." in where:  # in which of an object's values msgspec does not say
             break
         if isinstance(node, inspect.DataclassType):
             node = next(field.type for field in node.fields if field.encode_name == name)
-        elif isinstance(node, inspect.VarTupleType | inspect.ListType):
-            node = node.item_type
-        value, where = value[name or int(index)], f"{where}{name}." if name else f"{where[:-1]}[{index}]."
+        else:
+            assert isinstance(node, inspect.VarTupleType | inspect.ListType | inspect.DictType)
+            node = node.value_type if isinstance(node, inspect.DictType) else node.item_type
+        where = f"{where}{name}." if name else f"{where[:-1]}[{index}]."
+        value = value if index == "..." else value[name or int(index)]
         described, or_null = "", ""
         if isinstance(node, inspect.UnionType):
             node, or_null = node.types[0], " or null"
