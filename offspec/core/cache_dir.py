@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offspec.core.errors import CheckpointError
+from offspec.core.file_lock import lock_beside
 from offspec.core.files import disk_full, partial_name, sync_folder
 
 if TYPE_CHECKING:
@@ -64,14 +65,11 @@ def claim_folder(folder: Path, waiting: Callable[[], None]) -> BaseFileLock:
 
     Makes the folder's parent. Raises DiskFullError, or OSError where nothing can be written.
     """
-    from filelock import FileLock, Timeout
+    from filelock import Timeout
 
     with disk_full(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        probe = partial_name(folder)  # where no file can be made, as in /proc, a lock would wait for ever
-        probe.touch(exist_ok=False)
-        probe.unlink()
-        lock = FileLock(_lock(folder))
+        lock = lock_beside(folder)
         try:
             lock.acquire(timeout=0)
         except Timeout:
@@ -114,16 +112,12 @@ def _sync_file(file: Path) -> None:
 
 def _sweep(root: Path, own: str) -> None:
     """Remove partial folders that no living process is filling: ours, and those whose lock is free."""
-    from filelock import FileLock, Timeout
+    from filelock import Timeout
 
     for partial in root.glob(f".*{_PARTIAL}"):
         key = partial.name[1 : -len(_PARTIAL)].rpartition(".")[0]
         if key == own:
             shutil.rmtree(partial, ignore_errors=True)
             continue
-        with suppress(Timeout, OSError), FileLock(_lock(root / key)).acquire(timeout=0):
+        with suppress(Timeout, OSError), lock_beside(root / key).acquire(timeout=0):
             shutil.rmtree(partial, ignore_errors=True)
-
-
-def _lock(folder: Path) -> str:
-    return str(folder.with_name(f".{folder.name}.lock"))

@@ -1,21 +1,25 @@
 """A claim to a file that is replaced at every write, so that two processes do not write over each other.
 
-The file itself is another one after every write, so the kernel locks a hidden file beside it. The lock ends
-with the process, however that ends: what a dead one left behind is in nobody's way.
+The file itself is another one after every write, so a hidden file beside it is locked. The kernel ends the
+lock with the process, however that ends.
 """
+
+from __future__ import annotations
 
 import fcntl
 import os
-import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from offspec.core.errors import SessionError
-from offspec.core.files import private_folder, real_path
+from offspec.core.files import partial_name, private_folder, real_path
 
-_TRIES = 10
-_BETWEEN_S = 0.02  # between tries: who merely looks, with `is_claimed`, is gone by then
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+_PATIENCE_S = 0.2  # `is_claimed` holds a lock for less
 
 
 class Claim:
@@ -26,19 +30,21 @@ class Claim:
 
         Where no lock can be had, in a folder that is read-only or on a disk without locks, it goes without.
         """
-        self._held: weakref.finalize[[int, Path], Claim] | None = None
-        lock = _beside(file)
+        from filelock import Timeout
+
+        self._held: weakref.finalize[[BaseFileLock], Claim] | None = None
         try:
             private_folder(file.parent)
-            descriptor = _lock(lock)
-        except (OSError, ValueError):
-            return
-        if descriptor is None:
+            lock = lock_beside(file)
+            lock.acquire(timeout=_PATIENCE_S, poll_interval=_PATIENCE_S / 10)
+        except Timeout:
             raise SessionError(
                 f"the conversation in {file} is open in another terminal; leave it there first, or begin "
                 "a new one"
-            )
-        self._held = weakref.finalize(self, _unlock, descriptor, lock)
+            ) from None
+        except (OSError, ValueError):
+            return
+        self._held = weakref.finalize(self, _release, lock)
 
     def release(self) -> None:
         """Let others have it."""
@@ -63,37 +69,22 @@ def is_claimed(file: Path) -> bool:
     return False
 
 
-def _beside(file: Path) -> Path:
-    return file.with_name(f".{file.name}.lock")
+def lock_beside(path: Path) -> BaseFileLock:
+    """The lock of a file or folder: a hidden file beside it, for any thread. Raises OSError."""
+    from filelock import FileLock
+
+    probe = partial_name(path)  # where no file can be made, as in /proc, a lock would wait for ever
+    probe.touch(exist_ok=False)
+    probe.unlink()
+    return FileLock(_beside(path), thread_local=False)
 
 
-def _lock(lock: Path) -> int | None:
-    """An open file that is locked, or None where somebody else has it. Raises OSError."""
-    for _ in range(_TRIES):
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is(descriptor, lock):  # and not the one that its holder took away just now
-                return descriptor
-        except BlockingIOError:
-            time.sleep(_BETWEEN_S)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
-    return None
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.lock")
 
 
-def _unlock(descriptor: int, lock: Path) -> None:
-    """Take the lock away while it is held, so that nobody else can have come by it."""
+def _release(lock: BaseFileLock) -> None:
+    """Take the lock's file away while it is held, so that nobody else can have come by it."""
     with suppress(OSError):
-        if _is(descriptor, lock):
-            lock.unlink()
-    os.close(descriptor)
-
-
-def _is(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
+        os.unlink(lock.lock_file)
+    lock.release()

@@ -93,7 +93,7 @@ def _of_another(value: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("change", "why"),
-    [(_newer, "is of version 2.*: remove"), (dict.clear, "version None"), (_of_another, "remove this one")],
+    [(_newer, "version is 2.*: remove"), (dict.clear, 'no "version"'), (_of_another, "remove this one")],
 )
 def test_what_may_be_another_pack_is_left_as_it_is(
     bench: Bench, change: Callable[[dict[str, Any]], None], why: str
