@@ -1,8 +1,8 @@
 """A model, or a head to draft with, from the Hugging Face hub, kept in the hub's own cache.
 
 Files come one after the other (each one in parallel chunks where the hub offers that), so that an
-interrupt stops at once and progress is a plain sum. What a run has finished, the next one does not fetch
-again.
+interrupt stops at once and progress is a plain sum; `snapshot_download` waits for its threads and names the
+revision before its files are there. What a run has finished, the next one does not fetch again.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from offspec.checkpoint.folder import CONFIG, INDEX, TEXT_FILES, choose_weights, open_folder
-from offspec.checkpoint.hub_copy import HubCopy
 from offspec.checkpoint.json_file import read_json
 from offspec.checkpoint.quantised import check_method
 from offspec.checkpoint.ranges import one_line
 from offspec.core.errors import CheckpointError, ModelNotFoundError, OffspecError, UnsupportedModelError
-from offspec.core.events import Event, LoadProgress
+from offspec.core.events import Event, LoadProgress, Notice
 from offspec.core.files import disk_full, require_space
 
 _PATIENCE = 20.0  # seconds to wait for the hub's first answer
@@ -35,7 +34,7 @@ def download(repository: str, revision: str | None, notify: Callable[[Event], No
     repository without safetensors and a download that stops, DiskFullError.
     """
     source = _asked(repository, revision, notify)
-    if isinstance(source, HubCopy):
+    if isinstance(source, _Copy):
         folder = source.folder()
         try:
             open_folder(folder)
@@ -57,7 +56,7 @@ def download_head(
     None where it takes none: then nothing is fetched but what it has read. Raises as `download` does.
     """
     source = _asked(repository, revision, notify)
-    if isinstance(source, HubCopy):
+    if isinstance(source, _Copy):
         folder = source.folder()
         names = {file.name for file in folder.iterdir()}
         wanted = choose(names, lambda name: read_json(folder / name))
@@ -70,7 +69,7 @@ def download_head(
         return source.head(choose, revision)
 
 
-def _asked(repository: str, revision: str | None, notify: Callable[[Event], None]) -> _Fetch | HubCopy:
+def _asked(repository: str, revision: str | None, notify: Callable[[Event], None]) -> _Fetch | _Copy:
     """What the hub says of a repository, or the copy in the cache where it does not answer."""
     import huggingface_hub as hub
 
@@ -80,9 +79,47 @@ def _asked(repository: str, revision: str | None, notify: Callable[[Event], None
     except Exception as error:  # the network fails in many shapes
         if refused := _refusal(error, repository, revision):
             raise refused from error
-        return HubCopy(repository, revision, error)
+        return _Copy(repository, revision, error)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or () if "/" not in file.rfilename}
     return _Fetch(repository, str(info.sha), sizes, notify)
+
+
+class _Copy:
+    """A repository's copy in the hub's own cache; error: why the hub cannot be asked."""
+
+    def __init__(self, repository: str, revision: str | None, error: Exception) -> None:
+        from huggingface_hub import constants, errors
+
+        self._repository, self._revision = repository, revision
+        self._offline = isinstance(error, errors.OfflineModeIsEnabled)
+        self._unreached = f"{constants.ENDPOINT} cannot be reached"
+        self._why = "HF_HUB_OFFLINE is set" if self._offline else f"{self._unreached} ({one_line(error)})"
+
+    def folder(self) -> Path:
+        """Where it is, whole or not. Raises ModelNotFoundError where there is none."""
+        import huggingface_hub as hub
+
+        try:
+            found = hub.snapshot_download(
+                self._repository, revision=self._revision, local_files_only=True, allow_patterns=[CONFIG]
+            )
+        except (OSError, ValueError) as missing:
+            raise self._error(f"the hub's cache has no copy of {self._repository}") from missing
+        return Path(found)
+
+    def not_whole(self) -> ModelNotFoundError:
+        """The error for a copy that lacks a file, or has a damaged one."""
+        return self._error(f"the copy of {self._repository} in the hub's cache is not whole")
+
+    def tell(self, notify: Callable[[Event], None]) -> None:
+        """Say that the copy is used, unless that was asked for."""
+        if not self._offline:
+            notify(Notice(f"{self._unreached}: {self._repository} is taken from the hub's cache"))
+
+    def _error(self, what: str) -> ModelNotFoundError:
+        again = "connect to the network and run the command again"
+        fix = "unset it for the download" if self._offline else again
+        return ModelNotFoundError(f"{self._why}, and {what}: {fix}")
 
 
 class _Fetch:
