@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -22,7 +21,7 @@ from typing import Any
 from bench.lib.cgroup import BenchError
 from bench.lib.command import printed
 from offspec.checkpoint.write import Entry, SafetensorsWriter
-from offspec.core.files import partial_name, require_space, sync_folder, write_file
+from offspec.core.files import new_folder, require_space, write_file
 
 RECIPE = "random.json"  # in the folder: the shape that it was made with
 _BLOCK = 32 << 20  # values that are drawn; the rest repeats them
@@ -130,17 +129,11 @@ def build(shape: Shape, out: Path, *, on_write: Callable[[int], None] | None = N
     total = sum(tensor_bytes(entry) for entries in files.values() for entry in entries)
     require_space(out, total + (64 << 20), "the random model")
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = partial_name(out)
-    partial.mkdir()
-    try:
+    with new_folder(out) as partial:
         block = _random_block(min(_BLOCK, total))
         for file, entries in files.items():
             _write(partial / file, entries, block, on_write)
         _write_rest(shape, partial, files, total)
-        sync_folder(partial)
-        partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return out
 
 

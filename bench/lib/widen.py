@@ -26,7 +26,7 @@ from bench.lib.command import printed
 from bench.lib.widening import WideTensor, dense, plan, wide_config
 from offspec.checkpoint.write import SafetensorsWriter
 from offspec.core.cache_dir import cache_root
-from offspec.core.files import partial_name, require_space, sync_folder, write_file
+from offspec.core.files import new_folder, require_space, write_file
 
 if TYPE_CHECKING:
     from offspec.checkpoint import Checkpoint
@@ -57,17 +57,10 @@ def widen(
     total = sum(tensor.nbytes for tensors in files.values() for tensor in tensors)
     require_space(out, total + (64 << 20), f"the model widened ×{factor}")
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = partial_name(out)
-    partial.mkdir()
-    try:
+    with new_folder(out) as partial:
         for file, tensors in files.items():
             _write_file(partial / file, tensors, on_write)
         _write_rest(checkpoint, partial, files, factor)
-        sync_folder(partial)
-        partial.rename(out)
-        sync_folder(out.parent)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _write_file(file: Path, tensors: list[WideTensor], on_write: Callable[[int], None] | None) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from offspec.checkpoint.tensors import bytes_of
-from offspec.core.files import disk_full, partial_name, reserve, sync_folder, write_all
+from offspec.core.files import new_file, reserve, sync_folder, write_all
 
 # The data of a file starts at a multiple of this: a block of any disk, and a page of memory.
 ALIGNMENT = 4096
@@ -50,8 +50,6 @@ class SafetensorsWriter:
         self._name, self._left = "", 0
         self._on_write = on_write
         self.on_bytes: Callable[[memoryview], None] | None = None
-        self._partial = partial_name(self.path)
-        self._fd = -1
 
     def _lay_out(self, entries: list[Entry], metadata: Mapping[str, str] | None) -> tuple[bytes, int]:
         """The padded header with its length in front, and the size of the whole file."""
@@ -69,14 +67,11 @@ class SafetensorsWriter:
         return len(text).to_bytes(8, "little") + text, 8 + len(text) + end
 
     def __enter__(self) -> Self:
-        try:
-            with disk_full(self.path, self.nbytes):
-                self._fd = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-                reserve(self._fd, self.nbytes)
-                self._put(memoryview(self._header))
-        except BaseException:
-            self._discard()
-            raise
+        with ExitStack() as stack:
+            self._fd = stack.enter_context(new_file(self.path, self.nbytes))
+            reserve(self._fd, self.nbytes)
+            self._put(memoryview(self._header))
+            self._file = stack.pop_all()
         return self
 
     def write(self, name: str, buffer: Any) -> None:
@@ -88,8 +83,7 @@ class SafetensorsWriter:
             raise ValueError(f"tensor {name} was written where {self._name or 'nothing more'} was due")
         if len(data) > self._left:
             raise ValueError(f"tensor {name} has {self._left} bytes left to write, not {len(data)}")
-        with disk_full(self.path, self.nbytes):
-            self._put(data)
+        self._put(data)
         self._left -= len(data)
         if self._on_write:
             self._on_write(len(data))
@@ -102,27 +96,14 @@ class SafetensorsWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            if kind is None:
-                self._finish()
-        finally:
-            self._discard()
-
-    def _finish(self) -> None:
-        missing = [self._name] if self._left else [name for name, size in self._todo if size]
-        if missing:
-            raise ValueError(f"{self.path.name} ended before tensor {missing[0]} was written")
-        with disk_full(self.path, self.nbytes):
-            os.fsync(self._fd)
-            os.replace(self._partial, self.path)
+        if error is not None:
+            self._file.__exit__(kind, error, trace)
+            return
+        with self._file:
+            missing = [self._name] if self._left else [name for name, size in self._todo if size]
+            if missing:
+                raise ValueError(f"{self.path.name} ended before tensor {missing[0]} was written")
         sync_folder(self.path.parent)
-
-    def _discard(self) -> None:
-        """Close the file, and remove it unless it was renamed into place."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-        self._partial.unlink(missing_ok=True)
 
 
 def _as_bytes(buffer: Any) -> memoryview:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from offspec.core.errors import CheckpointError
 from offspec.core.file_lock import lock_beside
-from offspec.core.files import disk_full, partial_name, sync_folder
+from offspec.core.files import disk_full, new_folder, partial_name
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -55,7 +55,8 @@ def make_folder(folder: Path, fill: Callable[[Path], None], waiting: Callable[[]
     try:
         _sweep(root, folder.name)
         if not folder.exists():
-            _fill(folder, fill)
+            with new_folder(folder) as partial:
+                fill(partial)
     finally:
         lock.release()
 
@@ -84,30 +85,6 @@ def remove_folder(folder: Path) -> None:
     with suppress(FileNotFoundError):
         os.rename(folder, grave)
         shutil.rmtree(grave, ignore_errors=True)
-
-
-def _fill(folder: Path, fill: Callable[[Path], None]) -> None:
-    partial = partial_name(folder)
-    try:
-        with disk_full(folder):
-            partial.mkdir()
-            fill(partial)
-            for file in partial.iterdir():
-                _sync_file(file)
-            sync_folder(partial)
-            os.rename(partial, folder)
-            sync_folder(folder.parent)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-
-
-def _sync_file(file: Path) -> None:
-    fd = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _sweep(root: Path, own: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offspec.core.errors import SessionError
-from offspec.core.files import partial_name, private_folder, real_path
+from offspec.core.files import private_folder, probe, real_path
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -73,9 +73,7 @@ def lock_beside(path: Path) -> BaseFileLock:
     """The lock of a file or folder: a hidden file beside it, for any thread. Raises OSError."""
     from filelock import FileLock
 
-    probe = partial_name(path)  # where no file can be made, as in /proc, a lock would wait for ever
-    probe.touch(exist_ok=False)
-    probe.unlink()
+    probe(path)  # where no file can be made, as in /proc, a lock would wait for ever
     return FileLock(_beside(path), thread_local=False)
 
 

@@ -79,17 +79,30 @@ def real_path(path: Path) -> Path:
         return path
 
 
-def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Write a small file whole or not at all, and make it durable. Raises DiskFullError.
+def probe(path: Path) -> None:
+    """Raise OSError unless a file can be made beside `path`."""
+    partial = partial_name(path)
+    partial.touch(exist_ok=False)
+    partial.unlink()
 
-    mode: its permissions, less what the user's mask takes away.
+
+@contextmanager
+def new_file(path: Path, size: int | None = None, mode: int = 0o666) -> Iterator[int]:
+    """The descriptor of a file that takes the place of `path`, durable, when the block has ended well.
+
+    After an error nothing is left of it. Raises DiskFullError.
+
+    Args:
+        path: where it goes.
+        size: bytes it will have, for the error.
+        mode: its permissions, less what the user's mask takes away.
     """
     partial = partial_name(path)
     try:
-        with disk_full(path, len(data)):
+        with disk_full(path, size):
             fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             try:
-                write_all(fd, memoryview(data))
+                yield fd
                 os.fsync(fd)
             finally:
                 os.close(fd)
@@ -99,11 +112,42 @@ def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
         raise
 
 
+def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Write a small file whole or not at all, as `new_file` does."""
+    with new_file(path, len(data), mode) as fd:
+        write_all(fd, memoryview(data))
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to fill with files, which is renamed to `folder`, durable, when the block has ended well.
+
+    After an error nothing is left of it. Raises DiskFullError.
+    """
+    partial = partial_name(folder)
+    try:
+        with disk_full(folder):
+            partial.mkdir()
+            yield partial
+            for file in partial.iterdir():
+                _sync(file)
+            sync_folder(partial)
+            os.rename(partial, folder)
+            sync_folder(folder.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable, where the platform can."""
     with suppress(OSError):
-        fd = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -4,20 +4,17 @@ Work is recorded as spans on named tracks ("read 0", "copy", "compute", "draft",
 costs a call and a comparison for each span, so the spans stay in the code that decodes.
 """
 
-import errno
 import gzip
 import os
-import secrets
-import stat
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import IO
 
-from offspec.core.errors import DiskFullError, RequestError
+from offspec.core.errors import RequestError
+from offspec.core.files import disk_full, new_file, probe
 from offspec.core.trace_format import Arg, Record, encode, lines
 
 EVENTS = 200_000  # about 60 MB at most; a pass records one span a layer and a few for each read
@@ -120,17 +117,11 @@ class Timeline:
         DiskFullError, and RequestError where the file cannot be written.
         """
         path = Path(os.path.realpath(path))
-        with _complaining(path):
-            partial = _create_beside(path)
-            try:
-                with _open(partial, packed=path.name.endswith(".gz")) as out:
-                    for line in lines(self._events[:], self.dropped, about or {}):
-                        out.write(line)
-                os.replace(partial, path)
-            except BaseException:
-                with suppress(OSError):
-                    partial.unlink()
-                raise
+        with _complaining(path), new_file(path) as fd, open(fd, "wb", closefd=False) as plain:
+            packed = gzip.GzipFile("", "wb", 6, plain) if path.name.endswith(".gz") else nullcontext(plain)
+            with packed as out:
+                for line in lines(self._events[:], self.dropped, about or {}):
+                    out.write(line.encode("ascii"))
 
 
 OFF = Timeline()
@@ -141,39 +132,21 @@ def check_writable(path: Path) -> None:
     """Find out now whether `Timeline.write` could write there. Raises what it would raise."""
     path = Path(os.path.realpath(path))
     with _complaining(path):
-        _create_beside(path).unlink()
-
-
-def _create_beside(path: Path) -> Path:
-    """A new empty file in the folder of `path`. Raises RequestError where no ordinary file can go."""
-    if not path.parent.is_dir():
-        raise RequestError(f"there is no folder {path.parent} for the timeline; make it, or name another")
-    with suppress(FileNotFoundError):
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):  # renaming over a device such as /dev/null would destroy it
-            kind = "a folder" if stat.S_ISDIR(mode) else "not an ordinary file"
-            raise RequestError(f"the timeline cannot go to {path}, which is {kind}; name a file")
-    partial = path.parent / f".timeline-{secrets.token_hex(6)}.partial"
-    os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-    return partial
-
-
-def _open(path: Path, *, packed: bool) -> IO[str]:
-    if packed:
-        return gzip.open(path, "wt", encoding="ascii", compresslevel=6)
-    return open(path, "w", encoding="ascii")
+        probe(path)
 
 
 @contextmanager
 def _complaining(path: Path) -> Iterator[None]:
-    """Errors of the file system as errors for the user."""
+    """Errors of the file system as errors for the user, who may have named what is no ordinary file."""
     try:
-        yield
+        if not path.parent.is_dir():
+            raise RequestError(f"there is no folder {path.parent} for the timeline; make it, or name another")
+        if path.exists() and not path.is_file():  # renaming over a device such as /dev/null would destroy it
+            kind = "a folder" if path.is_dir() else "not an ordinary file"
+            raise RequestError(f"the timeline cannot go to {path}, which is {kind}; name a file")
+        with disk_full(path):
+            yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFullError(
-                f"the disk filled up while writing the timeline {path}: make room there"
-            ) from error
         raise RequestError(
             f"the timeline cannot be written to {path}: {error.strerror}; name a file in a folder that "
             "you may write to"

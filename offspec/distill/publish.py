@@ -1,8 +1,6 @@
 """The folder of a head, written whole or not at all."""
 
 import json
-import os
-import shutil
 from pathlib import Path
 
 import torch
@@ -10,7 +8,7 @@ import torch
 from offspec.checkpoint.folder import CONFIG
 from offspec.checkpoint.write import SafetensorsWriter
 from offspec.core.errors import CheckpointError, RequestError
-from offspec.core.files import disk_full, partial_name, sync_folder, write_file
+from offspec.core.files import new_folder, probe, write_file
 from offspec.distill.student import Published
 
 
@@ -20,32 +18,21 @@ def claim_out(out: Path) -> None:
         raise RequestError(f"{out} is there already: name another folder with --out, or remove it")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        probe = partial_name(out)
-        probe.touch(exist_ok=False)
-        probe.unlink()
+        probe(out)
     except OSError as error:
         raise CheckpointError(f"cannot write to {out.parent}: {error.strerror or error}") from error
 
 
 def write_head(head: Published, out: Path) -> int:
     """Make the folder; returns the bytes of its tensors. Raises DiskFullError."""
-    partial = partial_name(out)
     tensors = {name: _stored(tensor) for name, tensor in head.tensors.items()}
     kinds = {torch.bfloat16: "BF16", torch.int64: "I64", torch.bool: "BOOL"}
-    try:
-        with disk_full(out):
-            partial.mkdir()
-            entries = [(name, kinds[value.dtype], tuple(value.shape)) for name, value in tensors.items()]
-            with SafetensorsWriter(partial / head.file, entries) as writer:
-                for name, value in tensors.items():
-                    writer.write(name, value)
-            write_file(partial / CONFIG, (json.dumps(head.config, indent=2) + "\n").encode())
-            sync_folder(partial)
-            os.replace(partial, out)
-            sync_folder(out.parent)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    entries = [(name, kinds[value.dtype], tuple(value.shape)) for name, value in tensors.items()]
+    with new_folder(out) as partial:
+        with SafetensorsWriter(partial / head.file, entries) as writer:
+            for name, value in tensors.items():
+                writer.write(name, value)
+        write_file(partial / CONFIG, (json.dumps(head.config, indent=2) + "\n").encode())
     return sum(value.nbytes for value in tensors.values())
 
 
