@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from offspec.checkpoint.rows import row_blocks
 from offspec.core.errors import CheckpointError, DraftError, HeaderError, MissingTensorError
-from offspec.draft.heads import blocks
+from offspec.draft.heads import files as heads_files
 from offspec.draft.heads.files import HeadFiles, open_files
 from tests.support.heads_files import (
     MEDUSA_CONFIG,
@@ -162,9 +163,9 @@ def test_large_tensors_are_read_a_block_at_a_time(
     if file == "model.safetensors":
         tensors["turned"] = tensors["turned"].contiguous()
     files = stored(write_head(tmp_path, {}, tensors, file))
-    monkeypatch.setattr(blocks, "BLOCK", 100)
+    monkeypatch.setattr(heads_files, "BLOCK", 100)
     for name, rows in {"plain": [4, 4, 3], "turned": [4, 4, 3], "wide": [1, 1, 1], "one": [1]}.items():
-        assert [len(block) for _, block in blocks.blocks(files._find(name))] == rows
+        assert [len(block) for _, block in row_blocks(files._find(name), 100)] == rows
         assert torch.equal(read(files, name), tensors[name].float())
     part = torch.zeros(5, 12)
     files.fill("plain", part)
@@ -174,7 +175,7 @@ def test_large_tensors_are_read_a_block_at_a_time(
 def test_numbers_that_are_not_finite_are_found_in_any_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "BLOCK", 16)
+    monkeypatch.setattr(heads_files, "BLOCK", 16)
     large = torch.ones(9, 2)
     large[7, 1] = 1e6
     files = stored(write_head(tmp_path, {}, {"large": large}))

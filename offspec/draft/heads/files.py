@@ -16,14 +16,15 @@ import torch
 
 from offspec.checkpoint.folder import CONFIG, INDEX, choose_weights
 from offspec.checkpoint.json_file import read_json
+from offspec.checkpoint.rows import row_blocks
 from offspec.checkpoint.safetensors import read_header
 from offspec.checkpoint.tensors import TensorInfo, torch_dtype
 from offspec.core.errors import CheckpointError, DraftError, MissingTensorError
 from offspec.draft.heads.base import TargetShape
-from offspec.draft.heads.blocks import blocks
 from offspec.draft.heads.pickles import PICKLED, read_pickle
 
 SAFE = ".safetensors"
+BLOCK = 4_000_000  # bytes of a tensor that are read at a time; checks take some times as much
 _PICKLE_INDEX = "pytorch_model.bin.index.json"
 # What training leaves beside a model's pickles, and what holds no weights of it.
 _OTHER_PICKLES = ("optimizer", "scheduler", "training_args", "rng_state", "scaler")
@@ -68,7 +69,7 @@ class HeadFiles:
                 "download it again"
             )
         numbers = torch.empty(self.shape(name), dtype=torch.int64)
-        for rows, block in blocks(self._find(name)):
+        for rows, block in row_blocks(self._find(name), BLOCK):
             torch.atleast_1d(numbers)[rows] = block
         return numbers
 
@@ -96,7 +97,7 @@ class HeadFiles:
         stored, weight = self._dtype(name), torch.atleast_1d(weight)
         if not stored.is_floating_point:
             raise CheckpointError(f"{self.place}: tensor {name[:60]!r} is of {stored}, which is no weight")
-        for rows, block in blocks(self._find(name)):
+        for rows, block in row_blocks(self._find(name), BLOCK):
             part = weight[rows]
             part.copy_(block[: len(part)])
             if not bool(part.isfinite().all()):

@@ -1,19 +1,21 @@
 """One file of a pack, made from the tensors of the model a slab at a time."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from offspec.checkpoint.checksum import Summing
 from offspec.checkpoint.pack_manifest import PackedFile
-from offspec.checkpoint.tensors import TensorInfo, bytes_of
+from offspec.checkpoint.rows import row_blocks
+from offspec.checkpoint.tensors import TensorInfo, bytes_of, item_size
 from offspec.checkpoint.write import SafetensorsWriter
 from offspec.core import memory
 from offspec.core.config import PackFormat, format_bytes
 from offspec.core.errors import CapacityError, CheckpointError
 from offspec.model.quantize.pack.contents import FLOATS, FileContents, stored_parts
-from offspec.model.quantize.pack.source import slabs
 from offspec.model.quantize.rounding import round_matrix
 from offspec_kernels.dequant.codebook import quantise
 from offspec_kernels.dequant.grouped import GROUP
@@ -62,7 +64,7 @@ def make_file(
     writer.on_bytes = seen.add
     with writer as out:
         for info in contents.kept:
-            for slab in slabs(info, most):
+            for slab in _slabs(info, most):
                 out.write(info.name, slab.to(torch.bfloat16) if info.dtype in FLOATS else slab)
                 add(slab.nbytes)
         for info in contents.packed:
@@ -76,7 +78,7 @@ def _write_packed(
     """Write the codes as they come, and behind them what was gathered meanwhile: a sixteenth of them."""
     (codes, _, _), *others = stored_parts(info.shape, to)
     gathered: dict[str, list[torch.Tensor]] = {name: [] for name, _, _ in others}
-    for slab in slabs(info, most):
+    for slab in _slabs(info, most):
         try:
             parts = rounded(slab, to)
         except ArgumentError as error:
@@ -89,6 +91,22 @@ def _write_packed(
         add(slab.nbytes)
     for name, found in gathered.items():
         out.write(f"{info.name}.{name}", torch.cat(found))
+
+
+def _slabs(info: TensorInfo, most: int) -> Iterator[torch.Tensor]:
+    """The tensor as consecutive [rows, columns], of at most `most` elements each, but at least a row.
+
+    columns: its last dimension; those before it are counted as rows. Raises CheckpointError for a file that
+    cannot be read, or with values that are no numbers.
+    """
+    flat = replace(info, shape=(math.prod(info.shape[:-1]), info.shape[-1] if info.shape else 1))
+    for _, slab in row_blocks(flat, most * item_size(info.dtype), forget=True):
+        # By the least and the largest, which are NaN where any is: sooner than one by one.
+        if slab.is_floating_point() and not all(math.isfinite(float(end)) for end in slab.aminmax()):
+            raise CheckpointError(
+                f"{info.file}: {info.name[:200]!r} has values that are no numbers; download it again"
+            )
+        yield slab
 
 
 _STEPS = 255  # between the least and the largest of 256 codes

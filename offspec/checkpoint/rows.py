@@ -1,37 +1,43 @@
-"""Tensors of a head, a block of rows at a time: a large one is never held twice while it is read."""
+"""Tensors a block of rows at a time: a large one is never held twice while it is read."""
 
 from collections.abc import Iterator
 from io import RawIOBase
 
 import torch
 
+from offspec.checkpoint.checksum import forget_pages
 from offspec.checkpoint.tensors import TensorInfo, torch_dtype
 from offspec.core.errors import CheckpointError, TruncatedError
 
-BLOCK = 4_000_000  # bytes at a time, or one row where that has more; checks take some times as much
 
-
-def blocks(found: TensorInfo | torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+def row_blocks(
+    found: TensorInfo | torch.Tensor, most: int, *, forget: bool = False
+) -> Iterator[tuple[slice, torch.Tensor]]:
     """Which rows, and those rows as they are stored, on the CPU, from first to last.
 
-    found: where a tensor lies in a file, or a tensor, perhaps mapped from one. One without dimensions is one
-    row. Rows of a file are read into the same memory again and again. Raises TruncatedError,
-    UnsupportedModelError for a dtype that torch lacks, CheckpointError.
+    Rows of a file are read into the same memory again and again. Raises TruncatedError, CheckpointError,
+    UnsupportedModelError for a dtype that torch lacks.
+
+    Args:
+        found: where a tensor lies in a file, or a tensor, perhaps mapped from one. One without dimensions is
+            one row.
+        most: bytes at a time, or one row where that has more.
+        forget: what was read from a file does not stay in the page cache.
     """
     shape = tuple(found.shape) or (1,)
     if 0 in shape:
         return
     row = found.nbytes // shape[0]
-    step = max(1, BLOCK // max(row, 1))
+    step = max(1, most // max(row, 1))
     parts = [slice(start, min(start + step, shape[0])) for start in range(0, shape[0], step)]
     if isinstance(found, torch.Tensor):
         yield from ((part, found.reshape(shape)[part]) for part in parts)
     else:
-        yield from _read(found, shape, row, parts)
+        yield from _read(found, shape, row, parts, forget)
 
 
 def _read(
-    info: TensorInfo, shape: tuple[int, ...], row: int, parts: list[slice]
+    info: TensorInfo, shape: tuple[int, ...], row: int, parts: list[slice], forget: bool
 ) -> Iterator[tuple[slice, torch.Tensor]]:
     dtype = torch_dtype(info.dtype)
     room = torch.empty((parts[0].stop - parts[0].start) * row, dtype=torch.uint8)
@@ -42,6 +48,8 @@ def _read(
                 count = part.stop - part.start
                 data = room[: count * row]
                 _fill(data, file, info)
+                if forget:
+                    forget_pages(file.fileno(), info.offset + part.start * row, len(data))
                 yield part, data.view(dtype).reshape(count, *shape[1:])
     except OSError as error:
         raise CheckpointError(f"cannot read {info.file}: {error.strerror or error}") from error
@@ -53,6 +61,7 @@ def _fill(data: torch.Tensor, file: RawIOBase, info: TensorInfo) -> None:
         count = file.readinto(view[done:])
         if not count:
             raise TruncatedError(
-                f"{info.file} is cut short at the tensor {info.name[:60]!r}; download it again"
+                f"{info.file} is cut short at the tensor {info.name[:60]!r}, or changed while it was read; "
+                "run the command again, or download the file again"
             )
         done += count
