@@ -131,7 +131,8 @@ class Plan:
     @classmethod
     def from_json(cls, value: Any) -> "Plan":
         """A plan from the object of a plan file. Raises ValueError: a key, its value, what it should be."""
-        given = {"measured": False} | without_version(value, "offspec_plan", VERSION, "a plan")
+        given = without_version(value, "offspec_plan", VERSION, "a plan")
+        given.setdefault("measured", False)  # added later; without it, a plan is made anew
         version = value["offspec_plan"]
         if version < VERSION:  # earlier ones do not say how many bits the draft has
             raise ValueError(f"offspec_plan is {version}, of an earlier offspec; make one by `offspec plan`")
