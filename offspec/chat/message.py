@@ -46,14 +46,7 @@ class Message:
 
     def to_json(self) -> dict[str, Any]:
         """The object in a session file, without what is not set."""
-        values = {
-            "role": self.role,
-            "content": self.content,
-            "token_ids": None if self.token_ids is None else list(self.token_ids),
-            "finish": self.finish,
-            "figures": None if self.figures is None else asdict(self.figures),
-            "opened": self.opened or None,
-        }
+        values = asdict(self) | {"opened": self.opened or None}
         return {key: value for key, value in values.items() if value is not None}
 
 

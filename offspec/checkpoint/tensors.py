@@ -14,53 +14,33 @@ if TYPE_CHECKING:
 
     from offspec_kernels.dequant import Format
 
-# Bits per element of every dtype name in the format. The 4 and 6 bit ones pack across elements.
-DTYPE_BITS = {
-    "BOOL": 8,
-    "F4": 4,
-    "F6_E2M3": 6,
-    "F6_E3M2": 6,
-    "U8": 8,
-    "I8": 8,
-    "F8_E5M2": 8,
-    "F8_E4M3": 8,
-    "F8_E8M0": 8,
-    "F8_E4M3FNUZ": 8,
-    "F8_E5M2FNUZ": 8,
-    "I16": 16,
-    "U16": 16,
-    "F16": 16,
-    "BF16": 16,
-    "I32": 32,
-    "U32": 32,
-    "F32": 32,
-    "C64": 64,
-    "F64": 64,
-    "I64": 64,
-    "U64": 64,
+# Bits per element of every dtype name in the format, and what torch calls it, where it does. The 4 and 6 bit
+# ones pack across elements.
+_DTYPES = {
+    "BOOL": (8, "bool"),
+    "F4": (4, ""),
+    "F6_E2M3": (6, ""),
+    "F6_E3M2": (6, ""),
+    "U8": (8, "uint8"),
+    "I8": (8, "int8"),
+    "F8_E5M2": (8, "float8_e5m2"),
+    "F8_E4M3": (8, "float8_e4m3fn"),
+    "F8_E8M0": (8, "float8_e8m0fnu"),
+    "F8_E4M3FNUZ": (8, "float8_e4m3fnuz"),
+    "F8_E5M2FNUZ": (8, "float8_e5m2fnuz"),
+    "I16": (16, "int16"),
+    "U16": (16, "uint16"),
+    "F16": (16, "float16"),
+    "BF16": (16, "bfloat16"),
+    "I32": (32, "int32"),
+    "U32": (32, "uint32"),
+    "F32": (32, "float32"),
+    "C64": (64, "complex64"),
+    "F64": (64, "float64"),
+    "I64": (64, "int64"),
+    "U64": (64, "uint64"),
 }
-
-_TORCH_NAMES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E8M0": "float8_e8m0fnu",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "I16": "int16",
-    "U16": "uint16",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I32": "int32",
-    "U32": "uint32",
-    "F32": "float32",
-    "C64": "complex64",
-    "F64": "float64",
-    "I64": "int64",
-    "U64": "uint64",
-}
+DTYPE_BITS = {name: bits for name, (bits, _) in _DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +112,7 @@ def torch_dtype(name: str) -> torch.dtype:
     """The torch dtype of a safetensors dtype name. Raises UnsupportedModelError where torch has none."""
     import torch
 
-    found = getattr(torch, _TORCH_NAMES.get(name, ""), None)
+    found = getattr(torch, _DTYPES.get(name, (0, ""))[1], None)
     if not isinstance(found, torch.dtype):
         raise UnsupportedModelError(f"torch has no dtype for {name} tensors")
     return found

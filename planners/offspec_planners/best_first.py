@@ -14,8 +14,38 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from offspec_planners.cost import PassCosts
-from offspec_planners.cost_table import Tabulated, tabulated
 from offspec_planners.json_fields import complain, read
+
+
+@dataclass(frozen=True, slots=True)
+class Tabulated:
+    """Costs in tables, for replays under every setting: seconds by rows and by width; see `PassCosts`.
+
+    passes: [rows + 1]; steps: [width + 1].
+    """
+
+    start: float
+    link: float
+    passes: NDArray[np.float64]
+    steps: NDArray[np.float64]
+
+    def step_seconds(self, width: int) -> np.float64:
+        """As `PassCosts.step_seconds`, of whole numbers."""
+        return np.float64(self.steps[width])
+
+    def iteration(
+        self, draft: float | NDArray[np.float64], rows: int | NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """As `PassCosts.iteration`, of whole numbers."""
+        return np.asarray(np.maximum(draft + self.passes[rows], self.link))
+
+
+@lru_cache(maxsize=256)
+def tabulated(costs: PassCosts, rows: int, width: int) -> Tabulated:
+    """The costs of passes of up to so many rows, and of steps of up to so many nodes."""
+    passes, steps = costs.pass_seconds(np.arange(rows + 1)), costs.step_seconds(np.arange(width + 1))
+    return Tabulated(costs.start, costs.link, passes, steps)
+
 
 Costs = PassCosts | Tabulated
 

@@ -9,7 +9,7 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -145,19 +145,13 @@ class Hardware:
     def to_json(self) -> dict[str, Any]:
         """The object of a profile, which `from_json` reads."""
         chip = self.processor
+        gemm = [[rows, _plain(rate)] for rows, rate in chip.gemm]
         return {
             "version": VERSION,
-            "name": self.name,
-            "ram": self.ram,
+            **asdict(self),
             "disk": self.disk.to_json(),
             "link": self.link.to_json() if self.link else None,
-            "processor": {
-                "name": chip.name,
-                "memory": chip.memory,
-                "bandwidth": chip.bandwidth.to_json(),
-                "gemm": [[rows, _plain(rate)] for rows, rate in chip.gemm],
-                "layer_overhead": chip.layer_overhead,
-            },
+            "processor": {**asdict(chip), "bandwidth": chip.bandwidth.to_json(), "gemm": gemm},
             "sources": list(self.sources),
         }
 

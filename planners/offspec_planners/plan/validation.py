@@ -1,10 +1,11 @@
 """A plan held to its word: what was predicted beside what real passes took."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
+
+_FIGURES = ("seconds_per_pass", "tok_per_s", "tokens_per_pass")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +34,7 @@ class ValidationRow:
     tokens_per_pass: Comparison
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "prompt": self.prompt,
-            "seconds_per_pass": self.seconds_per_pass.to_json(),
-            "tok_per_s": self.tok_per_s.to_json(),
-            "tokens_per_pass": self.tokens_per_pass.to_json(),
-        }
+        return {"prompt": self.prompt, **{name: getattr(self, name).to_json() for name in _FIGURES}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,24 +45,20 @@ class Validation:
 
     @property
     def seconds_per_pass(self) -> Comparison:
-        return self._medians(lambda row: row.seconds_per_pass)
+        return self._medians("seconds_per_pass")
 
     @property
     def tok_per_s(self) -> Comparison:
-        return self._medians(lambda row: row.tok_per_s)
+        return self._medians("tok_per_s")
 
     @property
     def tokens_per_pass(self) -> Comparison:
-        return self._medians(lambda row: row.tokens_per_pass)
+        return self._medians("tokens_per_pass")
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "seconds_per_pass": self.seconds_per_pass.to_json(),
-            "tok_per_s": self.tok_per_s.to_json(),
-            "tokens_per_pass": self.tokens_per_pass.to_json(),
-            "rows": [row.to_json() for row in self.rows],
-        }
+        medians = {name: self._medians(name).to_json() for name in _FIGURES}
+        return {**medians, "rows": [row.to_json() for row in self.rows]}
 
-    def _medians(self, figure: Callable[[ValidationRow], Comparison]) -> Comparison:
-        figures = [figure(row) for row in self.rows]
+    def _medians(self, name: str) -> Comparison:
+        figures: list[Comparison] = [getattr(row, name) for row in self.rows]
         return Comparison(median(f.predicted for f in figures), median(f.measured for f in figures))
