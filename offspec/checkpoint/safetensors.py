@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Annotated, Any, BinaryIO, NoReturn
+
+from msgspec import Meta
 
 from offspec.checkpoint.ranges import check_ranges, damaged, one_line, truncated
 from offspec.checkpoint.tensors import DTYPE_BITS, TensorInfo, bytes_of
 from offspec.core.errors import CheckpointError, HeaderError
+from offspec_planners.json_fields import Whole, read
 
 MAX_HEADER = 100_000_000  # the limit of the reference implementation
 MAX_DIMS = 16
-_MAX_INT = 2**63 - 1
 
 
 def read_header(path: Path | str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
@@ -94,33 +97,27 @@ def _metadata(path: Path, metadata: Any) -> dict[str, str]:
     return metadata
 
 
-def _tensor(path: Path, name: str, entry: Any, start: int) -> TensorInfo:
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """What the header says of a tensor."""
+
+    dtype: Annotated[str, Meta(pattern=f"^({'|'.join(DTYPE_BITS)})$", description="a dtype of the format")]
+    shape: Annotated[
+        tuple[Whole, ...], Meta(max_length=MAX_DIMS, description=f"a list of at most {MAX_DIMS} sizes")
+    ]
+    data_offsets: Annotated[tuple[Whole, Whole], Meta(description="where its bytes begin and end")]
+
+
+def _tensor(path: Path, name: str, entry: object, start: int) -> TensorInfo:
     shown = repr(name[:100])
     try:
-        name.encode()
-    except UnicodeEncodeError:  # "\ud800" is legal JSON, but no name that could ever be printed
-        damaged(path, f"the tensor name {shown} is not Unicode")
-    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        damaged(path, f"tensor {shown} must have dtype, shape and data_offsets")
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        damaged(path, f"tensor {shown} has the unknown dtype {str(dtype)[:40]!r}")
-    if not isinstance(shape, list) or len(shape) > MAX_DIMS or not all(map(_is_size, shape)):
-        damaged(path, f"tensor {shown} has no valid shape")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
-        damaged(path, f"tensor {shown} has no valid data_offsets")
-    begin, end = offsets
-    if begin > end:
-        damaged(path, f"tensor {shown} ends at {end}, before its begin {begin}")
-    try:
-        expected = bytes_of(dtype, tuple(shape))
+        name.encode()  # "\ud800" is legal JSON, but no name that could ever be printed
+        found = read(entry, _Entry)
+        expected = bytes_of(found.dtype, found.shape)
     except ValueError as error:
-        damaged(path, f"{shown}: {error}")
+        damaged(path, f"tensor {shown}: {error}")
+    begin, end = found.data_offsets
     if end - begin != expected:
-        damaged(path, f"tensor {shown} is {dtype} {shape}, {expected} bytes, but has {end - begin}")
-    return TensorInfo(name, dtype, tuple(shape), path, start + begin, end - begin)
-
-
-def _is_size(value: object) -> bool:
-    """A plain int from 0 to 2^63 - 1; bool is an int in Python, and no size."""
-    return type(value) is int and 0 <= value <= _MAX_INT
+        shape = list(found.shape)
+        damaged(path, f"tensor {shown} is {found.dtype} {shape}, {expected} bytes, but has {end - begin}")
+    return TensorInfo(name, found.dtype, found.shape, path, start + begin, expected)
