@@ -17,6 +17,7 @@ from offspec.checkpoint.quantised.packs import check_files
 from offspec.checkpoint.safetensors import read_header
 from offspec.checkpoint.tensors import TensorInfo, Weight, on_disk
 from offspec.core.errors import CheckpointError, HeaderError, MissingTensorError, ModelNotFoundError
+from offspec.core.files import reading
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -72,10 +73,8 @@ def open_folder(folder: Path, name: str | None = None) -> Checkpoint:
     HeaderError and TruncatedError for damaged files, UnsupportedModelError for weights quantised in a way
     that is not read, CheckpointError for anything else that is not a model in safetensors.
     """
-    try:
+    with reading(f"the folder {folder}"):
         names = {entry.name for entry in folder.iterdir()}
-    except OSError as error:
-        raise CheckpointError(f"cannot read the folder {folder}: {error.strerror or error}") from error
     if CONFIG not in names:
         raise ModelNotFoundError(_no_config(folder, names))
     if MANIFEST in names:

@@ -5,21 +5,20 @@ from pathlib import Path
 from typing import Any
 
 from offspec.checkpoint.ranges import one_line
-from offspec.core.errors import CheckpointError, HeaderError
+from offspec.core.errors import HeaderError
+from offspec.core.files import reading
 
 _MAX_JSON = 64 * 2**20
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file of the model. Raises CheckpointError, or HeaderError when it is damaged."""
+    with reading(path), path.open("rb") as file:
+        text = file.read(_MAX_JSON + 1)
+    if len(text) > _MAX_JSON:
+        raise HeaderError(f"{path} is too large to be true; download it again")
     try:
-        with path.open("rb") as file:
-            text = file.read(_MAX_JSON + 1)
-        if len(text) > _MAX_JSON:
-            raise HeaderError(f"{path} is too large to be true; download it again")
         value = json.loads(text)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise HeaderError(f"{path} is not JSON ({one_line(error)}); download it again") from error
     if not isinstance(value, dict):

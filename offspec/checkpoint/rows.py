@@ -7,7 +7,8 @@ import torch
 
 from offspec.checkpoint.checksum import forget_pages
 from offspec.checkpoint.tensors import TensorInfo, torch_dtype
-from offspec.core.errors import CheckpointError, TruncatedError
+from offspec.core.errors import TruncatedError
+from offspec.core.files import reading
 
 
 def row_blocks(
@@ -41,18 +42,15 @@ def _read(
 ) -> Iterator[tuple[slice, torch.Tensor]]:
     dtype = torch_dtype(info.dtype)
     room = torch.empty((parts[0].stop - parts[0].start) * row, dtype=torch.uint8)
-    try:
-        with info.file.open("rb", buffering=0) as file:
-            file.seek(info.offset)
-            for part in parts:
-                count = part.stop - part.start
-                data = room[: count * row]
-                _fill(data, file, info)
-                if forget:
-                    forget_pages(file.fileno(), info.offset + part.start * row, len(data))
-                yield part, data.view(dtype).reshape(count, *shape[1:])
-    except OSError as error:
-        raise CheckpointError(f"cannot read {info.file}: {error.strerror or error}") from error
+    with reading(info.file), info.file.open("rb", buffering=0) as file:
+        file.seek(info.offset)
+        for part in parts:
+            count = part.stop - part.start
+            data = room[: count * row]
+            _fill(data, file, info)
+            if forget:
+                forget_pages(file.fileno(), info.offset + part.start * row, len(data))
+            yield part, data.view(dtype).reshape(count, *shape[1:])
 
 
 def _fill(data: torch.Tensor, file: RawIOBase, info: TensorInfo) -> None:

@@ -16,7 +16,8 @@ from msgspec import Meta
 
 from offspec.checkpoint.ranges import check_ranges, damaged, one_line, truncated
 from offspec.checkpoint.tensors import DTYPE_BITS, TensorInfo, bytes_of
-from offspec.core.errors import CheckpointError, HeaderError
+from offspec.core.errors import HeaderError
+from offspec.core.files import reading
 from offspec_planners.json_fields import Whole, read
 
 MAX_HEADER = 100_000_000  # the limit of the reference implementation
@@ -31,12 +32,9 @@ def read_header(path: Path | str) -> tuple[dict[str, TensorInfo], dict[str, str]
     early, CheckpointError when it cannot be read.
     """
     path = Path(path)
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            text = _header_text(path, file, size)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+    with reading(path), path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        text = _header_text(path, file, size)
     header = _parse(path, text)
     metadata = _metadata(path, header.pop("__metadata__", {}))
     start = 8 + len(text)

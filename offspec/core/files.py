@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from offspec.core.config import format_bytes
-from offspec.core.errors import DiskFullError
+from offspec.core.errors import CheckpointError, DiskFullError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_FALLOCATE = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTSUP)
@@ -43,6 +43,15 @@ def disk_full(place: Path, needed: int | None = None) -> Iterator[None]:
             raise
         size = f" ({format_bytes(needed)} needed)" if needed else ""
         raise DiskFullError(f"the disk filled up while writing {place}{size}: make room there") from error
+
+
+@contextmanager
+def reading(place: Path | str) -> Iterator[None]:
+    """Turn an OSError inside the block into a CheckpointError that says what cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"cannot read {place}: {error.strerror or error}") from error
 
 
 def partial_name(path: Path) -> Path:

@@ -18,7 +18,8 @@ from typing import Any, BinaryIO, NoReturn
 
 from offspec.checkpoint.gguf.types import GGML_TYPES, GgmlType
 from offspec.checkpoint.ranges import check_ranges, damaged, one_line, truncated
-from offspec.core.errors import CheckpointError, HeaderError
+from offspec.core.errors import HeaderError
+from offspec.core.files import reading
 
 MAX_HEADER = 128 * 2**20  # a vocabulary of 262k tokens with its merges takes about 15 MB
 MAX_DIMS = 4
@@ -84,11 +85,8 @@ def read_gguf(path: Path | str) -> GgufHeader:
     early, CheckpointError when it cannot be read.
     """
     path = Path(path)
-    try:
-        with path.open("rb") as file:
-            return _read(path, file)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+    with reading(path), path.open("rb") as file:
+        return _read(path, file)
 
 
 def _read(path: Path, file: BinaryIO) -> GgufHeader:

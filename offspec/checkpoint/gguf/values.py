@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from offspec.checkpoint.gguf.header import GgufTensor
 from offspec.checkpoint.gguf.types import GgmlType
 from offspec.core.errors import CheckpointError, UnsupportedModelError
+from offspec.core.files import reading
 
 if TYPE_CHECKING:
     import numpy as np
@@ -115,10 +116,8 @@ def read_rows(source: GgufTensor, start: int, count: int) -> Array:
     import numpy as np
 
     row_bytes = source.nbytes // max(1, _row_count(source))
-    try:
+    with reading(source.file):
         raw = np.fromfile(source.file, np.uint8, count * row_bytes, offset=source.offset + start * row_bytes)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {source.file}: {error.strerror or error}") from error
     if raw.size != count * row_bytes:
         raise CheckpointError(f"{source.file} changed while it was read: open it again")
     return _dequantize(raw.reshape(count, row_bytes), source.kind)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from offspec.checkpoint.ranges import one_line
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, torch_dtype
-from offspec.core.errors import CheckpointError, HeaderError, MissingTensorError, TruncatedError
+from offspec.core.errors import HeaderError, MissingTensorError, TruncatedError
+from offspec.core.files import reading
 
 if TYPE_CHECKING:
     import numpy as np
@@ -78,12 +79,9 @@ def read_bytes(info: TensorInfo, most: int) -> bytes:
     """A small tensor's bytes. Raises HeaderError where it has more than `most`, CheckpointError."""
     if info.nbytes > most:
         bad_tensor(info, f"has {info.nbytes:,} bytes, too many to be true")
-    try:
-        with info.file.open("rb") as file:
-            file.seek(info.offset)
-            data = file.read(info.nbytes)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {info.file}: {error.strerror or error}") from error
+    with reading(info.file), info.file.open("rb") as file:
+        file.seek(info.offset)
+        data = file.read(info.nbytes)
     if len(data) < info.nbytes:
         raise TruncatedError(f"{info.file} is cut short at the tensor {info.name[:200]!r}; download it again")
     return data

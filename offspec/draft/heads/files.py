@@ -20,6 +20,7 @@ from offspec.checkpoint.rows import row_blocks
 from offspec.checkpoint.safetensors import read_header
 from offspec.checkpoint.tensors import TensorInfo, torch_dtype
 from offspec.core.errors import CheckpointError, DraftError, MissingTensorError
+from offspec.core.files import reading
 from offspec.draft.heads.base import TargetShape
 from offspec.draft.heads.pickles import PICKLED, read_pickle
 
@@ -175,10 +176,8 @@ def open_files(path: Path, place: str) -> HeadFiles | None:
         folder, weights = path.parent, [path.name]
     else:
         folder = path
-        try:
+        with reading(f"the folder {path}"):
             names = {entry.name for entry in path.iterdir()}
-        except OSError as error:
-            raise CheckpointError(f"cannot read the folder {path}: {error.strerror or error}") from error
         weights = weight_files(names, lambda name: read_json(folder / name), place)
         for name in weights:
             if not (folder / name).is_file():  # a link may point nowhere, and of a pipe nothing may come

@@ -13,6 +13,7 @@ import torch
 from offspec.checkpoint.ranges import one_line
 from offspec.core.config import format_bytes
 from offspec.core.errors import CheckpointError, DraftError, HeaderError, OffspecError
+from offspec.core.files import reading
 
 PICKLED = (".pt", ".bin", ".pth")
 _ZIP = b"PK\x03\x04"  # how torch saves since 1.6
@@ -30,11 +31,8 @@ def read_pickle(path: Path) -> dict[str, torch.Tensor]:
     more than tensors and plain containers or unpacks to more than there is on disk, HeaderError for one that
     is damaged or cut short, CheckpointError when it cannot be read or holds no tensors.
     """
-    try:
-        with path.open("rb") as file:
-            start = file.read(len(_POINTER))
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+    with reading(path), path.open("rb") as file:
+        start = file.read(len(_POINTER))
     if not start.startswith((_ZIP, _OLDER)):
         _not_of_torch(path, start)
     mapped = start.startswith(_ZIP)

@@ -26,7 +26,7 @@ from offspec.checkpoint.pack_manifest import (
 from offspec.checkpoint.safetensors import read_header
 from offspec.core.errors import CheckpointError
 from offspec.core.events import Event, Notice
-from offspec.core.files import disk_full, sync_folder, write_file
+from offspec.core.files import disk_full, reading, sync_folder, write_file
 from offspec.core.progress import ByteProgress
 from offspec.model.quantize.pack.contents import FileContents
 
@@ -127,7 +127,7 @@ class Unfinished:
 
 def _texts(folder: Path) -> list[Path]:
     """What a model has beside its weights and what is written for a pack."""
-    try:
+    with reading(f"the folder {folder}"):
         return sorted(
             file
             for file in folder.iterdir()
@@ -136,15 +136,11 @@ def _texts(folder: Path) -> list[Path]:
             and file.is_file()
             and file.stat().st_size <= _MOST_TEXT
         )
-    except OSError as error:
-        raise CheckpointError(f"cannot read the folder {folder}: {error.strerror or error}") from error
 
 
 def _content(file: Path) -> bytes:
-    try:
+    with reading(file):
         return file.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from error
 
 
 def _json(value: dict[str, Any]) -> bytes:
