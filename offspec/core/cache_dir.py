@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from offspec.core.errors import CheckpointError
 from offspec.core.file_lock import lock_beside
-from offspec.core.files import disk_full, new_folder, partial_name
-
-if TYPE_CHECKING:
-    from filelock import BaseFileLock
+from offspec.core.files import disk_full, new_folder, partial_name, writing
 
 _PARTIAL = ".partial"
+ELSEWHERE = "set OFFSPEC_CACHE to another folder"
 
 
 def cache_root(given: Path | None = None) -> Path:
@@ -44,31 +40,27 @@ def make_folder(folder: Path, fill: Callable[[Path], None], waiting: Callable[[]
     killed process left behind is removed. Raises DiskFullError, or CheckpointError where nothing can be
     written; an error or an interrupt in `fill` leaves nothing.
     """
-    root = folder.parent
-    try:
-        lock = claim_folder(folder, waiting)
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot write to the cache {root} ({error.strerror or error}): "
-            "set OFFSPEC_CACHE to another folder"
-        ) from error
-    try:
-        _sweep(root, folder.name)
+    with claim_folder(folder, waiting):
+        _sweep(folder.parent, folder.name)
         if not folder.exists():
             with new_folder(folder) as partial:
                 fill(partial)
-    finally:
-        lock.release()
 
 
-def claim_folder(folder: Path, waiting: Callable[[], None]) -> BaseFileLock:
-    """The right to make `folder`, held until it is released or the process ends; `waiting` as above.
+@contextmanager
+def claim_folder(folder: Path, waiting: Callable[[], None], fix: str = ELSEWHERE) -> Iterator[None]:
+    """The right to make `folder`, while the block runs; makes the folder's parent.
 
-    Makes the folder's parent. Raises DiskFullError, or OSError where nothing can be written.
+    Raises DiskFullError, CheckpointError where nothing can be written.
+
+    Args:
+        folder: to be made.
+        waiting: called where another process has the right now.
+        fix: what to do where nothing can be written, for the error.
     """
     from filelock import Timeout
 
-    with disk_full(folder):
+    with writing(folder.parent, fix), disk_full(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = lock_beside(folder)
         try:
@@ -76,7 +68,10 @@ def claim_folder(folder: Path, waiting: Callable[[], None]) -> BaseFileLock:
         except Timeout:
             waiting()
             lock.acquire()
-    return lock
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def remove_folder(folder: Path) -> None:

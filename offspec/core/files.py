@@ -54,6 +54,17 @@ def reading(place: Path | str) -> Iterator[None]:
         raise CheckpointError(f"cannot read {place}: {error.strerror or error}") from error
 
 
+@contextmanager
+def writing(folder: Path, fix: str) -> Iterator[None]:
+    """Turn an OSError inside the block into a CheckpointError that says where, and how to `fix` it."""
+    try:
+        yield
+    except BrokenPipeError:  # of whoever is told how far it is: files have none
+        raise
+    except OSError as error:
+        raise CheckpointError(f"cannot write to {folder} ({error.strerror or error}): {fix}") from error
+
+
 def partial_name(path: Path) -> Path:
     """A fresh hidden sibling of `path`, to be written and then renamed onto it."""
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")

@@ -5,7 +5,7 @@ Letters: n tokens of a passage, N of all in a file, H hidden size.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -50,21 +50,10 @@ class Workplace:
 
     folder: Path
 
-    @contextmanager
-    def claimed(self, notify: Callable[[Event], None]) -> Iterator[None]:
+    def claimed(self, notify: Callable[[Event], None]) -> AbstractContextManager[None]:
         """Wait until no other process writes there. Raises DiskFullError, CheckpointError."""
         waiting = Notice("waiting for another process that works on the same text")
-        try:
-            lock = claim_folder(self.folder, lambda: notify(waiting))
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot write to the cache {self.folder.parent} ({error.strerror or error}): "
-                "set OFFSPEC_CACHE to another folder"
-            ) from error
-        try:
-            yield
-        finally:
-            lock.release()
+        return claim_folder(self.folder, lambda: notify(waiting))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from offspec.checkpoint import local_path
-from offspec.core.cache_dir import cache_root
+from offspec.core.cache_dir import ELSEWHERE, cache_root
 from offspec.core.errors import CapacityError, CheckpointError, OffspecError, PlanError, RequestError
 from offspec.core.events import Event, LoadProgress, Notice
-from offspec.core.files import disk_full, require_space, write_file
+from offspec.core.files import disk_full, require_space, write_file, writing
 from offspec_planners.hardware import Hardware, Identity, preset, preset_names
 
 _FILE = "hardware.json"
@@ -170,13 +170,8 @@ def _large_files(found: Iterable[Path]) -> list[Path]:
 
 
 def _made(folder: Path) -> Path:
-    try:
+    with writing(folder, ELSEWHERE):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot write to the cache {folder} ({error.strerror or error}): "
-            "set OFFSPEC_CACHE to another folder"
-        ) from error
     return folder
 
 
@@ -184,19 +179,17 @@ def _made(folder: Path) -> Path:
 def _test_file(folder: Path) -> Iterator[Path]:
     """A large file to read. It has no name, so that nothing is left of it however this ends."""
     require_space(folder, _WRITTEN, "measuring the disk")
-    try:
-        with disk_full(folder, _WRITTEN), tempfile.TemporaryFile(dir=folder) as file:
-            block = os.urandom(_BLOCK)  # zeros might never reach the disk
-            for _ in range(_WRITTEN // _BLOCK):
-                file.write(block)
-            file.flush()
-            os.fsync(file.fileno())
-            yield Path(f"/proc/self/fd/{file.fileno()}")
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot write a test file in {folder} ({error.strerror or error}): "
-            "name a folder on the disk with --path"
-        ) from error
+    with (
+        writing(folder, "name a folder on the disk with --path"),
+        disk_full(folder, _WRITTEN),
+        tempfile.TemporaryFile(dir=folder) as file,
+    ):
+        block = os.urandom(_BLOCK)  # zeros might never reach the disk
+        for _ in range(_WRITTEN // _BLOCK):
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+        yield Path(f"/proc/self/fd/{file.fileno()}")
 
 
 def _read(notify: Callable[[Event], None]) -> dict[str, Profile]:

@@ -145,7 +145,6 @@ def test_a_source_that_is_cut_short_meanwhile(bench: Bench, tmp_path: Path) -> N
 
 
 def test_the_second_of_two_waits(bench: Bench) -> None:
-    lock = claim_folder(bench.out, lambda: None)
     waits = threading.Event()
 
     def notify(event: Event) -> None:
@@ -153,8 +152,8 @@ def test_the_second_of_two_waits(bench: Bench) -> None:
             waits.set()
 
     thread = threading.Thread(target=lambda: bench.pack(notify=notify))
-    thread.start()
-    assert waits.wait(20) and not bench.out.exists()
-    lock.release()
+    with claim_folder(bench.out, lambda: None):
+        thread.start()
+        assert waits.wait(20) and not bench.out.exists()
     thread.join()
     assert bench.pack().kept == 4

@@ -4,8 +4,8 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from offspec.checkpoint.pack_manifest import MANIFEST, VERSION, Manifest, Origin
 from offspec.core.cache_dir import cache_root, claim_folder
 from offspec.core.errors import CheckpointError, RequestError
 from offspec.core.events import Event, Notice
-from offspec.core.files import real_path
+from offspec.core.files import real_path, writing
 from offspec.core.progress import ByteProgress
 
 Notify = Callable[[Event], None]
@@ -51,32 +51,14 @@ class PackLocation:
         """What names another place."""
         return "OFFSPEC_CACHE" if self.cached else "--out"
 
-    @contextmanager
-    def claimed(self, notify: Notify) -> Iterator[None]:
+    def claimed(self, notify: Notify) -> AbstractContextManager[None]:
         """Nobody else makes this pack in the block. Raises CheckpointError where nothing can be written."""
+        waiting = Notice(f"another process is making {self.folder}: waiting for it")
+        return claim_folder(self.folder, lambda: notify(waiting), f"name another folder by {self.setting}")
 
-        def waiting() -> None:
-            notify(Notice(f"another process is making {self.folder}: waiting for it"))
-
-        with self.writing():
-            lock = claim_folder(self.folder, waiting)
-        try:
-            yield
-        finally:
-            lock.release()
-
-    @contextmanager
-    def writing(self) -> Iterator[None]:
+    def writing(self) -> AbstractContextManager[None]:
         """Turn an OSError into CheckpointError; for blocks that convert what they read elsewhere."""
-        try:
-            yield
-        except BrokenPipeError:  # of whoever is told how far it is: files have none
-            raise
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot write to {self.folder.parent} ({error.strerror or error}): "
-                f"name another folder by {self.setting}"
-            ) from error
+        return writing(self.folder.parent, f"name another folder by {self.setting}")
 
     def there(self, origin: Origin, again: bool, notify: Notify) -> Manifest | None:
         """The manifest of a pack that is there and whole; a damaged one becomes an unfinished one.
