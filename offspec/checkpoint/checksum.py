@@ -12,6 +12,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from offspec.core.errors import MissingTensorError
 from offspec_planners.json_fields import Whole
 
 _PIECE = 4 * 2**20
@@ -48,6 +49,15 @@ class Summing:
 
     def result(self) -> FileSum:
         return FileSum(self._size, self._start, self._crc32, self._blake2b.hexdigest())
+
+
+def stamp(file: Path) -> bytes:
+    """A file's name, size and time, by which a change shows unread. Raises MissingTensorError."""
+    try:
+        stat = file.stat()
+    except OSError as error:
+        raise MissingTensorError(f"{file} is gone: {error.strerror or error}") from error
+    return repr((file.name, stat.st_size, stat.st_mtime_ns)).encode()
 
 
 def sum_of(data: bytes) -> FileSum:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from offspec.checkpoint.checksum import stamp
 from offspec.checkpoint.json_file import read_json
 from offspec.checkpoint.pack_manifest import MANIFEST
 from offspec.checkpoint.quantised import packed_tensors, settings_of
@@ -58,11 +59,7 @@ class Checkpoint:
             place = (tensor.name, tensor.dtype, tensor.shape, tensor.offset, tensor.file.name)
             seen.update(repr(place).encode())
         for file in sorted({tensor.file for tensor in tensors}):
-            try:
-                stat = file.stat()
-            except OSError as error:
-                raise MissingTensorError(f"{file} is gone: {error.strerror or error}") from error
-            seen.update(repr((file.name, stat.st_size, stat.st_mtime_ns)).encode())
+            seen.update(stamp(file))
         return seen.hexdigest()
 
 

@@ -7,8 +7,8 @@ import torch
 
 from offspec.checkpoint.folder import CONFIG
 from offspec.checkpoint.write import SafetensorsWriter
-from offspec.core.errors import CheckpointError, RequestError
-from offspec.core.files import new_folder, probe, write_file
+from offspec.core.errors import RequestError
+from offspec.core.files import new_folder, probe, write_file, writing
 from offspec.distill.student import Published
 
 
@@ -16,11 +16,9 @@ def claim_out(out: Path) -> None:
     """See that a folder can be made there, before hours of work. Raises RequestError, CheckpointError."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RequestError(f"{out} is there already: name another folder with --out, or remove it")
-    try:
+    with writing(out.parent, "name another folder with --out"):
         out.parent.mkdir(parents=True, exist_ok=True)
         probe(out)
-    except OSError as error:
-        raise CheckpointError(f"cannot write to {out.parent}: {error.strerror or error}") from error
 
 
 def write_head(head: Published, out: Path) -> int:

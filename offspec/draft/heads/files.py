@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from offspec.checkpoint.checksum import stamp
 from offspec.checkpoint.folder import CONFIG, INDEX, choose_weights
 from offspec.checkpoint.json_file import read_json
 from offspec.checkpoint.rows import row_blocks
@@ -146,11 +147,7 @@ class HeadFiles:
         for name in sorted(self.names):
             seen.update(repr((name, self.shape(name))).encode())
         for file in self._weights:
-            try:
-                stat = file.stat()
-            except OSError as error:
-                raise MissingTensorError(f"{file} is gone: {error.strerror or error}") from error
-            seen.update(repr((file.name, stat.st_size, stat.st_mtime_ns)).encode())
+            seen.update(stamp(file))
         return seen.hexdigest()
 
     def _dtype(self, name: str) -> torch.dtype:
