@@ -106,7 +106,7 @@ def _explain(message: str, value: Any, kind: Any, path: str) -> NoReturn:
         value = value if index == "..." else value[name or int(index)]
         described, or_null = "", ""
         if isinstance(node, inspect.UnionType):
-            node, or_null = node.types[0], " or null"
+            node, or_null = node.types[0], ", or null"
         if isinstance(node, inspect.Metadata):
             described, node = (node.extra_json_schema or {}).get("description", ""), node.type
     if missing := re.match("Object missing required field `(.*)`", what):
