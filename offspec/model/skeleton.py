@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from offspec.checkpoint.meta_model import meta_model
 from offspec.core.errors import CheckpointError, UnsupportedModelError
 from offspec.model.attention import register
 
@@ -95,16 +96,13 @@ def build_skeleton(folder: Path, dtype: torch.dtype) -> Skeleton:
 
 def skeleton_of(config: Any, dtype: torch.dtype) -> Skeleton:
     """The same of a configuration as transformers reads it, which loses what it says of quantised weights."""
-    from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM
-
     _refuse(config)
     _forget_quantisation(config)
     register()
     try:
-        with init_empty_weights(include_buffers=False), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model = AutoModelForCausalLM.from_config(config, attn_implementation="offspec_tree", dtype=dtype)
+            model = meta_model(config, attn_implementation="offspec_tree", dtype=dtype)
     except ValueError as error:
         raise UnsupportedModelError(
             _first_line(f"{config.model_type} is not a decoder-only language model offspec can run: {error}")

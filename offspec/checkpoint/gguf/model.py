@@ -154,12 +154,11 @@ def _model_names(
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
     """The shapes of the model's state dict, and its name for each tensor name that a file could have."""
     import gguf
-    import torch
-    from transformers import AutoModelForCausalLM
+
+    from offspec.checkpoint.meta_model import meta_model
 
     try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+        model = meta_model(config)
     except Exception as error:  # whatever transformers made of this configuration
         raise UnsupportedModelError(_unreadable(header, error)) from error
     config.architectures = [type(model).__name__]
