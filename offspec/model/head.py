@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, on_disk
+from offspec.checkpoint.tensors import PackedInfo, Weight, on_disk
 from offspec.model.unpacking import rows_of, weight_in
 from offspec.stream.layout import UnitLayout, lay_out
 
@@ -24,13 +24,6 @@ class HeadBlock:
     end: int
     weight: Weight
     layout: UnitLayout
-
-
-def can_be_cut(weight: Weight) -> bool:
-    """Whether rows of a matrix can be read alone."""
-    if isinstance(weight, TensorInfo):
-        return True
-    return weight.format.by_rows and all(info.shape[0] == weight.shape[0] for _, info in weight.parts)
 
 
 def head_blocks(weight: Weight, most: int, values: int) -> list[HeadBlock]:

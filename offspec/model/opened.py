@@ -9,9 +9,9 @@ import torch
 from offspec.checkpoint.tensors import Weight
 from offspec.core.errors import UnsupportedModelError
 from offspec.model.binding import Binder
-from offspec.model.head import HeadBlock, can_be_cut, head_blocks
+from offspec.model.head import HeadBlock, head_blocks
 from offspec.model.skeleton import build_skeleton
-from offspec.model.unpacking import warm_up
+from offspec.model.unpacking import can_be_cut, warm_up
 from offspec.model.weights import WeightRecipe, map_weights
 from offspec_kernels.tree_attention import scratch_bytes as tree_attention_scratch
 

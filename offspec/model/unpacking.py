@@ -18,6 +18,7 @@ from offspec.stream.layout import UnitLayout
 from offspec_kernels.dequant import dequantise
 from offspec_kernels.errors import ArgumentError
 
+_WARM_UP_ROWS = 64  # a multiple of 16, as weights have: Triton compiles numbers that are none apart
 _REMEDY = "download the model, or pack it, again"
 
 
@@ -145,6 +146,13 @@ class ModuleUnpacker:
         self._hooks.clear()
 
 
+def can_be_cut(weight: Weight) -> bool:
+    """Whether rows of a matrix can be read alone."""
+    if isinstance(weight, TensorInfo):
+        return True
+    return weight.format.by_rows and all(info.shape[0] == weight.shape[0] for _, info in weight.parts)
+
+
 def rows_of(weight: Weight, start: int, end: int) -> Weight:
     """Rows [start, end) of a weight [V, H], which goes by rows if it is packed: where they lie."""
     if isinstance(weight, PackedInfo):
@@ -168,6 +176,8 @@ def warm_up(weights: Iterable[Weight], dtype: torch.dtype, device: torch.device)
             if known is None or weight.nbytes < known.nbytes:
                 smallest[weight.format.kin] = weight
     for weight in smallest.values():
+        if can_be_cut(weight):  # all of an embedding would take hundreds of megabytes for a moment
+            weight = rows_of(weight, 0, min(weight.shape[0], _WARM_UP_ROWS))
         zeros = {
             info.name: torch.zeros(info.shape, dtype=torch_dtype(info.dtype), device=device)
             for info in on_disk(weight)
