@@ -45,7 +45,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 demo: env
-	$(BIN)/offspec generate demo "$(PROMPT)" --memory 1.2GB --max-tokens 160 $(ARGS)
+	$(BIN)/offspec generate demo "$(PROMPT)" --memory 1.0GB --max-tokens 160 $(ARGS)
 
 chat: env
 	$(BIN)/offspec chat demo --memory 1.3GB $(ARGS)

@@ -3,7 +3,7 @@
 import ctypes
 from pathlib import Path
 
-RUNTIME = 450_000_000  # bytes that Python, torch and transformers take in a process of their own, about
+RUNTIME = 384_000_000  # bytes that Python, torch and transformers take in a process of their own, about
 _RUNTIME_STEP = 32_000_000
 _first_runtime = 0
 MARGIN = 64 << 20  # thread stacks, the allocator's slack, Python objects made while decoding

@@ -127,11 +127,11 @@ def test_a_draft_takes_what_it_was_said_to(
 def test_the_process_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few megabytes more or less, and what a closed engine left behind, change no plan."""
     monkeypatch.setattr(process_memory, "_first_runtime", 0)
-    held = [300_000_000]
+    held = [process_memory.RUNTIME - 150_000_000]
     monkeypatch.setattr(process_memory, "resident_bytes", lambda: held[0])
     first = process_memory.steady_runtime(fresh=False)
     assert first >= held[0]
-    held[0] = 439_000_000
+    held[0] = process_memory.RUNTIME - 11_000_000
     assert process_memory.steady_runtime(fresh=True) == first, "steps hide what runs differ by"
     held[0] = 900_000_000
     assert process_memory.steady_runtime(fresh=False) == first

@@ -20,7 +20,7 @@ EPILOG = """[bold]Examples[/]
 
 The small model that comes with the project, in one gigabyte:
 
-  offspec generate demo "Why is the sky blue?" --memory 1.2GB
+  offspec generate demo "Why is the sky blue?" --memory 1GB
 
 A large model with a small one drafting for it, sampled, from a pipe:
 
