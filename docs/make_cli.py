@@ -35,11 +35,11 @@ nothing more. Bars and status lines appear only on a terminal; `NO_COLOR` is res
 | 1 | it cannot be done: no such model, a damaged file, not enough memory, a full disk |
 | 2 | the request is wrong: an unknown option, a value out of range, an empty prompt |
 | 130 | interrupted with Ctrl-C; the text that came stays (with `--json` nothing is printed) |
-| 141 | whoever read standard output went away, as in `offspec … \\| head -1` |
+| 141 | the reader of standard output closed it, as in `offspec … \\| head -1` |
 
 An error is one line on standard error that begins with `error:` and names the fix where there is one.
-In `offspec chat` such a line does not end the conversation; with questions from a pipe the last one's code is
-the program's in the end.
+In `offspec chat` such a line does not end the conversation; with questions from a pipe the exit code is
+that of the last one.
 A usage error is shown with the usage. A traceback is a bug: please report it.
 
 `--json` prints one object: `text`, `token_ids`, `tokens`, `passes`, `tokens_per_pass`, `seconds`,
@@ -49,9 +49,10 @@ A usage error is shown with the usage. A traceback is a bug: please report it.
 list of `index`, `token`, `unspeculated_token` and `gap`.
 
 `offspec plan` prints a page as wide as the terminal (80 columns where there is none, or `COLUMNS`), and
-with `--json` the plan itself: what `--save` writes and a person may edit. With `--json --validate` the plan
-is under `plan`, beside `seconds_per_pass`, `tok_per_s` and `tokens_per_pass` (medians over the prompts, each
-`predicted`, `measured` and `error`, a share of what was measured) and `rows`, the same for each prompt.
+with `--json` the plan itself, which `--save` writes to a file that can be edited. With `--json --validate`
+the plan is under `plan`, beside `seconds_per_pass`, `tok_per_s` and `tokens_per_pass` (medians over the
+prompts, each `predicted`, `measured` and `error`, a share of what was measured) and `rows`, the same for
+each prompt.
 
 `offspec pack` prints the folder of the pack on standard output, and with `--json` one object: `folder`,
 `model`, `format`, `files`, `kept` (files that were there before), `bytes`, `source_bytes` and `seconds`; with
@@ -67,8 +68,8 @@ file on it. From top to bottom it has a track for the passes (`engine`), the dra
 verifies, the layers as they are computed (`wait`: compute stood still because a layer had not arrived
 yet), the copies to a device that has memory of its own, and each thread that reads from disk. A curve
 shows the bytes streamed. The file is written after an error or Ctrl-C too. It holds the settings and no
-word of prompt or answer. At most 200,000 events are kept (some 60 MB beside the promise of `--memory`);
-the file says how many are missing.
+word of prompt or answer. At most 200,000 events are kept (some 60 MB in addition to `--memory`); the file
+says how many are missing.
 """
 
 

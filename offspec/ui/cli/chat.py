@@ -1,4 +1,4 @@
-"""`offspec chat`: from options to a conversation, in the terminal UI or line by line."""
+"""`offspec chat`: from options to a conversation, in the terminal UI or in line mode."""
 
 import os
 import sys
@@ -17,13 +17,13 @@ Talk to the small model that comes with the project:
 
   offspec chat demo
 
-A large model with a small one drafting for it; then, another day, go on where you left:
+A large model with a small one as its draft; then continue the conversation another day:
 
   offspec chat ./Qwen3-32B --draft ./Qwen3-0.6B --temperature 0.7
 
   offspec chat ./Qwen3-32B --draft ./Qwen3-0.6B --resume
 
-A question from a pipe, in a conversation that has a name (give it one with [bold]/save shopping[/]):
+A question from a pipe, in a named conversation (name it with [bold]/save shopping[/]):
 
   echo "And for six people?" | offspec chat demo --session shopping > answer.txt
 
@@ -69,7 +69,7 @@ def chat(
     plain: Plain = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Talk with a model. What was said stays in its caches, so each question costs only itself."""
+    """Chat with a model. Its caches keep the conversation, so each question computes only its own tokens."""
     if session is not None:
         _check_name(session, resume)
     setup = Setup(
@@ -85,9 +85,9 @@ def chat(
 
 def _check_name(session: str, resume: bool) -> None:
     if resume:
-        raise RequestError("--session NAME goes on with that conversation already; leave out --resume")
+        raise RequestError("--session NAME continues that conversation already; leave out --resume")
     if not session.strip():
-        raise RequestError("--session needs a name; --resume goes on with the latest conversation")
+        raise RequestError("--session needs a name; --resume continues the latest conversation")
 
 
 def _given(ctx: typer.Context) -> frozenset[str]:
@@ -110,7 +110,7 @@ def _begin(setup: Setup, *, plain: bool, quiet: bool) -> None:
     archive = Archive()
     file = setup.resumed(archive)
     if file is not None:
-        # What is wrong with it is told now, not after minutes of loading.
+        # Report what is wrong with it now, not after minutes of loading.
         Conversation.read(file)
         if archive.is_open(file):
             raise SessionError(

@@ -30,8 +30,8 @@ Medusa heads for the demo model, in about a quarter of an hour on a small machin
 
   offspec generate demo "Why is the sky blue?" --draft ./demo-medusa
 
-A speculator for a model that streams, from two million of its own tokens; Ctrl-C loses a batch at most, and
-the same command goes on:
+An MLPSpeculator for a model that streams, from two million of its own tokens; after Ctrl-C the same command
+resumes, and one batch at most is lost:
 
   offspec distill ./Qwen3-8B --kind mlp --tokens 2M --memory 4GB --out ./Qwen3-8B-mlp
 """
@@ -48,7 +48,7 @@ Out = Annotated[
     Path,
     _head_option(
         metavar="DIR",
-        help="The folder to make: config.json and weights as such heads are published.",
+        help="The folder to make, with config.json and weights in the published format.",
         show_default=False,
     ),
 ]
@@ -103,10 +103,10 @@ def distill(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a small head that guesses ahead for a model, on what the model itself writes.
+    """Train a draft head for a model, on text that the model generates.
 
-    The head is written as others publish theirs, and [bold]--draft[/] takes
-    its folder. It is measured on text that it did not learn from.
+    The head is written in the published format, and [bold]--draft[/] takes
+    its folder. It is measured on text held out from training.
     """
     count = parse_count(tokens)
     with Renderer(as_json=as_json, quiet=quiet) as renderer:
@@ -138,7 +138,7 @@ def _summary(made: "Distilled") -> list[str]:
     ]
     return [
         f"{made.kind}: {format_bytes(made.nbytes)} of weights, {made.tokens} tokens of text, "
-        f"{made.trained.epochs:.1f} times through it, in {made.seconds / 60:.1f} minutes",
+        f"{made.trained.epochs:.1f} epochs, in {made.seconds / 60:.1f} minutes",
         f"on {made.measured.rows} tokens held out its first guess is right, by depth: {', '.join(shares)}",
         f"with trees of {made.measured.nodes} nodes that is {made.measured.expected:.2f} tokens per pass",
     ]

@@ -1,4 +1,4 @@
-"""`offspec generate`: from options to a question, from a question to an answer."""
+"""`offspec generate`: from options to a request, from a request to an answer."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -22,11 +22,11 @@ The small model that comes with the project, in one gigabyte:
 
   offspec generate demo "Why is the sky blue?" --memory 1GB
 
-A large model with a small one drafting for it, sampled, from a pipe:
+A large model with a small one as its draft, sampled, from a pipe:
 
   cat question.txt | offspec generate ./Qwen3-32B --draft ./Qwen3-0.6B --temperature 0.7 --seed 1
 
-Two sources at once: a trained head, and whatever can be copied from the text that is to be edited:
+Two draft sources at once: a trained head, and passages copied from the text that is to be edited:
 
   cat letter.txt | offspec generate ./Qwen3-32B --draft AngelSlim/Qwen3-32B_eagle3,suffix
 """

@@ -1,4 +1,4 @@
-"""`offspec hardware`: what a machine can do, measured here or known from elsewhere."""
+"""`offspec hardware`: rates of this machine, measured, or of a preset."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 EPILOG = """[bold]Examples[/]
 
-Measure again, with the disk that a folder lies on:
+Measure again, with the disk of a folder:
 
   offspec hardware --again --path /data/models
 
@@ -65,7 +65,7 @@ def hardware(
     device: opt.Device = "cpu",
     quiet: opt.Quiet = False,
 ) -> None:
-    """Measure this machine, or show a known one: disk, link, memory, arithmetic.
+    """Measure this machine, or show a preset: disk, link, memory, arithmetic.
 
     Takes some seconds the first time; the profile is kept for later runs.
     """
@@ -106,7 +106,7 @@ def _page(machine: "Hardware", when: str | None) -> str:
 def _sections(machine: "Hardware", when: str | None, layout: PageLayout) -> Iterator[ConsoleRenderable]:
     yield from machine_section(machine, layout)
     if when is not None:
-        yield indented(plain(f"measured {when}; --again measures anew", "dim"))
+        yield indented(plain(f"measured {when}; --again measures it again", "dim"))
     if machine.sources:
         yield heading("Where the figures come from")
         yield from (indented(plain(source)) for source in machine.sources)

@@ -74,8 +74,8 @@ def offspec(
 ) -> None:
     """Run language models larger than your memory.
 
-    The weights stay on disk and stream past. A small draft guesses ahead,
-    and every trip of the weights checks a whole tree of guesses at once.
+    The weights stay on disk and stream through memory. A draft proposes a
+    tree of tokens, and each pass of the model verifies the whole tree.
     """
 
 

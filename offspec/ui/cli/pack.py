@@ -1,4 +1,4 @@
-"""`offspec pack`: a model rounded to fewer bits, once, and whether such a pack is whole."""
+"""`offspec pack`: round a model to fewer bits, once, or verify such a pack."""
 
 import json
 from functools import partial
@@ -20,17 +20,17 @@ _option = partial(typer.Option, rich_help_panel="Pack")
 
 EPILOG = """[bold]Examples[/]
 
-A model in a quarter of its bytes, in the cache, where [bold]--quantize nf4[/] finds it as well:
+A model in a quarter of its bytes, in the cache, which [bold]--quantize nf4[/] uses too:
 
   offspec pack ./Qwen3-8B --to nf4
 
-In a folder of its own, which is a model like any other:
+In a folder of its own, which can be used as MODEL:
 
   offspec pack ./Qwen3-8B --to int8 --out ./Qwen3-8B-int8
 
   offspec generate ./Qwen3-8B-int8 "Why is the sky blue?" --memory 4GB
 
-Is every byte of it what was written?
+Compare every byte of it with its checksum:
 
   offspec pack --verify ./Qwen3-8B-int8
 """
@@ -89,9 +89,8 @@ def pack(
 ) -> None:
     """Round a model's matrices to fewer bits, once, in a folder that runs like any other model.
 
-    What an interrupted run has finished is kept, and the same command
-    goes on from there. A pack that is there already is checked, and what
-    is damaged in it is made again.
+    After an interruption the same command resumes. A pack that is there
+    already is verified, and damaged parts are made again.
     """
     _check(to, out, verify)
     with Renderer(as_json=as_json, quiet=quiet) as renderer:

@@ -1,4 +1,4 @@
-"""`offspec plan`: measure, decide, predict, and on request prove it."""
+"""`offspec plan`: measure, decide, predict, and on request validate."""
 
 import json
 import os
@@ -29,15 +29,15 @@ How fast will it be in four gigabytes, and what would help?
 
   offspec plan ./Qwen3-8B --memory 4GB
 
-Is that true? Real passes over three prompts, beside what was predicted:
+Predicted beside measured speed, with real passes over three prompts:
 
   offspec plan ./Qwen3-8B --memory 4GB --validate --prompts 3
 
-On a machine that is not at hand, of a model that is not downloaded:
+For another machine, and a model that is not downloaded:
 
   offspec plan meta-llama/Llama-3.1-70B-Instruct --hardware rtx-4090 --draft meta-llama/Llama-3.1-8B-Instruct
 
-What if that machine had another disk? Save its profile, edit it, and plan again:
+With another disk in that machine: save its profile, edit it, and plan again:
 
   offspec hardware rtx-4090 --json > mine.json
   offspec plan meta-llama/Llama-3.1-70B-Instruct --hardware mine.json
@@ -129,11 +129,11 @@ def plan(
     save: Save = None,
     quiet: Quiet = False,
 ) -> None:
-    """Measure this machine, decide what goes where and how guesses are made, and predict the speed.
+    """Measure this machine, choose placement, draft and tree, and predict the speed.
 
-    The plan is what generate follows, here with its reasons: where each
-    layer goes, how large a tree to verify, how long a pass takes and what
-    it is bound by, and what would help most.
+    generate and chat follow this plan. The page gives its reasons: where
+    each layer goes, how large a tree to verify, how long a pass takes and
+    what bounds it, and what would help most.
     """
     SamplingParams(temperature=options.temperature)  # raises RequestError
     if hardware is not None and validate:

@@ -1,4 +1,4 @@
-"""A plan as a page: the machine, what lies where, the tree, the speed to expect, and what would change it."""
+"""A plan as a page: machine, placement, tree, predicted speed, and what would change it."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ _DRAFT_MODES = {
     "full": "as it is stored",
     "expanded": "rounded to {bits} bits, kept in 16",
     "packed": "packed in {bits} bits",
-    "head": "with the target's own states",
+    "head": "reads hidden states of the target",
 }
 _TREES = {
     "dynamic": "grown best first in every pass",
@@ -133,9 +133,9 @@ def _tree(plan: "Plan", layout: PageLayout) -> Iterator[ConsoleRenderable]:
     if plan.draft_mode != "none":
         rows = [
             ("draft", plan.draft, _DRAFT_MODES[plan.draft_mode].format(bits=plan.draft_bits)),
-            ("budget", f"{plan.budget:,} nodes", "at most so many guesses are verified in a pass"),
-            ("width", f"{plan.width:,} nodes", "are continued by a step of the draft"),
-            ("depth", f"{plan.depth:,} levels", "is how deep a tree grows on average"),
+            ("budget", f"{plan.budget:,} nodes", "the most that a pass verifies"),
+            ("width", f"{plan.width:,} nodes", "expanded by each draft step"),
+            ("depth", f"{plan.depth:,} levels", "average depth of a tree"),
             ("tree", plan.tree, _TREES[plan.tree]),
         ]
         yield facts(rows, layout)

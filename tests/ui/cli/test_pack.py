@@ -84,7 +84,7 @@ def test_verifying(offspec: Call, asked: dict[str, Any]) -> None:
     result = offspec("pack", "--verify", "some/folder", "--json")
     assert asked == {"verified": Path("some/folder")}
     assert json.loads(result.stdout)["files"] == 3 and json.loads(result.stdout)["bytes"] == 300
-    assert result.stderr == "3 files are what was written\n"
+    assert result.stderr == "3 files match their checksums\n"
 
 
 @pytest.mark.parametrize(

@@ -250,14 +250,14 @@ def test_a_session_that_is_open_elsewhere_is_told_before_the_model_is_loaded(off
 
 def test_no_name_is_no_session(offspec: Program) -> None:
     assert offspec.pipe("", "--session", "")[1:] == (
-        "error: --session needs a name; --resume goes on with the latest conversation\n",
+        "error: --session needs a name; --resume continues the latest conversation\n",
         2,
     )
 
 
 def test_resume_and_session_exclude_each_other(offspec: Program) -> None:
     assert offspec.pipe("", "--resume", "--session", "x")[1:] == (
-        "error: --session NAME goes on with that conversation already; leave out --resume\n",
+        "error: --session NAME continues that conversation already; leave out --resume\n",
         2,
     )
 
