@@ -83,7 +83,7 @@ _STEPS: tuple[tuple[str, float, tuple[tuple[str, float], ...]], ...] = (
     (" much", 0.94, ((" many photons on", 0.02), (" strongly", 0.02))),
 )
 _LAST = ((".", 0.41), (" of its light", 0.2), (" energy per metre", 0.12), (" in the air", 0.07), (",", 0.05))
-_BONUS = " on"  # what nobody guessed
+_BONUS = " on"  # what the draft did not propose
 _GOES_ON = 0.6  # probability of each further token of a guess beside the path
 
 

@@ -20,8 +20,8 @@ Snapshot = Callable[[], Conversation]
 class Autosave:
     """Writes a conversation to a file, once it has one, which no other keeper may write meanwhile.
 
-    snapshot: gives the conversation as it is at that moment. It is asked while nobody else writes, so that no
-    early one comes to lie over a later one.
+    snapshot: gives the conversation as it is at that moment. It is called while no other thread writes, so
+    that no early snapshot overwrites a later one.
     """
 
     def __init__(self) -> None:

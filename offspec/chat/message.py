@@ -19,7 +19,7 @@ _Ids = tuple[Annotated[int, Meta(ge=0, lt=2**31)], ...]  # tokenizers hold ids i
 
 @dataclass(frozen=True, slots=True)
 class AnswerFigures:
-    """What an answer took. seconds: wall time; seed: what fixed its tokens, None where nobody was told."""
+    """What an answer took. seconds: wall time; seed: what fixed its tokens, None if not recorded."""
 
     tokens: Whole
     passes: Whole
@@ -64,7 +64,7 @@ def read_message(value: Any, role: Role, path: str) -> Message:
 
 
 def checked_text(text: str) -> str:
-    """Text that somebody typed. Raises RequestError where it is not valid Unicode."""
+    """Text as it was typed. Raises RequestError where it is not valid Unicode."""
     if not is_unicode(text):
         raise RequestError("the text is not valid Unicode: it has half of a character in it")
     return text

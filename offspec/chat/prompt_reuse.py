@@ -1,8 +1,8 @@
 """A conversation as token ids that begin as they did before.
 
-A chat template writes the whole conversation anew for every question. Tokenised anew, an answer need not come
-out in the tokens in which it was said, and from there on the engine's caches would be of no use. So the ids
-are continued: where a new text begins with one whose ids are known, only the rest is tokenised.
+A chat template renders the whole conversation again for every question. Tokenised again, an answer need not
+come out in the tokens that it was generated with, and from there on the engine's caches would be of no use.
+So the ids are continued: where a new text begins with one whose ids are known, only the rest is tokenised.
 """
 
 import re

@@ -25,7 +25,7 @@ class FileSum:
     """What the bytes of a safetensors file must be.
 
     size: bytes of the file; start: where its data begins, behind the header; crc32: of the data, from `start`
-    to the end, which whoever streams a layer has in memory; blake2b: of the whole file, in hexadecimal.
+    to the end, which are in memory when a layer was streamed; blake2b: of the whole file, in hexadecimal.
     """
 
     size: Whole

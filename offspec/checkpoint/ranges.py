@@ -46,7 +46,7 @@ def truncated(path: Path, needed: int, size: int) -> TruncatedError:
 
 
 def damaged(path: Path, what: str) -> NoReturn:
-    """Raise HeaderError for a header that cannot be believed, saying why."""
+    """Raise HeaderError for a header that cannot be true, saying why."""
     raise HeaderError(f"{path} has a damaged header: {what}; download it again")
 
 

@@ -28,7 +28,7 @@ def read_header(path: Path | str) -> tuple[dict[str, TensorInfo], dict[str, str]
     """The tensors of a safetensors file and its metadata.
 
     Every range lies inside the file, none overlap, and each has the size of its shape and dtype.
-    Raises HeaderError for a header that cannot be believed, TruncatedError for a file that ends too
+    Raises HeaderError for a header that cannot be true, TruncatedError for a file that ends too
     early, CheckpointError when it cannot be read.
     """
     path = Path(path)
@@ -44,7 +44,7 @@ def read_header(path: Path | str) -> tuple[dict[str, TensorInfo], dict[str, str]
 
 
 def _header_text(path: Path, file: BinaryIO, size: int) -> bytes:
-    """The JSON part of the file, whose length is believed only when the file and the limit allow it."""
+    """The JSON part of the file, whose length is used only where the file and the limit allow it."""
     if size < 10:  # the length, and the shortest header there is
         raise truncated(path, 10, size)
     length = int.from_bytes(file.read(8), "little")

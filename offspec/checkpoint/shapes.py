@@ -20,7 +20,7 @@ def known_config(hub_id: str) -> dict[str, Any] | None:
 
 @cache
 def _configs() -> dict[str, str]:
-    """JSON texts by hub id in small letters. A text cannot be changed by whoever gets it."""
+    """JSON texts by hub id in small letters. Texts, so that callers cannot change them."""
     file = resources.files("offspec.checkpoint").joinpath(_FILE)
     found = json.loads(file.read_text(encoding="utf-8"))
     configs: dict[str, str] = {}

@@ -25,7 +25,7 @@ def cache_root(given: Path | None = None) -> Path:
 def user_folder(ours: str, theirs: str, usual: str) -> Path:
     """A folder for what is the user's: named by our environment variable, else "offspec" in that of theirs.
 
-    usual: what theirs is called in the home folder where nobody named it.
+    usual: what theirs is called in the home folder where no variable names it.
     """
     if chosen := os.environ.get(ours):
         return Path(chosen).expanduser()

@@ -8,7 +8,7 @@
     │   ├── TruncatedError        a file shorter than its header says
     │   ├── MissingTensorError    a shard or tensor that the model needs is absent
     │   └── UnsupportedModelError an architecture that cannot be streamed or verified as a tree
-    ├── CapacityError             does not fit in the memory that was promised
+    ├── CapacityError             does not fit in the memory limit
     ├── DiskFullError             no room to write
     ├── DraftError                the draft cannot draft for this target
     ├── PlanError                 a plan that is damaged or does not belong here
@@ -60,7 +60,7 @@ class UnsupportedModelError(CheckpointError):
 
 
 class CapacityError(OffspecError):
-    """What was asked for does not fit in the memory that was promised.
+    """What was asked for does not fit in the memory limit.
 
     Attributes: `needed` and `given`, in bytes; `needed` is the smallest budget that would do.
     """

@@ -1,4 +1,4 @@
-"""What a face renders. The engine yields these; a face sees these and never a tensor."""
+"""The events that an engine yields and a user interface renders. They hold no tensors."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -196,4 +196,4 @@ Event = LoadProgress | Notice | Prefill | PassProgress | TextDelta | TreeSeen | 
 
 
 def unheard(event: Event) -> None:
-    """Takes events where nobody is told."""
+    """Ignores an event: the default of `notify`."""

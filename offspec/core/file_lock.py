@@ -23,7 +23,7 @@ _PATIENCE_S = 0.2  # `is_claimed` holds a lock for less
 
 
 class Claim:
-    """The right to write a file, until `release`, or until nobody holds this object any more."""
+    """The right to write a file, until `release`, or until this object is collected."""
 
     def __init__(self, file: Path) -> None:
         """Raises SessionError where another claim to the file is held.
@@ -53,7 +53,7 @@ class Claim:
 
 
 def is_claimed(file: Path) -> bool:
-    """Whether somebody holds a claim to a file, which is not touched."""
+    """Whether a process holds a claim to a file, which is not touched."""
     try:
         descriptor = os.open(_beside(real_path(file)), os.O_RDONLY)
     except (OSError, ValueError):

@@ -87,7 +87,7 @@ def write_all(fd: int, data: memoryview) -> None:
 
 
 def private_folder(folder: Path) -> None:
-    """Make a folder, where there is none, that nobody else may look into. Raises OSError."""
+    """Make a folder, where there is none, that other users cannot read. Raises OSError."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
@@ -95,7 +95,7 @@ def real_path(path: Path) -> Path:
     """Where a path leads to through links, so that all its names are one."""
     try:
         return Path(os.path.realpath(path))
-    except (OSError, ValueError):  # whoever uses it hears of it
+    except (OSError, ValueError):  # the first use of it reports the error
         return path
 
 

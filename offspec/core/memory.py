@@ -43,7 +43,7 @@ def peak_bytes() -> int:
 
 
 def trim() -> None:
-    """Hand freed memory back to the system: what loading left behind would count against the promise."""
+    """Hand freed memory back to the system: what loading left behind would count against the limit."""
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
     except (OSError, AttributeError):

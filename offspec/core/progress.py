@@ -23,7 +23,7 @@ class ByteProgress:
         self.add(0)
 
     def add(self, count: int) -> None:
-        """So many bytes more."""
+        """Count further bytes."""
         self._done += count
         share = _STEPS * self._done // max(1, self._total)
         if share > self._sent:

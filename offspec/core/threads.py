@@ -23,7 +23,7 @@ class ExclusiveUse:
 
     @property
     def taken(self) -> bool:
-        """Somebody has a turn."""
+        """Whether a thread has its turn."""
         return self._lock.locked()
 
     @property
@@ -75,7 +75,7 @@ async def in_thread(
     queue = asyncio.Queue[Event | _End]()
 
     def put(item: Event | _End) -> None:
-        with suppress(RuntimeError):  # the loop was closed: nobody listens any more
+        with suppress(RuntimeError):  # the loop was closed
             loop.call_soon_threadsafe(queue.put_nowait, item)
 
     def work() -> None:

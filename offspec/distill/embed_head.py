@@ -1,7 +1,7 @@
 """The ends of a target that a head learns with: its output matrix and its embedding, cut to common tokens.
 
 A softmax over a large vocabulary is most of what a step of training costs. So it is taken over the tokens
-that the text is made of, and a few of the others, drawn anew for each step, stand for all of them.
+that the text is made of, and a random sample of the others, a new one for each step, stands for all of them.
 
 Letters: V vocabulary, H hidden size, C common tokens, R others that were drawn, n rows.
 """

@@ -141,7 +141,7 @@ def _teach(
     state = store.folder / f"training-{sha256(name.encode()).hexdigest()[:16]}.pt"
     training = Training(pupil, store, ends, schedule, state, name)
     if training.resumed:
-        notify(Notice("the training goes on where it was broken off"))
+        notify(Notice("the training resumes where it was interrupted"))
     trained = training.run(
         lambda done, total, loss: notify(LoadProgress("training", done, total, "steps", loss))
     )

@@ -44,7 +44,7 @@ class HeadAcceptance:
 
     @property
     def expected(self) -> float:
-        """Tokens of a pass with the best tree of so many nodes, the bonus token included."""
+        """Tokens per pass with the best tree of that size, the bonus token included."""
         if not self.rows:
             return 1.0
         return best_tree_shape(self.acceptance, self.nodes, len(self.acceptance)).expected

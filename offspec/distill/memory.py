@@ -10,7 +10,7 @@ from offspec.model.loaded import LoadedModel
 
 _BATCHES = (128, 64, 32, 16, 8, 4, 2, 1)
 _ROWS = (256, 128, 64)
-_SHARE = 4  # of memory, one part in so many is for sequences that are written side by side
+_SHARE = 4  # one part in this many of memory is for sequences that are generated side by side
 _WEIGHT = 16  # bytes of a weight in training: itself, its gradient, two averages
 _COPIES = 5  # of a row's logits, for each depth, on the way forth and back; and for the target's own
 
@@ -43,7 +43,7 @@ def rows_together(pupil: Pupil, ends: Ends, given: int | None) -> int:
             return rows
     needed = fixed + _ROWS[-1] * each
     raise CapacityError(
-        f"training the head needs {format_bytes(needed)} of memory, and --memory promises "
+        f"training the head needs {format_bytes(needed)} of memory, and --memory allows "
         f"{format_bytes(given)}: raise it; the text is kept",
         needed=needed,
         given=given,

@@ -23,7 +23,7 @@ from offspec.distill.generate_batch import Passage
 _NAMES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.int32: "I32"}
 _TAP = "tap."
 _ROOM = 16 << 20  # bytes for headers, the state of a training and the head itself
-_HELD_OUT = 20  # one passage of so many is kept for measuring
+_HELD_OUT = 20  # one passage in this many is held out for measuring
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Store:
         return sum(place.length for place in self._places)
 
     def require(self, tokens: int) -> None:
-        """Raise DiskFullError unless there is room for so many more."""
+        """Raise DiskFullError unless there is room for that many more tokens."""
         needed = tokens * self.bytes_per_token + _ROOM
         require_space(self.folder, needed, "the text and the states of the target")
 

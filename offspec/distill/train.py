@@ -162,7 +162,7 @@ class Training:
             self._step, self._seconds, self._loss = found["step"], found["seconds"], found["loss"]
         except FileNotFoundError:
             return False
-        except Exception:  # written by another version, or damaged: training begins anew
+        except Exception:  # written by another version, or damaged: training starts again
             return False
         return True
 

@@ -169,7 +169,7 @@ class GrowingTree:
         return nodes
 
     def _rescore(self) -> None:
-        """Work all scores out anew, level by level."""
+        """Compute all scores again, level by level."""
         depth = self.depth[: self.count]
         order = np.argsort(depth, kind="stable")
         ends = np.searchsorted(depth[order], np.arange(1, int(depth.max()) + 2))

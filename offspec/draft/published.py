@@ -1,6 +1,6 @@
 """Drafts that are published for well-known targets, by hub id, so that a good one need not be searched for.
 
-Nothing here is fetched or checked: whoever opens a draft finds out whether it fits. Trained heads come before
+Nothing here is fetched or checked; opening a draft checks whether it fits. Trained heads come before
 small models of the same family, the better kind first.
 """
 

@@ -1,7 +1,7 @@
 """Reading checkpoints past the page cache.
 
 A streamed model is read in the same order for ever, the worst case of an LRU cache, and cached pages would
-count against the memory that was promised. So files are opened with O_DIRECT; where the file system
+count against the memory limit. So files are opened with O_DIRECT; where the file system
 refuses, reads are buffered and their pages dropped again, and the reader says so.
 """
 
@@ -23,7 +23,7 @@ from offspec.stream.layout import UnitLayout
 
 _CHANGED = (
     "the file ended early or was changed while it was in use: was it truncated or replaced? "
-    "Have it whole again (download it again if need be) and load the model anew"
+    "Have it whole again (download it again if need be) and load the model again"
 )
 
 _SETTLED_NS = 10 * 10**9  # a file that was changed longer ago than this is not being written

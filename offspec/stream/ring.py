@@ -61,7 +61,7 @@ class _Filling:
 
     @property
     def lost(self) -> bool:
-        """Whether somebody ended with this in hand."""
+        """Whether a thread ended while it held this."""
         return any(worker.ended for worker in list(self.workers))
 
 
@@ -133,7 +133,7 @@ class Ring:
     def acquire(self, unit: int) -> int:
         """The slot that holds `unit`, waiting for it if need be. Raises what a worker raised, ClosedError.
 
-        Asking for another unit than the next in order (after a pass was broken off) starts the ring anew.
+        Asking for another unit than the next in order (after a pass was broken off) restarts the ring.
         """
         assert not self._held, "release a unit before acquiring the next"
         if self._round.stale or self._round.head % self.units != unit:
@@ -176,7 +176,7 @@ class Ring:
         return False
 
     def release(self) -> None:
-        """Give the acquired slot back to be filled anew."""
+        """Give the acquired slot back to be filled again."""
         assert self._held
         # In this order an interrupt between two of these leaves a slot that is still taken, never one that
         # is refilled while it is held.
@@ -210,7 +210,7 @@ class Ring:
             self._work_bell.put(None)
 
     def _tell_done(self) -> None:
-        if self._done_bell.empty():  # one ring is enough, and rings that nobody hears would pile up
+        if self._done_bell.empty():  # one signal is enough; those that no thread awaits would pile up
             self._done_bell.put(None)
 
     def _stop_round(self) -> None:
@@ -265,7 +265,7 @@ class Ring:
                 self._work_bell.get()
             else:
                 self._run(worker, *taken)
-        self._work_bell.put(None)  # for a worker that nobody counted
+        self._work_bell.put(None)  # for a worker that was not counted
 
     def _run(self, worker: _Worker, state: _Round, filling: _Filling, job: Job, slot: int) -> None:
         moved, error = 0, None

@@ -124,7 +124,7 @@ class Calibration:
         self.table.observe(depth, log_probs, rank)
 
     def end_pass(self, expected: float, observed: int) -> None:
-        """Count a pass, after its nodes: the tokens that its tree promised, and those that it gave."""
+        """Count a pass, after its nodes: the tokens expected of its tree, and those that it gave."""
         self.expected = self.expected * FORGET + expected
         self.observed = self.observed * FORGET + observed
         self.passes += 1

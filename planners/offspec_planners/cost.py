@@ -130,7 +130,7 @@ class Pricing(Protocol):
         """walked: nodes that a pass walks on average."""
 
     def with_faster_link(self, factor: float) -> "Pricing":
-        """The same where bytes came so many times as fast."""
+        """These costs with bandwidth multiplied by a factor."""
 
 
 def _piecewise(points: Points, at: ArrayLike) -> NDArray[np.float64]:

@@ -64,7 +64,7 @@ class Rate:
         return (self.high - self.low) / self.value
 
     def times(self, factor: float) -> "Rate":
-        """So many times as fast."""
+        """The rate multiplied by a factor."""
         return Rate(self.value * factor, self.low * factor, self.high * factor)
 
     def to_json(self) -> Any:

@@ -53,7 +53,7 @@ class MeasuredCosts:
         )
 
     def with_faster_link(self, factor: float) -> "MeasuredCosts":
-        """The same where bytes came so many times as fast."""
+        """These costs with bandwidth multiplied by a factor."""
         if self.link is None:
             return self
         return replace(self, link=self.link.times(factor))

@@ -57,7 +57,7 @@ def outlook(calibration: Calibration, costs: PassCosts, budget: int, width: int)
 
 
 def _usual(trees: list[Growing]) -> list[Growing]:
-    """All but those that promise most and least.
+    """All but those with the highest and lowest expectations.
 
     Where a text repeats itself, a tree is guessed as far as it has nodes. A few of these would rule the mean,
     and say nothing of what is usual.

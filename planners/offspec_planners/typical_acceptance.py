@@ -65,7 +65,7 @@ def _draw_tree(random: np.random.Generator, mean: float, spread: float, walks: W
 
 
 def _contexts(random: np.random.Generator, count: int, mean: float, spread: float) -> NDArray[np.float64]:
-    """Probabilities of the 32 likeliest tokens in so many contexts [count, 32], descending."""
+    """Probabilities of the 32 likeliest tokens in `count` contexts [count, 32], descending."""
     top = 1 / (1 + np.exp(-random.normal(mean, spread, (count, 1))))
     return -np.sort(-np.concatenate([top, (1 - top) * _SHARES], axis=1), axis=1)
 
@@ -82,5 +82,5 @@ def _count(
 
 
 def expected_tokens(forest: Sequence[Grown], nodes: int) -> float:
-    """Mean worth of the best so many nodes of each tree."""
+    """Expected tokens of the best `nodes` nodes of a tree, the mean over trees."""
     return float(np.mean([np.exp(-np.sort(-tree.score)[:nodes], dtype=np.float64).sum() for tree in forest]))

@@ -98,7 +98,7 @@ def test_after_an_interrupt_the_same_command_goes_on(
         prompts,
         lambda event: notices.append(event.text) if isinstance(event, Notice) else None,
     )
-    kept = "are kept" if stage == "writes text" else "goes on where it was broken off"
+    kept = "are kept" if stage == "writes text" else "resumes where it was interrupted"
     assert any(kept in notice for notice in notices)
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
 

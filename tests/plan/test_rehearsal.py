@@ -1,4 +1,4 @@
-"""Plans for the asking, and held to their word."""
+"""Plans made by rehearsal, and predicted beside measured speed."""
 
 from dataclasses import replace
 

@@ -57,9 +57,9 @@ def test_the_neighbours_of_the_budget() -> None:
 
 def test_without_a_draft() -> None:
     alone = replace(small(), draft="none", draft_mode="none", budget=1)
-    assert explain_tree(alone) == ("Nobody drafts, so every pass yields one token.",)
+    assert explain_tree(alone) == ("There is no draft, so every pass yields one token.",)
     (copied,) = explain_tree(replace(alone, draft="suffix", budget=64))
-    assert "one token, and more where the text repeats itself" in copied
+    assert "one token, and more where the text repeats" in copied
 
 
 def test_each_bound_has_its_reason() -> None:

@@ -2,8 +2,8 @@
 
 torch has no operation that unpacks, and a chain of its elementwise ones moves each byte a dozen times. The
 compiled code is kept beside the source, or in the user's cache, so that only the first run pays for it.
-Numba looks whether a loop's own file has changed, but not at its helpers in this one: whoever edits them
-removes what it has kept (`find kernels -name "*.nb[ic]" -delete`).
+Numba checks whether a loop's own file has changed, but not its helpers in this one: after a change to them,
+remove what it has kept (`find kernels -name "*.nb[ic]" -delete`).
 """
 
 from collections.abc import Callable

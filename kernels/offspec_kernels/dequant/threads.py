@@ -26,7 +26,7 @@ def spread(work: Work, count: int, values: int) -> None:
     """Call work(start, end) for ranges that make up [0, count), on as many threads as torch uses.
 
     values: how many are made in all, which tells whether that pays. Returns, or raises, only when no thread
-    is at work any more, whoever interrupts: the memory that they write to may be another's next.
+    is at work any more, also after an interrupt: the memory that they write to may be another's next.
     """
     parts = max(min(torch.get_num_threads(), count, values // LEAST), 1)
     edges = [count * part // parts for part in range(parts + 1)]
@@ -56,7 +56,7 @@ def _by_team(library: ctypes.CDLL, work: Work, ranges: list[tuple[int, int]]) ->
         except BaseException as error:
             errors.append(error)
 
-    # Always as many: OpenMP ends threads when a smaller team is asked for, and makes them anew for a larger.
+    # Always as many: OpenMP ends threads when a smaller team is asked for, and makes them again for a larger.
     library.GOMP_parallel(_Body(body), None, torch.get_num_threads(), 0)
     if errors:
         raise errors[0]

@@ -65,7 +65,7 @@ def _largest(x: Tensor, count: int) -> Tensor:
 def _ranked(values: Tensor, ids: Tensor, count: int) -> Tensor:
     """The ids [n] or [W, n] of the `count` largest of values [W, n] float32; of equals the lowest first.
 
-    A value and its id make one integer, since torch.topk promises no order among equals.
+    A value and its id make one integer, since torch.topk guarantees no order among equals.
     """
     bits = (values + 0.0).view(torch.int32)  # -0.0 becomes 0.0, its equal
     order = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # as integers they now compare like the floats

@@ -39,7 +39,7 @@ class CachedFolder:
         if self.path.exists():
             try:
                 return read(self.path)
-            except CheckpointError:  # someone else has been at it
+            except CheckpointError:  # another process has changed it
                 notify(Notice(f"{self.path} was damaged and is made again"))
                 remove_folder(self.path)
 

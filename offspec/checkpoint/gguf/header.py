@@ -81,7 +81,7 @@ def read_gguf(path: Path | str) -> GgufHeader:
 
     Every range lies inside the file, each has the size of its shape and type, and they follow one another
     without overlaps or gaps, as llama.cpp asks for: a type that is not the tensor's own would leave one.
-    Raises HeaderError for a header that cannot be believed, TruncatedError for a file that ends too
+    Raises HeaderError for a header that cannot be true, TruncatedError for a file that ends too
     early, CheckpointError when it cannot be read.
     """
     path = Path(path)

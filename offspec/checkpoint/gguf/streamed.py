@@ -54,5 +54,5 @@ def _config(folder: Path) -> Any:
 
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # whatever transformers made of a file that someone changed
+    except Exception as error:  # any error that transformers raises for a file that was edited
         raise CheckpointError(f"{folder / CONFIG} cannot be used ({one_line(error)}): remove it") from error

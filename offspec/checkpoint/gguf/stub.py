@@ -1,6 +1,6 @@
 """A small GGUF file that says what the large one says, for transformers to read.
 
-transformers' reader believes every length and walks every string of a vocabulary; the outline is written
+transformers' reader trusts every length and walks every string of a vocabulary; the outline is written
 from values that were already checked, leaves the vocabulary out where it is not needed, and has one zero for
 each tensor.
 """

@@ -31,7 +31,7 @@ def unpack(
 ) -> Checkpoint:
     """Open a GGUF file as a checkpoint, unpacking it into the cache if it is not there yet.
 
-    reason: why it is not streamed as it is, for whoever would expect that. Raises what `open_checkpoint`
+    reason: why it is not streamed as it is, for a notice. Raises what `open_checkpoint`
     raises.
     """
     cached = CachedFolder(header, "unpacked", VERSION, cache_dir)

@@ -94,7 +94,8 @@ def packed_tensors(config: Mapping[str, Any], tensors: Tensors, place: str) -> d
 
 
 def _refuse_codes(left: Mapping[str, TensorInfo], place: str, described: bool) -> None:
-    """Refuse numbers that nobody explains, before they are taken for weights, or for something of no use.
+    """Refuse numbers that the configuration does not explain, before they are taken for weights, or
+    ignored.
 
     Those under any other name than a weight's may be a mask that old checkpoints hold, or a zero point of
     inputs: they are refused where a model would take them for values.

@@ -53,7 +53,7 @@ def check_files(folder: Path) -> None:
 def checksums(folder: Path) -> tuple[dict[Path, FileSum], str]:
     """What the bytes of each file must be, and what to do where they are not; nothing for what is no pack.
 
-    A layer's file holds nothing else, so whoever has read a layer has all that its `crc32` is of. Raises
+    A layer's file holds nothing else, so the bytes of a layer are all that its `crc32` is of. Raises
     HeaderError.
     """
     if not (folder / MANIFEST).exists():

@@ -22,7 +22,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")  # dtypes whose numbers are values, and n
 # What to do about a checkpoint in a form that is not read, and about one that is damaged.
 INSTEAD = "use the model's bf16 or fp16 checkpoint, or a GGUF file of it"
 AGAIN = "download it again"
-# A block of 129 rows may need as many scales as one of 128: only what GPUs can use is believed.
+# A block of 129 rows may need as many scales as one of 128: only what GPUs can use is accepted.
 BLOCK_UNIT = 16
 _INTEGERS = {"I32": "<i4", "I64": "<i8"}
 

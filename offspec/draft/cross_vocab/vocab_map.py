@@ -176,6 +176,6 @@ class VocabMap:
     def scatter(self, logits: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
         """Put the draft's logits [W, D or more] where the target has the same tokens, in wide [W, T].
 
-        What the draft lacks is left as it is; whoever makes `wide` fills it with -inf, once.
+        What the draft lacks is left as it is; `wide` must be filled with -inf where it is made.
         """
         return wide.index_copy_(1, self.target_ids, logits.index_select(1, self.draft_ids))

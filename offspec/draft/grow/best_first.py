@@ -38,7 +38,7 @@ class GrowthPolicy:
 
     min_gain: stop when one more step is expected to add less than this share of the expected tokens. costs:
     where given, stop instead when no step can raise tokens per second, and verify as many nodes as give the
-    most. record: grow on to so many nodes for the record, whatever it costs, if that is more than the budget.
+    most. record: grow to this number of nodes for the record, at any cost, if that is more than the budget.
     """
 
     budget: int
@@ -189,7 +189,7 @@ class _Growing:
         """Whether to expand these nodes, after what was drafted so far."""
         policy, score, best = self._policy, self._candidates.score, self._best
         if policy.recording:
-            # A record must be whole, however narrow its steps: `min_gain` is asked of so many nodes together.
+            # A record must be whole, however narrow its steps: `min_gain` applies to a fixed number of nodes.
             return pays(score[best], score[nodes], 0.0, None, policy.min_gain * len(nodes) / _RECORDED)
         return pays(score[best], score[nodes], self._seconds, costs, policy.min_gain)
 

@@ -36,13 +36,13 @@ class GrownTree:
     def learn(self, mixture: Mixture, nodes: Sequence[int], tokens: Sequence[int]) -> None:
         """Teach the sources which tokens the target picked at these tree nodes, the walk in order.
 
-        Where the text ended in the middle of the tree, only the levels down to that end count as promised.
+        Where the text ended in the middle of the tree, only the levels down to that end count as expected.
         """
         walked = self.candidates[list(nodes)].tolist()
-        promised = self.tree.score
+        scores = self.tree.score
         if tokens[-1] in self.tree.children(nodes[-1]):
-            promised = promised[self.tree.depth < len(tokens)]
-        expected = float(np.exp(promised).sum())
+            scores = scores[self.tree.depth < len(tokens)]
+        expected = float(np.exp(scores).sum())
         for index, seen in self.asked.seen.items():
             calibration = mixture.sources[index].scorer.calibration
             _learn(calibration, seen, walked, tokens)

@@ -37,7 +37,7 @@ _HEAD_NAME = re.compile(r"medusa|eagle|speculator|mtp", re.IGNORECASE)
 def open_head(model: str, target: TargetShape, notify: Callable[[Event], None]) -> OpenedHead | None:
     """The head that a folder, a file of weights or a hub repository holds; None where it is a model.
 
-    None as well for what is nothing at all: whoever opens models says what is wrong with it. Of a head only
+    None as well for what does not exist: opening it as a model says what is wrong with it. Of a head only
     the headers are read. A hub id is fetched, unless it is a model. Raises DraftError where a head does not
     fit the target, is of no known kind or wants to run code; else the errors of `open_checkpoint`.
     """

@@ -1,4 +1,4 @@
-"""How far a continuation found in a text is to be believed, learnt as the target speaks.
+"""How likely a continuation found in a text is to be accepted, counted while text is generated.
 
 After a long match the text will mostly go on as it did before, after a short one seldom, and the more so the
 more often it did. How much so depends on the target and on what it is asked, so each case is counted by
@@ -6,7 +6,7 @@ itself: `bucket` sorts guesses by the length of the match, by the share of the c
 followed there, and by its count.
 """
 
-_LENGTHS = (0, 0, 1, 2, 3, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6, 6, 6, 7)  # class of a match of so many tokens
+_LENGTHS = (0, 0, 1, 2, 3, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6, 6, 6, 7)  # class of a match, by its length in tokens
 _SURE = (0.2, 0.3, 0.45, 0.55, 0.7, 0.8, 0.9, 0.95)  # of an only continuation, before anything is seen
 _SHARES = (1.0, 0.5, 0.2, 0.0)  # classes of shares: all, at least half, a fifth, less
 _TYPICAL = (1.0, 0.65, 0.3, 0.08)

@@ -48,7 +48,7 @@ class _Held:
         return sum(len(passage.ids) for passage in self.past) + len(self.ids) - self.skipped
 
     def newest(self, room: int) -> "_Held":
-        """So many tokens of it, the committed ids before all passages."""
+        """Its newest tokens, `room` of them; committed ids take precedence over passages."""
         skipped = max(len(self.ids) - room, self.skipped)
         room -= len(self.ids) - skipped
         past: list[_Passage] = []
@@ -79,7 +79,7 @@ class SuffixLookup:
     `limit` is the most tokens of text that are held, with about 100 bytes each for prose, 200 for random ids.
     When there are more, the newest half is kept: that takes some 3 microseconds a token, once in limit / 2
     tokens. What breaks off a call, as Ctrl-C does, leaves texts as they were before the call or as they
-    would be after it; the next call makes the automaton anew.
+    would be after it; the next call makes the automaton again.
     """
 
     name = "suffix"

@@ -12,7 +12,7 @@ _PROBE = 4  # passes that a source is tried for before it may be dropped again
 
 @dataclass(slots=True)
 class Worth:
-    """Running means of one source, over passes: its seconds, and the tokens that nobody else had guessed.
+    """Running means of one source, over passes: its seconds, and the tokens that no other source proposed.
 
     rest: passes that it sits out before it is tried again; trial: passes that it has yet to be seen at. The
     first pass after a rest, in which it catches up, does not count.
@@ -47,9 +47,9 @@ class Worth:
         self.trial = max(self.trial - 1, 0)
 
     def loses(self, tokens: float, seconds: float, link: float) -> bool:
-        """Whether passes, which yield so many tokens in so many seconds, would be better off without it.
+        """Whether passes that yield `tokens` in `seconds` would be faster without it.
 
-        link: seconds that a pass takes at least, whoever guesses.
+        link: seconds that a pass takes at least, with any source.
         """
         if self.trial:
             return False

@@ -107,8 +107,8 @@ class Mixture:
     ) -> None:
         """Count a pass: who guessed each accepted node, [S, n], and what it gave and took in all.
 
-        Whoever costs more than it brings is left out for a while. The first pass of a request counts for
-        nobody: sources read the prompt then. link: seconds that a pass takes at least.
+        A source that costs more than it brings is left out for a while. The first pass of a request is not
+        counted: sources read the prompt then. link: seconds that a pass takes at least.
         """
         self._passes += 1
         standing, active = self.standing, asked.active

@@ -54,7 +54,7 @@ class Sources:
             drafter.adopt()
 
     def observe(self, features: Features) -> None:
-        """Hand what a pass made of committed positions to whoever wants it."""
+        """Hand what a pass made of committed positions to the sources that read it."""
         for drafter in self.drafters.values():
             if drafter.wants:
                 drafter.observe(features)

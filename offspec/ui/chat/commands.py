@@ -1,4 +1,4 @@
-"""The slash commands of a chat: their names, what they take, and what the user is told of them."""
+"""The slash commands of a chat: names, arguments and help texts."""
 
 import re
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ from offspec.core.errors import RequestError
 
 _NAMED = re.compile(r"/([A-Za-z]+)(?:\s+|$)")
 _BEGUN = re.compile(r"/+([A-Za-z]+)(?:\s|$)")
-_ALIASES = {"exit": "quit", "new": "clear"}  # what other programs taught people's fingers
+_ALIASES = {"exit": "quit", "new": "clear"}  # names that other programs use
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
     """A command as the user knows it.
 
-    usage: as typed, with what is optional in brackets. help: one line of Markdown. more: what there is to
-    know beyond it. while_busy: whether it may run while an answer is under way.
+    usage: as typed, with what is optional in brackets. help: one line of Markdown. more: further
+    help. while_busy: whether it may run while an answer is under way.
     """
 
     name: str
@@ -43,36 +43,36 @@ with two slashes: `//help` asks the model about `/help`.""",
         "retry",
         "/retry",
         "Answer the last question again.",
-        """The answer that was there is dropped. Only the answer is computed anew: the question stays in the
-caches. A fixed seed moves on by one; at temperature 0 the same answer comes again, unless something else
-changed, so try `/set temperature=0.7` first. After a fault or a stop this is how to go on.""",
+        """The previous answer is dropped. Only the answer is computed again; the question stays in the
+caches. A fixed seed increases by one; at temperature 0 the answer is the same unless something else
+changed, so try `/set temperature=0.7` first. Use it too to continue after an error or a stop.""",
     ),
     Command(
         "edit",
         "/edit [text]",
         "Ask the last question differently.",
-        """With a text, that is asked in place of the last question, whose answer is dropped. Alone, it
-hands the last question back to you, to change and send. What was said before stays in the caches and costs
-nothing.""",
+        """With a text, that text replaces the last question, whose answer is dropped. Alone, the last
+question is put into the input, to change and send. Earlier turns stay in the caches and are not computed
+again.""",
     ),
     Command(
         "undo",
         "/undo [n]",
-        "Take back the last question and its answer, or the last n.",
-        """The conversation goes on from where it was before. What remains stays in the caches and costs
-nothing.""",
+        "Remove the last question and its answer, or the last n.",
+        """The conversation continues from before it. The turns that remain stay in the caches and are not
+computed again.""",
     ),
     Command(
         "system",
         "/system [text|none]",
         "Show, set or remove the system message.",
-        """It goes before everything that is said, and tells the model how to answer: `/system Answer in one
-sentence.` Because the conversation then begins differently, the next answer reads all of it again.""",
+        """It comes before all questions and tells the model how to answer: `/system Answer in one sentence.`
+Because the conversation then begins differently, the next answer computes all of it again.""",
     ),
     Command(
         "set",
         "/set [name=value ...]",
-        "Show or change how answers are chosen.",
+        "Show or change the sampling parameters.",
         """`/set` lists everything with its value and what it means; `/set temperature=0.7 top_p=0.9`
 changes two at once, from the next answer on. `default` as a value takes what the chat began with. Stop
 texts with spaces go in quotes, `\\n` is a new line, and `stop=none` removes them all: `/set stop="The end"
@@ -83,26 +83,26 @@ stop="\\n\\n"`.""",
         "seed",
         "/seed [n|random]",
         "Show, fix or free the seed.",
-        """The same seed, question and settings give the same answer, whatever the draft. Alone, it tells
-the seed of the last answer, so that you can fix it. `/seed random` draws a fresh one for every answer. At
-temperature 0 no dice are thrown, and the seed plays no part.""",
+        """The same seed, question and settings give the same answer, whatever the draft. Alone, it shows
+the seed of the last answer, so that you can fix it. `/seed random` chooses a new one for every answer. At
+temperature 0 the seed has no effect.""",
         while_busy=True,
     ),
     Command(
         "save",
         "/save [name or file]",
         "Name the conversation, or write a copy to a file.",
-        """Conversations are saved as they go; nothing has to be done for it. `/save holiday plans` names
-this one, and `/load holiday plans` finds it. `/save ./plans.json` writes a copy as it is now; anything with
+        """Conversations are saved automatically. `/save holiday plans` names this one, and
+`/load holiday plans` finds it. `/save ./plans.json` writes a copy as it is now; anything with
 a slash, or that ends in .json, is a file.""",
         while_busy=True,
     ),
     Command(
         "load",
         "/load [name]",
-        "Go on with another conversation.",
-        """By its name, the beginning of its id, or a file. The one you leave is saved. The model reads the
-other one from its beginning when you next ask something. Alone, the command lists them.""",
+        "Continue another conversation.",
+        """By its name, the beginning of its id, or a file. The current one is saved. The next question makes
+the model read the other one from its beginning. Alone, the command lists them.""",
     ),
     Command(
         "sessions",
@@ -113,32 +113,32 @@ other one from its beginning when you next ask something. Alone, the command lis
     Command(
         "draft",
         "/draft [name,...|auto|none]",
-        "Show or change who guesses ahead.",
+        "Show or change the draft sources.",
         """A small model or a trained head, `substitute` (a copy of the target in few bits), `suffix` (which
-copies from the text), several of them with commas between, `auto` (the best there is), or `none`. The answers
-are the same with any of them; only the speed differs. What is loaded already, and `suffix`, takes over at
-once; for anything else the model is loaded again, and the conversation goes on.""",
+copies from the text), several of them with commas between, `auto` (the best available), or `none`. The
+answers are the same with any of them; only the speed differs. Sources that are loaded, and `suffix`, are
+used at once; for others the model is loaded again, and the conversation continues.""",
     ),
     Command(
         "plan",
         "/plan",
-        "Explain what lies where, how large trees are, and what bounds the speed.",
+        "Explain placement, tree size, and what bounds the speed.",
         while_busy=True,
     ),
     Command(
         "tree",
         "/tree",
-        "Show the last tree of guesses and the path that the target took.",
-        """Each node is a guess with its probability. One pass of the weights checks all of them at once;
-the lit path became text, and the token after it is the target's own.""",
+        "Show the last token tree and the accepted path.",
+        """Each node is a draft token with its probability. One pass of the target verifies all of them; the
+highlighted path was accepted, and the token after it is the bonus token.""",
         while_busy=True,
     ),
     Command(
         "sources",
         "/sources [on|off]",
         "Mark where each token of the answers came from.",
-        """A draft token was guessed and found right. A bonus token is the one that the target adds by
-itself at the end of every pass; without a draft all are of that kind.""",
+        """A draft token was proposed and accepted. A bonus token is the one that the target adds at the end
+of every pass; without a draft all tokens are of that kind.""",
         while_busy=True,
     ),
     Command(
@@ -163,7 +163,7 @@ itself at the end of every pass; without a draft all are of that kind.""",
     Command(
         "quit",
         "/quit",
-        "Leave. Everything said is saved; `offspec chat MODEL --resume` goes on with it.",
+        "Leave. The conversation is saved; `offspec chat MODEL --resume` continues it.",
         while_busy=True,
     ),
 )

@@ -50,7 +50,7 @@ class Completer:
         return [Completion(f"/{name} {text}", meaning) for text, meaning in offered]
 
     def forget(self) -> None:
-        """Look for conversations anew the next time."""
+        """Look for conversations again the next time."""
         self._entries = None
 
     def _saved(self) -> list[Entry]:

@@ -111,7 +111,7 @@ def _seed(chat: ChatController, argument: str) -> Outcome:
         return ShowText(f"The seed is {argument} from the next answer on; `/seed random` frees it again.")
     answered = [message.figures for message in chat.session.messages if message.figures]
     seeds = [figures.seed for figures in answered if figures.seed is not None]
-    fixed = "A fresh seed is drawn for every answer" if params.seed is None else f"The seed is {params.seed}"
+    fixed = "A new seed is chosen for every answer" if params.seed is None else f"The seed is {params.seed}"
     last = f"; the last answer had {seeds[-1]}" if seeds else ""
     return ShowText(f"{fixed}{last}. `/seed 7` fixes it.")
 
@@ -182,7 +182,7 @@ def _clear(chat: ChatController, argument: str) -> Outcome:
     chat.new_conversation()
     if not left.turns:
         return Reset("A new conversation.")
-    return Reset(f"A new conversation. `/load {name}` goes on with the one before.")
+    return Reset(f"A new conversation. `/load {name}` continues the one before.")
 
 
 def _check_turns(chat: ChatController, wanted: int) -> None:

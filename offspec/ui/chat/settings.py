@@ -10,17 +10,17 @@ from offspec.core.config import SamplingParams
 from offspec.core.errors import RequestError
 
 MEANINGS: Mapping[str, str] = {
-    "temperature": "0 takes the likeliest token; higher is freer",
-    "top_p": "sample from the likeliest tokens that hold this share of the probability",
-    "top_k": "sample from so many of the likeliest tokens; 0 is off",
-    "min_p": "drop tokens less likely than this share of the likeliest one's probability",
-    "repetition_penalty": "above 1, tokens of the conversation come back less",
-    "presence_penalty": "taken off the logit of every token that is in the answer",
-    "frequency_penalty": "taken off once for each time the token is in the answer",
-    "seed": "the same seed gives the same answer; random draws a fresh one each time",
-    "max_tokens": "end an answer after so many tokens",
+    "temperature": "0 takes the likeliest token; higher values sample more freely",
+    "top_p": "sample from the likeliest tokens that together have this probability",
+    "top_k": "sample from this number of likeliest tokens; 0 is off",
+    "min_p": "exclude tokens less likely than this share of the likeliest one's probability",
+    "repetition_penalty": "values above 1 make tokens of the conversation less likely to repeat",
+    "presence_penalty": "subtracted from the logit of every token that is in the answer",
+    "frequency_penalty": "subtracted once for each time the token is in the answer",
+    "seed": "the same seed gives the same answer; random chooses a new one each time",
+    "max_tokens": "end an answer after this number of tokens",
     "stop": "end an answer before this text",
-    "ignore_eos": "go on past the model's own end of answer",
+    "ignore_eos": "continue after the model's end-of-sequence token",
 }
 
 

@@ -25,7 +25,7 @@ _ENDINGS: dict[FinishReason, str] = {
     "eos": "",
     "stop": "",
     "length": "; cut at max_tokens, which /set changes",
-    "context": "; the context is full: /undo takes questions back, /clear begins anew",
+    "context": "; the context is full: /undo removes questions, /clear begins a new conversation",
     "halted": "; stopped, and kept as far as it came",
 }
 

@@ -54,7 +54,7 @@ class Part:
 class Plan:
     """Everything that is decided about running one target with one draft on one machine.
 
-    target_print, draft_print: fingerprints of their files; draft is "none" where nobody drafts.
+    target_print, draft_print: fingerprints of their files; draft is "none" without a draft.
     memory, vram: bytes that may be used, vram None where the computing is done in RAM.
     draft_bits: that the draft's matrices are rounded to, 16 where they are not, or where nobody drafts.
     parts: all that takes room, and what is left on disk. Those called "layers"

@@ -24,9 +24,9 @@ from offspec_planners.plan import Plan
 from offspec_planners.plan.forecast import best_by_budget
 from offspec_planners.units import format_bytes, format_number, format_rate, format_seconds
 
-_FREE = 1.02  # an iteration that takes no longer than so many times another takes as long
+_FREE = 1.02  # times that differ by less than this factor count as equal
 _FEW = 8  # nodes that are not worth a sentence
-_NEAR = 1.15  # a first token that takes no longer than so many times the link is bound by it
+_NEAR = 1.15  # a first token within this factor of the link time is bound by the link
 
 
 def explain(plan: Plan) -> tuple[str, ...]:
@@ -80,8 +80,8 @@ def explain_tree(plan: Plan) -> tuple[str, ...]:
     """How many nodes are free, and what half and twice the budget would bring."""
     if plan.draft_mode == "none":
         if plan.budget > 1:
-            return ("Nobody drafts, so a pass yields one token, and more where the text repeats itself.",)
-        return ("Nobody drafts, so every pass yields one token.",)
+            return ("There is no draft model, so a pass yields one token, and more where the text repeats.",)
+        return ("There is no draft, so every pass yields one token.",)
     return (*_free_nodes(plan), *_other_budgets(plan))
 
 

@@ -1,4 +1,4 @@
-"""A plan held to its word: what was predicted beside what real passes took."""
+"""Predicted beside measured speed of a plan."""
 
 import math
 from dataclasses import dataclass

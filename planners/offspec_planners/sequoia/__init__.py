@@ -1,7 +1,7 @@
 """Static trees: the shape with the most expected tokens, and the size that pays best.
 
 A drafter whose guesses are accepted by their rank, whatever they say, is served as well by one shape for all
-passes as by a tree grown anew for each (Chen et al. 2024, Sequoia, arXiv 2402.12374).
+passes as by a tree grown for each (Chen et al. 2024, Sequoia, arXiv 2402.12374).
 
 Letters: D depths, K ranks, N nodes. acceptance [D, K] is the probability that the b-th child of a node at
 depth d is the accepted one; below the last row it is taken to stay as it is there.

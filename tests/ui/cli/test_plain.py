@@ -162,7 +162,7 @@ def test_stdout_has_only_the_answers(offspec: Program) -> None:
 def test_quiet_leaves_what_was_asked_for(offspec: Program) -> None:
     out, err, _ = offspec.pipe("Why?\n/seed\n", "--quiet")
     assert out == f"{ANSWER}\n"
-    assert err.startswith("A fresh seed is drawn") and err.count("\n") == 1
+    assert err.startswith("A new seed is chosen") and err.count("\n") == 1
 
 
 def test_questions_of_many_lines(offspec: Program) -> None:
@@ -265,7 +265,7 @@ def test_resume_and_session_exclude_each_other(offspec: Program) -> None:
 def test_edit_undo_retry_and_quit(offspec: Program) -> None:
     out, err, code = offspec.pipe("Why?\n/retry\n/edit Why not?\nMore?\n/edit\n/undo\n/undo\n/quit\nNever?\n")
     assert (out.count(ANSWER), code) == (4, 2)
-    assert "Took this question back; ask it anew:\n\nMore?" in err
+    assert "Removed this question; ask it again:\n\nMore?" in err
     assert "Took back the last question." in err and "nothing has been asked yet" in err
     assert "Never?" not in err
 

@@ -212,7 +212,7 @@ def test_a_plan_without_a_draft_or_a_sweep(plan: Call, planning: Planning) -> No
         small(), draft="none", draft_mode="none", draft_bits=16, budget=1, sweep=(), what_ifs=(), notes=()
     )
     page = plan().stdout
-    assert "Nobody drafts, so every pass yields one token." in page
+    assert "There is no draft, so every pass yields one token." in page
     assert not any(
         word in page for word in ("Speed against", "What would help", "Notes", "step of the draft")
     )
