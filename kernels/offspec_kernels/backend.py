@@ -14,9 +14,15 @@ VARIABLE = "OFFSPEC_KERNELS"
 
 
 def choose_backend(device: torch.device, path: Backend | None = None) -> Backend:
-    """`path` if one is asked for, else what OFFSPEC_KERNELS says, else what suits the device.
+    """The backend of an operation: `path`, else what OFFSPEC_KERNELS says, else what suits the device.
 
-    Raises ArgumentError for a name that is none, PathError where the path cannot run on `device`.
+    Args:
+        device: Where the tensors are.
+        path: "reference", "eager" or "triton"; None lets the environment or the device decide.
+
+    Raises:
+        ArgumentError: There is no backend of that name.
+        PathError: It cannot run on `device`.
     """
     asked = path or os.environ.get(VARIABLE)
     if not asked:

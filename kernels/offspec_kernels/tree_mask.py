@@ -33,7 +33,7 @@ class TreeExtent:
 
 @dataclass(frozen=True, slots=True)
 class TreeMask:
-    """What each query of each tree may look at.
+    """Which key rows each query of each tree sees.
 
     Key row j of tree b, counted from the beginning of its prefix, is seen by query i, which is itself row
     f = first + i behind the prefix,
@@ -43,10 +43,13 @@ class TreeMask:
     Every query sees itself, and none sees a row behind its own. With a window w all of this holds only where
     position(query) - position(key) < w; a key of prefix or chain has position j.
 
-    prefix, first, count, causal [B] int32: L; the row of the first query; queries (those behind them are
-    padding, and get zeros); C. words [B, N, W] int64: bit r % 64 of word r // 64 is tree row r; zero for
-    queries of the chain. position [B, M] int64, of the rows behind the prefix; None where no window is used.
-    All on one device.
+    Args:
+        prefix: [B] int32, L: rows of the prefix.
+        first: [B] int32, row of the first query behind the prefix.
+        count: [B] int32, queries; those behind them are padding, and get zeros.
+        causal: [B] int32, C: rows of the chain.
+        words: [B, N, W] int64: bit r % 64 of word r // 64 is tree row r; zero for queries of the chain.
+        position: [B, M] int64, of the rows behind the prefix; None where no window is used.
     """
 
     prefix: Tensor
@@ -72,11 +75,19 @@ class TreeMask:
         position: Tensor | None = None,
         kept: dict[object, Tensor] | None = None,
     ) -> "TreeMask":
-        """One tree. ancestors [N, R] bool: entry (i, r) says that query i sees tree row r.
+        """The mask of one tree.
 
-        first: by default the queries are the last rows, which makes it causal + R - N. position [M] int64.
-        kept: shared by the tree_masks of one pass, so that what they keep is bounded together. Raises
-        ArgumentError for more queries than rows.
+        Args:
+            ancestors: [N, R] bool: entry (i, r) says that query i sees tree row r.
+            prefix: Rows of the prefix, L.
+            causal: Rows of the chain behind it, C; 0 by default.
+            first: Row of the first query behind the prefix; by default the queries are the last rows, which
+                makes it causal + R - N.
+            position: [M] int64, of the rows behind the prefix; needed for a window.
+            kept: Shared by the masks of one pass, so that what they cache is bounded together.
+
+        Raises:
+            ArgumentError: There are more queries than rows.
         """
         rows, device = len(ancestors), ancestors.device
         begin = causal + ancestors.shape[1] - rows if first is None else first
@@ -133,9 +144,15 @@ class TreeMask:
     def visible(
         self, tree: int, rows: tuple[int, int], keys: tuple[int, int], window: int | None = None
     ) -> Tensor:
-        """[rows, keys] bool: a dense mask of queries rows[0] to rows[1] and keys keys[0] to keys[1].
+        """[rows, keys] bool: a dense mask of some queries and keys of one tree.
 
         Scratch: the result twice, with a window three times.
+
+        Args:
+            tree: Index b of the tree.
+            rows: (start, end) of the queries.
+            keys: (start, end) of the key rows.
+            window: Positions that a query looks back; no limit by default.
         """
         reach, (start, end) = self.reaches()[tree], keys
         row = torch.arange(*rows, device=self.words.device)[:, None]

@@ -97,10 +97,10 @@ class _Saved:
 
 @dataclass(slots=True, eq=False)
 class Calibration:
-    """All that is known of how a target agrees with a draft, at one temperature, coupled or not.
+    """What is known of how a target agrees with a draft, at one temperature, coupled or not.
 
-    forest: recorded trees. expected, observed: sums of tokens per pass, the older passes counting less;
-    passes: how many there were.
+    `forest` holds recorded trees; `expected` and `observed` are sums of tokens per pass, older passes
+    counting less; `passes` counts them.
     """
 
     fit: TemperatureFit = field(default_factory=TemperatureFit)
@@ -119,7 +119,14 @@ class Calibration:
     def observe(
         self, depth: int, x: NDArray[np.float32], log_probs: NDArray[np.float32], rank: int | None
     ) -> None:
-        """Learn from a walked node: its children's x and log-probabilities [K], and the picked one's rank."""
+        """Learn from one walked node.
+
+        Args:
+            depth: Of the node, 0 for the root.
+            x: [K], scores of its children, best first.
+            log_probs: [K], their calibrated log-probabilities.
+            rank: Place of the committed token among them; None when it was none of them.
+        """
         self.fit.observe(x, log_probs, rank)
         self.table.observe(depth, log_probs, rank)
 
@@ -179,11 +186,15 @@ def _drawn(kind: str, power: float) -> tuple[tuple[Grown, ...], Walks]:
 def typical(
     kind: Literal["substitute", "model", "head"], share: float = _MODEL_SHARE, bits: int = 4
 ) -> Calibration:
-    """What to go by before a draft was seen at work: a substitute of the target, a small model, or a head.
+    """The acceptance of a typical draft, used until the draft has been measured.
 
-    share: a small model's weights over the target's; bits: of a substitute. Trees drawn at random, always
-    the same ones. A substitute's in 4 bits hold 11 expected tokens in 256 nodes; those of an 8B for a 70B
-    11.7 in 768, of a 1B 8.3; those of a head 2.4 in 64.
+    From trees drawn at random, always the same ones. A substitute's in 4 bits hold 11 expected tokens in 256
+    nodes; those of an 8B for a 70B 11.7 in 768, of a 1B 8.3; those of a head 2.4 in 64.
+
+    Args:
+        kind: "substitute", "model" or "head".
+        share: A small model's weights over the target's; for "model" alone.
+        bits: Of a substitute's weights, 4 by default.
     """
     smaller = max(math.log(_MODEL_SHARE / share), 0.0)
     power = {"model": 1.0 + round(_WORSE * smaller, 3), "substitute": _BY_BITS[bits], "head": _HEAD}[kind]

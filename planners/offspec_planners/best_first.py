@@ -65,8 +65,9 @@ class _Saved:
 class Grown:
     """A recorded tree in topological order, root first: all that replaying its growth takes.
 
-    parent [N] int32, -1 for the root; score [N] float32, log of the path's probability, never above the
-    parent's.
+    Args:
+        parent: [N] int32, -1 for the root.
+        score: [N] float32, log of the path's probability, never above the parent's.
     """
 
     parent: NDArray[np.int32]
@@ -109,10 +110,15 @@ class Growing:
 
 
 def worth_a_step(worth: float, expected: float, draft: float, width: int, rows: int, costs: Costs) -> bool:
-    """Whether a draft step of `width` nodes can raise tokens per second.
+    """Whether a draft step can raise tokens per second.
 
-    worth: sum of exp(score) of the nodes to be expanded, which is the most that their children can add;
-    expected: tokens of the tree as it stands, of which `rows` are verified; draft: seconds spent drafting.
+    Args:
+        worth: Sum of exp(score) of the nodes to be expanded, the most that their children can add.
+        expected: Tokens of the tree as it stands.
+        draft: Seconds spent drafting so far.
+        width: Nodes that the step expands.
+        rows: Nodes of the tree that are verified.
+        costs: Of passes and steps.
     """
     now = float(costs.iteration(draft, rows))
     then = float(costs.iteration(draft + float(costs.step_seconds(width)), rows))
@@ -120,9 +126,12 @@ def worth_a_step(worth: float, expected: float, draft: float, width: int, rows: 
 
 
 def best_size(scores: NDArray[np.floating], draft: float, costs: Costs) -> int:
-    """How many of the best nodes give the most tokens per second, after `draft` seconds of drafting.
+    """How many of the best nodes give the most tokens per second; of equals the smallest number.
 
-    scores [N]: logs of the path probabilities, descending, the root's first. Of equals the smallest.
+    Args:
+        scores: [N], logs of the path probabilities, descending, the root's first.
+        draft: Seconds spent drafting.
+        costs: Of passes and steps.
     """
     return _best_rows(np.cumsum(np.exp(scores, dtype=np.float64)), draft, costs)
 
@@ -140,9 +149,15 @@ def pays(
     costs: PassCosts | None,
     min_gain: float,
 ) -> bool:
-    """Whether to take the step that expands nodes of these scores [W], the tree's being `scores` [N].
+    """Whether to take a draft step.
 
-    With costs: while it can raise tokens per second. Without: while it can add `min_gain` of the tokens.
+    Args:
+        scores: [N], logs of the path probabilities of the tree.
+        frontier: [W], those of the nodes that the step expands.
+        draft: Seconds spent drafting so far.
+        costs: Of passes and steps: the step must be able to raise tokens per second. None: it must be able to
+            add `min_gain` of the tokens.
+        min_gain: A share of the tree's expected tokens.
     """
     probability = np.exp(-np.sort(-scores), dtype=np.float64)
     worth = float(np.exp(frontier, dtype=np.float64).sum())
@@ -170,11 +185,17 @@ def _pays(
 def promising(
     probability: NDArray[np.float64], tree: NDArray[np.float64], budget: int, min_gain: float
 ) -> NDArray[np.bool_]:
-    """Which nodes [W] are worth a place in a draft step, by the probabilities of their paths.
+    """Which nodes are worth a place in a draft step, [W] bool.
 
-    One of which a whole tree of `budget` nodes would not add `min_gain` of the tokens of `tree` [N] is not.
-    Where the draft is sure, nearly all are such, and expanding them would use up `max_expanded` long before
-    the one path that matters is deep.
+    A node is not if a whole tree of `budget` nodes below it would not add `min_gain` of the tree's tokens.
+    Where the draft is confident, nearly all are such, and expanding them would use up `max_expanded` long
+    before the one path that matters is deep.
+
+    Args:
+        probability: [W], of the nodes' paths.
+        tree: [N], of the paths of the tree.
+        budget: Most nodes of the tree.
+        min_gain: A share of the tree's expected tokens.
     """
     return probability * budget >= min_gain * float(tree.sum())
 
@@ -192,10 +213,18 @@ def replay(
     min_gain: float = 0.01,
     max_depth: int | None = None,
 ) -> Growing:
-    """What growing to `budget` nodes, `width` at a time, would have made where `tree` was recorded.
+    """Grow a recorded tree again, to another budget and width.
 
-    The record must hold more than `budget` nodes. Nodes that only a growth in its first steps would have
-    looked at, since it had no better ones yet, are not in it. max_depth: the deepest level allowed.
+    The record must hold more than `budget` nodes. Nodes that only the first steps of a growth would have
+    looked at are not in it.
+
+    Args:
+        tree: The record.
+        budget: Most nodes of the tree.
+        width: Most nodes expanded by a draft step.
+        costs: Of passes and steps, which end the growth as in `pays`; None: `min_gain` ends it.
+        min_gain: A share of the tree's expected tokens, 0.01 by default.
+        max_depth: The deepest level allowed; no limit by default.
     """
     return _ordered(tree).replay(budget, width, costs, min_gain, max_depth)
 

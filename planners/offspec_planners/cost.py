@@ -40,11 +40,18 @@ _STEP_OVERHEAD = 1e-3  # seconds of a step that no device sees: choosing nodes, 
 class ModelSizes:
     """The bytes and the arithmetic of a model.
 
-    layers: bytes of each decoder layer, as it streams or stays. weights: of one layer, that each row is
-    multiplied with. head, head_weights: bytes and weights of the output head. kv_per_token: bytes of cache
-    that one position takes over all layers. attention: FLOPs of one layer for each pair of row and key.
-    unpacked: values of a layer that every pass makes of packed weights, and unpacked_bytes, what those are
-    stored in.
+    Args:
+        name: For error messages and plans.
+        layers: Bytes of each decoder layer, as it streams or stays.
+        weights: Weights of one layer that each row is multiplied with.
+        head: Bytes of the output head.
+        head_weights: Weights of the output head.
+        kv_per_token: Bytes of cache that one position takes over all layers.
+        attention: FLOPs of one layer for each pair of row and key.
+        hidden: Size of the hidden states.
+        vocabulary: Tokens.
+        unpacked: Values of a layer that every pass makes of packed weights.
+        unpacked_bytes: Bytes that those values are stored in.
     """
 
     name: str
@@ -77,13 +84,18 @@ class ModelSizes:
 
 @dataclass(frozen=True, slots=True)
 class PassCosts:
-    """Seconds of a pass and of draft steps, as functions of what is put through them.
+    """Seconds of a pass and of draft steps, as functions of their rows and widths.
 
-    compute: (rows, seconds) of layers, head and walk, rows ascending, and step: (width, seconds) of a draft
-    step, both piecewise linear and continued by their last slope. start: seconds that the draft takes in
-    every pass besides its steps. link: seconds in which all that streams crosses the slowest link. rest: of
-    those, what cannot be ahead of a pass. edge: (rows, seconds) of the part of compute that has no link time
-    beside it where the ring is full when a pass begins.
+    Curves are piecewise linear and continued by their last slope.
+
+    Args:
+        compute: (rows, seconds) of layers, head and walk, rows ascending.
+        step: (width, seconds) of a draft step, widths ascending.
+        start: Seconds that the draft takes in every pass besides its steps.
+        link: Seconds in which all that streams crosses the slowest link.
+        rest: Seconds of `link` that cannot be ahead of a pass.
+        edge: (rows, seconds) of the part of compute that has no link time beside it where the ring is full
+            when a pass begins.
     """
 
     compute: Points
@@ -94,25 +106,25 @@ class PassCosts:
     edge: Points = ((1, 0.0),)
 
     def compute_seconds(self, rows: ArrayLike) -> NDArray[np.float64]:
-        """Of a pass of so many rows with its weights in place."""
+        """Seconds of a pass of `rows` rows with its weights in place."""
         return _piecewise(self.compute, rows)
 
     def step_seconds(self, width: ArrayLike) -> NDArray[np.float64]:
-        """Of a draft step that expands so many nodes."""
+        """Seconds of a draft step that expands `width` nodes."""
         return _piecewise(self.step, width)
 
     def draft_seconds(self, widths: Sequence[int]) -> float:
-        """Of growing a tree in steps of these widths; 0 where there is none."""
+        """Seconds of growing a tree in steps of these widths; 0 where there is none."""
         if not len(widths):
             return 0.0
         return self.start + float(self.step_seconds(np.asarray(widths)).sum())
 
     def pass_seconds(self, rows: ArrayLike) -> NDArray[np.float64]:
-        """Of a pass of so many rows behind a draft that gave the ring time to fill."""
+        """Seconds of a pass of `rows` rows behind a draft that gave the ring time to fill."""
         return np.maximum(self.compute_seconds(rows), self.rest + _piecewise(self.edge, rows))
 
     def iteration(self, draft: float | NDArray[np.float64], rows: ArrayLike) -> NDArray[np.float64]:
-        """Of drafting for `draft` seconds and verifying so many rows, in steady state."""
+        """Seconds of drafting for `draft` seconds and verifying `rows` rows, in steady state."""
         return np.maximum(draft + self.pass_seconds(rows), self.link)
 
     def bound(self, draft: float, rows: int) -> str:
@@ -154,8 +166,12 @@ def _columns(points: Points) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 class Estimate:
     """The costs of passes on a machine from its profile alone.
 
-    packed: bits that the draft's weights are kept in, to be unpacked whenever they are used; None where they
-    need not be. prefix: committed positions that attention looks back on.
+    Args:
+        hardware: The profile.
+        draft: Sizes of the draft; None without one.
+        packed: Bits that the draft's weights are kept in, to be unpacked whenever they are used; None where
+            they need not be.
+        prefix: Committed positions that attention looks back on.
     """
 
     hardware: Hardware
@@ -211,19 +227,26 @@ class Estimate:
 
 
 def layer_seconds(processor: Processor, sizes: ModelSizes, rows: int, prefix: int) -> float:
-    """One layer over so many rows behind so many positions, its weights in place."""
+    """Seconds of one layer over `rows` rows behind `prefix` positions, its weights in place."""
     attention = sizes.attention * rows * (prefix + rows / 2) / (_ATTENTION_SHARE * processor.flops(rows))
     product = product_seconds(processor, sizes.weights, rows)
     return unpacking_seconds(processor, sizes) + product + attention + processor.layer_overhead
 
 
 def unpacking_seconds(processor: Processor, sizes: ModelSizes) -> float:
-    """Of making 16-bit values of one packed layer: its bytes read and those of the values written."""
+    """Seconds of making 16-bit values of one packed layer: its bytes read and those of the values written."""
     return (sizes.unpacked_bytes + 2.0 * sizes.unpacked) / processor.bandwidth.value
 
 
 def product_seconds(processor: Processor, weights: int, rows: int, bytes_per_weight: float = 2.0) -> float:
-    """Of multiplying rows with matrices: as long as arithmetic takes, or fetching the matrices."""
+    """Seconds of multiplying rows with matrices: the larger of arithmetic and reading the matrices.
+
+    Args:
+        processor: Rates of the processor.
+        weights: Weights of the matrices.
+        rows: Rows that are multiplied.
+        bytes_per_weight: As the matrices are stored, 2 by default.
+    """
     # A profile's rate at few rows is that of fetching 16-bit weights, which has a term of its own here.
     rate = processor.flops(max(rows, _FULL))
     return max(2.0 * weights * rows / rate, weights * bytes_per_weight / processor.bandwidth.value)
@@ -247,9 +270,9 @@ def draft_step(processor: Processor, draft: ModelSizes, width: int, packed: int 
 
 
 def prefill_seconds(costs: PassCosts, target: ModelSizes, processor: Processor, tokens: int) -> float:
-    """Of the pass that takes a prompt of so many tokens along: layer by layer, its chunks in each.
+    """Seconds of the pass that carries a prompt of `tokens` tokens: layer by layer, its chunks in each.
 
-    The weights are read once; what grows with the square of the prompt is attention.
+    The weights are read once; attention grows with the square of the prompt.
     """
     beyond = max(tokens - costs.compute[-1][0], 0)  # what the points do not know of
     attention = target.attention * len(target.layers) * tokens * beyond / 2

@@ -81,9 +81,13 @@ _Rate = Annotated[Rate, Meta(description="a number above 0, or low, value and hi
 class Processor:
     """What computes: a CPU with its RAM, or a GPU with a memory of its own.
 
-    memory: bytes. bandwidth: bytes per second read from it. gemm: (rows, FLOP/s) of rows times 16-bit weights
-    that lie in that memory, rows ascending; with few rows it is the reading of the weights that shows.
-    layer_overhead: seconds that a decoder layer takes however small it is: kernel launches, Python.
+    Args:
+        name: Of the chip.
+        memory: Bytes.
+        bandwidth: Bytes per second read from that memory.
+        gemm: (rows, FLOP/s) of rows times 16-bit weights in that memory, rows ascending; with few rows it
+            shows the reading of the weights.
+        layer_overhead: Seconds that a decoder layer takes however small it is: kernel launches, Python.
     """
 
     name: str
@@ -119,11 +123,15 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """A whole machine.
+    """The profile of a whole machine.
 
-    ram: bytes. disk: bytes per second, read past the page cache. link: bytes per second from RAM to the
-    processor's memory; None where the processor computes in RAM. sources: where the figures come from;
-    empty where they were measured.
+    Args:
+        name: For plans.
+        ram: Bytes.
+        disk: Bytes per second, read past the page cache.
+        link: Bytes per second from RAM to the processor's memory; None where the processor computes in RAM.
+        processor: What computes.
+        sources: Where the figures come from; empty where they were measured.
     """
 
     name: str
@@ -168,7 +176,7 @@ class Hardware:
         return hardware
 
     def text(self) -> str:
-        """The JSON as a person would want to edit it."""
+        """The JSON, laid out to be edited."""
         return layout(self.to_json()) + "\n"
 
     def save(self, path: Path) -> None:

@@ -11,14 +11,18 @@ from offspec_planners.transfer import crossing_seconds, edge_layers, measured_li
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCosts:
-    """Seconds of a loaded model's parts, tried where it lies.
+    """Seconds of a loaded model's parts, measured on the machine.
 
-    layer: (rows, seconds) of one layer with its weights in place; outside: the same of a pass around its
-    layers; walk: of choosing a token at one node, the head included where it stays. step: (width, seconds)
-    of a draft step; start: what the draft's first step takes more. link: bytes per second that came while
-    the link was busy; None where nothing streams. unpack: what making a value of a packed weight takes, which
-    counts for a target that is packed where the one that was tried is not. contended: whether other processes
-    took the processors meanwhile.
+    Args:
+        layer: (rows, seconds) of one layer with its weights in place.
+        outside: (rows, seconds) of a pass around its layers.
+        walk: Seconds of choosing a token at one node, the head included where it stays.
+        step: (width, seconds) of a draft step.
+        start: Further seconds of the draft's first step.
+        link: Bytes per second that came while the link was busy; None where nothing streams.
+        unpack: Seconds of making a value of a packed weight, used for a target that is packed where the
+            measured one is not.
+        contended: Whether other processes used the processors meanwhile.
     """
 
     layer: Points

@@ -32,10 +32,14 @@ class TooSmallError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """tiers: one per layer. slots: ring that streamed units are computed from (0 when none stream).
+    """Where the layers and the head of a model are.
 
-    staging: slots in RAM that units from disk pass through on their way to a device with memory of its own.
-    head: the tier of the output head; where that is not DEVICE, it comes as the last units of a pass.
+    Args:
+        tiers: The tier of each layer.
+        slots: Slots of the ring that streamed units are computed from; 0 when none stream.
+        staging: Slots in RAM that units from disk pass through on their way to a device with memory of its
+            own.
+        head: The tier of the output head; where that is not DEVICE, it comes as the last units of a pass.
     """
 
     tiers: tuple[Tier, ...]
@@ -63,10 +67,14 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What is to be placed, in bytes. layers[i] is read for layer i; converting it takes extra[i] more.
+    """The bytes of what is to be placed.
 
-    Those extra bytes are taken once where layers stream, and for ever where one stays. head: all of a head
-    that is to stream, in units of at most `block`; both 0 where it stays and is no business of this.
+    Args:
+        layers: Bytes read for each layer.
+        extra: Further bytes that converting each layer takes: once where layers stream, and permanently for a
+            layer that stays.
+        head: Bytes of a head that is to stream; 0 where it stays and is counted elsewhere.
+        block: Bytes of the largest unit of such a head; 0 where it stays.
     """
 
     layers: tuple[int, ...]
@@ -85,10 +93,18 @@ class Sizes:
 
 
 def place_layers(sizes: Sizes, memory: int, *, slots: int = 3) -> Placement:
-    """Place layers into one memory of `memory` bytes, which is filled from disk and computed from.
+    """Place layers into one memory, which is filled from disk and computed from.
 
-    The ring has `slots` slots where there is room, at least 2; what is left keeps layers resident, spread
-    evenly so that the link has time to fill between them. Raises TooSmallError.
+    What the ring leaves keeps layers resident, spread evenly so that the link has time to fill it between
+    them.
+
+    Args:
+        sizes: Bytes of layers, slots and head.
+        memory: Bytes of that memory.
+        slots: Slots of the ring where there is room; at least 2 are placed. Default 3.
+
+    Raises:
+        TooSmallError: Not even the smallest ring fits.
     """
     resident, ring = _fill(sizes, memory, slots)
     head = Tier.DISK if sizes.head else Tier.DEVICE
@@ -96,11 +112,21 @@ def place_layers(sizes: Sizes, memory: int, *, slots: int = 3) -> Placement:
 
 
 def place_on_device(sizes: Sizes, device: int, host: int, *, slots: int = 3, staging: int = 3) -> Placement:
-    """Place layers on a device with `device` bytes of its own, over `host` bytes of RAM, over disk.
+    """Place layers on a device with memory of its own, over RAM, over disk.
 
     The device keeps a ring and as many layers as fit beside it; RAM keeps as many of the rest as fit; the
-    others are read from disk through `staging` slots, at least 2, spread evenly among those that come from
-    RAM, so that the disk has time while those are copied. Raises TooSmallError, naming the memory.
+    others are read from disk, spread evenly among those that come from RAM, so that the disk has time while
+    those are copied.
+
+    Args:
+        sizes: Bytes of layers, slots and head.
+        device: Bytes of the device's memory.
+        host: Bytes of RAM.
+        slots: Slots of the device's ring where there is room; at least 2 are placed. Default 3.
+        staging: Slots in RAM that layers from disk pass through; at least 2 are placed. Default 3.
+
+    Raises:
+        TooSmallError: Not even the smallest arrangement fits; names the memory.
     """
     count = len(sizes.layers)
     resident, ring = _fill(sizes, device, slots)

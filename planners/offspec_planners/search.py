@@ -35,7 +35,14 @@ class Outlook:
 
 
 def outlook(calibration: Calibration, costs: PassCosts, budget: int, width: int) -> Outlook:
-    """What a pass costs and brings with this budget and width, on average."""
+    """What a pass costs and yields with a budget and a width, on average over recorded trees.
+
+    Args:
+        calibration: Recorded trees of this target and draft.
+        costs: Of passes and steps.
+        budget: Most nodes verified in a pass.
+        width: Most nodes expanded by a draft step.
+    """
     trees = [Growing((), 1, 1.0, 0)]  # whatever the draft is like
     if budget > 1:
         trees = _usual([replay(tree, budget, width, costs) for tree in _some(calibration)])
@@ -78,7 +85,14 @@ def sweep(
     budgets: Sequence[int] = BUDGETS,
     widths: Sequence[int] = WIDTHS,
 ) -> list[Outlook]:
-    """Every budget with every width that is not above it."""
+    """The outlook of every budget with every width that is not above it.
+
+    Args:
+        calibration: Recorded trees of this target and draft.
+        costs: Of passes and steps.
+        budgets: Most nodes verified in a pass, `BUDGETS` by default.
+        widths: Most nodes expanded by a draft step, `WIDTHS` by default.
+    """
     return [
         outlook(calibration, costs, budget, width)
         for budget in budgets
@@ -89,7 +103,14 @@ def sweep(
 def static_sweep(
     calibration: Calibration, costs: PassCosts, budgets: Sequence[int], width: int
 ) -> list[Outlook]:
-    """The same for trees of one shape each, the best for its budget, grown `width` nodes at a time."""
+    """The outlook of trees of one shape each, the best shape for each budget.
+
+    Args:
+        calibration: Acceptance of this target and draft.
+        costs: Of passes and steps.
+        budgets: Most nodes verified in a pass.
+        width: Most nodes expanded by a draft step.
+    """
     acceptance = calibration.acceptance()
     return [
         _static(choose_tree_shape(acceptance, costs, budget, width), costs, budget, width)

@@ -31,7 +31,13 @@ class Links:
 
 
 def streamed_units(layers: Sequence[int], head: int, placement: Placement) -> list[Unit]:
-    """The units that stream, in the order of a pass. layers: bytes of each; head: of the output head."""
+    """The units that stream, in the order of a pass.
+
+    Args:
+        layers: Bytes of each layer.
+        head: Bytes of the output head.
+        placement: Where they are.
+    """
     units = [
         Unit(size, tier)
         for size, tier in zip(layers, placement.tiers, strict=True)
@@ -49,8 +55,15 @@ def _blocks(head: int, most: int) -> list[int]:
 
 
 def crossing_seconds(units: Sequence[Unit], placement: Placement, links: Links) -> tuple[float, float]:
-    """(link, rest): seconds in which all units cross the slowest link; and what is left of a pass's units
-    when the rings are full and the first slot is released, up to the arrival of the last.
+    """(link, rest): seconds in which all units cross the slowest link, and what is left of them in a pass.
+
+    `rest` counts from when the rings are full and the first slot is released up to the arrival of the last
+    unit.
+
+    Args:
+        units: As `streamed_units` lists them.
+        placement: Where they are, and the rings.
+        links: Bytes per second from disk and to the device.
     """
     near = [unit.size / (links.copy or links.read) for unit in units]
     rest = sum(near[placement.slots :])

@@ -17,14 +17,23 @@ def dequantise(
 ) -> Tensor:
     """The weight [*shape] in the dtype of `out`, a view of out's memory.
 
-    parts: as `format.parts(shape)` lists them, contiguous, all on one device. out [elements of shape],
-    float32, bfloat16 or float16, contiguous: memory that is overwritten, scratch that many weights share.
-
     The values are those of the format's own library to the last bit in float32, rounded once to out's dtype,
-    on every path. Scratch: of the size of the scales, or a few hundred rows' values; reference, several times
-    the weight in float32.
+    on every path.
 
-    Raises ArgumentError, which names the part or argument; PathError where `path` cannot run.
+    Args:
+        format: How the weight is stored.
+        parts: Tensors as `format.parts(shape)` lists them, contiguous, all on one device.
+        shape: Of the weight.
+        out: [elements of shape] float32, bfloat16 or float16, contiguous: scratch that many weights may
+            share.
+        path: Backend to use, by default `choose_backend`'s.
+
+    Raises:
+        ArgumentError: Names the part or argument that is wrong.
+        PathError: `path` cannot run here.
+
+    Scratch: of the size of the scales, or a few hundred rows' values; reference, several times the weight in
+    float32.
     """
     format.check({name: Part(part.dtype, tuple(part.shape)) for name, part in parts.items()}, shape)
     for name, part in parts.items():

@@ -33,21 +33,31 @@ def gumbel_argmax(
 ) -> Picks:
     """The token with the largest x = logits / temperature + g(seed, position, token) of each row, filtered.
 
-    logits [N, V]: float32, bfloat16 or float16, last dimension contiguous. seed in [0, 2^64) and positions
-    [N], absolute, choose the noise (`offspec_kernels.noise`); without a seed there is none, and the pick is
-    greedy. Scores are float32: logits are divided, unless temperature is 1, and the noise is added, each
-    step rounded once. least [N] float32: scores (before noise) below it are out. last_tie [N] int64: of
-    scores equal to `least`, ids above it are out. noise(position), [V] float32: rows that the caller has at
-    hand, equal to what would be made; the triton path makes its own.
+    Scores are float32: logits are divided, unless temperature is 1, and the noise is added, each step rounded
+    once.
 
-    Returns token [N] int64, the lowest id among equals; best [N] float32, its x; second [N] float32, the
-    largest x of the other tokens, -inf where there is none. In a row with a NaN, token is its first NaN and
-    best is NaN.
+    Args:
+        logits: [N, V] float32, bfloat16 or float16, last dimension contiguous.
+        seed: In [0, 2^64), the key of the noise (`offspec_kernels.noise`). None: no noise, the greedy token.
+        positions: [N], absolute positions that the noise is for; needed with a seed.
+        temperature: Divides the logits, 1 by default.
+        least: [N] float32: scores (before noise) below it are excluded; none by default.
+        last_tie: [N] int64: of scores equal to `least`, ids above it are excluded; none by default.
+        noise: noise(position) gives the row [V] float32 of a position, equal to what would be made; the
+            triton path makes its own.
+        path: Backend to use, by default `choose_backend`'s.
+
+    Returns:
+        token [N] int64, the lowest id among equals; best [N] float32, its x; second [N] float32, the largest
+        x of the other tokens, -inf where there is none. In a row with a NaN, token is its first NaN and best
+        is NaN.
+
+    Raises:
+        ArgumentError: Names the argument that is wrong.
+        PathError: `path` cannot run here.
 
     Scratch: eager, two rows [V] float32 and, filtered, a bool one, whatever N is; triton, 16 bytes for each
     row and 1024 tokens of it.
-
-    Raises ArgumentError, which names the argument; PathError where `path` cannot run.
     """
     work = Work(
         logits, seed, _checked(logits, seed, positions, noise), float(temperature), least, last_tie, noise

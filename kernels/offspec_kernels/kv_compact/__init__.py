@@ -11,14 +11,22 @@ from offspec_kernels.kv_compact.table import KVTable
 
 
 def kv_compact(table: KVTable, start: int, rows: Sequence[int], *, path: Backend | None = None) -> None:
-    """In every tensor of `table` row rows[k] becomes row start + k, in place; no other row changes.
+    """Move row rows[k] of every tensor of `table` to row start + k, in place; no other row changes.
 
-    rows: strictly ascending, from `start` on, inside every tensor. A row may be read after others were
-    written, since none is written before it was read: start + k <= rows[k] < rows[k + 1].
+    A row may be read after others were written, since none is written before it was read:
+    start + k <= rows[k] < rows[k + 1].
+
+    Args:
+        table: The tensors of a KV cache.
+        start: First row that is written.
+        rows: Rows to move, strictly ascending, from `start` on, inside every tensor.
+        path: Backend to use, by default `choose_backend`'s.
+
+    Raises:
+        ArgumentError: Names the argument that is wrong.
+        PathError: `path` cannot run here.
 
     Scratch: eager and reference, the moved rows of one tensor; triton, none but the row numbers.
-
-    Raises ArgumentError, which names the argument; PathError where `path` cannot run.
     """
     _check(table, start, rows)
     chosen = choose_backend(table.device, path)

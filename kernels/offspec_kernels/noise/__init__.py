@@ -35,10 +35,14 @@ _PIECE = 4096
 
 
 def philox(counter: Words, key: tuple[int, int]) -> Words:
-    """Philox-4x32-10 of four counter words under a 64-bit key.
+    """Philox-4x32-10 of four counter words under a 64-bit key (Salmon et al. 2011).
 
-    counter: four int64 tensors that broadcast together, each value in [0, 2^32). key: two words in
-    [0, 2^32). Returns four int64 tensors with values in [0, 2^32).
+    Args:
+        counter: Four int64 tensors that broadcast together, each value in [0, 2^32).
+        key: Two words in [0, 2^32).
+
+    Returns:
+        Four int64 tensors with values in [0, 2^32).
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -80,7 +84,14 @@ def gumbel(bits: Tensor) -> Tensor:
 
 
 def gumbel_row(seed: int, position: int, size: int, device: torch.device) -> Tensor:
-    """Noise of tokens 0 to size - 1 at one position, [size] float32."""
+    """Noise of tokens 0 to size - 1 at one position, [size] float32.
+
+    Args:
+        seed: In [0, 2^64).
+        position: Absolute position of the token.
+        size: Vocabulary size.
+        device: Where the row is made.
+    """
     blocks = torch.arange((size + 3) // 4, device=device)
     pieces = blocks.split(_PIECE) if device.type == "cpu" else (blocks,)
     return torch.cat([gumbel(uniform_bits(seed, position, piece)) for piece in pieces])[:size]

@@ -51,22 +51,30 @@ def topk_children(
 ) -> TopChildren:
     """The K = `count` tokens of each row with the largest x = logits + g(seed, position, token).
 
-    logits [W, V] float32, bfloat16 or float16, penalised and divided by the temperature; rows may be apart,
-    columns are contiguous. g is the Gumbel noise of `offspec_kernels.noise`, added in float32; positions [W],
-    a sequence or int64 on the device of logits, are those of the children. Without a seed nothing is added.
-    Children with -inf come last, and a row with a NaN has log-probabilities of NaN.
+    Noise is added in float32. Children with -inf come last, and a row with a NaN has log-probabilities of
+    NaN.
 
-    noise: gives the row [V] float32 of a position, equal to g, where the caller keeps such rows; the triton
-    path makes its own. room [W, V rounded up to whole blocks of 128] float32, contiguous: memory that the
-    eager path overwrites instead of taking its own; logits may lie in its first V columns.
+    Args:
+        logits: [W, V] float32, bfloat16 or float16, penalised and divided by the temperature; rows may be
+            apart, columns are contiguous.
+        count: K; more than 64 take the eager path.
+        seed: In [0, 2^64), the key of the noise (`offspec_kernels.noise`). None: no noise.
+        positions: [W], those of the children: a sequence, or int64 on the device of logits.
+        tau: Temperature of the log-probabilities that are returned, 1 by default.
+        noise: noise(position) gives the row [V] float32 of a position, equal to g, where the caller keeps
+            such rows; the triton path makes its own.
+        room: [W, V rounded up to whole blocks of 128] float32, contiguous: scratch of the eager path, made by
+            default. logits may lie in its first V columns.
+        path: Backend to use, by default `choose_backend`'s.
+
+    Raises:
+        ArgumentError: Names the argument that is wrong.
+        PathError: `path` cannot run here.
 
     Scratch: eager, the room where none is given, 128 W K times 40 bytes (W V times where V < 256 K), and a
     row [V] float32 for each position where noise is made; triton, 8 bytes a row and block of 128; reference,
     several W V float64. The triton path reads the logits once, and 128 K of each row a second time; where
-    positions lie on the device it never waits for the host, so a CUDA graph can capture it. More than 64
-    children take the eager path.
-
-    Raises ArgumentError, which names the argument; PathError where `path` cannot run.
+    positions lie on the device it never waits for the host, so a CUDA graph can capture it.
     """
     _check(logits, count, tau, room)
     _check_noise(logits, seed, positions, noise)

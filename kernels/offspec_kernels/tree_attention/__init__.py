@@ -25,14 +25,28 @@ def tree_attention(
     out: Tensor | None = None,
     path: Backend | None = None,
 ) -> Tensor:
-    """softmax(query key^T scale) value, of each query over the keys that `tree_mask` lets it see.
+    """softmax(query key^T scale) value, of each query over the keys that `tree_mask` shows it.
 
-    query [B, H, N, D], key [B, KV, S, D], value [B, KV, S, E], out [B, H, N, E] (made where not given):
-    float32, bfloat16 or float16, one dtype and device, last dimension contiguous, other strides free. H is a
-    multiple of KV; D and E are at most 256. Keys behind the last that a tree sees are not read, so a cache
-    may be given at its whole capacity. scale: D^-0.5 by default. window: positions that a query looks back,
-    its own included. softcap c: scores become c tanh(score / c). sinks [H]: a score for each head that takes
-    its share of the softmax and brings no value. Queries of padding give zeros.
+    Tensors are float32, bfloat16 or float16, of one dtype and device, with a contiguous last dimension and
+    free other strides. Queries of padding give zeros.
+
+    Args:
+        query: [B, H, N, D], H a multiple of KV, D at most 256.
+        key: [B, KV, S, D]. Rows behind the last that a tree sees are not read: a cache at its whole capacity
+            is allowed.
+        value: [B, KV, S, E], E at most 256.
+        tree_mask: Which keys each query sees, for B trees.
+        scale: Factor of the scores, D^-0.5 by default.
+        window: Positions that a query looks back, its own included; no limit by default.
+        softcap: c makes scores c tanh(score / c); none by default.
+        sinks: [H], a score for each head that takes its share of the softmax without a value; none by
+            default.
+        out: [B, H, N, E], overwritten; made by default.
+        path: Backend to use, by default `choose_backend`'s.
+
+    Raises:
+        ArgumentError: Names the argument that is wrong.
+        PathError: `path` cannot run here.
 
     Numerics: sums in float32 (float64 on the reference path); products of bfloat16 and float16 as they come,
     and weights rounded to that dtype before they meet the values. eager, over long prefixes in bfloat16:
@@ -41,8 +55,6 @@ def tree_attention(
     Scratch, beside `out`: eager, what `scratch_bytes` says, which is bounded whatever S is: masks of N by S
     are made only where they are small; triton, where the prefix is split X ways, B H N X (E + 2) float32, and
     nothing of N by S at all.
-
-    Raises ArgumentError, which names the argument; PathError where `path` cannot run.
     """
     _check(query, key, value, tree_mask, window, sinks)
     if out is None:

@@ -131,7 +131,7 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 _ARGUMENTS: Mapping[str, _Offer] = {
     "help": _commands,
     "set": _settings,
-    "seed": _words(("random", "a fresh seed for every answer")),
+    "seed": _words(("random", "a new seed for every answer")),
     "system": _words(("none", "no system message")),
     "save": _copies,
     "load": _sessions,

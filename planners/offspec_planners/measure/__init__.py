@@ -71,10 +71,17 @@ def wait_policy() -> str:
 
 
 def measure(disk_files: Sequence[Path], device: str = "cpu", progress: Progress = _unheard) -> Hardware:
-    """Measure this machine with `device`, its disk by reading `disk_files`; some seven seconds.
+    """Measure this machine; some seven seconds.
 
-    The files should hold 256 MB or more. Takes up to 200 MB of RAM, or 1.1 GB of the device's memory and
-    256 MB of pinned RAM. Raises OSError where the files cannot be read.
+    Takes up to 200 MB of RAM, or 1.1 GB of the device's memory and 256 MB of pinned RAM.
+
+    Args:
+        disk_files: Files of the disk to read, 256 MB or more.
+        device: "cpu" or "cuda", what computes.
+        progress: Called with what is measured next and how far it is.
+
+    Raises:
+        OSError: The files cannot be read.
     """
     which = identify(device)
     steps = ["disk", "memory", *(["link"] if which.apart else []), "products", "launches"]

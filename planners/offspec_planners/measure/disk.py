@@ -113,8 +113,18 @@ def read_bandwidth(
 ) -> Bandwidth:
     """Read files in order past the page cache, and time it.
 
-    Begins `start` bytes into them, goes round at their end, and stops after about `limit_bytes`, once every
-    byte was read, or after `seconds`. Raises OSError as the reads do. `block` must be a multiple of 4096.
+    Begins again with the first file at the end of the last.
+
+    Args:
+        files: What to read.
+        limit_bytes: About how much to read at most; every byte is read once at most.
+        threads: Reads in flight, 2 by default.
+        block: Bytes of one read, a multiple of 4096.
+        start: Byte of the files to begin at, 0 by default.
+        seconds: Longest time; no limit by default.
+
+    Raises:
+        OSError: A read fails.
     """
     blocks = [(path, offset) for path in files for offset in range(0, path.stat().st_size, block)]
     first = start // block % len(blocks) if blocks else 0

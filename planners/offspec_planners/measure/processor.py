@@ -41,10 +41,18 @@ def gemm_rates(
     seconds: float = 0.4,
     device: str = "cpu",
 ) -> list[GemmRate]:
-    """FLOP/s of `x [T, columns] @ w [rows, columns]^T` for each T, each timed for about `seconds`.
+    """FLOP/s of `x [T, columns] @ w [rows, columns]^T` for each T.
 
     The matrices are taken in turns from 128 MB or more, as the layers of a streamed model are, so that a
     batch of one shows what memory gives and a large one what the processor can do.
+
+    Args:
+        tokens: The T to measure.
+        rows: Of the matrices.
+        columns: Of the matrices.
+        dtype: "bfloat16" or "float32".
+        seconds: For each T, 0.4 by default.
+        device: "cpu" by default, or "cuda".
     """
     import torch
 

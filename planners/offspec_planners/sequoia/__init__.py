@@ -25,8 +25,11 @@ _ENOUGH = 0.995  # of the best time found: where no bound is lower, the search i
 class TreeShape:
     """A static tree, level by level, siblings together and in order of rank.
 
-    parent [N] int32, -1 for the root, never falling; rank [N] int32, which of its parent's children a node
-    is, 0 first; expected: tokens of a pass, the bonus token included; depth: levels below the root.
+    Args:
+        parent: [N] int32, -1 for the root, never falling.
+        rank: [N] int32, which of its parent's children a node is, 0 first.
+        expected: Tokens of a pass, the bonus token included.
+        depth: Levels below the root.
     """
 
     parent: NDArray[np.int32]
@@ -62,10 +65,18 @@ class TreeShape:
 
 
 def best_tree_shape(acceptance: ArrayLike, nodes: int, depth: int) -> TreeShape:
-    """The shape with the most expected tokens of at most `nodes` nodes and `depth` levels below the root.
+    """The shape with the most expected tokens (Chen et al. 2024, Sequoia, arXiv 2402.12374).
 
     By the heap where acceptance rises with rank nowhere, else by the dynamic programme. Nodes that add
-    nothing are left out. Raises ValueError for an acceptance [D, K] that is no table of probabilities.
+    nothing are left out.
+
+    Args:
+        acceptance: [D, K], probability that the child of a rank is accepted at a node of a depth.
+        nodes: Most nodes.
+        depth: Most levels below the root.
+
+    Raises:
+        ValueError: acceptance is not a table of probabilities.
     """
     table = _checked(acceptance, nodes, depth)
     return _shape(_solved(table, nodes), nodes)
@@ -74,20 +85,34 @@ def best_tree_shape(acceptance: ArrayLike, nodes: int, depth: int) -> TreeShape:
 def expected_by_size(acceptance: ArrayLike, nodes: int, depth: int) -> NDArray[np.float64]:
     """[depth + 1, nodes + 1]: most expected tokens of at most n nodes and at most l levels below the root.
 
-    Where acceptance rises with rank, this takes a dynamic programme for every l. Raises ValueError as
-    `best_tree_shape` does.
+    Where acceptance rises with rank, this takes a dynamic programme for every l.
+
+    Args:
+        acceptance: [D, K], as in `best_tree_shape`.
+        nodes: The largest n.
+        depth: The largest l.
+
+    Raises:
+        ValueError: acceptance is not a table of probabilities.
     """
     table = _checked(acceptance, nodes, depth)
     return np.stack([_solved(table[:levels], nodes).expected for levels in range(depth + 1)])
 
 
 def choose_tree_shape(acceptance: ArrayLike, costs: PassCosts, budget: int, width: int) -> TreeShape:
-    """The shape of at most `budget` nodes with the least seconds for each expected token.
+    """The shape with the fewest seconds per expected token.
 
-    A level is expanded `width` nodes at a time, and levels go no deeper than acceptance [D, K] has rows.
     Where acceptance rises with rank, draft steps are counted on the tree that could take its children in any
     order, and no other size or depth is better by half a per cent.
-    Raises ValueError as `best_tree_shape` does.
+
+    Args:
+        acceptance: [D, K], as in `best_tree_shape`; levels go no deeper than D.
+        costs: Of passes and steps.
+        budget: Most nodes.
+        width: Most nodes of a level expanded by a draft step.
+
+    Raises:
+        ValueError: acceptance is not a table of probabilities.
     """
     table = _checked(acceptance, budget, len(np.atleast_1d(acceptance)))
     deepest = _solved(table, budget).expected[1:]
