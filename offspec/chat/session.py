@@ -56,7 +56,12 @@ class Session:
     """One conversation. Several threads may use it; their questions wait for each other.
 
     A question that is refused, with a RequestError before its first pass, leaves the conversation as it was.
-    Whatever goes wrong later, the question and what came of the answer stay in it.
+    After a later error, the question and the text of the answer so far stay in it.
+
+    Args:
+        engine: Answers token ids.
+        wording: The tokenizer and chat template of that engine.
+        conversation: What has been said.
     """
 
     def __init__(self, engine: AnsweringEngine, wording: Wording, conversation: Conversation) -> None:
@@ -83,7 +88,7 @@ class Session:
 
     @property
     def params(self) -> SamplingParams:
-        """How the next answers are chosen. May be set at any time; an answer that comes is not changed."""
+        """How the next answers are chosen. May be set at any time; an answer under way does not change."""
         return self.conversation.params
 
     @params.setter
@@ -94,9 +99,9 @@ class Session:
 
     @property
     def system(self) -> str | None:
-        """What the model is told before all else.
+        """The system message.
 
-        Setting it raises RequestError while an answer comes, or where the text is not valid Unicode.
+        Setting it raises RequestError while an answer is under way, or where the text is not valid Unicode.
         """
         return self.conversation.system
 
@@ -113,37 +118,44 @@ class Session:
 
     @property
     def used(self) -> int:
-        """Tokens of the conversation, with those of the answer that is coming.
+        """Tokens of the conversation, with those of the answer under way.
 
-        Roughly, until the next question is asked, where the conversation was resumed, or changed since the
-        last one: counting a long one takes a while.
+        An estimate until the next question, where the conversation was resumed or changed since the last one:
+        counting a long one takes a while.
         """
         coming = self._coming
         return self._used + (len(coming.ids) if coming else 0)
 
     @property
     def opened(self) -> str:
-        """What the template began the answer with that is coming, such as "<think>"; "" where none comes."""
+        """What the template began the answer under way with, such as "<think>"; "" where there is none."""
         coming = self._coming
         return coming.opened if coming else ""
 
     @property
     def busy(self) -> bool:
-        """An answer is under way."""
+        """Whether an answer is under way."""
         return self._turns.taken
 
     def send(self, text: str, *, trees: bool = False) -> Generator[Event, None, None]:
-        """Ask, and yield the events of the answer as `Engine.stream` does. trees: a TreeSeen for every pass.
+        """Ask, and yield the events of the answer as `Engine.stream` does.
 
-        Where the conversation cannot be saved, a Notice says so once, and the answer goes on. Raises
-        OffspecError. A generator that is closed early halts the answer, which is kept as far as it came.
+        Where the conversation cannot be saved, a Notice says so once, and the answer continues. A generator
+        that is closed early halts the answer; the text so far is kept.
+
+        Args:
+            text: The question.
+            trees: Send a TreeSeen for every pass. Default False.
+
+        Raises:
+            OffspecError: See `offspec.core.errors`.
         """
         return self._answer(self._question(text), trees, self._halt())
 
     def retry(self, *, trees: bool = False) -> Generator[Event, None, None]:
         """As `send`, for another answer in place of the last.
 
-        A fixed seed moves on by one each time, from the answer that was made with it itself.
+        A fixed seed increases by one each time, from the seed of the answer that is replaced.
         """
         return self._answer(self._again, trees, self._halt())
 
@@ -152,7 +164,7 @@ class Session:
         return self._answer(self._other_question(text), trees, self._halt())
 
     def asend(self, text: str, *, trees: bool = False) -> AsyncGenerator[Event, None]:
-        """`send` for `async` callers. Cancelled or closed, it halts the answer and keeps what came."""
+        """`send` for `async` callers. Cancelled or closed, it halts the answer; the text so far is kept."""
         return self._answer_in_thread(self._question(text), trees)
 
     def aretry(self, *, trees: bool = False) -> AsyncGenerator[Event, None]:
@@ -164,13 +176,20 @@ class Session:
         return self._answer_in_thread(self._other_question(text), trees)
 
     def stop(self) -> None:
-        """Halt the answer under way, and those that wait for it, from any thread. What came is kept."""
+        """Halt the answer under way, and those that wait for it, from any thread. The text so far is kept."""
         with self._halting:
             for halt in self._halts:
                 halt.set()
 
     def rewind(self, turns: int = 1) -> tuple[Message, ...]:
-        """Take back the last questions with their answers; returns them. Raises RequestError."""
+        """Remove the last questions with their answers, and return them.
+
+        Args:
+            turns: How many questions. Default 1.
+
+        Raises:
+            RequestError: There are fewer, or an answer is under way.
+        """
         with self._turns.take(wait=False):
             messages = self.messages
             questions = asked(messages)
@@ -187,10 +206,12 @@ class Session:
             return messages[at:]
 
     def clear(self) -> None:
-        """Begin a new conversation with the same system text and parameters; it is kept nowhere yet.
+        """Begin a new conversation with the same system message and parameters; it is not saved yet.
 
-        Raises RequestError while an answer comes, and SessionError or DiskFullError where the conversation is
-        kept in a file that could not be written lately, nor can now; it goes on then.
+        Raises:
+            RequestError: An answer is under way.
+            SessionError: The file of the conversation before cannot be written; that one continues.
+            DiskFullError: Likewise.
         """
         with self._turns.take(wait=False):
             old = self.conversation
@@ -201,26 +222,41 @@ class Session:
     def keep(self, file: Path | None) -> None:
         """From now on write the conversation to a file, after each question and while its answer comes.
 
-        A process that is killed loses no question, and two seconds of an answer at most. No other session,
-        in this process or another, can keep its conversation in the same file, until this one is kept
-        elsewhere or nowhere (None), closed, cleared or collected. Raises SessionError where another does, and
-        as `clear` does for the file before.
+        A process that is killed loses no question, and at most two seconds of an answer. No other session, in
+        this process or another, can use the same file until this one is closed, cleared, collected or kept
+        elsewhere.
+
+        Args:
+            file: Where; None ends it.
+
+        Raises:
+            SessionError: Another session uses the file, or the file before cannot be written.
+            DiskFullError: The file before cannot be written.
         """
         self._autosave.move(file, self._snapshot)
         self._write()
 
     def close(self) -> None:
-        """Let go of the file in which the conversation is kept, after the answer under way: it ends here.
+        """Release the file in which the conversation is kept, after the answer under way.
 
-        Raises SessionError or DiskFullError where what was said last cannot be written; it lets go even so.
+        Raises:
+            SessionError: The last messages cannot be written; the file is released all the same.
+            DiskFullError: Likewise.
         """
         with self._turns.take():
             self._autosave.close(self._snapshot)
 
     def save(self, file: Path | str) -> None:
-        """Write the conversation to a file, whole or not at all. Raises SessionError, DiskFullError.
+        """Write the conversation to a file, completely or not at all.
 
-        It is a conversation of its own there, with an id of its own, unless this one is kept in that file.
+        It gets an id of its own there, unless this session is kept in that file.
+
+        Args:
+            file: A JSON file.
+
+        Raises:
+            SessionError: The file cannot be written.
+            DiskFullError: The disk filled up.
         """
         file = Path(file).expanduser()
         if self._autosave.keeps(file):
@@ -236,11 +272,17 @@ class Session:
         return session
 
     def resume(self, conversation: Conversation, file: Path | None = None) -> None:
-        """Go on with another conversation, on this engine.
+        """Continue another conversation, on this engine.
 
-        file: where it is kept from now on, in which it lies as it is: it is not written before something is
-        said or set. Raises RequestError while an answer comes, and where this session keeps that file
-        already; SessionError where another does; and as `clear` does for the conversation before.
+        Args:
+            conversation: The other one.
+            file: Where it is kept from now on. It holds the conversation already, so it is not written before
+                the next change. Default None: nowhere.
+
+        Raises:
+            RequestError: An answer is under way, or this session keeps that file already.
+            SessionError: Another session uses the file, or the file before cannot be written.
+            DiskFullError: The file before cannot be written.
         """
         with self._turns.take(wait=False):
             if file is not None and self._autosave.keeps(file):

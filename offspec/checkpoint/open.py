@@ -28,17 +28,20 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open a model by its headers.
 
-    model: a folder as transformers writes it; a `.gguf` file, or any part of one that was split; `demo`,
-    the embedded model; or a hub id, `organisation/name` or `organisation/name@revision`.
-    unpack: of a GGUF file, make a folder of bfloat16 weights in the cache, once, which anything can load.
-    Else its weights stay where and as they are, and the cache holds its configuration and tokenizer; a
-    file for which that cannot be is unpacked all the same.
-    notify: takes LoadProgress (in bytes) and Notice events while files are unpacked or downloaded.
-    cache_dir: for what is made of GGUF files, instead of `OFFSPEC_CACHE` or `~/.cache/offspec`; hub files
-    are kept in the hub's own cache.
+    Args:
+        model: A folder as transformers writes it; a `.gguf` file, or any part of one that was split; `demo`,
+            the embedded model; or a hub id, `organisation/name` or `organisation/name@revision`.
+        unpack: Unpack a GGUF file, once, into a folder of bfloat16 weights in the cache, which any program
+            can load. Default False: its weights stay where they are, and the cache holds its configuration
+            and tokenizer; a file that cannot be read so is unpacked all the same.
+        notify: Takes LoadProgress (in bytes) and Notice events while files are unpacked or downloaded.
+        cache_dir: For what is made of GGUF files, instead of `OFFSPEC_CACHE` or `~/.cache/offspec`; hub files
+            are kept in the hub's own cache.
 
-    Raises ModelNotFoundError, HeaderError, TruncatedError, MissingTensorError, UnsupportedModelError,
-    another CheckpointError, or DiskFullError; each is one line that names the fix.
+    Raises:
+        CheckpointError: ModelNotFoundError, HeaderError, TruncatedError, MissingTensorError,
+            UnsupportedModelError or another.
+        DiskFullError: The disk filled up.
     """
     notify = notify or unheard
     if model == DEMO:

@@ -108,11 +108,24 @@ def is_unicode(text: str) -> bool:
 class SamplingParams:
     """How the next token is chosen, and when to stop.
 
-    temperature 0 is greedy. The order is the usual one: repetition penalty (prompt and output),
-    presence and frequency penalties (output only), temperature, top_k, top_p, min_p.
-    For a prompt and these parameters, `seed` fixes every sampled token; None takes a fresh seed, which the
-    result reports.
-    Raises RequestError for values outside their range.
+    Applied in this order: penalties, temperature, top_k, top_p, min_p.
+
+    Args:
+        temperature: 0 is greedy. Default 0.
+        top_p: Sample from the likeliest tokens that together have this probability. Default 1, all.
+        top_k: Sample from this number of likeliest tokens. Default 0, all.
+        min_p: Exclude tokens less likely than this share of the likeliest one's probability. Default 0.
+        repetition_penalty: Above 1, tokens of prompt and output become less likely. Default 1.
+        presence_penalty: Subtracted from the logit of every token in the output. Default 0.
+        frequency_penalty: Subtracted once for each time the token is in the output. Default 0.
+        seed: Fixes, for a prompt and these parameters, every sampled token. None: a new seed, which the
+            result reports.
+        max_tokens: Longest answer. Default 256.
+        stop: The answer ends before any of these texts. Default none.
+        ignore_eos: Continue after the model's end-of-sequence token. Default False.
+
+    Raises:
+        RequestError: A value outside its range.
     """
 
     temperature: float = 0.0
@@ -154,7 +167,7 @@ class SamplingParams:
 
 
 def check_comparable(verify: Verify, params: SamplingParams) -> None:
-    """Raises RequestError where a seed says other tokens without speculation, and rightly so."""
+    """Raises RequestError where `--check` cannot compare tokens, because they depend on the draft."""
     if verify == "sequoia" and not params.greedy:
         raise RequestError(
             "--check compares tokens, and those of --verify sequoia depend on the draft: take "

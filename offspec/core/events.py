@@ -11,9 +11,14 @@ FinishReason = Literal["stop", "eos", "length", "context", "halted"]
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """Work before the first token: `stage` is a phrase for the user; done and total in `unit`.
+    """Work before the first token.
 
-    detail: where it is at, such as "layer 3 of 32", where the stage as a whole does not say.
+    Args:
+        stage: A phrase for the user.
+        done: How much of it is done, in `unit`.
+        total: How much there is, in `unit`.
+        unit: What is counted, "bytes" by default.
+        detail: What is under way, such as "layer 3 of 32", where `stage` does not say; "" by default.
     """
 
     stage: str
@@ -32,9 +37,13 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """The prompt is on its way through the target: `tokens` new ones, `reused` already in the cache.
+    """The prompt is being computed. Sent before the first pass (layer 0) and again as its layers complete.
 
-    Sent once before the first pass (layer 0) and again as layers of that pass complete.
+    Args:
+        tokens: New tokens of the prompt.
+        reused: Tokens that the cache already held.
+        layer: Layers done.
+        layers: Layers of the target.
     """
 
     tokens: int
@@ -45,10 +54,15 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class PassProgress:
-    """Where a pass is. Told through `notify` alone, while the pass runs.
+    """Where a pass is. Sent through `notify` alone, while the pass runs.
 
-    index: from 1. nodes: of the tree on its way through the target, 0 while the draft still grows it; layer:
-    those done, of `layers`; bytes_streamed: in this pass; seconds: since it began.
+    Args:
+        index: Of the pass, from 1.
+        nodes: Of the tree that the target verifies; 0 while the draft still grows it.
+        layer: Layers done.
+        layers: Layers of the target.
+        bytes_streamed: In this pass.
+        seconds: Since the pass began.
     """
 
     index: int
@@ -61,7 +75,12 @@ class PassProgress:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text that one token made final. source: "draft", or "bonus" for what the target added itself."""
+    """Text that one token made final.
+
+    Args:
+        text: Not empty.
+        source: "draft" for an accepted draft token, "bonus" for what the target added.
+    """
 
     text: str
     source: str
@@ -69,9 +88,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """Text that is now final, and the token ids committed with it (either may be empty).
+    """Text that is now final.
 
-    pieces: the same text, token by token.
+    Args:
+        text: May be empty.
+        token_ids: Ids committed with it; may be empty.
+        pieces: The same text, token by token.
     """
 
     text: str
@@ -81,12 +103,16 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class TreeSeen:
-    """A verified tree of N nodes, for people to look at; sent where a request asks for trees.
+    """A verified tree of N nodes, for display; sent where a request asks for trees.
 
-    index: the pass, from 1. parent [N], -1 for the root; text [N] of each node's token; probability [N] that
-    the target takes the path so far, as the draft saw it; accepted: the nodes of the walk, the root first;
-    bonus: the text of the token that the target chose at the last of them, "" where an answer ends with one
-    that was guessed.
+    Args:
+        index: Of the pass, from 1.
+        parent: [N], -1 for the root.
+        text: [N], of each node's token.
+        probability: [N], that the target takes the path so far, as the draft estimated it.
+        accepted: Nodes of the walk, the root first.
+        bonus: Text of the token that the target chose at the last of them; "" where the answer ends with a
+            draft token.
     """
 
     index: int
@@ -99,10 +125,20 @@ class TreeSeen:
 
 @dataclass(frozen=True, slots=True)
 class PassStats:
-    """One trip of the target's weights. Seconds are wall time; `emitted` counts the bonus token.
+    """One trip of the target's weights. Seconds are wall time.
 
-    Of target_seconds, wait_seconds passed in waiting for weights and compute_seconds in layers. guessed_by:
-    the accepted tokens of each source that had any; the rest of `emitted` is the bonus.
+    Args:
+        index: Of the pass, from 1.
+        tree_nodes: Verified.
+        tree_depth: Levels below the root.
+        draft_steps: Steps of the draft.
+        emitted: Tokens of the answer, the bonus token included.
+        draft_seconds: Growing the tree.
+        target_seconds: The target's pass.
+        bytes_streamed: From disk or RAM.
+        wait_seconds: Of `target_seconds`, waiting for weights.
+        compute_seconds: Of `target_seconds`, computing layers.
+        guessed_by: Accepted tokens of each source that had any.
     """
 
     index: int
@@ -130,7 +166,11 @@ def total_guessed(counts: Iterable[Guessed]) -> Guessed:
 class Mismatch:
     """Where `check` found that decoding without speculation chose another token.
 
-    gap: how far apart the two best noisy logits were there, in nats; a near-tie is close to 0.
+    Args:
+        index: Of the token in the answer.
+        token: The id with speculation.
+        unspeculated_token: The id without.
+        gap: Between the two best noisy logits there, in nats; a near-tie is close to 0.
     """
 
     index: int
@@ -141,7 +181,28 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A finished answer. Also the object that `offspec generate --json` prints."""
+    """A finished answer. Also the object that `offspec generate --json` prints.
+
+    Args:
+        text: The answer.
+        token_ids: Its tokens.
+        passes: Trips of the target's weights.
+        seconds: Wall time of the answer.
+        ttft_s: Seconds to the first token.
+        bytes_streamed: In all passes.
+        peak_memory_bytes: Of the process.
+        finish_reason: "stop", "eos", "length", "context" or "halted".
+        draft: The draft sources.
+        budget: Most nodes verified in a pass.
+        seed: That the tokens were sampled with.
+        draft_seconds: Of all passes.
+        target_seconds: Of all passes.
+        prompt_tokens: Of the prompt.
+        reused_tokens: Of those, found in the cache.
+        peak_device_bytes: Memory of a CUDA device; 0 on a CPU.
+        mismatches: What `check` found; None where it was not asked for.
+        guessed_by: Accepted tokens of each source, most first.
+    """
 
     text: str
     token_ids: tuple[int, ...]

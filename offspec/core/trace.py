@@ -64,8 +64,9 @@ _NOTHING = Span()
 class Timeline:
     """Spans and counters of one run, kept in memory until `write`. Any thread may record at any time.
 
-    on: False by default, and then every call is nearly free. limit: most events that are kept; what comes
-    after them is counted and left out, and the file says so.
+    Args:
+        on: Whether to record. Default False: then every call is nearly free.
+        limit: Most events that are kept; those after them are counted and dropped, and the file says so.
     """
 
     __slots__ = ("_began", "_counting", "_events", "_limit", "_names", "dropped", "on")
@@ -87,17 +88,20 @@ class Timeline:
         return len(self._events)
 
     def span(self, track: str, name: str, /, **args: Arg) -> Span:
-        """A context whose time becomes a complete event on `track`.
+        """A context whose time becomes a complete event.
 
-        Tracks are for one thread at a time each; spans of two threads that overlap on a track are drawn
-        on a second line of it.
+        Args:
+            track: Where it is drawn. One thread at a time uses a track; spans of two threads that overlap are
+                drawn on a second line of it.
+            name: Of the event.
+            args: Shown with the event.
         """
         if not self.on:
             return _NOTHING
         return _Recorded(self, track, name, args)
 
     def counter(self, name: str, value: float) -> None:
-        """The value of a quantity from now on, such as bytes read; drawn as a curve of its own."""
+        """Record the value of a quantity from now on, such as bytes read; drawn as a curve."""
         if self.on:
             now = time.perf_counter_ns()
             self._record(None, name, now, now, {"value": value})
@@ -111,10 +115,15 @@ class Timeline:
         self._events.append((track, name, began - self._began, ended - self._began, encode(args)))
 
     def write(self, path: Path, about: Mapping[str, Arg] | None = None) -> None:
-        """Write the events recorded so far as JSON, gzipped if the name ends in .gz, whole or not at all.
+        """Write the events recorded so far as JSON, completely or not at all.
 
-        about: what the reader of the file should know of the run; goes into its metadata. Raises
-        DiskFullError, and RequestError where the file cannot be written.
+        Args:
+            path: The file, gzipped if its name ends in .gz.
+            about: Metadata of the run, none by default.
+
+        Raises:
+            DiskFullError: The disk filled up.
+            RequestError: The file cannot be written.
         """
         path = Path(os.path.realpath(path))
         with _complaining(path), new_file(path) as fd, open(fd, "wb", closefd=False) as plain:
@@ -129,7 +138,7 @@ OFF = Timeline()
 
 
 def check_writable(path: Path) -> None:
-    """Find out now whether `Timeline.write` could write there. Raises what it would raise."""
+    """Check now whether `Timeline.write` could write there. Raises what it would raise."""
     path = Path(os.path.realpath(path))
     with _complaining(path):
         probe(path)
