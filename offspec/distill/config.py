@@ -17,10 +17,19 @@ _LEAST_ANSWER = 16
 class Wanted:
     """A head for a target.
 
-    model: what `open_checkpoint` opens; out: a folder to make; tokens: the target writes so many to learn
-    from; length: the most of one answer. epochs, minutes: bounds of the training, whichever comes first.
-    depth: tokens that the head guesses in a row; inner: width of an mlp, None for the target's own.
-    Raises RequestError for what cannot be.
+    Args:
+        model: What `open_checkpoint` opens.
+        kind: "medusa", "mlp" or "eagle3".
+        out: The folder to make.
+        tokens: Tokens of training text that the target generates.
+        length: Most tokens of one answer.
+        epochs: Most epochs over the text.
+        minutes: Longest training time.
+        depth: Tokens that the head predicts in a row.
+        inner: Width of an MLPSpeculator; None: the target's.
+
+    Raises:
+        RequestError: A value outside its range.
     """
 
     model: str

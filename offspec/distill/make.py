@@ -41,9 +41,10 @@ _RATES: dict[Kind, float] = {"medusa": 3e-3, "mlp": 2e-3, "eagle3": 1e-3}  # of 
 
 @dataclass(frozen=True, slots=True)
 class Distilled:
-    """A head that was made. tokens: of the target that it learned from, those held out included.
+    """A head that was trained.
 
-    nbytes: of its tensors; seconds: of this run, from its beginning.
+    `tokens` counts those of the target that it learned from, held-out ones included; `nbytes` those of its
+    tensors; `seconds` the time of this run.
     """
 
     folder: Path
@@ -65,14 +66,25 @@ def distill_head(
     notify: Notify | None = None,
     cache_dir: Path | None = None,
 ) -> Distilled:
-    """Train a head that drafts for a target, on answers of the target itself, and write it as published.
+    """Train a draft head for a target, on answers of the target, and write it in the published format.
 
-    prompts: a file of questions instead of our own; memory: bytes of RAM for the process, None for what is
-    free; cache_dir: for text and states, instead of `OFFSPEC_CACHE` or `~/.cache/offspec`.
+    After an interruption the same call resumes; the text is kept in the cache, and serves other heads of this
+    target too.
 
-    What an interrupted run has written is kept in the cache, and the same call goes on from there; the text
-    serves other heads of this target, too. Raises RequestError, CapacityError, DiskFullError,
-    CheckpointError.
+    Args:
+        wanted: The target, the kind of head and the bounds of training.
+        prompts: A file of prompts; None: those that come with offspec.
+        memory: Bytes of RAM that the process may use; None: what is free.
+        device: "cpu" by default, or "cuda".
+        dtype: Of the target's arithmetic, "bfloat16" by default.
+        notify: Takes LoadProgress and Notice events.
+        cache_dir: For text and states, instead of `OFFSPEC_CACHE` or `~/.cache/offspec`.
+
+    Raises:
+        RequestError: Something in `wanted` or the prompts.
+        CapacityError: There is too little memory.
+        DiskFullError: The disk filled up.
+        CheckpointError: The target cannot be opened.
     """
     began, notify = time.perf_counter(), notify or unheard
     questions = own_questions() if prompts is None else read_questions(prompts)

@@ -11,7 +11,12 @@ _MIXED = LOOKUPS[0]  # what every draft is mixed with: it costs next to nothing
 
 @dataclass(frozen=True, slots=True)
 class DraftChoice:
-    """names: of the sources; line: for the user, "" where there is nothing to explain."""
+    """The draft sources that "auto" stands for.
+
+    Args:
+        names: Of the sources.
+        line: A notice for the user; "" where there is nothing to explain.
+    """
 
     names: tuple[str, ...]
     line: str = ""
@@ -24,8 +29,10 @@ def choose_draft(
 ) -> DraftChoice:
     """The first that can be used: a published draft that was fetched before, a substitute, one to be fetched.
 
-    known: published drafts for the target, the best kind first. is_here: whether that hub id need not be
-    fetched. obstacle: opens a draft, and says in a clause why it cannot be used, or None.
+    Args:
+        known: Published drafts for the target, the best kind first.
+        is_here: Whether a hub id need not be fetched.
+        obstacle: Opens a draft, and says in a clause why it cannot be used; None where it can.
     """
     refused = list[str]()
     for draft in known:

@@ -68,10 +68,13 @@ class Scorer:
         positions: Sequence[int],
         depths: Sequence[int] = (0,),
     ) -> Children:
-        """logits [W, V] at nodes with these paths below the root; positions [W] of the children.
+        """The likeliest children of W nodes.
 
-        depths [W] of the nodes, or [1] of all of them; 0 is the root. The draft's V may be smaller than the
-        target's: ids beyond it are never guessed. paths may be empty unless `needs_paths`.
+        Args:
+            logits: [W, V] at the nodes. V may be smaller than the target's: ids beyond it are never proposed.
+            paths: Tokens of each node's path below the root; may be empty unless `needs_paths`.
+            positions: [W], absolute, of the children.
+            depths: [W] of the nodes, or [1] of all of them; 0 is the root.
         """
         size = self._processor.vocab_size
         room = self._buffer(len(logits), logits.device)
@@ -111,10 +114,12 @@ def score(
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """What a drafter asks of the target's passes.
+    """What a drafter needs of the target's passes.
 
-    last: the final hidden states, behind the last norm; layers: indices of layers whose inputs it asks for,
-    where the number of layers stands for what leaves the last of them, before that norm.
+    Args:
+        last: The final hidden states, behind the last norm.
+        layers: Indices of layers whose inputs it needs; the number of layers stands for the output of the
+            last one, before that norm.
     """
 
     last: bool = False
@@ -140,7 +145,8 @@ class Features:
 
 
 class Drafter(Protocol):
-    """A source of guesses with a memory of the committed tokens, asked step by step while a tree grows."""
+    """A source of draft tokens with a cache of the committed tokens, called step by step while a tree
+    grows."""
 
     name: str
     between: Callable[[], None] | None  # called in the midst of long steps; what it raises breaks them off
@@ -152,16 +158,22 @@ class Drafter(Protocol):
         """Catch up with the committed ids, the last of which is the root of the tree to come."""
 
     def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
-        """The children of `nodes`, ascending; the parent of each stands before it or was expanded before.
+        """The children of some nodes of the tree.
 
-        Where there is nothing to say about a node its log-probabilities are -inf; about none, K is 0.
+        A node without a prediction has log-probabilities of -inf; K is 0 where none has one.
+
+        Args:
+            candidates: The tree so far.
+            nodes: Ascending; the parent of each stands before it or was expanded before.
+            scorer: Turns logits into children.
         """
 
     def commit(self, nodes: Sequence[int]) -> None:
         """The target accepted this path of candidates, from the root on; some it may never have expanded."""
 
     def observe(self, features: Features) -> None:
-        """What a pass made of positions that are committed now. Only for who wants it, after `commit`."""
+        """Take what a pass computed at positions that are committed now. Called after `commit`, if `wants`
+        says so."""
 
     def adopt(self) -> None:
         """Take over what the target knows of the committed ids, where the two can share it."""
@@ -174,7 +186,7 @@ class Drafter(Protocol):
 
 
 class Lookup(Protocol):
-    """A source that finds what it guesses in texts, in no time, and many tokens deep at once."""
+    """A source that copies continuations from texts, many tokens deep at once, in negligible time."""
 
     name: str
 
@@ -186,8 +198,12 @@ class Lookup(Protocol):
     ) -> Subtree:
         """The likeliest continuations of the committed ids and a path of tokens below the root.
 
-        noise: what the target will add, where guesses are coupled to it; most: nodes of it; floor: no
-        guess whose log-probability, from that node on, is less; max_depth: levels of the subtree.
+        Args:
+            path: Tokens below the root.
+            noise: What the target will add, where the draft shares it.
+            most: Most nodes of the subtree.
+            floor: Least log-probability of a node, from the end of the path on.
+            max_depth: Most levels of the subtree.
         """
 
     def learn(self, tokens: Sequence[int]) -> None:

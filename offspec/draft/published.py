@@ -17,7 +17,14 @@ Kind = Literal["mtp", "eagle3", "eagle", "medusa", "mlp_speculator", "model"]
 
 @dataclass(frozen=True, slots=True)
 class KnownDraft:
-    """id: as `--draft` takes it; kind: of head, or "model"; reason: in a few words; target: whose it is."""
+    """A draft that is published for a target.
+
+    Args:
+        id: As `--draft` takes it.
+        kind: Of head, or "model".
+        reason: Why to use it, in a few words.
+        target: The model that it drafts for.
+    """
 
     id: str
     kind: Kind
@@ -142,8 +149,10 @@ _SHAPE = (
 def known_drafts(target: str, config: Mapping[str, Any] | None = None) -> tuple[KnownDraft, ...]:
     """Published drafts for a target, the best kind first; empty for one that is not well known.
 
-    target: a hub id, a folder or a file, told by the last part of its name. config: its config.json, which
-    may name the model or have the shape of one; the drafts of all models of that shape are given then.
+    Args:
+        target: A hub id, a folder or a file, recognised by the last part of its name.
+        config: Its config.json, which may name the model or have the shape of one; the drafts of all models
+            of that shape are given then.
     """
     config = config or {}
     found: dict[str, KnownDraft] = {}

@@ -75,12 +75,19 @@ class LogitsProcessor:
     def choose(
         self, logits: Tensor, path: Sequence[int], noise: GumbelNoise | None, position: int
     ) -> tuple[int, float]:
-        """The token that follows one node, the lowest id among equals, and its lead on the second best.
+        """The token that follows one node, the lowest id among equals, and its lead on the second best in
+        nats.
 
-        logits: [V] float32, bfloat16 or float16, left as they are. The noise of `position`, the absolute
-        one of the token, makes it a sample of softmax(process(logits, path)); without noise it is the greedy
-        choice. The lead is in nats, 0 for a tie, inf when no other token is left. Raises CheckpointError when
-        the logits are not numbers.
+        The lead is 0 for a tie, and inf when no other token is left.
+
+        Args:
+            logits: [V] float32, bfloat16 or float16, not changed.
+            path: Tokens between the committed history and the logits.
+            noise: Makes the token a sample of softmax(process(logits, path)); None: the greedy choice.
+            position: Absolute, of the token.
+
+        Raises:
+            CheckpointError: The logits are not numbers.
         """
         bare = not (self._penalises or self._filters)  # then even the division is left to the kernel
         scores = logits[None] if bare else self.draft_scores(logits[None], [path])

@@ -18,10 +18,15 @@ NO_PARENT = -1
 class TokenTree:
     """An immutable tree in topological order: a parent always stands before its children.
 
-    token [N] int64, the vocabulary id; parent [N] int64, -1 for the root alone; depth [N] int64, 0 for the
-    root; score [N] float64, the log of the probability that the target takes the path to this node, 0 for
-    the root and never above the parent's; source [N] int64, which drafter proposed the node. Siblings hold
-    distinct tokens.
+    Siblings hold distinct tokens.
+
+    Args:
+        token: [N] int64, vocabulary ids.
+        parent: [N] int64, -1 for the root alone.
+        depth: [N] int64, 0 for the root.
+        score: [N] float64, the log of the probability that the target takes the path to this node, 0 for the
+            root and never above the parent's.
+        source: [N] int64, which drafter proposed the node.
     """
 
     token: NDArray[np.int64]

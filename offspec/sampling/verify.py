@@ -21,9 +21,11 @@ from offspec.sampling.token_tree import ROOT, TokenTree
 class Walk:
     """What one pass emitted.
 
-    nodes: the accepted nodes from the root on, k of them; tokens: the k tokens chosen at those nodes, the
-    last of which is the bonus token and has no node; gaps: how far the best noisy logit stood above the
-    second at each choice, in nats; stopped: the walk ended because `stop` said so.
+    Args:
+        nodes: The k accepted nodes, from the root on.
+        tokens: The k tokens chosen at those nodes; the last is the bonus token and has no node.
+        gaps: How far the best noisy logit stood above the second at each choice, in nats.
+        stopped: Whether `stop` ended the walk.
     """
 
     nodes: tuple[int, ...]
@@ -40,11 +42,15 @@ def walk(
     position: int,
     stop: Callable[[int], bool],
 ) -> Walk:
-    """Follow the target down the tree.
+    """Follow the target's choices down the tree.
 
-    logits(node) gives the target's row [V] for that node, asked for only along the walk; position is the
-    absolute position of the root, so the first choice is for position + 1; noise is None at temperature 0;
-    stop(token) is asked after each emitted token, in order.
+    Args:
+        tree: What was verified.
+        logits: Gives the target's row [V] for a node; called along the walk only.
+        processor: Penalties, temperature and filters of the request.
+        noise: Of the request; None at temperature 0.
+        position: Absolute, of the root: the first choice is for position + 1.
+        stop: Called with each emitted token, in order; True ends the walk.
     """
     node, path = ROOT, list[int]()
     nodes, gaps = [ROOT], list[float]()

@@ -41,10 +41,19 @@ def walk_without_replacement(
 ) -> Walk:
     """Follow the target down a tree whose siblings stand in the order in which they were drawn.
 
-    logits, position and stop as in `verify.walk`. drafts(node): the scores [V] float32 whose softmax a
-    node's children were drawn from, asked for only where there are children. numbers(position): uniform
-    random numbers in (0, 1) for the choice of the token there, independent of all others and of the draws.
-    The target's filters shape R; D may be unfiltered. The walk's gaps are NaN: this rule has none.
+    The target's filters shape R; D may be unfiltered. The walk's gaps are NaN: this rule has none. See Chen
+    et al. 2024, Sequoia, arXiv 2402.12374.
+
+    Args:
+        tree: As in `verify.walk`.
+        logits: As in `verify.walk`.
+        processor: As in `verify.walk`.
+        drafts: Gives the scores [V] float32 whose softmax a node's children were drawn from; called where
+            there are children only.
+        numbers: numbers(position) gives uniform random numbers in (0, 1) for the choice of the token there,
+            independent of all others and of the draws.
+        position: As in `verify.walk`.
+        stop: As in `verify.walk`.
     """
     node, path, nodes = ROOT, list[int](), [ROOT]
     while True:
@@ -68,10 +77,16 @@ def walk_without_replacement(
 def judge(
     target: Distribution, draft: Distribution, children: Sequence[int], chances: Iterator[float]
 ) -> tuple[int | None, Distribution]:
-    """Test the children of a node in drawn order: the accepted one, if any, and what is left of the target.
+    """Test the children of a node in drawn order.
 
-    target, draft [V]: R and D, each with a sum of one; left as they are. Where no child is accepted the
-    token is to be drawn from what is returned. Works in whatever numbers it is given.
+    Works in whatever numbers it is given. Returns the accepted child, if any, and what is left of the target,
+    from which the token is to be drawn where there is none.
+
+    Args:
+        target: [V], R, with a sum of one; not changed.
+        draft: [V], D, with a sum of one; not changed.
+        children: Tokens, in the order in which they were drawn.
+        chances: Uniform random numbers in (0, 1).
     """
     for child in children:
         if not draft[child]:

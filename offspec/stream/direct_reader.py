@@ -138,10 +138,16 @@ class DirectReader:
         return CheckpointError(f"{path} {how}; {self._remedy}")
 
     def read_into(self, path: Path, offset: int, target: memoryview, needed: int) -> int:
-        """Fill `target` from `offset`; returns the bytes that came from the file.
+        """Fill a buffer from a file; returns the bytes that came from it.
 
-        offset, the length of target and its address are multiples of the page size; `needed` of the bytes
-        must exist, the rest is padding that may lie beyond the file's end. Raises StreamError.
+        Args:
+            path: The file.
+            offset: Of the first byte, a multiple of the page size.
+            target: The buffer, whose address and length are multiples of the page size.
+            needed: Bytes that must exist; the rest is padding that may lie beyond the file's end.
+
+        Raises:
+            StreamError: The read failed.
         """
         assert offset % PAGE == 0 and len(target) % PAGE == 0 and needed <= len(target)
         with _errors_at(path, offset):

@@ -85,11 +85,19 @@ class _Round:
 
 
 class Ring:
-    """Cyclic slots over units; `jobs_of(unit)` lists what must be done to fill a slot with it.
+    """Cyclic slots over units, filled by worker threads.
 
     Sequence number s stands for unit s mod n in slot s mod `slots`. One thread consumes: it acquires units
-    in cyclic order and releases each before the next. An error in a worker surfaces in `acquire`. names:
-    one per unit, for the timeline, where worker i has a track "<name> <i>"; waits: the consumer's track.
+    in cyclic order and releases each before the next. An error in a worker is raised by `acquire`.
+
+    Args:
+        names: One per unit, for the timeline.
+        slots: How many.
+        jobs_of: Lists what must be done to fill a slot with a unit.
+        workers: Threads.
+        name: Worker i has the track "<name> <i>" in the timeline.
+        waits: The consumer's track, "compute" by default.
+        timeline: Records jobs and waits.
     """
 
     def __init__(

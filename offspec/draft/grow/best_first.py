@@ -34,11 +34,16 @@ _LOOKED_UP_FLOOR = math.log(0.05)  # the least likely of them
 
 @dataclass(frozen=True, slots=True)
 class GrowthPolicy:
-    """budget: most nodes of the tree, root included; width: nodes a draft step expands.
+    """How large trees grow.
 
-    min_gain: stop when one more step is expected to add less than this share of the expected tokens. costs:
-    where given, stop instead when no step can raise tokens per second, and verify as many nodes as give the
-    most. record: grow to this number of nodes for the record, at any cost, if that is more than the budget.
+    Args:
+        budget: Most nodes of the tree, root included.
+        width: Most nodes that a draft step expands.
+        min_gain: Growth stops when one more step is expected to add less than this share of the expected
+            tokens.
+        costs: Where given, growth stops instead when no step can raise tokens per second, and as many nodes
+            are verified as give the most.
+        record: Grow to this number of nodes for the record, at any cost, if that is more than the budget.
     """
 
     budget: int
@@ -70,9 +75,15 @@ def grow(
     timeline: Timeline = OFF,
     between: Callable[[], None] | None = None,
 ) -> GrownTree:
-    """A tree below the last of the committed ids, no deeper than `max_depth` tokens.
+    """Grow a tree best-first (SpecExec, arXiv 2406.02532) below the last of the committed ids.
 
-    between: called before every step; what it raises breaks the growth off.
+    Args:
+        mixture: The draft sources.
+        ids: Committed ids, the last of which is the root.
+        policy: When to stop.
+        max_depth: Most levels below the root.
+        timeline: Records the draft's steps.
+        between: Called before every step; what it raises cancels the growth.
     """
     growing = _Growing(mixture, ids, policy, max_depth, timeline, between)
     if max_depth >= 1:

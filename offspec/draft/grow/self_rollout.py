@@ -27,11 +27,17 @@ def self_rollout(
     trees: int,
     room: int,
 ) -> list[Grown]:
-    """`trees` trees of `policy.record` nodes, each some `stride` tokens further down the draft's own answer.
+    """Trees that the draft grows along an answer of its own, without a pass of the target.
 
-    ids: the prompt; room: tokens that a text may have with the deepest path of its tree. There are fewer
-    trees where that is too little. The first tree, at the answer's very beginning, is left out. Leaves the
-    draft's cache empty.
+    The first tree, at the answer's beginning, is left out. Leaves the draft's cache empty.
+
+    Args:
+        mixture: The draft sources.
+        ids: The prompt.
+        policy: Trees have `policy.record` nodes.
+        stride: About how many tokens lie between the roots of two trees.
+        trees: How many trees; fewer where `room` is too little.
+        room: Most tokens of the text with the deepest path of its tree.
     """
     assert mixture.main is not None, "a preview is a drafter's"
     drafter, text, found = mixture.main.drafter, list(ids), list[Grown]()

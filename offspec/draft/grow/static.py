@@ -27,10 +27,19 @@ def grow_static(
     timeline: Timeline = OFF,
     between: Callable[[], None] | None = None,
 ) -> GrownTree:
-    """A tree of this shape below the last of the committed ids, no deeper than `max_depth` tokens.
+    """Fill a tree of a given shape below the last of the committed ids.
 
     The main drafter alone fills it. Where it offers fewer children than the shape has places, what would
-    hang below is left out. between: called before every step; what it raises breaks the growth off.
+    hang below is left out.
+
+    Args:
+        mixture: The draft sources.
+        ids: Committed ids, the last of which is the root.
+        shape: Of the tree.
+        max_depth: Most levels below the root.
+        width: Most nodes that a draft step expands.
+        timeline: Records the draft's steps.
+        between: Called before every step; what it raises cancels the growth.
     """
     main = mixture.main
     assert main is not None, "a shape is filled by a drafter"
