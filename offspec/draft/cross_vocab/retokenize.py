@@ -34,7 +34,7 @@ class Reading:
         self._vocab, self._target, self._draft = vocab, target, draft
         self._pieces = vocab.draft.pieces()
         self._read: list[int] = []  # the target's ids
-        self._ends = [0]  # behind so many of these: how many ids the draft has, or `_INSIDE`
+        self._ends = [0]  # by the number of these: how many ids the draft has, or `_INSIDE`
         self._open = b""  # the beginning of a character
 
     @property

@@ -124,7 +124,7 @@ def _joined(
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor:
-    """Tensors below one another, of so many rows each; biases that are absent are zeros."""
+    """Tensors one below the other, `rows` of each; biases that are absent are zeros."""
     first = next(facts.stored[tensor] for tensor in tensors if tensor in facts.stored)
     joined = torch.zeros(sum(rows), *files.shape(first)[1:], dtype=dtype, device=device)
     for tensor, part in zip(tensors, joined.split(rows), strict=True):

@@ -118,7 +118,7 @@ class HeadFiles:
         return shape[0], shape[1]
 
     def check_vocabulary(self, name: str, rows: int, target: TargetShape) -> None:
-        """Raises DraftError where so many rows of a tensor are more than another padding away."""
+        """Raises DraftError where `rows` and the target's vocabulary differ by more than padding."""
         if abs(rows - target.vocab_size) * _PADDING > target.vocab_size:
             raise DraftError(
                 f"{self.place} is for a vocabulary of {rows} tokens ({name[:60]!r}), and {target.name} has "

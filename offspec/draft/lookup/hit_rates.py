@@ -20,7 +20,7 @@ BUCKETS = 2 * (_LENGTHS[-1] + 1) * _CASES
 
 
 def bucket(matched: int, count: int, total: int, longest: bool) -> int:
-    """The case of a token that followed a match of so many tokens `count` of `total` times.
+    """The case of a token that followed a match of `matched` tokens `count` of `total` times.
 
     longest: whether no longer match has other continuations; where one has, this says what the token is
     worth if none of those is picked.

@@ -139,7 +139,7 @@ def _summary(made: "Distilled") -> list[str]:
     return [
         f"{made.kind}: {format_bytes(made.nbytes)} of weights, {made.tokens} tokens of text, "
         f"{made.trained.epochs:.1f} epochs, in {made.seconds / 60:.1f} minutes",
-        f"on {made.measured.rows} tokens held out its first guess is right, by depth: {', '.join(shares)}",
+        f"on {made.measured.rows} held-out tokens its first choice is right, by depth: {', '.join(shares)}",
         f"with trees of {made.measured.nodes} nodes that is {made.measured.expected:.2f} tokens per pass",
     ]
 

@@ -159,12 +159,12 @@ def statistics(result: Result) -> list[str]:
 
 
 def _guessed(result: Result) -> list[str]:
-    """Who guessed the tokens that were accepted, in a line, where there was more than one to do so."""
+    """Accepted tokens of each draft source in a line, where there are several."""
     if len(result.guessed_by) < 2:
         return []
     own = result.tokens - sum(count for _, count in result.guessed_by)
     counts = [f"{Path(name).name} {count}" for name, count in result.guessed_by]
-    return [f"guessed by {', '.join(counts)}; {own} are the target's own"]
+    return [f"draft tokens: {', '.join(counts)}; bonus tokens: {own}"]
 
 
 def check_report(result: Result) -> list[str]:

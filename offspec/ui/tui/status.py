@@ -58,7 +58,7 @@ class StatusLine(Horizontal):
         """used: tokens of the conversation, of the `room` that there are."""
         text = meter(used, room, narrow=self.app.size.width < _NARROW)
         if text != self._right:
-            fits = cell_len(text) == cell_len(self._right)  # else the line is laid out anew, which costs more
+            fits = cell_len(text) == cell_len(self._right)  # else the line is laid out again: slow
             self._right = text
             self.query_one("#meter", Static).update(Content(text), layout=not fits)
 

@@ -1,4 +1,4 @@
-"""A verified tree as lines of text: what was guessed, how likely it seemed, what the target took.
+"""A verified tree as lines of text: draft tokens, their probabilities, and what the target accepted.
 
 The accepted path runs straight down a heavy line, and rejected guesses branch off it to the right. A row
 without a branch goes on from the row above it in its column. Signs tell what colours tell:
@@ -55,7 +55,7 @@ def caption(tree: TreeSeen, place: int, count: int) -> str:
 def draw(tree: TreeSeen, *, folded: bool = True) -> list[Line]:
     """The tree, a line for each node, and the bonus token at the end of the path.
 
-    folded: what was rejected has a line for each of the likeliest guesses, and counts of the others.
+    folded: what was rejected has a line for each of the likeliest draft tokens, and counts of the others.
     """
     drawing = _Drawing.of(tree, folded)
     lines: list[Line] = []

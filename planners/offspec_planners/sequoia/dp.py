@@ -75,7 +75,7 @@ class Programme:
         return parent, rank
 
     def _children(self, depth: int, nodes: int) -> Iterator[tuple[int, int]]:
-        """Rank and subtree size of each child of a node at this depth, with so many nodes below it."""
+        """Rank and subtree size of each child of a node at this depth, with a number of nodes below it."""
         for rank, share in enumerate(self._acceptance[depth]):
             if nodes == 0 or self._rest[depth][rank][nodes] == 0.0:
                 return

@@ -57,7 +57,7 @@ def _result(**changes: Any) -> Answered:
 
 def test_who_guessed_is_told_where_there_were_several() -> None:
     result = _result(guessed_by=(("substitute", 9), ("path/to/medusa", 2)))
-    assert statistics(result)[-1] == "guessed by substitute 9, medusa 2; 3 are the target's own"
+    assert statistics(result)[-1] == "draft tokens: substitute 9, medusa 2; bonus tokens: 3"
     assert len(statistics(_result(guessed_by=(("suffix", 11),)))) == 3
 
 
