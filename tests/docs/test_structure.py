@@ -47,6 +47,11 @@ def test_no_circle_between_files(package: str) -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
+def test_every_room_is_in_the_picture() -> None:
+    picture = (ROOT / "docs" / "images" / "rooms.svg").read_text("utf-8")
+    assert all(f">{name}<" in picture for name in (*ROOMS.split(), "offspec_kernels", "offspec_planners"))
+
+
 def test_the_top_of_the_package() -> None:
     found = {item.name for item in (ROOT / "offspec").iterdir() if item.name != "__pycache__"}
     assert found == {"__init__.py", "__main__.py", "py.typed", *ROOMS.split()}
