@@ -26,11 +26,18 @@ from offspec_planners.sequoia import TreeShape
 class Decoding:
     """What stays the same from pass to pass of one request.
 
-    mixture: what guesses; None without speculation. shape: of all trees, where they are not grown best
-    first; it has no more nodes than budget of `growth`. between: called between draft steps, and may raise
-    to break the pass off; on_grown: called with the number of nodes once the tree is complete. numbers: where
-    the one drafter of the mixture draws its guesses, random ones for the choice of the token at a position,
-    by Sequoia's rule; trees then have a shape, or one node.
+    Args:
+        processor: Penalties, temperature and filters.
+        noise: Of the request; None at temperature 0.
+        mixture: The draft sources; None without speculation.
+        growth: How trees grow.
+        stop: Called with each emitted token; True ends the answer.
+        shape: Of all trees, where they are not grown best first; it has no more nodes than the budget of
+            `growth`.
+        between: Called between draft steps, and may raise to cancel the pass.
+        on_grown: Called with the number of nodes once the tree is complete.
+        numbers: By Sequoia's rule, where the one drafter of the mixture samples: random numbers for the
+            choice of the token at a position; trees then have a shape, or one node.
     """
 
     processor: LogitsProcessor
@@ -170,7 +177,7 @@ class DecodeState:
             self._sources.observe(Features(start, hidden[rows], inputs))
 
     def forget(self) -> None:
-        """Let the next prompt be computed anew, whatever the caches hold of it."""
+        """Compute the whole next prompt, whatever the caches hold of it."""
         self._target.tree_model.cache.rewind(0)
 
 

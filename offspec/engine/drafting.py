@@ -28,10 +28,14 @@ _STRIDE = 10  # tokens from one previewed tree to the next: about a pass
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked: token ids of the prompt and how to go on from them. params: with a seed.
+    """A prompt as token ids, and how to continue it.
 
-    sources: names of those that guess, none to decode one token a pass. halt: may be set from any thread, to
-    end the answer with what there is. trees: whether to show them.
+    Args:
+        ids: The prompt.
+        params: How tokens are chosen, with a seed.
+        sources: Names of the draft sources; none to decode one token per pass.
+        halt: May be set from any thread, to end the answer with what there is.
+        trees: Whether to send TreeSeen events.
     """
 
     ids: Sequence[int]
@@ -68,12 +72,12 @@ class Drafting:
 
     @property
     def budget(self) -> int:
-        """The most nodes verified in a pass of a request that does not choose; 1 where nobody guesses."""
+        """Most nodes verified in a pass of a request that does not name its draft; 1 without a draft."""
         names = self._company(self.names, None)
         return self._with_room(self.policy.growth, names).budget if names else 1
 
     def use(self, draft: str | Sequence[str]) -> None:
-        """Let these guess from now on for requests that do not choose. Raises RequestError."""
+        """Set the draft sources of requests that do not name any. Raises RequestError."""
         self.names = self._all if draft == AUTO else self.chosen(draft)
 
     def chosen(self, draft: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -95,7 +99,7 @@ class Drafting:
         return names
 
     def described(self, names: Sequence[str]) -> str:
-        """These sources, for people; "none" where there are none."""
+        """These sources, for display; "none" where there are none."""
         held = self._sources.drafters | self._sources.lookups
         return " + ".join(held[name].name for name in names) or NONE
 
@@ -184,8 +188,14 @@ class Drafting:
     def preview(self, ids: Sequence[int], params: SamplingParams, trees: int, context: int) -> list[Grown]:
         """Trees that the main drafter grows along an answer of its own; see `draft.grow.self_rollout`.
 
-        None where nobody drafts, or only what needs to see the target at work; nor where guesses are drawn,
-        of which whoever plans counts the ranks.
+        Empty without a drafter, for one that needs hidden states of the target, and where draft tokens are
+        sampled: plans then go by their ranks.
+
+        Args:
+            ids: The prompt.
+            params: How tokens are chosen, with a seed.
+            trees: How many.
+            context: Most tokens of prompt and answer.
         """
         room = self._config.budget or 1
         nodes = min(room, max(_PREVIEWED, 2 * self.policy.growth.budget))
@@ -198,6 +208,6 @@ class Drafting:
         return self_rollout(mixture, ids, growth, _STRIDE, trees, context)
 
     def save(self) -> None:
-        """Keep what was learnt for later runs, where that is wanted."""
+        """Save what was learnt for later runs, if the configuration says so."""
         if self.record is not None:
             self.record.save()

@@ -73,7 +73,7 @@ class Engine:
 
     @property
     def draft(self) -> str:
-        """What guesses for requests that do not choose: names for people, or "none"."""
+        """The draft sources of requests that do not name any, for display; "none" without one."""
         return self.drafting.described(self.drafting.names)
 
     @property
@@ -82,20 +82,24 @@ class Engine:
         return self._assembly.sources.names
 
     def use(self, draft: Draft) -> None:
-        """Have these of `sources` guess for requests that do not choose; "auto": what `load` was asked for.
+        """Set the draft sources of requests that do not name any.
 
-        Raises RequestError.
+        Args:
+            draft: Some of `sources`; "auto": those that `load` was asked for.
+
+        Raises:
+            RequestError: A source that was not loaded.
         """
         self.drafting.use(draft)
 
     @property
     def width(self) -> int:
-        """Nodes that a draft step expands at most."""
+        """Most nodes that a draft step expands."""
         return self.drafting.policy.growth.width
 
     @property
     def budget(self) -> int:
-        """The most nodes verified in a pass of a request that does not choose who guesses."""
+        """Most nodes verified in a pass of a request that does not name its draft."""
         return self.drafting.budget
 
     @property
@@ -110,7 +114,7 @@ class Engine:
 
     @property
     def placement(self) -> dict[str, Any]:
-        """Counts of layers by tier and of slots, the context, and the memory promised."""
+        """Counts of layers by tier and of slots, the context, and the memory limits."""
         return describe(self._assembly)
 
     def generate(
@@ -180,7 +184,12 @@ class Engine:
             yield Finished(result)
 
     def chat(self, *, system: str | None = None, params: SamplingParams | None = None) -> Session:
-        """A conversation, in which every question follows on what was said before; see `Session`."""
+        """Begin a conversation that computes only the new tokens of each question; see `Session`.
+
+        Args:
+            system: System message; None by default.
+            params: How its answers are chosen; greedy by default.
+        """
         conversation = Conversation(model=self.config.model, system=system, params=params or SamplingParams())
         return Session(self, self._assembly.codec, conversation)
 
@@ -227,14 +236,21 @@ class Engine:
     ) -> list[Grown]:
         """Trees that the draft grows along an answer of its own, without a pass; see `self_rollout`.
 
-        Raises OffspecError.
+        Args:
+            prompt: As in `stream`.
+            params: As in `stream`.
+            trees: How many, 3 by default.
+            raw: As in `stream`.
+
+        Raises:
+            OffspecError: See `offspec.core.errors`.
         """
         with self._turn():
             params = replace(params, seed=params.seed or 0)
             return self.drafting.preview(self._encode(prompt, raw), params, trees, self.context)
 
     def follow(self, policy: DraftPolicy) -> None:
-        """Grow trees otherwise from the next answer on. Its budget must be within the room there is."""
+        """Grow trees by another policy, within the room there is, from the next answer on."""
         self.drafting.policy = policy
 
     def _check(self, request: Request, result: Result, gaps: Sequence[float]) -> tuple[Mismatch, ...] | None:

@@ -30,7 +30,7 @@ def load(
     Args:
         model: A hub id, a folder, a .gguf file, or "demo"; or a whole configuration.
         plan: A plan to follow, or its file. None: the one of an earlier run, or a new one.
-        replan: Make a plan anew, whatever is kept.
+        replan: Measure and plan again, even if there is a saved plan. Default False.
         notify: Takes LoadProgress and Notice events now, and Prefill and PassProgress ones from the thread
             that answers.
         timeline: Records what runs when, for its `write`.

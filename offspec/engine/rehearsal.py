@@ -33,11 +33,19 @@ def make_plan(
     replan: bool = False,
     notify: Notify | None = None,
 ) -> Plan:
-    """A plan for running a target with a draft; the kept one, if there is one that still fits.
+    """A plan for running a target with a draft: the saved one if it still fits, else a new one.
 
-    hardware: a machine that need not be here; of the models a config.json is then enough. Otherwise they are
-    loaded and tried: passes, draft steps, and, once for each pair of models, how many guesses hold. replan:
-    measure again, whatever is kept. Raises any OffspecError.
+    Without `hardware` the models are loaded and measured: passes, draft steps, and, once for each pair of
+    models, the acceptance of the draft.
+
+    Args:
+        config: Models, memory limits and settings.
+        hardware: Another machine; of the models a config.json is then enough. None: this one.
+        replan: Measure again, even if there is a saved plan. Default False.
+        notify: Takes LoadProgress and Notice events.
+
+    Raises:
+        OffspecError: See `offspec.core.errors`.
     """
     notify = notify or unheard
     if hardware is not None:
@@ -66,7 +74,7 @@ def _is_measured(plan: Plan) -> bool:
 
 
 class Rehearsal:
-    """A loaded engine and the plan that was made by trying it."""
+    """A loaded engine and the plan that was made by measuring it."""
 
     def __init__(self, engine: Engine, prepared: Prepared, plan: Plan) -> None:
         self.engine, self.prepared, self.plan = engine, prepared, plan

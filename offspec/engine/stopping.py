@@ -6,7 +6,7 @@ from offspec.engine.detokenizer import TextStream
 
 
 class Halted(Exception):
-    """Somebody asked for the answer to end; raised where a pass can be broken off, and caught above it."""
+    """The answer was asked to end; raised where a pass can be cancelled, and caught above it."""
 
 
 class Ending:

@@ -1,8 +1,8 @@
-"""A plan held to its word: what it predicts beside what real passes take.
+"""Predicted beside measured speed of a plan.
 
-A disk's speed drifts by the minute, and one text is easier to guess than another. So before each prompt the
-passes are tried anew, the draft previews an answer of its own, and the prediction for this prompt is what the
-plan would say by that.
+A disk's speed drifts by the minute, and one text is easier to predict than another. So before each prompt the
+passes are measured again, the draft previews an answer of its own, and the prediction for this prompt is what
+the plan would say by that.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,17 @@ _PASSES = 6  # of each prompt that count; the one before them carries the prompt
 def validate_plan(
     config: EngineConfig, plan: Plan, *, prompts: Sequence[str] = VALIDATION, notify: Notify
 ) -> Validation:
-    """Load as planned, and for each prompt predict, answer, and compare. Raises any OffspecError."""
+    """Load as planned, and for each prompt predict, answer, and compare.
+
+    Args:
+        config: As for `make_plan`.
+        plan: The plan to validate.
+        prompts: Texts to answer, `VALIDATION` by default.
+        notify: Takes LoadProgress and Notice events.
+
+    Raises:
+        OffspecError: See `offspec.core.errors`.
+    """
     prepared = prepare(config, notify, named=plan)
     target = sizes_of(prepared.opened.target, config.model)
     prepared.record.keeps = False  # or the next validation would know the prompts

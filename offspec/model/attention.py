@@ -19,12 +19,14 @@ UNSAID = "not said"
 
 @dataclass(slots=True)
 class TreeContext:
-    """Who may see whom in one pass.
+    """Which rows see which in one pass.
 
-    prefix: L committed rows, seen by every new row. position [M] int64: the absolute position of every
-    row behind the prefix, those of this pass last. Of these M rows the first `causal` are a plain chain
-    (each sees those before it); the others see all of the chain and, of the tree, what `ancestors`
-    [M - causal, M - causal] bool says.
+    Args:
+        prefix: L committed rows, seen by every new row.
+        position: [M] int64, absolute position of every row behind the prefix, those of this pass last.
+        causal: Of these M rows, the first that are a plain chain (each sees those before it); the others see
+            all of the chain and part of the tree.
+        ancestors: [M - causal, M - causal] bool, which rows of the tree each row of the tree sees.
     """
 
     prefix: int

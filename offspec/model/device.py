@@ -1,4 +1,4 @@
-"""What is computed on: the CPU, or a CUDA device with memory of its own and a promise for it."""
+"""What is computed on: the CPU, or a CUDA device with memory of its own and a limit of it."""
 
 import torch
 
@@ -39,10 +39,15 @@ def find_device(name: str) -> torch.device:
 
 
 def claim(device: torch.device, vram: int | None) -> int | None:
-    """Bytes of device memory that may be used, all told; None for the CPU, which has only RAM.
+    """Bytes of device memory that may be used in all; None for the CPU, which has only RAM.
 
-    vram is a promise: torch is kept from allocating beyond it. None takes most of what is free. Raises
-    RequestError for a promise on a CPU, CapacityError for more than the device has free.
+    Args:
+        device: The CPU, or a CUDA device.
+        vram: Memory limit in bytes, which torch is kept within. None: most of what is free.
+
+    Raises:
+        RequestError: A limit was given for a CPU.
+        CapacityError: The limit is more than the device has free.
     """
     if device.type == "cpu":
         if vram is not None:

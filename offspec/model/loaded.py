@@ -88,9 +88,17 @@ class LoadedModel(OpenedModel):
     ) -> None:
         """Read the rest and the layers that stay in memory, and start streaming the others.
 
-        capacity: positions of the cache; chunk: rows that go through a layer together; unpacked: packed
-        weights are unpacked as they are loaded, where every layer stays. Raises StreamError, CapacityError,
-        CheckpointError for damaged weights; `close` afterwards.
+        Args:
+            placement: Where each layer and the head lie.
+            capacity: Positions of the cache.
+            progress: Called with bytes done and bytes in all.
+            chunk: Rows that go through a layer together; None: all.
+            unpacked: Unpack packed weights as they are loaded, where every layer stays. Default False.
+
+        Raises:
+            StreamError: A read failed.
+            CapacityError: There is too little memory.
+            CheckpointError: Weights are damaged. `close` the model after any of these.
         """
         self._reader.check_files(except_for=self.weight_files)
         blocks = self._head_blocks() if placement.head is not Tier.DEVICE else []
@@ -118,10 +126,16 @@ class LoadedModel(OpenedModel):
         rest: dict[str, torch.Tensor] | None = None,
         chunk: int | None = None,
     ) -> None:
-        """Read all layers and round their matrices to `bits`; see `RoundedLayers`. Progress is in layers.
+        """Read all layers and round their matrices; see `RoundedLayers`.
 
-        calibration: token ids to measure the layers' inputs on. rest: the rest of the same model, already
-        loaded by another, to be shared.
+        Args:
+            bits: 2, 3 or 4.
+            expand: Keep the rounded values in the model's dtype.
+            capacity: Positions of the cache.
+            progress: Called with layers done and layers in all.
+            calibration: Token ids to measure the layers' inputs on.
+            rest: The rest of the same model, already loaded by another, to be shared; None: read it.
+            chunk: Rows that go through a layer together; None: all.
         """
         layers = list(self.skeleton.layers)
         self._assemble(
@@ -208,7 +222,7 @@ class LoadedModel(OpenedModel):
         return tensors
 
     def recover(self) -> None:
-        """Make the model usable again after a pass was broken off."""
+        """Make the model usable again after a pass was cancelled."""
         if self._feeder is not None:
             self._feeder.recover()
         if self._tree_model is not None:

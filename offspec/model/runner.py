@@ -33,7 +33,7 @@ class Spent:
 
 
 class TreeModel:
-    """A causal LM with a tree cache. Its weights are someone else's business (`enter`, `leave`).
+    """A causal LM with a tree cache. Its weights are bound by others (`enter`, `leave`).
 
     enter(i) and leave(i) are called around layer i, once a pass however many chunks run through it. head:
     given where the head streams, too. chunk: most rows that go through a layer together. spent: of the

@@ -25,8 +25,12 @@ _REMEDY = "download the model, or pack it, again"
 class Scratch:
     """A stack of values in one piece of memory, since a module may run inside another.
 
-    elements: the most that is taken at once; more is allocated for the time it is needed. taken: how many of
-    them are in use, which whoever takes some puts back to what it was.
+    `taken` counts those in use; a caller of `take` sets it back afterwards.
+
+    Args:
+        elements: The most that is taken at once; more is allocated for the time it is needed.
+        dtype: Of the values.
+        device: Where they are.
     """
 
     def __init__(self, elements: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -77,7 +81,7 @@ def values_of(
     Args:
         weight: Stored as it is, or packed.
         views: Its stored tensors by name.
-        out: Gives memory for so many values of a packed one.
+        out: Gives memory for a number of values of a packed one.
         known: Packed weights whose values were found to be numbers; added to.
 
     Raises:

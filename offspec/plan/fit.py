@@ -295,7 +295,7 @@ def _needs(opened: Opened, config: EngineConfig, held: Held, context: int, chunk
 
 
 def _features_bytes(target: LoadedModel, heads: tuple[OpenedHead, ...], rows: int) -> int:
-    """Bytes of the states that a pass of so many rows keeps aside for heads."""
+    """Bytes of the states that a pass of `rows` rows keeps aside for heads."""
     layers = {layer for head in heads for layer in head.wants.layers}
     last = any(head.wants.last for head in heads)
     hidden: int = target.skeleton.config.hidden_size

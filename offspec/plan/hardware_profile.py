@@ -36,9 +36,14 @@ class Profile:
 
 
 def known_machine(name: str) -> Hardware:
-    """A preset, or the profile in a JSON file. Raises RequestError for neither, PlanError for a bad file.
+    """A preset, or the profile in a JSON file.
 
-    A preset may be named as if it were a file, as long as there is no such file.
+    Args:
+        name: Of a preset, or a path; a preset may be named like a file, as long as there is no such file.
+
+    Raises:
+        RequestError: There is neither.
+        PlanError: The file is not a profile.
     """
     _, kind = local_path(name)
     known = name if kind else name.removesuffix(".json")
@@ -56,7 +61,7 @@ def known_machine(name: str) -> Hardware:
 
 
 def machine_fingerprint(device: str) -> str:
-    """What tells this machine, with that device, from others: 12 hex digits, found without measuring."""
+    """12 hex digits that identify this machine with that device, found without measuring."""
     from offspec_planners.measure import identify
 
     return identify(device).fingerprint()
@@ -70,12 +75,22 @@ def profile(
     files: Sequence[Path] = (),
     folder: Path | None = None,
 ) -> Profile:
-    """The kept profile of this device and disk, or a new one where there is none or `again` is set.
+    """The saved profile of this device and disk, or a new one where there is none or `again` is set.
 
-    The disk is that of `files`, or else of `folder`, or else of the models in the caches; where no files
-    there are large enough, one is written and removed again. Takes some seconds, told as LoadProgress.
-    Raises RequestError for a device or a folder that is not there, CapacityError for a device that is full,
-    CheckpointError for files that cannot be read, DiskFullError.
+    Measuring takes some seconds. Where no file on the disk is large enough, one is written and removed again.
+
+    Args:
+        device: "cpu", "cuda" or "cuda:1".
+        notify: Takes LoadProgress and Notice events.
+        again: Measure even if there is a saved profile. Default False.
+        files: Files of the disk to measure; none by default.
+        folder: A folder of that disk, without `files`; None: that of the models in the caches.
+
+    Raises:
+        RequestError: A device or a folder that does not exist.
+        CapacityError: The device is full.
+        CheckpointError: Files cannot be read.
+        DiskFullError: The disk filled up.
     """
     from offspec.model.device import find_device
     from offspec_planners.measure import identify

@@ -34,7 +34,7 @@ _opened: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """A loaded target, all that may guess for it, and what was decided about them."""
+    """A loaded target, its draft sources, and what was decided about them."""
 
     target: LoadedModel
     sources: Sources

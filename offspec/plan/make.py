@@ -33,7 +33,7 @@ _ENOUGH_TREES, _ENOUGH_PASSES = 8, 16  # to know a draft by
 
 
 def measure(opened: Opened, assembly: Assembly, config: EngineConfig, notify: Notify) -> MeasuredCosts:
-    """Try the loaded models; takes some seconds."""
+    """Measure the loaded models; takes some seconds."""
     stage = "Measuring passes and draft steps"
     assert opened.codec is not None
     ids = calibration_ids(opened.codec, 512)
@@ -81,7 +81,7 @@ def acceptance_for(record: DraftRecord, config: EngineConfig) -> Acceptance:
 
 
 def typical_substitute(bits: int) -> Acceptance:
-    """What to go by before a substitute was seen at work."""
+    """The acceptance to assume of a substitute before it has been measured."""
     bits = min(bits, 4)  # 16 where there is no draft, and nothing is made of this
     return Acceptance(typical("substitute", bits=bits), f"typical of a {bits}-bit substitute, not measured")
 

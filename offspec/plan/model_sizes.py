@@ -22,7 +22,7 @@ _DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 
 
 def sizes_of(model: LoadedModel, name: str) -> ModelSizes:
-    """What the planners know of an opened model."""
+    """The sizes of an opened model that costs are computed from."""
     config = model.skeleton.config
     heads: int = config.num_attention_heads
     size: int = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -56,11 +56,18 @@ def _multiplied(layer: torch.nn.Module, config: Any) -> int:
 
 
 def imagine(model: str, dtype: torch.dtype, device: torch.device) -> tuple[LoadedModel, str]:
-    """A model to plan for, which need not be here, and its fingerprint: config.json is enough.
+    """A model to plan for, and its fingerprint: config.json is enough.
 
-    model: a config.json, a folder with one, anything `open_checkpoint` opens without a network, or the hub
-    id of a well-known model. Nothing can be loaded from what is returned unless its weights are here.
-    Raises CheckpointError.
+    Nothing can be loaded from what is returned unless its weights are on this machine.
+
+    Args:
+        model: A config.json, a folder with one, anything `open_checkpoint` opens without a network, or the
+            hub id of a well-known model.
+        dtype: Of values that are computed with.
+        device: Where they are computed.
+
+    Raises:
+        CheckpointError: The configuration cannot be read.
     """
     path, _ = local_path(model)
     if path.is_file() and path.suffix == ".json":

@@ -25,10 +25,17 @@ _FREE_DEVICE = 0.95
 
 
 def plan_for_hardware(config: EngineConfig, hardware: Hardware) -> Plan:
-    """The plan for a machine known by its profile alone.
+    """The plan for another machine, from its profile alone.
 
-    draft "auto" stands for the fastest of what fits: a substitute, or a small sibling of a well-known target.
-    Raises CapacityError, CheckpointError, RequestError.
+    Args:
+        config: Models, memory limits and settings. Draft "auto" is the fastest that fits: a substitute, or a
+            small model of the family of a well-known target.
+        hardware: The profile.
+
+    Raises:
+        CapacityError: The model does not fit.
+        CheckpointError: The model is not known, and its configuration cannot be read.
+        RequestError: Settings that the machine does not have.
     """
     if config.device == "cuda" and hardware.link is None:
         raise RequestError(f"{hardware.name} has no GPU; leave out --device")
@@ -47,7 +54,7 @@ def plan_for_hardware(config: EngineConfig, hardware: Hardware) -> Plan:
 
 
 def _drafts(config: EngineConfig) -> list[EngineConfig]:
-    """What might draft, and nobody. Of what is equally fast the first is taken."""
+    """Possible drafts, and none. Of those that are equally fast the first is taken."""
     if config.draft != AUTO:
         return [config]
     # Of heads, and of some models, no sizes are known to plan with.

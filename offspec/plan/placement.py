@@ -1,4 +1,4 @@
-"""How the memory that is promised is divided: what must fit, and which layers stay where."""
+"""How memory within its limits is divided: what must fit, and which layers stay where."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -58,9 +58,15 @@ class Needs:
 
 
 def divide(memory: int, needs: Needs, device_memory: int | None = None) -> Placement:
-    """Place layers, and a head that may stream, into `memory` bytes of RAM and `device_memory` of a device.
+    """Place layers, and a head that may stream.
 
-    device_memory is None where the computing is done in RAM. Raises CapacityError, which lists the parts.
+    Args:
+        memory: Bytes of RAM.
+        needs: Bytes of everything that must fit.
+        device_memory: Bytes of a device; None where the computing is done in RAM.
+
+    Raises:
+        CapacityError: It does not fit; lists the parts.
     """
     placements, failures = list[Placement](), list[tuple[TooSmallError, Needs]]()
     for wanted, sizes in _heads(needs):

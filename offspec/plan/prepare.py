@@ -57,9 +57,17 @@ def prepare(
     named: Plan | None = None,
     replan: bool = False,
 ) -> Prepared:
-    """Open, decide and load. named: a plan to follow; replan: measure, whatever is kept or given.
+    """Open models, decide and load. On an error nothing stays open.
 
-    Raises any OffspecError; on an error nothing stays open.
+    Args:
+        config: Models, memory limits and settings.
+        notify: Takes LoadProgress and Notice events.
+        timeline: Records loading.
+        named: A plan to follow; None: a saved or a new one.
+        replan: Measure again, even if there is a plan. Default False.
+
+    Raises:
+        OffspecError: See `offspec.core.errors`.
     """
     if named is not None:
         named = _as_wished(named, config)
@@ -96,7 +104,7 @@ def prepare(
 
 
 def record_of(opened: Opened, bits: int) -> DraftRecord:
-    """What is known of the draft in so many bits."""
+    """The record of the draft when its weights have that number of bits."""
     return DraftRecord(
         opened.target_print,
         # What is drawn holds by other odds than what is ranked: as if another draft had guessed it.

@@ -1,6 +1,6 @@
 """What runs leave for later runs: plans, and what was learnt about drafts. Files in the user's cache.
 
-A file that is damaged is as good as none here: it is made anew. Only a plan that the user names is read
+A file that is damaged is as good as none here: it is made again. Only a plan that the user names is read
 strictly.
 """
 
@@ -57,13 +57,18 @@ def _plan_file(key: str) -> Path:
 
 
 class DraftRecord:
-    """What is known of one draft's guesses for one target, by temperature and rule.
+    """Measured acceptance of one draft for one target, by temperature and rule.
 
-    kind: what it is like. bits: that its matrices are rounded to, 16 where they are not; in other bits it is
-    another draft.
+    `entry` gives a calibration that engines update; `save` writes those, and keeps what other processes saved
+    at other temperatures.
 
-    entry(...) is a calibration that engines go on learning into; `save` keeps those, and leaves what other
-    processes may have learnt at other temperatures. keeps: False to learn and forget.
+    Args:
+        target: Fingerprint of the target.
+        draft: Fingerprint of the draft.
+        bits: Of the draft's matrices, 16 (the default) where they are not rounded. In other bits it is
+            another draft.
+        kind: "substitute", "model" (the default) or "head".
+        keeps: Whether `save` writes anything. Default True.
     """
 
     def __init__(

@@ -125,7 +125,7 @@ def _make(padded: int, hidden: torch.Tensor, turn: Turn, capacity: int) -> _Step
 
 
 def _show(tree_mask: TreeMask, graphed: TreeMask) -> None:
-    """Copy a step's mask to where its graph looks. Rows of padding are queries of nobody."""
+    """Copy a step's mask to where its graph looks. Rows of padding are queries of no node."""
     for name in ("prefix", "first", "count", "causal"):
         getattr(graphed, name).copy_(getattr(tree_mask, name))
     rows, words = tree_mask.words.shape[1:]

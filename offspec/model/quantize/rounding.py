@@ -57,10 +57,14 @@ def packed_bytes(shape: Sequence[int], bits: int) -> int:
 def round_matrix(
     weight: torch.Tensor, bits: int = 4, importance: torch.Tensor | None = None
 ) -> RoundedMatrix:
-    """Round a tensor of a shape that `packs`.
+    """Round a tensor to few bits.
 
-    importance broadcasts to that shape; None counts all weights alike. Scratch: some tens of megabytes, or
-    several times the tensor where groups straddle rows.
+    Scratch: some tens of megabytes, or several times the tensor where groups straddle rows.
+
+    Args:
+        weight: Of a shape that `packs`.
+        bits: 2, 3 or 4, the default.
+        importance: Weight of each squared error, broadcast to that shape; None counts all alike.
     """
     wanted = Grouped(bits).parts(_in_groups(weight.shape))
     parts = {
@@ -143,7 +147,9 @@ def _half(x: torch.Tensor) -> torch.Tensor:
 def unpack(packed: RoundedMatrix, out: torch.Tensor | None = None) -> torch.Tensor:
     """The rounded weights in their own shape and dtype: code · step + offset in float32, rounded once.
 
-    out: flat memory of that dtype for as many elements, which the result is a view of.
+    Args:
+        packed: What `round_matrix` gives.
+        out: Flat memory of that dtype for as many elements, which the result is a view of; None: new memory.
     """
     if out is None:
         device = packed.parts["codes"].device

@@ -50,15 +50,25 @@ def pack_model(
     notify: Notify | None = None,
     cache_dir: Path | None = None,
 ) -> Pack:
-    """Round the matrices of a model's decoder layers, and keep them in a model folder of their own.
+    """Round the matrices of a model's decoder layers, and write them to a model folder of their own.
 
-    model: what `open_checkpoint` opens, in bf16, fp16 or fp32; a GGUF file is unpacked for it. out: the
-    folder to make; without it a place in the cache that belongs to the model's files. memory: bytes of RAM
-    for the whole process, None for some hundred megabytes more than it has. again: of a pack that is there
-    already, read every file, and make the damaged ones again; else only see that it opens.
+    A run that is killed or interrupted loses the file that was under way; the same call resumes.
 
-    A run that is killed or interrupted loses the file it was at; the same call goes on from there. Raises
-    RequestError where `out` is something else, CapacityError, DiskFullError, CheckpointError.
+    Args:
+        model: What `open_checkpoint` opens, in bf16, fp16 or fp32; a GGUF file is unpacked for it.
+        to: "nf4", "int8" or "int4-g64".
+        out: The folder to make; None: a place in the cache that belongs to the model's files.
+        memory: Bytes of RAM for the whole process; None: some hundred megabytes more than it has.
+        again: Read every file of a pack that is there already, and make damaged ones again. False: only check
+            that it opens.
+        notify: Takes LoadProgress and Notice events.
+        cache_dir: The cache, instead of `OFFSPEC_CACHE` or `~/.cache/offspec`.
+
+    Raises:
+        RequestError: `out` is something else.
+        CapacityError: There is too little memory.
+        DiskFullError: The disk filled up.
+        CheckpointError: The source cannot be read, or is packed already.
     """
     began, notify = time.perf_counter(), notify or unheard
     source = open_checkpoint(model, unpack=True, notify=notify, cache_dir=cache_dir)

@@ -1,4 +1,4 @@
-"""The folder of a pack that is being made, which outlives whoever makes it.
+"""The folder of a pack that is being made, which outlives the process that makes it.
 
 It holds the files that are finished, each whole, and the manifest of these. What makes it a model,
 config.json and the index, comes last; then it is renamed.

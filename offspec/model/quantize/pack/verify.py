@@ -12,10 +12,15 @@ from offspec.core.progress import ByteProgress
 
 
 def verify_pack(folder: Path, notify: Callable[[Event], None]) -> Manifest:
-    """Read all files of a pack, and compare them with its manifest. Returns the manifest.
+    """Read all files of a pack, compare them with its manifest, and return that.
 
-    Raises ModelNotFoundError where there is no pack, and CheckpointError, which names the first file that
-    is wrong and the command that mends it.
+    Args:
+        folder: Of the pack.
+        notify: Takes LoadProgress events.
+
+    Raises:
+        ModelNotFoundError: There is no pack.
+        CheckpointError: Names the first file that is wrong and the command that repairs it.
     """
     if not folder.is_dir():
         raise ModelNotFoundError(f"there is no folder {folder}: name the folder of a pack")
