@@ -73,7 +73,7 @@ def _system(chat: ChatController, argument: str) -> Outcome:
     )
     if session.system is None:
         return ShowText(f"No system message from the next answer on.{again}")
-    return ShowText(f"The model is told so from the next answer on.{again}")
+    return ShowText(f"It applies from the next answer on.{again}")
 
 
 def _set(chat: ChatController, argument: str) -> Outcome:
@@ -107,8 +107,8 @@ def _seed(chat: ChatController, argument: str) -> Outcome:
     if argument:
         chat.session.params = replace(params, seed=settings.read_seed(argument))
         if chat.session.params.seed is None:
-            return ShowText("A fresh seed is drawn for every answer.")
-        return ShowText(f"The seed is {argument} from the next answer on; `/seed random` frees it again.")
+            return ShowText("A new seed is chosen for every answer.")
+        return ShowText(f"The seed is {argument} from the next answer on; `/seed random` undoes that.")
     answered = [message.figures for message in chat.session.messages if message.figures]
     seeds = [figures.seed for figures in answered if figures.seed is not None]
     fixed = "A new seed is chosen for every answer" if params.seed is None else f"The seed is {params.seed}"
@@ -120,7 +120,7 @@ def _draft(chat: ChatController, argument: str) -> Outcome:
     if not argument:
         return ShowText(
             f"The draft is {chat.engine.draft}. `/draft MODEL` loads a small model or a head in its place, "
-            "`/draft suffix` copies from the text, `/draft auto` takes the best there is, and `/draft none` "
+            "`/draft suffix` copies from the text, `/draft auto` takes the best available, and `/draft none` "
             "goes on without."
         )
     names, loaded = read_drafts(argument), argument == chat.config.draft

@@ -28,11 +28,11 @@ def report(chat: ChatController) -> str:
 
 
 def guessed_by(totals: Totals) -> str:
-    """Who guessed what was accepted, where there was more than one to do so."""
+    """Accepted tokens of each draft source, where there are several."""
     if len(totals.guessed) < 2:
         return ""
     counts = ", ".join(f"{Path(name).name} {count:,}" for name, count in totals.guessed)
-    return f"Of the accepted guesses since the chat began, these came from each source: {counts}."
+    return f"Accepted draft tokens of each source since the chat began: {counts}."
 
 
 def _rows(answers: list[Totals]) -> list[list[str]]:

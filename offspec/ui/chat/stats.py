@@ -31,7 +31,7 @@ class PassTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What passes brought and cost, added up. bytes_streamed: of the target's weights; guessed: by whom."""
+    """Sums over passes. bytes_streamed: of the target's weights; guessed: accepted tokens by source."""
 
     tokens: int = 0
     passes: int = 0

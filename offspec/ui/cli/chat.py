@@ -34,16 +34,14 @@ Conversations are saved as they go, each in a file under ~/.local/share/offspec,
 
 Resume = Annotated[
     bool,
-    opt.output_option(
-        "--resume", metavar="", help="Go on with the latest conversation held with this model."
-    ),
+    opt.output_option("--resume", metavar="", help="Continue the latest conversation with this model."),
 ]
 SessionName = Annotated[
     str | None,
     opt.output_option(
         "--session",
         metavar="NAME",
-        help="Go on with this conversation: its name, the beginning of its id, or its file.",
+        help="Continue this conversation: its name, the beginning of its id, or its file.",
     ),
 ]
 Plain = Annotated[
@@ -51,8 +49,8 @@ Plain = Annotated[
     opt.output_option(
         "--plain",
         metavar="",
-        help="A line mode: questions from standard input, answers on standard output. Taken by itself "
-        "where one of the two is a pipe or a file.",
+        help="Line mode: questions from standard input, answers on standard output. The default where one "
+        "of the two is a pipe or a file.",
     ),
 ]
 

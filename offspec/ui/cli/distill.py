@@ -39,9 +39,9 @@ resumes, and one batch at most is lost:
 Kind = Annotated[
     Literal["medusa", "mlp", "eagle3"],
     _head_option(
-        help="[bold]medusa[/]: a few blocks for each token ahead, small and quick to train. [bold]mlp[/]: a "
-        "speculator that sees the tokens of a branch as it guesses. [bold]eagle3[/]: a layer that goes on by "
-        "itself, as deep as it is asked; better, and slower to train."
+        help="[bold]medusa[/]: one block for each token ahead, small and quick to train. [bold]mlp[/]: an "
+        "MLPSpeculator, which reads the tokens of a branch. [bold]eagle3[/]: an autoregressive layer of any "
+        "depth; accepted more often, and slower to train."
     ),
 ]
 Out = Annotated[
@@ -54,28 +54,31 @@ Out = Annotated[
 ]
 Depth = Annotated[
     int,
-    _head_option(metavar="N", help="Tokens it guesses in a row; of eagle3, those it is trained for."),
+    _head_option(
+        metavar="N", help="Tokens that the head predicts in a row; for eagle3, the depth it is trained for."
+    ),
 ]
 Tokens = Annotated[
     str,
     _text_option(
         metavar="N",
-        help="Tokens that the target writes for it, such as 200k or 2M. They are kept for other heads.",
+        help="Tokens of training text that the target generates, such as 200k or 2M. They are kept for other "
+        "heads.",
     ),
 ]
 Prompts = Annotated[
     Path | None,
     _text_option(
         metavar="FILE",
-        help="Questions to answer, a line each, or with .jsonl a [bold]prompt[/] in each object. Without it: "
-        "about a thousand of our own.",
+        help="Prompts, one a line, or with .jsonl a [bold]prompt[/] in each object. Without it: about a "
+        "thousand that come with offspec.",
     ),
 ]
-Length = Annotated[int, _text_option(metavar="TOKENS", help="The most of one answer.")]
-Epochs = Annotated[int, _text_option(metavar="N", help="At most so many times through the text.")]
+Length = Annotated[int, _text_option(metavar="TOKENS", help="Most tokens of one answer.")]
+Epochs = Annotated[int, _text_option(metavar="N", help="Most epochs over the text.")]
 Minutes = Annotated[
     float,
-    _text_option(metavar="M", help="At most so long in training, writing not counted."),
+    _text_option(metavar="M", help="Longest training time in minutes, without generating the text."),
 ]
 Json = Annotated[
     bool,

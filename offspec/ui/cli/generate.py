@@ -36,24 +36,22 @@ Prompt = Annotated[
     str | None,
     typer.Argument(
         metavar="PROMPT",
-        help="What to say to it. Left out, or [bold]-[/], it is read from standard input; the newline "
-        "at its end is dropped.",
+        help="The prompt. Left out, or [bold]-[/], it is read from standard input, without the newline at "
+        "its end.",
         show_default=False,
     ),
 ]
 NoSpeculation = Annotated[
     bool,
-    opt.draft_option(
-        "--no-speculation", metavar="", help="Decode one token a pass, as if there were no draft."
-    ),
+    opt.draft_option("--no-speculation", metavar="", help="Decode one token per pass, without a draft."),
 ]
 Check = Annotated[
     bool,
     opt.draft_option(
         "--check",
         metavar="",
-        help="Decode a second time without speculation and report where, if anywhere, the tokens differ "
-        "and how near the tie was. Takes as long as that takes.",
+        help="Decode a second time without speculation, and report where the tokens differ, if they do, and "
+        "how near the tie was.",
     ),
 ]
 Raw = Annotated[
@@ -64,7 +62,7 @@ Raw = Annotated[
 ]
 IgnoreEos = Annotated[
     bool,
-    opt.output_option("--ignore-eos", metavar="", help="Go on past the model's own end of answer."),
+    opt.output_option("--ignore-eos", metavar="", help="Continue after the model's end-of-sequence token."),
 ]
 Json = Annotated[
     bool,
@@ -80,7 +78,7 @@ Trace = Annotated[
         "--trace",
         metavar="FILE",
         help="Write a timeline of reads, copies, layers and draft steps. Open it at "
-        "https://ui.perfetto.dev to see what waits for what; a name that ends in .gz packs it.",
+        "https://ui.perfetto.dev to see what waits for what; with a name that ends in .gz it is compressed.",
     ),
 ]
 

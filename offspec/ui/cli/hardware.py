@@ -48,12 +48,12 @@ Disk = Annotated[
     opt.model_option(
         "--path",
         metavar="DIR",
-        help="Measure the disk that this folder lies on. Without it: the disk with the models in the caches.",
+        help="Measure the disk of this folder. Without it: the disk with the models in the caches.",
     ),
 ]
 Again = Annotated[
     bool,
-    opt.model_option("--again", metavar="", help="Measure even though there is a profile from before."),
+    opt.model_option("--again", metavar="", help="Measure even if there is a saved profile."),
 ]
 
 

@@ -55,8 +55,8 @@ Memory = Annotated[
     model_option(
         parser=parse_bytes,
         metavar="SIZE",
-        help="The most RAM the whole process may use, such as 1.5GB or 800MiB. What does not fit streams "
-        "from disk in every pass. Without it: what the machine has free.",
+        help="Memory limit of the whole process, such as 1.5GB or 800MiB. What does not fit streams from "
+        "disk in every pass. Without it: what the machine has free.",
     ),
 ]
 Device = Annotated[
@@ -75,7 +75,7 @@ Quiet = Annotated[
 ]
 System = Annotated[
     str | None,
-    output_option(metavar="TEXT", help="A system message to go before the prompt."),
+    output_option(metavar="TEXT", help="A system message before the prompt."),
 ]
 MaxTokens = Annotated[int, output_option(metavar="N", help="Stop after this many tokens.")]
 
@@ -114,11 +114,11 @@ class EngineOptions:
         str,
         draft_option(
             metavar="NAME|PATH[,...]|auto|none",
-            help="Who guesses ahead, one source or several with commas between: a small model or a trained "
+            help="Draft sources, one or several with commas between: a small model or a trained "
             "head (folder, file or hub id); [bold]substitute[/], a copy of the target in 4 bits or fewer; "
             "[bold]suffix[/] or [bold]lookup[/], which copy from the text; [bold]early-exit[/] or "
-            "[bold]mtp[/], layers of the target itself. [bold]auto[/] takes the best there is; [bold]none[/] "
-            "goes without.",
+            "[bold]mtp[/], layers of the target itself. [bold]auto[/] selects the best available; "
+            "[bold]none[/] turns speculation off.",
         ),
     ] = "auto"
     draft_bits: Annotated[
@@ -126,13 +126,13 @@ class EngineOptions:
         draft_option(
             callback=_bits,
             metavar="2|3|4|16",
-            help="Bits of the draft's weights: fewer take less memory and guess worse. Without it a named "
-            "draft stays as it is, and a substitute has 4, 3 or 2, the most that fit.",
+            help="Bits of the draft's weights: fewer take less memory and predict worse. Without it a named "
+            "draft keeps its own precision, and a substitute has 4, 3 or 2, the most that fit.",
         ),
     ] = None
     temperature: Annotated[
         float,
-        sampling_option(metavar="T", help="0 takes the likeliest token; higher is freer."),
+        sampling_option(metavar="T", help="0 takes the likeliest token; higher values sample more freely."),
     ] = 0.0
 
 
@@ -143,8 +143,8 @@ class RequestOptions(EngineOptions):
     quantize: Annotated[
         PackFormat | None,
         model_option(
-            help="Round the target to fewer bits, and run that: fewer bytes to stream, somewhat other "
-            "answers. Done once, as [bold]offspec pack[/] does it, and kept in the cache."
+            help="Round the target to fewer bits and run that: fewer bytes to stream, slightly different "
+            "answers. Done once, as by [bold]offspec pack[/], and kept in the cache."
         ),
     ] = None
     corpus: Annotated[
@@ -162,8 +162,8 @@ class RequestOptions(EngineOptions):
         draft_option(
             metavar="NODES|auto",
             parser=_number_or_auto,
-            help="The most guesses checked in one pass. More cost compute, and pay while the disk is the "
-            "slower part; [bold]auto[/] takes what a plan found fastest, which is made on first use.",
+            help="The most tree nodes verified in one pass. More nodes cost compute, and pay off while the "
+            "disk is the slower part; [bold]auto[/] takes the fastest by a plan, which is made on first use.",
         ),
     ] = "auto"
     width: Annotated[
@@ -171,15 +171,15 @@ class RequestOptions(EngineOptions):
         draft_option(
             metavar="NODES|auto",
             parser=_number_or_auto,
-            help="Guesses that one draft step continues at once; [bold]auto[/] takes what the plan found.",
+            help="Tree nodes that one draft step expands; [bold]auto[/] takes the fastest by the plan.",
         ),
     ] = "auto"
     tree: Annotated[
         Tree,
         draft_option(
             "--tree",
-            help="[bold]dynamic[/] grows every tree along its likeliest paths; [bold]sequoia[/] fills one "
-            "shape that was optimised for what this draft was seen to guess.",
+            help="[bold]dynamic[/] grows every tree along its likeliest paths; [bold]sequoia[/] uses one "
+            "shape, optimised for the measured acceptance of this draft.",
         ),
     ] = "dynamic"
     plan: Annotated[
@@ -187,22 +187,22 @@ class RequestOptions(EngineOptions):
         draft_option(
             "--plan",
             metavar="FILE",
-            help="Follow a plan that [bold]offspec plan --save[/] wrote, with whatever you changed in it.",
+            help="Follow a plan that [bold]offspec plan --save[/] wrote, with your changes in it.",
         ),
     ] = None
     verify: Annotated[
         Verify,
         draft_option(
-            help="What the draft knows. [bold]coupled[/]: the dice that the target will throw, so that its "
-            "guesses hold at any temperature. [bold]plain[/]: only the odds, as in SpecExec; to compare. "
-            "[bold]sequoia[/]: it draws guesses of its own, for [bold]--tree sequoia[/]; what is sampled is "
-            "as likely, but depends on the draft."
+            help="Verification rule. [bold]coupled[/]: draft and target share the sampling noise, so that "
+            "drafts are accepted at any temperature. [bold]plain[/]: the draft ranks by probability alone, "
+            "as in SpecExec; for comparison. [bold]sequoia[/]: the draft samples tokens of its own, for "
+            "[bold]--tree sequoia[/]; the distribution is the target's, but the tokens depend on the draft."
         ),
     ] = "coupled"
     top_p: Annotated[
         float,
         sampling_option(
-            metavar="P", help="Sample from the likeliest tokens that hold this share of the probability."
+            metavar="P", help="Sample from the likeliest tokens that together have this probability."
         ),
     ] = 1.0
     top_k: Annotated[
@@ -212,26 +212,28 @@ class RequestOptions(EngineOptions):
     min_p: Annotated[
         float,
         sampling_option(
-            metavar="P", help="Drop tokens less likely than this share of the likeliest one's probability."
+            metavar="P", help="Exclude tokens less likely than this share of the likeliest one's probability."
         ),
     ] = 0.0
     repetition_penalty: Annotated[
         float,
-        sampling_option(metavar="X", help="Above 1, tokens of the prompt or the answer come back less."),
+        sampling_option(
+            metavar="X", help="Values above 1 make tokens of the prompt and the answer less likely to repeat."
+        ),
     ] = 1.0
     presence_penalty: Annotated[
         float,
-        sampling_option(metavar="X", help="Taken off the logit of every token that is in the answer."),
+        sampling_option(metavar="X", help="Subtracted from the logit of every token that is in the answer."),
     ] = 0.0
     frequency_penalty: Annotated[
         float,
-        sampling_option(metavar="X", help="Taken off once for each time the token is in the answer."),
+        sampling_option(metavar="X", help="Subtracted once for each time the token is in the answer."),
     ] = 0.0
     seed: Annotated[
         int | None,
         sampling_option(
             metavar="N",
-            help="The same seed gives the same answer. Without it a fresh one is drawn, and reported.",
+            help="The same seed gives the same answer. Without it a random one is chosen and reported.",
         ),
     ] = None
 

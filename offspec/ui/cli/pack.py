@@ -48,8 +48,8 @@ To = Annotated[
     PackFormat | None,
     _option(
         "--to",
-        help="What the matrices of the layers become: 4 bits in the levels of NF4, 8 bits, or 4 bits in even "
-        "steps. Embedding, norms, routers and head stay in bf16.",
+        help="Format of the layers' matrices: nf4 (4 bits, NF4 levels), int8, or int4-g64 (4 bits, even "
+        "steps, groups of 64). Embedding, norms, routers and head stay in bf16.",
     ),
 ]
 Out = Annotated[
@@ -58,14 +58,14 @@ Out = Annotated[
 ]
 Verify = Annotated[
     bool,
-    _option("--verify", metavar="", help="Make nothing: read a pack, and compare it with its checksums."),
+    _option("--verify", metavar="", help="Read a pack and compare it with its checksums; make nothing."),
 ]
 Memory = Annotated[
     int | None,
     _option(
         parser=parse_bytes,
         metavar="SIZE",
-        help="The most RAM the whole process may use. Without it: some 300 MB beside the program itself.",
+        help="Memory limit of the whole process. Without it: some 300 MB in addition to the program itself.",
     ),
 ]
 Json = Annotated[
@@ -98,7 +98,7 @@ def pack(
 
         if to is None:
             manifest = packs.verify_pack(Path(model), renderer.show)
-            renderer.note(f"{len(manifest.sums)} files are what was written")
+            renderer.note(f"{len(manifest.sums)} files match their checksums")
             found = _of_manifest(Path(model), manifest)
         else:
             made = packs.pack_model(model, to, out=out, memory=memory, notify=renderer.show)

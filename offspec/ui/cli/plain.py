@@ -175,7 +175,7 @@ class _LineMode:
         elif self._input.edits:
             self._begun = outcome.text
         else:
-            self._renderer.page(f"Took this question back; ask it anew:\n\n{outcome.text}")
+            self._renderer.page(f"Removed this question; ask it again:\n\n{outcome.text}")
 
     def _reload(self, config: EngineConfig) -> None:
         """Exchange the engine, or load the one from before again where that fails.

@@ -137,14 +137,14 @@ def _help_page() -> str:
         (
             *commands,
             "",
-            "A line is a question. One that ends in `\\` goes on in the next; between two lines of "
-            '`"""` stands a question of many lines. Ctrl-C stops an answer, and leaves where there is none.',
+            "A line is a question. One that ends in `\\` continues in the next; a question of many lines "
+            'goes between two lines of `"""`. Ctrl-C stops an answer, and leaves where there is none.',
         )
     )
 
 
 def _tree_page(tree: TreeSeen) -> str:
-    """The path that the target took, and what else was guessed at each of its steps."""
+    """The accepted path, and the rejected tokens beside each of its steps."""
     lines = []
     for step, (above, node) in enumerate(zip(tree.accepted, tree.accepted[1:], strict=False), 1):
         lines.append(f"{step:>3}  {_node(tree, node):<28}{_beside(tree, above, node)}")
@@ -156,7 +156,7 @@ def _tree_page(tree: TreeSeen) -> str:
 
 
 def _beside(tree: TreeSeen, above: int, taken: int | None) -> str:
-    """The likeliest other guesses below a node."""
+    """The likeliest rejected tokens below a node."""
     others = [i for i, parent in enumerate(tree.parent) if parent == above and i != taken]
     others.sort(key=lambda i: -tree.probability[i])
     return f"  not {', '.join(_node(tree, i) for i in others[:_BESIDE])}" if others else ""

@@ -48,9 +48,9 @@ Machine = Annotated[
     opt.model_option(
         "--hardware",
         metavar="NAME|FILE.json",
-        help="Plan for another machine: one that offspec knows, such as rtx-4090, or a profile that "
-        "[bold]offspec hardware --json[/] printed. Nothing is measured, and of the model only its config "
-        "is needed.",
+        help="Plan for another machine: a preset such as rtx-4090, or a profile that "
+        "[bold]offspec hardware --json[/] printed. Nothing is measured, and only the config of the model is "
+        "needed.",
     ),
 ]
 Validate = Annotated[
@@ -58,8 +58,7 @@ Validate = Annotated[
     _plan_option(
         "--validate",
         metavar="",
-        help="Answer some prompts by the plan, and print what was predicted beside what was measured. "
-        "Takes minutes.",
+        help="Answer some prompts by the plan, and print predicted beside measured speed. Takes minutes.",
     ),
 ]
 Prompts = Annotated[
@@ -68,7 +67,7 @@ Prompts = Annotated[
         metavar="N",
         min=1,
         max=_ALL,
-        help="Prompts to validate with; the errors are those of the medians over them.",
+        help="Prompts to validate with; errors are computed from medians over them.",
     ),
 ]
 Replan = Annotated[
@@ -76,7 +75,7 @@ Replan = Annotated[
     _plan_option(
         "--replan",
         metavar="",
-        help="Measure and decide anew, even if there is a plan for this machine, model, draft and memory.",
+        help="Measure and plan again, even if there is a plan for this machine, model, draft and memory.",
     ),
 ]
 Json = Annotated[
@@ -84,16 +83,14 @@ Json = Annotated[
     _plan_option(
         "--json",
         metavar="",
-        help="Print the plan as one JSON object instead of a page. With [bold]--validate[/] the plan is "
-        "one key of it; seconds_per_pass, tok_per_s and tokens_per_pass, each predicted, measured and "
-        "error, and the rows for each prompt are the others.",
+        help="Print the plan as one JSON object instead of a page. With [bold]--validate[/] the object has "
+        "the keys plan, seconds_per_pass, tok_per_s and tokens_per_pass (each predicted, measured and "
+        "error), and rows, one for each prompt.",
     ),
 ]
 Save = Annotated[
     Path | None,
-    _plan_option(
-        metavar="FILE", help="Write the plan to a file too, as JSON that is laid out to be read and edited."
-    ),
+    _plan_option(metavar="FILE", help="Also write the plan to a file, as JSON that can be edited."),
 ]
 Quiet = Annotated[
     bool,

@@ -30,7 +30,7 @@ _ENDINGS = {
 _BONUS = "$text-warning underline"
 _DRAFT = "$text-success"
 
-LEGEND = "underlined: the target's own token, one a pass; the others were guessed by the draft"
+LEGEND = "underlined: bonus tokens, one per pass, added by the target; the others are draft tokens"
 
 
 @dataclass(slots=True)

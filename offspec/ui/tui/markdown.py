@@ -1,7 +1,7 @@
 """Markdown that grows at its end: one widget of lines, drawn block by block; new text costs its block alone.
 
 Textual's own Markdown makes widgets of everything, some ten for a list of three. All of them are laid out
-anew when the last grows, several times a second while an answer comes. Lines need no layout: an answer of
+again when the last grows, several times a second while an answer comes. Lines need no layout: an answer of
 2,000 tokens with lists and code takes 3.3 ms of processor time a token at 30 writes a second, and 1.8 ms at
 10 writes of 4 tokens; with `Markdown.get_stream` of Textual 8.2 it is 9.8 and 6.5 ms.
 """
@@ -170,7 +170,7 @@ def _console(dark: bool) -> Console:
 
 
 class StreamedMarkdown(Widget, can_focus=False):
-    """Paints the lines that changed, and is laid out anew only where their number does."""
+    """Paints the lines that changed, and is laid out again only where their number does."""
 
     DEFAULT_CSS = "StreamedMarkdown { height: auto; width: 1fr; }"
 

@@ -78,7 +78,7 @@ def sparkline(emitted: Sequence[int]) -> Content:
 
 
 def memory(engine: "ChatEngine") -> Content:
-    """What lies in each memory. Without a plan only the layers are known, and what was promised."""
+    """What lies in each memory. Without a plan only the layers and the limits are known."""
     placement, plan = engine.placement, engine.plan
     resident, host = placement["resident_layers"], placement["host_layers"]
     tiers = [("RAM", resident + host, placement["memory"])]
@@ -86,23 +86,19 @@ def memory(engine: "ChatEngine") -> Content:
         tiers = [("VRAM", resident, placement["vram"]), ("RAM", host, placement["memory"])]
     tiers.append(("disk", placement["disk_layers"], None))
     return _lines(
-        *(
-            line
-            for name, layers, promised in tiers
-            for line in _tier(name, layers, promised, _held(plan, name))
-        )
+        *(line for name, layers, limit in tiers for line in _tier(name, layers, limit, _held(plan, name)))
     )
 
 
-def _tier(name: str, layers: int, promised: int | None, held: int | None) -> list[Content | str]:
+def _tier(name: str, layers: int, limit: int | None, held: int | None) -> list[Content | str]:
     count = f"{layers} {'layer' if layers == 1 else 'layers'}"
-    if promised is None:
+    if limit is None:
         size = "" if not held else f", {format_bytes(held)}"
         return [f"{name:<5}{count}{size}"]
     if held is None:
-        return [f"{name:<5}{count}, {format_bytes(promised)} promised"]
-    sizes = f"{name:<5}{format_bytes(held)} of {format_bytes(promised)}"
-    return [sizes, bar(held / promised), f"     {count}"]
+        return [f"{name:<5}{count}, limit {format_bytes(limit)}"]
+    sizes = f"{name:<5}{format_bytes(held)} of {format_bytes(limit)}"
+    return [sizes, bar(held / limit), f"     {count}"]
 
 
 def _held(plan: "Plan | None", memory_name: str) -> int | None:

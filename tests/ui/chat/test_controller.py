@@ -167,7 +167,7 @@ def test_clear_begins_anew_with_the_same_settings(chat: ChatController) -> None:
     say(chat, "Why?")
     file = chat.file
     outcome = run_command(chat, "/clear")
-    assert outcome == Reset("A new conversation. `/load Why?` goes on with the one before.")
+    assert outcome == Reset("A new conversation. `/load Why?` continues the one before.")
     assert said(chat) == [] and not chat.trees
     assert chat.session.system == "Be brief." and chat.session.params.top_k == 5
     say(chat, "Other?")

@@ -98,13 +98,11 @@ def test_a_title_is_not_taken_where_it_cannot_be_written(chat: ChatController) -
 
 def test_a_conversation_whose_title_is_not_its_own_is_named_by_its_id(chat: ChatController) -> None:
     say(chat, "Why?")
-    assert run_command(chat, "/clear") == Reset(
-        "A new conversation. `/load Why?` goes on with the one before."
-    )
+    assert run_command(chat, "/clear") == Reset("A new conversation. `/load Why?` continues the one before.")
     say(chat, "why?")
     second = chat.session.conversation.id
     assert run_command(chat, "/clear") == Reset(
-        f"A new conversation. `/load {second}` goes on with the one before."
+        f"A new conversation. `/load {second}` continues the one before."
     )
     assert isinstance(run_command(chat, f"/load {second}"), Reset)
 

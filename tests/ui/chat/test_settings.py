@@ -76,7 +76,7 @@ def test_set_refuses_and_changes_nothing(chat: ChatController, line: str, error:
 
 
 def test_seed(chat: ChatController) -> None:
-    assert "A fresh seed is drawn" in shown(chat, "/seed")
+    assert "A new seed is chosen" in shown(chat, "/seed")
     assert "The seed is 11" in shown(chat, "/seed 11")
     say(chat, "Why?")
     assert shown(chat, "/seed").startswith("The seed is 11; the last answer had 11.")

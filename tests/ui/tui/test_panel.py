@@ -81,9 +81,9 @@ def test_the_sparkline_has_a_column_for_each_of_the_latest_passes() -> None:
     assert len(lines(panel.sparkline(range(1, 100)))[0]) == WIDTH
 
 
-def test_memory_without_a_plan_is_what_was_promised() -> None:
+def test_memory_without_a_plan_shows_the_limit() -> None:
     assert lines(panel.memory(ScriptedEngine(layers=8))) == [
-        "RAM  2 layers, 1.50 GB promised",
+        "RAM  2 layers, limit 1.50 GB",
         "disk 6 layers",
     ]
 
@@ -91,7 +91,7 @@ def test_memory_without_a_plan_is_what_was_promised() -> None:
 def test_memory_with_a_plan_has_its_parts_added_up() -> None:
     engine = ScriptedEngine(layers=30, plan=small())
     shown = lines(panel.memory(engine))
-    assert shown[0] == "RAM  2.68 GB of 1.50 GB"  # the scripted engine promises less than the plan has
+    assert shown[0] == "RAM  2.68 GB of 1.50 GB"  # the scripted engine's limit is below what the plan needs
     assert shown[1] == "▰" * WIDTH
     assert shown[-1] == "disk 23 layers, 2.71 GB"
 
