@@ -82,7 +82,7 @@ def test_seed(chat: ChatController) -> None:
     assert shown(chat, "/seed").startswith("The seed is 11; the last answer had 11.")
     finished(run_command(chat, "/retry").events)  # type: ignore[union-attr]
     assert "the last answer had 12" in shown(chat, "/seed")
-    assert "fresh" in shown(chat, "/seed random")
+    assert "new seed" in shown(chat, "/seed random")
     with pytest.raises(RequestError, match="between 0"):
         run_command(chat, "/seed -5")
 
