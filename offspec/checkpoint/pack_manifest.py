@@ -118,7 +118,7 @@ def read_manifest(folder: Path) -> Manifest:
         place = quoted(str(folder))
         raise HeaderError(
             f"{path} is no manifest that can be used ({reason}): "
-            f"remove {place}, and make it anew with `offspec pack MODEL --to FORMAT --out {place}`"
+            f"remove {place}, and make it again with `offspec pack MODEL --to FORMAT --out {place}`"
         ) from error
     return Manifest(Origin(saved.model, saved.fingerprint, saved.format), files, sums)
 

@@ -82,7 +82,7 @@ def _beside(path: Path) -> Path:
 
 
 def _release(lock: BaseFileLock) -> None:
-    """Take the lock's file away while it is held, so that nobody else can have come by it."""
+    """Take the lock's file away while it is held, so that no other process can have taken it."""
     with suppress(OSError):
         os.unlink(lock.lock_file)
     lock.release()

@@ -42,7 +42,7 @@ class Tabulated:
 
 @lru_cache(maxsize=256)
 def tabulated(costs: PassCosts, rows: int, width: int) -> Tabulated:
-    """The costs of passes of up to so many rows, and of steps of up to so many nodes."""
+    """A table of the costs of passes of up to `rows` rows, and of steps of up to `width` nodes."""
     passes, steps = costs.pass_seconds(np.arange(rows + 1)), costs.step_seconds(np.arange(width + 1))
     return Tabulated(costs.start, costs.link, passes, steps)
 

@@ -56,7 +56,7 @@ class Plan:
 
     target_print, draft_print: fingerprints of their files; draft is "none" without a draft.
     memory, vram: bytes that may be used, vram None where the computing is done in RAM.
-    draft_bits: that the draft's matrices are rounded to, 16 where they are not, or where nobody drafts.
+    draft_bits: that the draft's matrices are rounded to, 16 where they are not, or without a draft.
     parts: all that takes room, and what is left on disk. Those called "layers"
     and "head" cross a link in every pass unless they are on the device.
     measured: whether this draft's acceptance was counted, rather than taken from drafts of its kind;
