@@ -1,8 +1,10 @@
-"""What all tests share: few threads, and the `gpu` marker."""
+"""What all tests share: few threads, a garbage collector that leaves modules alone, and the `gpu` marker."""
 
+import gc
 import os
 import shutil
 import tempfile
+from collections.abc import Generator
 
 import pytest
 from hypothesis import settings
@@ -29,7 +31,25 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    gc.unfreeze()  # or extension modules would report what is left at the end
     shutil.rmtree(config.stash[_CACHE], ignore_errors=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Modules and tests stay to the end: there is nothing to collect among them."""
+    gc.disable()
+    result = yield
+    gc.freeze()
+    gc.enable()
+    return result
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _freeze() -> None:
+    """Loading a model collects garbage; what earlier files imported would be looked through each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def _is_interpreted(item: pytest.Item) -> bool:

@@ -1,5 +1,16 @@
-"""Fixtures of tests that follow plans; see `support/plan_world.py`."""
+"""Fixtures of tests of engines; for those that follow plans see `support/plan_world.py`."""
 
+from functools import partialmethod
+
+import pytest
+
+from offspec.plan.measure_target import PassTrial
 from tests.support.plan_world import asked, pair, world
 
 __all__ = ["asked", "pair", "world"]
+
+
+@pytest.fixture(autouse=True)
+def short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes of tiny models are over in a millisecond: a few of each kind tell what they take."""
+    monkeypatch.setattr(PassTrial, "measure", partialmethod(PassTrial.measure, seconds=0.02))

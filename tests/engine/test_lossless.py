@@ -28,7 +28,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Pat
     yield target, near, write_model(folder / "hostile", "qwen2", seed=5)
 
 
-def _sampling(temperature: float, tokens: int = 40) -> SamplingParams:
+def _sampling(temperature: float, tokens: int = 24) -> SamplingParams:
     return SamplingParams(
         temperature=temperature,
         seed=11,

@@ -128,7 +128,7 @@ def world(pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPat
     found = World(pair, tmp_path / "cache")
     monkeypatch.setattr(choose, "measure", found.measure)
     monkeypatch.setattr(fits, "_COMPILER", 0)  # many times as large as these models
-    monkeypatch.setattr(draw_up, "BUDGETS", (1, 16, 64, 256))
+    monkeypatch.setattr(draw_up, "BUDGETS", (1, 16, 64))
     monkeypatch.setattr(draw_up, "WIDTHS", (4, 16))
     return found
 
