@@ -18,10 +18,11 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-# Two files of tests at a time, each with a thread of its own. With ARGS, what they name, one by one.
+# Two tests at a time, each with a thread of its own; a process that has no more takes half of what the other
+# has left. With ARGS, what they name, one by one.
 PYTEST := $(BIN)/python -m pytest
 ifeq ($(strip $(ARGS)),)
-TESTS := $(PYTEST) -n 2 --dist loadfile
+TESTS := $(PYTEST) -n 2 --dist worksteal
 else
 TESTS := $(PYTEST) $(ARGS)
 endif

@@ -1,6 +1,7 @@
 """Putting weights into a skeleton, and taking them out again."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ class Binder:
         """Values of the module with the most packed weights."""
         return max((unpacker.elements for unpacker in self._unpackers), default=0)
 
-    @property
+    @cached_property
     def fused_elements(self) -> int:
         """Values that are there besides while packed weights are fused: the outcome, and one before it."""
         return max(
@@ -94,7 +95,7 @@ class Binder:
     def _values(self, recipe: WeightRecipe) -> int:
         return sum(self._meta[name].numel() for name in recipe.names)
 
-    @property
+    @cached_property
     def copied_bytes(self) -> int:
         """Bytes that `attach` allocates beside the slot on every call."""
         return self._copies(self._plain)

@@ -1,5 +1,6 @@
 """Fixtures of tests of engines; for those that follow plans see `support/plan_world.py`."""
 
+from collections.abc import Iterator
 from functools import partialmethod
 
 import pytest
@@ -10,7 +11,9 @@ from tests.support.plan_world import asked, pair, world
 __all__ = ["asked", "pair", "world"]
 
 
-@pytest.fixture(autouse=True)
-def short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def short_trials() -> Iterator[None]:
     """Passes of tiny models are over in a millisecond: a few of each kind tell what they take."""
-    monkeypatch.setattr(PassTrial, "measure", partialmethod(PassTrial.measure, seconds=0.02))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PassTrial, "measure", partialmethod(PassTrial.measure, seconds=0.02))
+        yield

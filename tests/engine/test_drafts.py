@@ -21,10 +21,11 @@ from tests.support.tiny_models import VOCABULARY, disturb, tiny_engine, write_mo
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
 COPIED = [*PROMPT, 70, *PROMPT, 71, *PROMPT[:5]]
 TEMPERATURES = (0.0, 1.0)
+TOKENS = 16
 GIVEN: dict[str, Any] = {"dtype": "float32", "context": 160, "budget": 24, "width": 4}
 
 
-def params(temperature: float, tokens: int = 24) -> SamplingParams:
+def params(temperature: float, tokens: int = TOKENS) -> SamplingParams:
     return SamplingParams(temperature=temperature, seed=7, max_tokens=tokens, ignore_eos=True)
 
 
@@ -240,7 +241,7 @@ def test_lookups_guess_where_by_the_plan_no_draft_pays(
         assert engine.sources == (head, "suffix", "lookup") and engine.plan is not None
         assert engine.plan.budget == 1 and engine.budget == 64
         alone = engine.generate(PROMPT, greedy, draft=head)
-        assert (alone.passes, alone.budget, alone.guessed_by) == (24, 1, ())
+        assert (alone.passes, alone.budget, alone.guessed_by) == (TOKENS, 1, ())
         assert engine.generate(PROMPT, greedy).token_ids == alone.token_ids
         again = engine.generate(PROMPT, greedy)  # all of it has been read by now
         assert again.token_ids == alone.token_ids and again.budget == 64

@@ -1,5 +1,6 @@
 """Every family that offspec promises: the same tokens as transformers, whatever is guessed."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -33,11 +34,27 @@ SAMPLED = (
 USUAL = ("llama", "gemma2", "gpt2", "gpt_oss", "qwen3", "qwen3_moe")
 
 
-@pytest.mark.parametrize("family", some(sorted(FAMILIES), *USUAL))
-def test_tokens_do_not_depend_on_the_guesses(family: str, tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model", family)
-    hostile = write_model(tmp_path / "hostile", "llama", seed=99)
-    expected = {GREEDY: reference(model, PROMPT, GREEDY.max_tokens)}
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("hostile") / "model", "llama", seed=99)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A model, and what transformers' own greedy generate says after the prompt."""
+
+    folder: Path
+    says: list[int]
+
+
+@pytest.fixture(scope="module", params=some(sorted(FAMILIES), *USUAL))
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    folder = write_model(tmp_path_factory.mktemp(request.param) / "model", request.param)
+    return Written(folder, reference(folder, PROMPT, GREEDY.max_tokens))
+
+
+def test_tokens_do_not_depend_on_the_guesses(family: Written, hostile: Path) -> None:
+    model, expected = family.folder, {GREEDY: family.says}
     assert len(set(expected[GREEDY])) > 4, "the test model says too little to tell right from wrong"
     with tiny_engine(model, "none", budget=1) as engine:
         assert list(engine.generate(PROMPT, GREEDY).token_ids) == expected[GREEDY]
@@ -58,11 +75,9 @@ def test_tokens_do_not_depend_on_the_guesses(family: str, tmp_path: Path) -> Non
                     assert result.tokens_per_pass > 2, "a draft that knows the target's mind is believed"
 
 
-@pytest.mark.parametrize("family", some(sorted(FAMILIES), *USUAL))
-def test_chunks_and_a_head_that_streams(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_and_a_head_that_streams(family: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each family's own soft caps, scales and biases hold when its head comes in blocks."""
-    model = write_model(tmp_path / "model", family)
-    expected = reference(model, PROMPT, GREEDY.max_tokens)
+    model, expected = family.folder, family.says
     monkeypatch.setattr(runner, "CHUNK", 4)
     placement = Placement((Tier.DISK, Tier.HOST, Tier.DEVICE), 2, 2, Tier.DISK)
     with tiny_engine(model, model, placement=placement) as engine:
