@@ -30,7 +30,7 @@ VERSION = 1
 _TITLE = 60  # characters of a first question that name a conversation
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 _ID = r"^[A-Za-z0-9][A-Za-z0-9-]{0,63}\Z"  # an id becomes the name of a file, and so is nothing more
-_MODE = 0o600  # of a session file: what somebody says to a model is nobody else's
+_MODE = 0o600  # of a session file, which is private
 
 
 def now() -> str:

@@ -59,7 +59,7 @@ def writing(folder: Path, fix: str) -> Iterator[None]:
     """Turn an OSError inside the block into a CheckpointError that says where, and how to `fix` it."""
     try:
         yield
-    except BrokenPipeError:  # of whoever is told how far it is: files have none
+    except BrokenPipeError:  # of a listener to progress: files have none
         raise
     except OSError as error:
         raise CheckpointError(f"cannot write to {folder} ({error.strerror or error}): {fix}") from error

@@ -145,7 +145,7 @@ class DecodeState:
         if len(tree) == 1:
             # A product with a single row takes another path through the processor's library and rounds
             # otherwise; the products of two rows or two hundred agree to the last bit. So a lone root gets
-            # company that nobody looks at, and plain decoding says what a tree says in bfloat16 too.
+            # a second row that is not used, and plain decoding says what a tree says in bfloat16 too.
             tokens, positions = (torch.cat([rows, rows[-1:]]) for rows in (tokens, positions))
             ancestors = torch.eye(2, dtype=torch.bool)
         context = TreeContext(

@@ -10,7 +10,7 @@ from offspec_kernels.errors import ArgumentError, PathError
 # What a process takes on a CUDA device before its first tensor, which torch's allocator does not count.
 RUNTIME = 700_000_000
 
-# What it does count and nobody plans: work space of libraries, pools of graphs, rounding of blocks.
+# What it does count and no plan does: work space of libraries, pools of graphs, rounding of blocks.
 SLACK = 256_000_000
 
 
@@ -60,7 +60,7 @@ def claim(device: torch.device, vram: int | None) -> int | None:
         vram = int(0.95 * free) + RUNTIME  # which is taken by now, so not free
     elif vram > free + RUNTIME:
         raise CapacityError(
-            f"{format_bytes(vram)} of device memory were promised, and {format_bytes(free)} are free; close "
+            f"{format_bytes(vram)} of device memory were asked for, and {format_bytes(free)} are free; close "
             "what else uses the device, or give a smaller --vram",
             needed=vram,
             given=free,

@@ -157,9 +157,7 @@ class LoadedModel(OpenedModel):
         """
         model = lean_model(self.skeleton, capacity, self.device, lambda index: self.layers[index].unbind())
         if model is not None:
-            self.tree_model.cache = TreeCache(
-                1, 0
-            )  # the old one's memory goes, whoever still holds the model
+            self.tree_model.cache = TreeCache(1, 0)  # frees the old one's memory, whatever holds the model
             self._tree_model = None
         return model
 

@@ -107,7 +107,7 @@ def skeleton_of(config: Any, dtype: torch.dtype) -> Skeleton:
         raise UnsupportedModelError(
             _first_line(f"{config.model_type} is not a decoder-only language model offspec can run: {error}")
         ) from error
-    except Exception as error:  # a size of nought, a name nobody knows: whatever it trips over
+    except Exception as error:  # a size of 0, an unknown name: whatever it fails on
         raise CheckpointError(
             _first_line(f"config.json describes a model that cannot be: {error}")
         ) from error

@@ -20,7 +20,7 @@ from offspec_planners.hardware import Hardware
 from offspec_planners.plan import Plan
 
 _MOST_NODES = 1024
-_FREE = 0.9  # of a machine's RAM, where nobody says how much may be used
+_FREE = 0.9  # of a machine's RAM, where no limit is given
 _FREE_DEVICE = 0.95
 
 

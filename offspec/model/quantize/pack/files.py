@@ -44,7 +44,7 @@ def slab_weights(files: Sequence[FileContents], to: PackFormat, given: int | Non
     if most < least:
         needed = fixed + least * _SCRATCH
         raise CapacityError(
-            f"packing needs {format_bytes(needed)} of memory, and --memory promises {format_bytes(given)}: "
+            f"packing needs {format_bytes(needed)} of memory, and --memory gives {format_bytes(given)}: "
             "raise it",
             needed=needed,
             given=given,

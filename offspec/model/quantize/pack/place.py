@@ -52,7 +52,7 @@ class PackLocation:
         return "OFFSPEC_CACHE" if self.cached else "--out"
 
     def claimed(self, notify: Notify) -> AbstractContextManager[None]:
-        """Nobody else makes this pack in the block. Raises CheckpointError where nothing can be written."""
+        """No other process makes this pack in the block. Raises CheckpointError where it cannot write."""
         waiting = Notice(f"another process is making {self.folder}: waiting for it")
         return claim_folder(self.folder, lambda: notify(waiting), f"name another folder by {self.setting}")
 
