@@ -17,7 +17,7 @@ from bench.chat.drive import BURNS
 from offspec.core.config import EngineConfig, SamplingParams
 from offspec.ui import tui
 from offspec.ui.chat.setup import Setup
-from tests.support.fake_engine import ScriptedEngine, scripted_opener
+from tests.support.fake_engine import ScriptedEngine, ScriptedLoad, reading
 
 LOAD_SECONDS = 3.0
 _PARAGRAPH = (
@@ -55,7 +55,7 @@ def main() -> int:
         threading.Thread(target=burn, args=[args.burn], daemon=True).start()
     engine = ScriptedEngine([text_of(args.words)], delay=args.pass_seconds, layers=32)
     setup = Setup(EngineConfig(model="scripted"), SamplingParams())
-    return tui.run(setup, scripted_opener(engine, load_steps=30, delay=LOAD_SECONDS))
+    return tui.run(setup, ScriptedLoad(engine, told=reading(30), delay=LOAD_SECONDS))
 
 
 if __name__ == "__main__":

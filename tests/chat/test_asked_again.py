@@ -76,7 +76,7 @@ def test_a_seed_that_is_set_is_the_next_one_tried() -> None:
     seeded(session, 5)
     list(session.retry())
     list(session.retry())
-    assert [params.seed for _, params in engine.asked] == [None, 100, 101, 102, 5, 6]
+    assert [asked.params.seed for asked in engine.asked] == [None, 100, 101, 102, 5, 6]
 
 
 def test_a_seed_set_anew_where_the_last_answer_had_one_near_it() -> None:
@@ -90,7 +90,7 @@ def test_a_seed_set_anew_where_the_last_answer_had_one_near_it() -> None:
     list(session.send("Two?"))
     session.rewind()
     list(session.retry())
-    assert [params.seed for _, params in engine.asked] == [3, 2, 3, 2, 2]
+    assert [asked.params.seed for asked in engine.asked] == [3, 2, 3, 2, 2]
 
 
 def test_a_refused_retry_does_not_move_the_seed_on() -> None:
@@ -105,7 +105,7 @@ def test_a_refused_retry_does_not_move_the_seed_on() -> None:
         list(session.send("Two?"))
     engine.closed = False
     list(session.retry())
-    assert [params.seed for _, params in engine.asked] == [3, 4, 5]
+    assert [asked.params.seed for asked in engine.asked] == [3, 4, 5]
 
 
 class Holding(ScriptedEngine):

@@ -87,7 +87,7 @@ def test_retry_moves_a_fixed_seed_on() -> None:
     list(session.send("Well?"))
     list(session.retry())
     list(session.retry())
-    assert [params.seed for _, params in engine.asked] == [2**64 - 2, 2**64 - 1, 0]
+    assert [asked.params.seed for asked in engine.asked] == [2**64 - 2, 2**64 - 1, 0]
     assert said(session) == [("user", "Well?"), ("assistant", "c")]
     assert session.params.seed == 2**64 - 2
     assert engine.asked[0][0] == engine.asked[1][0] == engine.asked[2][0]

@@ -1,7 +1,8 @@
-"""An engine that follows a script, so that a chat can be tested without a model or torch.
+"""An engine that follows a script, and its loading, so that user interfaces need no model and no torch.
 
     engine = ScriptedEngine(["The sky is blue.", Script("Not quite", fail_after=1)])
     session = engine.chat()
+    load = ScriptedLoad(engine)  # in place of `offspec.engine.load.load`, and an opener for `offspec.ui`
 
 A word is a token, and a pass brings four of them, the last of which the target added itself. All figures are
 made up and always the same, so that pictures of a chat are too. To hold a pass in the middle of its layers:
@@ -12,20 +13,24 @@ made up and always the same, so that pictures of a chat are too. To hold a pass 
 """
 
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from offspec.core.config import EngineConfig, SamplingParams
-from offspec.core.errors import ClosedError, OffspecError, RequestError, StreamError
+from offspec.core.errors import ClosedError, DraftError, RequestError, StreamError
 from offspec.core.events import (
     Event,
     Finished,
     FinishReason,
     LoadProgress,
+    Mismatch,
+    Notice,
     PassProgress,
     PassStats,
     Piece,
@@ -36,13 +41,13 @@ from offspec.core.events import (
     unheard,
 )
 from offspec.core.threads import ExclusiveUse
+from offspec.core.trace import OFF, Timeline
 
 if TYPE_CHECKING:
     from offspec.chat.session import Session
     from offspec_planners.plan import Plan
 
 SEED = 7
-TOKENS_A_PASS = 4
 SECONDS_A_PASS = 0.5  # as the events tell it; how long one really takes is `delay`
 LAYER_BYTES = 10**8
 
@@ -70,6 +75,12 @@ class ScriptedWording:
             ids.append(self._ids[word])
         return ids
 
+    def ids(self, prompt: str | Sequence[Any]) -> list[int]:
+        """The tokens of text, of messages, or those that are given."""
+        if isinstance(prompt, str):
+            return self.tokenize(prompt)
+        return self.tokenize(self.render(prompt)) if isinstance(prompt[0], dict) else list(prompt)
+
     def spell(self, ids: Sequence[int]) -> str:
         return "".join(self._words[i] for i in ids)
 
@@ -80,19 +91,34 @@ class Script:
 
     fail_after: passes that go well before `error` is raised, by default a fault of the disk; None for an
     answer without a fault. pass_seconds: how long a pass really takes, where not as long as the engine's.
+    pass_tokens: what it brings. mismatches: what `check` finds.
     """
 
     text: str
     fail_after: int | None = None
-    error: OffspecError | None = None
+    error: Exception | None = None
     pass_seconds: float | None = None
+    pass_tokens: int = 4
+    mismatches: tuple[Mismatch, ...] = ()
+
+
+class Asked(NamedTuple):
+    """One request, as it came."""
+
+    prompt: Any
+    params: SamplingParams
+    raw: bool = False
+    speculate: bool = True
+    check: bool = False
+    trees: bool = False
 
 
 class ScriptedEngine:
     """Answers each question with the next script, and begins again after the last.
 
-    Is what `offspec.ui.chat` and `Session` expect of an engine. delay: seconds that a pass really takes.
-    asked: the token ids and parameters of every request so far. notify: hears what is told of passes.
+    Is what `offspec.ui` and `Session` expect of an engine. delay: seconds that a pass really takes.
+    asked: every request so far. notify: hears what is told of passes. steps: what was begun and closed so
+    far; where `loud`, each is a line on stderr.
     """
 
     def __init__(
@@ -116,7 +142,10 @@ class ScriptedEngine:
         self.width = self.config.width or 8
         self.notify: Callable[[Event], None] = unheard
         self.wording = ScriptedWording()
-        self.asked: list[tuple[list[int], SamplingParams]] = []
+        self.timeline = OFF
+        self.asked: list[Asked] = []
+        self.steps: list[str] = []
+        self.loud = False
         self.gate = threading.Event()
         self.gate.set()
         self.held = threading.Event()
@@ -160,8 +189,20 @@ class ScriptedEngine:
         conversation = Conversation(model=self.config.model, system=system, params=params or SamplingParams())
         return Session(self, self.wording, conversation)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def close(self) -> None:
         self.closed = True
+        self.step("engine closed")
+
+    def step(self, what: str) -> None:
+        self.steps.append(what)
+        if self.loud:
+            print(f"[{what}]", file=sys.stderr, flush=True)
 
     def again(self, config: EngineConfig) -> "ScriptedEngine":
         """Another engine with the same answers, as loaded for other settings."""
@@ -176,7 +217,7 @@ class ScriptedEngine:
 
     def stream(
         self,
-        prompt: Sequence[int],
+        prompt: str | Sequence[Any],
         params: SamplingParams | None = None,
         *,
         raw: bool = False,
@@ -185,23 +226,23 @@ class ScriptedEngine:
         halt: threading.Event | None = None,
         trees: bool = False,
     ) -> Generator[Event, None, None]:
-        """As `Engine.stream`, for token ids."""
+        """As `Engine.stream`; what are no token ids is tokenized."""
         with self._turns.take():
             if self.closed:
                 raise ClosedError("this engine was closed; load the model again")
-            ids, params = list(prompt), params or SamplingParams()
-            if len(ids) >= self.context:
-                raise RequestError(
-                    f"the prompt has {len(ids)} tokens, and the context has room for {self.context}"
-                )
+            params = params or SamplingParams()
             given = self.answers[len(self.asked) % len(self.answers)]
-            self.asked.append((ids, params))
             script = given if isinstance(given, Script) else Script(given)
-            answer = _Answer(self, ids, params, script, halt or threading.Event(), trees)
+            prompt = prompt if isinstance(prompt, str) else list(prompt)
+            asked = Asked(prompt, params, raw, speculate, check, trees)
+            answer = _Answer(self, asked, script, halt or threading.Event())
+            self.asked.append(asked)
+            self.step("answering")
             try:
-                yield from answer.events(self._reused(ids))
+                yield from answer.events(self._reused(answer.ids))
             finally:
-                self._cached = ids + answer.tokens
+                self._cached = answer.ids + answer.tokens
+                self.step("stream closed")
 
     def _reused(self, ids: list[int]) -> int:
         """Tokens that the last request left in the caches; the last of the prompt is always new."""
@@ -216,28 +257,25 @@ class ScriptedEngine:
 class _Answer:
     """One request on its way."""
 
-    def __init__(
-        self,
-        engine: ScriptedEngine,
-        ids: list[int],
-        params: SamplingParams,
-        script: Script,
-        halt: threading.Event,
-        trees: bool,
-    ) -> None:
-        self._engine, self._ids, self._params = engine, ids, params
-        self._script, self._halt, self._trees = script, halt, trees
+    def __init__(self, engine: ScriptedEngine, asked: Asked, script: Script, halt: threading.Event) -> None:
+        self._engine, self._asked, self._script, self._halt = engine, asked, script, halt
+        self.ids: list[int] = engine.wording.ids(asked.prompt)
+        if len(self.ids) >= engine.context:
+            raise RequestError(
+                f"the prompt has {len(self.ids)} tokens, and the context has room for {engine.context}"
+            )
         self._left = engine.wording.tokenize(script.text)
-        room = min(params.max_tokens, engine.context - len(ids))
+        room = min(asked.params.max_tokens, engine.context - len(self.ids))
         self._reason: FinishReason = "eos" if len(self._left) <= room else "length"
         self._left = self._left[:room]
-        self._prefill = Prefill(len(ids), 0, 0, engine.layers)
+        self._prefill = Prefill(len(self.ids), 0, 0, engine.layers)
         self.tokens: list[int] = []
 
     def events(self, reused: int) -> Iterator[Event]:
         engine, passes = self._engine, 0
-        self._prefill = Prefill(len(self._ids) - reused, reused, 0, engine.layers)
-        yield self._prefill
+        self._prefill = Prefill(len(self.ids) - reused, reused, 0, engine.layers)
+        with engine.timeline.span("prefill", "prompt", tokens=self._prefill.tokens):
+            yield self._prefill
         while self._left:
             if self._script.fail_after == passes:
                 raise self._script.error or StreamError(
@@ -286,14 +324,15 @@ class _Answer:
         return not self._halt.is_set()
 
     def _commit(self, index: int) -> Iterator[Event]:
-        now, self._left = self._left[:TOKENS_A_PASS], self._left[TOKENS_A_PASS:]
-        root = self._engine.wording.spell([*self._ids, *self.tokens][-1:])
+        count = self._script.pass_tokens
+        now, self._left = self._left[:count], self._left[count:]
+        root = self._engine.wording.spell([*self.ids, *self.tokens][-1:])
         self.tokens += now
         words = [self._engine.wording.spell([token]) for token in now]
         sources = ["draft"] * (len(words) - 1) + ["bonus"]
         pieces = tuple(Piece(word, source) for word, source in zip(words, sources, strict=True))
         yield TextDelta("".join(words), tuple(now), pieces)
-        if self._trees:
+        if self._asked.trees:
             yield plausible_tree(index, root, words)
         yield PassStats(
             index=index,
@@ -309,8 +348,8 @@ class _Answer:
         )
 
     def _result(self, passes: int, reused: int) -> Result:
-        engine = self._engine
-        done = -(-len(self.tokens) // TOKENS_A_PASS)
+        engine, seed = self._engine, self._asked.params.seed
+        done = -(-len(self.tokens) // self._script.pass_tokens)
         return Result(
             text=engine.wording.spell(self.tokens),
             token_ids=tuple(self.tokens),
@@ -322,10 +361,11 @@ class _Answer:
             finish_reason="halted" if self._left else self._reason,
             draft=engine.draft,
             budget=engine.budget,
-            seed=SEED if self._params.seed is None else self._params.seed,
+            seed=SEED if seed is None else seed,
             draft_seconds=0.1 * done,
             target_seconds=0.4 * done,
-            prompt_tokens=len(self._ids),
+            mismatches=self._script.mismatches if self._asked.check else None,
+            prompt_tokens=len(self.ids),
             reused_tokens=reused,
         )
 
@@ -348,37 +388,74 @@ def plausible_tree(index: int, root: str, words: Sequence[str]) -> TreeSeen:
     )
 
 
-class ScriptedOpener:
-    """Opens `engine` at first, and another like it each later time.
+class ScriptedLoad:
+    """Gives `engine` at first, and another like it each later time.
 
-    engines: those it gave out, the latest last. fail: raised in place of an engine where set; a test may
-    set and clear it between two calls.
+    delay: seconds that it takes. told: progress that it tells meanwhile. notices: told of a load that went
+    well. failing: drafts that cannot be loaded. fail: raised in place of an engine where set; a test may set
+    and clear it between two calls. gate: loading goes on once it is open, as it is at first. asked: settings
+    and plan of every call so far; engines: those it gave out, the latest last.
     """
 
     def __init__(
-        self, engine: ScriptedEngine, load_steps: int, delay: float, fail: OffspecError | None
+        self,
+        engine: ScriptedEngine,
+        *,
+        delay: float = 0.0,
+        told: Sequence[LoadProgress] | None = None,
+        notices: Sequence[str] = (),
+        failing: Sequence[str] = (),
+        fail: Exception | None = None,
     ) -> None:
-        self.fail = fail
+        self.engine, self.fail, self.failing = engine, fail, failing
+        self.told = reading(3) if told is None else told
+        self.asked: list[tuple[EngineConfig, Path | None]] = []
         self.engines: list[ScriptedEngine] = []
-        self._engine, self._steps, self._delay = engine, load_steps, delay
+        self.timeline: Timeline | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+        self._delay, self._notices = delay, notices
 
     def __call__(
-        self, config: EngineConfig, plan: Path | None, notify: Callable[[Event], None]
+        self,
+        config: EngineConfig,
+        plan: Path | None = None,
+        notify: Callable[[Event], None] = unheard,
+        timeline: Timeline | None = None,
     ) -> ScriptedEngine:
-        for step in range(1, self._steps + 1):
-            notify(LoadProgress("reading the model", step * 10**9, self._steps * 10**9))
-            if self._delay:
-                time.sleep(self._delay / self._steps)
+        self.asked.append((config, plan))
+        self.timeline = timeline
+        try:
+            self.engine.step("loading")
+            self._tell(notify)
+        except KeyboardInterrupt:
+            self.engine.step("load interrupted")
+            raise
+        if config.draft in self.failing:
+            raise DraftError(f"{config.draft} has another vocabulary")
         if self.fail is not None:
             raise self.fail
-        engine = self._engine.again(config) if self.engines else self._engine
-        engine.config, engine.notify = config, notify
+        for notice in self._notices:
+            notify(Notice(notice))
+        engine = self.engine.again(config) if self.engines else self.engine
+        engine.config, engine.notify, engine.timeline = config, notify, timeline or OFF
         self.engines.append(engine)
         return engine
 
+    def _tell(self, notify: Callable[[Event], None]) -> None:
+        for progress in self.told:
+            notify(progress)
+            if self._delay:
+                time.sleep(self._delay / len(self.told))
+        self.gate.wait(5)
 
-def scripted_opener(
-    engine: ScriptedEngine, *, load_steps: int = 3, delay: float = 0.0, fail: OffspecError | None = None
-) -> ScriptedOpener:
-    """An Opener that tells of a load in so many steps, which takes `delay` seconds, and gives `engine`."""
-    return ScriptedOpener(engine, load_steps, delay, fail)
+    def as_module(self) -> ModuleType:
+        """A stand-in for the module `offspec.engine.load`."""
+        module = ModuleType("offspec.engine.load")
+        vars(module)["load"] = self
+        return module
+
+
+def reading(steps: int) -> list[LoadProgress]:
+    """Progress of a load in so many steps of a gigabyte."""
+    return [LoadProgress("reading the model", step * 10**9, steps * 10**9) for step in range(1, steps + 1)]

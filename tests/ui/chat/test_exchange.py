@@ -1,20 +1,19 @@
 """`/draft`: another engine under the same conversation, or the same again."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from offspec.chat.archive import Archive
 from offspec.chat.conversation import Conversation
 from offspec.core.config import EngineConfig
-from offspec.core.errors import DraftError, OffspecError, RequestError, SessionError
-from offspec.core.events import Event
+from offspec.core.errors import OffspecError, RequestError, SessionError
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.handlers import run_command
 from offspec.ui.chat.outcomes import Reload
-from tests.support.fake_engine import ScriptedEngine
+from tests.support.fake_engine import ScriptedEngine, ScriptedLoad
 from tests.ui.chat.talk import ANSWER, SETUP, said, say, shown
 
 
@@ -46,23 +45,16 @@ def test_what_is_loaded_takes_over_at_once(chat: ChatController, engine: Scripte
     assert isinstance(run_command(chat, "/draft suffix,some/model"), Reload), "which is not loaded"
 
 
-class Openings:
-    """An opener that is told what fails, and what it was asked for."""
+class Openings(ScriptedLoad):
+    """An opener of engines that make more of what they were asked for."""
 
     def __init__(self, *failing: str) -> None:
-        self.failing = failing
-        self.asked: list[tuple[EngineConfig, Path | None]] = []
-        self.engines: list[ScriptedEngine] = []
+        super().__init__(ScriptedEngine([ANSWER]), failing=failing)
 
-    def __call__(
-        self, config: EngineConfig, plan: Path | None, notify: Callable[[Event], None]
-    ) -> ScriptedEngine:
-        self.asked.append((config, plan))
-        if config.draft in self.failing:
-            raise DraftError(f"{config.draft} has another vocabulary")
-        # An engine may make more of what it was asked for.
-        self.engines.append(ScriptedEngine([ANSWER], config=replace(config, budget=32, width=4)))
-        return self.engines[-1]
+    def __call__(self, config: EngineConfig, *given: Any, **named: Any) -> ScriptedEngine:
+        engine = super().__call__(config, *given, **named)
+        engine.config = replace(config, budget=32, width=4)
+        return engine
 
 
 def test_an_exchange_goes_on_with_the_conversation(chat: ChatController, engine: ScriptedEngine) -> None:

@@ -12,7 +12,7 @@ from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.report import guessed_by, report
 from offspec.ui.chat.setup import Setup
 from offspec.ui.chat.stats import HISTORY, ChatStats, PassTimes, Totals
-from tests.support.fake_engine import Script, ScriptedEngine, scripted_opener
+from tests.support.fake_engine import Script, ScriptedEngine, ScriptedLoad
 
 PREFILL = Prefill(tokens=214, reused=1020, layer=0, layers=80)
 
@@ -122,6 +122,6 @@ def test_who_guessed_is_told_where_there_were_several() -> None:
 
 def test_the_opener_tells_of_the_load() -> None:
     heard: list[object] = []
-    opener = scripted_opener(ScriptedEngine())
+    opener = ScriptedLoad(ScriptedEngine())
     assert opener(EngineConfig("demo", draft="none"), None, heard.append).draft == "none"
     assert len(heard) == 3

@@ -6,19 +6,28 @@ from collections.abc import Callable
 import pytest
 from typer.testing import CliRunner, Result
 
-from tests.support import fake_loading as scripted
+from tests.support.fake_engine import Script, ScriptedEngine, ScriptedLoad
+from tests.ui.cli.program import LOADING, TEXT
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> scripted.Script:
-    """The script that the engine follows in this test; change it before `offspec` is called."""
-    script = scripted.Script()
-    monkeypatch.setitem(sys.modules, "offspec.engine.load", scripted.module(script))
-    return script
+def engine() -> ScriptedEngine:
+    """What is loaded in this test; change its answers before `offspec` is called."""
+    engine = ScriptedEngine([Script(TEXT, pass_tokens=2)])
+    engine.loud = True
+    return engine
 
 
 @pytest.fixture
-def offspec(script: scripted.Script) -> Callable[..., Result]:
+def load(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> ScriptedLoad:
+    notice = "reads are buffered: this file system [tmpfs] has no O_DIRECT"
+    load = ScriptedLoad(engine, told=LOADING, notices=[notice])
+    monkeypatch.setitem(sys.modules, "offspec.engine.load", load.as_module())
+    return load
+
+
+@pytest.fixture
+def offspec(load: ScriptedLoad) -> Callable[..., Result]:
     """Call the program in this process: `offspec("generate", "demo", "hi", input=...)`."""
 
     def call(*args: str, input: str | bytes | None = None) -> Result:

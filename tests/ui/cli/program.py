@@ -1,16 +1,25 @@
-"""The program in a process of its own, and the one line in which it tells an error."""
+"""The program in a process of its own, what it is given there, and the line in which it tells an error."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from typer.testing import Result
 
+from offspec.core.events import LoadProgress
+
 ROOT = Path(__file__).parents[3]
-DRIVER = ROOT / "tests" / "support" / "fake_loading.py"
+DRIVER = "tests.ui.cli.scripted_program"
+TEXT = "The sky is truly blue [really]."
+LOADING = (LoadProgress("opening [model]", 1, 2, "files"), LoadProgress("unpacking", 10**9, 2 * 10**9))
 HEAVY = "torch transformers numpy huggingface_hub safetensors gguf accelerate bitsandbytes textual"
 PATIENCE = 30  # seconds until a hanging child fails its test
+
+# Longer than a test waits before it interrupts: 64 passes of 4 tokens.
+ENDLESS = {"answers": ["".join(f"line {i}\n" for i in range(200))], "delay": 0.2}
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -18,9 +27,11 @@ def environment(**extra: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", **extra}
 
 
-def start(script: str, *args: str, stderr: int = subprocess.PIPE, **env: str) -> subprocess.Popen[str]:
+def start(
+    *args: str, script: dict[str, Any] | None = None, stderr: int = subprocess.PIPE, **env: str
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, str(DRIVER), script, *args],
+        [sys.executable, "-m", DRIVER, json.dumps({"loud": True, **(script or {})}), *args],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=stderr,

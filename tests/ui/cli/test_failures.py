@@ -5,8 +5,9 @@ from collections.abc import Callable
 import pytest
 from typer.testing import Result
 
-from tests.support.fake_loading import Script
-from tests.ui.cli.program import error_line
+from offspec.core.errors import CapacityError, ModelNotFoundError
+from tests.support.fake_engine import Script, ScriptedEngine, ScriptedLoad
+from tests.ui.cli.program import TEXT, error_line
 
 Call = Callable[..., Result]
 
@@ -41,13 +42,13 @@ Call = Callable[..., Result]
     ],
 )
 def test_a_wrong_request_is_one_line_before_anything_is_loaded(
-    offspec: Call, script: Script, args: tuple[str, ...], named: str
+    offspec: Call, load: ScriptedLoad, args: tuple[str, ...], named: str
 ) -> None:
     result = offspec("generate", "demo", *args)
     assert result.exit_code == 2
     assert result.stdout == ""
     assert named in error_line(result)
-    assert not script.loaded
+    assert not load.asked
 
 
 def test_bytes_that_are_not_text(offspec: Call) -> None:
@@ -69,37 +70,41 @@ def test_bytes_that_are_not_text(offspec: Call) -> None:
         ("levitate",),
     ],
 )
-def test_usage_errors(offspec: Call, script: Script, args: tuple[str, ...]) -> None:
+def test_usage_errors(offspec: Call, load: ScriptedLoad, args: tuple[str, ...]) -> None:
     result = offspec(*args)
     assert result.exit_code == 2
     assert result.stdout == ""
     assert "Usage: offspec" in result.stderr
-    assert not script.loaded
+    assert not load.asked
 
 
-def test_an_unknown_model(offspec: Call) -> None:
+def test_an_unknown_model(offspec: Call, load: ScriptedLoad) -> None:
+    load.fail = ModelNotFoundError("no model 'missing/model': neither a folder\nnor a hub id")
     result = offspec("generate", "missing/model", "Why?")
     assert result.exit_code == 1
     assert error_line(result) == "error: no model 'missing/model': neither a folder nor a hub id"
 
 
-def test_a_memory_cap_that_is_too_small(offspec: Call) -> None:
-    result = offspec("generate", "too-big", "Why?", "--json")
+def test_a_memory_cap_that_is_too_small(offspec: Call, load: ScriptedLoad) -> None:
+    load.fail = CapacityError("needs 900 MB, was given 100 MB", needed=900_000_000, given=100_000_000)
+    result = offspec("generate", "demo", "Why?", "--json")
     assert (result.exit_code, result.stdout) == (1, "")
     assert error_line(result) == "error: needs 900 MB, was given 100 MB"
 
 
-def test_an_error_in_the_middle_keeps_the_text_and_closes_everything(offspec: Call, script: Script) -> None:
-    script.name = "broken-disk"
+def test_an_error_in_the_middle_keeps_the_text_and_closes_everything(
+    offspec: Call, engine: ScriptedEngine
+) -> None:
+    engine.answers = [Script(TEXT, fail_after=1, pass_tokens=1)]
     result = offspec("generate", "demo", "Why?", "--quiet")
     assert result.exit_code == 1
     assert result.stdout == "The\n"
-    assert script.closed == ["stream", "engine"]
+    assert engine.steps[-2:] == ["stream closed", "engine closed"]
     assert "model.safetensors, offset 4096" in error_line(result)
 
 
-def test_a_bug_is_not_dressed_up(offspec: Call, script: Script) -> None:
-    script.name = "bug"
+def test_a_bug_is_not_dressed_up(offspec: Call, engine: ScriptedEngine) -> None:
+    engine.answers = [Script(TEXT, fail_after=0, error=ZeroDivisionError("an honest bug"))]
     result = offspec("generate", "demo", "Why?")
     assert isinstance(result.exception, ZeroDivisionError)
     assert "error:" not in result.stderr

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from offspec.core.config import SamplingParams
 from offspec.core.events import Mismatch
 from offspec.core.events import Result as Answered
 from offspec.ui.cli.render import statistics
-from tests.support.fake_loading import TEXT, Script
+from tests.support.fake_engine import Asked, Script, ScriptedEngine, ScriptedLoad
+from tests.ui.cli.program import TEXT
 
 Call = Callable[..., Result]
 
@@ -34,6 +36,12 @@ ASKED_OF_JSON = {
 }
 
 
+def settings(load: ScriptedLoad) -> dict[str, Any]:
+    """What was asked of the only load."""
+    ((config, plan),) = load.asked
+    return {**asdict(config), "plan": plan}
+
+
 def test_text_is_all_that_stdout_gets(offspec: Call) -> None:
     result = offspec("generate", "demo", "Why?")
     assert result.exit_code == 0
@@ -43,12 +51,12 @@ def test_text_is_all_that_stdout_gets(offspec: Call) -> None:
 def test_statistics_and_notices_go_to_stderr(offspec: Call) -> None:
     lines = offspec("generate", "demo", "Why?").stderr.splitlines()
     assert "reads are buffered: this file system [tmpfs] has no O_DIRECT" in lines
-    assert any("6 tokens in 2.00 s: 3.00 tok/s, first token after 0.50 s" in line for line in lines)
+    assert any("6 tokens in 1.50 s: 4.00 tok/s, first token after 0.50 s" in line for line in lines)
     assert any(
-        "2.00 tokens per pass, 3 passes; 3.00 GB streamed at 1.50 GB/s; peak memory 1.20 GB" in line
+        "2.00 tokens per pass, 3 passes; 2.40 GB streamed at 1.60 GB/s; peak memory 1.20 GB" in line
         for line in lines
     )
-    assert any("draft substitute (4-bit), budget 256, seed 7" in line for line in lines)
+    assert any("draft substitute (4-bit), budget 64, seed 7" in line for line in lines)
 
 
 def _result(**changes: Any) -> Answered:
@@ -64,7 +72,7 @@ def test_who_guessed_is_told_where_there_were_several() -> None:
 def test_quiet_leaves_stderr_to_errors(offspec: Call) -> None:
     result = offspec("generate", "demo", "Why?", "--quiet")
     assert result.stdout == TEXT + "\n"
-    assert result.stderr.splitlines() == ["[stream closed]", "[engine closed]"]
+    assert result.stderr.splitlines() == ["[loading]", "[answering]", "[stream closed]", "[engine closed]"]
 
 
 def test_json_is_one_object_and_nothing_else(offspec: Call) -> None:
@@ -72,34 +80,34 @@ def test_json_is_one_object_and_nothing_else(offspec: Call) -> None:
     answer = json.loads(result.stdout)
     assert answer.keys() >= ASKED_OF_JSON
     assert answer["text"] == TEXT
-    assert answer["token_ids"] == [0, 1, 2, 3, 4, 5]
-    assert (answer["tokens"], answer["tokens_per_pass"], answer["tok_per_s"]) == (6, 2.0, 3.0)
+    assert answer["token_ids"] == [1, 2, 3, 4, 5, 6]  # 0 is of the prompt
+    assert (answer["tokens"], answer["tokens_per_pass"], answer["tok_per_s"]) == (6, 2.0, 4.0)
     assert answer["mismatches"] is None
     assert result.stdout.count("\n") == 1
 
 
-def test_json_has_no_infinities(offspec: Call, script: Script) -> None:
-    script.mismatches = (Mismatch(2, 5, 6, float("inf")),)
+def test_json_has_no_infinities(offspec: Call, engine: ScriptedEngine) -> None:
+    engine.answers = [Script(TEXT, mismatches=(Mismatch(2, 5, 6, float("inf")),))]
     result = offspec("generate", "demo", "Why?", "--json", "--check")
     assert json.loads(result.stdout)["mismatches"][0]["gap"] is None
     assert "Infinity" not in result.stdout
 
 
-def test_an_answer_without_text_prints_nothing(offspec: Call, script: Script) -> None:
-    script.name = "nothing"
+def test_an_answer_without_text_prints_nothing(offspec: Call, engine: ScriptedEngine) -> None:
+    engine.answers = [""]
     result = offspec("generate", "demo", "Why?")
     assert (result.exit_code, result.stdout) == (0, "")
     assert "0 tokens" in result.stderr and "the model ended its answer" in result.stderr
 
 
-def test_check_says_that_tokens_are_the_same(offspec: Call, script: Script) -> None:
+def test_check_says_that_tokens_are_the_same(offspec: Call, engine: ScriptedEngine) -> None:
     result = offspec("generate", "demo", "Why?", "--check", "--quiet")
-    assert script.asked["check"] is True
+    assert engine.asked[0].check is True
     assert "check: same tokens without speculation (6 compared)" in result.stderr
 
 
-def test_check_names_each_mismatch(offspec: Call, script: Script) -> None:
-    script.mismatches = (Mismatch(2, 11, 12, 0.00123), Mismatch(4, 13, 14, 0.5))
+def test_check_names_each_mismatch(offspec: Call, engine: ScriptedEngine) -> None:
+    engine.answers = [Script(TEXT, mismatches=(Mismatch(2, 11, 12, 0.00123), Mismatch(4, 13, 14, 0.5)))]
     result = offspec("generate", "demo", "Why?", "--check")
     assert result.exit_code == 0
     assert "check: token 2 is 11, without speculation 12; gap 0.00123 nats" in result.stderr
@@ -107,16 +115,10 @@ def test_check_names_each_mismatch(offspec: Call, script: Script) -> None:
     assert "check" not in result.stdout
 
 
-def test_defaults_reach_the_engine(offspec: Call, script: Script) -> None:
+def test_defaults_reach_the_engine(offspec: Call, load: ScriptedLoad) -> None:
     offspec("generate", "demo", "Why?")
-    assert script.asked == {
-        "prompt": "Why?",
-        "params": SamplingParams(),
-        "raw": False,
-        "speculate": True,
-        "check": False,
-    }
-    assert script.loaded == {
+    assert load.engine.asked == [Asked("Why?", SamplingParams(), raw=False, speculate=True, check=False)]
+    assert settings(load) == {
         "model": "demo",
         "draft": "auto",
         "draft_bits": None,
@@ -138,7 +140,7 @@ def test_defaults_reach_the_engine(offspec: Call, script: Script) -> None:
     }
 
 
-def test_every_option_reaches_the_engine(offspec: Call, script: Script) -> None:
+def test_every_option_reaches_the_engine(offspec: Call, load: ScriptedLoad) -> None:
     args = """--draft small --draft-bits 4 --memory 1.5GB --vram 8GB --device cuda:1 --dtype float32
     --budget 64 --width 8 --context 999 --verify plain --check --raw --max-tokens 5 --temperature 0.5
     --top-p 0.9 --top-k 40 --min-p 0.05 --repetition-penalty 1.1 --presence-penalty 0.2
@@ -146,7 +148,7 @@ def test_every_option_reaches_the_engine(offspec: Call, script: Script) -> None:
     --quantize nf4 --draft-corpus README.md"""
     result = offspec("generate", "demo", "Why?", *args.split())
     assert result.exit_code == 0, result.output
-    assert script.loaded == {
+    assert settings(load) == {
         "model": "demo",
         "draft": "small",
         "draft_bits": 4,
@@ -166,7 +168,8 @@ def test_every_option_reaches_the_engine(offspec: Call, script: Script) -> None:
         "corpus": (Path("README.md"),),
         "plan": Path("mine.json"),
     }
-    assert script.asked["params"] == SamplingParams(
+    (asked,) = load.engine.asked
+    assert asked.params == SamplingParams(
         temperature=0.5,
         top_p=0.9,
         top_k=40,
@@ -179,13 +182,13 @@ def test_every_option_reaches_the_engine(offspec: Call, script: Script) -> None:
         stop=("END", "###"),
         ignore_eos=True,
     )
-    assert (script.asked["raw"], script.asked["speculate"], script.asked["check"]) == (True, True, True)
+    assert (asked.raw, asked.speculate, asked.check) == (True, True, True)
 
 
 @pytest.mark.parametrize("option", ["budget", "width"])
-def test_what_is_left_to_the_plan(offspec: Call, script: Script, option: str) -> None:
+def test_what_is_left_to_the_plan(offspec: Call, load: ScriptedLoad, option: str) -> None:
     assert offspec("generate", "demo", "Why?", f"--{option}", "auto").exit_code == 0
-    assert script.loaded[option] is None
+    assert settings(load)[option] is None
     for wrong in ("many", "0"):
         result = offspec("generate", "demo", "Why?", f"--{option}", wrong)
         assert result.exit_code == 2 and option in result.stderr
@@ -195,26 +198,26 @@ def test_trees_are_of_two_kinds(offspec: Call) -> None:
     assert offspec("generate", "demo", "Why?", "--tree", "oak").exit_code == 2
 
 
-def test_without_speculation_no_draft_is_loaded(offspec: Call, script: Script) -> None:
+def test_without_speculation_no_draft_is_loaded(offspec: Call, load: ScriptedLoad) -> None:
     assert offspec("generate", "demo", "Why?", "--draft", "small", "--no-speculation").exit_code == 0
-    assert script.loaded["draft"] == "none"
-    assert script.asked["speculate"] is False
+    assert settings(load)["draft"] == "none"
+    assert load.engine.asked[0].speculate is False
 
 
-def test_a_system_message_makes_a_conversation(offspec: Call, script: Script) -> None:
+def test_a_system_message_makes_a_conversation(offspec: Call, engine: ScriptedEngine) -> None:
     offspec("generate", "demo", "Why?", "--system", "Be brief.")
-    assert script.asked["prompt"] == [
+    assert engine.asked[0].prompt == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Why?"},
     ]
 
 
 @pytest.mark.parametrize("args", [(), ("-",)])
-def test_the_prompt_may_come_from_stdin(offspec: Call, script: Script, args: tuple[str, ...]) -> None:
+def test_the_prompt_may_come_from_stdin(offspec: Call, engine: ScriptedEngine, args: tuple[str, ...]) -> None:
     assert offspec("generate", "demo", *args, input="Warum ist\nder Himmel blau? ☀\n").exit_code == 0
-    assert script.asked["prompt"] == "Warum ist\nder Himmel blau? ☀"
+    assert engine.asked[0].prompt == "Warum ist\nder Himmel blau? ☀"
 
 
-def test_a_prompt_that_begins_with_a_dash(offspec: Call, script: Script) -> None:
+def test_a_prompt_that_begins_with_a_dash(offspec: Call, engine: ScriptedEngine) -> None:
     assert offspec("generate", "demo", "--", "--why").exit_code == 0
-    assert script.asked["prompt"] == "--why"
+    assert engine.asked[0].prompt == "--why"

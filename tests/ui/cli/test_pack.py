@@ -13,7 +13,7 @@ from offspec.checkpoint.pack_manifest import Manifest, Origin, PackedFile
 from offspec.core.errors import CheckpointError, DiskFullError
 from offspec.core.events import LoadProgress, Notice
 from offspec.model.quantize import pack as packs
-from tests.support.fake_loading import Script
+from tests.support.fake_engine import ScriptedLoad
 from tests.ui.cli.program import error_line
 
 Call = Callable[..., Result]
@@ -131,7 +131,7 @@ def test_help_names_the_formats(offspec: Call) -> None:
     assert "nf4|int8|int4-g64" in shown and "--verify" in shown
 
 
-def test_generate_takes_a_format(offspec: Call, script: Script) -> None:
+def test_generate_takes_a_format(offspec: Call, load: ScriptedLoad) -> None:
     assert offspec("generate", "demo", "Why?", "--quantize", "int4-g64").exit_code == 0
-    assert script.loaded["quantize"] == "int4-g64"
+    assert load.asked[0][0].quantize == "int4-g64"
     assert offspec("generate", "demo", "Why?", "--quantize", "nf3").exit_code == 2

@@ -19,8 +19,8 @@ import pytest
 
 from offspec.chat.archive import Archive
 from offspec.core.file_lock import Claim
+from tests.ui.cli.program import DRIVER, ROOT
 
-ROOT = Path(__file__).parents[3]
 ANSWER = "The sky is blue because of scattering."
 PATIENCE = 20.0
 
@@ -44,15 +44,7 @@ class Program:
         self, *options: str, script: dict[str, Any] | None = None, **kwargs: Any
     ) -> subprocess.Popen[bytes]:
         script = {"answers": [ANSWER], **(script or {})}
-        command = [
-            sys.executable,
-            "-m",
-            "tests.ui.cli.chat_program",
-            json.dumps(script),
-            "chat",
-            "demo",
-            *options,
-        ]
+        command = [sys.executable, "-m", DRIVER, json.dumps(script), "chat", "demo", *options]
         return subprocess.Popen(
             command,
             cwd=ROOT,

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fake_loading import TEXT
-from tests.ui.cli.program import DRIVER, HEAVY, PATIENCE, environment, run, start
+from tests.ui.cli.program import DRIVER, ENDLESS, HEAVY, PATIENCE, TEXT, environment, run, start
 
 
 def test_interrupt_while_answering_keeps_what_came() -> None:
-    with start("endless", "generate", "demo", "Why?") as program:
+    with start("generate", "demo", "Why?", script=ENDLESS) as program:
         assert program.stdout
         assert [program.stdout.readline() for _ in range(2)] == ["line 0\n", "line 1\n"]
         program.send_signal(signal.SIGINT)
@@ -28,17 +27,17 @@ def test_interrupt_while_answering_keeps_what_came() -> None:
 
 
 def test_interrupt_while_loading() -> None:
-    with start("slow-load", "generate", "demo", "Why?") as program:
+    with start("generate", "demo", "Why?", script={"load_delay": 60}) as program:
         assert program.stderr
         assert "[loading]\n" in iter(program.stderr.readline, "")
         program.send_signal(signal.SIGINT)
         out, err = program.communicate(timeout=PATIENCE)
     assert (program.returncode, out) == (130, "")
-    assert err.splitlines() == ["[load closed]", "stopped"]
+    assert err.splitlines() == ["[load interrupted]", "stopped"]
 
 
 def test_interrupt_with_json_prints_no_half_object() -> None:
-    with start("endless", "generate", "demo", "Why?", "--json") as program:
+    with start("generate", "demo", "Why?", "--json", script=ENDLESS) as program:
         assert program.stderr
         assert "[answering]\n" in iter(program.stderr.readline, "")
         program.send_signal(signal.SIGINT)
@@ -47,21 +46,21 @@ def test_interrupt_with_json_prints_no_half_object() -> None:
 
 
 def test_a_reader_that_leaves_ends_it_quietly() -> None:
-    with start("endless", "generate", "demo", "Why?", "--quiet") as program:
+    with start("generate", "demo", "Why?", "--quiet", script=ENDLESS) as program:
         assert program.stdout and program.stderr
         assert program.stdout.readline() == "line 0\n"
         program.stdout.close()
         err = program.stderr.read()
         program.wait(timeout=PATIENCE)
     assert program.returncode == 141
-    assert err.splitlines() == ["[answering]", "[stream closed]", "[engine closed]"]
+    assert err.splitlines() == ["[loading]", "[answering]", "[stream closed]", "[engine closed]"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_stdout_on_a_full_disk() -> None:
     with open("/dev/full", "w") as full:
         program = subprocess.run(
-            [sys.executable, str(DRIVER), "answer", "generate", "demo", "Why?", "--quiet"],
+            [sys.executable, "-m", DRIVER, "{}", "generate", "demo", "Why?", "--quiet"],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -76,7 +75,7 @@ def test_stdout_on_a_full_disk() -> None:
 def on_a_terminal(*args: str, **env: str) -> tuple[str, str]:
     """stdout (a pipe) and stderr (a terminal) of the scripted program."""
     ours, theirs = pty.openpty()
-    with start("answer", *args, stderr=theirs, **env) as program:
+    with start(*args, stderr=theirs, **env) as program:
         os.close(theirs)
         assert program.stdout
         seen = b""
@@ -96,13 +95,13 @@ def test_bars_move_on_a_terminal_only() -> None:
     assert "\x1b[" in err
     assert "opening [model]" in err and "1 of 2 files" in err and "1.00 of 2.00 GB" in err
 
-    with start("answer", "generate", "demo", "Why?", FORCE_COLOR="1") as program:
+    with start("generate", "demo", "Why?", FORCE_COLOR="1") as program:
         _, err = program.communicate(timeout=PATIENCE)
     assert "opening" not in err  # colour may be forced, movement may not
 
 
 def test_a_log_file_gets_no_control_codes() -> None:
-    with start("answer", "generate", "demo", "Why?") as program:
+    with start("generate", "demo", "Why?") as program:
         out, err = program.communicate(timeout=PATIENCE)
     assert "\x1b" not in out + err
 

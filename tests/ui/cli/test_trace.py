@@ -12,9 +12,9 @@ from typer.testing import Result
 
 from offspec import __version__
 from offspec.core import trace as module
-from offspec.core.errors import DiskFullError
-from tests.support.fake_loading import TEXT, Script
-from tests.ui.cli.program import PATIENCE, error_line, start
+from offspec.core.errors import DiskFullError, ModelNotFoundError
+from tests.support.fake_engine import Script, ScriptedEngine, ScriptedLoad
+from tests.ui.cli.program import ENDLESS, PATIENCE, TEXT, error_line, start
 
 Call = Callable[..., Result]
 
@@ -50,29 +50,29 @@ def test_json_output_stays_one_object(offspec: Call, tmp_path: Path) -> None:
 
 def test_quiet_writes_the_file_and_says_nothing(offspec: Call, tmp_path: Path) -> None:
     result = offspec("generate", "demo", "Why?", "--quiet", "--trace", str(tmp_path / "t.json"))
-    assert result.stderr.splitlines() == ["[stream closed]", "[engine closed]"]
+    assert result.stderr.splitlines() == ["[loading]", "[answering]", "[stream closed]", "[engine closed]"]
     assert names(tmp_path / "t.json") == ["prompt"]
 
 
-def test_without_it_the_engine_gets_no_timeline(offspec: Call, script: Script) -> None:
+def test_without_it_the_engine_gets_no_timeline(offspec: Call, load: ScriptedLoad) -> None:
     offspec("generate", "demo", "Why?")
-    assert script.timeline is None
+    assert len(load.asked) == 1 and load.timeline is None
 
 
 @pytest.mark.parametrize("name", ["no/such/t.json", "."])
 def test_a_place_that_takes_no_file_is_found_before_loading(
-    offspec: Call, script: Script, tmp_path: Path, name: str
+    offspec: Call, load: ScriptedLoad, tmp_path: Path, name: str
 ) -> None:
     result = offspec("generate", "demo", "Why?", "--trace", str(tmp_path / name))
     assert (result.exit_code, result.stdout) == (2, "")
     assert "timeline" in error_line(result)
-    assert not script.loaded and not list(tmp_path.iterdir())
+    assert not load.asked and not list(tmp_path.iterdir())
 
 
 def test_an_error_in_the_middle_keeps_what_was_recorded(
-    offspec: Call, script: Script, tmp_path: Path
+    offspec: Call, engine: ScriptedEngine, tmp_path: Path
 ) -> None:
-    script.name = "broken-disk"
+    engine.answers = [Script(TEXT, fail_after=1, pass_tokens=1)]
     result = offspec("generate", "demo", "Why?", "--trace", str(tmp_path / "t.json"))
     assert (result.exit_code, result.stdout) == (1, "The\n")
     *_, note, error = result.stderr.splitlines()
@@ -80,7 +80,8 @@ def test_an_error_in_the_middle_keeps_what_was_recorded(
     assert names(tmp_path / "t.json") == ["prompt"]
 
 
-def test_nothing_recorded_replaces_nothing(offspec: Call, tmp_path: Path) -> None:
+def test_nothing_recorded_replaces_nothing(offspec: Call, load: ScriptedLoad, tmp_path: Path) -> None:
+    load.fail = ModelNotFoundError("no such model")
     (tmp_path / "t.json").write_text("old")
     assert offspec("generate", "missing/model", "Why?", "--trace", str(tmp_path / "t.json")).exit_code == 1
     assert (tmp_path / "t.json").read_text() == "old"
@@ -102,8 +103,10 @@ def test_a_disk_that_is_full_by_then(offspec: Call, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("full_disk")
-def test_a_full_disk_does_not_hide_the_first_error(offspec: Call, script: Script, tmp_path: Path) -> None:
-    script.name = "broken-disk"
+def test_a_full_disk_does_not_hide_the_first_error(
+    offspec: Call, engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    engine.answers = [Script(TEXT, fail_after=1, pass_tokens=1)]
     result = offspec("generate", "demo", "Why?", "--trace", str(tmp_path / "t.json"))
     *_, note, error = result.stderr.splitlines()
     assert note == "the timeline is lost: the disk filled up: make room there"
@@ -112,7 +115,7 @@ def test_a_full_disk_does_not_hide_the_first_error(offspec: Call, script: Script
 
 def test_interrupt_keeps_what_was_recorded(tmp_path: Path) -> None:
     file = tmp_path / "t.json"
-    with start("endless", "generate", "demo", "Why?", "--trace", str(file)) as program:
+    with start("generate", "demo", "Why?", "--trace", str(file), script=ENDLESS) as program:
         assert program.stdout
         assert program.stdout.readline() == "line 0\n"
         program.send_signal(signal.SIGINT)

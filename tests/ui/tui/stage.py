@@ -20,7 +20,7 @@ from offspec.core.config import EngineConfig, SamplingParams
 from offspec.ui.chat.setup import Setup
 from offspec.ui.tui.app import ChatApp
 from offspec_planners.placement import Tier
-from tests.support.fake_engine import Script, ScriptedEngine, scripted_opener
+from tests.support.fake_engine import Script, ScriptedEngine, ScriptedLoad
 
 if TYPE_CHECKING:
     from offspec_planners.plan import Plan
@@ -79,7 +79,7 @@ def app_for(
         engine = PlannedEngine(answers, layers=layers, context=context, plan=plan, config=config)
     if passes is not None:
         engine.gate = Turnstile(passes)
-    opener = scripted_opener(engine, delay=load_seconds)
+    opener = ScriptedLoad(engine, delay=load_seconds)
     app = ChatApp(Setup(config, SamplingParams(max_tokens=2048)), opener, Archive(folder))
     app.animation_level = "none"
     return app, engine

@@ -23,7 +23,7 @@ from offspec.ui import tui
 from offspec.ui.chat.setup import ChatEngine
 from offspec.ui.tui import leave
 from offspec.ui.tui.app import ChatApp
-from tests.support.fake_engine import scripted_opener
+from tests.support.fake_engine import ScriptedLoad
 from tests.ui.tui.stage import app_for, ask, hold, loaded, play, seen, send, until
 
 LONG = " ".join(f"word{i}" for i in range(40))
@@ -111,7 +111,7 @@ def test_a_model_that_cannot_be_opened_ends_the_chat_with_its_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     app, engine = app_for(["ok"], tmp_path)
-    opener = scripted_opener(engine, delay=0.2, fail=FAIL)
+    opener = ScriptedLoad(engine, delay=0.2, fail=FAIL)
     shown = []
 
     def run(self: ChatApp) -> None:
@@ -174,10 +174,10 @@ from offspec.ui import tui
 from offspec.chat.archive import Archive
 from offspec.ui.chat.setup import Setup
 from offspec.core.config import EngineConfig, SamplingParams
-from tests.support.fake_engine import ScriptedEngine, scripted_opener
+from tests.support.fake_engine import ScriptedEngine, ScriptedLoad
 engine = ScriptedEngine([" ".join(f"word{i}" for i in range(4000))], delay=0.05)
 setup = Setup(EngineConfig(model="demo"), SamplingParams(max_tokens=2048))
-sys.exit(tui.run(setup, scripted_opener(engine), Archive(Path(sys.argv[1]))))
+sys.exit(tui.run(setup, ScriptedLoad(engine), Archive(Path(sys.argv[1]))))
 """
 
 

@@ -1,0 +1,36 @@
+"""`offspec` with a scripted engine: `python -m tests.ui.cli.scripted_program SCRIPT ARGS…`.
+
+SCRIPT is JSON: {"answers": ["…", …], "delay": 0, "fail_after": null, "load_delay": 0, "loud": false,
+"failing_drafts": ["…"]}. fail_after is of the first answer; a loud engine writes on stderr what it begins and
+closes; a draft in failing_drafts cannot be loaded.
+"""
+
+import json
+import signal
+import sys
+
+from tests.support.fake_engine import Script, ScriptedEngine, ScriptedLoad
+from tests.ui.cli.program import LOADING, TEXT
+
+
+def main() -> None:
+    # A shell that starts us in the background has SIGINT ignored; a test must be able to send one.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    given = json.loads(sys.argv.pop(1))
+    first, *others = given.get("answers", [TEXT])
+    script = Script(first, fail_after=given.get("fail_after"))
+    engine = ScriptedEngine([script, *others], delay=given.get("delay", 0.0))
+    engine.loud = given.get("loud", False)
+    delay, failing = given.get("load_delay", 0.0), given.get("failing_drafts", ())
+    load = ScriptedLoad(engine, told=LOADING, delay=delay, failing=failing)
+    sys.modules["offspec.engine.load"] = load.as_module()
+
+    from offspec.ui.cli import chat
+    from offspec.ui.cli.main import main as program
+
+    vars(chat)["open_engine"] = load
+    program()
+
+
+if __name__ == "__main__":
+    main()
