@@ -6,9 +6,10 @@ Clocks stand still, nothing is animated, no cursor blinks; a pass can be held in
 """
 
 import asyncio
+import functools
+import inspect
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,8 +69,12 @@ def app_for(
     draft: str = "auto",
     passes: int | None = None,
     load_seconds: float = 0.0,
+    failing: Sequence[str] = (),
 ) -> tuple[ChatApp, PlannedEngine]:
-    """folder: where conversations are kept. passes: after this many, one is held amid its layers."""
+    """folder: where conversations are kept. passes: after this many, one is held amid its layers.
+
+    failing: drafts that cannot be loaded.
+    """
     if plan is None:
         config = EngineConfig(model=model, draft=draft)
         engine = PlannedEngine(answers, config=config)
@@ -79,7 +84,7 @@ def app_for(
         engine = PlannedEngine(answers, layers=layers, context=context, plan=plan, config=config)
     if passes is not None:
         engine.gate = Turnstile(passes)
-    opener = ScriptedLoad(engine, delay=load_seconds)
+    opener = ScriptedLoad(engine, delay=load_seconds, failing=failing)
     app = ChatApp(Setup(config, SamplingParams(max_tokens=2048)), opener, Archive(folder))
     app.animation_level = "none"
     return app, engine
@@ -111,7 +116,7 @@ async def ask(pilot: Pilot[None], *questions: str) -> ChatApp:
         turns = app.controller.session.conversation.turns + 1
         app.composer.text = question
         await pilot.press("enter")
-        await until(pilot, partial(_answered, app, turns))
+        await until(pilot, functools.partial(_answered, app, turns))
     await settled(pilot)
     return app
 
@@ -146,6 +151,39 @@ def play(app: ChatApp, scene: Scene, size: tuple[int, int] = (100, 30)) -> ChatA
     assert app.engine is not None
     assert app.engine.close(5.0)
     return app
+
+
+def plays(
+    *answers: str | Script, size: tuple[int, int] = (100, 30), **settings: Any
+) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
+    """A test that is a scene of the app that `app_for` makes of these answers and settings.
+
+    It is called with its fixtures and with those of `pilot`, `app` and `engine` that it names.
+    """
+
+    def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+        wanted = inspect.signature(test).parameters
+        cast = {name for name in ("pilot", "app", "engine") if name in wanted}
+        fixtures = dict.fromkeys(["tmp_path", *(name for name in wanted if name not in cast)])
+
+        @functools.wraps(test)
+        def run(tmp_path: Path, **given: Any) -> None:
+            app, engine = app_for(answers, tmp_path, **settings)
+            if "tmp_path" in wanted:
+                given["tmp_path"] = tmp_path
+
+            async def scene(pilot: Pilot[None]) -> None:
+                there = {"pilot": pilot, "app": app, "engine": engine}
+                await test(**{name: there[name] for name in cast}, **given)
+
+            play(app, scene, size)
+
+        by_name = inspect.Parameter.KEYWORD_ONLY
+        signature = inspect.Signature([inspect.Parameter(name, by_name) for name in fixtures])
+        vars(run)["__signature__"] = signature
+        return run
+
+    return decorate
 
 
 async def send(pilot: Pilot[None], text: str) -> None:

@@ -1,7 +1,5 @@
 """How an answer is painted, and how much work that is."""
 
-from pathlib import Path
-
 import pytest
 from markdown_it import MarkdownIt
 from textual.pilot import Pilot
@@ -14,7 +12,7 @@ from offspec.ui.tui.app import ChatApp
 from offspec.ui.tui.markdown import StreamedMarkdown
 from offspec.ui.tui.thinking_block import ThinkingBlock
 from offspec.ui.tui.transcript_entries import Question
-from tests.ui.tui.stage import app_for, ask, loaded, play, said, seen, send, settled, until
+from tests.ui.tui.stage import PlannedEngine, ask, loaded, plays, said, seen, send, settled, until
 
 PIECES = (Piece("The", "draft"), Piece(" sky", "draft"), Piece(" is", "bonus"), Piece("", "draft"))
 
@@ -27,11 +25,11 @@ async def _answered(pilot: Pilot[None]) -> Answer:
     return app.transcript.query(Answer).last()
 
 
-def test_a_long_answer_is_not_read_again_for_each_delta(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@plays("x")
+async def test_a_long_answer_is_not_read_again_for_each_delta(
+    pilot: Pilot[None], app: ChatApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The characters that the Markdown parser reads grow with the answer, not with its square."""
-    app, _ = app_for(["x"], tmp_path)
     paragraph = "Some words of an answer that has many paragraphs.\n\n"
     read = 0
     parse = MarkdownIt.parse
@@ -41,148 +39,129 @@ def test_a_long_answer_is_not_read_again_for_each_delta(
         read += len(src)
         return parse(self, src, env)
 
-    async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        answer = await app.transcript.begin_answer()
-        monkeypatch.setattr(MarkdownIt, "parse", counted)
-        for _ in range(100):
-            answer.write(paragraph, ())
-            await answer._paint()
-        assert answer.query_one(StreamedMarkdown).source == paragraph * 100
-        assert read < 4 * 100 * len(paragraph)
-        answer.finish()
-
-    play(app, scene)
+    await loaded(pilot)
+    answer = await app.transcript.begin_answer()
+    monkeypatch.setattr(MarkdownIt, "parse", counted)
+    for _ in range(100):
+        answer.write(paragraph, ())
+        await answer._paint()
+    assert answer.query_one(StreamedMarkdown).source == paragraph * 100
+    assert read < 4 * 100 * len(paragraph)
+    answer.finish()
 
 
-def test_text_that_comes_fast_is_painted_thirty_times_a_second_at_most(tmp_path: Path) -> None:
-    app, _ = app_for(["x"], tmp_path)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        answer = await app.transcript.begin_answer()
-        for number in range(1000):
-            answer.write(f"{number} ", ())
-            if number % 100 == 0:
-                await pilot.pause()
-        answer.finish()
-        await settled(pilot)
-        assert answer.query_one(StreamedMarkdown).source == "".join(f"{number} " for number in range(1000))
-        assert answer.painted < 50
-
-    play(app, scene)
+@plays("x")
+async def test_text_that_comes_fast_is_painted_thirty_times_a_second_at_most(
+    pilot: Pilot[None], app: ChatApp
+) -> None:
+    await loaded(pilot)
+    answer = await app.transcript.begin_answer()
+    for number in range(1000):
+        answer.write(f"{number} ", ())
+        if number % 100 == 0:
+            await pilot.pause()
+    answer.finish()
+    await settled(pilot)
+    assert answer.query_one(StreamedMarkdown).source == "".join(f"{number} " for number in range(1000))
+    assert answer.painted < 50
 
 
-def test_markdown_is_the_same_whether_it_came_at_once_or_by_the_character(tmp_path: Path) -> None:
+@plays("x", size=(80, 50))
+async def test_markdown_is_the_same_whether_it_came_at_once_or_by_the_character(
+    pilot: Pilot[None], app: ChatApp
+) -> None:
     text = (
         "# Title\n\nWords, *some* leaning.\nA second line.\n\n- one\n- two\n  - deep\n\n1. first\n2. second\n"
         "\n```python\ndef f(x):\n    return x\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n> said\n"
         "\nThe end 世界."
     )
-    app, _ = app_for(["x"], tmp_path)
 
-    async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        slow = await app.transcript.begin_answer()
-        for character in text:
-            slow.write(character, ())
-            await slow._paint()
-        slow.finish()
-        await settled(pilot)
-        shown = seen(app)
-        await app.transcript.remove_entry(app.transcript.entry_of(slow))
-        fast = await app.transcript.begin_answer()
-        fast.write(text, ())
-        fast.finish()
-        await settled(pilot)
-        assert seen(app) == shown
-
-    play(app, scene, size=(80, 50))
+    await loaded(pilot)
+    slow = await app.transcript.begin_answer()
+    for character in text:
+        slow.write(character, ())
+        await slow._paint()
+    slow.finish()
+    await settled(pilot)
+    shown = seen(app)
+    await app.transcript.remove_entry(app.transcript.entry_of(slow))
+    fast = await app.transcript.begin_answer()
+    fast.write(text, ())
+    fast.finish()
+    await settled(pilot)
+    assert seen(app) == shown
 
 
-def test_thinking_is_folded_to_a_line_that_opens(tmp_path: Path) -> None:
-    app, _ = app_for(["<think>\nhm let me see\n</think>\n\nIt is **so**."], tmp_path)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await ask(pilot, "Why?")
-        assert "thinking, 4 words" in seen(app)
-        assert "hm let me see" not in seen(app)
-        assert "It is so." in seen(app)
-        await pilot.press("f2")
-        await until(pilot, lambda: "hm let me see" in seen(app))
-        await pilot.press("f2")
-        await until(pilot, lambda: "hm let me see" not in seen(app))
-        await pilot.press("x")
-        assert app.composer.text == "x"
-
-    play(app, scene)
+@plays("<think>\nhm let me see\n</think>\n\nIt is **so**.")
+async def test_thinking_is_folded_to_a_line_that_opens(pilot: Pilot[None], app: ChatApp) -> None:
+    await ask(pilot, "Why?")
+    assert "thinking, 4 words" in seen(app)
+    assert "hm let me see" not in seen(app)
+    assert "It is so." in seen(app)
+    await pilot.press("f2")
+    await until(pilot, lambda: "hm let me see" in seen(app))
+    await pilot.press("f2")
+    await until(pilot, lambda: "hm let me see" not in seen(app))
+    await pilot.press("x")
+    assert app.composer.text == "x"
 
 
-def test_thinking_that_the_template_opened_is_thinking_from_the_first_word(tmp_path: Path) -> None:
-    app, _ = app_for(["x"], tmp_path)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        answer = await app.transcript.begin_answer()
-        answer.state.opened = "<think>\n"
-        answer.write("let me", ())
-        await answer._paint()
-        assert answer.query_one(ThinkingBlock).title == "thinking, 2 words …"
-        answer.write(" see</think>\n\nSo.", ())
-        await answer._paint()
-        assert answer.query_one(ThinkingBlock).title == "thinking, 3 words"
-        assert answer.query_one(StreamedMarkdown).source == "So."
-        answer.finish()
-
-    play(app, scene)
+@plays("x")
+async def test_thinking_that_the_template_opened_is_thinking_from_the_first_word(
+    pilot: Pilot[None], app: ChatApp
+) -> None:
+    await loaded(pilot)
+    answer = await app.transcript.begin_answer()
+    answer.state.opened = "<think>\n"
+    answer.write("let me", ())
+    await answer._paint()
+    assert answer.query_one(ThinkingBlock).title == "thinking, 2 words …"
+    answer.write(" see</think>\n\nSo.", ())
+    await answer._paint()
+    assert answer.query_one(ThinkingBlock).title == "thinking, 3 words"
+    assert answer.query_one(StreamedMarkdown).source == "So."
+    answer.finish()
 
 
-def test_a_thought_that_nobody_opened_is_seen_when_it_closes(tmp_path: Path) -> None:
-    app, _ = app_for(["let me see </think> So."], tmp_path)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await ask(pilot, "Why?")
-        assert "thinking, 3 words" in seen(app)
-        assert "let me see" not in seen(app)
-
-    play(app, scene)
+@plays("let me see </think> So.")
+async def test_a_thought_that_nobody_opened_is_seen_when_it_closes(pilot: Pilot[None], app: ChatApp) -> None:
+    await ask(pilot, "Why?")
+    assert "thinking, 3 words" in seen(app)
+    assert "let me see" not in seen(app)
 
 
-def test_sources_are_shown_and_hidden_while_it_streams(tmp_path: Path) -> None:
-    app, engine = app_for(["one **two** three four five six"], tmp_path, passes=1)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        await send(pilot, "Count.")
-        await until(pilot, lambda: engine.held.is_set() and "one two three" in seen(app))
-        await pilot.press("ctrl+o")
-        await until(pilot, lambda: "one **two** three four" in seen(app))
-        assert "draft tokens" in seen(app) or "Count" in seen(app)
-        engine.gate.set()
-        answer = await _answered(pilot)
-        assert "one **two** three four five six" in seen(app)
-        assert answer.state.pieces[3] == Piece(" four", "bonus")
-        await pilot.press("ctrl+o")
-        await until(pilot, lambda: "one two three four five six" in seen(app))
-
-    play(app, scene)
+@plays("one **two** three four five six", passes=1)
+async def test_sources_are_shown_and_hidden_while_it_streams(
+    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
+) -> None:
+    await loaded(pilot)
+    await send(pilot, "Count.")
+    await until(pilot, lambda: engine.held.is_set() and "one two three" in seen(app))
+    await pilot.press("ctrl+o")
+    await until(pilot, lambda: "one **two** three four" in seen(app))
+    assert "draft tokens" in seen(app) or "Count" in seen(app)
+    engine.gate.set()
+    answer = await _answered(pilot)
+    assert "one **two** three four five six" in seen(app)
+    assert answer.state.pieces[3] == Piece(" four", "bonus")
+    await pilot.press("ctrl+o")
+    await until(pilot, lambda: "one two three four five six" in seen(app))
 
 
-def test_what_is_no_markdown_is_shown_as_it_is(tmp_path: Path) -> None:
+@plays("<div>kept</div> and \x1b[31mred [b]plain[/b]")
+async def test_what_is_no_markdown_is_shown_as_it_is(pilot: Pilot[None], app: ChatApp) -> None:
     """HTML would vanish, and a terminal would obey an escape sequence."""
-    app, _ = app_for(["<div>kept</div> and \x1b[31mred [b]plain[/b]"], tmp_path)
 
-    async def scene(pilot: Pilot[None]) -> None:
-        await ask(pilot, "[red]Why[/red] \x1b[2J?")
-        assert "<div>kept</div> and �[31mred [b]plain[/b]" in seen(app)
-        assert "[red]Why[/red] �[2J?" in seen(app)
-
-    play(app, scene)
+    await ask(pilot, "[red]Why[/red] \x1b[2J?")
+    assert "<div>kept</div> and �[31mred [b]plain[/b]" in seen(app)
+    assert "[red]Why[/red] �[2J?" in seen(app)
 
 
-def test_two_hundred_turns_are_a_few_widgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@plays("x", size=(100, 20))
+async def test_two_hundred_turns_are_a_few_widgets(
+    pilot: Pilot[None], app: ChatApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a delta costs does not grow with the conversation: no earlier answer is laid out for it."""
-    app, _ = app_for(["x"], tmp_path)
     messages = [
         message
         for turn in range(200)
@@ -192,63 +171,57 @@ def test_two_hundred_turns_are_a_few_widgets(tmp_path: Path, monkeypatch: pytest
         )
     ]
 
-    async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        view = app.transcript
-        await view.show(messages)
-        assert len(view.entries) == 400
-        assert len(view.query(Answer)) + len(view.query(Question)) <= transcript_view.LIVE
-        await until(pilot, lambda: view.scroll_y > 0)  # more than a page, one by one
-        for turn in range(30):
-            await view.ask(f"new {turn}")
-            answer = await view.begin_answer()
-            answer.write("yes", ())
-            answer.finish()
-            await pilot.pause()
-        assert len(view.query(Answer)) + len(view.query(Question)) <= transcript_view.LIVE
-        measured = 0
-        measure = StreamedMarkdown.get_content_height
-
-        def counted(self: StreamedMarkdown, *sizes: object) -> int:
-            nonlocal measured
-            measured += 1
-            return measure(self, *sizes)
-
+    await loaded(pilot)
+    view = app.transcript
+    await view.show(messages)
+    assert len(view.entries) == 400
+    assert len(view.query(Answer)) + len(view.query(Question)) <= transcript_view.LIVE
+    await until(pilot, lambda: view.scroll_y > 0)  # more than a page, one by one
+    for turn in range(30):
+        await view.ask(f"new {turn}")
         answer = await view.begin_answer()
-        await pilot.pause()
-        monkeypatch.setattr(StreamedMarkdown, "get_content_height", counted)
-        for _ in range(20):
-            answer.write("word ", ())
-            await answer._paint()
-            await pilot.pause()
-        assert measured <= 20 * transcript_view.LIVE
+        answer.write("yes", ())
         answer.finish()
+        await pilot.pause()
+    assert len(view.query(Answer)) + len(view.query(Question)) <= transcript_view.LIVE
+    measured = 0
+    measure = StreamedMarkdown.get_content_height
 
-    play(app, scene, size=(100, 20))
+    def counted(self: StreamedMarkdown, *sizes: object) -> int:
+        nonlocal measured
+        measured += 1
+        return measure(self, *sizes)
+
+    answer = await view.begin_answer()
+    await pilot.pause()
+    monkeypatch.setattr(StreamedMarkdown, "get_content_height", counted)
+    for _ in range(20):
+        answer.write("word ", ())
+        await answer._paint()
+        await pilot.pause()
+    assert measured <= 20 * transcript_view.LIVE
+    answer.finish()
 
 
-def test_earlier_turns_come_when_one_scrolls_up(tmp_path: Path) -> None:
-    app, _ = app_for(["x"], tmp_path)
+@plays("x")
+async def test_earlier_turns_come_when_one_scrolls_up(pilot: Pilot[None], app: ChatApp) -> None:
     messages = [
         message
         for turn in range(50)
         for message in (Message("user", f"question {turn}"), Message("assistant", f"answer {turn}"))
     ]
 
-    async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        await app.transcript.show(messages)
-        await pilot.pause()
-        assert "answer 49" in seen(app)
-        for _ in range(60):
-            await pilot.press("pageup")
-        await until(pilot, lambda: "question 0" in seen(app))
-        assert "earlier" not in seen(app)
-        await pilot.press(*["pagedown"] * 30)
-        await until(pilot, lambda: "answer 49" in seen(app))
-        assert len(said(app)) == 100
-
-    play(app, scene)
+    await loaded(pilot)
+    await app.transcript.show(messages)
+    await pilot.pause()
+    assert "answer 49" in seen(app)
+    for _ in range(60):
+        await pilot.press("pageup")
+    await until(pilot, lambda: "question 0" in seen(app))
+    assert "earlier" not in seen(app)
+    await pilot.press(*["pagedown"] * 30)
+    await until(pilot, lambda: "answer 49" in seen(app))
+    assert len(said(app)) == 100
 
 
 def test_the_text_is_that_of_the_pieces() -> None:

@@ -9,26 +9,23 @@ from textual.message import Message
 from textual.pilot import Pilot
 
 from offspec.core.config import EngineConfig
-from offspec.core.errors import DraftError, OffspecError, RequestError
+from offspec.core.errors import OffspecError, RequestError
 from offspec.core.events import Event, PassProgress
 from offspec.ui.chat.setup import ChatEngine
+from offspec.ui.tui.app import ChatApp
 from offspec.ui.tui.messages import AnswerDone
 from tests.support.fake_engine import Script
-from tests.ui.tui.stage import app_for, ask, hold, loaded, play, said, seen, send, until
+from tests.ui.tui.stage import PlannedEngine, app_for, ask, hold, loaded, play, plays, said, seen, send, until
 
 LONG = " ".join(f"word{i}" for i in range(40))
 
 
-def test_an_answer_is_shown_as_markdown(tmp_path: Path) -> None:
-    app, _ = app_for(["It is **blue**.\n\n```python\nx = 1\n```"], tmp_path)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await ask(pilot, "Why?")
-        assert "It is blue." in seen(app)
-        assert "```" not in seen(app)
-        assert "x = 1" in seen(app)
-
-    play(app, scene)
+@plays("It is **blue**.\n\n```python\nx = 1\n```")
+async def test_an_answer_is_shown_as_markdown(pilot: Pilot[None], app: ChatApp) -> None:
+    await ask(pilot, "Why?")
+    assert "It is blue." in seen(app)
+    assert "```" not in seen(app)
+    assert "x = 1" in seen(app)
 
 
 def test_questions_wait_for_the_model_and_for_each_other(tmp_path: Path) -> None:
@@ -90,82 +87,68 @@ def test_escape_stops_at_once_and_keeps_what_came(
     play(app, scene)
 
 
-def test_escape_calls_back_what_waits(tmp_path: Path) -> None:
-    app, engine = app_for([LONG], tmp_path, passes=1)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await hold(pilot, engine, "first")
-        await send(pilot, "second")
-        await send(pilot, "third")
-        await pilot.press("escape")
-        await until(pilot, lambda: app.answer is None)
-        assert app.composer.text == "second\nthird"
-        assert [kind for kind, _ in said(app)] == ["question", "answer"]
-        assert len(engine.asked) == 1
-
-    play(app, scene)
+@plays(LONG, passes=1)
+async def test_escape_calls_back_what_waits(pilot: Pilot[None], app: ChatApp, engine: PlannedEngine) -> None:
+    await hold(pilot, engine, "first")
+    await send(pilot, "second")
+    await send(pilot, "third")
+    await pilot.press("escape")
+    await until(pilot, lambda: app.answer is None)
+    assert app.composer.text == "second\nthird"
+    assert [kind for kind, _ in said(app)] == ["question", "answer"]
+    assert len(engine.asked) == 1
 
 
-def test_escape_while_loading_says_what_can_be_done(tmp_path: Path) -> None:
-    app, _ = app_for(["x"], tmp_path, load_seconds=1.0)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await send(pilot, "first")
-        await pilot.press("escape")
-        await pilot.pause()
-        assert "Ctrl+Q leaves" in seen(app)
-        assert app.composer.text == "first"
-        assert said(app) == []
-
-    play(app, scene)
+@plays("x", load_seconds=1.0)
+async def test_escape_while_loading_says_what_can_be_done(pilot: Pilot[None], app: ChatApp) -> None:
+    await send(pilot, "first")
+    await pilot.press("escape")
+    await pilot.pause()
+    assert "Ctrl+Q leaves" in seen(app)
+    assert app.composer.text == "first"
+    assert said(app) == []
 
 
-def test_a_fault_in_mid_stream_says_what_to_do_and_leaves_the_chat_usable(tmp_path: Path) -> None:
-    app, _ = app_for([Script(LONG, fail_after=1), "Now it works."], tmp_path)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await ask(pilot, "Count.")
-        assert "word0 word1 word2 word3" in seen(app)
-        assert "broken off" in seen(app)
-        assert "Input/output error" in seen(app)
-        assert "/retry" in seen(app)
-        await pilot.press("ctrl+r")
-        await until(pilot, lambda: app.answer is None and "Now it works." in seen(app))
-        assert said(app) == [("question", "Count."), ("answer", "Now it works.")]
-
-    play(app, scene)
+@plays(Script(LONG, fail_after=1), "Now it works.")
+async def test_a_fault_in_mid_stream_says_what_to_do_and_leaves_the_chat_usable(
+    pilot: Pilot[None], app: ChatApp
+) -> None:
+    await ask(pilot, "Count.")
+    assert "word0 word1 word2 word3" in seen(app)
+    assert "broken off" in seen(app)
+    assert "Input/output error" in seen(app)
+    assert "/retry" in seen(app)
+    await pilot.press("ctrl+r")
+    await until(pilot, lambda: app.answer is None and "Now it works." in seen(app))
+    assert said(app) == [("question", "Count."), ("answer", "Now it works.")]
 
 
-def test_what_waited_is_not_sent_after_a_fault(tmp_path: Path) -> None:
-    app, engine = app_for([Script(LONG, fail_after=1), "x"], tmp_path)
+@plays(Script(LONG, fail_after=1), "x")
+async def test_what_waited_is_not_sent_after_a_fault(
+    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
+) -> None:
     engine.gate.clear()
 
-    async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        await send(pilot, "first")
-        await send(pilot, "second")
-        engine.gate.set()
-        await until(pilot, lambda: app.answer is None and bool(app.composer.text))
-        assert app.composer.text == "second"
-        assert len(engine.asked) == 1
-
-    play(app, scene)
+    await loaded(pilot)
+    await send(pilot, "first")
+    await send(pilot, "second")
+    engine.gate.set()
+    await until(pilot, lambda: app.answer is None and bool(app.composer.text))
+    assert app.composer.text == "second"
+    assert len(engine.asked) == 1
 
 
-def test_a_refused_question_comes_back(tmp_path: Path) -> None:
-    app, engine = app_for(["x"], tmp_path)
+@plays("x")
+async def test_a_refused_question_comes_back(pilot: Pilot[None], app: ChatApp, engine: PlannedEngine) -> None:
     engine.context = 3
 
-    async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        await send(pilot, "a question of too many words")
-        await until(pilot, lambda: "the context has room for 3" in seen(app))
-        assert app.composer.text == "a question of too many words"
-        assert [kind for kind, _ in said(app)] == ["error"]
-        assert app.controller is not None
-        assert app.controller.session.messages == ()
-
-    play(app, scene)
+    await loaded(pilot)
+    await send(pilot, "a question of too many words")
+    await until(pilot, lambda: "the context has room for 3" in seen(app))
+    assert app.composer.text == "a question of too many words"
+    assert [kind for kind, _ in said(app)] == ["error"]
+    assert app.controller is not None
+    assert app.controller.session.messages == ()
 
 
 def test_a_bug_does_not_end_the_chat(tmp_path: Path) -> None:
@@ -181,141 +164,115 @@ def test_a_bug_does_not_end_the_chat(tmp_path: Path) -> None:
     play(app, scene)
 
 
-def test_commands_that_cannot_run_say_so(tmp_path: Path) -> None:
-    app, engine = app_for([LONG], tmp_path, passes=1)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        await send(pilot, "/hlep")
-        await send(pilot, "first")
-        await until(pilot, engine.held.is_set)
-        await send(pilot, "/clear")
-        await until(pilot, lambda: "stop the answer first" in seen(app))
-        assert "the nearest is /help" in said(app)[0][1]
-        await pilot.press("escape")
-        await until(pilot, lambda: app.answer is None)
-
-    play(app, scene)
+@plays(LONG, passes=1)
+async def test_commands_that_cannot_run_say_so(
+    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
+) -> None:
+    await loaded(pilot)
+    await send(pilot, "/hlep")
+    await send(pilot, "first")
+    await until(pilot, engine.held.is_set)
+    await send(pilot, "/clear")
+    await until(pilot, lambda: "stop the answer first" in seen(app))
+    assert "the nearest is /help" in said(app)[0][1]
+    await pilot.press("escape")
+    await until(pilot, lambda: app.answer is None)
 
 
-def test_undo_and_edit_take_turns_away(tmp_path: Path) -> None:
-    app, _ = app_for(["one", "two", "three"], tmp_path)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await ask(pilot, "first", "second")
-        await send(pilot, "/edit")
-        await pilot.pause()
-        assert app.composer.text == "second"
-        assert said(app) == [("question", "first"), ("answer", "one")]
-        app.composer.clear()
-        await send(pilot, "/edit another")
-        await until(pilot, lambda: app.answer is None and len(said(app)) == 2)
-        assert said(app) == [("question", "another"), ("answer", "three")]
-        await send(pilot, "/undo")
-        await until(pilot, lambda: said(app) == [])
-
-    play(app, scene)
+@plays("one", "two", "three")
+async def test_undo_and_edit_take_turns_away(pilot: Pilot[None], app: ChatApp) -> None:
+    await ask(pilot, "first", "second")
+    await send(pilot, "/edit")
+    await pilot.pause()
+    assert app.composer.text == "second"
+    assert said(app) == [("question", "first"), ("answer", "one")]
+    app.composer.clear()
+    await send(pilot, "/edit another")
+    await until(pilot, lambda: app.answer is None and len(said(app)) == 2)
+    assert said(app) == [("question", "another"), ("answer", "three")]
+    await send(pilot, "/undo")
+    await until(pilot, lambda: said(app) == [])
 
 
-def test_an_error_class_is_what_the_user_did(tmp_path: Path) -> None:
+@plays(Script("x", fail_after=0, error=RequestError("not so")))
+async def test_an_error_class_is_what_the_user_did(pilot: Pilot[None], app: ChatApp) -> None:
     """A refusal before the first pass is no fault: nothing is said of `/retry`."""
-    app, _ = app_for([Script("x", fail_after=0, error=RequestError("not so"))], tmp_path)
 
-    async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        await send(pilot, "first")
-        await until(pilot, lambda: "not so" in seen(app))
-        assert "/retry" not in seen(app)
-
-    play(app, scene)
+    await loaded(pilot)
+    await send(pilot, "first")
+    await until(pilot, lambda: "not so" in seen(app))
+    assert "/retry" not in seen(app)
 
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["after escape", "without"])
-def test_a_retry_in_the_last_frame_of_an_answer(stopped: bool, tmp_path: Path) -> None:
+@plays(LONG, "Another.", passes=1)
+async def test_a_retry_in_the_last_frame_of_an_answer(
+    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine, stopped: bool
+) -> None:
     """The session has done with the answer, and the screen has not heard of it."""
-    app, engine = app_for([LONG, "Another."], tmp_path, passes=1)
     ends: list[Message] = []
 
-    async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        assert app.engine is not None and app.controller is not None
-        post = app.engine._post
-        app.engine._post = lambda message: (
-            ends.append(message) if isinstance(message, AnswerDone) else post(message)
-        )
-        await send(pilot, "first")
-        await until(pilot, engine.held.is_set)
-        if stopped:
-            await pilot.press("escape")
-        else:
-            engine.gate.set()
-        await until(pilot, lambda: bool(ends))
-        assert not app.controller.session.busy
-        app.engine._post = post
-        await pilot.press("ctrl+r", "ctrl+r")
-        await pilot.pause()
-        assert len(engine.asked) == 1 and app.answer is not None
-        engine.gate.set()
-        app.post_message(ends[0])
-        if stopped:
-            await until(pilot, lambda: app.answer is None and ("answer", "Another.") in said(app))
-            assert said(app) == [("question", "first"), ("answer", "Another.")]
-        else:
-            await until(pilot, lambda: app.answer is None)
-            assert "stop the answer first" in said(app)[-1][1]
-        app.post_message(ends[0])  # nobody waits for it
-        await ask(pilot, "second")
-
-    play(app, scene)
-
-
-def test_escape_takes_back_the_command_that_waits(tmp_path: Path) -> None:
-    app, engine = app_for([LONG], tmp_path, passes=1)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await hold(pilot, engine, "first")
-        app.user_input.stopping = True
-        await send(pilot, "/clear")
-        await pilot.pause()
-        assert app.user_input.next_command == "/clear"
+    await loaded(pilot)
+    assert app.engine is not None and app.controller is not None
+    post = app.engine._post
+    app.engine._post = lambda message: (
+        ends.append(message) if isinstance(message, AnswerDone) else post(message)
+    )
+    await send(pilot, "first")
+    await until(pilot, engine.held.is_set)
+    if stopped:
         await pilot.press("escape")
+    else:
+        engine.gate.set()
+    await until(pilot, lambda: bool(ends))
+    assert not app.controller.session.busy
+    app.engine._post = post
+    await pilot.press("ctrl+r", "ctrl+r")
+    await pilot.pause()
+    assert len(engine.asked) == 1 and app.answer is not None
+    engine.gate.set()
+    app.post_message(ends[0])
+    if stopped:
+        await until(pilot, lambda: app.answer is None and ("answer", "Another.") in said(app))
+        assert said(app) == [("question", "first"), ("answer", "Another.")]
+    else:
         await until(pilot, lambda: app.answer is None)
-        assert [kind for kind, _ in said(app)] == ["question", "answer"]
-
-    play(app, scene)
-
-
-def test_a_refused_edit_brings_the_turn_back(tmp_path: Path) -> None:
-    app, engine = app_for(["one", "two"], tmp_path)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await ask(pilot, "first", "second")
-        before, engine.context = said(app), 30
-        await send(pilot, "/edit " + "word " * 40)
-        await until(pilot, lambda: "the context has" in seen(app))
-        assert said(app)[:-1] == before and said(app)[-1][0] == "error"
-        assert app.composer.text == "/edit " + ("word " * 40).strip()
-
-    play(app, scene)
+        assert "stop the answer first" in said(app)[-1][1]
+    app.post_message(ends[0])  # nobody waits for it
+    await ask(pilot, "second")
 
 
-def test_another_draft_that_fails_leaves_the_chat_as_it_was(tmp_path: Path) -> None:
-    app, _ = app_for(["one", "two"], tmp_path)
-    opener = app.opener
+@plays(LONG, passes=1)
+async def test_escape_takes_back_the_command_that_waits(
+    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
+) -> None:
+    await hold(pilot, engine, "first")
+    app.user_input.stopping = True
+    await send(pilot, "/clear")
+    await pilot.pause()
+    assert app.user_input.next_command == "/clear"
+    await pilot.press("escape")
+    await until(pilot, lambda: app.answer is None)
+    assert [kind for kind, _ in said(app)] == ["question", "answer"]
 
-    def refusing(config: EngineConfig, plan: Path | None, notify: Callable[[Event], None]) -> ChatEngine:
-        if config.draft == "bad/draft":
-            raise DraftError("bad/draft has another vocabulary")
-        return opener(config, plan, notify)
 
-    app.opener = refusing
+@plays("one", "two")
+async def test_a_refused_edit_brings_the_turn_back(
+    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
+) -> None:
+    await ask(pilot, "first", "second")
+    before, engine.context = said(app), 30
+    await send(pilot, "/edit " + "word " * 40)
+    await until(pilot, lambda: "the context has" in seen(app))
+    assert said(app)[:-1] == before and said(app)[-1][0] == "error"
+    assert app.composer.text == "/edit " + ("word " * 40).strip()
 
-    async def scene(pilot: Pilot[None]) -> None:
-        await ask(pilot, "first")
-        await send(pilot, "/draft bad/draft")
-        await until(pilot, lambda: ("notice", "the draft is substitute (4-bit)") in said(app))
-        assert ("notice", "bad/draft has another vocabulary; loading the model as it was before") in said(app)
-        await ask(pilot, "second")
-        assert said(app)[-2:] == [("question", "second"), ("answer", "one")]  # a new engine begins anew
 
-    play(app, scene)
+@plays("one", "two", failing=["bad/draft"])
+async def test_another_draft_that_fails_leaves_the_chat_as_it_was(pilot: Pilot[None], app: ChatApp) -> None:
+    await ask(pilot, "first")
+    await send(pilot, "/draft bad/draft")
+    await until(pilot, lambda: ("notice", "the draft is substitute (4-bit)") in said(app))
+    assert ("notice", "bad/draft has another vocabulary; loading the model as it was before") in said(app)
+    await ask(pilot, "second")
+    assert said(app)[-2:] == [("question", "second"), ("answer", "one")]  # a new engine begins anew

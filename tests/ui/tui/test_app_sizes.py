@@ -6,66 +6,57 @@ import pytest
 from rich.cells import cell_len
 from textual.pilot import Pilot
 
+from offspec.ui.tui.app import ChatApp
 from offspec.ui.tui.panel import SidePanel
-from tests.ui.tui.stage import Turnstile, app_for, ask, loaded, play, seen, send, until
+from tests.ui.tui.stage import PlannedEngine, Turnstile, app_for, ask, loaded, play, plays, seen, send, until
 
 LONG = " ".join(f"word{i}" for i in range(40))
 SMALL = (40, 12)
 
 
-def test_a_small_terminal_shows_question_answer_and_figures(tmp_path: Path) -> None:
-    app, _ = app_for(["It is blue."], tmp_path)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await ask(pilot, "Why?")
-        lines = seen(app).split("\n")
-        assert len(lines) == 12
-        assert any("Why?" in line for line in lines)
-        assert any("It is blue." in line for line in lines)
-        assert "%" in lines[-2]
-        assert "Ask something" in lines[-1]
-        assert not app.query_one(SidePanel).display
-        await pilot.press("ctrl+b")
-        await pilot.pause()
-        assert "100 columns" in seen(app)
-        await pilot.press("/")
-        await pilot.pause()
-        assert "/help" in seen(app)
-
-    play(app, scene, size=SMALL)
+@plays("It is blue.", size=SMALL)
+async def test_a_small_terminal_shows_question_answer_and_figures(pilot: Pilot[None], app: ChatApp) -> None:
+    await ask(pilot, "Why?")
+    lines = seen(app).split("\n")
+    assert len(lines) == 12
+    assert any("Why?" in line for line in lines)
+    assert any("It is blue." in line for line in lines)
+    assert "%" in lines[-2]
+    assert "Ask something" in lines[-1]
+    assert not app.query_one(SidePanel).display
+    await pilot.press("ctrl+b")
+    await pilot.pause()
+    assert "100 columns" in seen(app)
+    await pilot.press("/")
+    await pilot.pause()
+    assert "/help" in seen(app)
 
 
-def test_the_side_panel_is_there_where_there_is_room(tmp_path: Path) -> None:
-    app, _ = app_for(["x"], tmp_path)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await ask(pilot, "Why?")
-        panel = app.query_one(SidePanel)
-        assert panel.display
-        assert "tok/s" in seen(app)
-        await pilot.press("ctrl+b")
-        assert not panel.display
-        await pilot.press("ctrl+b")
-        assert panel.display
-
-    play(app, scene, size=(120, 30))
+@plays("x", size=(120, 30))
+async def test_the_side_panel_is_there_where_there_is_room(pilot: Pilot[None], app: ChatApp) -> None:
+    await ask(pilot, "Why?")
+    panel = app.query_one(SidePanel)
+    assert panel.display
+    assert "tok/s" in seen(app)
+    await pilot.press("ctrl+b")
+    assert not panel.display
+    await pilot.press("ctrl+b")
+    assert panel.display
 
 
-def test_a_resize_in_mid_stream_keeps_the_end_in_view(tmp_path: Path) -> None:
-    app, engine = app_for([LONG], tmp_path, passes=8)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        await send(pilot, "Count.")
-        await until(pilot, lambda: engine.held.is_set() and "word31" in seen(app))
-        for size in ((40, 12), (160, 50), (30, 9), (100, 30)):
-            await pilot.resize_terminal(*size)
-            await until(pilot, lambda: "word31" in seen(app))
-            assert len(seen(app).split("\n")) == size[1]
-        engine.gate.set()
-        await until(pilot, lambda: app.answer is None and "word39" in seen(app))
-
-    play(app, scene)
+@plays(LONG, passes=8)
+async def test_a_resize_in_mid_stream_keeps_the_end_in_view(
+    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
+) -> None:
+    await loaded(pilot)
+    await send(pilot, "Count.")
+    await until(pilot, lambda: engine.held.is_set() and "word31" in seen(app))
+    for size in ((40, 12), (160, 50), (30, 9), (100, 30)):
+        await pilot.resize_terminal(*size)
+        await until(pilot, lambda: "word31" in seen(app))
+        assert len(seen(app).split("\n")) == size[1]
+    engine.gate.set()
+    await until(pilot, lambda: app.answer is None and "word39" in seen(app))
 
 
 @pytest.mark.parametrize("size", [SMALL, (100, 30)])
@@ -82,42 +73,38 @@ def test_wide_characters_and_emoji_stay_in_their_lines(size: tuple[int, int], tm
     play(app, scene, size=size)
 
 
-def test_scrolling_up_in_mid_stream_stays_there(tmp_path: Path) -> None:
-    app, engine = app_for(["\n\n".join(f"line{i}" for i in range(60))], tmp_path, passes=10)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        await send(pilot, "Count.")
-        await until(pilot, lambda: engine.held.is_set() and "line39" in seen(app))
-        await pilot.press("pageup", "pageup")
-        await until(pilot, lambda: "line39" not in seen(app))
-        at = app.transcript.scroll_y
-        engine.gate.set()
-        await until(pilot, lambda: app.answer is None)
-        await pilot.pause(0.1)
-        assert app.transcript.scroll_y == at
-        await pilot.press(*["pagedown"] * 8)
-        await until(pilot, lambda: "line59" in seen(app))
-        await app.transcript.note("and this is followed again", "notice")
-        await until(pilot, lambda: "and this is followed again" in seen(app))
-
-    play(app, scene)
+@plays("\n\n".join(f"line{i}" for i in range(60)), passes=10)
+async def test_scrolling_up_in_mid_stream_stays_there(
+    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
+) -> None:
+    await loaded(pilot)
+    await send(pilot, "Count.")
+    await until(pilot, lambda: engine.held.is_set() and "line39" in seen(app))
+    await pilot.press("pageup", "pageup")
+    await until(pilot, lambda: "line39" not in seen(app))
+    at = app.transcript.scroll_y
+    engine.gate.set()
+    await until(pilot, lambda: app.answer is None)
+    await pilot.pause(0.1)
+    assert app.transcript.scroll_y == at
+    await pilot.press(*["pagedown"] * 8)
+    await until(pilot, lambda: "line59" in seen(app))
+    await app.transcript.note("and this is followed again", "notice")
+    await until(pilot, lambda: "and this is followed again" in seen(app))
 
 
-def test_page_down_at_the_end_goes_on_following(tmp_path: Path) -> None:
-    app, engine = app_for(["short", "\n\n".join(f"line{i}" for i in range(60))], tmp_path)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await ask(pilot, "Why?")
-        before = seen(app)
-        await pilot.press("pagedown", "pageup", "pagedown")
-        await pilot.pause()
-        assert seen(app) == before  # what is shorter than the view does not jump
-        engine.gate = Turnstile(10)
-        await send(pilot, "Count.")
-        await until(pilot, lambda: engine.held.is_set() and "line39" in seen(app))
-        await pilot.press("pagedown")
-        engine.gate.set()
-        await until(pilot, lambda: app.answer is None and "line59" in seen(app))
-
-    play(app, scene)
+@plays("short", "\n\n".join(f"line{i}" for i in range(60)))
+async def test_page_down_at_the_end_goes_on_following(
+    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
+) -> None:
+    await ask(pilot, "Why?")
+    before = seen(app)
+    await pilot.press("pagedown", "pageup", "pagedown")
+    await pilot.pause()
+    assert seen(app) == before  # what is shorter than the view does not jump
+    engine.gate = Turnstile(10)
+    await send(pilot, "Count.")
+    await until(pilot, lambda: engine.held.is_set() and "line39" in seen(app))
+    await pilot.press("pagedown")
+    engine.gate.set()
+    await until(pilot, lambda: app.answer is None and "line59" in seen(app))

@@ -5,56 +5,47 @@ from pathlib import Path
 from textual import events
 from textual.pilot import Pilot
 
-from tests.ui.tui.stage import app_for, ask, loaded, play, said, seen, send, until
+from offspec.ui.tui.app import ChatApp
+from tests.ui.tui.stage import PlannedEngine, app_for, ask, loaded, play, plays, said, seen, send, until
 
 
-def test_enter_sends_and_other_keys_begin_a_line(tmp_path: Path) -> None:
-    app, engine = app_for(["ok"], tmp_path)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        await pilot.press("a", "shift+enter", "b", "ctrl+j", "c")
-        assert app.composer.text == "a\nb\nc"
-        assert app.composer.size.height == 3
-        await pilot.press("enter")
-        await until(pilot, lambda: bool(engine.asked) and app.answer is None)
-        assert said(app)[0] == ("question", "a\nb\nc")
-        assert app.composer.text == ""
-
-    play(app, scene)
+@plays("ok")
+async def test_enter_sends_and_other_keys_begin_a_line(
+    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
+) -> None:
+    await loaded(pilot)
+    await pilot.press("a", "shift+enter", "b", "ctrl+j", "c")
+    assert app.composer.text == "a\nb\nc"
+    assert app.composer.size.height == 3
+    await pilot.press("enter")
+    await until(pilot, lambda: bool(engine.asked) and app.answer is None)
+    assert said(app)[0] == ("question", "a\nb\nc")
+    assert app.composer.text == ""
 
 
-def test_nothing_is_sent_of_nothing(tmp_path: Path) -> None:
-    app, _ = app_for(["ok"], tmp_path)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        await send(pilot, "  \n ")
-        await pilot.pause()
-        assert said(app) == []
-
-    play(app, scene)
+@plays("ok")
+async def test_nothing_is_sent_of_nothing(pilot: Pilot[None], app: ChatApp) -> None:
+    await loaded(pilot)
+    await send(pilot, "  \n ")
+    await pilot.pause()
+    assert said(app) == []
 
 
-def test_arrows_recall_and_bring_back_what_was_being_written(tmp_path: Path) -> None:
-    app, _ = app_for(["ok"], tmp_path)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await ask(pilot, "first", "second\nline")
-        await pilot.press("n", "e", "w")
-        for key, text in (
-            ("up", "second\nline"),  # its last line has the cursor
-            ("up", "second\nline"),
-            ("up", "first"),
-            ("up", "first"),
-            ("down", "second\nline"),
-            ("down", "new"),
-            ("down", "new"),
-        ):
-            await pilot.press(key)
-            assert app.composer.text == text, key
-
-    play(app, scene)
+@plays("ok")
+async def test_arrows_recall_and_bring_back_what_was_being_written(pilot: Pilot[None], app: ChatApp) -> None:
+    await ask(pilot, "first", "second\nline")
+    await pilot.press("n", "e", "w")
+    for key, text in (
+        ("up", "second\nline"),  # its last line has the cursor
+        ("up", "second\nline"),
+        ("up", "first"),
+        ("up", "first"),
+        ("down", "second\nline"),
+        ("down", "new"),
+        ("down", "new"),
+    ):
+        await pilot.press(key)
+        assert app.composer.text == text, key
 
 
 def test_questions_of_a_resumed_conversation_are_recalled(tmp_path: Path) -> None:
@@ -76,39 +67,33 @@ def test_questions_of_a_resumed_conversation_are_recalled(tmp_path: Path) -> Non
     play(later, second)
 
 
-def test_commands_are_listed_and_completed(tmp_path: Path) -> None:
-    app, _ = app_for(["ok"], tmp_path)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        await pilot.press("/", "s")
-        assert "/stats" in seen(app)
-        assert "/retry" not in seen(app)
-        await pilot.press("t", "tab")
-        assert app.composer.text == "/stats"
-        await pilot.press("backspace", "backspace", "backspace", "backspace", "down", "down", "enter")
-        assert app.composer.text == "/set "
-        await pilot.press("escape")
-        assert "Show or change how answers are chosen" not in seen(app)
-        await pilot.press("t", "e", "m", "tab")
-        assert app.composer.text == "/set temperature="
-
-    play(app, scene)
+@plays("ok")
+async def test_commands_are_listed_and_completed(pilot: Pilot[None], app: ChatApp) -> None:
+    await loaded(pilot)
+    await pilot.press("/", "s")
+    assert "/stats" in seen(app)
+    assert "/retry" not in seen(app)
+    await pilot.press("t", "tab")
+    assert app.composer.text == "/stats"
+    await pilot.press("backspace", "backspace", "backspace", "backspace", "down", "down", "enter")
+    assert app.composer.text == "/set "
+    await pilot.press("escape")
+    assert "Show or change how answers are chosen" not in seen(app)
+    await pilot.press("t", "e", "m", "tab")
+    assert app.composer.text == "/set temperature="
 
 
-def test_a_slash_in_a_question_is_no_command(tmp_path: Path) -> None:
-    app, engine = app_for(["ok"], tmp_path)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        questions = ["/usr/bin is what?", "//help means what?", "//TODO fix", " /etc is what?"]
-        await ask(pilot, *questions)
-        assert len(engine.asked) == 4
-        assert app.controller is not None
-        asked = [message.content for message in app.controller.session.messages if message.role == "user"]
-        assert asked == ["/usr/bin is what?", "/help means what?", "//TODO fix", " /etc is what?"]
-        assert said(app)[2] == ("question", "/help means what?")
-
-    play(app, scene)
+@plays("ok")
+async def test_a_slash_in_a_question_is_no_command(
+    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
+) -> None:
+    questions = ["/usr/bin is what?", "//help means what?", "//TODO fix", " /etc is what?"]
+    await ask(pilot, *questions)
+    assert len(engine.asked) == 4
+    assert app.controller is not None
+    asked = [message.content for message in app.controller.session.messages if message.role == "user"]
+    assert asked == ["/usr/bin is what?", "/help means what?", "//TODO fix", " /etc is what?"]
+    assert said(app)[2] == ("question", "/help means what?")
 
 
 def test_a_question_that_looks_like_a_command_comes_back_so_that_it_is_asked(tmp_path: Path) -> None:
@@ -139,43 +124,39 @@ def test_a_question_that_looks_like_a_command_comes_back_so_that_it_is_asked(tmp
     play(later, resumed)
 
 
-def test_fifty_thousand_characters_are_pasted_whole_and_shown_folded(tmp_path: Path) -> None:
-    app, engine = app_for(["ok"], tmp_path)
+@plays("ok")
+async def test_fifty_thousand_characters_are_pasted_whole_and_shown_folded(
+    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
+) -> None:
     engine.context = 100_000
     text = "\r\n".join(f"line {i} of a paste" for i in range(2500))
     assert len(text) > 50_000
 
-    async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        app.post_message(events.Paste(text))
-        await until(pilot, lambda: bool(app.composer.text))
-        assert app.composer.size.height <= 12
-        await pilot.press("!", "enter")
-        await until(pilot, lambda: app.controller is not None and len(app.controller.session.messages) == 2)
-        whole = text.replace("\r\n", "\n") + "!"
-        assert app.controller is not None
-        assert app.controller.session.messages[0].content == whole
-        await until(pilot, lambda: app.answer is None)
-        assert "line 0 of a paste" in seen(app)
-        assert "line 2499" not in seen(app)
-        assert f"2,500 lines, {len(whole):,} characters" in seen(app)
-        await pilot.press("f2")
-        await pilot.pause()
-        assert "line 2499 of a paste!" in seen(app)
-
-    play(app, scene)
+    await loaded(pilot)
+    app.post_message(events.Paste(text))
+    await until(pilot, lambda: bool(app.composer.text))
+    assert app.composer.size.height <= 12
+    await pilot.press("!", "enter")
+    await until(pilot, lambda: app.controller is not None and len(app.controller.session.messages) == 2)
+    whole = text.replace("\r\n", "\n") + "!"
+    assert app.controller is not None
+    assert app.controller.session.messages[0].content == whole
+    await until(pilot, lambda: app.answer is None)
+    assert "line 0 of a paste" in seen(app)
+    assert "line 2499" not in seen(app)
+    assert f"2,500 lines, {len(whole):,} characters" in seen(app)
+    await pilot.press("f2")
+    await pilot.pause()
+    assert "line 2499 of a paste!" in seen(app)
 
 
-def test_enter_does_not_overtake_what_was_written_before_it(tmp_path: Path) -> None:
+@plays("ok")
+async def test_enter_does_not_overtake_what_was_written_before_it(pilot: Pilot[None], app: ChatApp) -> None:
     """A terminal may hand over a whole line at once."""
-    app, _ = app_for(["ok"], tmp_path)
 
-    async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        for letter in "all of it":
-            app.post_message(events.Key("space" if letter == " " else letter, letter))
-        app.post_message(events.Key("enter", "\r"))
-        await until(pilot, lambda: bool(said(app)))
-        assert said(app)[0] == ("question", "all of it")
-
-    play(app, scene)
+    await loaded(pilot)
+    for letter in "all of it":
+        app.post_message(events.Key("space" if letter == " " else letter, letter))
+    app.post_message(events.Key("enter", "\r"))
+    await until(pilot, lambda: bool(said(app)))
+    assert said(app)[0] == ("question", "all of it")

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,15 +15,12 @@ from textual.pilot import Pilot
 
 from offspec.chat.archive import Archive
 from offspec.chat.conversation import Conversation
-from offspec.core.config import EngineConfig
-from offspec.core.errors import CapacityError, DraftError, OffspecError
-from offspec.core.events import Event
+from offspec.core.errors import CapacityError, OffspecError
 from offspec.ui import tui
-from offspec.ui.chat.setup import ChatEngine
 from offspec.ui.tui import leave
 from offspec.ui.tui.app import ChatApp
 from tests.support.fake_engine import ScriptedLoad
-from tests.ui.tui.stage import app_for, ask, hold, loaded, play, seen, send, until
+from tests.ui.tui.stage import PlannedEngine, app_for, ask, hold, loaded, play, plays, seen, send, until
 
 LONG = " ".join(f"word{i}" for i in range(40))
 FAIL = CapacityError("needs 3.00 GB of memory; give --memory 3GB", needed=3, given=1)
@@ -53,46 +49,41 @@ def test_quitting_in_mid_stream_keeps_what_came(tmp_path: Path) -> None:
     assert answer.finish == "halted"
 
 
-def test_leaving_says_what_it_waits_for_and_a_second_time_does_not_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@plays(LONG)
+async def test_leaving_says_what_it_waits_for_and_a_second_time_does_not_wait(
+    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app, engine = app_for([LONG], tmp_path)
     hold = engine.gate
     stop = []
 
-    async def scene(pilot: Pilot[None]) -> None:
-        app_engine = (await loaded(pilot)).engine
-        assert app_engine is not None
-        monkeypatch.setattr(app_engine, "stop", lambda: stop.append(1))  # a pass that does not end
-        hold.clear()
-        await send(pilot, "Count.")
-        await until(pilot, engine.held.is_set)
-        await pilot.press("ctrl+q")
-        await until(pilot, lambda: "stopping, then leaving" in seen(app))
-        assert stop
-        await pilot.press("ctrl+q")
-        await until(pilot, lambda: app._exit)
-        hold.set()
-
-    play(app, scene)
+    app_engine = (await loaded(pilot)).engine
+    assert app_engine is not None
+    monkeypatch.setattr(app_engine, "stop", lambda: stop.append(1))  # a pass that does not end
+    hold.clear()
+    await send(pilot, "Count.")
+    await until(pilot, engine.held.is_set)
+    await pilot.press("ctrl+q")
+    await until(pilot, lambda: "stopping, then leaving" in seen(app))
+    assert stop
+    await pilot.press("ctrl+q")
+    await until(pilot, lambda: app._exit)
+    hold.set()
 
 
-def test_ctrl_c_stops_the_answer_and_leaves_when_pressed_twice(tmp_path: Path) -> None:
-    app, engine = app_for([LONG], tmp_path, passes=1)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await hold(pilot, engine, "Count.")
-        await pilot.press("ctrl+c")
-        await until(pilot, lambda: app.answer is None)
-        assert not app._exit
-        await pilot.press("ctrl+c")
-        await pilot.pause()
-        assert "Press Ctrl+C again to leave" in seen(app)
-        assert not app._exit
-        await pilot.press("ctrl+c")
-        await until(pilot, lambda: app._exit)
-
-    play(app, scene)
+@plays(LONG, passes=1)
+async def test_ctrl_c_stops_the_answer_and_leaves_when_pressed_twice(
+    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
+) -> None:
+    await hold(pilot, engine, "Count.")
+    await pilot.press("ctrl+c")
+    await until(pilot, lambda: app.answer is None)
+    assert not app._exit
+    await pilot.press("ctrl+c")
+    await pilot.pause()
+    assert "Press Ctrl+C again to leave" in seen(app)
+    assert not app._exit
+    await pilot.press("ctrl+c")
+    await until(pilot, lambda: app._exit)
 
 
 def test_a_command_leaves_too(tmp_path: Path) -> None:
@@ -129,42 +120,28 @@ def test_a_model_that_cannot_be_opened_ends_the_chat_with_its_error(
     assert capsys.readouterr().err == "not sent: already asked\n"
 
 
-def test_another_draft_goes_on_with_the_conversation(tmp_path: Path) -> None:
-    app, _ = app_for(["one", "two"], tmp_path)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await ask(pilot, "first")
-        await send(pilot, "/draft none")
-        await until(pilot, lambda: app.controller is not None and app.controller.engine.draft == "none")
-        await until(pilot, lambda: not app.is_loading)
-        await ask(pilot, "second")
-        assert app.controller is not None
-        assert [m.content for m in app.controller.session.messages] == ["first", "one", "second", "one"]
-        assert "draft none" in seen(app)
-
-    play(app, scene)
+@plays("one", "two")
+async def test_another_draft_goes_on_with_the_conversation(pilot: Pilot[None], app: ChatApp) -> None:
+    await ask(pilot, "first")
+    await send(pilot, "/draft none")
+    await until(pilot, lambda: app.controller is not None and app.controller.engine.draft == "none")
+    await until(pilot, lambda: not app.is_loading)
+    await ask(pilot, "second")
+    assert app.controller is not None
+    assert [m.content for m in app.controller.session.messages] == ["first", "one", "second", "one"]
+    assert "draft none" in seen(app)
 
 
-def test_a_draft_that_cannot_be_loaded_leaves_the_chat_as_it_was(tmp_path: Path) -> None:
-    app, _ = app_for(["one"], tmp_path)
-    scripted = app.opener
-
-    def picky(config: EngineConfig, plan: Path | None, notify: Callable[[Event], None]) -> ChatEngine:
-        if config.draft == "none":
-            raise DraftError("cannot draft for this target")
-        return scripted(config, plan, notify)
-
-    app.opener = picky
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await ask(pilot, "first")
-        await send(pilot, "/draft none")
-        await until(pilot, lambda: "cannot draft for this target" in seen(app))
-        await until(pilot, lambda: not app.is_loading)
-        await ask(pilot, "second")
-        assert seen(app).count("one") >= 2
-
-    play(app, scene)
+@plays("one", failing=["none"])
+async def test_a_draft_that_cannot_be_loaded_leaves_the_chat_as_it_was(
+    pilot: Pilot[None], app: ChatApp
+) -> None:
+    await ask(pilot, "first")
+    await send(pilot, "/draft none")
+    await until(pilot, lambda: "none has another vocabulary" in seen(app))
+    await until(pilot, lambda: not app.is_loading)
+    await ask(pilot, "second")
+    assert seen(app).count("one") >= 2
 
 
 CHILD = """

@@ -1,82 +1,70 @@
 """A thought under keys and mouse, and what it costs while it grows."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from textual.pilot import Pilot
 from textual.widgets import Static
 
+from offspec.ui.tui.app import ChatApp
 from offspec.ui.tui.thinking_block import ThinkingBlock
-from tests.ui.tui.stage import app_for, ask, loaded, play, seen, settled, until
+from tests.ui.tui.stage import ask, loaded, plays, seen, settled, until
 
 THOUGHT = "<think>\nhm let me see\n</think>\n\nIt is **so**."
 
 
-def test_a_click_opens_it_and_the_keys_stay_with_the_composer(tmp_path: Path) -> None:
-    app, _ = app_for([THOUGHT], tmp_path)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await ask(pilot, "Why?")
-        await pilot.click("ThinkingBlock > .title")
-        await until(pilot, lambda: "hm let me see" in seen(app))
-        await pilot.press("shift+tab", "x")
-        assert app.composer.text == "x"
-        await pilot.click("ThinkingBlock > .title")
-        await until(pilot, lambda: "hm let me see" not in seen(app))
-
-    play(app, scene)
+@plays(THOUGHT)
+async def test_a_click_opens_it_and_the_keys_stay_with_the_composer(pilot: Pilot[None], app: ChatApp) -> None:
+    await ask(pilot, "Why?")
+    await pilot.click("ThinkingBlock > .title")
+    await until(pilot, lambda: "hm let me see" in seen(app))
+    await pilot.press("shift+tab", "x")
+    assert app.composer.text == "x"
+    await pilot.click("ThinkingBlock > .title")
+    await until(pilot, lambda: "hm let me see" not in seen(app))
 
 
-def test_opening_it_in_mid_stream_keeps_following(tmp_path: Path) -> None:
-    app, _ = app_for(["x"], tmp_path)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        answer = await app.transcript.begin_answer()
-        answer.write("<think>\nhm\n</think>\n\n" + "\n\n".join(f"line{n}" for n in range(30)), ())
-        await until(pilot, lambda: "line29" in seen(app))
-        await pilot.press("f2")
-        await pilot.pause(0.1)
-        answer.write("\n\nthe end of it", ())
-        answer.finish()
-        await settled(pilot)
-        await until(pilot, lambda: "the end of it" in seen(app))
-
-    play(app, scene)
+@plays("x")
+async def test_opening_it_in_mid_stream_keeps_following(pilot: Pilot[None], app: ChatApp) -> None:
+    await loaded(pilot)
+    answer = await app.transcript.begin_answer()
+    answer.write("<think>\nhm\n</think>\n\n" + "\n\n".join(f"line{n}" for n in range(30)), ())
+    await until(pilot, lambda: "line29" in seen(app))
+    await pilot.press("f2")
+    await pilot.pause(0.1)
+    answer.write("\n\nthe end of it", ())
+    answer.finish()
+    await settled(pilot)
+    await until(pilot, lambda: "the end of it" in seen(app))
 
 
-def test_a_word_more_is_no_new_layout_and_a_finished_thought_no_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@plays("x")
+async def test_a_word_more_is_no_new_layout_and_a_finished_thought_no_work(
+    pilot: Pilot[None], app: ChatApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app, _ = app_for(["x"], tmp_path)
+    await loaded(pilot)
+    answer = await app.transcript.begin_answer()
+    answer.write("<think>\nlet me", ())
+    await answer._paint()
+    updates: list[bool] = []
+    update = Static.update
 
-    async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        answer = await app.transcript.begin_answer()
-        answer.write("<think>\nlet me", ())
-        await answer._paint()
-        updates: list[bool] = []
-        update = Static.update
+    def noted(line: Static, *given: Any, layout: bool = True) -> None:
+        if isinstance(line.parent, ThinkingBlock):
+            updates.append(layout)
+        update(line, *given, layout=layout)
 
-        def noted(line: Static, *given: Any, layout: bool = True) -> None:
-            if isinstance(line.parent, ThinkingBlock):
-                updates.append(layout)
-            update(line, *given, layout=layout)
-
-        monkeypatch.setattr(Static, "update", noted)
-        answer.write(" see", ())
-        await answer._paint()
-        assert updates == [False]
-        await pilot.pause()
-        assert "thinking, 3 words …" in seen(app)
-        answer.write(" it</think>\n\nSo", ())
-        await answer._paint()
-        answer.toggle()
-        updates.clear()
-        answer.write(" it is.", ())
-        await answer._paint()
-        assert updates == []
-        answer.finish()
-
-    play(app, scene)
+    monkeypatch.setattr(Static, "update", noted)
+    answer.write(" see", ())
+    await answer._paint()
+    assert updates == [False]
+    await pilot.pause()
+    assert "thinking, 3 words …" in seen(app)
+    answer.write(" it</think>\n\nSo", ())
+    await answer._paint()
+    answer.toggle()
+    updates.clear()
+    answer.write(" it is.", ())
+    await answer._paint()
+    assert updates == []
+    answer.finish()

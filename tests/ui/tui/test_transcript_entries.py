@@ -1,12 +1,11 @@
 """Questions that are folded, and what the program says: Markdown only where a command wrote it."""
 
-from pathlib import Path
-
 import pytest
 from textual.pilot import Pilot
 
+from offspec.ui.tui.app import ChatApp
 from offspec.ui.tui.transcript_entries import Kind, folded
-from tests.ui.tui.stage import app_for, loaded, play, seen
+from tests.ui.tui.stage import loaded, plays, seen
 
 HOSTILE = "a*b*c `d` [x](y) [red]e[/red] \x1b[2J"
 
@@ -19,18 +18,14 @@ HOSTILE = "a*b*c `d` [x](y) [red]e[/red] \x1b[2J"
         ("say", "abc d x"),
     ],
 )
-def test_titles_and_paths_in_notices_and_errors_are_shown_as_they_are(
-    kind: Kind, shown: str, tmp_path: Path
+@plays("x")
+async def test_titles_and_paths_in_notices_and_errors_are_shown_as_they_are(
+    pilot: Pilot[None], app: ChatApp, kind: Kind, shown: str
 ) -> None:
-    app, _ = app_for(["x"], tmp_path)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        await app.transcript.note(HOSTILE, kind)
-        await pilot.pause()
-        assert shown in seen(app)
-
-    play(app, scene)
+    await loaded(pilot)
+    await app.transcript.note(HOSTILE, kind)
+    await pilot.pause()
+    assert shown in seen(app)
 
 
 def test_a_long_question_is_folded() -> None:

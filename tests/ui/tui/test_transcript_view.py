@@ -1,16 +1,16 @@
 """Which entries of the transcript are widgets, and which wait."""
 
 from itertools import pairwise
-from pathlib import Path
 
 from textual.pilot import Pilot
 from textual.widget import Widget
 
 from offspec.chat.conversation import Message
 from offspec.ui.tui.answer import Answer
+from offspec.ui.tui.app import ChatApp
 from offspec.ui.tui.transcript_entries import Kind, Question
 from offspec.ui.tui.transcript_view import Entry, TranscriptView
-from tests.ui.tui.stage import app_for, ask, loaded, play, said, seen, settled, until
+from tests.ui.tui.stage import ask, loaded, plays, said, seen, settled, until
 
 SMALL = (100, 20)
 TURNS = [
@@ -33,142 +33,120 @@ async def still(pilot: Pilot[None], view: TranscriptView) -> None:
         seen_at, same = now, same + 1 if now == seen_at else 0
 
 
-def test_the_answer_under_way_stays_however_much_is_said_below_it(tmp_path: Path) -> None:
-    app, _ = app_for(["x"], tmp_path)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        view = app.transcript
-        answer = await view.begin_answer()
-        for number in range(40):
-            await view.note(f"notice {number}", "notice")
-            await pilot.pause()
-        assert answer.is_attached
-        assert len(entries_of(view)) == 41
-        answer.write("it is here", ())
-        answer.finish()
-        await settled(pilot)
-        await view.note("the last", "notice")
-        assert not answer.is_attached
-        assert len(entries_of(view)) < 20
-        for _ in range(20):
-            await pilot.press("pageup")
-            await pilot.pause()
-        await until(pilot, lambda: "it is here" in seen(app))
-
-    play(app, scene, size=SMALL)
-
-
-def test_what_is_in_view_stays(tmp_path: Path) -> None:
-    app, _ = app_for(["x"], tmp_path)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        for number in range(30):
-            await app.transcript.note(f"notice {number}", "notice")
-            await pilot.pause()
-        await until(pilot, lambda: "notice 29" in seen(app))
-        shown = [line for line in seen(app).split("\n") if "notice" in line]
-        assert len(shown) > 20  # two lines each, and every other line of the view has one
-
-    play(app, scene, size=(100, 50))
-
-
-def test_questions_that_wait_stay_where_a_conversation_is_shown_anew(tmp_path: Path) -> None:
-    """All of them: the answer to the first comes before the others."""
-    app, _ = app_for(["x"], tmp_path)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        view = app.transcript
-        waiting = [await view.ask(f"waits {number}", waiting=True) for number in range(20)]
-        await view.show(TURNS, waiting)
+@plays("x", size=SMALL)
+async def test_the_answer_under_way_stays_however_much_is_said_below_it(
+    pilot: Pilot[None], app: ChatApp
+) -> None:
+    await loaded(pilot)
+    view = app.transcript
+    answer = await view.begin_answer()
+    for number in range(40):
+        await view.note(f"notice {number}", "notice")
         await pilot.pause()
-        assert all(entry.widget is not None and entry.widget.is_attached for entry in waiting)
-        assert len(view.query(Question)) <= 20 + 5
-        first = waiting[0]
-        view.send(first)
-        answer = await view.begin_answer()
-        children = list(view.children)
-        assert children[children.index(answer) + 1] is waiting[1].widget
-        for entry in waiting[1:]:
-            await view.remove_entry(entry)
-        assert said(app)[-2:] == [("question", "waits 0"), ("answer", "")]
-        answer.finish()
+    assert answer.is_attached
+    assert len(entries_of(view)) == 41
+    answer.write("it is here", ())
+    answer.finish()
+    await settled(pilot)
+    await view.note("the last", "notice")
+    assert not answer.is_attached
+    assert len(entries_of(view)) < 20
+    for _ in range(20):
+        await pilot.press("pageup")
+        await pilot.pause()
+    await until(pilot, lambda: "it is here" in seen(app))
 
-    play(app, scene, size=SMALL)
+
+@plays("x", size=(100, 50))
+async def test_what_is_in_view_stays(pilot: Pilot[None], app: ChatApp) -> None:
+    await loaded(pilot)
+    for number in range(30):
+        await app.transcript.note(f"notice {number}", "notice")
+        await pilot.pause()
+    await until(pilot, lambda: "notice 29" in seen(app))
+    shown = [line for line in seen(app).split("\n") if "notice" in line]
+    assert len(shown) > 20  # two lines each, and every other line of the view has one
 
 
-def test_the_same_words_twice_are_two_entries(tmp_path: Path) -> None:
+@plays("x", size=SMALL)
+async def test_questions_that_wait_stay_where_a_conversation_is_shown_anew(
+    pilot: Pilot[None], app: ChatApp
+) -> None:
+    """All of them: the answer to the first comes before the others."""
+
+    await loaded(pilot)
+    view = app.transcript
+    waiting = [await view.ask(f"waits {number}", waiting=True) for number in range(20)]
+    await view.show(TURNS, waiting)
+    await pilot.pause()
+    assert all(entry.widget is not None and entry.widget.is_attached for entry in waiting)
+    assert len(view.query(Question)) <= 20 + 5
+    first = waiting[0]
+    view.send(first)
+    answer = await view.begin_answer()
+    children = list(view.children)
+    assert children[children.index(answer) + 1] is waiting[1].widget
+    for entry in waiting[1:]:
+        await view.remove_entry(entry)
+    assert said(app)[-2:] == [("question", "waits 0"), ("answer", "")]
+    answer.finish()
+
+
+@plays("x")
+async def test_the_same_words_twice_are_two_entries(pilot: Pilot[None], app: ChatApp) -> None:
     kind: Kind = "notice"
     assert Entry("x", kind) != Entry("x", kind)
-    app, _ = app_for(["x"], tmp_path)
 
-    async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        view = app.transcript
-        first, second = [await view.ask("again", waiting=True) for _ in range(2)]
-        await view.remove_entry(second)
-        assert view.entries == [first]
-
-    play(app, scene)
+    await loaded(pilot)
+    view = app.transcript
+    first, second = [await view.ask("again", waiting=True) for _ in range(2)]
+    await view.remove_entry(second)
+    assert view.entries == [first]
 
 
-def test_entries_go_all_at_once(tmp_path: Path) -> None:
-    app, _ = app_for(["x"], tmp_path)
+@plays("x")
+async def test_entries_go_all_at_once(pilot: Pilot[None], app: ChatApp) -> None:
+    await ask(pilot, "Why?")
+    view, removals = app.transcript, []
+    remove = view.remove_children
 
-    async def scene(pilot: Pilot[None]) -> None:
-        await ask(pilot, "Why?")
-        view, removals = app.transcript, []
-        remove = view.remove_children
+    def counted(widgets: list[Widget]) -> object:
+        removals.append(len(widgets))
+        return remove(widgets)
 
-        def counted(widgets: list[Widget]) -> object:
-            removals.append(len(widgets))
-            return remove(widgets)
-
-        view.remove_children = counted  # type: ignore[method-assign, assignment]
-        for number in range(5):
-            await view.note(f"{number}")
-        await view.show(TURNS)
-        assert removals == [7]
-        await view.remove_messages(TURNS[-4:])
-        await until(pilot, lambda: "answer 27" in seen(app))
-        assert len(removals) == 2
-        assert "answer 28" not in seen(app)
-
-    play(app, scene)
+    view.remove_children = counted  # type: ignore[method-assign, assignment]
+    for number in range(5):
+        await view.note(f"{number}")
+    await view.show(TURNS)
+    assert removals == [7]
+    await view.remove_messages(TURNS[-4:])
+    await until(pilot, lambda: "answer 27" in seen(app))
+    assert len(removals) == 2
+    assert "answer 28" not in seen(app)
 
 
-def test_a_conversation_comes_bit_by_bit_with_its_end_in_view(tmp_path: Path) -> None:
-    app, _ = app_for(["x"], tmp_path)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        view = app.transcript
-        await view.show(TURNS)
-        assert len(entries_of(view)) <= 4
-        await until(pilot, lambda: view.scroll_y > 10)
-        assert "answer 29" in seen(app)
-        assert len(view.query(Answer)) < 15
-
-    play(app, scene, size=SMALL)
+@plays("x", size=SMALL)
+async def test_a_conversation_comes_bit_by_bit_with_its_end_in_view(pilot: Pilot[None], app: ChatApp) -> None:
+    await loaded(pilot)
+    view = app.transcript
+    await view.show(TURNS)
+    assert len(entries_of(view)) <= 4
+    await until(pilot, lambda: view.scroll_y > 10)
+    assert "answer 29" in seen(app)
+    assert len(view.query(Answer)) < 15
 
 
-def test_a_page_up_is_a_page_where_entries_must_come_first(tmp_path: Path) -> None:
-    app, _ = app_for(["x"], tmp_path)
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        await app.transcript.show(TURNS)
-        await pilot.pause()
-        tops = []
-        for _ in range(4):
-            await pilot.press("pageup")
-            await still(pilot, app.transcript)
-            line = next(line for line in seen(app).split("\n") if "answer" in line)
-            tops.append(int(line.split("answer ")[1].split()[0]))
-        page = app.transcript.size.height / 4  # in turns, of four lines each
-        steps = [earlier - later for earlier, later in pairwise(tops)]
-        assert all(abs(step - page) <= 1 for step in steps), tops
-
-    play(app, scene, size=SMALL)
+@plays("x", size=SMALL)
+async def test_a_page_up_is_a_page_where_entries_must_come_first(pilot: Pilot[None], app: ChatApp) -> None:
+    await loaded(pilot)
+    await app.transcript.show(TURNS)
+    await pilot.pause()
+    tops = []
+    for _ in range(4):
+        await pilot.press("pageup")
+        await still(pilot, app.transcript)
+        line = next(line for line in seen(app).split("\n") if "answer" in line)
+        tops.append(int(line.split("answer ")[1].split()[0]))
+    page = app.transcript.size.height / 4  # in turns, of four lines each
+    steps = [earlier - later for earlier, later in pairwise(tops)]
+    assert all(abs(step - page) <= 1 for step in steps), tops
