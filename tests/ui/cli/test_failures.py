@@ -99,7 +99,7 @@ def test_an_error_in_the_middle_keeps_the_text_and_closes_everything(
     result = offspec("generate", "demo", "Why?", "--quiet")
     assert result.exit_code == 1
     assert result.stdout == "The\n"
-    assert engine.steps[-2:] == ["stream closed", "engine closed"]
+    assert engine.steps == ["loading", "answering", "stream closed", "engine closed"]
     assert "model.safetensors, offset 4096" in error_line(result)
 
 
