@@ -1,5 +1,6 @@
-"""Fixtures for tests that unpack GGUF files."""
+"""Fixtures for tests of the hub and of GGUF files."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,13 @@ from transformers import PreTrainedModel
 
 from tests.checkpoint.gguf_families import tiny_model
 from tests.checkpoint.gguf_files import Bench
+from tests.checkpoint.hub_standin import StandIn, serve
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[StandIn]:
+    with serve(StandIn()) as standin:
+        yield standin
 
 
 @pytest.fixture

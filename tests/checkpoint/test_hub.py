@@ -1,14 +1,13 @@
 """Hub ids, against a stand-in on the loopback."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save
 
-from tests.checkpoint.hub_standin import COMMIT, StandIn, serve
+from tests.checkpoint.hub_standin import COMMIT, StandIn
 from tests.checkpoint.hub_visitor import Visitor
 
 VISIT = """
@@ -51,12 +50,6 @@ EXTRA = {
     "onnx/model.onnx": b"x" * 99,
     "original/config.json": b"{}",
 }
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[StandIn]:
-    with serve(StandIn()) as standin:
-        yield standin
 
 
 @pytest.fixture

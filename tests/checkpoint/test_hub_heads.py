@@ -1,11 +1,10 @@
 """Hub repositories that hold only a head: a configuration, and weights that are pickles perhaps."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.checkpoint.hub_standin import COMMIT, StandIn, serve
+from tests.checkpoint.hub_standin import COMMIT, StandIn
 from tests.checkpoint.hub_visitor import Visitor
 
 # Takes all pickles of a repository whose config.json says "heads".
@@ -41,12 +40,6 @@ HEADS = {
 }
 NEEDED = ["config.json", "first.pt", "second.pt"]
 NOWHERE = "http://127.0.0.1:9"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[StandIn]:
-    with serve(StandIn()) as standin:
-        yield standin
 
 
 @pytest.fixture

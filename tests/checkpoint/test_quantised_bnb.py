@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, 
 from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.tensors import PackedInfo, on_disk
 from offspec.core.errors import CheckpointError, HeaderError, MissingTensorError, UnsupportedModelError
-from tests.support.quantised_files import refused, values_of
+from tests.support.quantised_files import change, refused, values_of
 
 STATE = "quant_state.bitsandbytes__nf4"
 NAME = "model.layers.0.mlp.up_proj.weight"
@@ -109,16 +109,6 @@ def test_the_fingerprint_is_of_all_parts(nested: Path) -> None:
     (nested / "config.json").write_text(json.dumps(config))
     other = open_checkpoint(str(nested))
     assert other.fingerprint != checkpoint.fingerprint and other.tensors[NAME] == checkpoint.tensors[NAME]
-
-
-def change(folder: Path, name: str, make: Callable[[Tensor], Tensor | None]) -> Path:
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    made = make(tensors.pop(name))
-    if made is not None:
-        tensors[name] = made
-    save_file(tensors, file, metadata={"format": "pt"})
-    return folder
 
 
 def text(**changes: Any) -> Callable[[Tensor], Tensor]:

@@ -1,9 +1,11 @@
 """Questions that all tests of quantised checkpoints ask."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from offspec.checkpoint import open_checkpoint
@@ -28,6 +30,17 @@ def values_of(weight: Weight) -> Tensor:
     parts = {name: tensor_of(part) for name, part in weight.parts}
     out = torch.full((int(torch.Size(weight.shape).numel()),), torch.nan)
     return dequantise(weight.format, parts, weight.shape, out, path="reference")
+
+
+def change(folder: Path, name: str, make: Callable[[Tensor], Tensor | None]) -> Path:
+    """The folder, with what `make` makes of this tensor, or without it."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    made = make(tensors.pop(name))
+    if made is not None:
+        tensors[name] = made
+    save_file(tensors, file, metadata={"format": "pt"})
+    return folder
 
 
 def refused(folder: Path, error: type[CheckpointError]) -> str:
