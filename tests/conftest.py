@@ -1,6 +1,8 @@
 """What all tests share: few threads, a garbage collector that leaves modules alone, and the `gpu` marker."""
 
+import asyncio
 import gc
+import inspect
 import os
 import shutil
 import tempfile
@@ -43,6 +45,17 @@ def pytest_collection() -> Generator[None, object, object]:
     gc.freeze()
     gc.enable()
     return result
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine has a loop of its own, and twenty seconds."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    test = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
+    asyncio.run(asyncio.wait_for(test, 20))
+    return True
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Generator
+from collections.abc import Generator, Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ from tests.support.fake_engine import Script, ScriptedEngine
 LONG = "one two three four five six seven eight nine ten eleven twelve"
 
 
-def run(work: Coroutine[Any, Any, None]) -> None:
-    """With a limit, and no thread of ours left soon after the end."""
-    asyncio.run(asyncio.wait_for(work, 20))
-    for thread in threading.enumerate():  # what nobody waits for is collected with the loop, and then ends
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    """None of ours, soon after the end."""
+    yield
+    for thread in threading.enumerate():  # what is not waited for is collected with the loop, and then ends
         if thread.name.startswith("offspec"):
             thread.join(10)
     assert [t.name for t in threading.enumerate() if t.name.startswith("offspec")] == []
@@ -30,82 +31,68 @@ async def until(event: threading.Event) -> None:
     assert await asyncio.to_thread(event.wait, 10)
 
 
-def test_a_turn() -> None:
-    async def work() -> None:
-        session = ScriptedEngine(["The sky is blue.", "Because."]).chat()
-        events = [event async for event in session.asend("Why?", trees=True)]
-        assert isinstance(events[0], Prefill) and isinstance(events[-1], Finished)
-        assert session.messages[1].content == "The sky is blue."
-        assert [e async for e in session.aretry()] and session.messages[1].content == "Because."
-
-    run(work())
+async def test_a_turn() -> None:
+    session = ScriptedEngine(["The sky is blue.", "Because."]).chat()
+    events = [event async for event in session.asend("Why?", trees=True)]
+    assert isinstance(events[0], Prefill) and isinstance(events[-1], Finished)
+    assert session.messages[1].content == "The sky is blue."
+    assert [e async for e in session.aretry()] and session.messages[1].content == "Because."
 
 
-def test_tasks_take_turns() -> None:
-    async def work() -> None:
-        session = ScriptedEngine([LONG]).chat()
+async def test_tasks_take_turns() -> None:
+    session = ScriptedEngine([LONG]).chat()
 
-        async def ask(n: int) -> None:
-            async for _ in session.asend(f"Question {n}."):
-                await asyncio.sleep(0)
+    async def ask(n: int) -> None:
+        async for _ in session.asend(f"Question {n}."):
+            await asyncio.sleep(0)
 
-        await asyncio.gather(*(ask(n) for n in range(4)))
-        assert session.conversation.turns == 4
-        assert [m.content for m in session.messages[1::2]] == [LONG] * 4
-
-    run(work())
+    await asyncio.gather(*(ask(n) for n in range(4)))
+    assert session.conversation.turns == 4
+    assert [m.content for m in session.messages[1::2]] == [LONG] * 4
 
 
-def test_cancelled_in_the_middle_of_a_pass() -> None:
-    async def work() -> None:
-        engine = ScriptedEngine([LONG, "Yes."])
-        session = engine.chat()
-        came = threading.Event()
+async def test_cancelled_in_the_middle_of_a_pass() -> None:
+    engine = ScriptedEngine([LONG, "Yes."])
+    session = engine.chat()
+    came = threading.Event()
 
-        async def ask() -> None:
-            async for event in session.asend("Count."):
-                if isinstance(event, TextDelta):
-                    came.set()
+    async def ask() -> None:
+        async for event in session.asend("Count."):
+            if isinstance(event, TextDelta):
+                came.set()
 
-        def hold(event: Event) -> None:
-            if getattr(event, "index", 0) == 2:
-                engine.gate.clear()
+    def hold(event: Event) -> None:
+        if getattr(event, "index", 0) == 2:
+            engine.gate.clear()
 
-        engine.notify = hold
-        task = asyncio.create_task(ask())
-        await until(engine.held)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert came.is_set() and not session.busy
-        assert (
-            session.messages[-1].content == "one two three four" and session.messages[-1].finish == "halted"
-        )
-        engine.gate.set()
-        engine.notify = lambda event: None
-        assert [e async for e in session.asend("Go on.")]
-
-    run(work())
+    engine.notify = hold
+    task = asyncio.create_task(ask())
+    await until(engine.held)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert came.is_set() and not session.busy
+    assert session.messages[-1].content == "one two three four" and session.messages[-1].finish == "halted"
+    engine.gate.set()
+    engine.notify = lambda event: None
+    assert [e async for e in session.asend("Go on.")]
 
 
-def test_cancelled_while_it_waits_for_its_turn() -> None:
-    async def work() -> None:
-        engine = ScriptedEngine([LONG])
-        session = engine.chat()
-        engine.gate.clear()
-        first = asyncio.create_task(drain(session.asend("One.")))
-        await until(engine.held)
-        second = asyncio.create_task(drain(session.asend("Two.")))
-        await asyncio.sleep(0.1)
-        second.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await second
-        assert not first.done()
-        engine.gate.set()
-        await first
-        assert session.conversation.turns == 1 and session.messages[-1].finish == "eos"
-
-    run(work())
+async def test_cancelled_while_it_waits_for_its_turn() -> None:
+    engine = ScriptedEngine([LONG])
+    session = engine.chat()
+    engine.gate.clear()
+    first = asyncio.create_task(drain(session.asend("One.")))
+    await until(engine.held)
+    second = asyncio.create_task(drain(session.asend("Two.")))
+    await asyncio.sleep(0.1)
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    assert not first.done()
+    engine.gate.set()
+    await first
+    assert session.conversation.turns == 1 and session.messages[-1].finish == "eos"
 
 
 async def drain(events: Any) -> None:
@@ -113,41 +100,32 @@ async def drain(events: Any) -> None:
         pass
 
 
-def test_closed_early() -> None:
-    async def work() -> None:
-        engine = ScriptedEngine([LONG])
-        session = engine.chat()
-        engine.gate.clear()
-        async with aclosing(session.asend("Count.")) as events:
-            async for _ in events:
-                break
-        assert session.messages[-1].finish == "halted"
-        async for _ in session.asend("Never begun."):
-            break  # closed by the loop when it is collected, or at the end
-
-    run(work())
+async def test_closed_early() -> None:
+    engine = ScriptedEngine([LONG])
+    session = engine.chat()
+    engine.gate.clear()
+    async with aclosing(session.asend("Count.")) as events:
+        async for _ in events:
+            break
+    assert session.messages[-1].finish == "halted"
+    async for _ in session.asend("Never begun."):
+        break  # closed by the loop when it is collected, or at the end
 
 
-def test_never_begun() -> None:
-    async def work() -> None:
-        session = ScriptedEngine([LONG]).chat()
-        events = session.asend("Count.")
-        await events.aclose()
-        assert session.messages == ()
-
-    run(work())
+async def test_never_begun() -> None:
+    session = ScriptedEngine([LONG]).chat()
+    events = session.asend("Count.")
+    await events.aclose()
+    assert session.messages == ()
 
 
-def test_errors_reach_the_caller() -> None:
-    async def work() -> None:
-        session = ScriptedEngine([Script(LONG, fail_after=1)]).chat()
-        with pytest.raises(RequestError, match="empty"):
-            await drain(session.asend(" "))
-        with pytest.raises(StreamError):
-            await drain(session.asend("Count."))
-        assert session.messages[-1].finish == "failed"
-
-    run(work())
+async def test_errors_reach_the_caller() -> None:
+    session = ScriptedEngine([Script(LONG, fail_after=1)]).chat()
+    with pytest.raises(RequestError, match="empty"):
+        await drain(session.asend(" "))
+    with pytest.raises(StreamError):
+        await drain(session.asend("Count."))
+    assert session.messages[-1].finish == "failed"
 
 
 def test_a_loop_that_is_gone_does_not_keep_the_thread() -> None:
@@ -196,29 +174,26 @@ def test_turns() -> None:
         pass
 
 
-def test_an_engine(tmp_path: Path) -> None:
+async def test_an_engine(tmp_path: Path) -> None:
     from offspec.core.config import SamplingParams
     from tests.support.tiny_models import tiny_engine, write_model
 
-    async def work() -> None:
-        params = SamplingParams(max_tokens=30, ignore_eos=True)
-        with tiny_engine(write_model(tmp_path / "model")) as engine:
-            wanted = engine.generate([5, 9, 17], params)
-            result, other = await asyncio.gather(
-                engine.agenerate([5, 9, 17], params), engine.agenerate([5, 9], params)
-            )
-            assert result.token_ids == wanted.token_ids and other.tokens == 30
-            events = [event async for event in engine.astream([5, 9, 17], params, trees=True)]
-            assert isinstance(events[0], Prefill) and any(isinstance(event, TreeSeen) for event in events)
-            async with aclosing(engine.astream([5, 9, 17], params)) as stream:
-                await anext(stream)
-            held = engine.stream([5, 9, 17], params)
-            next(held)
-            waiting = asyncio.create_task(engine.agenerate([5], params))
-            await asyncio.sleep(0.1)
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-            assert list(held)  # the one that held the turn goes on
-
-    run(work())
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    with tiny_engine(write_model(tmp_path / "model")) as engine:
+        wanted = engine.generate([5, 9, 17], params)
+        result, other = await asyncio.gather(
+            engine.agenerate([5, 9, 17], params), engine.agenerate([5, 9], params)
+        )
+        assert result.token_ids == wanted.token_ids and other.tokens == 30
+        events = [event async for event in engine.astream([5, 9, 17], params, trees=True)]
+        assert isinstance(events[0], Prefill) and any(isinstance(event, TreeSeen) for event in events)
+        async with aclosing(engine.astream([5, 9, 17], params)) as stream:
+            await anext(stream)
+        held = engine.stream([5, 9, 17], params)
+        next(held)
+        waiting = asyncio.create_task(engine.agenerate([5], params))
+        await asyncio.sleep(0.1)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert list(held)  # the one that held the turn goes on

@@ -1,7 +1,5 @@
 """The view of a load: what it says, and that it is laid out only where it must be."""
 
-import asyncio
-
 import pytest
 from textual.app import App, ComposeResult
 
@@ -19,31 +17,28 @@ class Host(App[None]):
         yield self.view
 
 
-def test_it_is_laid_out_where_its_lines_change_and_not_ten_times_a_second(
+async def test_it_is_laid_out_where_its_lines_change_and_not_ten_times_a_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def run() -> None:
-        app = Host()
-        async with app.run_test() as pilot:
-            app.view._timer.pause()
-            laid_out: list[bool] = []
-            update = LoadingView.update
+    app = Host()
+    async with app.run_test() as pilot:
+        app.view._timer.pause()
+        laid_out: list[bool] = []
+        update = LoadingView.update
 
-            def noted(view: LoadingView, content: str, *, layout: bool = True) -> None:
-                laid_out.append(layout)
-                update(view, content, layout=layout)
+        def noted(view: LoadingView, content: str, *, layout: bool = True) -> None:
+            laid_out.append(layout)
+            update(view, content, layout=layout)
 
-            monkeypatch.setattr(LoadingView, "update", noted)
-            for app.now in (0.1, 0.2, 0.3):
-                app.view.tick()
-            assert laid_out == [False] * 3
-            app.view.show(LoadProgress("reading the draft", 10, 100, "layers"))
+        monkeypatch.setattr(LoadingView, "update", noted)
+        for app.now in (0.1, 0.2, 0.3):
             app.view.tick()
-            assert laid_out[3:] == [True]
-            await pilot.pause()
-            assert app.view.size.height == 4
-            app.now = 10.0  # a figure more, and a line may break elsewhere
-            app.view.tick()
-            assert laid_out[4:] == [True]
-
-    asyncio.run(run())
+        assert laid_out == [False] * 3
+        app.view.show(LoadProgress("reading the draft", 10, 100, "layers"))
+        app.view.tick()
+        assert laid_out[3:] == [True]
+        await pilot.pause()
+        assert app.view.size.height == 4
+        app.now = 10.0  # a figure more, and a line may break elsewhere
+        app.view.tick()
+        assert laid_out[4:] == [True]

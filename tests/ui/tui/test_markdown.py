@@ -1,7 +1,5 @@
 """Markdown as lines: the same however it came, whatever a model writes, and cheap where nothing moves."""
 
-import asyncio
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -126,7 +124,7 @@ class Page(App[None]):
         yield self.prose
 
 
-def test_it_is_laid_out_anew_only_where_it_is_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_is_laid_out_anew_only_where_it_is_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[bool]()
     refresh = StreamedMarkdown.refresh
 
@@ -134,30 +132,24 @@ def test_it_is_laid_out_anew_only_where_it_is_longer(monkeypatch: pytest.MonkeyP
         asked.append(layout)
         return refresh(self, *regions, layout=layout, **others)
 
-    async def run() -> None:
-        prose = StreamedMarkdown("one")
-        async with Page(prose).run_test(size=(40, 20)) as pilot:
-            await pilot.pause()
-            monkeypatch.setattr(StreamedMarkdown, "refresh", counted)
-            assert prose.set_source("one two") and asked == [False]
-            assert prose.set_source("one two") and asked == [False]
-            assert prose.set_source("one two\n\nthree") and asked == [False, True]
-            await pilot.pause()
-            assert prose.size.height == 3 and not prose.set_source("two")
-            await pilot.resize_terminal(6, 20)
-            await pilot.pause()
-            assert prose.size.height == 4
-
-    asyncio.run(run())
+    prose = StreamedMarkdown("one")
+    async with Page(prose).run_test(size=(40, 20)) as pilot:
+        await pilot.pause()
+        monkeypatch.setattr(StreamedMarkdown, "refresh", counted)
+        assert prose.set_source("one two") and asked == [False]
+        assert prose.set_source("one two") and asked == [False]
+        assert prose.set_source("one two\n\nthree") and asked == [False, True]
+        await pilot.pause()
+        assert prose.size.height == 3 and not prose.set_source("two")
+        await pilot.resize_terminal(6, 20)
+        await pilot.pause()
+        assert prose.size.height == 4
 
 
-def test_what_is_selected_can_be_copied() -> None:
-    async def run() -> None:
-        page = Page(StreamedMarkdown("A *long* line that is wrapped.\n\n- item"))
-        async with page.run_test(size=(20, 10)) as pilot:
-            await pilot.pause()
-            pilot.app.screen.text_select_all()
-            await pilot.pause()
-            assert pilot.app.screen.get_selected_text() == "A long line that is\nwrapped.\n\n • item"
-
-    asyncio.run(run())
+async def test_what_is_selected_can_be_copied() -> None:
+    page = Page(StreamedMarkdown("A *long* line that is wrapped.\n\n- item"))
+    async with page.run_test(size=(20, 10)) as pilot:
+        await pilot.pause()
+        pilot.app.screen.text_select_all()
+        await pilot.pause()
+        assert pilot.app.screen.get_selected_text() == "A long line that is\nwrapped.\n\n • item"

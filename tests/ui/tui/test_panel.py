@@ -1,6 +1,5 @@
 """The side panel: what its figures read, and that it paints only what changed."""
 
-import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,33 +146,30 @@ class Host(App[None]):
         themes.register(self)
 
 
-def test_a_section_is_painted_again_only_when_it_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        app, table = Host(), Table()
-        async with app.run_test(size=(34, 40)) as pilot:
-            app.panel.update_from(table)
-            await pilot.pause()
-            updated: list[str | None] = []
-            update = Static.update
+async def test_a_section_is_painted_again_only_when_it_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    app, table = Host(), Table()
+    async with app.run_test(size=(34, 40)) as pilot:
+        app.panel.update_from(table)
+        await pilot.pause()
+        updated: list[str | None] = []
+        update = Static.update
 
-            def noted(section: Static, *given: Any, **more: Any) -> None:
-                updated.append(section.id)
-                update(section, *given, **more)
+        def noted(section: Static, *given: Any, **more: Any) -> None:
+            updated.append(section.id)
+            update(section, *given, **more)
 
-            monkeypatch.setattr(Static, "update", noted)
-            app.panel.update_from(table)
-            assert updated == []
-            table.session.used = 2048
-            app.panel.update_from(table)
-            assert updated == ["panel-session"]
-            table.stats.on_event(passed(4))
-            app.panel.update_from(table)
-            assert updated[1:] == ["panel-speed", "panel-split", "panel-spark"]
-
-    asyncio.run(run())
+        monkeypatch.setattr(Static, "update", noted)
+        app.panel.update_from(table)
+        assert updated == []
+        table.session.used = 2048
+        app.panel.update_from(table)
+        assert updated == ["panel-session"]
+        table.stats.on_event(passed(4))
+        app.panel.update_from(table)
+        assert updated[1:] == ["panel-speed", "panel-split", "panel-spark"]
 
 
-def test_what_stays_with_an_engine_is_read_once_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_stays_with_an_engine_is_read_once_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[ScriptedEngine] = []
     memory = panel.memory
 
@@ -182,27 +178,20 @@ def test_what_stays_with_an_engine_is_read_once_for_each(monkeypatch: pytest.Mon
         return memory(engine)
 
     monkeypatch.setattr(panel, "memory", noted)
-
-    async def run() -> None:
-        app, table = Host(), Table()
-        async with app.run_test(size=(34, 40)):
-            for emitted in (1, 2, 3):
-                table.stats.on_event(passed(emitted))
-                app.panel.update_from(table)
-            assert read == [table.engine]
-            table.engine = ScriptedEngine(layers=9)
+    app, table = Host(), Table()
+    async with app.run_test(size=(34, 40)):
+        for emitted in (1, 2, 3):
+            table.stats.on_event(passed(emitted))
             app.panel.update_from(table)
-            assert read[1:] == [table.engine]
-            assert "disk 7 layers" in str(app.panel.query_one("#panel-memory", Static).visual)
+        assert read == [table.engine]
+        table.engine = ScriptedEngine(layers=9)
+        app.panel.update_from(table)
+        assert read[1:] == [table.engine]
+        assert "disk 7 layers" in str(app.panel.query_one("#panel-memory", Static).visual)
 
-    asyncio.run(run())
 
-
-def test_a_hidden_panel_does_no_work() -> None:
-    async def run() -> None:
-        app = Host()
-        async with app.run_test(size=(34, 40)):
-            app.panel.display = False
-            app.panel.update_from(None)
-
-    asyncio.run(run())
+async def test_a_hidden_panel_does_no_work() -> None:
+    app = Host()
+    async with app.run_test(size=(34, 40)):
+        app.panel.display = False
+        app.panel.update_from(None)

@@ -1,7 +1,7 @@
 """Pages to read, the help, the list of saved conversations, and the themes."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,27 +29,22 @@ class Host(App[None]):
         themes.register(self)
 
 
-def with_screen(
-    screen: Screen[Any],
-    check: Callable[[Pilot[None], Host], Awaitable[None]],
-    size: tuple[int, int] = (80, 24),
-) -> None:
-    async def run() -> None:
-        app = Host()
-        async with app.run_test(size=size) as pilot:
-            await app.push_screen(screen, lambda got: setattr(app, "got", got))
-            await app.workers.wait_for_complete()
-            await pilot.pause()
-            await check(pilot, app)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def showing(
+    screen: Screen[Any], size: tuple[int, int] = (80, 24)
+) -> AsyncIterator[tuple[Pilot[None], Host]]:
+    app = Host()
+    async with app.run_test(size=size) as pilot:
+        await app.push_screen(screen, lambda got: setattr(app, "got", got))
+        await app.workers.wait_for_complete()
+        await pilot.pause()
+        yield pilot, app
 
 
 @pytest.mark.parametrize("key", ["escape", "q", "enter", "ctrl+c"])
-def test_a_page_is_read_and_closed(key: str) -> None:
+async def test_a_page_is_read_and_closed(key: str) -> None:
     page = PageScreen("The [plan]", "\n\n".join(f"Sentence {n}." for n in range(60)))
-
-    async def check(pilot: Pilot[None], app: Host) -> None:
+    async with showing(page) as (pilot, app):
         assert str(page.query_one("#page").border_title) == "The \\[plan]"
         await pilot.press("j", "down", "pagedown")
         await pilot.pause(0.3)
@@ -58,42 +53,31 @@ def test_a_page_is_read_and_closed(key: str) -> None:
         await pilot.pause()
         assert app.screen is not page
 
-    with_screen(page, check)
 
-
-def test_a_short_page_takes_no_more_room_than_it_needs() -> None:
+async def test_a_short_page_takes_no_more_room_than_it_needs() -> None:
     page = PageScreen("Plan", "One line.")
-
-    async def check(pilot: Pilot[None], app: Host) -> None:
+    async with showing(page) as (_, _):
         assert page.query_one("#page").size.height < 8
 
-    with_screen(page, check)
 
-
-def test_ctrl_c_copies_what_is_selected_in_a_page() -> None:
+async def test_ctrl_c_copies_what_is_selected_in_a_page() -> None:
     page = PageScreen("Plan", "One line.")
-
-    async def check(pilot: Pilot[None], app: Host) -> None:
+    async with showing(page) as (pilot, app):
         page.query_one(StreamedMarkdown).text_select_all()
         await pilot.press("ctrl+c")
         await pilot.pause()
         assert app.clipboard.strip() == "One line."
         assert app.screen is page
 
-    with_screen(page, check)
 
-
-def test_a_cell_of_a_table_is_no_markup_under_the_mouse() -> None:
+async def test_a_cell_of_a_table_is_no_markup_under_the_mouse() -> None:
     page = PageScreen("Figures", "| a |\n|---|\n| [/path] |\n")
-
-    async def check(pilot: Pilot[None], app: Host) -> None:
+    async with showing(page) as (pilot, app):
         prose = page.query_one(StreamedMarkdown)
         assert "[/path]" in "".join(prose.render_line(y).text for y in range(prose.size.height))
         await pilot.hover(StreamedMarkdown, offset=(4, 2))
         await pilot.pause(app.TOOLTIP_DELAY + 0.1)
         assert app.screen is page
-
-    with_screen(page, check)
 
 
 def test_help_names_every_command() -> None:
@@ -111,13 +95,11 @@ def test_help_names_every_key_of_the_app() -> None:
             assert key.replace("+", "") in listed, f"the help does not know {key}"
 
 
-def test_help_scrolls_in_a_small_terminal() -> None:
-    async def check(pilot: Pilot[None], app: Host) -> None:
+async def test_help_scrolls_in_a_small_terminal() -> None:
+    async with showing(HelpScreen(), size=(40, 12)) as (pilot, app):
         await pilot.press("end")
         await pilot.pause(0.3)
         assert app.screen.query_one("#page").scroll_offset.y > 10
-
-    with_screen(HelpScreen(), check, size=(40, 12))
 
 
 @dataclass
@@ -156,19 +138,16 @@ def note(screen: SessionsScreen) -> str:
     return str(screen.query_one("#sessions-note", Static).visual)
 
 
-def test_a_conversation_is_chosen_with_the_arrows() -> None:
-    async def check(pilot: Pilot[None], app: Host) -> None:
+async def test_a_conversation_is_chosen_with_the_arrows() -> None:
+    async with showing(SessionsScreen(Shelf(SHELF))) as (pilot, app):
         await pilot.press("down", "down", "up", "enter")
         await pilot.pause()
         assert app.got == Path("b.json")
 
-    with_screen(SessionsScreen(Shelf(SHELF)), check)
 
-
-def test_typing_narrows_the_list() -> None:
+async def test_typing_narrows_the_list() -> None:
     screen = SessionsScreen(Shelf(SHELF))
-
-    async def check(pilot: Pilot[None], app: Host) -> None:
+    async with showing(screen) as (pilot, app):
         assert note(screen).startswith("3 of 3")
         await pilot.press(*"sky")
         assert [option.split("\n")[0] for option in options(screen)] == [
@@ -182,32 +161,24 @@ def test_typing_narrows_the_list() -> None:
         await pilot.pause()
         assert app.got == Path("c.json")
 
-    with_screen(screen, check)
 
-
-def test_titles_are_no_markup_and_models_are_searched_too() -> None:
+async def test_titles_are_no_markup_and_models_are_searched_too() -> None:
     screen = SessionsScreen(Shelf(SHELF))
-
-    async def check(pilot: Pilot[None], app: Host) -> None:
+    async with showing(screen) as (pilot, _):
         await pilot.press(*"LARGE")
         assert options(screen)[0].startswith("[b]Holiday[/b] plans\n")
 
-    with_screen(screen, check)
-
 
 @pytest.mark.parametrize("key", ["escape", "ctrl+c"])
-def test_enter_on_nothing_stays_and_these_leave_without_a_choice(key: str) -> None:
+async def test_enter_on_nothing_stays_and_these_leave_without_a_choice(key: str) -> None:
     screen = SessionsScreen(Shelf([], damaged=2))
-
-    async def check(pilot: Pilot[None], app: Host) -> None:
+    async with showing(screen) as (pilot, app):
         assert note(screen) == "No conversation is saved yet.   2 damaged left out"
         await pilot.press("enter", "down")
         assert app.screen is screen
         await pilot.press(key)
         await pilot.pause()
         assert app.got is None
-
-    with_screen(screen, check)
 
 
 @pytest.mark.parametrize(

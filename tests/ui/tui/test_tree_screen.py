@@ -1,8 +1,8 @@
 """The tree screen under its keys."""
 
-import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 from textual.app import App
@@ -21,22 +21,16 @@ class Host(App[None]):
         themes.register(self)
 
 
-def with_screen(
-    trees: Sequence[TreeSeen],
-    check: Callable[[Pilot[None], TreeScreen], Awaitable[None]],
-    *,
-    at: int = -1,
-    size: tuple[int, int] = (80, 24),
-) -> None:
-    async def run() -> None:
-        app = Host()
-        async with app.run_test(size=size) as pilot:
-            screen = TreeScreen(trees, at)
-            await app.push_screen(screen)
-            await pilot.pause()
-            await check(pilot, screen)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def showing(
+    trees: Sequence[TreeSeen], *, at: int = -1, size: tuple[int, int] = (80, 24)
+) -> AsyncIterator[tuple[Pilot[None], TreeScreen]]:
+    app = Host()
+    async with app.run_test(size=size) as pilot:
+        screen = TreeScreen(trees, at)
+        await app.push_screen(screen)
+        await pilot.pause()
+        yield pilot, screen
 
 
 def caption_of(screen: TreeScreen) -> str:
@@ -48,19 +42,17 @@ def rows(screen: TreeScreen) -> list[str]:
     return [view.render_line(y).text.rstrip() for y in range(view.size.height)]
 
 
-def test_the_keys_go_through_the_passes() -> None:
-    async def check(pilot: Pilot[None], screen: TreeScreen) -> None:
+async def test_the_keys_go_through_the_passes() -> None:
+    async with showing([sentence(), chain(5), bush(30)]) as (pilot, screen):
         seen = [caption_of(screen).split(":")[0]]
         for key in ("right", "left", "home", "left", "end"):
             await pilot.press(key)
             seen.append(caption_of(screen).split(":")[0])
         assert seen == [f"pass {at} of 3" for at in (3, 3, 2, 1, 1, 3)]
 
-    with_screen([sentence(), chain(5), bush(30)], check)
 
-
-def test_space_unfolds_what_was_rejected() -> None:
-    async def check(pilot: Pilot[None], screen: TreeScreen) -> None:
+async def test_space_unfolds_what_was_rejected() -> None:
+    async with showing([sentence()]) as (pilot, screen):
         assert any("▸ 2 more" in row for row in rows(screen))
         await pilot.press("space")
         assert not any("▸" in row for row in rows(screen))
@@ -68,11 +60,9 @@ def test_space_unfolds_what_was_rejected() -> None:
         await pilot.press("space")
         assert any("▸ 2 more" in row for row in rows(screen))
 
-    with_screen([sentence()], check)
 
-
-def test_a_large_tree_scrolls_and_paints_only_what_is_seen() -> None:
-    async def check(pilot: Pilot[None], screen: TreeScreen) -> None:
+async def test_a_large_tree_scrolls_and_paints_only_what_is_seen() -> None:
+    async with showing([bush(1000)]) as (pilot, screen):
         await pilot.press("space")
         view = screen.query_one(TreeView)
         painted = []
@@ -90,11 +80,9 @@ def test_a_large_tree_scrolls_and_paints_only_what_is_seen() -> None:
         await pilot.press("k", "pageup", "up", "up")
         assert view.scroll_offset.y == 0
 
-    with_screen([bush(1000)], check)
 
-
-def test_wide_trees_pan() -> None:
-    async def check(pilot: Pilot[None], screen: TreeScreen) -> None:
+async def test_wide_trees_pan() -> None:
+    async with showing([bush(1000)], size=(20, 12)) as (pilot, screen):
         await pilot.press("space", "l")
         await pilot.pause()
         assert screen.query_one(TreeView).scroll_offset.x == 8
@@ -103,13 +91,10 @@ def test_wide_trees_pan() -> None:
         await pilot.pause()
         assert screen.query_one(TreeView).scroll_offset.x == 0
 
-    with_screen([bush(1000)], check, size=(20, 12))
 
-
-def test_a_later_pass_is_followed_only_from_the_last_one() -> None:
+async def test_a_later_pass_is_followed_only_from_the_last_one() -> None:
     trees = deque([chain(3), sentence()], maxlen=3)
-
-    async def check(pilot: Pilot[None], screen: TreeScreen) -> None:
+    async with showing(trees) as (pilot, screen):
         trees.append(chain(4))
         screen.look()
         assert caption_of(screen).startswith("pass 3 of 3: 4 nodes")
@@ -121,13 +106,10 @@ def test_a_later_pass_is_followed_only_from_the_last_one() -> None:
         screen.look()
         assert caption_of(screen).startswith("pass 1 of 3: 4 nodes")
 
-    with_screen(trees, check)
 
-
-def test_a_session_without_a_pass_says_so_and_takes_the_first() -> None:
+async def test_a_session_without_a_pass_says_so_and_takes_the_first() -> None:
     trees: deque[TreeSeen] = deque()
-
-    async def check(pilot: Pilot[None], screen: TreeScreen) -> None:
+    async with showing(trees) as (pilot, screen):
         assert "No tree yet" in caption_of(screen)
         await pilot.press("left", "right", "home", "end", "space", "j", "pagedown")
         assert "No tree yet" in caption_of(screen)
@@ -135,13 +117,10 @@ def test_a_session_without_a_pass_says_so_and_takes_the_first() -> None:
         screen.look()
         assert caption_of(screen).startswith("pass 1 of 1")
 
-    with_screen(trees, check)
 
-
-def test_a_pass_whose_words_are_as_wide_is_not_laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pass_whose_words_are_as_wide_is_not_laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
     trees = deque([sentence()])
-
-    async def check(pilot: Pilot[None], screen: TreeScreen) -> None:
+    async with showing(trees) as (_, screen):
         laid_out: list[str | None] = []
         update = Static.update
 
@@ -159,21 +138,15 @@ def test_a_pass_whose_words_are_as_wide_is_not_laid_out(monkeypatch: pytest.Monk
         screen.look()
         assert laid_out == ["tree-caption"]
 
-    with_screen(trees, check)
-
 
 @pytest.mark.parametrize("key", ["escape", "ctrl+c"])
-def test_keys_that_close(key: str) -> None:
-    async def check(pilot: Pilot[None], screen: TreeScreen) -> None:
+async def test_keys_that_close(key: str) -> None:
+    async with showing([sentence()], at=0) as (pilot, screen):
         await pilot.press(key)
         await pilot.pause()
         assert pilot.app.screen is not screen
 
-    with_screen([sentence()], check, at=0)
 
-
-def test_a_small_terminal() -> None:
-    async def check(pilot: Pilot[None], screen: TreeScreen) -> None:
+async def test_a_small_terminal() -> None:
+    async with showing([sentence()], size=(40, 12)) as (_, screen):
         assert screen.query_one(TreeView).size.height >= 3
-
-    with_screen([sentence()], check, size=(40, 12))
