@@ -99,7 +99,7 @@ def _metadata(path: Path, metadata: Any) -> dict[str, str]:
 class _Entry:
     """What the header says of a tensor."""
 
-    dtype: Annotated[str, Meta(pattern=f"^({'|'.join(DTYPE_BITS)})$", description="a dtype of the format")]
+    dtype: Annotated[str, Meta(pattern=rf"^({'|'.join(DTYPE_BITS)})\Z", description="a dtype of the format")]
     shape: Annotated[
         tuple[Whole, ...], Meta(max_length=MAX_DIMS, description=f"a list of at most {MAX_DIMS} sizes")
     ]

@@ -251,6 +251,8 @@ class EngineConfig:
     def of(cls, model: str, settings: Settings) -> "EngineConfig":
         """A configuration from settings as a caller writes them. Raises RequestError."""
         given: dict[str, Any] = dict(settings)
+        if unknown := given.keys() - Settings.__annotations__.keys():
+            raise TypeError(f"there is no setting {min(unknown)!r}; see offspec.EngineConfig")
         if "draft" in given and not isinstance(given["draft"], str):
             given["draft"] = ",".join(given["draft"])
         for size in ("memory", "vram"):

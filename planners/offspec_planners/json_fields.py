@@ -41,7 +41,7 @@ T = TypeVar("T")
 def one_of(*words: str) -> Meta:
     """For `Annotated`: a text that is one of these words."""
     named = ", ".join(json.dumps(word) for word in words)
-    return Meta(pattern=f"^({'|'.join(words)})$", description=f"one of {named}")
+    return Meta(pattern=f"^({'|'.join(words)})\\Z", description=f"one of {named}")
 
 
 def read(value: object, kind: type[T], path: str = "", *, partial: bool = False) -> T:
@@ -57,8 +57,9 @@ def read(value: object, kind: type[T], path: str = "", *, partial: bool = False)
         made = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         _explain(str(error), value, kind, path)
-    except UnicodeEncodeError as error:  # a key with half of a character in it
-        raise ValueError(f"{path}{error.object} is not known here") from None
+    except UnicodeEncodeError:  # half of a character, in a key or in a value
+        _refuse_halves(value, path)
+        raise
     _compare_keys(value, made, path, partial)
     return made
 
@@ -113,6 +114,24 @@ def _explain(message: str, value: Any, kind: Any, path: str) -> NoReturn:
         raise ValueError(f"{where}{missing[1]} is missing")
     should = described or _WORDS.get(type(node).__name__, "a JSON object")
     complain(where.rstrip(".") or "the file", value, should + or_null)
+
+
+def _refuse_halves(value: object, path: str) -> None:
+    """Raise ValueError for the first text in a JSON value that has half of a character in it."""
+    if isinstance(value, str) and _has_half(value):
+        complain(path.rstrip("."), value, "valid Unicode text")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _refuse_halves(item, f"{path[:-1]}[{index}].")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if _has_half(key):
+                raise ValueError(f"{path}{key} is not known here")
+            _refuse_halves(item, f"{path}{key}.")
+
+
+def _has_half(text: str) -> bool:
+    return any("\ud800" <= sign <= "\udfff" for sign in text)
 
 
 def _compare_keys(value: object, made: object, path: str, partial: bool) -> None:

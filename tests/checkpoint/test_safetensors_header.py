@@ -74,6 +74,7 @@ def test_padding_and_holes_are_allowed(path: Path) -> None:
         ENTRY | {"extra": 1},
         {"dtype": "F32", "shape": [2, 3]},
         ENTRY | {"dtype": "F33"},
+        ENTRY | {"dtype": "F32\n"},
         ENTRY | {"dtype": None},
         ENTRY | {"dtype": ["F32"]},
         ENTRY | {"shape": None},

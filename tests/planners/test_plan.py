@@ -150,6 +150,19 @@ def test_every_damaged_value_is_named(place: str) -> None:
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
 
 
+@pytest.mark.parametrize("key", ["device", "dtype", "tree", "draft_mode"])
+def test_a_word_with_a_line_break_is_another_word(key: str) -> None:
+    plan = small().to_json()
+    with pytest.raises(ValueError, match=rf"^{key} is .*; it should be"):
+        Plan.from_json(plan | {key: plan[key] + "\n"})
+
+
+def test_half_of_a_character_is_named_by_its_key() -> None:
+    plan = small().to_json()
+    with pytest.raises(ValueError, match=r"^forecast.tok_per_s is .*ud800.*; it should be"):
+        Plan.from_json(plan | {"forecast": plan["forecast"] | {"tok_per_s": "\ud800"}})
+
+
 KEYS = [name for name, (_, path) in PLACES.items() if isinstance(path[-1], str)]
 
 

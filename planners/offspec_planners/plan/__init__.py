@@ -69,7 +69,7 @@ class Plan:
     draft: str
     draft_print: str
     hardware: Hardware
-    device: Annotated[str, Meta(pattern=r"^(cpu|cuda(:\d+)?)$", description='"cpu" or "cuda"')]
+    device: Annotated[str, Meta(pattern=r"^(cpu|cuda(:\d+)?)\Z", description='"cpu" or "cuda"')]
     dtype: Annotated[str, one_of("bfloat16", "float32")]
     memory: Count
     vram: Count | None
