@@ -146,6 +146,8 @@ class ScriptedEngine:
         self.asked: list[Asked] = []
         self.steps: list[str] = []
         self.loud = False
+        self.gate = threading.Event()
+        self.gate.set()
         self.held = threading.Event()
         self.closed = False
         self._cached: list[int] = []
@@ -391,7 +393,8 @@ class ScriptedLoad:
 
     delay: seconds that it takes. told: progress that it tells meanwhile. notices: told of a load that went
     well. failing: drafts that cannot be loaded. fail: raised in place of an engine where set; a test may set
-    and clear it between two calls. asked: settings and plan of every call so far; engines: those it gave out, the latest last.
+    and clear it between two calls. gate: loading goes on once it is open, as it is at first. asked: settings
+    and plan of every call so far; engines: those it gave out, the latest last.
     """
 
     def __init__(
@@ -409,6 +412,8 @@ class ScriptedLoad:
         self.asked: list[tuple[EngineConfig, Path | None]] = []
         self.engines: list[ScriptedEngine] = []
         self.timeline: Timeline | None = None
+        self.gate = threading.Event()
+        self.gate.set()
         self._delay, self._notices = delay, notices
 
     def __call__(
@@ -442,6 +447,7 @@ class ScriptedLoad:
             notify(progress)
             if self._delay:
                 time.sleep(self._delay / len(self.told))
+        self.gate.wait(5)
 
     def as_module(self) -> ModuleType:
         """A stand-in for the module `offspec.engine.load`."""
