@@ -32,6 +32,12 @@ class Children:
     x: NDArray[np.float32]
     drawn: torch.Tensor | None = None
 
+    @classmethod
+    def none(cls, count: int) -> "Children":
+        """Nothing to say about so many nodes."""
+        nothing = np.empty((count, 0), np.float32)
+        return cls(nothing.astype(np.int64), nothing, nothing)
+
 
 class Scorer:
     """Turns a draft's logits into the probability that the target picks each token.
@@ -55,6 +61,11 @@ class Scorer:
         self._children = children
         self.calibration = calibration
         self._room = torch.empty(0, 0)
+
+    @property
+    def vocab_size(self) -> int:
+        """V of the target."""
+        return self._processor.vocab_size
 
     @property
     def needs_paths(self) -> bool:

@@ -25,6 +25,23 @@ class Subtree:
     token: Sequence[int]
     log_prob: Sequence[float]
 
+    def closed(self, ends: frozenset[int]) -> "Subtree":
+        """The same without what hangs below these tokens."""
+        if ends.isdisjoint(self.token):
+            return self
+        place = {NO_PARENT: NO_PARENT}  # of what is kept and may have children
+        kept = list[int]()
+        for node, parent in enumerate(self.parent):
+            if parent in place:
+                if self.token[node] not in ends:
+                    place[node] = len(kept)
+                kept.append(node)
+        return Subtree(
+            [place[self.parent[node]] for node in kept],
+            [self.token[node] for node in kept],
+            [self.log_prob[node] for node in kept],
+        )
+
 
 class Blend(Protocol):
     """What several sources say of a node's children, made into one opinion."""

@@ -93,8 +93,15 @@ class LMDrafter:
         self._rows.clear()
 
     def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
+        if not self.reaches(candidates, nodes):
+            return Children.none(len(nodes))
         logits = self.logits(candidates, nodes)
         return score(scorer, logits, candidates, nodes, len(self._ids) - 1)
+
+    def reaches(self, candidates: GrowingTree, nodes: Sequence[int]) -> bool:
+        """Whether the draft has positions for these nodes: its context may be shorter than the target's."""
+        last = len(self._ids) - 1 + int(candidates.depth[nodes].max())
+        return last < self._model.skeleton.context_length
 
     def logits(self, candidates: GrowingTree, nodes: Sequence[int]) -> torch.Tensor:
         """What `expand` scores: [W, V] of the draft's head, at nodes that are expanded by it."""

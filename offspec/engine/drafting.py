@@ -8,6 +8,7 @@ from functools import partial
 
 from offspec.core.config import AUTO, LOOKUPS, NONE, EngineConfig, SamplingParams, check_draws, read_drafts
 from offspec.core.errors import RequestError
+from offspec.core.events import Event, Notice, unheard
 from offspec.draft.base import Scorer
 from offspec.draft.grow.best_first import GrowthPolicy
 from offspec.draft.grow.self_rollout import self_rollout
@@ -114,14 +115,21 @@ class Drafting:
         request: Request,
         *,
         stop: Callable[[int], bool],
+        ends: frozenset[int] = frozenset(),
+        notify: Callable[[Event], None] = unheard,
         between: Callable[[], None] | None = None,
         on_grown: Callable[[int], None] | None = None,
     ) -> Decoding:
-        """What stays the same for all passes of a request. stop, between, on_grown: see `Decoding`."""
+        """What stays the same for all passes of a request.
+
+        ends: tokens that end it; notify: hears of a source that fails; the others: see `Decoding`.
+        """
         dice = self._dice(request)
         names = self._company(request.sources, dice)
         processor, noise = self._choice(request)
-        mixture = self._mixture(names, request.params, dice, processor, noise) if names else None
+        mixture = None
+        if names:
+            mixture = self._mixture(names, request.params, dice, processor, noise, ends, notify)
         main = mixture.main if mixture is not None else None
         growth = self.policy.growth
         if main is not None and main.name == self._main:
@@ -172,6 +180,8 @@ class Drafting:
         dice: int | None,
         processor: LogitsProcessor,
         noise: GumbelNoise | None,
+        ends: frozenset[int] = frozenset(),
+        notify: Callable[[Event], None] = unheard,
     ) -> Mixture:
         """These sources, each with what reads its scores."""
         known = noise if self._config.verify == "coupled" else None
@@ -183,7 +193,9 @@ class Drafting:
                 return DrawingScorer(processor, dice, calibration)
             return Scorer(processor, known, calibration)
 
-        return self._sources.mixture(names, scorer, known, case)
+        return self._sources.mixture(
+            names, scorer, known, case, ends=ends, tell=lambda text: notify(Notice(text))
+        )
 
     def preview(self, ids: Sequence[int], params: SamplingParams, trees: int, context: int) -> list[Grown]:
         """Trees that the main drafter grows along an answer of its own; see `draft.grow.self_rollout`.

@@ -61,10 +61,16 @@ class RunningRequest:
         self._notify, self._timeline, self._contention = notify, timeline, contention
         codec, params = assembly.codec, request.params
         self._text = TextStream(codec, params.stop)
-        self._ending = Ending(params, frozenset() if params.ignore_eos else codec.eos_ids, self._text)
+        ends = frozenset[int]() if params.ignore_eos else codec.eos_ids
+        self._ending = Ending(params, ends, self._text)
         self._ending.room = assembly.context - len(request.ids)
         self._decoding = drafting.decoding(
-            request, stop=self._ending.after, between=self._look, on_grown=self._grown
+            request,
+            stop=self._ending.after,
+            ends=ends,
+            notify=notify,
+            between=self._look,
+            on_grown=self._grown,
         )
         self._draft = drafting.described(request.sources)
         self._spell = lru_cache(maxsize=4096)(lambda token: codec.spell([token]))

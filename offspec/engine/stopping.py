@@ -5,8 +5,11 @@ from offspec.core.events import FinishReason
 from offspec.engine.detokenizer import TextStream
 
 
-class Halted(Exception):
-    """The answer was asked to end; raised where a pass can be cancelled, and caught above it."""
+class Halted(BaseException):
+    """The answer was asked to end; raised where a pass can be cancelled, and caught above it.
+
+    No `Exception`, as `asyncio.CancelledError` is none: what deals with failures below lets it pass.
+    """
 
 
 class Ending:

@@ -48,7 +48,7 @@ class TreeCacheLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         end = self.filled + key_states.shape[2]
         if end > self.capacity:
-            self.reserve(end)
+            self.reserve(max(end, 2 * self.capacity))
         assert self.keys is not None and self.values is not None
         self.keys[:, :, self.filled : end] = key_states
         self.values[:, :, self.filled : end] = value_states

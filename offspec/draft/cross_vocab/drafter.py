@@ -59,9 +59,8 @@ class TranslatedDrafter:
     def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
         self._candidates = candidates
         rows = self._rows(candidates, nodes) if self._reading.told else []
-        if not rows:
-            nothing = np.empty((len(nodes), 0), np.float32)
-            return Children(nothing.astype(np.int64), nothing, nothing)
+        if not rows or not self._inner.reaches(candidates, nodes):
+            return Children.none(len(nodes))
         logits = self._inner.logits(self._translated(candidates), [nodes[row] for row in rows])
         found = score(scorer, self._widened(logits, rows, len(nodes)), candidates, nodes, self._root)
         found.log_prob[[row for row in range(len(nodes)) if row not in rows]] = -np.inf

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from offspec.core.trace import OFF, Timeline
 from offspec.draft.grow.result import GrownTree
@@ -114,6 +115,7 @@ class _Growing:
         self._timeline, self._between = timeline, between
         self.asked = Asked(active, {}, {index: {} for index in active if index < len(mixture.sources)})
         self._candidates = GrowingTree(ids[-1], len(mixture.names))
+        self._ends = np.array(sorted(mixture.ends), np.int64)
         self._best = self._candidates.best(policy.grown)
         self._steps = 0
         self._silent = set[int]()  # drafters that have nothing to say
@@ -135,13 +137,14 @@ class _Growing:
 
     def _graft(self, node: int, index: int) -> None:
         candidates, room = self._candidates, self._max_depth - int(self._candidates.depth[node])
-        if candidates.asked[index, node] or room < 1:
+        if candidates.asked[index, node] or room < 1 or self._is_end(np.array([node])).any():
             return
         most = min(_TWIG, self._policy.grown)
         floor = _TWIG_FLOOR - float(candidates.score[node])
         lookup = self._mixture.lookups[index - len(self._mixture.sources)]
         subtree = lookup.below(candidates.path_tokens(node), self._mixture.noise, most, floor, room)
         candidates.asked[index, node] = True
+        subtree = subtree.closed(self._mixture.ends)
         if len(subtree.token):
             candidates.graft(node, subtree, index, self._mixture.blend)
             self._best = candidates.best(self._policy.grown)
@@ -190,11 +193,18 @@ class _Growing:
         """
         policy, candidates, best = self._policy, self._candidates, self._best
         open_nodes = best[~candidates.asked[index, best] & (candidates.depth[best] < self._max_depth)]
+        if len(self._ends):
+            open_nodes = open_nodes[~self._is_end(open_nodes)]
         order = np.argsort(-candidates.score[open_nodes], kind="stable")[: policy.width]
         nodes = np.sort(open_nodes[order])
         probability, tree = (np.exp(candidates.score[some], dtype=np.float64) for some in (nodes, best))
         worth = promising(probability, tree, policy.grown, policy.min_gain)
         return [int(node) for node in nodes[worth]]
+
+    def _is_end(self, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these nodes end the answer, if the target takes them; never the root, which it took."""
+        ends: NDArray[np.bool_] = np.isin(self._candidates.token[nodes], self._ends) & (nodes != ROOT)
+        return ends
 
     def _pays(self, nodes: list[int], costs: PassCosts | None) -> bool:
         """Whether to expand these nodes, after what was drafted so far."""

@@ -62,7 +62,12 @@ def grow_static(
             offered = slice(len(places))
             guesses = children.token[row : row + 1, offered], children.log_prob[row : row + 1, offered]
             candidates.extend(np.array([filled[node]]), *guesses)
-            filled.update(zip(places, range(first, candidates.count), strict=False))
+            fresh = range(first, candidates.count)
+            filled |= {
+                place: found
+                for place, found in zip(places, fresh, strict=False)
+                if candidates.token[found] not in mixture.ends  # nothing follows the end of an answer
+            }
             if children.token.shape[1]:  # who said nothing has nothing to learn from
                 asked.seen[0][filled[node]] = (children, row)
         steps += 1

@@ -44,7 +44,8 @@ class Standing:
 class Mixture:
     """The sources of one request: drafters, the main one first, then lookups; in this order they are counted.
 
-    noise: what the guesses are coupled to, if they are. The main drafter's scorer has what plans go by.
+    noise: what the guesses are coupled to, if they are. ends: tokens that end an answer, behind which nothing
+    is drafted. The main drafter's scorer has what plans go by.
     """
 
     def __init__(
@@ -53,9 +54,11 @@ class Mixture:
         lookups: Sequence[Lookup] = (),
         noise: GumbelNoise | None = None,
         standing: Standing | None = None,
+        ends: frozenset[int] = frozenset(),
     ) -> None:
         assert sources or lookups
         self.sources, self.lookups, self.noise = tuple(sources), tuple(lookups), noise
+        self.ends = ends
         self.names = (*(source.name for source in sources), *(lookup.name for lookup in lookups))
         self.standing = standing or Standing.of(len(sources), len(lookups))
         self._passes = 0

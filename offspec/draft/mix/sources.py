@@ -3,17 +3,23 @@
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from offspec.draft.base import Drafter, Features, Lookup, Scorer, Wants
+from offspec.draft.mix.advisory import AdvisoryDrafter, AdvisoryLookup
 from offspec.draft.mix.mixture import Mixture, Source, Standing
 from offspec.sampling.noise import GumbelNoise
 
 
 class Sources:
-    """Everything that guesses for an engine, by name: drafters with weights or rows, and lookups."""
+    """Everything that drafts for an engine, by name: drafters with weights or rows, and lookups.
+
+    What they are asked for while an answer runs goes through their advisory side, which never raises.
+    """
 
     def __init__(
         self, drafters: Mapping[str, Drafter] | None = None, lookups: Mapping[str, Lookup] | None = None
     ) -> None:
         self.drafters, self.lookups = dict(drafters or {}), dict(lookups or {})
+        self._advisory_drafters = {name: AdvisoryDrafter(name, of) for name, of in self.drafters.items()}
+        self._advisory_lookups = {name: AdvisoryLookup(name, of) for name, of in self.lookups.items()}
         self._standing: dict[Hashable, Standing] = {}
 
     @property
@@ -33,15 +39,30 @@ class Sources:
         scorer: Callable[[str], Scorer],
         noise: GumbelNoise | None = None,
         case: Hashable = None,
+        *,
+        ends: frozenset[int] = frozenset(),
+        tell: Callable[[str], None] = lambda text: None,
     ) -> Mixture:
-        """These sources together. case: what they are seen at work at; what is learnt is kept for each."""
+        """These sources together, for one request.
+
+        Args:
+            names: Of the sources.
+            scorer: Makes what reads a drafter's scores.
+            noise: What guesses are coupled to.
+            case: What they are seen at work at; what is learnt is kept for each.
+            ends: Tokens behind which nothing is drafted.
+            tell: Hears of a source that had to be retired.
+        """
         drafters = [name for name in names if name in self.drafters]
         lookups = [name for name in names if name in self.lookups]
         key = (case, *drafters, *lookups)
         if key not in self._standing:
             self._standing[key] = Standing.of(len(drafters), len(lookups))
-        sources = [Source(name, self.drafters[name], scorer(name)) for name in drafters]
-        return Mixture(sources, [self.lookups[name] for name in lookups], noise, self._standing[key])
+        for party in self._all():
+            party.begin(tell)
+        sources = [Source(name, self._advisory_drafters[name], scorer(name)) for name in drafters]
+        looked_up = [self._advisory_lookups[name] for name in lookups]
+        return Mixture(sources, looked_up, noise, self._standing[key], ends)
 
     def watch(self, look: Callable[[], None] | None) -> None:
         """Have something called in the midst of long steps, which may raise to break them off."""
@@ -50,12 +71,12 @@ class Sources:
 
     def adopt(self) -> None:
         """See `Drafter`."""
-        for drafter in self.drafters.values():
+        for drafter in self._advisory_drafters.values():
             drafter.adopt()
 
     def observe(self, features: Features) -> None:
         """Hand what a pass made of committed positions to the sources that read it."""
-        for drafter in self.drafters.values():
+        for drafter in self._advisory_drafters.values():
             if drafter.wants:
                 drafter.observe(features)
 
@@ -69,5 +90,5 @@ class Sources:
         for party in self._all():
             party.close()
 
-    def _all(self) -> list[Drafter | Lookup]:
-        return [*self.drafters.values(), *self.lookups.values()]
+    def _all(self) -> list[AdvisoryDrafter | AdvisoryLookup]:
+        return [*self._advisory_drafters.values(), *self._advisory_lookups.values()]

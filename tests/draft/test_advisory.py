@@ -1,0 +1,210 @@
+"""Sources that fail cost their own proposals and nothing else."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from offspec import Engine, Notice, PassStats, SamplingParams
+from offspec.core.events import Event
+from offspec.draft.base import Children
+from offspec.draft.growing_tree import Subtree
+from tests.support.tiny_models import tiny_engine, write_model
+
+PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
+PARAMS = [SamplingParams(max_tokens=24, ignore_eos=True, seed=3, temperature=t) for t in (0.0, 0.9)]
+AFTER = 6  # calls that go well
+
+Change = Callable[[Children], Children]
+
+
+class Failing:
+    """A drafter of which one method fails, or gives what cannot be, from its seventh call on."""
+
+    def __init__(self, inner: Any, method: str, change: Change | None = None) -> None:
+        self._inner, self._method, self._change = inner, method, change
+        self.name, self.calls = inner.name, 0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        return self._counted(found) if name == self._method else found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "between":
+            self._inner.between = value
+        else:
+            super().__setattr__(name, value)
+
+    def _counted(self, found: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            self.calls += 1
+            if self.calls <= AFTER:
+                return found(*args)
+            if self._change is None:
+                raise IndexError("index 40 is out of bounds\nfor dimension 0 with size 40")
+            return self._change(found(*args))
+
+        return call
+
+
+def _nan(children: Children) -> Children:
+    log_prob = children.log_prob.copy()
+    log_prob[-1, -1] = np.nan
+    return replace(children, log_prob=log_prob)
+
+
+CHANGES: dict[str, Change] = {
+    "not a number": _nan,
+    "no token": lambda children: replace(children, token=children.token + 10**6),
+    "below 0": lambda children: replace(children, token=-1 - children.token),
+    "rows missing": lambda children: replace(
+        children, token=children.token[:0], log_prob=children.log_prob[:0], x=children.x[:0]
+    ),
+    "columns differ": lambda children: replace(children, token=children.token[:, :1]),
+    "flat": lambda children: replace(children, token=children.token[0]),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "target", num_hidden_layers=3)
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[tuple[int, ...]]:
+    with tiny_engine(folder, "none") as engine:
+        return [engine.generate(PROMPT, params).token_ids for params in PARAMS]
+
+
+def check(engine: Engine, heard: list[Event], expected: Sequence[tuple[int, ...]]) -> None:
+    """Every answer is the target's; a source fails once in each, and the next request tries it again."""
+    for params, tokens in zip(PARAMS, expected, strict=True):
+        heard.clear()
+        assert engine.generate(PROMPT, params).token_ids == tokens
+        notices = [event.text for event in heard if isinstance(event, Notice)]
+        assert len(notices) == 1 and "does not draft for the rest of this answer" in notices[0]
+        assert "\n" not in notices[0]
+
+
+@pytest.mark.parametrize("method", ["start", "expand", "commit", "adopt"])
+@pytest.mark.parametrize("draft", ["substitute", "substitute,suffix"])
+def test_a_drafter_that_raises(
+    folder: Path, expected: list[tuple[int, ...]], method: str, draft: str
+) -> None:
+    heard = list[Event]()
+    with tiny_engine(
+        folder, draft, budget=16, width=4, wrap=lambda inner: Failing(inner, method), notify=heard.append
+    ) as engine:
+        check(engine, heard, expected)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_drafter_that_proposes_what_cannot_be(
+    folder: Path, expected: list[tuple[int, ...]], change: str
+) -> None:
+    heard = list[Event]()
+    with tiny_engine(
+        folder,
+        "substitute",
+        budget=16,
+        width=4,
+        wrap=lambda inner: Failing(inner, "expand", CHANGES[change]),
+        notify=heard.append,
+    ) as engine:
+        check(engine, heard, expected)
+
+
+@pytest.mark.parametrize("method", ["start", "below", "learn"])
+def test_a_lookup_that_raises(folder: Path, expected: list[tuple[int, ...]], method: str) -> None:
+    heard = list[Event]()
+    with tiny_engine(folder, "substitute,suffix", budget=16, width=4, notify=heard.append) as engine:
+        lookup: Any = engine._assembly.sources._advisory_lookups["suffix"]
+        lookup._lookup = Failing(lookup._lookup, method)
+        check(engine, heard, expected)
+
+
+def test_an_interrupt_is_no_failure(folder: Path) -> None:
+    def interrupt(children: Children) -> Children:
+        raise KeyboardInterrupt
+
+    with (
+        tiny_engine(
+            folder, "substitute", budget=16, wrap=lambda inner: Failing(inner, "expand", interrupt)
+        ) as engine,
+        pytest.raises(KeyboardInterrupt),
+    ):
+        engine.generate(PROMPT, PARAMS[0])
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_a_draft_of_a_shorter_context_falls_silent(tmp_path: Path, lean: bool) -> None:
+    """Behind its last position it proposes nothing, and nothing is said about it."""
+    target = write_model(tmp_path / "target", num_hidden_layers=3, max_position_embeddings=256)
+    draft = write_model(tmp_path / "draft", num_hidden_layers=3, max_position_embeddings=40)
+    params = SamplingParams(max_tokens=90, ignore_eos=True)
+    with tiny_engine(target, "none") as engine:
+        expected = engine.generate(PROMPT, params).token_ids
+    heard = list[Event]()
+    with tiny_engine(target, draft, budget=16, width=4, lean=lean, notify=heard.append) as engine:
+        events = list(engine.stream(PROMPT, params))
+        assert engine.generate([*PROMPT, 3, 8], params).finish_reason == "length"
+        assert engine.generate(PROMPT, params).token_ids == expected, "it drafts again from the beginning"
+    stats = [event for event in events if isinstance(event, PassStats)]
+    assert sum(one.emitted for one in stats) == 90
+    assert stats[0].tree_nodes > 1 and stats[-1].tree_nodes == 1
+    assert not [event for event in heard if isinstance(event, Notice)]
+
+
+class Greedy:
+    """A lookup that proposes the end of the answer, and goes on behind it."""
+
+    name = "greedy"
+
+    def __init__(self, end: int) -> None:
+        self._end = end
+
+    def start(self, ids: Sequence[int]) -> None: ...
+
+    def below(self, *args: Any) -> Subtree:
+        return Subtree([-1, 0, 1, -1], [self._end, 7, 8, 9], [-0.1, -0.1, -0.1, -3.0])
+
+    def learn(self, tokens: Sequence[int]) -> None: ...
+
+    def rewind(self, length: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_nothing_hangs_below_the_end_of_an_answer() -> None:
+    subtree = Greedy(5).below()
+    closed = subtree.closed(frozenset({5}))
+    assert (closed.parent, closed.token, closed.log_prob) == ([-1, -1], [5, 9], [-0.1, -3.0])
+    assert subtree.closed(frozenset({6})) is subtree
+    chain = Subtree([-1, 0, 1, 1], [3, 4, 5, 6], [-1.0, -1.0, -1.0, -1.0]).closed(frozenset({5}))
+    assert (chain.parent, chain.token) == ([-1, 0, 1, 1], [3, 4, 5, 6])
+
+
+@pytest.mark.parametrize("draft", ["substitute", "substitute,suffix"])
+def test_no_tree_goes_on_behind_the_end(folder: Path, draft: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearly every token of this vocabulary ends the answer, so that trees would hang below them."""
+    ends = frozenset(range(10, 70))
+    grown = list[Any]()
+    with tiny_engine(folder, draft, budget=64, width=8) as engine:
+        engine._assembly.codec.eos_ids = ends
+        run = engine._state.run_pass
+
+        def watched(*args: Any) -> Any:
+            grown.append(run(*args))
+            return grown[-1]
+
+        monkeypatch.setattr(engine._state, "run_pass", watched)
+        for prompt in (PROMPT, [5, 6, 5, 6, 5], [1, 2, 3]):
+            engine.generate(prompt, SamplingParams(max_tokens=12, temperature=0.9, seed=1))
+    trees = [done.grown.tree for done in grown]
+    assert sum(len(tree) for tree in trees) > 3 * len(trees)
+    for tree in trees:
+        parents = {int(parent) for parent in tree.parent.tolist() if parent > 0}
+        assert not {int(tree.token[parent]) for parent in parents} & ends
