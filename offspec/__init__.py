@@ -33,6 +33,7 @@ _HOME = {
     "Prefill": "core.events",
     "Result": "core.events",
     "TextDelta": "core.events",
+    "TokenLogprobs": "core.events",
     "TreeSeen": "core.events",
     "Timeline": "core.trace",
     "CapacityError": "core.errors",
@@ -66,6 +67,7 @@ __all__ = [  # noqa: RUF022 - in the order a reader meets them
     "PassProgress",
     "TextDelta",
     "Piece",
+    "TokenLogprobs",
     "TreeSeen",
     "PassStats",
     "Mismatch",
@@ -135,6 +137,7 @@ if TYPE_CHECKING:
         Prefill,
         Result,
         TextDelta,
+        TokenLogprobs,
         TreeSeen,
     )
     from offspec.core.trace import Timeline

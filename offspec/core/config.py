@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
@@ -106,9 +106,9 @@ def is_unicode(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen, and when to stop.
+    """How the next token is chosen, and when to stop; names and meanings as in vLLM.
 
-    Applied in this order: penalties, temperature, top_k, top_p, min_p.
+    Applied in this order: bias, penalties, closed tokens, temperature, top_k, top_p, min_p.
 
     Args:
         temperature: 0 is greedy. Default 0.
@@ -123,6 +123,16 @@ class SamplingParams:
         max_tokens: Longest answer. Default 256.
         stop: The answer ends before any of these texts. Default none.
         ignore_eos: Continue after the model's end-of-sequence token. Default False.
+        stop_token_ids: Tokens that end the answer, whatever `ignore_eos` says; they are part of it. Default
+            none.
+        min_tokens: Tokens before which neither the end-of-sequence token nor `stop_token_ids` can come.
+            Default 0.
+        logit_bias: Numbers added to logits, by token id: a mapping, or pairs. Default none.
+        allowed_token_ids: The only tokens that may come. None: all.
+        bad_words: Texts whose tokens never come in a row. Default none.
+        no_repeat_ngram_size: No sequence of this many tokens comes twice, the prompt included. Default 0, off.
+        logprobs: Report for each token the log-probability that the model itself gives it, and this many of
+            the likeliest tokens. None: do not.
 
     Raises:
         RequestError: A value outside its range.
@@ -139,11 +149,23 @@ class SamplingParams:
     max_tokens: int = 256
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    no_repeat_ngram_size: int = 0  # 0: off
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
+        for name in ("stop", "bad_words"):
+            given = getattr(self, name)
+            object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
+        bias = self.logit_bias.items() if isinstance(self.logit_bias, Mapping) else self.logit_bias
+        object.__setattr__(self, "logit_bias", tuple(sorted((int(token), float(by)) for token, by in bias)))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
         checks = (
             (0.0 <= self.temperature < math.inf, "temperature", "0 or above"),
             (0.0 < self.top_p <= 1.0, "top_p", "above 0 and at most 1"),
@@ -156,6 +178,13 @@ class SamplingParams:
             (all(self.stop), "stop", "strings that are not empty"),
             (all(map(is_unicode, self.stop)), "stop", "valid Unicode text"),
             (self.seed is None or 0 <= self.seed < 2**64, "seed", "between 0 and 2^64 - 1"),
+            (0 <= self.min_tokens <= self.max_tokens, "min_tokens", "between 0 and max_tokens"),
+            (all(math.isfinite(by) for _, by in self.logit_bias), "logit_bias", "finite numbers"),
+            (self.allowed_token_ids != (), "allowed_token_ids", "None, or at least one token"),
+            (all(self.bad_words), "bad_words", "strings that are not empty"),
+            (all(map(is_unicode, self.bad_words)), "bad_words", "valid Unicode text"),
+            (self.no_repeat_ngram_size >= 0, "no_repeat_ngram_size", "0 (off) or above"),
+            (self.logprobs is None or self.logprobs >= 0, "logprobs", "None, or 0 or above"),
         )
         for ok, name, wanted in checks:
             if not ok:
@@ -164,6 +193,11 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def penalises(self) -> bool:
+        """Whether a token that was said before is scored otherwise."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
 def check_comparable(verify: Verify, params: SamplingParams) -> None:

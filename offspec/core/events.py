@@ -87,6 +87,21 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """What the model itself says of one token, before any rule or temperature.
+
+    Args:
+        token: The chosen one.
+        logprob: Of that, in nats.
+        top: (token, logprob) of the likeliest, best first.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
     """Text that is now final.
 
@@ -94,11 +109,13 @@ class TextDelta:
         text: May be empty.
         token_ids: Ids committed with it; may be empty.
         pieces: The same text, token by token.
+        logprobs: Of each token, where they were asked for.
     """
 
     text: str
     token_ids: tuple[int, ...]
     pieces: tuple[Piece, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +239,7 @@ class Result:
     peak_device_bytes: int = 0  # memory of a CUDA device; 0 on a CPU
     mismatches: tuple[Mismatch, ...] | None = field(default=None)  # None: not checked
     guessed_by: Guessed = ()  # accepted tokens of each source, most first
+    logprobs: tuple[TokenLogprobs, ...] | None = None  # of each token, where they were asked for
 
     @property
     def tokens(self) -> int:

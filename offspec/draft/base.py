@@ -70,7 +70,7 @@ class Scorer:
     @property
     def needs_paths(self) -> bool:
         """Whether `children` looks at the paths it is given."""
-        return self._processor.penalises
+        return self._processor.needs_paths
 
     def children(
         self,
@@ -91,6 +91,7 @@ class Scorer:
         room = self._buffer(len(logits), logits.device)
         scores = self._processor.draft_scores(logits, paths, out=room[:, :size])
         noise = self._noise
+        closed = scores.amax(dim=1) == -torch.inf if self._processor.closes else None
         found = topk_children(
             scores,
             min(self._children, size),
@@ -100,9 +101,12 @@ class Scorer:
             noise=None if noise is None else noise.row,
             room=room,
         )
+        log_prob = found.log_prob.cpu().numpy()
+        if closed is not None:  # a node whose tokens are all closed is the end of its path
+            log_prob[closed.cpu().numpy()] = -np.inf
         return Children(
             token=found.token.cpu().numpy(),
-            log_prob=self.calibration.table.apply(found.log_prob.cpu().numpy(), depths),
+            log_prob=self.calibration.table.apply(log_prob, depths),
             x=found.relative.cpu().numpy(),
         )
 

@@ -170,7 +170,16 @@ class Drafting:
         """How the target chooses a request's tokens, and the noise that it adds, if it does."""
         target, params = self._assembly.target, request.params
         vocabulary, device = target.skeleton.vocab_size, target.device
-        processor = LogitsProcessor(params, vocabulary, request.ids, device)
+        codec = self._assembly.codec
+        forms = [form for word in params.bad_words for form in (word, f" {word}")]
+        processor = LogitsProcessor(
+            params,
+            vocabulary,
+            request.ids,
+            device,
+            ends=codec.eos_ids,
+            bad_words=[codec.tokenize(form) for form in forms],
+        )
         return processor, GumbelNoise(request.key, vocabulary, device) if processor.uses_noise else None
 
     def _mixture(

@@ -19,6 +19,7 @@ from offspec.core.events import (
     Prefill,
     Result,
     TextDelta,
+    TokenLogprobs,
     TreeSeen,
     total_guessed,
 )
@@ -67,7 +68,7 @@ class RunningRequest:
         self._decoding = drafting.decoding(
             request,
             stop=self._ending.after,
-            ends=ends,
+            ends=ends.union(params.stop_token_ids),
             notify=notify,
             between=self._look,
             on_grown=self._grown,
@@ -76,6 +77,7 @@ class RunningRequest:
         self._spell = lru_cache(maxsize=4096)(lambda token: codec.spell([token]))
         self._passes: list[PassStats] = []
         self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
         self._shown: list[str] = []
         self._first = 0.0
         self._nodes = 0  # of the tree that is on its way through the target
@@ -100,6 +102,7 @@ class RunningRequest:
         self._first = self._first or time.perf_counter() - self._began
         self._tokens += done.walk.tokens
         self.gaps += done.walk.gaps
+        self._logprobs += done.walk.logprobs
         delta = self._delta(done)
         self._shown.append(delta.text)
         stats = self._stats(done, target.bytes_streamed - read)
@@ -176,7 +179,7 @@ class RunningRequest:
         texts = self._text.finish() if self._ending.reason else self._text.take()
         guessed = len(accepted(done)) - 1
         pieces = [Piece(text, "draft" if i < guessed else "bonus") for i, text in enumerate(texts) if text]
-        return TextDelta("".join(texts), done.walk.tokens, tuple(pieces))
+        return TextDelta("".join(texts), done.walk.tokens, tuple(pieces), done.walk.logprobs)
 
     def _stats(self, done: PassResult, nbytes: int) -> PassStats:
         tree, spent = done.grown.tree, self._assembly.target.tree_model.spent
@@ -217,6 +220,7 @@ class RunningRequest:
             reused_tokens=self.prefill.reused,
             peak_device_bytes=devices.peak_bytes(target.device),
             guessed_by=total_guessed(done.guessed_by for done in self._passes),
+            logprobs=None if params.logprobs is None else tuple(self._logprobs),
         )
 
 

@@ -17,6 +17,7 @@ class Ending:
 
     def __init__(self, params: SamplingParams, eos: frozenset[int], text: TextStream) -> None:
         self._eos, self._text, self._max = eos, text, params.max_tokens
+        self._stops = frozenset(params.stop_token_ids)
         self._count = 0
         self.room = 0  # tokens until the context is full
         self.reason: FinishReason | None = None
@@ -30,7 +31,7 @@ class Ending:
         self._count += 1
         if token in self._eos:
             self.reason = "eos"
-        elif self._text.push(token):
+        elif token in self._stops or self._text.push(token):
             self.reason = "stop"
         elif self.left <= 0:
             self.reason = "length" if self._count >= self._max else "context"

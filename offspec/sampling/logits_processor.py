@@ -1,23 +1,24 @@
-"""From logits to the next token: penalties, temperature, filters, and the pick.
+"""From logits to the next token: rules, temperature, filters, and the pick.
 
 Each node of a token tree has a history of its own: the committed tokens, then the path to the node. The
-order is transformers': repetition penalty, presence and frequency penalties, temperature, top_k, top_p,
-min_p. Every step is elementwise or compares with a threshold, and a row is processed alone, so what a
-node gets does not depend on the tree around it.
+order is transformers': the rules (`sampling.rules`), temperature, top_k, top_p, min_p. Every step is
+elementwise or compares with a threshold, and a row is processed alone, so what a node gets does not depend on
+the tree around it.
 
 Letters: V vocabulary, W nodes.
 """
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
 from offspec.core.config import SamplingParams
-from offspec.core.errors import CheckpointError
+from offspec.core.errors import CheckpointError, OffspecError, RequestError
+from offspec.core.events import TokenLogprobs
 from offspec.sampling.noise import GumbelNoise
+from offspec.sampling.rules import rules_of
 from offspec_kernels.gumbel_argmax import gumbel_argmax, keep_above
 
 Border = tuple[Tensor, Tensor | None]  # the `least` and `last_tie` of `keep_above`, [1] each
@@ -45,21 +46,18 @@ class LogitsProcessor:
         vocab_size: int,
         prompt: Sequence[int],
         device: torch.device | str = "cpu",
+        *,
+        ends: Collection[int] = (),
+        bad_words: Sequence[Sequence[int]] = (),
     ) -> None:
+        """See `rules_of`. Raises RequestError."""
         self.params = params
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         # Greedy scores are not divided.
         self._temperature = 1.0 if params.greedy else min(max(params.temperature, _COLDEST), _HOTTEST)
         self._filters = not params.greedy and (params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0)
-        self._penalises = (
-            params.repetition_penalty != 1.0
-            or params.presence_penalty != 0.0
-            or params.frequency_penalty != 0.0
-        )
-        # Times each seen token was put out; 0 for one that only the prompt holds.
-        self._counts: Counter[int] = Counter(dict.fromkeys(prompt, 0))
-        self._tables: tuple[Tensor, Tensor] | None = None
+        self._rules = rules_of(params, vocab_size, prompt, self.device, ends=ends, bad_words=bad_words)
 
     @property
     def uses_noise(self) -> bool:
@@ -68,9 +66,8 @@ class LogitsProcessor:
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Adds output tokens to the history of every node."""
-        if self._penalises:
-            self._counts.update(tokens)
-            self._tables = None
+        for rule in self._rules:
+            rule.commit(tokens)
 
     def choose(
         self, logits: Tensor, path: Sequence[int], noise: GumbelNoise | None, position: int
@@ -88,8 +85,9 @@ class LogitsProcessor:
 
         Raises:
             CheckpointError: The logits are not numbers.
+            RequestError: The rules leave no token.
         """
-        bare = not (self._penalises or self._filters)  # then even the division is left to the kernel
+        bare = not (self._rules or self._filters)  # then even the division is left to the kernel
         scores = logits[None] if bare else self.draft_scores(logits[None], [path])
         least, last_tie = self._border(scores[0]) if self._filters else (None, None)
         picks = gumbel_argmax(
@@ -102,6 +100,8 @@ class LogitsProcessor:
             noise=noise.row if noise else None,
         )
         best = float(picks.best)
+        if best == -math.inf and self.closes:
+            raise self._closed(logits)
         _check_finite(best)
         return int(picks.token), best - float(picks.second)
 
@@ -117,22 +117,50 @@ class LogitsProcessor:
     def distribution(self, logits: Tensor, path: Sequence[int] = ()) -> Tensor:
         """What the token that follows a node is a sample of: softmax(process), [V] float64 on the CPU.
 
-        Raises CheckpointError when the logits are not numbers.
+        Raises CheckpointError when the logits are not numbers, RequestError where the rules leave no token.
         """
         _check_finite(float(logits.max()))
-        return torch.softmax(self.process(logits, path).cpu().double(), dim=0)
+        scores = self.process(logits, path)
+        if self.closes and float(scores.max()) == -math.inf:
+            raise self._closed(logits)
+        return torch.softmax(scores.cpu().double(), dim=0)
+
+    def _closed(self, logits: Tensor) -> OffspecError:
+        _check_finite(float(logits.max()))
+        return RequestError(
+            "the request closes every token: allowed_token_ids, bad_words, no_repeat_ngram_size and "
+            "min_tokens leave none to choose"
+        )
 
     @property
-    def penalises(self) -> bool:
+    def needs_paths(self) -> bool:
         """Whether scores depend on what was said, so that `draft_scores` needs paths."""
-        return self._penalises
+        return any(rule.needs_paths for rule in self._rules)
+
+    @property
+    def closes(self) -> bool:
+        """Whether a rule may close tokens, and so leave a node without any."""
+        return any(rule.closes for rule in self._rules)
+
+    def logprobs(self, logits: Tensor, token: int) -> TokenLogprobs | None:
+        """What the model itself says of a token, before any rule or temperature; None unless asked for.
+
+        logits: [V] any float, of the node that the token follows.
+        """
+        if self.params.logprobs is None:
+            return None
+        known = torch.log_softmax(logits.float(), dim=0)
+        top = torch.topk(known, min(self.params.logprobs, len(known)))
+        likeliest = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        return TokenLogprobs(token, float(known[token]), tuple(likeliest))
 
     def draft_scores(
         self, logits: Tensor, paths: Sequence[Sequence[int]], out: Tensor | None = None
     ) -> Tensor:
-        """Penalties and temperature without the filters: [W, V] any float -> [W, V] float32.
+        """Rules and temperature without the filters: [W, V] any float -> [W, V] float32.
 
-        A draft must not filter: its top_p would hide tokens that the target's keeps. Without `out` the
+        A draft must not filter: its top_p would hide tokens that the target's keeps. What a rule closes is
+        closed to both. Without `out` the
         result may share memory with the input when nothing is to be done; the input is left as it is. With
         it, [W, V] float32, the result is there; logits may then be of another width, since one family pads
         its heads to several: what they lack is -inf.
@@ -141,11 +169,11 @@ class LogitsProcessor:
             known = min(logits.shape[1], self.vocab_size)
             out[:, :known] = logits[:, :known]
             out[:, known:] = -math.inf
-        elif self._penalises:
+        elif self._rules:
             out = logits.to(torch.float32, copy=True)
         scores = logits.float() if out is None else out
-        if self._penalises:
-            self._penalise(scores, paths)
+        for rule in self._rules:
+            rule.apply(scores, paths)
         if self._temperature == 1.0:
             return scores
         # A tensor, since CUDA divides by a number by multiplying with its inverse, which rounds twice.
@@ -153,35 +181,6 @@ class LogitsProcessor:
         if scores is logits:
             return scores / divisor
         return scores.div_(divisor)  # in place: memory for [W, V] costs more than the division
-
-    def _penalise(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> None:
-        """Lower the scores [W, V] float32 in place."""
-        if self._tables is None:
-            self._tables = (
-                torch.tensor(list(self._counts), dtype=torch.int64, device=self.device),
-                torch.tensor(list(self._counts.values()), dtype=torch.float32, device=self.device),
-            )
-        # The tokens of a path again, from their raw scores, with its own counts on top of the history's.
-        hits = [
-            (node, token, self._counts[token] + times)
-            for node, path in enumerate(paths)
-            for token, times in Counter(path).items()
-        ]
-        nodes, of_path, times = (
-            torch.tensor(hits, dtype=torch.int64, device=self.device).view(-1, 3).unbind(1)
-        )
-        on_path = self._lowered(scores[nodes, of_path], times.float())
-        tokens, counts = self._tables
-        scores[:, tokens] = self._lowered(scores[:, tokens], counts)
-        scores[nodes, of_path] = on_path
-
-    def _lowered(self, scores: Tensor, counts: Tensor) -> Tensor:
-        """Penalised scores of tokens that were seen; counts are of the output alone."""
-        params = self.params
-        if params.repetition_penalty != 1.0:
-            penalty = params.repetition_penalty
-            scores = torch.where(scores < 0, scores * penalty, scores / penalty)
-        return scores - counts * params.frequency_penalty - (counts > 0) * params.presence_penalty
 
     def _border(self, scores: Tensor) -> Border:
         """Where top_k, top_p and min_p, one after the other, cut a row [V] float32."""

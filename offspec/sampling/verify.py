@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from offspec.core.events import TokenLogprobs
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
 from offspec.sampling.token_tree import ROOT, TokenTree
@@ -26,12 +27,14 @@ class Walk:
         tokens: The k tokens chosen at those nodes; the last is the bonus token and has no node.
         gaps: How far the best noisy logit stood above the second at each choice, in nats.
         stopped: Whether `stop` ended the walk.
+        logprobs: Of each token, where the request asks for them.
     """
 
     nodes: tuple[int, ...]
     tokens: tuple[int, ...]
     gaps: tuple[float, ...]
     stopped: bool
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 def walk(
@@ -53,14 +56,17 @@ def walk(
         stop: Called with each emitted token, in order; True ends the walk.
     """
     node, path = ROOT, list[int]()
-    nodes, gaps = [ROOT], list[float]()
+    nodes, gaps, logprobs = [ROOT], list[float](), list[TokenLogprobs]()
     while True:
-        token, gap = processor.choose(logits(node), path, noise, position + len(path) + 1)
+        row = logits(node)
+        token, gap = processor.choose(row, path, noise, position + len(path) + 1)
+        if (known := processor.logprobs(row, token)) is not None:
+            logprobs.append(known)
         path.append(token)
         gaps.append(gap)
         child = tree.children(node).get(token)
         stopped = stop(token)
         if stopped or child is None:
-            return Walk(tuple(nodes), tuple(path), tuple(gaps), stopped)
+            return Walk(tuple(nodes), tuple(path), tuple(gaps), stopped, tuple(logprobs))
         node = child
         nodes.append(node)

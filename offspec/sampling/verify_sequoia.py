@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from offspec.core.events import TokenLogprobs
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.token_tree import ROOT, TokenTree
 from offspec.sampling.verify import Walk
@@ -55,21 +56,24 @@ def walk_without_replacement(
         position: As in `verify.walk`.
         stop: As in `verify.walk`.
     """
-    node, path, nodes = ROOT, list[int](), [ROOT]
+    node, path, nodes, logprobs = ROOT, list[int](), [ROOT], list[TokenLogprobs]()
     while True:
         chances = numbers(position + len(path) + 1)
-        target = processor.distribution(logits(node), path).numpy()
+        row = logits(node)
+        target = processor.distribution(row, path).numpy()
         children = tree.children(node)
         token = None
         if children:
             token, target = judge(target, _distribution(drafts(node)), list(children), chances)
         if token is None:
             token = _drawn(target, next(chances))
+        if (known := processor.logprobs(row, token)) is not None:
+            logprobs.append(known)
         path.append(token)
         child = children.get(token)
         stopped = stop(token)
         if stopped or child is None:
-            return Walk(tuple(nodes), tuple(path), (math.nan,) * len(path), stopped)
+            return Walk(tuple(nodes), tuple(path), (math.nan,) * len(path), stopped, tuple(logprobs))
         node = child
         nodes.append(node)
 

@@ -64,6 +64,10 @@ class TemperatureFit:
 
         rank is the place of the committed token among them, None when it was none of them.
         """
+        if not math.isfinite(scores[0]):
+            return  # a draft that overflowed has nothing to teach
+        possible = np.isfinite(scores)  # the best come first, so ranks stay; others were closed by a rule
+        scores, log_probs = scores[possible], log_probs[possible]
         inside = np.exp(log_probs.astype(np.float64))
         # What is not among the K is one more outcome, placed just below the last.
         outside = max(1.0 - float(inside.sum()), 0.0)
