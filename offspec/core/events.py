@@ -185,14 +185,14 @@ class Mismatch:
 
     Args:
         index: Of the token in the answer.
-        token: The id with speculation.
-        unspeculated_token: The id without.
+        token: The id with speculation; None where that answer had ended.
+        unspeculated_token: The id without; None where that answer had ended.
         gap: Between the two best noisy logits there, in nats; a near-tie is close to 0.
     """
 
     index: int
-    token: int
-    unspeculated_token: int
+    token: int | None
+    unspeculated_token: int | None
     gap: float
 
 

@@ -19,7 +19,7 @@ class ExclusiveUse:
     def __init__(self, busy: str) -> None:
         self._busy = busy
         self._lock = threading.Lock()
-        self._holder: int | None = None  # the thread that holds the lock
+        self._holder: int | None = None  # the thread that has the turn
 
     @property
     def taken(self) -> bool:
@@ -30,6 +30,10 @@ class ExclusiveUse:
     def mine(self) -> bool:
         """The thread that asks has one."""
         return self._holder == threading.get_ident()
+
+    def move_here(self) -> None:
+        """The thread that calls goes on with the turn that another one took."""
+        self._holder = threading.get_ident()
 
     @contextmanager
     def take(self, halt: threading.Event | None = None, *, wait: bool = True) -> Iterator[None]:

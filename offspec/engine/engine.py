@@ -7,6 +7,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from operator import index
 from types import TracebackType
 from typing import Any, TypedDict, Unpack, cast
 
@@ -30,7 +31,7 @@ from offspec_planners.plan import Plan
 
 _CLOSING_S = 0.02  # how often `close` looks whether an answer in another thread has ended
 
-Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
+Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]  # ids also as an array or a tensor
 Draft = str | Sequence[str]  # names, joined by commas or one by one
 
 
@@ -170,14 +171,18 @@ class Engine:
             self._halt = request.halt
             request = replace(request, ids=self._encode(prompt, raw))
             running = self._begin(request)
-            yield running.prefill
-            while running.reason is None:
+            events: list[Event] = [running.prefill]
+            while True:
+                for event in events:
+                    yield event
+                    self._turns.move_here()  # whatever thread reads the stream on has the turn
+                if running.reason is not None:
+                    break
                 try:
                     events = running.step()
                 except OffspecError:
                     yield from running.held_back()
                     raise
-                yield from events
             result = running.result
             if check and running.reason != "halted":
                 result = replace(result, mismatches=self._check(request, result, running.gaps))
@@ -203,10 +208,8 @@ class Engine:
 
     def _encode(self, prompt: Prompt, raw: bool) -> list[int]:
         """Token ids of a prompt that leaves room for an answer."""
-        given = [] if isinstance(prompt, str) else [item for item in prompt if isinstance(item, int)]
-        if given and len(given) == len(prompt):
-            ids = given
-        else:
+        ids = _token_ids(prompt)
+        if ids is None:
             ids = self._assembly.codec.encode_prompt(cast(str | Messages, prompt), raw)
         size = self._assembly.target.skeleton.vocab_size
         if not all(0 <= token < size for token in ids):
@@ -262,11 +265,17 @@ class Engine:
         alone = self._begin(replace(request, sources=(), trees=False))
         while alone.reason is None:
             alone.step()
-        others = alone.result.token_ids
-        for index, (token, other) in enumerate(zip(result.token_ids, others, strict=False)):
+        tokens, others = result.token_ids, alone.result.token_ids
+        for place, (token, other) in enumerate(zip(tokens, others, strict=False)):
             if token != other:
-                return (Mismatch(index, token, other, gaps[index]),)
-        return None if alone.reason == "halted" else ()
+                return (Mismatch(place, token, other, gaps[place]),)
+        if alone.reason == "halted":
+            return None
+        if (len(tokens), result.finish_reason) == (len(others), alone.reason):
+            return ()
+        place = min(len(tokens), len(others))  # one of them ended there, or they ended for other reasons
+        said, unspeculated = (ids[place] if place < len(ids) else None for ids in (tokens, others))
+        return (Mismatch(place, said, unspeculated, 0.0),)
 
     def close(self) -> None:
         """Stop reading ahead and free the models. May be called twice.
@@ -319,6 +328,16 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _token_ids(prompt: Prompt) -> list[int] | None:
+    """Ids, from a list, an array or a tensor of them; None for text and messages."""
+    if isinstance(prompt, str) or len(prompt) == 0:
+        return None
+    try:
+        return [index(item) for item in prompt]  # type: ignore[arg-type]
+    except TypeError:
+        return None
 
 
 def _seeded(params: SamplingParams | None) -> SamplingParams:

@@ -25,6 +25,7 @@ PUBLIC = {
     "PassProgress",
     "TextDelta",
     "Piece",
+    "TokenLogprobs",
     "TreeSeen",
     "PassStats",
     "Mismatch",

@@ -2,15 +2,20 @@
 
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
-from offspec import ClosedError, SamplingParams, StreamError
+from offspec import ClosedError, RequestError, SamplingParams, StreamError
 from offspec.core.events import Event, Finished, PassProgress, PassStats, Result, TextDelta, TreeSeen
+from offspec.engine.drafting import Request
 from offspec.engine.engine import Engine
+from offspec.engine.request import RunningRequest
 from offspec_planners.placement import Placement, Tier
 from tests.support.tiny_models import tiny_engine, write_model
 
@@ -219,3 +224,44 @@ def test_closing_halts_an_answer_in_another_thread(model: Path) -> None:
         assert not isinstance(ended, Finished) or ended.result.finish_reason == "halted"
         with pytest.raises(ClosedError):
             engine.generate(PROMPT)
+
+
+def test_a_stream_may_move_between_threads(model: Path) -> None:
+    """The turn goes with whatever thread reads on: it is told that it would wait for itself, others wait."""
+    with tiny_engine(model, "none") as engine, ThreadPoolExecutor(2) as pool:
+        events = engine.stream(PROMPT, PARAMS)
+        pool.submit(next, events).result()
+        pool.submit(lambda: [next(events) for _ in range(3)]).result()
+        next(events)
+        with pytest.raises(RequestError, match="under way"):
+            engine.generate(PROMPT, PARAMS)
+        later = pool.submit(engine.generate, [3, 4], PARAMS)
+        whole = list(events)
+        assert isinstance(whole[-1], Finished)
+        assert later.result(timeout=60).tokens
+
+
+def test_ids_may_come_as_an_array(model: Path) -> None:
+    with tiny_engine(model, "none") as engine:
+        expected = engine.generate(PROMPT, PARAMS).token_ids
+        for prompt in (np.array(PROMPT), torch.tensor(PROMPT), tuple(PROMPT), [np.int32(t) for t in PROMPT]):
+            assert engine.generate(prompt, PARAMS).token_ids == expected
+        with pytest.raises(RequestError):
+            engine.generate(np.array([-1]), PARAMS)
+
+
+def test_a_check_compares_where_answers_end(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tiny_engine(model, "none") as engine:
+        real = engine._begin
+
+        def shorter(request: Request) -> RunningRequest:
+            if not request.trees:  # the check asks for none
+                request = replace(request, params=replace(request.params, max_tokens=5))
+            return real(request)
+
+        monkeypatch.setattr(engine, "_begin", shorter)
+        *_, last = engine.stream(PROMPT, PARAMS, check=True, trees=True)
+        assert isinstance(last, Finished) and last.result.mismatches is not None
+        (place,) = last.result.mismatches
+        assert (place.index, place.unspeculated_token) == (5, None)
+        assert place.token == last.result.token_ids[5]

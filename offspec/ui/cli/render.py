@@ -174,10 +174,15 @@ def check_report(result: Result) -> list[str]:
     if not result.mismatches:
         return [f"check: same tokens without speculation ({result.tokens} compared)"]
     return [
-        f"check: token {place.index} is {place.token}, without speculation {place.unspeculated_token}; "
+        f"check: token {place.index} is {_said(place.token)}, without speculation "
+        f"{_said(place.unspeculated_token)}; "
         f"gap {place.gap:.4g} nats"
         for place in result.mismatches
     ]
+
+
+def _said(token: int | None) -> str:
+    return "the end of the answer" if token is None else str(token)
 
 
 def _count(number: int, noun: str) -> str:
