@@ -130,7 +130,7 @@ class SamplingParams:
         logit_bias: Numbers added to logits, by token id: a mapping, or pairs. Default none.
         allowed_token_ids: The only tokens that may come. None: all.
         bad_words: Texts whose tokens never come in a row. Default none.
-        no_repeat_ngram_size: No sequence of this many tokens comes twice, the prompt included. Default 0, off.
+        no_repeat_ngram_size: No sequence of this many tokens comes twice, prompt included. Default 0, off.
         logprobs: Report for each token the log-probability that the model itself gives it, and this many of
             the likeliest tokens. None: do not.
 
