@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from offspec.core.trace import OFF, Timeline
@@ -20,6 +21,8 @@ from offspec.sampling.noise import GumbelNoise
 from offspec.sampling.verify import Walk, walk
 from offspec.sampling.verify_sequoia import walk_without_replacement
 from offspec_planners.sequoia import TreeShape
+
+_LIKELIEST = 12  # nodes whose logits are made together: about as many as a walk that goes well visits
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,9 @@ class DecodeState:
         root = len(self.ids) - 1
         pending = root - model.cache.length
         with self._timeline.span("verify", "walk") as span:
-            result = _walk(grown, decoding, model.logits_by_row(hidden[pending:]), root)
+            likeliest = np.argsort(-grown.tree.score, kind="stable")[:_LIKELIEST].tolist()
+            logits = model.logits_by_row(hidden[pending:], likeliest)
+            result = _walk(grown, decoding, logits, root)
             span.note(emitted=len(result.tokens))
         with self._timeline.span("engine", "commit"):
             self._commit(grown, result, decoding, hidden)

@@ -4,7 +4,7 @@ Letters: T rows of a pass, H hidden size, V vocabulary.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,14 +139,33 @@ class TreeModel:
             return self._head.logits(hidden, self._project)
         return self._project(hidden)
 
-    def logits_by_row(self, hidden: torch.Tensor) -> Callable[[int], torch.Tensor]:
-        """row -> [V]: each made when it is asked for, or all of them now where the head streams."""
+    def logits_by_row(
+        self, hidden: torch.Tensor, likely: Sequence[int] = ()
+    ) -> Callable[[int], torch.Tensor]:
+        """row -> [V]: made when it is asked for, or all of them now where the head streams.
+
+        Args:
+            hidden: [n, H].
+            likely: Rows that are made together with the first of them that is asked for: the product of a few
+                rows takes as long as that of one, which is the time to read the head.
+        """
         if self._head is not None:
             rows = self._head.logits(hidden, self._project)
             return lambda row: rows[row]
-        # A pair, since the product of a single row rounds otherwise than that of many, and a head that
-        # streams makes many: what is said must not depend on where the head lies.
-        return lambda row: self._project(hidden[[row, row]])[0]
+        if hidden.dtype == torch.float32:
+            likely = ()  # whose products round otherwise with more rows than three
+        made: dict[int, torch.Tensor] = {}
+
+        def logits(row: int) -> torch.Tensor:
+            if row not in made:
+                together = list(likely) if not made and row in likely else [row]
+                # At least a pair, since the product of a single row rounds otherwise than that of many: what
+                # is said must not depend on who is asked for together.
+                together *= 2 if len(together) == 1 else 1
+                made.update(zip(together, self._project(hidden[together]), strict=True))
+            return made[row]
+
+        return logits
 
     def _project(self, hidden: torch.Tensor) -> torch.Tensor:
         self._given = hidden[None]
