@@ -22,8 +22,6 @@ from offspec.sampling.verify import Walk, walk
 from offspec.sampling.verify_sequoia import walk_without_replacement
 from offspec_planners.sequoia import TreeShape
 
-_LIKELIEST = 12  # nodes whose logits are made together: about as many as a walk that goes well visits
-
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
@@ -111,8 +109,8 @@ class DecodeState:
         root = len(self.ids) - 1
         pending = root - model.cache.length
         with self._timeline.span("verify", "walk") as span:
-            likeliest = np.argsort(-grown.tree.score, kind="stable")[:_LIKELIEST].tolist()
-            logits = model.logits_by_row(hidden[pending:], likeliest)
+            likeliest = np.argsort(-grown.tree.score, kind="stable")
+            logits = model.logits_by_row(hidden[pending:], likeliest.tolist())
             result = _walk(grown, decoding, logits, root)
             span.note(emitted=len(result.tokens))
         with self._timeline.span("engine", "commit"):

@@ -21,6 +21,7 @@ from offspec_kernels.chunks import split_evenly
 # Rows that go through a layer together, which bounds the activations of a long prompt; and where memory is so
 # tight that fewer make room for something better.
 CHUNK, SMALL_CHUNK = 1024, 256
+_TOGETHER = 12  # rows whose logits are made together: about as many as a walk that goes well visits
 
 
 @dataclass(slots=True)
@@ -139,6 +140,11 @@ class TreeModel:
             return self._head.logits(hidden, self._project)
         return self._project(hidden)
 
+    @property
+    def rows_together(self) -> int:
+        """Rows whose logits are made in one product: in float32 those of few and of many round otherwise."""
+        return 1 if self.skeleton.model.dtype == torch.float32 else _TOGETHER
+
     def logits_by_row(
         self, hidden: torch.Tensor, likely: Sequence[int] = ()
     ) -> Callable[[int], torch.Tensor]:
@@ -146,19 +152,18 @@ class TreeModel:
 
         Args:
             hidden: [n, H].
-            likely: Rows that are made together with the first of them that is asked for: the product of a few
-                rows takes as long as that of one, which is the time to read the head.
+            likely: Rows in the order in which they are likely to be asked for. The first of them are made
+                together: the product of a few rows takes as long as that of one, the time to read the head.
         """
         if self._head is not None:
             rows = self._head.logits(hidden, self._project)
             return lambda row: rows[row]
-        if hidden.dtype == torch.float32:
-            likely = ()  # whose products round otherwise with more rows than three
+        first = tuple(likely[: self.rows_together])
         made: dict[int, torch.Tensor] = {}
 
         def logits(row: int) -> torch.Tensor:
             if row not in made:
-                together = list(likely) if not made and row in likely else [row]
+                together = list(first) if not made and row in first else [row]
                 # At least a pair, since the product of a single row rounds otherwise than that of many: what
                 # is said must not depend on who is asked for together.
                 together *= 2 if len(together) == 1 else 1

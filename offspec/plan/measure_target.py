@@ -84,7 +84,14 @@ class PassTrial:
             link = self.link()
             progress(len(self._rows) + 1, len(self._rows) + 1)
             unpack = 0.0 if target.is_packed else _UNPACKING * copying_seconds(target.dtype, target.device)
-            return MeasuredCosts(tuple(layer), tuple(outside), self._walk(), link=link, unpack=unpack)
+            head = self._head()
+            return MeasuredCosts(
+                tuple(layer),
+                tuple((rows, around + head) for rows, around in outside),
+                self._walk(),
+                link=link,
+                unpack=unpack,
+            )
         finally:
             target.tree_model.settle = None
             target.tree_model.on_layer = target.tree_model.between = None
@@ -159,19 +166,38 @@ class PassTrial:
             rows.filled = self._prefix
         cache.length = self._prefix
 
+    def _head(self) -> float:
+        """Seconds of the product that makes the logits of the likeliest nodes; 0 where there is none such."""
+        model = self._target.tree_model
+        rows = model.rows_together
+        if model.streams_head or rows == 1:
+            return 0.0
+        times = []
+        for _ in range(_WALKS):
+            began = time.perf_counter()
+            float(model.logits_by_row(self._states(rows), range(rows))(0)[0])  # waits for a device
+            times.append(time.perf_counter() - began)
+        return statistics.median(times)
+
+    def _states(self, rows: int) -> torch.Tensor:
+        target = self._target
+        return torch.zeros(rows, target.skeleton.config.hidden_size, dtype=target.dtype, device=target.device)
+
     def _walk(self) -> float:
-        """Seconds of choosing one token, with the noise at hand, as it is where the draft has used it."""
+        """Seconds of choosing one token, with the noise at hand, as it is where the draft has used it.
+
+        Where logits are not made together, those of the node count.
+        """
         target, vocabulary = self._target, self._target.skeleton.vocab_size
-        hidden = torch.zeros(2, target.skeleton.config.hidden_size, dtype=target.dtype, device=target.device)
+        model, hidden = target.tree_model, self._states(2)
+        apart = model.rows_together == 1 and not model.streams_head
         none = torch.zeros(vocabulary, device=target.device)
-        logits = (
-            (lambda row: none) if target.tree_model.streams_head else target.tree_model.logits_by_row(hidden)
-        )
         processor = LogitsProcessor(SamplingParams(self._temperature), vocabulary, [], target.device)
         noise = GumbelNoise(0, vocabulary, target.device) if self._temperature else None
         times = []
         for _ in range(_WALKS):
             began = time.perf_counter()
+            logits = model.logits_by_row(hidden) if apart else (lambda row: none)
             walk(TokenTree.single(0), logits, processor, noise, 0, lambda token: True)
             times.append(time.perf_counter() - began)
         return statistics.median(times)
