@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from scipy.stats import binom
+from scipy.stats import binom, chisquare
 
 import offspec
 from offspec import Finished, SamplingParams
 from offspec.engine.engine import Engine
+from tests.support.products import some
 from tests.support.tiny_models import VOCABULARY, write_model
 
 TOKENS = 180
@@ -22,6 +24,7 @@ RULES: dict[str, dict[str, Any]] = {
     "coupled": {},
     "plain": {"verify": "plain"},
     "suffix": {"draft": "suffix"},
+    "substitute and lookup": {"draft": "substitute,lookup"},
     "sequoia": {"verify": "sequoia", "tree": "sequoia", "budget": 8, "width": 4, "temperature": 1.0},
 }
 # The template writes no more than the first and the last word of an answer, as others drop what it thought.
@@ -72,6 +75,27 @@ def test_a_passage_that_is_quoted_is_not_said_again(engine: Engine) -> None:
     said = engine.generate(prompt, _params()).token_ids
     again = engine.generate(said, _params()).token_ids  # which begins where `said` began
     assert _by_chance(_repeats(said, again)), _repeats(said, again)
+
+
+@pytest.mark.parametrize("seeds", some([6, 60], 6))
+def test_tokens_behind_a_quotation_follow_the_model(engine: Engine, seeds: int) -> None:
+    """Over seeds: repeats by chance alone, and each token as often as the model's own probabilities say."""
+    length, repeats = 40, 0
+    seen, expected = np.zeros(VOCABULARY), np.zeros(VOCABULARY)
+    prompt = [5, *range(10, 48), 9]
+    for seed in range(seeds):
+        asked = SamplingParams(
+            temperature=1.0, seed=seed, max_tokens=length, ignore_eos=True, logprobs=VOCABULARY
+        )
+        said = engine.generate(prompt, asked).token_ids
+        again = engine.generate(said, asked)
+        assert again.logprobs is not None and len(again.token_ids) == length == len(prompt)
+        repeats += _repeats(said, again.token_ids)
+        for known in again.logprobs:
+            seen[known.token] += 1
+            expected += [np.exp(logprob) for _, logprob in sorted(known.top)]
+    assert binom.sf(repeats - 1, seeds * length, 1.3 / VOCABULARY) > 1e-3, repeats
+    assert chisquare(seen, expected * seen.sum() / expected.sum()).pvalue > 1e-3
 
 
 def test_two_turns_whose_template_drops_most_of_the_answer(engine: Engine) -> None:
