@@ -112,7 +112,8 @@ def test_a_failing_read_is_one_error_with_its_place(
     moment: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with tiny_engine(model, model, placement=placement) as engine:
+    """Of the target's: a read of its own that fails retires a draft, see `tests/draft/test_advisory.py`."""
+    with tiny_engine(model, "none", placement=placement) as engine:
         assert _generate(engine) == expected
         broken = threading.Event()
 

@@ -9,12 +9,14 @@ from offspec.core.config import SamplingParams
 from offspec.core.errors import RequestError
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.handlers import run_command
+from offspec.ui.chat.settings import MEANINGS
 from tests.ui.chat.talk import SETUP, finished, say, shown
 
 
 def test_set_shows_everything_and_one(chat: ChatController) -> None:
     text = shown(chat, "/set")
-    for name in SamplingParams.__dataclass_fields__:
+    assert SamplingParams.__dataclass_fields__.keys() >= MEANINGS.keys()
+    for name in MEANINGS:  # rules by token ids are for callers in Python
         assert f"| `{name}` |" in text
     assert shown(chat, "/set top-p").startswith("`top_p` is `1`: ")
 
