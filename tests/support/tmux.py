@@ -63,8 +63,15 @@ class Tmux:
 
     def wait_for(self, text: str, seconds: float = 240) -> str:
         """The first screen with this text."""
-        self.wait_until(lambda: text in self.screen(), f"{text!r} on the screen", seconds)
-        return self.screen()
+        screen = ""
+
+        def is_there() -> bool:
+            nonlocal screen
+            screen = self.screen()
+            return text in screen
+
+        self.wait_until(is_there, f"{text!r} on the screen", seconds)
+        return screen  # not a later one, which may be half drawn
 
     def wait_until(self, reached: Callable[[], bool], what: str, seconds: float = 240) -> None:
         """Wait, looking ten times a second."""

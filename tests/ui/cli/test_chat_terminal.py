@@ -95,7 +95,8 @@ def test_a_conversation_is_stopped_asked_again_saved_and_resumed(tmp_path: Path,
         terminal.wait_until(answered(data, 1), "an end of the answer")
         stopped = last(data)
         assert stopped is not None and stopped.finish == "halted"
-        assert "stopped" in terminal.wait_for(READY)
+        terminal.wait_for("stopped")
+        terminal.wait_for(READY)
 
         terminal.send("/set max_tokens=12")
         terminal.send("/retry")
@@ -131,8 +132,9 @@ def test_a_conversation_is_stopped_asked_again_saved_and_resumed(tmp_path: Path,
     assert [message.role for message in said] == ["user", "assistant"] * 2
 
     with start(data, "--resume") as terminal:
-        screen = terminal.wait_for(READY)
-        assert "capital of France" in screen and words_of(second.content) in words_of(screen)
+        said_before = words_of(second.content)
+        terminal.wait_until(lambda: said_before in words_of(terminal.screen()), "what was said before")
+        assert "capital of France" in terminal.wait_for(READY)
         terminal.send("And of Italy?")
         terminal.wait_until(answered(data, 3), "a third answer")
         talk = conversation(data)
