@@ -7,6 +7,7 @@ W = ceil(R / 64) words.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,8 +59,9 @@ class TreeMask:
     causal: Tensor
     words: Tensor
     position: Tensor | None = None
-    # What is worked out once and serves every layer of a pass: small masks, and the numbers on the host.
-    kept: dict[object, Tensor] = field(default_factory=dict, compare=False, repr=False)
+    # What is worked out once and serves every layer of a pass: lists of keys, small masks, and the numbers
+    # on the host.
+    kept: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
     known: list[TreeExtent] = field(default_factory=list, compare=False, repr=False)
     # Batches, queries and keys that this has been found to fit.
     fitting: set[tuple[int, int, int]] = field(default_factory=set, compare=False, repr=False)
@@ -73,7 +75,7 @@ class TreeMask:
         causal: int = 0,
         first: int | None = None,
         position: Tensor | None = None,
-        kept: dict[object, Tensor] | None = None,
+        kept: dict[object, Any] | None = None,
     ) -> "TreeMask":
         """The mask of one tree.
 

@@ -116,6 +116,7 @@ class LMDrafter:
             position=torch.tensor(self._positions, device=self._device),
             causal=self._pending,
             ancestors=torch.from_numpy(self._rows.sees).to(self._device),
+            exact=False,
         )
         last = self._model.skeleton.vocab_size - 1  # the target's head may be padded beyond the draft's
         tokens = [min(token, last) for token in (*fresh, *candidates.token[nodes].tolist())]

@@ -27,14 +27,16 @@ class TreeContext:
         causal: Of these M rows, the first that are a plain chain (each sees those before it); the others see
             all of the chain and part of the tree.
         ancestors: [M - causal, M - causal] bool, which rows of the tree each row of the tree sees.
+        exact: Whether a row's bits are to depend on its own path alone, as a target's must.
     """
 
     prefix: int
     position: torch.Tensor
     causal: int
     ancestors: torch.Tensor
+    exact: bool = True
     _masks: dict[tuple[int, int], TreeMask] = field(default_factory=dict)
-    _kept: dict[object, torch.Tensor] = field(default_factory=dict)
+    _kept: dict[object, Any] = field(default_factory=dict)
 
     @classmethod
     def chain(cls, rows: int, device: torch.device) -> "TreeContext":
@@ -100,6 +102,7 @@ def attend_tree(
         softcap=softcap,
         sinks=s_aux,
         out=out.transpose(1, 2),
+        exact=tree.exact,
     )
     return out, None
 

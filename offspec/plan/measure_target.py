@@ -137,7 +137,7 @@ class PassTrial:
             prefix=self._prefix,
             position=torch.arange(self._prefix, self._prefix + rows, device=device),
             causal=0,
-            ancestors=torch.ones(rows, rows, dtype=torch.bool, device=device).tril(),
+            ancestors=_ancestors(rows).to(device),
         )
         if device.type == "cuda":
             model.settle = lambda: torch.cuda.synchronize(device)
@@ -240,3 +240,11 @@ def tried_machine(target: LoadedModel, measured: MeasuredCosts, sizes: ModelSize
     processor = Processor(which.processor, which.memory, Rate.exactly(fetched), products, 0.0)
     disk = measured.link or read_rate(target)
     return Hardware(which.name, which.ram, disk, measured.link if which.apart else None, processor)
+
+
+def _ancestors(rows: int) -> torch.Tensor:
+    """[rows, rows] bool of a tree in which node i hangs from node (i - 1) // 2."""
+    sees = torch.eye(rows, dtype=torch.bool)
+    for node in range(1, rows):
+        sees[node] |= sees[(node - 1) // 2]
+    return sees

@@ -20,9 +20,12 @@ Loop = TypeVar("Loop", bound=Callable[..., Any])
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def compiled(loop: Loop) -> Loop:
-    """Compile a loop over arrays; it runs without Python's lock, so several can run at once."""
-    compile = partial(numba.njit, nogil=True, error_model="numpy")
+def compiled(loop: Loop, *, allow: frozenset[str] = frozenset()) -> Loop:
+    """Compile a loop over arrays; it runs without Python's lock, so several can run at once.
+
+    allow: liberties of LLVM's fast-math flags, as "contract" and "reassoc".
+    """
+    compile = partial(numba.njit, nogil=True, error_model="numpy", fastmath=set(allow))
     try:
         return cast(Loop, compile(loop, cache=True))
     except RuntimeError:  # no folder that compiled code can be kept in

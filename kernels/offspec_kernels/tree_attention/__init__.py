@@ -8,7 +8,7 @@ from torch import Tensor
 from offspec_kernels.backend import Backend, choose_backend
 from offspec_kernels.checks import FLOATS, check_device, check_dtype, check_rows, check_shape
 from offspec_kernels.errors import ArgumentError
-from offspec_kernels.tree_attention.eager import scratch_bytes
+from offspec_kernels.tree_attention.sizes import scratch_bytes
 from offspec_kernels.tree_mask import TreeMask
 
 
@@ -23,6 +23,7 @@ def tree_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     out: Tensor | None = None,
+    exact: bool = True,
     path: Backend | None = None,
 ) -> Tensor:
     """softmax(query key^T scale) value, of each query over the keys that `tree_mask` shows it.
@@ -42,6 +43,8 @@ def tree_attention(
         sinks: [H], a score for each head that takes its share of the softmax without a value; none by
             default.
         out: [B, H, N, E], overwritten; made by default.
+        exact: Whether the bits of a query's result are to depend on its own keys alone, whatever else is
+            asked and wherever its keys lie (eager). A draft's few queries are done sooner without.
         path: Backend to use, by default `choose_backend`'s.
 
     Raises:
@@ -52,9 +55,8 @@ def tree_attention(
     and weights rounded to that dtype before they meet the values. eager, over long prefixes in bfloat16:
     a weight 2^-w of the row's largest is known to w / 512 of itself.
 
-    Scratch, beside `out`: eager, what `scratch_bytes` says, which is bounded whatever S is: masks of N by S
-    are made only where they are small; triton, where the prefix is split X ways, B H N X (E + 2) float32, and
-    nothing of N by S at all.
+    Scratch, beside `out`: eager, what `scratch_bytes` says, which is bounded whatever S is; triton, where the
+    prefix is split X ways, B H N X (E + 2) float32.
     """
     _check(query, key, value, tree_mask, window, sinks)
     if out is None:
@@ -68,15 +70,18 @@ def tree_attention(
         return out
     scaling = query.shape[3] ** -0.5 if scale is None else scale
     way: Callable[..., None]
+    options: dict[str, bool] = {}
     match choose_backend(query.device, path):
         case "triton":
             from offspec_kernels.tree_attention.triton import attend as way
         case "eager":
             from offspec_kernels.tree_attention.eager import attend as way
+
+            options["exact"] = exact
         case "reference":
             from offspec_kernels.tree_attention.reference import attend as way
     with torch.no_grad():
-        way(query, key, value, tree_mask, scaling, window, softcap or None, sinks, out)
+        way(query, key, value, tree_mask, scaling, window, softcap or None, sinks, out, **options)
     return out
 
 

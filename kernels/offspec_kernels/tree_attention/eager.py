@@ -1,44 +1,23 @@
-"""Attention of a token tree in torch's own operations, for a CPU.
+"""Attention of a token tree on a CPU, whose rows' bits depend on nothing but their own path.
 
-A CPU's two costs are the matrix products and one exponential for each pair of query and key. torch's fused
-attention runs its products, small ones, at well under half the rate of large ones in bfloat16. Here the
-products are large: all rows that share a key head against some two thousand keys at a time.
+A row meets the keys near it one by one, in a compiled loop (`native`), and the others in products of fixed
+blocks (`blocks`): both in order of position, cut by position alone (`paths`).
 
-Letters: see `tree_mask`; G query heads a key head, R = G n folded rows, K keys of a block, E numbers of a
-value.
+Letters: see `tree_mask`; G query heads a key head, n queries that are done together, E numbers of a value.
 """
 
-from collections.abc import Iterator
-
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from offspec_kernels.chunks import split_evenly
-from offspec_kernels.tree_attention.running import MASKED_KEYS, OPEN_KEYS, Desk, Rows
-from offspec_kernels.tree_mask import TreeExtent, TreeMask
-
-# torch's attention with a dense mask is as fast while there are few keys, and faster where there are few
-# pairs of folded row and key, which is also how large such a mask may be.
-_FEW_KEYS, _SMALL = 1536, 1 << 20
-_KEPT = 16 << 20  # bytes of such masks that are kept from layer to layer
-_ROWS, _DENSE_ROWS = 2048, 256  # most folded rows of a block, and queries that share a mask of few keys
-_SINKS = 64  # first keys, which attract most attention in many models, and so are done first, exactly
-
-
-def scratch_bytes(rows: int, keys: int, heads: int, groups: int, dtype: torch.dtype) -> int:
-    """Most bytes beside the result: up to `rows` queries of `heads` heads over `keys` keys, G = `groups`."""
-    item, wide = dtype.itemsize, 256  # bytes of a number, and numbers of a query or value, at most
-    few = min(keys, _FEW_KEYS)
-    pairs = min(rows * keys, max(_SMALL // groups, keys))  # of query and key, under a dense mask
-    kept = min(groups * max(min(rows, few) * few, pairs) * item, _KEPT)
-    dense = pairs * (groups * item + item + 3) + min(rows, pairs // keys) * heads * 3 * wide * item
-    folded = min(groups * rows, max(_ROWS, groups))
-    desk = folded * (MASKED_KEYS * 4 + (OPEN_KEYS * 2 if dtype == torch.bfloat16 else 0))
-    if groups * rows * keys <= _SMALL:
-        desk = min(desk, pairs * groups * 6)
-    masks = 3 * (folded // groups) * min(keys, rows)
-    return kept + max(dense, desk + masks + folded * 5 * wide * 4)
+from offspec_kernels.dequant.native import Array
+from offspec_kernels.dequant.threads import spread
+from offspec_kernels.tree_attention.blocks import Blocks, Desk, Sums
+from offspec_kernels.tree_attention.native import LOG2E, near
+from offspec_kernels.tree_attention.paths import Paths, paths_of
+from offspec_kernels.tree_attention.sizes import KEPT, LEAST_ROWS, SMALL, most_rows
+from offspec_kernels.tree_mask import TreeMask
 
 
 def attend(
@@ -51,44 +30,25 @@ def attend(
     softcap: float | None,
     sinks: Tensor | None,
     out: Tensor,
+    exact: bool = True,
 ) -> None:
     """See `tree_attention`. Scratch: see `scratch_bytes`."""
-    groups = query.shape[1] // key.shape[1]
-    # torch's attention does without large copies of its own where keys and values are equally wide.
-    plain = not softcap and sinks is None and query.shape[3] == value.shape[3]
+    heads, groups = query.shape[1], query.shape[1] // key.shape[1]
+    factor, cap = scale * LOG2E, (softcap or 0.0) * LOG2E
+    plain = not exact and not softcap and sinks is None and query.shape[3] == value.shape[3]
     for tree, reach in enumerate(tree_mask.reaches()):
         if reach.count < out.shape[2]:
             out[tree, :, reach.count :] = 0
         if not reach.count:
             continue
-        q, k, v, o = query[tree], key[tree], value[tree], out[tree]
-        desk: Desk | None = None
-        for rows, dense in _row_blocks(reach, groups, plain):
-            if dense:
-                _fused(q, k, v, tree_mask, tree, rows, scale, window, o)
-                continue
-            desk = desk or Desk(min(groups * reach.count, max(_ROWS, groups)), query.dtype, query.device)
-            cut = _Cut(tree_mask, tree, reach, rows, window)
-            for head in range(len(k)):
-                lanes = slice(head * groups, (head + 1) * groups)
-                aside = None if sinks is None else sinks[lanes]
-                block = Rows(desk, q[lanes, rows[0] : rows[1]], scale, softcap, aside)
-                cut.over(block, k[head], v[head])
-                o[lanes, rows[0] : rows[1]] = block.result().to(out.dtype)
-
-
-def _row_blocks(reach: TreeExtent, groups: int, plain: bool) -> Iterator[tuple[tuple[int, int], bool]]:
-    """Queries that are done together, and whether by torch's attention with a dense mask."""
-    if plain and groups * reach.count * reach.keys <= _SMALL:
-        yield (0, reach.count), True
-        return
-    behind = reach.prefix + reach.first
-    few = min(max(_FEW_KEYS - behind, 0), reach.count) if plain else 0  # queries that see few keys
-    most = min(_DENSE_ROWS, max(1, _SMALL // (groups * _FEW_KEYS)))
-    for part in split_evenly(0, few, most):
-        yield (part.start, part.stop), True
-    for part in split_evenly(few, reach.count, max(1, _ROWS // groups)):
-        yield (part.start, part.stop), False
+        if plain and groups * reach.count * reach.keys <= SMALL:
+            _fused(query[tree], key[tree], value[tree], tree_mask, tree, scale, window, out[tree])
+            continue
+        name = ("paths", tree, reach, window, groups)
+        if name not in tree_mask.kept:
+            tree_mask.kept[name] = paths_of(tree_mask, tree, window, most_rows(heads, groups))
+        for paths in tree_mask.kept[name]:
+            _attend_rows(query[tree], key[tree], value[tree], paths, factor, cap, sinks, out[tree])
 
 
 def _fused(
@@ -97,70 +57,107 @@ def _fused(
     value: Tensor,
     tree_mask: TreeMask,
     tree: int,
-    rows: tuple[int, int],
     scale: float,
     window: int | None,
     out: Tensor,
 ) -> None:
     """By torch's attention, with a mask that serves all layers of a pass."""
-    (start, end), heads = rows, len(query)
-    reach, groups = tree_mask.reaches()[tree], heads // len(key)
-    keys = reach.prefix + reach.first + end
-    name = (tree, reach, rows, groups, window, query.dtype)
+    reach, heads = tree_mask.reaches()[tree], len(query)
+    groups = heads // len(key)
+    name = ("bias", tree, reach, groups, window, query.dtype)
     bias = tree_mask.kept.get(name)
     if bias is None:
-        hidden = tree_mask.visible(tree, rows, (0, keys), window).logical_not_()
+        hidden = tree_mask.visible(tree, (0, reach.count), (0, reach.keys), window).logical_not_()
         bias = torch.zeros(hidden.shape, dtype=query.dtype, device=query.device)
         bias = bias.masked_fill_(hidden, float("-inf")).repeat(groups, 1)
-        if sum(mask.nbytes for mask in tree_mask.kept.values()) + bias.nbytes <= _KEPT:
+        if sum(mask.nbytes for mask in tree_mask.kept.values() if isinstance(mask, Tensor)) <= KEPT:
             tree_mask.kept[name] = bias
-    folded = query[:, start:end].reshape(1, len(key), groups * (end - start), query.shape[2])
-    done = F.scaled_dot_product_attention(
-        folded, key[None, :, :keys], value[None, :, :keys], attn_mask=bias, scale=scale
-    )
-    out[:, start:end] = done.view(heads, end - start, -1)
+    folded = query[:, : reach.count].reshape(1, len(key), groups * reach.count, query.shape[2])
+    keys, values = key[None, :, : reach.keys], value[None, :, : reach.keys]
+    done = F.scaled_dot_product_attention(folded, keys, values, attn_mask=bias, scale=scale)
+    out[:, : reach.count] = done.view(heads, reach.count, -1)
 
 
-class _Cut:
-    """The keys of a block of rows, cut into what all of them see and what a mask decides.
-
-    open: keys [low, end) that all see; masks: pieces of keys that some see, the last of them the rows' own.
-    """
-
-    def __init__(
-        self, tree_mask: TreeMask, tree: int, reach: TreeExtent, rows: tuple[int, int], window: int | None
-    ) -> None:
-        begin = reach.first + rows[0]
-        end = reach.prefix + min(reach.causal, begin)
-        low = start = 0
-        if window:
-            places = tree_mask.position[tree, begin : reach.first + rows[1]]  # type: ignore[index]
-            start = min(max(int(places.min()) - window + 1, 0), end)
-            low = min(max(int(places.max()) - window + 1, start), end)
-        last = reach.prefix + reach.first + rows[1]
-        self._open = (low, end)
-        self._masks: list[tuple[slice, Tensor]] = []
-        for piece in _pieces(end, last) + _pieces(start, low):
-            seen = tree_mask.visible(tree, rows, (piece.start, piece.stop), window)
-            self._masks.append((piece, seen.logical_not_()))
-
-    def over(self, rows: Rows, key: Tensor, value: Tensor) -> None:
-        """Bring key [S, D] and value [S, E] to the rows."""
-        for piece, hidden in self._masks:
-            rows.take(key[piece], value[piece], hidden)
-        low, end = self._open
-        if not rows.narrow:
-            for piece in _pieces(low, end):
-                rows.take(key[piece], value[piece], None)
-            return
-        sinks = min(low + _SINKS, end)
-        if low < sinks:
-            rows.take(key[low:sinks], value[low:sinks], None)
-        for start in range(sinks, end, OPEN_KEYS):
-            piece = slice(start, min(start + OPEN_KEYS, end))
-            rows.take_narrow(key[piece], value[piece])
+def _attend_rows(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    paths: Paths,
+    factor: float,
+    cap: float,
+    sinks: Tensor | None,
+    out: Tensor,
+) -> None:
+    heads, count, size = len(key), len(paths.rows), query.shape[2]
+    groups = len(query) // heads
+    asked = query[:, paths.rows].view(heads, groups, count, size).transpose(1, 2)
+    folded = query.new_zeros(heads, count * groups + LEAST_ROWS, size)
+    folded[:, : count * groups] = asked.reshape(heads, -1, size)
+    wide = folded.float().mul_(factor)
+    acc = torch.empty(heads, count * groups, value.shape[2])
+    top, total = torch.empty(2, heads, count * groups).unbind()
+    _take_near(wide, key, value, paths, cap, acc, top, total)
+    if sinks is not None:
+        sink = (sinks.float() * LOG2E).view(heads, 1, groups).expand(-1, count, -1).reshape(heads, -1)
+        sums = Sums(acc.view(-1, acc.shape[2]), top.view(-1), total.view(-1))
+        sums.move(torch.maximum(top, sink).view(-1))
+        total += torch.exp2(sink - top)
+    if paths.pieces:
+        keys = max(piece.high - piece.low for piece in paths.pieces)
+        desk = Desk(count * groups, keys, query.dtype)
+        for head in range(heads):
+            blocks = Blocks(desk, folded[head], wide[head], factor, cap)
+            sums = Sums(acc[head], top[head], total[head])
+            for piece in paths.pieces:
+                rows = slice(piece.start * groups, piece.stop * groups)
+                blocks.take(sums, rows, piece, key[head], value[head])
+    acc /= total[:, :, None]
+    done = acc.view(heads, count, groups, -1).transpose(1, 2).reshape(heads * groups, count, -1)
+    out[:, paths.rows] = done.to(out.dtype)
 
 
-def _pieces(start: int, end: int) -> list[slice]:
-    """Blocks of keys that are done exactly, the last first: it holds the rows themselves."""
-    return [slice(max(stop - MASKED_KEYS, start), stop) for stop in range(end, start, -MASKED_KEYS)]
+def _take_near(
+    wide: Tensor,
+    key: Tensor,
+    value: Tensor,
+    paths: Paths,
+    cap: float,
+    acc: Tensor,
+    top: Tensor,
+    total: Tensor,
+) -> None:
+    """The keys of each row's list, for folded queries `wide` [KV, G n + LEAST_ROWS, D]."""
+    heads, count = len(key), len(paths.rows)
+    groups = acc.shape[1] // count
+    asked = wide[:, : count * groups].view(heads, count, groups, -1).numpy()
+    results = [of.view(heads, count, groups, *of.shape[2:]).numpy() for of in (acc, top, total)]
+    (keys, key_at), (values, value_at) = _flat(key), _flat(value)
+    is_half = key.dtype == torch.float16
+
+    def work(start: int, end: int) -> None:
+        near(
+            asked,
+            keys,
+            values,
+            key_at,
+            value_at,
+            paths.lists,
+            paths.counts,
+            is_half,
+            cap,
+            start,
+            end,
+            *results,
+        )
+
+    spread(work, heads * count, heads * groups * int(paths.counts.sum()) * wide.shape[2])
+
+
+def _flat(rows: Tensor) -> tuple[Array, Array]:
+    """[KV, S, D] as one row of numbers, 16-bit floats as uint16; and its strides."""
+    heads, count, size = rows.shape
+    by_head, by_row = rows.stride(0), rows.stride(1)
+    length = (heads - 1) * by_head + (count - 1) * by_row + size
+    flat = rows.as_strided((length,), (1,))
+    found = flat.numpy() if rows.dtype == torch.float32 else flat.view(torch.int16).numpy().view(np.uint16)
+    return found, np.array([by_head, by_row], np.int64)

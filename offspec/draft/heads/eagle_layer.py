@@ -96,7 +96,8 @@ class EagleLayer:
         query, key = apply_rotary_pos_emb(query, key, cos, sin)
         keys, values = rows.update(key, value)
         out = mixed.new_empty(1, len(mixed), self._heads, self._size)
-        tree_attention(query, keys, values, context.tree_mask(start, end), out=out.transpose(1, 2))
+        mask = context.tree_mask(start, end)
+        tree_attention(query, keys, values, mask, out=out.transpose(1, 2), exact=False)
         return out.flatten(2)[0]
 
     def close(self) -> None:

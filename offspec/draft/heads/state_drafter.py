@@ -129,6 +129,7 @@ class StateDrafter:
             position=torch.arange(first, root, device=self._device),
             causal=root - first,
             ancestors=torch.zeros(0, 0, dtype=torch.bool, device=self._device),
+            exact=False,
         )
         for part in split_evenly(0, root - first, _CHUNK):
             if self.between is not None:
@@ -150,6 +151,7 @@ class StateDrafter:
             position=torch.tensor(self._positions, device=self._device),
             causal=0,
             ancestors=torch.from_numpy(self._rows.sees).to(self._device),
+            exact=False,
         )
         states = torch.stack([self._outputs[parent] for parent in candidates.parent[nodes].tolist()])
         tokens = torch.from_numpy(candidates.token[nodes]).to(self._device)

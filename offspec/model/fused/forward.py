@@ -162,6 +162,7 @@ class LeanModel:
             tree_mask,
             window=window,
             out=out.transpose(0, 1)[None],
+            exact=False,
         )
         return out.flatten(1)
 

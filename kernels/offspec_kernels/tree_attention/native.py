@@ -1,0 +1,289 @@
+"""Attention's loops over single numbers, compiled for a CPU: the keys near a row, and the weights of a block.
+
+Each treats a row alone and in one order, so its bits depend on nothing but the row's own numbers.
+
+Letters: KV key heads, G query heads a key head, n rows, P places in a row's list of keys, K keys of a block,
+D and E numbers of a key and a value.
+"""
+
+from functools import partial
+from typing import Any
+
+import numba
+import numpy as np
+from numba.extending import overload
+
+from offspec_kernels.dequant.native import Array, compiled, half, inlined
+from offspec_kernels.tree_attention.sizes import AT_ONCE
+
+LOG2E = 1.4426950408889634
+_NO_KEY = np.float32(-1e4)  # a score, relative to the largest, whose weight is nought
+_ROUNDER = np.float32(12582912.0)  # 1.5 2^23: a float32 of this size is a whole number
+# ln(2)^k / k! from the seventh down: 2^f to 2^-27 of itself, f at most a half.
+_C7, _C6, _C5, _C4, _C3, _C2, _C1 = (
+    np.float32(c)
+    for c in (
+        1.5252734e-5,
+        1.5403530e-4,
+        1.3333558e-3,
+        9.6181291e-3,
+        5.5504109e-2,
+        2.4022651e-1,
+        6.9314718e-1,
+    )
+)
+
+_fused = partial(compiled, allow=frozenset({"contract"}))
+_summed = partial(compiled, allow=frozenset({"contract", "reassoc", "nnan", "nsz"}))
+
+
+def _widen(row: Array, is_half: bool, out: Array) -> None:
+    """A row of float32, or of 16-bit floats as uint16, in float32."""
+    raise NotImplementedError  # works in compiled loops only
+
+
+@overload(_widen)
+def _(row: Any, is_half: Any, out: Any) -> Any:
+    if row.dtype == numba.float32:
+
+        def copied(row: Any, is_half: Any, out: Any) -> None:
+            for d in range(len(out)):
+                out[d] = row[d]
+
+        return copied
+
+    def widened(row: Any, is_half: Any, out: Any) -> None:
+        if is_half:
+            for d in range(len(out)):
+                out[d] = half(row[d])
+        else:
+            for d in range(len(out)):
+                out[d] = _wide(row[d])
+
+    return widened
+
+
+@inlined
+def _wide(bits: int) -> Any:
+    """The float32 of a bfloat16's bits."""
+    return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
+
+
+@inlined
+def _exp2(x: Any) -> Any:
+    """2^x in float32, for x of at most some 100; nought below -126. What is no number stays none."""
+    shifted = (np.float32(-126.0) if x < np.float32(-126.0) else x) + _ROUNDER
+    f = x - (shifted - _ROUNDER)
+    p = ((((((_C7 * f + _C6) * f + _C5) * f + _C4) * f + _C3) * f + _C2) * f + _C1) * f + np.float32(1.0)
+    scaled = _times_power(p, shifted)
+    return np.float32(0.0) if x < np.float32(-126.0) else scaled
+
+
+@inlined
+def _narrow_exp2(x: Any) -> Any:
+    """2^x as a bfloat16's bits: `_exp2` with the terms that count there."""
+    shifted = (np.float32(-126.0) if x < np.float32(-126.0) else x) + _ROUNDER
+    f = x - (shifted - _ROUNDER)
+    p = (((_C4 * f + _C3) * f + _C2) * f + _C1) * f + np.float32(1.0)
+    bits = np.float32(_times_power(p, shifted)).view(np.uint32)
+    even = np.uint32(bits >> np.uint32(16)) & np.uint32(1)
+    near = np.uint32(np.uint32(bits + np.uint32(0x7FFF) + even) >> np.uint32(16))
+    return np.uint16(0) if x < np.float32(-126.0) else np.uint16(near)
+
+
+@inlined
+def _times_power(p: Any, shifted: Any) -> Any:
+    """p 2^i, where the last bits of `shifted` are the whole number i."""
+    power = np.uint32(np.float32(shifted).view(np.uint32) << np.uint32(23))
+    return np.uint32(np.float32(p).view(np.uint32) + power).view(np.float32)
+
+
+@inlined
+def _capped(score: Any, cap: Any) -> Any:
+    power = score / cap * np.float32(2.0 * LOG2E)
+    power = np.float32(100.0) if power > np.float32(100.0) else power
+    return cap * (np.float32(1.0) - np.float32(2.0) / (_exp2(power) + np.float32(1.0)))
+
+
+# Numba counts an index from the end where it is negative, and looks each time. So rows are cut out first.
+@_summed
+def _score_keys(
+    query: Array, keys: Array, stride: int, chosen: Array, is_half: bool, wide: Array, scores: Array
+) -> None:
+    """Scores [G, P] of queries [G, D] and the rows `chosen` [n] of keys."""
+    size = len(wide)
+    for j in range(len(chosen)):
+        _widen(keys[chosen[j] * stride : chosen[j] * stride + size], is_half, wide)
+        for g in range(len(query)):
+            total = np.float32(0.0)
+            for d in range(size):
+                total += query[g, d] * wide[d]
+            scores[g, j] = total
+
+
+@_summed
+def _largest(scores: Array, row: int, count: int) -> Any:
+    highest = scores[row, 0]
+    for j in range(1, count):
+        highest = max(highest, scores[row, j])
+    return highest
+
+
+@_fused
+def _weigh(scores: Array, row: int, count: int, top: float) -> None:
+    for j in range(count):
+        scores[row, j] = _exp2(scores[row, j] - top)
+
+
+@_summed
+def _sum(weights: Array, row: int, count: int) -> Any:
+    total = np.float32(0.0)
+    for j in range(count):
+        total += weights[row, j]
+    return total
+
+
+@_fused
+def _bring_values(
+    weights: Array, values: Array, stride: int, chosen: Array, is_half: bool, wide: Array, acc: Array
+) -> None:
+    """Rows `chosen` [P] of values to acc [G, E], four at a time, and one after the other even so."""
+    size = acc.shape[1]
+    acc[:] = np.float32(0.0)
+    for j in range(0, len(chosen), 4):
+        for k in range(4):
+            _widen(values[chosen[j + k] * stride : chosen[j + k] * stride + size], is_half, wide[k])
+        for g in range(len(acc)):
+            a, b, c, d = weights[g, j], weights[g, j + 1], weights[g, j + 2], weights[g, j + 3]
+            for e in range(size):
+                acc[g, e] = acc[g, e] + a * wide[0, e] + b * wide[1, e] + c * wide[2, e] + d * wide[3, e]
+
+
+@compiled
+def near(
+    query: Array, key: Array, value: Array, key_at: Array, value_at: Array, lists: Array, counts: Array,
+    is_half: bool, cap: float, start: int, end: int, acc: Array, top: Array, total: Array,
+) -> None:  # fmt: skip
+    """The keys that lists name, brought to items [start, end), an item being a row of a key head.
+
+    Args:
+        query: [KV, n, G, D] float32, scaled so that scores are in powers of two.
+        key, value: flat float32, or 16-bit floats as uint16.
+        key_at, value_at: [2] int64: from head to head, and from row to row.
+        lists, counts: [n, P] and [n] int32: rows of keys in order of position, and how many of them are keys.
+        is_half: Whether 16 bits are a float16, not a bfloat16.
+        cap: The soft cap of the scores in powers of two, nought for none.
+        acc: [KV, n, G, E], overwritten by the sum of weighted values, weights being 2^(score - top).
+        top, total: [KV, n, G], overwritten by the largest score and the sum of weights.
+    """
+    rows, groups, size = query.shape[1:]
+    asked, scores = np.empty((groups, size), np.float32), np.empty((groups, lists.shape[1]), np.float32)
+    wide_key, wide_values = np.empty(size, np.float32), np.empty((4, acc.shape[3]), np.float32)
+    for item in range(start, end):
+        head, row = item // rows, item % rows
+        count = counts[row]
+        padded = (count + AT_ONCE - 1) // AT_ONCE * AT_ONCE
+        asked[:] = query[head, row]
+        keys, values = key[head * key_at[0] :], value[head * value_at[0] :]
+        _score_keys(asked, keys, key_at[1], lists[row, :count], is_half, wide_key, scores)
+        for g in range(groups):
+            if cap:
+                for j in range(count):
+                    scores[g, j] = _capped(scores[g, j], np.float32(cap))
+            highest = _largest(scores, g, count)
+            for j in range(count, padded):
+                scores[g, j] = highest + _NO_KEY
+            _weigh(scores, g, padded, highest)
+            top[head, row, g], total[head, row, g] = highest, _sum(scores, g, padded)
+        _bring_values(scores, values, value_at[1], lists[row, :padded], is_half, wide_values, acc[head, row])
+
+
+@compiled
+def weigh_narrow(scores: Array, headroom: float, tops: Array, totals: Array, start: int, end: int) -> None:
+    """Scores less an offset, in bfloat16 [R, K] as uint16, become weights in rows [start, end).
+
+    A row with a score of more than `headroom` is left as it is. tops [R] is overwritten by the largest
+    scores, totals [R] is added to.
+    """
+    for row in range(start, end):
+        tops[row] = _narrow_largest(scores, row)
+        if not tops[row] > headroom:
+            _narrow_weigh(scores, row)
+            totals[row] += _narrow_sum(scores, row)
+
+
+@compiled
+def _narrow_largest(scores: Array, row: int) -> Any:
+    """Right where it is positive: bits of such floats are in order, as integers, and above all others."""
+    highest = np.int16(-32768)
+    for j in range(scores.shape[1]):
+        highest = max(highest, np.int16(scores[row, j]))
+    return _wide(int(np.uint16(highest)))
+
+
+@_fused
+def _narrow_weigh(scores: Array, row: int) -> None:
+    for j in range(scores.shape[1]):
+        scores[row, j] = _narrow_exp2(_wide(scores[row, j]))
+
+
+@_summed
+def _narrow_sum(weights: Array, row: int) -> Any:
+    total = np.float32(0.0)
+    for j in range(weights.shape[1]):
+        total += _wide(weights[row, j])
+    return total
+
+
+@compiled
+def weigh_wide(
+    scores: Array, cap: float, tops: Array, totals: Array, shrink: Array, start: int, end: int
+) -> None:
+    """Scores [R, K] float32 become weights in rows [start, end), relative to the largest score so far.
+
+    tops and totals [R] are brought up to date, shrink [R] is what sums made before are to be multiplied by.
+    """
+    for row in range(start, end):
+        if cap:
+            for j in range(scores.shape[1]):
+                scores[row, j] = _capped(scores[row, j], np.float32(cap))
+        highest = max(tops[row], _largest(scores, row, scores.shape[1]))
+        _weigh(scores, row, scores.shape[1], highest)
+        shrink[row] = _exp2(tops[row] - highest)
+        totals[row] = totals[row] * shrink[row] + _sum(scores, row, scores.shape[1])
+        tops[row] = highest
+
+
+@compiled
+def list_keys(
+    words: Array, ranks: Array, bounds: Array, shared: int, lists: Array, counts: Array, anchors: Array
+) -> None:
+    """The keys near each row, in order of position.
+
+    Args:
+        words: [n, W] int64, see `TreeMask`.
+        ranks: [n] int64: a row's position, which is how many keys lie before its own.
+        bounds: [n, 3] int64: the first position that a row sees, and those [low, end) that are not near.
+        shared: Positions whose key has the position as its row; those behind are of the row's own branch.
+        lists: [n, P] int32, overwritten; counts: [n] int32, overwritten by how many are keys.
+        anchors: [n] int64, overwritten by the key row at the last position that is not near, where that is
+            of the branch, else by -1: rows of one anchor have all those keys in common.
+    """
+    branch = np.empty(words.shape[1] * 64, np.int32)
+    for row in range(len(words)):
+        length = 0
+        for word in range(words.shape[1]):
+            for bit in range(64):
+                if (words[row, word] >> bit) & 1:
+                    branch[length] = shared + word * 64 + bit
+                    length += 1
+        start, low, end = bounds[row]
+        anchors[row] = branch[end - 1 - shared] if end > low and end > shared else -1
+        count = 0
+        for position in range(start, ranks[row] + 1):
+            if position < low or position >= end:
+                lists[row, count] = position if position < shared else branch[position - shared]
+                count += 1
+        counts[row] = count
+        for place in range(count, lists.shape[1]):
+            lists[row, place] = lists[row, count - 1]  # its own, with no weight

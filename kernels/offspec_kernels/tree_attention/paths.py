@@ -1,0 +1,118 @@
+"""Which keys a row meets one by one and which in blocks: by its position alone, wherever they lie.
+
+A key may be of the prefix, of a chunk of a prompt or of the tree, and a row's result must not depend on it.
+So its last keys, which may be of the tree, are listed and met one by one; those before are cut at multiples of
+a fixed number of positions, and rows that cut alike share the products. Only in a branch longer than NEAR are
+some of those before of the tree; they are gathered then, for all rows that have them in common.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offspec_kernels.chunks import split_evenly
+from offspec_kernels.dequant.native import Array
+from offspec_kernels.tree_attention.native import list_keys
+from offspec_kernels.tree_attention.sizes import AT_ONCE, BLOCK, FEW, NEAR, STEP
+from offspec_kernels.tree_mask import TreeMask
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Keys at positions [low, high) for rows [start, stop); `keys` are their rows where those are others."""
+
+    start: int
+    stop: int
+    low: int
+    high: int
+    keys: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Queries that are done together, in order of position, and the keys that they meet.
+
+    Args:
+        rows: [n] int64, which queries.
+        lists: [n, P] int32 rows of keys, padded to a multiple of AT_ONCE with the row's own.
+        counts: [n] int32, how many of them are keys.
+        pieces: In order of position for every row.
+    """
+
+    rows: Tensor
+    lists: Array
+    counts: Array
+    pieces: list[Piece]
+
+
+def paths_of(tree_mask: TreeMask, tree: int, window: int | None, most: int) -> list[Paths]:
+    """The paths of a tree's queries, at most `most` in one; `window` as in `tree_attention`."""
+    reach = tree_mask.reaches()[tree]
+    words = tree_mask.words[tree, : reach.count].numpy()
+    shared = reach.prefix + reach.causal  # positions whose key has the position as its row
+    behind = np.arange(reach.first, reach.first + reach.count)
+    branch = np.unpackbits(words.view(np.uint8), axis=1).sum(axis=1, dtype=np.int64)
+    ranks = np.where(behind < reach.causal, reach.prefix + behind, shared + branch - 1)
+    bounds = _bounds(ranks, window)
+    order = np.lexsort((behind, ranks))
+    return [
+        _paths(words, ranks, bounds, shared, order[part])
+        for part in split_evenly(0, reach.count, most)
+        if part.stop > part.start
+    ]
+
+
+def _bounds(ranks: Array, window: int | None) -> Array:
+    """[n, 3]: the first position that a row sees, and those [low, end) that it meets in blocks."""
+    start = np.maximum(ranks - window + 1, 0) if window else np.zeros_like(ranks)
+    low = -(-start // STEP) * STEP
+    end = np.maximum((ranks + 1 - NEAR) // STEP * STEP, low)
+    end = np.where(ranks + 1 - start <= FEW, low, end)
+    return np.stack([start, low, end], axis=1)
+
+
+def _paths(words: Array, ranks: Array, bounds: Array, shared: int, rows: Array) -> Paths:
+    words, ranks, bounds = (np.ascontiguousarray(of[rows]) for of in (words, ranks, bounds))
+    longest = int((ranks + 1 - bounds[:, 0] - (bounds[:, 2] - bounds[:, 1])).max())
+    lists = np.empty((len(rows), -(-longest // AT_ONCE) * AT_ONCE), np.int32)
+    counts, anchors = np.empty(len(rows), np.int32), np.empty(len(rows), np.int64)
+    list_keys(words, ranks, bounds, shared, lists, counts, anchors)
+    if (anchors >= 0).any():  # rows of one branch side by side
+        order = np.lexsort((anchors, bounds[:, 1], bounds[:, 2]))
+        words, bounds, lists, counts, anchors = (
+            np.ascontiguousarray(of[order]) for of in (words, bounds, lists, counts, anchors)
+        )
+        rows = rows[order]
+    pieces = list(_pieces(words, bounds, shared, anchors))
+    return Paths(torch.from_numpy(np.ascontiguousarray(rows)), lists, counts, pieces)
+
+
+def _pieces(words: Array, bounds: Array, shared: int, anchors: Array) -> Iterator[Piece]:
+    low, end = bounds[:, 1], bounds[:, 2]
+    some = end > low
+    if not some.any():
+        return
+    for block in range(int(low[some].min()) // BLOCK, -(-int(end.max()) // BLOCK)):
+        first, last = np.maximum(low, block * BLOCK), np.minimum(end, (block + 1) * BLOCK)
+        apart = np.where(last > shared, anchors, -1)
+        alike = np.stack([first, last, apart], axis=1)
+        edges = np.flatnonzero((alike[1:] != alike[:-1]).any(axis=1)) + 1
+        for start, stop in pairwise([0, *edges.tolist(), len(low)]):
+            if first[start] < last[start]:
+                keys = _branch(words[start], shared, first[start], last[start])
+                yield Piece(start, stop, int(first[start]), int(last[start]), keys)
+
+
+def _branch(words: Array, shared: int, low: int, high: int) -> Tensor | None:
+    """Rows of the keys at positions [low, high) of a row's path; None where they are those positions."""
+    if high <= shared:
+        return None
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+    path = shared + np.flatnonzero(bits)
+    return torch.from_numpy(
+        np.concatenate([np.arange(low, shared), path[max(low - shared, 0) : high - shared]])
+    )

@@ -1,0 +1,36 @@
+"""How attention on a CPU is cut, and what memory that takes; nothing of this compiles a loop."""
+
+import torch
+
+NEAR, STEP = 32, 64  # least keys that are met one by one, and positions by which the others are cut
+FEW = 256  # keys that are all met one by one: fewer are not worth a product
+AT_ONCE = 16  # keys: a list has a multiple of it, with keys of no weight at its end
+BLOCK, WIDE_KEYS = 2048, 512  # keys of a block, and of a part of it that is done in float32
+LEAST_ROWS = 16  # of a product: with fewer, a row's bits depend on how many there are
+_ROWS, _ALL_ROWS = 2048, 8192  # most folded rows that are done together, of a key head and of all
+# Pairs of folded row and key up to which torch's attention with a dense mask is quicker, and bytes of masks
+# that are kept from layer to layer.
+SMALL, KEPT = 1 << 20, 16 << 20
+
+
+def scratch_bytes(rows: int, keys: int, heads: int, groups: int, dtype: torch.dtype) -> int:
+    """Most bytes beside the result: up to `rows` queries of `heads` heads over `keys` keys, G = `groups`."""
+    item, size = dtype.itemsize, 256  # bytes of a number, and numbers of a query or value, at most
+    together = min(rows, most_rows(heads, groups))
+    folded = together * groups + LEAST_ROWS
+    queries = (heads * together + heads // groups * LEAST_ROWS) * size * (3 * item + 12)
+    products = folded * (min(keys, WIDE_KEYS) * 4 + 12 * size)
+    if dtype == torch.bfloat16:
+        products += 2 * folded * min(keys, BLOCK) * item
+    converted = 0 if dtype == torch.float32 else 2 * min(keys, WIDE_KEYS) * size * 4
+    lists = 2 * rows * 4 * (min(keys, FEW) + AT_ONCE)  # with and without a window
+    pairs = min(rows * keys, max(SMALL // groups, keys))
+    dense = (
+        min(groups * pairs * item, KEPT) + pairs * (2 * groups * item + 3) + 3 * heads * rows * size * item
+    )
+    return lists + max(queries + products + converted, dense if groups * rows * keys <= SMALL else 0)
+
+
+def most_rows(heads: int, groups: int) -> int:
+    """Most queries that are done together."""
+    return max(1, min(_ROWS // groups, _ALL_ROWS // heads))
