@@ -27,12 +27,15 @@ class TreeContext:
         causal: Of these M rows, the first that are a plain chain (each sees those before it); the others see
             all of the chain and part of the tree.
         ancestors: [M - causal, M - causal] bool, which rows of the tree each row of the tree sees.
+        padding: Rows behind those that go through a layer now, copies of the last of them: they have no keys
+            and look at nothing.
     """
 
     prefix: int
     position: torch.Tensor
     causal: int
     ancestors: torch.Tensor
+    padding: int = 0
     _masks: dict[tuple[int, int], TreeMask] = field(default_factory=dict)
     _kept: dict[object, torch.Tensor] = field(default_factory=dict)
 
@@ -87,11 +90,11 @@ def attend_tree(
             f"{family} does not hand its keywords down to its attention, so a token tree cannot be verified "
             "with it"
         )
-    _, heads, rows, _ = query.shape
-    end = key.shape[2] - tree.prefix
-    out = query.new_empty(1, rows, heads, value.shape[3])
+    _, heads, padded, _ = query.shape
+    end, rows = key.shape[2] - tree.prefix, padded - tree.padding
+    out = query.new_empty(1, padded, heads, value.shape[3])
     tree_attention(
-        query,
+        query[:, :, :rows],
         key,
         value,
         tree.tree_mask(end - rows, end),
@@ -99,8 +102,9 @@ def attend_tree(
         window=window_of(module) if isinstance(sliding_window, str) else sliding_window,
         softcap=softcap,
         sinks=s_aux,
-        out=out.transpose(1, 2),
+        out=out[:, :rows].transpose(1, 2),
     )
+    out[:, rows:] = out[:, rows - 1 : rows]
     return out, None
 
 

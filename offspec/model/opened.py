@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from offspec.checkpoint.tensors import Weight
+from offspec.checkpoint.tensors import PackedInfo, Weight
 from offspec.core.errors import UnsupportedModelError
 from offspec.model.binding import Binder
 from offspec.model.head import HeadBlock, head_blocks
+from offspec.model.row_counts import ProductShape, RowCounts, find_row_counts
 from offspec.model.skeleton import build_skeleton
 from offspec.model.unpacking import can_be_cut, warm_up
 from offspec.model.weights import WeightRecipe, map_weights
@@ -180,6 +182,27 @@ class OpenedModel:
             + chunk * (3 * inner * item + 4 * hidden * 4)
             + attention
             + (largest + self._unpacked_values + self._fused_values) * item
+        )
+
+    def find_row_counts(self) -> RowCounts:
+        """Row counts of passes at which no row's bits depend on the others; tried once a process."""
+        shapes = set[ProductShape]()
+        for module in [*self.skeleton.layers.modules(), self.skeleton.model.get_output_embeddings()]:
+            plain = isinstance(module, torch.nn.Linear)
+            for parameter in module.parameters(recurse=False):
+                if parameter.dim() >= 2:
+                    rows, columns = parameter.shape[-2:]
+                    shapes.add(ProductShape(rows, columns))
+                    if not plain:  # multiplied from the other side, perhaps
+                        shapes.add(ProductShape(columns, rows, transposed=True))
+        if any(self._unpacks_transposed(recipe) for binder in self.layers for recipe in binder.recipes):
+            shapes |= {replace(shape, transposed=True) for shape in shapes}
+        return find_row_counts(shapes, self.dtype, self.device)
+
+    @staticmethod
+    def _unpacks_transposed(recipe: WeightRecipe) -> bool:
+        return any(
+            isinstance(weight, PackedInfo) and weight.format.transposed for weight, _ in recipe.sources
         )
 
     def _matrix_shapes(self) -> list[tuple[int, int]]:
