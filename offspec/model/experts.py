@@ -1,8 +1,8 @@
 """Experts of a layer, each over the rows routed to it, registered with transformers as "offspec_rows".
 
-How many rows an expert has depends on the other rows of a pass, and the rounding of a product on how many rows
-it has. So each expert's rows are filled up to a row count at which rows are independent of each other, and
-what a row's experts say is summed up in the order in which its router named them.
+How many rows an expert has depends on the other rows of a pass, and the rounding of a product on how many
+rows it has. So each expert's rows are filled up to a row count at which rows are independent of each other,
+and what a row's experts say is summed up in the order in which its router named them.
 
 Letters: T rows of a pass, k experts of a row, E experts of a layer, n rows of an expert, H hidden size.
 """
@@ -59,7 +59,7 @@ def _run(experts: Any, expert: int, rows: torch.Tensor) -> torch.Tensor:
     inner = _linear(experts, "gate_up_proj" if experts.has_gate else "up_proj", expert, rows)
     inner = experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner)
     out = _linear(experts, "down_proj", expert, inner)
-    return experts.post_expert_norm(out) if experts.has_post_expert_norm else out  # type: ignore[no-any-return]
+    return experts.post_expert_norm(out) if experts.has_post_expert_norm else out
 
 
 def _linear(experts: Any, name: str, expert: int, rows: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 from offspec.checkpoint.quantised.packs import checksums
 from offspec.checkpoint.tensors import Weight
 from offspec.core.trace import OFF, Timeline
+from offspec.model.activations import make_even
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
 from offspec.model.embedding import RowGather
@@ -119,6 +120,7 @@ class LoadedModel(OpenedModel):
         )
         row_counts = row_counts or self.find_row_counts()
         set_row_counts(self.skeleton.layers, row_counts)
+        make_even(self.skeleton.layers)
         self._assemble(feeder, capacity, None, blocks, chunk, row_counts)
         feeder.load(progress)
 

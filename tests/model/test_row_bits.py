@@ -1,7 +1,8 @@
-"""A pass gives a row the same bits whatever runs beside it. Attention, which has tests of its own, is left out.
+"""A pass gives a row the same bits whatever runs beside it.
 
-In its place every row looks at itself alone, so that all the rest of a pass is under test: embedding, norms,
-rotary embedding, products, activations, routers and experts, and the head.
+Attention, which has tests of its own, is left out. In its place every row looks at itself alone, so that all
+the rest of a pass is under test: embedding, norms, rotary embedding, products, activations, routers and
+experts, and the head.
 """
 
 from collections.abc import Iterator
