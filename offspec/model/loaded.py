@@ -20,6 +20,7 @@ from offspec.model.head import HeadBlock, StreamedHead
 from offspec.model.opened import OpenedModel
 from offspec.model.quantize.resident_layers import RoundedLayers
 from offspec.model.row_counts import RowCounts
+from offspec.model.row_products import RowProducts
 from offspec.model.runner import TreeModel
 from offspec.model.unpacking import Scratch
 from offspec.stream.direct_reader import DirectReader
@@ -216,6 +217,7 @@ class LoadedModel(OpenedModel):
             head=head,
             chunk=chunk,
             row_counts=row_counts,
+            products=RowProducts() if row_counts is not None and self.has_row_products else None,
         )
 
     def _lent(self, values: int) -> torch.Tensor:

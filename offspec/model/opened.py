@@ -15,6 +15,7 @@ from offspec.model.row_counts import ProductShape, RowCounts, find_row_counts
 from offspec.model.skeleton import build_skeleton
 from offspec.model.unpacking import can_be_cut, warm_up
 from offspec.model.weights import WeightRecipe, map_weights
+from offspec_kernels.backend import choose_backend
 from offspec_kernels.tree_attention import scratch_bytes as tree_attention_scratch
 
 _HEAD_VALUES = 4 << 20  # of a packed head, in a block that streams, even where layers unpack fewer at once
@@ -197,7 +198,14 @@ class OpenedModel:
                         shapes.add(ProductShape(columns, rows, transposed=True))
         if any(self._unpacks_transposed(recipe) for binder in self.layers for recipe in binder.recipes):
             shapes |= {replace(shape, transposed=True) for shape in shapes}
-        return find_row_counts(shapes, self.dtype, self.device)
+        if self.has_row_products:  # whose row count does not matter
+            shapes.clear()
+        return find_row_counts(shapes, [self.skeleton.config.hidden_size], self.dtype, self.device)
+
+    @property
+    def has_row_products(self) -> bool:
+        """Whether products on the device have rows that are independent at any row count."""
+        return self.device.type == "cuda" and choose_backend(self.device) == "triton"
 
     @staticmethod
     def _unpacks_transposed(recipe: WeightRecipe) -> bool:

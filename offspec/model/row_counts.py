@@ -8,7 +8,7 @@ threads there are: it takes milliseconds a shape.
 Letters: N rows of a weight, K columns of it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -44,15 +44,24 @@ class ProductShape:
     transposed: bool = False
 
 
-def find_row_counts(shapes: Iterable[ProductShape], dtype: torch.dtype, device: torch.device) -> RowCounts:
-    """The smallest step that holds for products of all these shapes, as this process computes them."""
-    step = STEPS[0]
+def find_row_counts(
+    shapes: Iterable[ProductShape], sums: Iterable[int], dtype: torch.dtype, device: torch.device
+) -> RowCounts:
+    """The smallest step that holds for all of these, as this process computes them.
+
+    Args:
+        shapes: Of weights.
+        sums: Values of rows that are summed up.
+        dtype: Of the weights, and of rows that are multiplied with them; sums are float32.
+        device: Where they are.
+    """
+    threads = torch.get_num_threads()
+    step: int | None = STEPS[0]
+    for size in sorted(set(sums)):
+        step = step and _step_of_sums(size, step, device, threads)
     for shape in sorted({_shortened(shape) for shape in shapes}):
-        found = _step_of(shape, step, dtype, device, torch.get_num_threads())
-        if found is None:
-            return RowCounts(holds=False)
-        step = found
-    return RowCounts(step)
+        step = step and _step_of(shape, step, dtype, device, threads)
+    return RowCounts(holds=False) if step is None else RowCounts(step)
 
 
 def _shortened(shape: ProductShape) -> ProductShape:
@@ -68,22 +77,33 @@ def _step_of(
     weight, row = _cancelling(shape, dtype, device)
     others = torch.randn(_MANY, shape.columns, generator=_generator()).to(device, dtype)
 
+    return _least_step(lambda rows: F.linear(rows[None], weight)[0], row, others, least)
+
+
+@lru_cache(maxsize=16)
+def _step_of_sums(size: int, least: int, device: torch.device, threads: int) -> int | None:
+    """The same of sums over rows of `size` values, as norms have them."""
+    others = torch.randn(_MANY + 1, size, generator=_generator()).to(device)
+    return _least_step(lambda rows: rows.mean(-1, keepdim=True), others[_MANY], others[:_MANY], least)
+
+
+def _least_step(
+    function: Callable[[torch.Tensor], torch.Tensor], row: torch.Tensor, others: torch.Tensor, least: int
+) -> int | None:
     def bits(count: int) -> torch.Tensor:
-        """Those of `row`, [places, N], at places among `count` rows."""
+        """Those of the function of `row`, at some places among `count` rows."""
         places = sorted({0, count // 3, count // 2, max(count - 2, 0), count - 1})
         rows = others[:count].clone()
         rows[places] = row
-        return F.linear(rows[None], weight)[0, places]
+        return function(rows)[places]
 
     with torch.no_grad():
         many = bits(_MANY)
         if not bool((many == many[0]).all()):
             return None
         for step in STEPS:
-            counts = sorted(
-                {step * times for times in _TIMES} | {count for count in _ALSO if count % step == 0}
-            )
-            if step >= least and all(bool((bits(count) == many[0]).all()) for count in counts):
+            counts = {step * times for times in _TIMES} | {also for also in _ALSO if also % step == 0}
+            if step >= least and all(bool((bits(count) == many[0]).all()) for count in sorted(counts)):
                 return step
     return None
 

@@ -5,6 +5,7 @@ Letters: T rows of a pass, H hidden size, V vocabulary.
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
 from offspec.model.head import StreamedHead
 from offspec.model.row_counts import RowCounts
+from offspec.model.row_products import RowProducts
 from offspec.model.skeleton import Skeleton
 from offspec_kernels.chunks import split_evenly
 
@@ -49,7 +51,8 @@ class TreeModel:
     enter(i) and leave(i) are called around layer i, once a pass however many chunks run through it. head:
     given where the head streams, too. chunk: most rows that go through a layer together. row_counts: what
     row counts its products run at; rows that fill up to them are seen neither by attention nor by the cache,
-    nor by a caller. None: whatever comes, as is good enough for a draft. spent: of the
+    nor by a caller. None: whatever comes, as is good enough for a draft. products: what makes them, where
+    it is not torch itself. spent: of the
     latest pass; settle: called before a clock is read, where work goes on after a call returns. on_layer:
     told how many layers are done; between: called before each layer and each chunk, and may raise to break
     the pass off. taps: layers whose inputs are kept aside, the number of layers for what leaves the last;
@@ -66,9 +69,11 @@ class TreeModel:
         head: StreamedHead | None = None,
         chunk: int | None = None,
         row_counts: RowCounts | None = None,
+        products: RowProducts | None = None,
     ) -> None:
         self.skeleton = skeleton
         self.row_counts = row_counts or RowCounts()
+        self.products = products or nullcontext()
         self.chunk = chunk or CHUNK
         self._head = head
         self.cache = cache
@@ -142,13 +147,14 @@ class TreeModel:
             order = order.to(tokens.device)
             tokens, positions = tokens[order], positions[order]
         try:
-            out = self.skeleton.decoder(
-                input_ids=tokens[None],
-                position_ids=positions[None],
-                past_key_values=self.cache,
-                use_cache=True,
-                tree=context,
-            )
+            with self.products:
+                out = self.skeleton.decoder(
+                    input_ids=tokens[None],
+                    position_ids=positions[None],
+                    past_key_values=self.cache,
+                    use_cache=True,
+                    tree=context,
+                )
         finally:
             context.padding = self.cache.padding = 0
         self._output = type(out)
@@ -231,9 +237,10 @@ class TreeModel:
         """The same of a head that stays, at just as many rows: good enough for a draft."""
         self._given = hidden[None]
         try:
-            out = self.skeleton.model(
-                input_ids=torch.zeros((1, len(hidden)), dtype=torch.long, device=hidden.device)
-            )
+            with self.products:
+                out = self.skeleton.model(
+                    input_ids=torch.zeros((1, len(hidden)), dtype=torch.long, device=hidden.device)
+                )
         finally:
             self._given = None
         rows: torch.Tensor = out.logits
