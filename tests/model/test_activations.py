@@ -31,8 +31,8 @@ def test_bits_at_any_place(name: str, dtype: torch.dtype, threads: int) -> None:
     function = FUNCTIONS[name]
     numbers = (4 * torch.randn(192, generator=torch.Generator().manual_seed(0))).to(dtype)
     expected = function(numbers)  # whole vectors, one thread
-    for width in (1, 24, 64, 192, 1000):
-        for rows in (1, 2, 3, 7, 33, 130, 515):
+    for width in (1, 24, 192, 1000):
+        for rows in (1, 3, 33, 130, 515):
             values = numbers.repeat(-(-rows * width // 192) + 1)[: rows * width].view(rows, width)
             wanted = expected.repeat(-(-rows * width // 192) + 1)[: rows * width].view(rows, width)
             assert torch.equal(evenly(function, values), wanted), (rows, width)

@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 import torch
 
+from offspec.checkpoint import open_checkpoint
 from offspec.model import attention
 from offspec.model.attention import TreeContext
 from offspec.model.loaded import LoadedModel
 from offspec_planners.placement import Placement
+from tests.support import packers
+from tests.support.packed_models import packed_checkpoint, to_grouped
 from tests.support.tiny_models import FAMILIES, VOCABULARY, nothing, open_model, write_model
 
 _POSITION, _TOKEN = 37, 5
@@ -35,7 +38,12 @@ def no_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "tree_attention", _look_at_itself)
 
 
-@pytest.fixture(scope="module", params=sorted(FAMILIES))
+# What makes families differ here: norms, activations, layouts of weights, experts and their routers.
+_SOME = {"llama", "gemma2", "gpt2", "phi3", "mixtral", "qwen2_moe", "gpt_oss"}
+_OTHERS = [pytest.param(name, marks=pytest.mark.exhaustive) for name in sorted(set(FAMILIES) - _SOME)]
+
+
+@pytest.fixture(scope="module", params=[*sorted(_SOME), *_OTHERS])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"), request.param, spread=0.3)
 
@@ -92,3 +100,33 @@ def test_padding_is_neither_kept_nor_returned(model: LoadedModel) -> None:
     assert [len(states) for states in tree_model.tapped.values()] == [rows, rows] and len(hidden) == rows
     assert {layer.filled for layer in tree_model.cache.rows} == {rows}
     assert tree_model.cache.padding == context.padding == 0
+
+
+_AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
+_GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
+_WIDE = {"hidden_size": 64, "intermediate_size": 128}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("format", ["awq", "gptq", "grouped"])
+def test_the_bits_of_a_row_with_packed_weights(tmp_path: Path, format: str, dtype: torch.dtype) -> None:
+    """Values that lie as rows, and as columns."""
+    dense, packed = write_model(tmp_path / "dense", spread=0.3, **_WIDE), tmp_path / "packed"
+    if format == "awq":
+        packers.requantise(dense, packed, _AWQ, lambda shape: packers.awq(shape, 32))
+    elif format == "gptq":
+        packers.requantise(dense, packed, _GPTQ, lambda shape: packers.gptq(shape, 4, 32))
+    if format == "grouped":
+        checkpoint, _ = packed_checkpoint(dense, packed, to_grouped(4))
+    else:
+        checkpoint = open_checkpoint(str(packed))
+    model = LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, torch.device("cpu"))
+    model.load(Placement.in_memory(len(model.layers), (), 2), 600, nothing, chunk=_CHUNK)
+    try:
+        assert model.is_packed
+        alone = _row(model, 1, 0, causal=False)
+        for rows in (2, 3, 9, 65, 200):
+            for place in {0, rows - 1}:
+                assert torch.equal(_row(model, rows, place, causal=rows > 99, seed=rows), alone), rows
+    finally:
+        model.close()
