@@ -144,18 +144,11 @@ class DecodeState:
         tree = grown.tree
         tokens = torch.tensor([*pending, *tree.token.tolist()], device=device)
         positions = torch.cat([torch.arange(root - len(pending), root), root + torch.from_numpy(tree.depth)])
-        ancestors = torch.from_numpy(tree.ancestors())
-        if len(tree) == 1:
-            # A product with a single row takes another path through the processor's library and rounds
-            # otherwise; the products of two rows or two hundred agree to the last bit. So a lone root gets
-            # a second row that is not used, and plain decoding says what a tree says in bfloat16 too.
-            tokens, positions = (torch.cat([rows, rows[-1:]]) for rows in (tokens, positions))
-            ancestors = torch.eye(2, dtype=torch.bool)
         context = TreeContext(
             prefix=model.cache.length,
             position=positions.to(device),
             causal=len(pending),
-            ancestors=ancestors.to(device),
+            ancestors=torch.from_numpy(tree.ancestors()).to(device),
         )
         model.taps = self._sources.wants.layers
         return model.hidden(tokens, context)

@@ -28,6 +28,8 @@ class TreeContext:
             all of the chain and part of the tree.
         ancestors: [M - causal, M - causal] bool, which rows of the tree each row of the tree sees.
         exact: Whether a row's bits are to depend on its own path alone, as a target's must.
+        padding: Rows behind those that go through a layer now, copies of the last of them: they have no keys
+            and look at nothing.
     """
 
     prefix: int
@@ -35,6 +37,7 @@ class TreeContext:
     causal: int
     ancestors: torch.Tensor
     exact: bool = True
+    padding: int = 0
     _masks: dict[tuple[int, int], TreeMask] = field(default_factory=dict)
     _kept: dict[object, Any] = field(default_factory=dict)
 
@@ -89,11 +92,11 @@ def attend_tree(
             f"{family} does not hand its keywords down to its attention, so a token tree cannot be verified "
             "with it"
         )
-    _, heads, rows, _ = query.shape
-    end = key.shape[2] - tree.prefix
-    out = query.new_empty(1, rows, heads, value.shape[3])
+    _, heads, padded, _ = query.shape
+    end, rows = key.shape[2] - tree.prefix, padded - tree.padding
+    out = query.new_empty(1, padded, heads, value.shape[3])
     tree_attention(
-        query,
+        query[:, :, :rows],
         key,
         value,
         tree.tree_mask(end - rows, end),
@@ -101,9 +104,10 @@ def attend_tree(
         window=window_of(module) if isinstance(sliding_window, str) else sliding_window,
         softcap=softcap,
         sinks=s_aux,
-        out=out.transpose(1, 2),
+        out=out[:, :rows].transpose(1, 2),
         exact=tree.exact,
     )
+    out[:, rows:] = out[:, rows - 1 : rows]
     return out, None
 
 

@@ -23,6 +23,8 @@ class TreeCacheLayer(CacheLayerMixin):
 
     is_sliding = False
 
+    padding = 0  # of the rows that are appended, so many at the end are not kept
+
     def __init__(self, capacity: int, tables: list[KVTable]) -> None:
         """`tables` say where layers lie, and keep them alive: it is emptied when this one is to move."""
         super().__init__()  # type: ignore[no-untyped-call]
@@ -43,15 +45,16 @@ class TreeCacheLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append the rows [1, KV, T, D] of a chunk; returns all valid rows [1, KV, filled + T, D]."""
+        """Append the rows [1, KV, T, D] of a chunk, without padding; returns all [1, KV, filled + T, D]."""
         if self.keys is None or self.values is None:
             self.lazy_initialization(key_states, value_states)
-        end = self.filled + key_states.shape[2]
+        rows = key_states.shape[2] - self.padding
+        end = self.filled + rows
         if end > self.capacity:
             self.reserve(max(end, 2 * self.capacity))
         assert self.keys is not None and self.values is not None
-        self.keys[:, :, self.filled : end] = key_states
-        self.values[:, :, self.filled : end] = value_states
+        self.keys[:, :, self.filled : end] = key_states[:, :, :rows]
+        self.values[:, :, self.filled : end] = value_states[:, :, :rows]
         self.filled = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 
@@ -86,6 +89,17 @@ class TreeCache(Cache):
         self.rows = [TreeCacheLayer(capacity, self._tables) for _ in range(layers)]
         super().__init__(layers=[*self.rows])
         self.length = 0
+
+    @property
+    def padding(self) -> int:
+        """Rows at the end of those that a layer appends now that are not kept."""
+        return self.rows[0].padding if self.rows else 0
+
+    @padding.setter
+    def padding(self, rows: int) -> None:
+        if rows != self.padding:
+            for layer in self.rows:
+                layer.padding = rows
 
     def commit(self, pending: int, nodes: Sequence[int]) -> None:
         """Commit `pending` rows in order, then the rows of `nodes` (counted from behind the pending ones).

@@ -9,14 +9,18 @@ import torch
 from offspec.checkpoint.quantised.packs import checksums
 from offspec.checkpoint.tensors import Weight
 from offspec.core.trace import OFF, Timeline
+from offspec.model.activations import make_even
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
 from offspec.model.embedding import RowGather
+from offspec.model.experts import set_row_counts
 from offspec.model.feeder import LayerFeeder
 from offspec.model.fused.forward import LeanModel, lean_model
 from offspec.model.head import HeadBlock, StreamedHead
 from offspec.model.opened import OpenedModel
 from offspec.model.quantize.resident_layers import RoundedLayers
+from offspec.model.row_counts import RowCounts
+from offspec.model.row_products import RowProducts
 from offspec.model.runner import TreeModel
 from offspec.model.unpacking import Scratch
 from offspec.stream.direct_reader import DirectReader
@@ -85,6 +89,7 @@ class LoadedModel(OpenedModel):
         chunk: int | None = None,
         *,
         unpacked: bool = False,
+        row_counts: RowCounts | None = None,
     ) -> None:
         """Read the rest and the layers that stay in memory, and start streaming the others.
 
@@ -94,6 +99,7 @@ class LoadedModel(OpenedModel):
             progress: Called with bytes done and bytes in all.
             chunk: Rows that go through a layer together; None: all.
             unpacked: Unpack packed weights as they are loaded, where every layer stays. Default False.
+            row_counts: Row counts that passes run at; None: those of `find_row_counts`. A draft may have any.
 
         Raises:
             StreamError: A read failed.
@@ -113,7 +119,10 @@ class LoadedModel(OpenedModel):
             self.timeline,
             self._scratch,
         )
-        self._assemble(feeder, capacity, None, blocks, chunk)
+        row_counts = row_counts or self.find_row_counts()
+        set_row_counts(self.skeleton.layers, row_counts)
+        make_even(self.skeleton.layers)
+        self._assemble(feeder, capacity, None, blocks, chunk, row_counts)
         feeder.load(progress)
 
     def load_rounded(
@@ -168,6 +177,7 @@ class LoadedModel(OpenedModel):
         rest: dict[str, torch.Tensor] | None,
         blocks: Sequence[HeadBlock],
         chunk: int | None = None,
+        row_counts: RowCounts | None = None,
     ) -> None:
         self._feeder = feeder
         model: Any = self.skeleton.model
@@ -200,7 +210,14 @@ class LoadedModel(OpenedModel):
                         module._buffers[name] = buffer.to(self.device)
         cache = TreeCache(len(self.layers), capacity)
         self._tree_model = TreeModel(
-            self.skeleton, cache, enter=feeder.enter, leave=feeder.leave, head=head, chunk=chunk
+            self.skeleton,
+            cache,
+            enter=feeder.enter,
+            leave=feeder.leave,
+            head=head,
+            chunk=chunk,
+            row_counts=row_counts,
+            products=RowProducts() if row_counts is not None and self.has_row_products else None,
         )
 
     def _lent(self, values: int) -> torch.Tensor:

@@ -2,17 +2,20 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from offspec.checkpoint.tensors import Weight
+from offspec.checkpoint.tensors import PackedInfo, Weight
 from offspec.core.errors import UnsupportedModelError
 from offspec.model.binding import Binder
 from offspec.model.head import HeadBlock, head_blocks
+from offspec.model.row_counts import ProductShape, RowCounts, find_row_counts
 from offspec.model.skeleton import build_skeleton
 from offspec.model.unpacking import can_be_cut, warm_up
 from offspec.model.weights import WeightRecipe, map_weights
+from offspec_kernels.backend import choose_backend
 from offspec_kernels.tree_attention import scratch_bytes as tree_attention_scratch
 
 _HEAD_VALUES = 4 << 20  # of a packed head, in a block that streams, even where layers unpack fewer at once
@@ -180,6 +183,34 @@ class OpenedModel:
             + chunk * (3 * inner * item + 4 * hidden * 4)
             + attention
             + (largest + self._unpacked_values + self._fused_values) * item
+        )
+
+    def find_row_counts(self) -> RowCounts:
+        """Row counts of passes at which no row's bits depend on the others; tried once a process."""
+        shapes = set[ProductShape]()
+        for module in [*self.skeleton.layers.modules(), self.skeleton.model.get_output_embeddings()]:
+            plain = isinstance(module, torch.nn.Linear)
+            for parameter in module.parameters(recurse=False):
+                if parameter.dim() >= 2:
+                    rows, columns = parameter.shape[-2:]
+                    shapes.add(ProductShape(rows, columns))
+                    if not plain:  # multiplied from the other side, perhaps
+                        shapes.add(ProductShape(columns, rows, transposed=True))
+        if any(self._unpacks_transposed(recipe) for binder in self.layers for recipe in binder.recipes):
+            shapes |= {replace(shape, transposed=True) for shape in shapes}
+        if self.has_row_products:  # whose row count does not matter
+            shapes.clear()
+        return find_row_counts(shapes, [self.skeleton.config.hidden_size], self.dtype, self.device)
+
+    @property
+    def has_row_products(self) -> bool:
+        """Whether products on the device have rows that are independent at any row count."""
+        return self.device.type == "cuda" and choose_backend(self.device) == "triton"
+
+    @staticmethod
+    def _unpacks_transposed(recipe: WeightRecipe) -> bool:
+        return any(
+            isinstance(weight, PackedInfo) and weight.format.transposed for weight, _ in recipe.sources
         )
 
     def _matrix_shapes(self) -> list[tuple[int, int]]:

@@ -49,4 +49,4 @@ class TargetParts:
 
     def project(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [n, V] of hidden states [n, H] that are behind the final norm; caps and scaling included."""
-        return self._target.tree_model.logits(hidden)
+        return self._target.tree_model.project(hidden)

@@ -5,6 +5,7 @@ Letters: T rows of a pass, H hidden size, V vocabulary.
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ from transformers.utils.generic import ModelOutput
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
 from offspec.model.head import StreamedHead
+from offspec.model.row_counts import RowCounts
+from offspec.model.row_products import RowProducts
 from offspec.model.skeleton import Skeleton
 from offspec_kernels.chunks import split_evenly
 
@@ -33,11 +36,23 @@ class Spent:
     waited: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows [start, end) of a pass that go through a layer together; the last `padding` are copies of one."""
+
+    start: int
+    end: int
+    padding: int
+
+
 class TreeModel:
     """A causal LM with a tree cache. Its weights are bound by others (`enter`, `leave`).
 
     enter(i) and leave(i) are called around layer i, once a pass however many chunks run through it. head:
-    given where the head streams, too. chunk: most rows that go through a layer together. spent: of the
+    given where the head streams, too. chunk: most rows that go through a layer together. row_counts: what
+    row counts its products run at; rows that fill up to them are seen neither by attention nor by the cache,
+    nor by a caller. None: whatever comes, as is good enough for a draft. products: what makes them, where
+    it is not torch itself. spent: of the
     latest pass; settle: called before a clock is read, where work goes on after a call returns. on_layer:
     told how many layers are done; between: called before each layer and each chunk, and may raise to break
     the pass off. taps: layers whose inputs are kept aside, the number of layers for what leaves the last;
@@ -53,8 +68,12 @@ class TreeModel:
         leave: Callable[[int], None] | None = None,
         head: StreamedHead | None = None,
         chunk: int | None = None,
+        row_counts: RowCounts | None = None,
+        products: RowProducts | None = None,
     ) -> None:
         self.skeleton = skeleton
+        self.row_counts = row_counts or RowCounts()
+        self.products = products or nullcontext()
         self.chunk = chunk or CHUNK
         self._head = head
         self.cache = cache
@@ -65,6 +84,7 @@ class TreeModel:
         self.taps: tuple[int, ...] = ()
         self.tapped: dict[int, torch.Tensor] = {}
         self._given: torch.Tensor | None = None
+        self._parts: list[_Part] = []  # of the pass that runs
         self._output: type[ModelOutput] = BaseModelOutputWithPast  # what this family's decoder returns
         decoder_forward = skeleton.decoder.forward
 
@@ -98,8 +118,8 @@ class TreeModel:
             began = time.perf_counter()
             try:
                 if index in self.taps:
-                    self.tapped[index] = hidden[0].clone()  # a layer may write over its input
-                out = _in_chunks(forward, hidden, self.chunk, self.between, args, kwargs)
+                    self.tapped[index] = self._without_padding(hidden[0]).clone()  # it may be written over
+                out = self._in_parts(forward, hidden, args, kwargs)
                 if self.settle is not None:
                     self.settle()
                 self.spent.layers += 1
@@ -109,7 +129,8 @@ class TreeModel:
                 if leave is not None:
                     leave(index)
             if index + 1 == len(self.skeleton.layers) and index + 1 in self.taps:
-                self.tapped[index + 1] = (out[0] if isinstance(out, tuple) else out)[0].clone()
+                last = out[0] if isinstance(out, tuple) else out
+                self.tapped[index + 1] = self._without_padding(last[0]).clone()
             if self.on_layer is not None:
                 self.on_layer(index + 1)
             return out
@@ -120,30 +141,73 @@ class TreeModel:
         """Final hidden states [T, H] of tokens [T]; their keys and values are appended to the cache."""
         rows = len(tokens)
         self.spent, self.tapped = Spent(), {}
-        out = self.skeleton.decoder(
-            input_ids=tokens[None],
-            position_ids=context.position[-rows:][None],
-            past_key_values=self.cache,
-            use_cache=True,
-            tree=context,
-        )
+        self._parts, order = _parts(rows, self.chunk, context, self.row_counts)
+        positions = context.position[-rows:]
+        if len(order) > rows:
+            order = order.to(tokens.device)
+            tokens, positions = tokens[order], positions[order]
+        try:
+            with self.products:
+                out = self.skeleton.decoder(
+                    input_ids=tokens[None],
+                    position_ids=positions[None],
+                    past_key_values=self.cache,
+                    use_cache=True,
+                    tree=context,
+                )
+        finally:
+            context.padding = self.cache.padding = 0
         self._output = type(out)
         states: torch.Tensor = out.last_hidden_state
-        return states[0]
+        return self._without_padding(states[0])
+
+    def _without_padding(self, states: torch.Tensor) -> torch.Tensor:
+        """Those of the states [T, H] that belong to rows that were asked for."""
+        if not any(part.padding for part in self._parts):
+            return states
+        kept = [states[part.start : part.end - part.padding] for part in self._parts]
+        return kept[0] if len(kept) == 1 else torch.cat(kept)
+
+    def _in_parts(
+        self, forward: Callable[..., Any], hidden: torch.Tensor, args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        """Run a layer over [1, T, H] part by part, slicing with it whatever is per row.
+
+        The states of a long prompt are overwritten part by part, so that only one set of them waits.
+        """
+        tree: TreeContext | None = kwargs.get("tree")
+        wrapped = False
+        for part in self._parts:
+            if self.between is not None and len(self._parts) > 1:
+                self.between()
+            self.cache.padding = part.padding
+            if tree is not None:
+                tree.padding = part.padding
+            if len(self._parts) == 1:
+                return forward(hidden, *args, **kwargs)
+            rows, place = hidden.shape[1], slice(part.start, part.end)
+            sliced = {name: _rows(value, place, rows) for name, value in kwargs.items()}
+            out = forward(hidden[:, place], *(_rows(value, place, rows) for value in args), **sliced)
+            wrapped = isinstance(out, tuple)
+            hidden[:, place] = out[0] if wrapped else out
+        return (hidden,) if wrapped else hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, H] to [n, V], through the family's own head: scaling and soft caps included.
 
         Where the head streams, that takes one trip of it, and belongs right behind a pass.
         """
+        rows, count = len(hidden), self.row_counts.padded(len(hidden))
+        if count > rows:
+            hidden = torch.cat([hidden, hidden[-1:].expand(count - rows, -1)])
         if self._head is not None:
-            return self._head.logits(hidden, self._project)
-        return self._project(hidden)
+            return self._head.logits(hidden, self.project)[:rows]
+        return self.project(hidden)[:rows]
 
     @property
     def rows_together(self) -> int:
-        """Rows whose logits are made in one product: in float32 those of few and of many round otherwise."""
-        return 1 if self.skeleton.model.dtype == torch.float32 else _TOGETHER
+        """Rows whose logits are made in one product."""
+        return self.row_counts.padded(_TOGETHER)
 
     def logits_by_row(
         self, hidden: torch.Tensor, likely: Sequence[int] = ()
@@ -156,7 +220,7 @@ class TreeModel:
                 together: the product of a few rows takes as long as that of one, the time to read the head.
         """
         if self._head is not None:
-            rows = self._head.logits(hidden, self._project)
+            rows = self.logits(hidden)
             return lambda row: rows[row]
         first = tuple(likely[: self.rows_together])
         made: dict[int, torch.Tensor] = {}
@@ -164,61 +228,40 @@ class TreeModel:
         def logits(row: int) -> torch.Tensor:
             if row not in made:
                 together = list(first) if not made and row in first else [row]
-                # At least a pair, since the product of a single row rounds otherwise than that of many: what
-                # is said must not depend on who is asked for together.
-                together *= 2 if len(together) == 1 else 1
-                made.update(zip(together, self._project(hidden[together]), strict=True))
+                made.update(zip(together, self.logits(hidden[together]), strict=True))
             return made[row]
 
         return logits
 
-    def _project(self, hidden: torch.Tensor) -> torch.Tensor:
+    def project(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The same of a head that stays, at just as many rows: good enough for a draft."""
         self._given = hidden[None]
         try:
-            out = self.skeleton.model(
-                input_ids=torch.zeros((1, len(hidden)), dtype=torch.long, device=hidden.device)
-            )
+            with self.products:
+                out = self.skeleton.model(
+                    input_ids=torch.zeros((1, len(hidden)), dtype=torch.long, device=hidden.device)
+                )
         finally:
             self._given = None
         rows: torch.Tensor = out.logits
         return rows[0]
 
 
-def _in_chunks(
-    forward: Callable[..., Any],
-    hidden: torch.Tensor,
-    chunk: int,
-    between: Callable[[], None] | None,
-    args: Any,
-    kwargs: dict[str, Any],
-) -> Any:
-    """Run a layer over [1, T, H] in chunks of rows, slicing with it whatever is per row.
+def _parts(rows: int, chunk: int, tree: TreeContext, counts: RowCounts) -> tuple[list[_Part], torch.Tensor]:
+    """What goes through the layers together, and which row each row of the padded pass is.
 
-    The states of a long prompt are overwritten chunk by chunk, so that only one set of them waits.
+    At most about `chunk` rows each, and none with rows of both the prompt and a tree: the states of a long
+    prompt need no more room because a tree rides behind it.
     """
-    rows = hidden.shape[1]
-    parts = _chunks(rows, chunk, kwargs.get("tree"))
-    if len(parts) == 1:
-        return forward(hidden, *args, **kwargs)
-    wrapped = False
-    for part in parts:
-        if between is not None:
-            between()
-        sliced = {name: _rows(value, part, rows) for name, value in kwargs.items()}
-        out = forward(hidden[:, part], *(_rows(value, part, rows) for value in args), **sliced)
-        wrapped = isinstance(out, tuple)
-        hidden[:, part] = out[0] if wrapped else out
-    return (hidden,) if wrapped else hidden
-
-
-def _chunks(rows: int, chunk: int, tree: TreeContext | None) -> list[slice]:
-    """At most `chunk` rows each, and none with rows of both the prompt and a tree.
-
-    In bfloat16 the shape of a product can move its last bit. Kept apart, the keys and values of a prompt
-    are the same whatever tree, or none, rides behind it.
-    """
-    prompt = max(tree.causal - (len(tree.position) - rows), 0) if tree is not None else 0
-    return split_evenly(0, prompt, chunk) + split_evenly(prompt, rows, chunk)
+    prompt = max(tree.causal - (len(tree.position) - rows), 0)
+    parts, order, start = list[_Part](), list[torch.Tensor](), 0
+    for piece in split_evenly(0, prompt, chunk) + split_evenly(prompt, rows, chunk):
+        count = piece.stop - piece.start
+        padding = counts.padded(count) - count
+        order += [torch.arange(piece.start, piece.stop), torch.full((padding,), piece.stop - 1)]
+        parts.append(_Part(start, start + count + padding, padding))
+        start += count + padding
+    return parts, torch.cat(order)
 
 
 def _rows(value: Any, part: slice, rows: int) -> Any:

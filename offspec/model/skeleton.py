@@ -9,7 +9,7 @@ import torch
 
 from offspec.checkpoint.meta_model import meta_model
 from offspec.core.errors import CheckpointError, UnsupportedModelError
-from offspec.model.attention import register
+from offspec.model import attention, experts
 
 _ATTENTION_KINDS = {"full_attention", "sliding_attention"}
 
@@ -98,11 +98,14 @@ def skeleton_of(config: Any, dtype: torch.dtype) -> Skeleton:
     """The same of a configuration as transformers reads it, which loses what it says of quantised weights."""
     _refuse(config)
     _forget_quantisation(config)
-    register()
+    attention.register()
+    experts.register()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model = meta_model(config, attn_implementation="offspec_tree", dtype=dtype)
+            model = meta_model(
+                config, attn_implementation=attention.NAME, experts_implementation=experts.NAME, dtype=dtype
+            )
     except ValueError as error:
         raise UnsupportedModelError(
             _first_line(f"{config.model_type} is not a decoder-only language model offspec can run: {error}")

@@ -29,6 +29,11 @@ from offspec.plan.fit import LEAST_BUDGET, WIDEST, Fit, Opened
 from offspec.plan.load_drafts import bytes_progress, load_drafts
 from offspec_planners.placement import Placement, Tier
 
+_ROUNDING = (
+    "on this processor the rounding of a row depends on the rows beside it, whatever their number: where two "
+    "tokens are almost equally likely, an answer may depend on the draft"
+)
+
 _opened: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
 
 
@@ -143,6 +148,8 @@ def load_models(opened: Opened, config: EngineConfig, fit: Fit, notify: Notify) 
         )
         for file in sorted(target.buffered_files):
             notify(Notice(f"{file.name} is read through the page cache: its file system refuses O_DIRECT"))
+        if not target.tree_model.row_counts.holds:
+            notify(Notice(_ROUNDING))
         sources = load_drafts(drafts, config, fit, target, codec, notify)
         memory.trim()
         return Assembly(target, sources, codec, fit.context, fit.placement, opened.memory, opened.vram)

@@ -18,6 +18,7 @@ from offspec.model.fused.forward import LeanModel
 from offspec.model.loaded import LoadedModel
 from offspec.model.parts import TargetParts
 from offspec.model.quantize.calibration import TEXT
+from offspec.model.row_counts import RowCounts
 from offspec.model.tokenizer import TextCodec
 from offspec.plan.fit import Fit, draft_rows
 from offspec_planners.placement import Placement
@@ -57,7 +58,7 @@ def _load_model(
     if fit.draft_mode == "full":
         everywhere = Placement.in_memory(len(draft.layers), range(len(draft.layers)), 0)
         progress = bytes_progress(notify, "Loading the draft")
-        draft.load(everywhere, rows, progress, fit.chunk, unpacked=True)
+        draft.load(everywhere, rows, progress, fit.chunk, unpacked=True, row_counts=RowCounts())
         return _drafter(Path(name).name, draft, rows)
     shared = name == SUBSTITUTE
     bits = fit.draft_bits

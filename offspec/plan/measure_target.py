@@ -170,7 +170,7 @@ class PassTrial:
         """Seconds of the product that makes the logits of the likeliest nodes; 0 where there is none such."""
         model = self._target.tree_model
         rows = model.rows_together
-        if model.streams_head or rows == 1:
+        if model.streams_head:
             return 0.0
         times = []
         for _ in range(_WALKS):
@@ -184,21 +184,15 @@ class PassTrial:
         return torch.zeros(rows, target.skeleton.config.hidden_size, dtype=target.dtype, device=target.device)
 
     def _walk(self) -> float:
-        """Seconds of choosing one token, with the noise at hand, as it is where the draft has used it.
-
-        Where logits are not made together, those of the node count.
-        """
+        """Seconds of choosing one token, with the noise at hand, as it is where the draft has used it."""
         target, vocabulary = self._target, self._target.skeleton.vocab_size
-        model, hidden = target.tree_model, self._states(2)
-        apart = model.rows_together == 1 and not model.streams_head
         none = torch.zeros(vocabulary, device=target.device)
         processor = LogitsProcessor(SamplingParams(self._temperature), vocabulary, [], target.device)
         noise = GumbelNoise(0, vocabulary, target.device) if self._temperature else None
         times = []
         for _ in range(_WALKS):
             began = time.perf_counter()
-            logits = model.logits_by_row(hidden) if apart else (lambda row: none)
-            walk(TokenTree.single(0), logits, processor, noise, 0, lambda token: True)
+            walk(TokenTree.single(0), lambda row: none, processor, noise, 0, lambda token: True)
             times.append(time.perf_counter() - began)
         return statistics.median(times)
 

@@ -36,6 +36,7 @@ from offspec_kernels.gumbel_argmax.rows import Work
 from offspec_kernels.gumbel_argmax.triton import pick
 from offspec_kernels.kv_compact import KVTable
 from offspec_kernels.kv_compact.triton import move
+from offspec_kernels.row_linear.triton import row_linear
 from offspec_kernels.topk_children.triton import children
 from offspec_kernels.tree_attention.triton import attend
 from tests.kernels.trees import Shape, make_case
@@ -96,6 +97,10 @@ def _calls(thorough: bool) -> Iterator[tuple[str, Callable[[], object]]]:
                 arguments += [None, torch.empty_like(case.query)]
                 name = f"tree_attention {dtype} {size} {rows} {window} {softcap}"
                 yield name, partial(attend, *arguments)
+        for rows in (1, 300):
+            weight, bias = torch.zeros(512, 512, dtype=dtype), torch.zeros(512, dtype=dtype)
+            given = torch.zeros(rows, 512, dtype=dtype)
+            yield f"row_linear {dtype} {rows}", partial(row_linear, given, weight, bias)
         logits = torch.zeros(3, 128256, dtype=dtype)
         least, tie = torch.zeros(3), torch.zeros(3, dtype=torch.int64)
         noisy = Work(logits, 1, [4, 4, 5], 0.7, least, tie, None)

@@ -32,6 +32,7 @@ def _check(found: list[dict[str, Any]]) -> None:
     assert {each["kernel"] for each in found} == {
         *("_tree_attention", "_merge", "_within_blocks", "_across_blocks", "_survey", "_pick", "_move"),
         "_ggml",
+        "_row_linear",
         *("_grouped", "_codebook", "_int8_rows"),
         *("_awq", "_gptq", "_compressed", "_float8"),
     }

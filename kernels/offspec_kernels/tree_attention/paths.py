@@ -1,9 +1,9 @@
 """Which keys a row meets one by one and which in blocks: by its position alone, wherever they lie.
 
 A key may be of the prefix, of a chunk of a prompt or of the tree, and a row's result must not depend on it.
-So its last keys, which may be of the tree, are listed and met one by one; those before are cut at multiples of
-a fixed number of positions, and rows that cut alike share the products. Only in a branch longer than NEAR are
-some of those before of the tree; they are gathered then, for all rows that have them in common.
+So its last keys, which may be of the tree, are listed and met one by one; those before are cut at multiples
+of a fixed number of positions, and rows that cut alike share the products. Only in a branch longer than NEAR
+are some of those before of the tree; they are gathered then, for all rows that have them in common.
 """
 
 from collections.abc import Iterator

@@ -1,0 +1,68 @@
+"""The product on a GPU, in tiles of one size: a program sums up 64 rows by 64, 64 columns at a time.
+
+What a library does to keep a GPU busy depends on how many rows there are: other tiles, columns shared among
+programs. Here nothing does, so a row has the same bits alone and among a thousand. A pass over a model that
+streams waits for the weights in either case.
+
+Letters: T rows, K columns, N rows of the weight.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from offspec_kernels.backend import interprets
+
+_ROWS, _WIDTH, _COLUMNS = 64, 64, 64
+
+
+@triton.jit(do_not_specialize=["count"])
+def _row_linear(
+    rows, weight, bias, out, count, width, columns, row_stride, weight_stride, column_stride,
+    BIASED: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """One tile [ROWS, WIDTH] of out [T, N]."""
+    row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    place = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+    total = tl.zeros([ROWS, WIDTH], tl.float32)
+    for start in range(0, columns, COLUMNS):
+        column = start + tl.arange(0, COLUMNS).to(tl.int64)
+        inside = column < columns
+        x = tl.load(
+            rows + row[:, None] * row_stride + column[None, :],
+            mask=(row < count)[:, None] & inside[None, :],
+            other=0.0,
+        )  # [ROWS, COLUMNS]
+        w = tl.load(
+            weight + place[None, :] * weight_stride + column[:, None] * column_stride,
+            mask=(place < width)[None, :] & inside[:, None],
+            other=0.0,
+        )  # [COLUMNS, WIDTH]
+        if INTERPRETED:  # by numpy, whose product rounds by place and knows no bfloat16
+            total += tl.sum(x.to(tl.float32)[:, :, None] * w.to(tl.float32)[None, :, :], 1)
+        else:
+            total = tl.dot(x, w, total, input_precision="ieee")
+    result = total.to(out.dtype.element_ty)
+    if BIASED:
+        shift = tl.load(bias + place, mask=place < width, other=0.0)
+        result = (result.to(tl.float32) + shift[None, :].to(tl.float32)).to(out.dtype.element_ty)
+    mask = (row < count)[:, None] & (place < width)[None, :]
+    tl.store(out + row[:, None] * width + place[None, :], result, mask=mask)
+
+
+def row_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    count, (width, columns) = len(rows), weight.shape
+    rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    out = torch.empty((count, width), dtype=rows.dtype, device=rows.device)
+    if count == 0 or width == 0:
+        return out
+    grid = (triton.cdiv(width, _WIDTH), triton.cdiv(count, _ROWS))
+    _row_linear[grid](
+        rows, weight, out if bias is None else bias.contiguous(), out, count, width, columns,
+        rows.stride(0), weight.stride(0), weight.stride(1),
+        BIASED=bias is not None, ROWS=_ROWS, WIDTH=_WIDTH, COLUMNS=_COLUMNS,
+        INTERPRETED=interprets(), num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return out

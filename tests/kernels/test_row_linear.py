@@ -1,0 +1,66 @@
+"""Products by rows: right on every path, and on triton's with the same bits however many rows there are."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from offspec_kernels.backend import Backend
+from offspec_kernels.errors import ArgumentError
+from offspec_kernels.row_linear import row_linear
+from tests.kernels.poison import poisoned
+
+PATHS: list[Backend] = ["eager", "triton"]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def _drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def _with_gaps(values: Tensor) -> Tensor:
+    """The same, cut from rows with NaN to the right and below."""
+    wide = torch.full((len(values) + 3, values.shape[1] + 5), torch.nan, dtype=values.dtype)
+    wide[: len(values), : values.shape[1]] = values
+    return wide[: len(values), : values.shape[1]]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 70), (65, 130, 33), (2, 64, 64)])
+def test_every_path_is_near_the_reference(path: Backend, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    count, width, columns = shape
+    rows, weight = _drawn(count, columns, dtype=dtype), _drawn(width, columns, dtype=dtype, seed=1)
+    bias = _drawn(width, dtype=dtype, seed=2)
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
+    for laid in (weight, _with_gaps(weight), weight.T.contiguous().T):
+        for shift in (None, bias):
+            expected = row_linear(rows, weight, shift, path="reference")
+            with poisoned():
+                got = row_linear(_with_gaps(rows), laid, shift, path=path)
+            torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_bits_of_a_row(dtype: torch.dtype) -> None:
+    """Alone, at any place, and beside rows of large values and of NaN."""
+    weight, row = _drawn(70, 150, dtype=dtype), _drawn(150, dtype=dtype, seed=1)
+    with poisoned():
+        alone = row_linear(row[None], weight, path="triton")[0]
+    for count in (2, 3, 16, 64, 65, 200):
+        others = _drawn(count, 150, dtype=dtype, seed=count)
+        others[::3] *= 300
+        others[1::5] = torch.nan
+        for place in {0, count // 2, count - 1}:
+            rows = others.clone()
+            rows[place] = row
+            with poisoned():
+                assert torch.equal(row_linear(rows, weight, path="triton")[place], alone)
+
+
+def test_arguments() -> None:
+    with pytest.raises(ArgumentError, match="weight"):
+        row_linear(_drawn(2, 3), _drawn(4, 5))
+    with pytest.raises(ArgumentError, match="bias"):
+        row_linear(_drawn(2, 3), _drawn(4, 3), _drawn(3))
+    with pytest.raises(ArgumentError, match="weight"):
+        row_linear(_drawn(2, 3), _drawn(4, 3).half())

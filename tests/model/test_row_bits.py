@@ -1,0 +1,132 @@
+"""A pass gives a row the same bits whatever runs beside it.
+
+Attention, which has tests of its own, is left out. In its place every row looks at itself alone, so that all
+the rest of a pass is under test: embedding, norms, rotary embedding, products, activations, routers and
+experts, and the head.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from offspec.checkpoint import open_checkpoint
+from offspec.model import attention
+from offspec.model.attention import TreeContext
+from offspec.model.loaded import LoadedModel
+from offspec_planners.placement import Placement
+from tests.support import packers
+from tests.support.packed_models import packed_checkpoint, to_grouped
+from tests.support.tiny_models import FAMILIES, VOCABULARY, nothing, open_model, write_model
+
+_POSITION, _TOKEN = 37, 5
+_HUGE = (90, 91)  # tokens whose embeddings are
+_CHUNK = 96
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def _look_at_itself(query: Any, key: Any, value: Any, mask: Any, *, out: torch.Tensor, **how: Any) -> None:
+    rows, groups = query.shape[2], query.shape[1] // key.shape[1]
+    same = (query * key[:, :, -rows:].repeat_interleave(groups, 1)).sum(-1, keepdim=True).tanh()
+    out.copy_(value[:, :, -rows:].repeat_interleave(groups, 1) * same)
+
+
+@pytest.fixture(autouse=True)
+def no_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "tree_attention", _look_at_itself)
+
+
+# What makes families differ here: norms, activations, layouts of weights, experts and their routers.
+_SOME = {"llama", "gemma2", "gpt2", "phi3", "mixtral", "qwen2_moe", "gpt_oss"}
+_OTHERS = [pytest.param(name, marks=pytest.mark.exhaustive) for name in sorted(set(FAMILIES) - _SOME)]
+
+
+@pytest.fixture(scope="module", params=[*sorted(_SOME), *_OTHERS])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"), request.param, spread=0.3)
+
+
+@pytest.fixture(params=DTYPES, ids=str)
+def model(folder: Path, request: pytest.FixtureRequest) -> Iterator[LoadedModel]:
+    loaded = open_model(folder, request.param)
+    layers = range(len(loaded.layers))
+    loaded.load(Placement.in_memory(len(layers), layers, 0), 600, nothing, chunk=_CHUNK)
+    with torch.no_grad():
+        weight: torch.Tensor = loaded.skeleton.model.get_input_embeddings().weight
+        weight.detach()[list(_HUGE)] *= 1e4
+    yield loaded
+    loaded.close()
+
+
+def _row(model: LoadedModel, rows: int, place: int, *, causal: bool, seed: int = 0) -> torch.Tensor:
+    """States and logits [H + V] of one row at `place` among `rows`, the others being anything at all."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(3, VOCABULARY, (rows,), generator=generator)
+    tokens[place] = _TOKEN
+    positions = torch.randint(0, 400, (rows,), generator=generator)
+    positions[place] = _POSITION
+    sees = torch.eye(0 if causal else rows, dtype=torch.bool)
+    context = TreeContext(0, positions, rows if causal else 0, sees)
+    tree_model = model.tree_model
+    with torch.no_grad():
+        hidden = tree_model.hidden(tokens, context)
+        assert len(hidden) == rows and tree_model.cache.rows[0].filled == rows
+        likely = [place, *(row for row in range(rows) if row != place)]
+        logits = tree_model.logits_by_row(hidden, likely[: 1 + seed])(place)
+        tree_model.cache.rewind(0)
+    return torch.cat([hidden[place], logits])
+
+
+def test_the_bits_of_a_row(model: LoadedModel) -> None:
+    alone = _row(model, 1, 0, causal=False)
+    assert alone.isfinite().all()
+    for rows in (2, 3, 5, 9, 13, 31, 64, 65, 96, 512):
+        for causal in (False, True):
+            for place in {0, rows // 2, rows - 1}:
+                row = _row(model, rows, place, causal=causal, seed=rows + place)
+                assert torch.equal(row, alone), f"{rows} rows, at {place}, {causal=}"
+
+
+def test_padding_is_neither_kept_nor_returned(model: LoadedModel) -> None:
+    """Taps, states and cache have the rows that were asked for, behind a prompt that is padded too."""
+    tree_model, rows = model.tree_model, 11
+    tree_model.taps = (0, len(model.layers))
+    sees = torch.eye(6, dtype=torch.bool)
+    context = TreeContext(0, torch.arange(rows), 5, sees)
+    with torch.no_grad():
+        hidden = tree_model.hidden(torch.arange(3, 3 + rows), context)
+    assert [len(states) for states in tree_model.tapped.values()] == [rows, rows] and len(hidden) == rows
+    assert {layer.filled for layer in tree_model.cache.rows} == {rows}
+    assert tree_model.cache.padding == context.padding == 0
+
+
+_AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
+_GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
+_WIDE = {"hidden_size": 64, "intermediate_size": 128}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("format", ["awq", "gptq", "grouped"])
+def test_the_bits_of_a_row_with_packed_weights(tmp_path: Path, format: str, dtype: torch.dtype) -> None:
+    """Values that lie as rows, and as columns."""
+    dense, packed = write_model(tmp_path / "dense", spread=0.3, **_WIDE), tmp_path / "packed"
+    if format == "awq":
+        packers.requantise(dense, packed, _AWQ, lambda shape: packers.awq(shape, 32))
+    elif format == "gptq":
+        packers.requantise(dense, packed, _GPTQ, lambda shape: packers.gptq(shape, 4, 32))
+    if format == "grouped":
+        checkpoint, _ = packed_checkpoint(dense, packed, to_grouped(4))
+    else:
+        checkpoint = open_checkpoint(str(packed))
+    model = LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, torch.device("cpu"))
+    model.load(Placement.in_memory(len(model.layers), (), 2), 600, nothing, chunk=_CHUNK)
+    try:
+        assert model.is_packed
+        alone = _row(model, 1, 0, causal=False)
+        for rows in (2, 3, 9, 65, 200):
+            for place in {0, rows - 1}:
+                assert torch.equal(_row(model, rows, place, causal=rows > 99, seed=rows), alone), rows
+    finally:
+        model.close()
