@@ -32,7 +32,8 @@ nothing more. Bars and status lines appear only on a terminal; `NO_COLOR` is res
 | exit code | meaning |
 |---|---|
 | 0 | the answer is complete |
-| 1 | it cannot be done: no such model, a damaged file, not enough memory, a full disk |
+| 1 | it cannot be done: no such model, a damaged file, not enough memory, a full disk; or `--check` found \
+a bug |
 | 2 | the request is wrong: an unknown option, a value out of range, an empty prompt |
 | 130 | interrupted with Ctrl-C; the text that came stays (with `--json` nothing is printed) |
 | 141 | the reader of standard output closed it, as in `offspec … \\| head -1` |

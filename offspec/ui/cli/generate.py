@@ -50,8 +50,8 @@ Check = Annotated[
     opt.draft_option(
         "--check",
         metavar="",
-        help="Decode a second time without speculation, and report where the tokens differ, if they do, and "
-        "how near the tie was.",
+        help="Decode a second time without speculation and compare: every token must be the same. Where one "
+        "is not, that is a bug, and the exit code is 1.",
     ),
 ]
 Raw = Annotated[
@@ -120,6 +120,11 @@ def generate(
         ):
             for event in events:
                 renderer.show(event)
+    if renderer.mismatched:
+        raise OffspecError(
+            "speculation changed the answer, which is a bug in offspec; please report the model, the prompt, "
+            "the options, and the line above that begins with check:"
+        )
 
 
 def _prompt_text(prompt: str | None) -> str:

@@ -65,9 +65,7 @@ Device = Annotated[
 ]
 Dtype = Annotated[
     Literal["bfloat16", "float32"],
-    model_option(
-        help="Number format of weights and arithmetic. float32 doubles the bytes and removes near-ties."
-    ),
+    model_option(help="Number format of weights and arithmetic. float32 doubles the bytes and rounds less."),
 ]
 Quiet = Annotated[
     bool,

@@ -109,10 +109,20 @@ def test_check_says_that_tokens_are_the_same(offspec: Call, engine: ScriptedEngi
 def test_check_names_each_mismatch(offspec: Call, engine: ScriptedEngine) -> None:
     engine.answers = [Script(TEXT, mismatches=(Mismatch(2, 11, 12, 0.00123), Mismatch(4, 13, 14, 0.5)))]
     result = offspec("generate", "demo", "Why?", "--check")
-    assert result.exit_code == 0
-    assert "check: token 2 is 11, without speculation 12; gap 0.00123 nats" in result.stderr
-    assert "check: token 4 is 13, without speculation 14; gap 0.5 nats" in result.stderr
+    assert "check: token 2 is 11, without speculation 12; seed 7, gap 0.00123 nats" in result.stderr
+    assert "check: token 4 is 13, without speculation 14; seed 7, gap 0.5 nats" in result.stderr
     assert "check" not in result.stdout
+
+
+@pytest.mark.parametrize("options", [(), ("--quiet",), ("--json",)])
+def test_a_mismatch_is_a_bug(offspec: Call, engine: ScriptedEngine, options: tuple[str, ...]) -> None:
+    engine.answers = [Script(TEXT, mismatches=(Mismatch(2, 11, None, 0.0),))]
+    result = offspec("generate", "demo", "Why?", "--check", *options)
+    assert result.exit_code == 1
+    assert TEXT in (json.loads(result.stdout)["text"] if "--json" in options else result.stdout)
+    check, error = (line for line in result.stderr.splitlines() if line.startswith(("check:", "error:")))
+    assert check.startswith("check: token 2 is 11, without speculation the end of the answer; seed 7")
+    assert "bug in offspec" in error and "report" in error
 
 
 def test_defaults_reach_the_engine(offspec: Call, load: ScriptedLoad) -> None:
