@@ -1,6 +1,7 @@
 """`offspec generate` in this process: what reaches the engine, and what comes out where."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -155,7 +156,9 @@ def test_every_option_reaches_the_engine(offspec: Call, load: ScriptedLoad) -> N
     --budget 64 --width 8 --context 999 --verify plain --check --raw --max-tokens 5 --temperature 0.5
     --top-p 0.9 --top-k 40 --min-p 0.05 --repetition-penalty 1.1 --presence-penalty 0.2
     --frequency-penalty 0.3 --seed 1 --stop END --stop ### --ignore-eos --tree sequoia --plan mine.json
-    --quantize nf4 --draft-corpus README.md"""
+    --quantize nf4 --draft-corpus README.md --bad-words alas --bad-words alack --no-repeat-ngram-size 4
+    --min-tokens 2 --logit-bias 13=-2.5,198=1 --allowed-token-ids 1,2,30 --stop-token-ids 7 --json
+    --logprobs 3"""
     result = offspec("generate", "demo", "Why?", *args.split())
     assert result.exit_code == 0, result.output
     assert settings(load) == {
@@ -191,6 +194,13 @@ def test_every_option_reaches_the_engine(offspec: Call, load: ScriptedLoad) -> N
         max_tokens=5,
         stop=("END", "###"),
         ignore_eos=True,
+        bad_words=("alas", "alack"),
+        no_repeat_ngram_size=4,
+        min_tokens=2,
+        logit_bias=((13, -2.5), (198, 1.0)),
+        allowed_token_ids=(1, 2, 30),
+        stop_token_ids=(7,),
+        logprobs=3,
     )
     assert (asked.raw, asked.speculate, asked.check) == (True, True, True)
 
@@ -202,6 +212,25 @@ def test_what_is_left_to_the_plan(offspec: Call, load: ScriptedLoad, option: str
     for wrong in ("many", "0"):
         result = offspec("generate", "demo", "Why?", f"--{option}", wrong)
         assert result.exit_code == 2 and option in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("--logit-bias 13", "like 13=-2.5,198=1"),
+        ("--logit-bias 13=much", "like 13=-2.5,198=1"),
+        ("--logit-bias 13=inf", "logit_bias must be finite numbers"),
+        ("--allowed-token-ids 1-5", "like 13,198"),
+        ("--stop-token-ids eos", "like 13,198"),
+        ("--min-tokens 300", "min_tokens must be between 0 and max_tokens"),
+        ("--logprobs 3", "--json prints: add it"),
+    ],
+)
+def test_rules_that_cannot_be_read(offspec: Call, load: ScriptedLoad, words: str, error: str) -> None:
+    result = offspec("generate", "demo", "Why?", *words.split())
+    told = " ".join(re.sub(r"[│╭╰╮╯─]", " ", result.stderr).split())
+    assert (result.exit_code, load.asked) == (2, [])
+    assert error in told
 
 
 def test_trees_are_of_two_kinds(offspec: Call) -> None:
