@@ -143,6 +143,7 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--second-tokens", type=int, default=24, help="of a second answer (default 24)")
     p.add_argument("--prompt-file", type=Path, help="JSON lines with a `prompt` each (default HumanEval)")
     p.add_argument("--rounds", type=int, default=1, help="so many temperatures for each prompt (default 1)")
+    p.add_argument("--each", type=int, choices=(1, 2, 4), default=4, help="settings a question (default 4)")
     p.add_argument("--minutes", type=float, default=60, help="begin nothing after them (default 60)")
     p.add_argument("--resume", action="store_true", help="go on with the state of an earlier run")
     p.add_argument("--state", type=Path, help="file of all answers (default: in the user's cache)")
@@ -152,7 +153,7 @@ def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
     """Ask, compare and tell."""
     prompts = read_prompts(args.prompt_file, args.prompts)
     asked = list(questions(len(prompts), args.temperatures, args.rounds))
-    planned = list(cases(asked, len(args.temperatures)))
+    planned = list(cases(asked, len(args.temperatures), args.each))
     names = ("dtype", "device", "seed", "tokens", "second_tokens", "context", "width", "temperatures")
     settings = {**{name: getattr(args, name) for name in names}, "prompts": len(prompts)}
     state = State(args.state or cache_root() / "lossless" / "state.jsonl", settings, resume=args.resume)

@@ -59,12 +59,15 @@ def questions(prompts: int, temperatures: Sequence[float], rounds: int) -> Itera
         yield Question(prompt, temperatures[(prompt + turn) % len(temperatures)])
 
 
-def cases(asked: Sequence[Question], temperatures: int) -> Iterator[Case]:
-    """Each question with every budget, at one memory, and under other chunks and caches each time.
+def cases(asked: Sequence[Question], temperatures: int, each: int = len(BUDGETS)) -> Iterator[Case]:
+    """Each question under 1, 2 or 4 settings: at one memory, with another budget, chunk and cache each time.
 
-    Of any `temperatures` x 12 prompts in a row, each combination of all settings is there once.
+    Of any 144 / each prompts in a row, at three temperatures, each combination of all settings is there once.
     """
     rest = [(memory, chunk, kept) for chunk, kept in product(CHUNKS, KEPT) for memory in MEMORIES]
+    step = len(BUDGETS) // each
     for number, question in enumerate(asked):
-        for turn, budget in enumerate(BUDGETS):
-            yield Case(question, budget, *rest[(number // temperatures + len(MEMORIES) * turn) % len(rest)])
+        block, rank = divmod(number // temperatures, step)
+        for turn in range(each):
+            budget = BUDGETS[rank + step * turn]
+            yield Case(question, budget, *rest[(block + len(MEMORIES) * turn) % len(rest)])

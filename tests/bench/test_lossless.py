@@ -22,13 +22,15 @@ TEMPERATURES = (0.0, 0.6, 1.0)
 CASE = Case(Question(3, 0.6), 7, "tight", 64, True)
 
 
-def test_every_prompt_comes_once_a_round_and_every_combination_in_36() -> None:
-    asked = list(questions(36, TEMPERATURES, 2))
-    assert len({(one.prompt, one.temperature) for one in asked}) == 72
-    found = list(cases(asked[:36], len(TEMPERATURES)))
+@pytest.mark.parametrize("each", [1, 2, 4])
+def test_every_prompt_comes_once_a_round_and_every_combination_in_144(each: int) -> None:
+    prompts = 144 // each
+    asked = list(questions(prompts, TEMPERATURES, 2))
+    assert len({(one.prompt, one.temperature) for one in asked}) == 2 * prompts
+    found = list(cases(asked[:prompts], len(TEMPERATURES), each))
     seen = [(c.question.temperature, c.budget, c.memory, c.chunk, c.kept) for c in found]
     assert sorted(seen) == sorted(product(TEMPERATURES, BUDGETS, MEMORIES, CHUNKS, KEPT))
-    assert len({case.key for case in cases(asked, len(TEMPERATURES))}) == 2 * 36 * len(BUDGETS)
+    assert len({case.key for case in cases(asked, len(TEMPERATURES), each)}) == 2 * 144
 
 
 @pytest.mark.parametrize(
