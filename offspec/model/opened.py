@@ -13,7 +13,6 @@ from offspec.model.head import HeadBlock, head_blocks
 from offspec.model.skeleton import build_skeleton
 from offspec.model.unpacking import can_be_cut, warm_up
 from offspec.model.weights import WeightRecipe, map_weights
-from offspec_kernels.noise import gumbel_row
 from offspec_kernels.tree_attention import scratch_bytes as tree_attention_scratch
 
 _HEAD_VALUES = 4 << 20  # of a packed head, in a block that streams, even where layers unpack fewer at once
@@ -158,11 +157,10 @@ class OpenedModel:
         return sorted({extent.file for binder in self.layers for extent in binder.layout.extents})
 
     def warm_up(self) -> None:
-        """Have the code compiled that packed weights and noise need; the first time it takes some seconds."""
+        """Have the code compiled that packed weights need; the first time it takes some seconds."""
         recipes = [recipe for binder in (*self.layers, *self._rest) for recipe in binder.recipes]
         weights = [weight for recipe in recipes for weight, _ in recipe.sources]
         warm_up(weights if self._rows is None else [*weights, self._rows], self.dtype, self.device)
-        gumbel_row(0, 0, 1, self.device)
 
     def cache_bytes(self, capacity: int) -> int:
         return capacity * self.skeleton.kv_bytes_per_token()
