@@ -32,7 +32,8 @@ nothing more. Bars and status lines appear only on a terminal; `NO_COLOR` is res
 | exit code | meaning |
 |---|---|
 | 0 | the answer is complete |
-| 1 | it cannot be done: no such model, a damaged file, not enough memory, a full disk |
+| 1 | it cannot be done: no such model, a damaged file, not enough memory, a full disk; or `--check` found \
+a bug |
 | 2 | the request is wrong: an unknown option, a value out of range, an empty prompt |
 | 130 | interrupted with Ctrl-C; the text that came stays (with `--json` nothing is printed) |
 | 141 | the reader of standard output closed it, as in `offspec … \\| head -1` |
@@ -45,8 +46,9 @@ A usage error is shown with the usage. A traceback is a bug: please report it.
 `--json` prints one object: `text`, `token_ids`, `tokens`, `passes`, `tokens_per_pass`, `seconds`,
 `ttft_s` (seconds to the first token), `tok_per_s`, `bytes_streamed`, `peak_memory_bytes`,
 `finish_reason` (`eos`, `stop`, `length`, `context`), `draft`, `budget`, `seed`, `draft_seconds`,
-`target_seconds`, `prompt_tokens`, `reused_tokens`, and `mismatches`: null without `--check`, else a
-list of `index`, `token`, `unspeculated_token` and `gap`.
+`target_seconds`, `prompt_tokens`, `reused_tokens`; `mismatches`: null without `--check`, else a
+list of `index`, `token`, `unspeculated_token` and `gap`; and `logprobs`: null without `--logprobs`, else for
+each token `token`, `logprob`, and `top`, a list of pairs.
 
 `offspec plan` prints a page as wide as the terminal (80 columns where there is none, or `COLUMNS`), and
 with `--json` the plan itself, which `--save` writes to a file that can be edited. With `--json --validate`

@@ -6,6 +6,9 @@ R rows of an accepted path.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numba  # noqa: F401 - as packed weights load it: noise is then made in a compiled loop
 import torch
 from torch import Tensor
 
@@ -15,6 +18,7 @@ from offspec.sampling.noise import GumbelNoise
 from offspec_kernels.backend import Backend
 from offspec_kernels.gumbel_argmax import gumbel_argmax
 from offspec_kernels.kv_compact import KVTable, kv_compact
+from offspec_kernels.noise import gumbel_row, torch_row
 from offspec_kernels.topk_children import TopChildren, topk_children
 
 TORCH = "torch"
@@ -89,6 +93,27 @@ def _unlike_children(found: TopChildren, wanted: TopChildren) -> float:
     return max(unlike(found.token, wanted.token), float((~(off < _CLOSE)).double().mean()))
 
 
+def build_noise(spec: Spec, setting: Setting) -> Case:
+    """The noise of some positions, which a CPU makes in a compiled loop."""
+    positions, size = spec.sizes
+
+    def made(row: Callable[[int, int, int, torch.device], Tensor]) -> list[Tensor]:
+        return [row(_SEED, _POSITION + i, size, setting.device) for i in range(positions)]
+
+    return Case(
+        flops=0.0,
+        nbytes=4 * positions * size,
+        ways={
+            OURS: lambda: made(gumbel_row),
+            **({TORCH: lambda: made(torch_row)} if setting.rivals else {}),
+        },
+        reference=lambda: made(torch_row),
+        error=unlike,
+        limit=0.0,
+        look=lambda call: torch.stack(call()),
+    )
+
+
 def build_compact(spec: Spec, setting: Setting) -> Case:
     """A path through a tree of up to 256 rows at the end of each layer's keys and values."""
     layers, heads, capacity, size, count = spec.sizes
@@ -133,6 +158,7 @@ def build_compact(spec: Spec, setting: Setting) -> Case:
 
 
 OPS = {
+    "gumbel_noise": Op(("N", "V"), {"N": 2, "V": 20001}, build_noise, lambda: gumbel_row),
     "kv_compact": Op(
         ("T", "KV", "C", "D", "R"), {"T": 3, "C": 300, "R": 7}, build_compact, lambda: kv_compact
     ),

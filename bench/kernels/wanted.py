@@ -17,6 +17,7 @@ CASES = {
         "gumbel_argmax:64,49152:bfloat16",
         "gumbel_argmax:64,49152:float32",
         "topk_children:16,49152,32:float32",
+        "gumbel_noise:8,151936:float32",
     ),
     "cuda": (
         "tree_attention:2048,256,64,8,128:bfloat16",
@@ -54,7 +55,10 @@ class Wanted:
 _ATTENTION = Wanted({"sdpa": 2.0, "flex": 1.3}, of_ceiling=0.7)
 _ONE_READ = Wanted(of_ceiling=0.8)
 WANTED = {
-    "cpu": {"tree_attention:8192,512,32,8,128:bfloat16": Wanted({"sdpa": 1.5})},
+    "cpu": {
+        "tree_attention:8192,512,32,8,128:bfloat16": Wanted({"sdpa": 1.5}),
+        "gumbel_noise:8,151936:float32": Wanted({"torch": 10.0}),
+    },
     "cuda": {
         "tree_attention:2048,256,64,8,128:bfloat16": _ATTENTION,
         "tree_attention:8192,512,64,8,128:bfloat16": _ATTENTION,

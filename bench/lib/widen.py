@@ -171,7 +171,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.lib.widen", description=main.__doc__)
     parser.add_argument("model", help="a folder, a hub id, a .gguf file, or demo")
     parser.add_argument("out", nargs="?", type=Path, help="the folder to make (default: in the user's cache)")
-    parser.add_argument("--factor", type=int, default=4, help="a power of two (default 4)")
+    parser.add_argument("--factor", type=int, default=4, help="a power of two; 1 unpacks it (default 4)")
     parser.add_argument("--force", action="store_true", help="replace a widened model that is there")
     args = parser.parse_args(argv)
     return printed(lambda: ensure(args.model, args.out, args.factor, force=args.force)[0])

@@ -115,9 +115,9 @@ def plan(checkpoint: Checkpoint, factor: int) -> dict[str, list[WideTensor]]:
 
     Raises UnsupportedModelError for a family or a tensor whose widening is not known.
     """
-    if factor < 2 or factor & (factor - 1):
+    if factor < 1 or factor & (factor - 1):
         raise BenchError(
-            f"the factor must be 2, 4, 8, …: a power of two, so that weights stay exact, not {factor}"
+            f"the factor must be 1, 2, 4, …: a power of two, so that weights stay exact, not {factor}"
         )
     config = checkpoint.config
     if config.get("model_type") not in MODEL_TYPES or config.get("quantization_config"):

@@ -17,6 +17,7 @@ from offspec.stream.arena import Arena
 from offspec.stream.layout import UnitLayout
 from offspec_kernels.dequant import dequantise
 from offspec_kernels.errors import ArgumentError
+from offspec_kernels.noise import gumbel_row
 
 _WARM_UP_ROWS = 64  # a multiple of 16, as weights have: Triton compiles numbers that are none apart
 _REMEDY = "download the model, or pack it, again"
@@ -172,7 +173,7 @@ def _rows_of(info: TensorInfo, start: int, end: int) -> TensorInfo:
 
 
 def warm_up(weights: Iterable[Weight], dtype: torch.dtype, device: torch.device) -> None:
-    """Unpack zeros in every format in use, so that no pass has to wait for its code to be compiled."""
+    """Unpack zeros in every format in use, and make noise, lest a pass wait for their code to be compiled."""
     smallest: dict[object, PackedInfo] = {}
     for weight in weights:
         if isinstance(weight, PackedInfo):
@@ -187,3 +188,4 @@ def warm_up(weights: Iterable[Weight], dtype: torch.dtype, device: torch.device)
             for info in on_disk(weight)
         }
         values_of(weight, zeros, lambda count: torch.empty(count, dtype=dtype, device=device), set())
+    gumbel_row(0, 0, 1, device)  # in a compiled loop too, where the compiler was loaded for weights

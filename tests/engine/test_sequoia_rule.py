@@ -1,6 +1,7 @@
 """Engines that verify by Sequoia's rule: samples follow the target's law, and wrong conditions are told."""
 
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,21 @@ from tests.support.plan_world import PROMPT, World
 from tests.support.tiny_models import disturb, write_model
 
 SEQUOIA: dict[str, Any] = {"verify": "sequoia", "tree": "sequoia", "temperature": 1.0}
-SHORT, WORDS, SEEDS = [4, 5, 6], 12, 300
+SHORT, WORDS, SEEDS, EOS = [4, 5, 6], 12, 300, 2
+RULES: dict[str, Any] = {
+    "logit_bias": {7: 1.5, 9: -1.0},
+    "allowed_token_ids": range(2, WORDS),
+    "no_repeat_ngram_size": 2,
+    "bad_words": ["w3", "w7 w8", "w7 w9"],
+    "min_tokens": 1,
+    "stop_token_ids": (10,),
+    "ignore_eos": False,
+}
 
 
-def _params(seed: int, tokens: int = 30, **settings: float) -> SamplingParams:
-    return SamplingParams(**({"temperature": 1.0} | settings), seed=seed, max_tokens=tokens, ignore_eos=True)
+def _params(seed: int, tokens: int = 30, **settings: Any) -> SamplingParams:
+    given = {"temperature": 1.0, "ignore_eos": True} | settings
+    return SamplingParams(seed=seed, max_tokens=tokens, **given)
 
 
 @pytest.fixture(scope="module")
@@ -34,24 +45,38 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return target, draft
 
 
-def _law(folder: Path, top_k: int, temperature: float) -> dict[tuple[int, ...], float]:
+def _ruled(logits: torch.Tensor, ids: list[int]) -> torch.Tensor:
+    """What RULES make of logits [12] behind these ids, SHORT first."""
+    scores = logits.clone()
+    scores[7] += 1.5
+    scores[9] -= 1.0
+    repeated = [token for before, token in pairwise(ids) if before == ids[-1]]
+    scores[[0, 1, 3, *repeated, *([8, 9] if ids[-1] == 7 else [])]] = -torch.inf
+    if ids == SHORT:
+        scores[[EOS, 10]] = -torch.inf
+    return scores
+
+
+def _law(folder: Path, top_k: int, temperature: float, ruled: bool) -> dict[tuple[int, ...], float]:
     """The probability of every pair of next tokens, from transformers."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
-    def odds(logits: torch.Tensor) -> torch.Tensor:
-        scores = logits.double() / temperature
-        least = scores.topk(top_k).values[..., -1:]
+    def odds(ids: list[int]) -> torch.Tensor:
+        logits = model(torch.tensor([ids])).logits[0, -1].double()
+        scores = (_ruled(logits, ids) if ruled else logits) / temperature
+        least = scores.topk(top_k).values[-1]
         return scores.masked_fill(scores < least, -torch.inf).softmax(-1)
 
     with torch.inference_mode():
-        first = odds(model(torch.tensor([SHORT])).logits[0, -1])
-        second = odds(model(torch.tensor([[*SHORT, token] for token in range(WORDS)])).logits[:, -1])
-    return {(a, b): float(first[a] * second[a, b]) for a in range(WORDS) for b in range(WORDS)}
+        first = odds(SHORT)
+        second = [odds([*SHORT, token]) for token in range(WORDS)]
+    return {(a, b): float(first[a] * second[a][b]) for a in range(WORDS) for b in range(WORDS)}
 
 
-def test_sampled_tokens_follow_the_target_s_law(world: World, small: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize("ruled", [False, True])
+def test_sampled_tokens_follow_the_target_s_law(world: World, small: tuple[Path, Path], ruled: bool) -> None:
     """With a filter, a temperature, and trees of more than one level and more than one guess a node."""
     target, draft = small
     top_k, temperature, passes = 5, 0.8, 0
@@ -60,11 +85,13 @@ def test_sampled_tokens_follow_the_target_s_law(world: World, small: tuple[Path,
         shape = engine.drafting.policy.shape
         assert shape is not None and shape.depth > 1 and len(shape.children(0)) > 1
         for seed in range(SEEDS):
-            result = engine.generate(SHORT, _params(seed, 3, top_k=top_k, temperature=temperature))
+            params = _params(seed, 3, top_k=top_k, temperature=temperature, **(RULES if ruled else {}))
+            result = engine.generate(SHORT, params)
             counts[result.token_ids[:2]] += 1
             passes += result.passes
     assert passes < 2.9 * SEEDS, "some guesses were right"
-    assert agreement(counts, _law(target, top_k, temperature)) > 1e-3
+    assert agreement(counts, _law(target, top_k, temperature, ruled)) > 1e-3
+    assert not ruled or agreement(counts, _law(target, top_k, temperature, False)) < 1e-6
 
 
 def test_a_seed_says_the_same_again(world: World) -> None:
@@ -87,12 +114,13 @@ def test_a_draft_like_the_target_is_always_right(world: World) -> None:
 
 
 def test_greedy_answers_are_those_of_every_rule(world: World) -> None:
-    params = _params(1, temperature=0.0)
     with world.load(**SEQUOIA) as engine:
-        result = engine.generate(PROMPT, params, check=True)
-        assert result.mismatches == ()
-        alone = engine.generate(PROMPT, params, speculate=False)
-    assert result.token_ids == alone.token_ids and result.passes < alone.passes
+        for rules in ({}, RULES):
+            params = _params(1, temperature=0.0, **rules)
+            result = engine.generate(PROMPT, params, check=True)
+            assert result.mismatches == ()
+            alone = engine.generate(PROMPT, params, speculate=False)
+            assert result.token_ids == alone.token_ids and result.passes < alone.passes
 
 
 def test_what_was_drawn_is_kept_apart_from_what_was_ranked(world: World) -> None:

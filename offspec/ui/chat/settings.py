@@ -21,7 +21,13 @@ MEANINGS: Mapping[str, str] = {
     "max_tokens": "end an answer after this number of tokens",
     "stop": "end an answer before this text",
     "ignore_eos": "continue after the model's end-of-sequence token",
+    "min_tokens": "an answer cannot end before it has so many tokens",
+    "bad_words": "never say this",
+    "no_repeat_ngram_size": "never say the same number of tokens in a row twice; 0 is off",
 }
+
+
+_TEXTS = ("stop", "bad_words")  # may be given several times
 
 
 def changed(params: SamplingParams, text: str, defaults: SamplingParams) -> SamplingParams:
@@ -32,8 +38,8 @@ def changed(params: SamplingParams, text: str, defaults: SamplingParams) -> Samp
     values: dict[str, Any] = {}
     for name, written in _pairs(text):
         value = getattr(defaults, name) if written == "default" else _READERS[name](name, written)
-        if name == "stop" and written not in ("default", "none"):
-            value = (*values.get("stop", ()), value)
+        if name in _TEXTS and written not in ("default", "none"):
+            value = (*values.get(name, ()), value)
         values[name] = value
     return replace(params, **values)
 
@@ -48,7 +54,7 @@ def shown(params: SamplingParams, name: str) -> str:
     value = getattr(params, name)
     if name == "seed":
         return "random" if value is None else str(value)
-    if name == "stop":
+    if name in _TEXTS:
         return " ".join(repr(text) for text in value) or "none"
     if name == "ignore_eos":
         return "on" if value else "off"
@@ -126,14 +132,14 @@ def _switch(name: str, text: str) -> bool:
     return words[text.lower()]
 
 
-def _stop(name: str, text: str) -> str | tuple[str, ...]:
+def _text(name: str, text: str) -> str | tuple[str, ...]:
     return () if text == "none" else text.replace("\\n", "\n").replace("\\t", "\t")
 
 
 _READERS: Mapping[str, Callable[[str, str], Any]] = {
     **dict.fromkeys(MEANINGS, _number),
-    **dict.fromkeys(("top_k", "max_tokens"), _whole),
+    **dict.fromkeys(("top_k", "max_tokens", "min_tokens", "no_repeat_ngram_size"), _whole),
+    **dict.fromkeys(_TEXTS, _text),
     "seed": _seed,
     "ignore_eos": _switch,
-    "stop": _stop,
 }

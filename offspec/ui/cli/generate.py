@@ -50,8 +50,8 @@ Check = Annotated[
     opt.draft_option(
         "--check",
         metavar="",
-        help="Decode a second time without speculation, and report where the tokens differ, if they do, and "
-        "how near the tie was.",
+        help="Decode a second time without speculation and compare: every token must be the same. Where one "
+        "is not, that is a bug, and the exit code is 1.",
     ),
 ]
 Raw = Annotated[
@@ -72,6 +72,14 @@ Json = Annotated[
         help="Print one JSON object with the text, the token ids and the statistics instead of the text.",
     ),
 ]
+Logprobs = Annotated[
+    int | None,
+    opt.output_option(
+        metavar="K",
+        help="With [bold]--json[/]: of each token its log-probability by the model itself, before rules and "
+        "temperature, and the K likeliest tokens with theirs.",
+    ),
+]
 Trace = Annotated[
     Path | None,
     opt.output_option(
@@ -85,7 +93,7 @@ Trace = Annotated[
 
 @opt.takes_options
 def generate(
-    options: opt.RequestOptions,
+    options: opt.RuledOptions,
     prompt: Prompt = None,
     no_speculation: NoSpeculation = False,
     check: Check = False,
@@ -95,6 +103,7 @@ def generate(
     stop: opt.Stop = None,
     ignore_eos: IgnoreEos = False,
     as_json: Json = False,
+    logprobs: Logprobs = None,
     quiet: opt.Quiet = False,
     trace: Trace = None,
 ) -> None:
@@ -102,7 +111,11 @@ def generate(
     if no_speculation:
         options = replace(options, draft="none")  # what would not be asked need not be loaded
     config = opt.engine_config(options)
-    params = opt.sampling_params(options, max_tokens=max_tokens, stop=stop or (), ignore_eos=ignore_eos)
+    params = opt.sampling_params(
+        options, max_tokens=max_tokens, stop=stop or (), ignore_eos=ignore_eos, logprobs=logprobs
+    )
+    if logprobs is not None and not as_json:
+        raise RequestError("--logprobs are part of what --json prints: add it")
     messages = _messages(_prompt_text(prompt), system=system, raw=raw)
     if check and not no_speculation:
         check_comparable(config.verify, params)
@@ -120,6 +133,11 @@ def generate(
         ):
             for event in events:
                 renderer.show(event)
+    if renderer.mismatched:
+        raise OffspecError(
+            "speculation changed the answer, which is a bug in offspec; please report the model, the prompt, "
+            "the options, and the line that begins with check: above"
+        )
 
 
 def _prompt_text(prompt: str | None) -> str:

@@ -18,6 +18,7 @@ from offspec.core.errors import RequestError
 model_option = partial(typer.Option, rich_help_panel="Model and machine")
 draft_option = partial(typer.Option, rich_help_panel="Speculation: how fast")
 sampling_option = partial(typer.Option, rich_help_panel="Sampling: which words")
+rule_option = partial(typer.Option, rich_help_panel="Rules: what may come and what may not")
 output_option = partial(typer.Option, rich_help_panel="Prompt and output")
 
 
@@ -39,6 +40,22 @@ def _number_or_auto(value: str) -> int | None:
     if value != "auto" and not re.fullmatch(r"\d+", value):
         raise typer.BadParameter(f"{value!r} is neither a number of nodes nor auto")
     return None if value == "auto" else int(value)
+
+
+def _token_ids(value: str) -> tuple[int, ...]:
+    """Token ids from "1,2,30"."""
+    if not re.fullmatch(r"\d+(,\d+)*", value):
+        raise typer.BadParameter(f"{value!r} is no list of token ids; write them like 13,198")
+    return tuple(map(int, value.split(",")))
+
+
+def _biases(value: str) -> tuple[tuple[int, float], ...]:
+    """Token ids and what is added to their logits, from "13=-2.5,198=1"."""
+    try:
+        pairs = [pair.split("=") for pair in value.split(",")]
+        return tuple((int(token), float(bias)) for token, bias in pairs)
+    except ValueError:
+        raise typer.BadParameter(f"{value!r} is no list of biases; write them like 13=-2.5,198=1") from None
 
 
 Model = Annotated[
@@ -65,9 +82,7 @@ Device = Annotated[
 ]
 Dtype = Annotated[
     Literal["bfloat16", "float32"],
-    model_option(
-        help="Number format of weights and arithmetic. float32 doubles the bytes and removes near-ties."
-    ),
+    model_option(help="Number format of weights and arithmetic. float32 doubles the bytes and rounds less."),
 ]
 Quiet = Annotated[
     bool,
@@ -234,6 +249,50 @@ class RequestOptions(EngineOptions):
         sampling_option(
             metavar="N",
             help="The same seed gives the same answer. Without it a random one is chosen and reported.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class RuledOptions(RequestOptions):
+    """The same with rules for single tokens and their order."""
+
+    bad_words: Annotated[
+        list[str] | None,
+        rule_option(
+            metavar="TEXT",
+            help="Never say this, at the start of a word or within it. May be given several times.",
+        ),
+    ] = None
+    no_repeat_ngram_size: Annotated[
+        int,
+        rule_option(
+            metavar="N",
+            help="Never say the same N tokens in a row twice, those of the prompt included; 0 is off.",
+        ),
+    ] = 0
+    min_tokens: Annotated[
+        int, rule_option(metavar="N", help="The answer cannot end before it has so many tokens.")
+    ] = 0
+    logit_bias: Annotated[
+        Any,
+        rule_option(
+            parser=_biases,
+            metavar="ID=BIAS[,...]",
+            help="Add to the logits of these tokens: 13=-2.5 makes token 13 less likely. [bold]--json[/] "
+            "shows the ids of an answer.",
+        ),
+    ] = None
+    allowed_token_ids: Annotated[
+        Any,
+        rule_option(parser=_token_ids, metavar="ID[,...]", help="No other tokens than these may come."),
+    ] = None
+    stop_token_ids: Annotated[
+        Any,
+        rule_option(
+            parser=_token_ids,
+            metavar="ID[,...]",
+            help="Tokens that end the answer, in which they are the last, also with [bold]--ignore-eos[/].",
         ),
     ] = None
 

@@ -52,6 +52,7 @@ class Renderer:
         self._started: float | None = None
         self._tokens = 0
         self._passes = 0
+        self.mismatched = False  # whether a check found another token
 
     def __enter__(self) -> Self:
         self._live.status("starting")
@@ -130,6 +131,7 @@ class Renderer:
             for line in statistics(result):
                 self._line(line, style="dim")
         if self._check:
+            self.mismatched = bool(result.mismatches)
             for line in check_report(result):
                 self._line(line)
 
@@ -175,8 +177,7 @@ def check_report(result: Result) -> list[str]:
         return [f"check: same tokens without speculation ({result.tokens} compared)"]
     return [
         f"check: token {place.index} is {_said(place.token)}, without speculation "
-        f"{_said(place.unspeculated_token)}; "
-        f"gap {place.gap:.4g} nats"
+        f"{_said(place.unspeculated_token)}; seed {result.seed}, gap {place.gap:.4g} nats"
         for place in result.mismatches
     ]
 

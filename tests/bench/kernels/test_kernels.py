@@ -27,6 +27,7 @@ TINY = (
     "kv_compact:2,2,50,16,5",
     "gumbel_argmax:6,300",
     "topk_children:3,300,4:float32",
+    "gumbel_noise:2,300:float32",
 )
 
 

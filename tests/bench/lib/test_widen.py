@@ -78,7 +78,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("factor", [2, 4])
+@pytest.mark.parametrize("factor", [1, 2, 4])
 def test_same_logits(tmp_path: Path, family: str, factor: int) -> None:
     extra = {"attention_bias": True, "mlp_bias": True} if family == "llama" else {}
     model = make_model(tmp_path / "small", family, **extra)

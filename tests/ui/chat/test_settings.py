@@ -32,6 +32,8 @@ def test_set_shows_everything_and_one(chat: ChatController) -> None:
         ('stop="The end" stop="\\n\\n"', {"stop": ("The end", "\n\n")}),
         (r"stop=\n stop=a\tb", {"stop": ("\n", "a\tb")}),
         ("stop=### stop='say \"so\"'", {"stop": ("###", 'say "so"')}),
+        ("bad_words=alas bad_words='oh my'", {"bad_words": ("alas", "oh my")}),
+        ("min_tokens=20 no_repeat_ngram_size=3", {"min_tokens": 20, "no_repeat_ngram_size": 3}),
     ],
 )
 def test_set_changes(chat: ChatController, line: str, changes: dict[str, Any]) -> None:
@@ -59,6 +61,7 @@ def test_set_none_and_random_take_away(chat: ChatController) -> None:
         ("top_p=2", "top_p must be above 0 and at most 1"),
         ("top_k=1.5", "top_k is a whole number"),
         ("max_tokens=0", "max_tokens must be 1 or above"),
+        ("min_tokens=9999999", "min_tokens must be between 0 and max_tokens"),
         ("seed=-1", "seed must be between 0"),
         ("seed=x", "a whole number or random"),
         ("ignore_eos=maybe", "on or off"),

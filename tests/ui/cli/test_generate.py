@@ -1,6 +1,7 @@
 """`offspec generate` in this process: what reaches the engine, and what comes out where."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -109,10 +110,20 @@ def test_check_says_that_tokens_are_the_same(offspec: Call, engine: ScriptedEngi
 def test_check_names_each_mismatch(offspec: Call, engine: ScriptedEngine) -> None:
     engine.answers = [Script(TEXT, mismatches=(Mismatch(2, 11, 12, 0.00123), Mismatch(4, 13, 14, 0.5)))]
     result = offspec("generate", "demo", "Why?", "--check")
-    assert result.exit_code == 0
-    assert "check: token 2 is 11, without speculation 12; gap 0.00123 nats" in result.stderr
-    assert "check: token 4 is 13, without speculation 14; gap 0.5 nats" in result.stderr
+    assert "check: token 2 is 11, without speculation 12; seed 7, gap 0.00123 nats" in result.stderr
+    assert "check: token 4 is 13, without speculation 14; seed 7, gap 0.5 nats" in result.stderr
     assert "check" not in result.stdout
+
+
+@pytest.mark.parametrize("options", [(), ("--quiet",), ("--json",)])
+def test_a_mismatch_is_a_bug(offspec: Call, engine: ScriptedEngine, options: tuple[str, ...]) -> None:
+    engine.answers = [Script(TEXT, mismatches=(Mismatch(2, 11, None, 0.0),))]
+    result = offspec("generate", "demo", "Why?", "--check", *options)
+    assert result.exit_code == 1
+    assert TEXT in (json.loads(result.stdout)["text"] if "--json" in options else result.stdout)
+    check, error = (line for line in result.stderr.splitlines() if line.startswith(("check:", "error:")))
+    assert check.startswith("check: token 2 is 11, without speculation the end of the answer; seed 7")
+    assert "bug in offspec" in error and "report" in error
 
 
 def test_defaults_reach_the_engine(offspec: Call, load: ScriptedLoad) -> None:
@@ -145,7 +156,9 @@ def test_every_option_reaches_the_engine(offspec: Call, load: ScriptedLoad) -> N
     --budget 64 --width 8 --context 999 --verify plain --check --raw --max-tokens 5 --temperature 0.5
     --top-p 0.9 --top-k 40 --min-p 0.05 --repetition-penalty 1.1 --presence-penalty 0.2
     --frequency-penalty 0.3 --seed 1 --stop END --stop ### --ignore-eos --tree sequoia --plan mine.json
-    --quantize nf4 --draft-corpus README.md"""
+    --quantize nf4 --draft-corpus README.md --bad-words alas --bad-words alack --no-repeat-ngram-size 4
+    --min-tokens 2 --logit-bias 13=-2.5,198=1 --allowed-token-ids 1,2,30 --stop-token-ids 7 --json
+    --logprobs 3"""
     result = offspec("generate", "demo", "Why?", *args.split())
     assert result.exit_code == 0, result.output
     assert settings(load) == {
@@ -181,6 +194,13 @@ def test_every_option_reaches_the_engine(offspec: Call, load: ScriptedLoad) -> N
         max_tokens=5,
         stop=("END", "###"),
         ignore_eos=True,
+        bad_words=("alas", "alack"),
+        no_repeat_ngram_size=4,
+        min_tokens=2,
+        logit_bias=((13, -2.5), (198, 1.0)),
+        allowed_token_ids=(1, 2, 30),
+        stop_token_ids=(7,),
+        logprobs=3,
     )
     assert (asked.raw, asked.speculate, asked.check) == (True, True, True)
 
@@ -192,6 +212,25 @@ def test_what_is_left_to_the_plan(offspec: Call, load: ScriptedLoad, option: str
     for wrong in ("many", "0"):
         result = offspec("generate", "demo", "Why?", f"--{option}", wrong)
         assert result.exit_code == 2 and option in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("--logit-bias 13", "like 13=-2.5,198=1"),
+        ("--logit-bias 13=much", "like 13=-2.5,198=1"),
+        ("--logit-bias 13=inf", "logit_bias must be finite numbers"),
+        ("--allowed-token-ids 1-5", "like 13,198"),
+        ("--stop-token-ids eos", "like 13,198"),
+        ("--min-tokens 300", "min_tokens must be between 0 and max_tokens"),
+        ("--logprobs 3", "--json prints: add it"),
+    ],
+)
+def test_rules_that_cannot_be_read(offspec: Call, load: ScriptedLoad, words: str, error: str) -> None:
+    result = offspec("generate", "demo", "Why?", *words.split())
+    told = " ".join(re.sub(r"[│╭╰╮╯─]", " ", result.stderr).split())
+    assert (result.exit_code, load.asked) == (2, [])
+    assert error in told
 
 
 def test_trees_are_of_two_kinds(offspec: Call) -> None:

@@ -1,0 +1,1 @@
+"""Whether any setting changes a token."""

@@ -1,0 +1,187 @@
+"""Whether any setting changes a token: answers with speculation beside those without.
+
+    python -m bench.lossless [--models demo bf16 gemma3 x4] [--minutes 30] [--resume]
+
+A question is a prompt at a temperature. Its reference is answered one token a pass, all weights in memory,
+the prompt in one piece, nothing kept of another request. It is then asked again with trees of up to 1, 7, 64
+and 256 nodes, each time with other chunks and caches, in one of three memories (`cases.py`). Behind the
+answer comes a second question, which finds the cache that the first left, or computes all anew. Not one token
+may differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from bench.lib.cgroup import BenchError
+from bench.lib.command import Command, shared
+from bench.lib.process import ROOT
+from bench.lib.report import Report, grid
+from bench.lossless.cases import BUDGETS, CHUNKS, MEMORIES, Case, Question, cases, questions
+from bench.lossless.material import MODELS, Model, open_model, read_prompts
+from bench.lossless.tally import Compared, State, by_setting, compare, counts
+from offspec.core.cache_dir import cache_root
+
+_REFERENCES = 3  # parts of a model's time; each memory has one
+_SHOWN = 40  # mismatches that are printed; the record has all
+_LIMITS = "memories"  # the key of what a model's memories are
+
+
+class Asking:
+    """Has a model's cases answered by processes of their own, within shares of the time that is left."""
+
+    def __init__(
+        self, args: argparse.Namespace, prompts: Sequence[str], state: State, report: Report
+    ) -> None:
+        self._args, self._prompts, self._state, self._report = args, prompts, state, report
+        self._end = time.monotonic() + 60 * args.minutes
+        self._parts = len(args.models) * (_REFERENCES + len(MEMORIES))
+
+    def ask(self, model: Model, asked: Sequence[Question], planned: Sequence[Case]) -> None:
+        """References first, then cases whose reference is there, one memory after the other."""
+        state, name = self._state, model.name
+        if (name, _LIMITS) not in state.found:
+            (limits,) = run({"load": self._load(model)})
+            state.add(name, {"key": _LIMITS, **limits})
+        wanted = [
+            {**_asked(question, self._args.seed), "text": self._prompts[question.prompt], "budget": 1,
+             "chunk": max(CHUNKS), "kept": False}
+            for question in asked
+        ]  # fmt: skip
+        self._answer(model, "ample", wanted, "references", _REFERENCES)
+        for memory in MEMORIES:
+            ready = [
+                {**_asked(case.question, self._args.seed), **case.to_json(), "turns": reference["turns"]}
+                for case in planned
+                if case.memory == memory and (reference := state.found.get((name, case.question.key)))
+            ]
+            self._answer(model, memory, ready, f"{memory} memory", 1)
+
+    def _answer(self, model: Model, memory: str, wanted: list[dict[str, Any]], what: str, parts: int) -> None:
+        state, name = self._state, model.name
+        seconds = max(self._end - time.monotonic(), 0.0) * parts / self._parts
+        self._parts -= parts
+        pending = [case for case in wanted if (name, case["key"]) not in state.found]
+        self._report.progress(f"{name}, {what}: {len(pending)} of {len(wanted)} to ask, {seconds:.0f} s")
+        if not pending or not seconds:
+            return
+        load = self._load(model) | {"memory": state.found[name, _LIMITS][memory]}
+        if what == "references":
+            load |= {"draft": "none", "draft_bits": None}
+        job = {"load": load, "tokens": model.tokens, "seconds": seconds, "cases": pending}
+        for found in run(job):
+            state.add(name, found)
+
+    def _load(self, model: Model) -> dict[str, Any]:
+        args = self._args
+        room = {"budget": max(BUDGETS), "width": args.width, "context": args.context}
+        return {**model.settings(), **room, "dtype": args.dtype, "device": args.device, "learn": False}
+
+
+def run(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What a worker finds, as it comes. Raises BenchError where it fails."""
+    words = [sys.executable, "-m", "bench.lossless.worker"]
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as worker:
+        assert worker.stdin is not None and worker.stdout is not None
+        worker.stdin.write(json.dumps(job))
+        worker.stdin.close()
+        yield from map(json.loads, worker.stdout)
+    if worker.returncode:
+        raise BenchError(f"a worker failed with exit code {worker.returncode}; see above")
+
+
+def _asked(question: Question, seed: int) -> dict[str, Any]:
+    return {
+        "key": question.key,
+        "prompt": question.prompt,
+        "temperature": question.temperature,
+        "seed": seed + question.prompt,
+    }
+
+
+def compared(model: Model, planned: Sequence[Case], state: State) -> list[Compared]:
+    """Every case that was answered."""
+    return [
+        compare(model.name, case, found, state.found[model.name, case.question.key])
+        for case in planned
+        if (found := state.found.get((model.name, case.key)))
+    ]
+
+
+def table(summary: dict[str, Any]) -> Table:
+    """Rows: models, then values of settings."""
+    view = grid("tokens with speculation beside those without", "", "cases", "tokens", "cases that differ")
+    for name, row in summary["models"].items():
+        view.add_row(name, *_cells(row))
+    view.add_section()
+    for value, row in summary["settings"].items():
+        view.add_row(value, *_cells(row))
+    return view
+
+
+def _cells(row: dict[str, int]) -> tuple[str, str, str]:
+    return f"{row['cases']}", f"{row['tokens']:,}", f"{row['cases_with_mismatch']}"
+
+
+def options(p: argparse.ArgumentParser) -> None:
+    known = ", ".join(MODELS)
+    p.add_argument("--models", nargs="+", default=list(MODELS), help=f"of {known}, or models of yours")
+    shared(p, "dtype", "device", "seed", "width", "prompts", tokens=48, context=1024)
+    shared(p, temperatures=[0.0, 0.6, 1.0])
+    p.add_argument("--second-tokens", type=int, default=24, help="of a second answer (default 24)")
+    p.add_argument("--prompt-file", type=Path, help="JSON lines with a `prompt` each (default HumanEval)")
+    p.add_argument("--rounds", type=int, default=1, help="so many temperatures for each prompt (default 1)")
+    p.add_argument("--each", type=int, choices=(1, 2, 4), default=4, help="settings a question (default 4)")
+    p.add_argument("--minutes", type=float, default=60, help="begin nothing after them (default 60)")
+    p.add_argument("--resume", action="store_true", help="go on with the state of an earlier run")
+    p.add_argument("--state", type=Path, help="file of all answers (default: in the user's cache)")
+
+
+def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
+    """Ask, compare and tell."""
+    prompts = read_prompts(args.prompt_file, args.prompts)
+    asked = list(questions(len(prompts), args.temperatures, args.rounds))
+    planned = list(cases(asked, len(args.temperatures), args.each))
+    names = ("dtype", "device", "seed", "tokens", "second_tokens", "context", "width", "temperatures")
+    settings = {**{name: getattr(args, name) for name in names}, "prompts": len(prompts)}
+    state = State(args.state or cache_root() / "lossless" / "state.jsonl", settings, resume=args.resume)
+    report.ceiling("no token differs")
+    asking, everything = Asking(args, prompts, state, report), list[Compared]()
+    rows: dict[str, dict[str, int]] = {}
+    for name in args.models:
+        model = open_model(name, (args.tokens, args.second_tokens))
+        asking.ask(model, asked, planned)
+        found = compared(model, planned, state)
+        rows[model.name] = {**counts(found), "of_cases": len(planned)}
+        everything += found
+    mismatches = [miss for one in everything for miss in one.mismatches]
+    summary = {**report.head(args), **counts(everything), "asked": settings, "models": rows}
+    summary["settings"] = by_setting(everything)
+    for miss in mismatches[:_SHOWN]:
+        report.note(f"{miss.model} {miss.case}: answer {miss.turn + 1}, token {miss.index} is {miss.token}, "
+                    f"in the reference {miss.reference}")  # fmt: skip
+    report.out.print(table(summary))
+    told = f"{summary['tokens']:,} tokens compared in {summary['cases']} of {len(planned) * len(rows)} cases"
+    report.reached(f"{told}, {len(mismatches)} mismatches")
+    if mismatches:
+        report.missed("a setting changed an answer: that is a bug")
+    report.record(summary, device=args.device, found=[asdict(miss) for miss in mismatches])
+    return summary
+
+
+main = Command("lossless", "Whether any setting changes a token.", options, bench)
+
+if __name__ == "__main__":
+    sys.exit(main())
