@@ -17,6 +17,7 @@ from offspec.model.unpacking import can_be_cut, warm_up
 from offspec.model.weights import WeightRecipe, map_weights
 from offspec_kernels.backend import choose_backend
 from offspec_kernels.tree_attention import scratch_bytes as tree_attention_scratch
+from offspec_kernels.tree_attention import warm_up as warm_up_attention
 
 _HEAD_VALUES = 4 << 20  # of a packed head, in a block that streams, even where layers unpack fewer at once
 
@@ -160,7 +161,9 @@ class OpenedModel:
         return sorted({extent.file for binder in self.layers for extent in binder.layout.extents})
 
     def warm_up(self) -> None:
-        """Have the code compiled that packed weights need; the first time it takes some seconds."""
+        """Have the code compiled that attention and packed weights need; the first time it takes seconds."""
+        if self.device.type == "cpu":
+            warm_up_attention(self.dtype)
         recipes = [recipe for binder in (*self.layers, *self._rest) for recipe in binder.recipes]
         weights = [weight for recipe in recipes for weight, _ in recipe.sources]
         warm_up(weights if self._rows is None else [*weights, self._rows], self.dtype, self.device)

@@ -35,7 +35,6 @@ LOOKED_UP = {"cpu": 64, "cuda": 128}  # nodes where lookups are by themselves, w
 _SUBSTITUTE_BITS: tuple[DraftBits, ...] = (4, 3, 2)  # tried in turn when the caller does not say
 _CONTEXTS = (4096, 2048, 1024, 512)  # tried in turn when the caller does not say
 _CONVERSATION = 2048  # tokens that some turns of a conversation take
-_COMPILER = 160_000_000  # bytes of the library whose code unpacks weights on a CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +319,4 @@ def draft_bytes(held: Held, draft: LoadedModel | None, config: EngineConfig, con
     if mode == "expanded":
         return fixed + sum(weight.nbytes for weight in layers.parameters())
     unpacked = max(map(unpacked_values, layers)) * draft.dtype.itemsize
-    if draft.device.type == "cpu" and not draft.is_packed:  # else the process has it already
-        unpacked += _COMPILER
     return fixed + sum(rounded_bytes(layer, bits) for layer in layers) + unpacked

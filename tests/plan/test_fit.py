@@ -14,7 +14,6 @@ from offspec.model.quantize import rounding as packing
 from offspec.model.quantize.resident_layers import rounded_bytes, unpacked_values
 from offspec.model.quantize.rounding import RoundedMatrix
 from offspec.model.unpacking import Scratch
-from offspec.plan import fit as fits
 from offspec.plan.fit import Opened
 from offspec.plan.load import open_models
 from offspec_planners.placement import Placement, Tier
@@ -77,11 +76,8 @@ def test_what_does_not_belong_does_not_hold(opened: Callable[..., Opened]) -> No
         assert not found.holds(found.config, wrong)
 
 
-def test_a_substitute_has_the_most_bits_that_fit(
-    opened: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_substitute_has_the_most_bits_that_fit(opened: Callable[..., Opened]) -> None:
     """With more memory it goes from nobody over 2, 3 and 4 bits to values that need not be unpacked."""
-    monkeypatch.setattr(fits, "_COMPILER", 0)  # larger than this model
     found, seen = opened(), list[tuple[str, int]]()
     least, _ = found.least(found.config)
     for memory in range(least, least + 60 * MB, MB // 4):

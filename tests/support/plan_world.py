@@ -15,7 +15,6 @@ from offspec import CapacityError, Notice, SamplingParams
 from offspec.core.config import EngineConfig
 from offspec.engine import rehearsal as planning
 from offspec.engine.engine import Engine
-from offspec.plan import fit as fits
 from offspec.plan import make as draw_up
 from offspec.plan import prepare as choose
 from offspec.plan.fit import Opened
@@ -127,7 +126,6 @@ def world(pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))
     found = World(pair, tmp_path / "cache")
     monkeypatch.setattr(choose, "measure", found.measure)
-    monkeypatch.setattr(fits, "_COMPILER", 0)  # many times as large as these models
     monkeypatch.setattr(draw_up, "BUDGETS", (1, 16, 64))
     monkeypatch.setattr(draw_up, "WIDTHS", (4, 16))
     return found

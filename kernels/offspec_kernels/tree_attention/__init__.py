@@ -8,7 +8,7 @@ from torch import Tensor
 from offspec_kernels.backend import Backend, choose_backend
 from offspec_kernels.checks import FLOATS, check_device, check_dtype, check_rows, check_shape
 from offspec_kernels.errors import ArgumentError
-from offspec_kernels.tree_attention.sizes import scratch_bytes
+from offspec_kernels.tree_attention.sizes import FEW, NEAR, STEP, WIDE_KEYS, scratch_bytes
 from offspec_kernels.tree_mask import TreeMask
 
 
@@ -74,6 +74,8 @@ def tree_attention(
     match choose_backend(query.device, path):
         case "triton":
             from offspec_kernels.tree_attention.triton import attend as way
+        case "eager" if query.device.type != "cpu":  # a GPU without triton
+            from offspec_kernels.tree_attention.reference import attend as way
         case "eager":
             from offspec_kernels.tree_attention.eager import attend as way
 
@@ -83,6 +85,14 @@ def tree_attention(
     with torch.no_grad():
         way(query, key, value, tree_mask, scaling, window, softcap or None, sinks, out, **options)
     return out
+
+
+def warm_up(dtype: torch.dtype) -> None:
+    """Have the loops compiled that a CPU needs; the first time it takes some seconds."""
+    for keys in (FEW + STEP, WIDE_KEYS + STEP + NEAR):  # one block in float32, one as it comes
+        rows = torch.zeros(1, 1, keys, 8, dtype=dtype)
+        one = TreeMask.of(torch.ones(1, 1, dtype=torch.bool), prefix=keys - 1)
+        tree_attention(rows[:, :, :1], rows, rows, one, path="eager")
 
 
 def _check(
@@ -143,4 +153,4 @@ def _check_mask(tree_mask: TreeMask, batch: int, rows: int, keys: int, device: t
     tree_mask.fitting.add((batch, rows, keys))
 
 
-__all__ = ["TreeMask", "scratch_bytes", "tree_attention"]
+__all__ = ["TreeMask", "scratch_bytes", "tree_attention", "warm_up"]

@@ -13,7 +13,6 @@ Letters: R folded rows, each a query of a head; K keys of a block, D and E numbe
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -136,7 +135,7 @@ class Blocks:
             padded = torch.cat([late, late.new_zeros(max(LEAST_ROWS - len(late), 0))])
             room = torch.empty(len(padded), len(key), dtype=query.dtype)
             redone = self._meet(again.top, query[padded], key, room)[: len(late)]
-            _weigh(redone, np.inf, torch.empty(len(late)), again.total)
+            _weigh(redone, torch.inf, torch.empty(len(late)), again.total)
             weights[late] = redone
             sums.put(late, again)
         sums.acc += torch.mm(weights, value)[:count]
