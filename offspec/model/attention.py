@@ -27,12 +27,14 @@ class TreeContext:
         causal: Of these M rows, the first that are a plain chain (each sees those before it); the others see
             all of the chain and part of the tree.
         ancestors: [M - causal, M - causal] bool, which rows of the tree each row of the tree sees.
+        end: Of these M rows, those up to the last that runs now; None where the keys end with it.
     """
 
     prefix: int
     position: torch.Tensor
     causal: int
     ancestors: torch.Tensor
+    end: int | None = None
     _masks: dict[tuple[int, int], TreeMask] = field(default_factory=dict)
     _kept: dict[object, torch.Tensor] = field(default_factory=dict)
 
@@ -77,18 +79,14 @@ def attend_tree(
 
     `s_aux` [H] are attention sinks. Raises UnsupportedModelError where the family loses the keyword.
     """
-    family = getattr(getattr(module, "config", None), "model_type", type(module).__name__)
     if attention_mask is not None:
-        raise UnsupportedModelError(
-            f"{family} makes attention masks of its own, which a token tree would break"
-        )
+        raise UnsupportedModelError("it makes attention masks of its own, which a token tree would break")
     if tree is None:
-        raise UnsupportedModelError(
-            f"{family} does not hand its keywords down to its attention, so a token tree cannot be verified "
-            "with it"
-        )
+        raise UnsupportedModelError("it does not hand its keywords down to its attention")
     _, heads, rows, _ = query.shape
-    end = key.shape[2] - tree.prefix
+    end = key.shape[2] - tree.prefix if tree.end is None else tree.end
+    if tree.prefix + end < key.shape[2]:
+        key, value = key[:, :, : tree.prefix + end], value[:, :, : tree.prefix + end]
     out = query.new_empty(1, rows, heads, value.shape[3])
     tree_attention(
         query,

@@ -198,7 +198,7 @@ class LoadedModel(OpenedModel):
                 for name, buffer in module._buffers.items():
                     if buffer is not None:
                         module._buffers[name] = buffer.to(self.device)
-        cache = TreeCache(len(self.layers), capacity)
+        cache = TreeCache(len(self.skeleton.rows.kept), capacity)
         self._tree_model = TreeModel(
             self.skeleton, cache, enter=feeder.enter, leave=feeder.leave, head=head, chunk=chunk
         )

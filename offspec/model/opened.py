@@ -10,7 +10,7 @@ from offspec.checkpoint.tensors import Weight
 from offspec.core.errors import UnsupportedModelError
 from offspec.model.binding import Binder
 from offspec.model.head import HeadBlock, head_blocks
-from offspec.model.skeleton import build_skeleton
+from offspec.model.probe.build import build_skeleton
 from offspec.model.unpacking import can_be_cut, warm_up
 from offspec.model.weights import WeightRecipe, map_weights
 from offspec_kernels.tree_attention import scratch_bytes as tree_attention_scratch
@@ -163,7 +163,8 @@ class OpenedModel:
         warm_up(weights if self._rows is None else [*weights, self._rows], self.dtype, self.device)
 
     def cache_bytes(self, capacity: int) -> int:
-        return capacity * self.skeleton.kv_bytes_per_token()
+        """Bytes of a cache of `capacity` positions."""
+        return capacity * sum(self.skeleton.rows.kept) * self.dtype.itemsize
 
     def scratch_bytes(self, rows: int, length: int, chunk: int) -> int:
         """Most bytes of activations in a pass of `rows` rows over a cache of `length` positions."""
@@ -179,6 +180,7 @@ class OpenedModel:
             rows * hidden * item * 4
             + chunk * (3 * inner * item + 4 * hidden * 4)
             + attention
+            + max(rows, length) * self.skeleton.rows.expanded * item
             + (largest + self._unpacked_values + self._fused_values) * item
         )
 

@@ -192,12 +192,13 @@ def _in_chunks(
     args: Any,
     kwargs: dict[str, Any],
 ) -> Any:
-    """Run a layer over [1, T, H] in chunks of rows, slicing with it whatever is per row.
+    """Run a layer over [..., T, H] in chunks of rows, slicing with it whatever is per row.
 
-    The states of a long prompt are overwritten chunk by chunk, so that only one set of them waits.
+    The states of a long prompt are overwritten chunk by chunk, so that only one set of them waits. A layer
+    that reads the keys of another meets those of later chunks, too, and is told where its own chunk ends.
     """
-    rows = hidden.shape[1]
-    parts = _chunks(rows, chunk, kwargs.get("tree"))
+    rows, tree = hidden.shape[-2], kwargs.get("tree")
+    parts = _chunks(rows, chunk, tree)
     if len(parts) == 1:
         return forward(hidden, *args, **kwargs)
     wrapped = False
@@ -205,9 +206,11 @@ def _in_chunks(
         if between is not None:
             between()
         sliced = {name: _rows(value, part, rows) for name, value in kwargs.items()}
-        out = forward(hidden[:, part], *(_rows(value, part, rows) for value in args), **sliced)
+        if tree is not None:
+            tree.end = len(tree.position) - rows + part.stop
+        out = forward(hidden[..., part, :], *(_rows(value, part, rows) for value in args), **sliced)
         wrapped = isinstance(out, tuple)
-        hidden[:, part] = out[0] if wrapped else out
+        hidden[..., part, :] = out[0] if wrapped else out
     return (hidden,) if wrapped else hidden
 
 
@@ -222,14 +225,12 @@ def _chunks(rows: int, chunk: int, tree: TreeContext | None) -> list[slice]:
 
 
 def _rows(value: Any, part: slice, rows: int) -> Any:
-    """The rows of a per-row tensor ([1, T, ...], tuples of them); anything else as it is."""
-    if (
-        isinstance(value, torch.Tensor)
-        and value.dim() >= 2
-        and value.shape[0] == 1
-        and value.shape[1] == rows
-    ):
-        return value[:, part]
+    """The rows of a per-row tensor ([1, T, ...], [1, 1, T, ...], tuples of them); anything else as it is."""
+    if isinstance(value, torch.Tensor) and value.dim() >= 2 and value.shape[0] == 1:
+        if value.shape[1] == rows:
+            return value[:, part]
+        if value.dim() >= 3 and value.shape[1] == 1 and value.shape[2] == rows:
+            return value[:, :, part]
     if isinstance(value, tuple):
         return tuple(_rows(item, part, rows) for item in value)
     return value
