@@ -15,6 +15,7 @@ from offspec.model.embedding import RowGather
 from offspec.model.feeder import LayerFeeder
 from offspec.model.fused.forward import LeanModel, lean_model
 from offspec.model.head import HeadBlock, StreamedHead
+from offspec.model.longrope import fix_frequencies
 from offspec.model.opened import OpenedModel
 from offspec.model.quantize.resident_layers import RoundedLayers
 from offspec.model.runner import TreeModel
@@ -85,6 +86,7 @@ class LoadedModel(OpenedModel):
         chunk: int | None = None,
         *,
         unpacked: bool = False,
+        context: int | None = None,
     ) -> None:
         """Read the rest and the layers that stay in memory, and start streaming the others.
 
@@ -94,6 +96,7 @@ class LoadedModel(OpenedModel):
             progress: Called with bytes done and bytes in all.
             chunk: Rows that go through a layer together; None: all.
             unpacked: Unpack packed weights as they are loaded, where every layer stays. Default False.
+            context: Most positions of prompt and answer; None: the capacity.
 
         Raises:
             StreamError: A read failed.
@@ -113,7 +116,7 @@ class LoadedModel(OpenedModel):
             self.timeline,
             self._scratch,
         )
-        self._assemble(feeder, capacity, None, blocks, chunk)
+        self._assemble(feeder, capacity, None, blocks, chunk, context)
         feeder.load(progress)
 
     def load_rounded(
@@ -125,6 +128,7 @@ class LoadedModel(OpenedModel):
         calibration: Sequence[int],
         rest: dict[str, torch.Tensor] | None = None,
         chunk: int | None = None,
+        context: int | None = None,
     ) -> None:
         """Read all layers and round their matrices; see `RoundedLayers`.
 
@@ -136,6 +140,7 @@ class LoadedModel(OpenedModel):
             calibration: Token ids to measure the layers' inputs on.
             rest: The rest of the same model, already loaded by another, to be shared; None: read it.
             chunk: Rows that go through a layer together; None: all.
+            context: Most positions of prompt and answer; None: the capacity.
         """
         layers = list(self.skeleton.layers)
         self._assemble(
@@ -144,10 +149,11 @@ class LoadedModel(OpenedModel):
             rest,
             (),
             chunk,
+            context,
         )
-        context = TreeContext.chain(len(calibration), self.device)
+        chain = TreeContext.chain(len(calibration), self.device)
         with torch.no_grad():
-            self.tree_model.hidden(torch.tensor(list(calibration), device=self.device), context)
+            self.tree_model.hidden(torch.tensor(list(calibration), device=self.device), chain)
         self.tree_model.cache.rewind(0)
 
     def lean(self, capacity: int) -> LeanModel | None:
@@ -167,10 +173,12 @@ class LoadedModel(OpenedModel):
         capacity: int,
         rest: dict[str, torch.Tensor] | None,
         blocks: Sequence[HeadBlock],
-        chunk: int | None = None,
+        chunk: int | None,
+        context: int | None,
     ) -> None:
         self._feeder = feeder
         model: Any = self.skeleton.model
+        fix_frequencies(model, context or capacity)
         self.rest_tensors = self._read_rest(without_head=bool(blocks)) if rest is None else rest
         for binder in self._rest:
             binder.bind({name: tensor for name, tensor in self.rest_tensors.items() if binder.has(name)})

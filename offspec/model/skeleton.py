@@ -45,22 +45,8 @@ class Skeleton:
         for name in ("max_position_embeddings", "n_positions", "seq_length"):
             value = getattr(self.config, name, None)
             if isinstance(value, int):
-                return min(value, self._steady_positions(value))
+                return value
         return 2048
-
-    def _steady_positions(self, most: int) -> int:
-        """Positions up to which the rotary frequencies do not depend on how long the text is.
-
-        Longrope changes all of them at once beyond its original length; cached keys would then be of two
-        kinds, and a deep tree would change what the pass says.
-        """
-        rope = getattr(self.config, "rope_parameters", None) or {}
-        for entry in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-            if entry.get("rope_type") == "longrope":
-                original = entry.get("original_max_position_embeddings")
-                original = original or getattr(self.config, "original_max_position_embeddings", None)
-                most = min(most, int(original or most))
-        return most
 
     @property
     def tied(self) -> bool:

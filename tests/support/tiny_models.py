@@ -197,7 +197,7 @@ def tiny_engine(
     if placement is None:
         placement = Placement.in_memory(len(target.layers), resident, slots)
         placement = replace(placement, staging=2 if device.type != "cpu" else 0)
-    target.load(placement, context + budget, nothing)
+    target.load(placement, context + budget, nothing, context=context)
     draft = str(draft).replace("auto", "substitute")
     main, *others = draft.split(",")
     drafters: dict[str, Any] = {}

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 
 from offspec.core.errors import UnsupportedModelError
 from offspec.model.cache import TreeCache
@@ -152,15 +151,14 @@ class _WithoutWeights(TorchFunctionMode):
         if getattr(function, "__name__", "") == "__get__":
             found = function(*args, **kwargs)
             return torch.device("cpu") if found == torch.device("meta") else found
-        args, kwargs = tree_map(_zeros, (args, kwargs))
-        return function(*args, **kwargs)
+        return function(*_zeros(args), **{name: _zeros(value) for name, value in kwargs.items()})
 
 
 def _zeros(value: Any) -> Any:
     """In the place of a tensor on the meta device, one that takes no memory either."""
     if isinstance(value, torch.Tensor) and value.is_meta:
         return torch.zeros((), dtype=value.dtype).expand(value.shape)
-    return value
+    return type(value)(map(_zeros, value)) if type(value) in (list, tuple) else value
 
 
 def _storage(tensor: torch.Tensor) -> int:
