@@ -99,22 +99,34 @@ def write_model(
     folder: Path, family: str = "llama", seed: int = 0, spread: float = 0.5, **overrides: Any
 ) -> Path:
     """A random float32 model and a tokenizer of words; the larger `spread`, the surer its predictions."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     wanted = {**_COMMON, **FAMILIES.get(family, {}), **overrides}
     config = AutoConfig.for_model(
         family, **{key: value for key, value in wanted.items() if value is not None}
     )
+    return write_config(folder, config, seed, lambda matrix: spread)
+
+
+def write_config(
+    folder: Path,
+    config: Any,
+    seed: int = 0,
+    spread: Callable[[torch.Tensor], float] = lambda matrix: 1.5 * matrix.shape[-1] ** -0.5,
+) -> Path:
+    """The same of any configuration, whose matrices have the spread that is given for each."""
+    from transformers import AutoModelForCausalLM
+
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() >= 2:
-                parameter.normal_(0, spread)
+                parameter.normal_(0, spread(parameter))
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(folder)
-    write_tokenizer(folder, config.vocab_size)
+    write_tokenizer(folder, config.get_text_config().vocab_size)
     return folder
 
 
