@@ -168,19 +168,17 @@ class OpenedModel:
 
     def scratch_bytes(self, rows: int, length: int, chunk: int) -> int:
         """Most bytes of activations in a pass of `rows` rows over a cache of `length` positions."""
-        config, item = self.skeleton.config, self.dtype.itemsize
-        hidden: int = config.hidden_size
+        kept, item = self.skeleton.rows, self.dtype.itemsize
+        hidden: int = self.skeleton.config.hidden_size
         inner = max((max(shape) for shape in self._matrix_shapes()), default=hidden)
         chunk = min(rows, chunk)
-        heads: int = config.num_attention_heads
-        groups = heads // (getattr(config, "num_key_value_heads", None) or heads)
-        attention = tree_attention_scratch(rows, length + rows, heads, groups, self.dtype)
+        attention = tree_attention_scratch(rows, length + rows, kept.heads, kept.groups, self.dtype)
         largest = max((a * b for a, b in self._matrix_shapes()), default=0)  # reordered by the GEMM
         return (
             rows * hidden * item * 4
             + chunk * (3 * inner * item + 4 * hidden * 4)
             + attention
-            + max(rows, length) * self.skeleton.rows.expanded * item
+            + max(rows, length) * kept.expanded * item
             + (largest + self._unpacked_values + self._fused_values) * item
         )
 

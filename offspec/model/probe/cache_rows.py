@@ -31,11 +31,15 @@ class CacheRows:
         kept: By layer of the cache, numbers that are kept: keys and values.
         expanded: Most numbers that a layer makes of what is kept for each position, for one pass.
         products: By layer of the model, multiplications of a query's row with a key's and with a value's.
+        heads: Most heads of a layer's queries.
+        groups: Most heads of queries for one head of keys.
     """
 
     kept: tuple[int, ...] = ()
     expanded: int = 0
     products: tuple[int, ...] = ()
+    heads: int = 1
+    groups: int = 1
 
 
 NOTHING_KEPT = CacheRows()
@@ -52,6 +56,8 @@ class _Seen:
     cache: TreeCache
     expanded: int = 0
     products: list[int] = field(default_factory=list)
+    heads: int = 1
+    groups: int = 1
 
     def look(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         stores = [store for row in self.cache.rows for store in (row.keys, row.values)]
@@ -59,6 +65,8 @@ class _Seen:
         made = {_storage(tensor): tensor.untyped_storage().nbytes() for tensor in (key, value)}
         numbers = sum(size for storage, size in made.items() if storage not in kept) // key.dtype.itemsize
         self.expanded = max(self.expanded, numbers // key.shape[2])
+        self.heads = max(self.heads, query.shape[1])
+        self.groups = max(self.groups, query.shape[1] // key.shape[1])
         self.products.append(query.shape[1] * (key.shape[3] + value.shape[3]))
 
 
@@ -97,7 +105,7 @@ def measure_rows(skeleton: Any, wraps: bool = False) -> CacheRows:
     kept = [_numbers(row.keys) + _numbers(row.values) for row in cache.rows]
     while len(kept) > len(skeleton.layers) and not kept[-1]:
         kept.pop()
-    return CacheRows(tuple(kept), seen.expanded, tuple(seen.products))
+    return CacheRows(tuple(kept), seen.expanded, tuple(seen.products), seen.heads, seen.groups)
 
 
 def _attend(

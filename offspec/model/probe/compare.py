@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from offspec.core.errors import OffspecError
+from offspec.core.errors import OffspecError, UnsupportedModelError
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
 from offspec.model.probe.implementation import implementation
@@ -21,6 +21,7 @@ from offspec.sampling.token_tree import TokenTree
 
 _PROMPT = 11  # tokens, of which the last is the root of the first tree
 _CHUNK = 4  # rows that go through a layer together
+_MOST_VALUES = 64_000_000  # of a small model
 _GAIN = 1.5  # of random matrices: weak ones would leave attention without a say
 _TOLERANCE = 2e-3  # of the spread of logits, where float32 rounds to some millionths
 # Parents of two trees. A path of the first is kept, whose rows do not lie side by side.
@@ -76,6 +77,11 @@ class _Trial:
         self._skeleton = skeleton_of(config, torch.float32)
         self._random = torch.Generator().manual_seed(0)
         self.wraps = False
+        values = sum(parameter.numel() for parameter in self._skeleton.model.parameters())
+        if values > _MOST_VALUES:
+            raise UnsupportedModelError(
+                f"no small model of {config.model_type} can be made to try it: it would have {values} values"
+            )
         draw_weights(self._skeleton, self._random)
 
     @torch.no_grad()
