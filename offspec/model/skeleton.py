@@ -142,29 +142,42 @@ def _find_parts(model: Any, config: Any) -> Skeleton:
     if not model._supports_attention_backend:
         raise _closed(config)
     model.tie_weights()
-    decoder, names = model.get_decoder(), {id(module): name for name, module in model.named_modules()}
-    stacks = [
-        child
-        for child in decoder.children()
-        if isinstance(child, torch.nn.ModuleList)
-        and len(child) == model.config.get_text_config().num_hidden_layers
-    ]
+    names = {id(module): name for name, module in model.named_modules()}
+    found = _stacks(model, model.get_decoder())
     output = model.get_output_embeddings()
-    if len(stacks) != 1 or output is None:
+    if len(found) != 1 or output is None:
         raise UnsupportedModelError(
             f"{family} has no single stack of decoder layers with a head; it cannot be streamed"
         )
+    decoder, layers = found[0]
     embedding = names[id(model.get_input_embeddings())] + ".weight"
     head = names[id(output)] + ".weight"
     tied = head in (getattr(model, "all_tied_weights_keys", None) or {})
     return Skeleton(
         model=model,
         decoder=decoder,
-        layers=stacks[0],
-        layers_prefix=names[id(stacks[0])],
+        layers=layers,
+        layers_prefix=names[id(layers)],
         embedding=embedding,
         head=embedding if tied else head,
     )
+
+
+def _stacks(model: Any, decoder: Any) -> list[tuple[Any, torch.nn.ModuleList]]:
+    """Models with all of the layers right below them: the decoder, or where it has none, any part."""
+    from transformers import PreTrainedModel
+
+    count = model.config.get_text_config().num_hidden_layers
+    for parts in ([decoder], [part for part in model.modules() if isinstance(part, PreTrainedModel)]):
+        found = [
+            (part, child)
+            for part in parts
+            for child in part.children()
+            if isinstance(child, torch.nn.ModuleList) and len(child) == count
+        ]
+        if found:
+            return found
+    return []
 
 
 def _closed(config: Any) -> UnsupportedModelError:

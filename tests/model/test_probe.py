@@ -46,6 +46,7 @@ def test_measured_rows_are_those_of_a_cache(family: str, tmp_path: Path) -> None
         sum(store[0, :, 0].numel() for store in (row.keys, row.values) if store is not None)
         for row in model.tree_model.cache.rows
     ]
+    assert model.tree_model.cache.row_sizes == tuple(stored)
     assert list(model.skeleton.rows.kept) == stored
     assert model.cache_bytes(10) == 10 * 4 * sum(stored)
     model.close()

@@ -61,7 +61,8 @@ def _tried(config: Any, skeleton: Skeleton) -> Findings:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         return _refused(f"no small model of its architecture can be made to try it ({reason})")
     if not behaviour.chains:
-        return _refused(behaviour.reason)
+        kinds = " and ".join(sorted(set(getattr(config.get_text_config(), "layer_types", None) or ())))
+        return _refused(f"{behaviour.reason} (its layers: {kinds})" if kinds else behaviour.reason)
     try:
         rows = measure_rows(skeleton, behaviour.wraps)
     except OffspecError as error:

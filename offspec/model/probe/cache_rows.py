@@ -102,7 +102,7 @@ def measure_rows(skeleton: Any, wraps: bool = False) -> CacheRows:
     except Exception as error:  # code of any family, which was made for weights
         reason = f"what it keeps of a token cannot be measured ({error}".splitlines()[0]
         raise UnsupportedModelError(f"{reason})") from error
-    kept = [_numbers(row.keys) + _numbers(row.values) for row in cache.rows]
+    kept = list(cache.row_sizes)
     while len(kept) > len(skeleton.layers) and not kept[-1]:
         kept.pop()
     return CacheRows(tuple(kept), seen.expanded, tuple(seen.products), seen.heads, seen.groups)
@@ -171,8 +171,3 @@ def _zeros(value: Any) -> Any:
 
 def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _numbers(store: torch.Tensor | None) -> int:
-    """Of each position in a layer's keys or values [1, KV, C, D]."""
-    return 0 if store is None else store.shape[1] * store.shape[3]

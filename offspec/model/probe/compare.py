@@ -13,6 +13,7 @@ import torch
 from offspec.core.errors import OffspecError, UnsupportedModelError
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
+from offspec.model.probe.cache_rows import measure_rows
 from offspec.model.probe.implementation import implementation
 from offspec.model.probe.small_config import special_tokens
 from offspec.model.runner import TreeModel
@@ -54,8 +55,13 @@ def try_out(config: Any) -> Behaviour:
     with _one_thread():
         trial = _Trial(config)
         reason = trial.differs(_TREES)
-        chains = not reason or not _Trial(config).differs(_CHAINS)
-    return Behaviour(not reason, chains, reason, trial.wraps)
+        if reason:
+            trial = _Trial(config)
+            if trial.differs(_CHAINS):
+                return Behaviour(False, False, reason)
+        if measure_rows(skeleton_of(config, torch.float32), trial.wraps).kept != trial.kept:
+            return Behaviour(False, False, "what it keeps of a token cannot be measured")
+    return Behaviour(not reason, True, reason, trial.wraps)
 
 
 @contextmanager
@@ -77,6 +83,7 @@ class _Trial:
         self._skeleton = skeleton_of(config, torch.float32)
         self._random = torch.Generator().manual_seed(0)
         self.wraps = False
+        self.kept: tuple[int, ...] = ()
         values = sum(parameter.numel() for parameter in self._skeleton.model.parameters())
         if values > _MOST_VALUES:
             raise UnsupportedModelError(
@@ -159,6 +166,7 @@ class _Trial:
             found.append(model.logits(hidden[root - cached :]))
             model.cache.commit(root - cached, [0, *path])
         hook.remove()
+        self.kept = model.cache.row_sizes
         return found
 
     def _note_output(self, module: torch.nn.Module, args: object, out: object) -> None:
