@@ -15,6 +15,7 @@ TOKENS = 16
 NEEDED: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 6},
     "dots1": {"n_routed_experts": 64, "n_shared_experts": 1, "num_experts_per_tok": 6},
+    "glm4_moe": {"head_dim": 128},
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
     "ministral": {"head_dim": 128, "num_key_value_heads": 8},
