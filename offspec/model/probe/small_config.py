@@ -12,16 +12,14 @@ from itertools import pairwise
 from typing import Any
 
 VOCABULARY = 128
-_POSITIONS = 128  # that a small model has at least
+_POSITIONS = 128  # that a small model has at most
 _REACH = 4  # of windows, chunks and selections: a few tokens must be beyond it
 _MULTIPLE = 8  # of widths: products of experts ask for it
 _LAYERS = 4  # kept at least
 
 _TOKENS = ("token_id", "token_index")
 _HEADS = re.compile(r"heads|n_head$|num_query_groups|multi_query_group_num")
-_PER_HEAD = re.compile(
-    r"head_dim|headdim|d_head|dim_head|head_size|rotary_dim|_dim_head|kv_channels|d_kv|d_rel"
-)
+_PER_HEAD = re.compile(r"head_dim|headdim|d_head|dim_head|head_size|rotary_dim|kv_channels|d_kv|d_rel")
 _RANK = re.compile(r"rank$")
 _WIDTH = re.compile(
     r"hidden_size|intermediate|embd$|emb_dim|embed_dim|embedding_dim|embedding_size|d_model|n_inner|d_inner|"
