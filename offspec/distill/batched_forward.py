@@ -28,7 +28,7 @@ class Batch:
 
     def __init__(self, target: LoadedModel, length: int, taps: Sequence[int] = ()) -> None:
         self._target = target
-        self._cache = TreeCache(len(target.layers), length)
+        self._cache = TreeCache(len(target.skeleton.rows.kept), length)
         self._taps = tuple(taps)
         self._inputs: dict[int, torch.Tensor] = {}
         self.length = 0

@@ -65,7 +65,7 @@ class _SomeLayers(TreeModel):
     """
 
     def __init__(self, target: TreeModel, used: Sequence[int], rows: int) -> None:
-        cache = _SomeRows(len(target.skeleton.layers), rows, used)
+        cache = _SomeRows(len(target.skeleton.rows.kept), rows, used)
         super().__init__(_twins(target.skeleton, used), cache, chunk=target.chunk)
 
     def close(self) -> None:

@@ -133,6 +133,8 @@ class DecodeState:
                 grown = grow_static(
                     mixture, self.ids, decoding.shape, max_depth, policy.width, self._timeline, look
                 )
+            if not self._target.skeleton.branches:
+                grown = grown.one_path(drawn=decoding.numbers is not None)
             span.note(nodes=len(grown.tree), steps=grown.steps)
         return grown
 

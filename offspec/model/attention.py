@@ -30,6 +30,7 @@ class TreeContext:
         exact: Whether a row's bits are to depend on its own path alone, as a target's must.
         padding: Rows behind those that go through a layer now, copies of the last of them: they have no keys
             and look at nothing.
+        end: Of these M rows, those up to the last that runs now; None where the keys end with it.
     """
 
     prefix: int
@@ -38,6 +39,7 @@ class TreeContext:
     ancestors: torch.Tensor
     exact: bool = True
     padding: int = 0
+    end: int | None = None
     _masks: dict[tuple[int, int], TreeMask] = field(default_factory=dict)
     _kept: dict[object, Any] = field(default_factory=dict)
 
@@ -82,18 +84,15 @@ def attend_tree(
 
     `s_aux` [H] are attention sinks. Raises UnsupportedModelError where the family loses the keyword.
     """
-    family = getattr(getattr(module, "config", None), "model_type", type(module).__name__)
     if attention_mask is not None:
-        raise UnsupportedModelError(
-            f"{family} makes attention masks of its own, which a token tree would break"
-        )
+        raise UnsupportedModelError("it makes attention masks of its own, which a token tree would break")
     if tree is None:
-        raise UnsupportedModelError(
-            f"{family} does not hand its keywords down to its attention, so a token tree cannot be verified "
-            "with it"
-        )
+        raise UnsupportedModelError("it does not hand its keywords down to its attention")
     _, heads, padded, _ = query.shape
-    end, rows = key.shape[2] - tree.prefix, padded - tree.padding
+    rows = padded - tree.padding
+    end = key.shape[2] - tree.prefix if tree.end is None else tree.end
+    if tree.prefix + end < key.shape[2]:
+        key, value = key[:, :, : tree.prefix + end], value[:, :, : tree.prefix + end]
     out = query.new_empty(1, padded, heads, value.shape[3])
     tree_attention(
         query[:, :, :rows],

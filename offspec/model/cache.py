@@ -101,6 +101,14 @@ class TreeCache(Cache):
             for layer in self.rows:
                 layer.padding = rows
 
+    @property
+    def row_sizes(self) -> tuple[int, ...]:
+        """Of each layer the numbers that a position takes, keys and values together."""
+        return tuple(
+            sum(store.shape[1] * store.shape[3] for store in (row.keys, row.values) if store is not None)
+            for row in self.rows
+        )
+
     def commit(self, pending: int, nodes: Sequence[int]) -> None:
         """Commit `pending` rows in order, then the rows of `nodes` (counted from behind the pending ones).
 

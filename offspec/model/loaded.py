@@ -17,6 +17,7 @@ from offspec.model.experts import set_row_counts
 from offspec.model.feeder import LayerFeeder
 from offspec.model.fused.forward import LeanModel, lean_model
 from offspec.model.head import HeadBlock, StreamedHead
+from offspec.model.longrope import fix_frequencies
 from offspec.model.opened import OpenedModel
 from offspec.model.quantize.resident_layers import RoundedLayers
 from offspec.model.row_counts import RowCounts
@@ -90,6 +91,7 @@ class LoadedModel(OpenedModel):
         *,
         unpacked: bool = False,
         row_counts: RowCounts | None = None,
+        context: int | None = None,
     ) -> None:
         """Read the rest and the layers that stay in memory, and start streaming the others.
 
@@ -100,6 +102,7 @@ class LoadedModel(OpenedModel):
             chunk: Rows that go through a layer together; None: all.
             unpacked: Unpack packed weights as they are loaded, where every layer stays. Default False.
             row_counts: Row counts that passes run at; None: those of `find_row_counts`. A draft may have any.
+            context: Most positions of prompt and answer; None: the capacity.
 
         Raises:
             StreamError: A read failed.
@@ -122,7 +125,7 @@ class LoadedModel(OpenedModel):
         row_counts = row_counts or self.find_row_counts()
         set_row_counts(self.skeleton.layers, row_counts)
         make_even(self.skeleton.layers)
-        self._assemble(feeder, capacity, None, blocks, chunk, row_counts)
+        self._assemble(feeder, capacity, None, blocks, chunk, context, row_counts)
         feeder.load(progress)
 
     def load_rounded(
@@ -134,6 +137,7 @@ class LoadedModel(OpenedModel):
         calibration: Sequence[int],
         rest: dict[str, torch.Tensor] | None = None,
         chunk: int | None = None,
+        context: int | None = None,
     ) -> None:
         """Read all layers and round their matrices; see `RoundedLayers`.
 
@@ -145,6 +149,7 @@ class LoadedModel(OpenedModel):
             calibration: Token ids to measure the layers' inputs on.
             rest: The rest of the same model, already loaded by another, to be shared; None: read it.
             chunk: Rows that go through a layer together; None: all.
+            context: Most positions of prompt and answer; None: the capacity.
         """
         layers = list(self.skeleton.layers)
         self._assemble(
@@ -153,10 +158,11 @@ class LoadedModel(OpenedModel):
             rest,
             (),
             chunk,
+            context,
         )
-        context = TreeContext.chain(len(calibration), self.device)
+        chain = TreeContext.chain(len(calibration), self.device)
         with torch.no_grad():
-            self.tree_model.hidden(torch.tensor(list(calibration), device=self.device), context)
+            self.tree_model.hidden(torch.tensor(list(calibration), device=self.device), chain)
         self.tree_model.cache.rewind(0)
 
     def lean(self, capacity: int) -> LeanModel | None:
@@ -176,11 +182,13 @@ class LoadedModel(OpenedModel):
         capacity: int,
         rest: dict[str, torch.Tensor] | None,
         blocks: Sequence[HeadBlock],
-        chunk: int | None = None,
+        chunk: int | None,
+        context: int | None,
         row_counts: RowCounts | None = None,
     ) -> None:
         self._feeder = feeder
         model: Any = self.skeleton.model
+        fix_frequencies(model, context or capacity)
         self.rest_tensors = self._read_rest(without_head=bool(blocks)) if rest is None else rest
         for binder in self._rest:
             binder.bind({name: tensor for name, tensor in self.rest_tensors.items() if binder.has(name)})
@@ -208,7 +216,7 @@ class LoadedModel(OpenedModel):
                 for name, buffer in module._buffers.items():
                     if buffer is not None:
                         module._buffers[name] = buffer.to(self.device)
-        cache = TreeCache(len(self.layers), capacity)
+        cache = TreeCache(len(self.skeleton.rows.kept), capacity)
         self._tree_model = TreeModel(
             self.skeleton,
             cache,

@@ -11,8 +11,8 @@ from offspec.checkpoint.tensors import PackedInfo, Weight
 from offspec.core.errors import UnsupportedModelError
 from offspec.model.binding import Binder
 from offspec.model.head import HeadBlock, head_blocks
+from offspec.model.probe.build import build_skeleton
 from offspec.model.row_counts import ProductShape, RowCounts, find_row_counts
-from offspec.model.skeleton import build_skeleton
 from offspec.model.unpacking import can_be_cut, warm_up
 from offspec.model.weights import WeightRecipe, map_weights
 from offspec_kernels.backend import choose_backend
@@ -169,22 +169,22 @@ class OpenedModel:
         warm_up(weights if self._rows is None else [*weights, self._rows], self.dtype, self.device)
 
     def cache_bytes(self, capacity: int) -> int:
-        return capacity * self.skeleton.kv_bytes_per_token()
+        """Bytes of a cache of `capacity` positions."""
+        return capacity * sum(self.skeleton.rows.kept) * self.dtype.itemsize
 
     def scratch_bytes(self, rows: int, length: int, chunk: int) -> int:
         """Most bytes of activations in a pass of `rows` rows over a cache of `length` positions."""
-        config, item = self.skeleton.config, self.dtype.itemsize
-        hidden: int = config.hidden_size
+        kept, item = self.skeleton.rows, self.dtype.itemsize
+        hidden: int = self.skeleton.config.hidden_size
         inner = max((max(shape) for shape in self._matrix_shapes()), default=hidden)
         chunk = min(rows, chunk)
-        heads: int = config.num_attention_heads
-        groups = heads // (getattr(config, "num_key_value_heads", None) or heads)
-        attention = tree_attention_scratch(rows, length + rows, heads, groups, self.dtype)
+        attention = tree_attention_scratch(rows, length + rows, kept.heads, kept.groups, self.dtype)
         largest = max((a * b for a, b in self._matrix_shapes()), default=0)  # reordered by the GEMM
         return (
             rows * hidden * item * 4
             + chunk * (3 * inner * item + 4 * hidden * 4)
             + attention
+            + max(rows, length) * kept.expanded * item
             + (largest + self._unpacked_values + self._fused_values) * item
         )
 

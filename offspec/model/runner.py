@@ -44,6 +44,10 @@ class _Part:
     end: int
     padding: int
 
+    def kept(self) -> int:
+        """Rows that are no copies."""
+        return self.end - self.start - self.padding
+
 
 class TreeModel:
     """A causal LM with a tree cache. Its weights are bound by others (`enter`, `leave`).
@@ -157,6 +161,7 @@ class TreeModel:
                 )
         finally:
             context.padding = self.cache.padding = 0
+            context.end = None
         self._output = type(out)
         states: torch.Tensor = out.last_hidden_state
         return self._without_padding(states[0])
@@ -165,31 +170,34 @@ class TreeModel:
         """Those of the states [T, H] that belong to rows that were asked for."""
         if not any(part.padding for part in self._parts):
             return states
-        kept = [states[part.start : part.end - part.padding] for part in self._parts]
+        kept = [states[part.start : part.start + part.kept()] for part in self._parts]
         return kept[0] if len(kept) == 1 else torch.cat(kept)
 
     def _in_parts(
         self, forward: Callable[..., Any], hidden: torch.Tensor, args: Any, kwargs: dict[str, Any]
     ) -> Any:
-        """Run a layer over [1, T, H] part by part, slicing with it whatever is per row.
+        """Run a layer over [..., T, H] part by part, slicing with it whatever is per row.
 
-        The states of a long prompt are overwritten part by part, so that only one set of them waits.
+        The states of a long prompt are overwritten part by part, so that only one set of them waits. A layer
+        that reads the keys of another meets those of later parts, too, and is told where its own part ends.
         """
         tree: TreeContext | None = kwargs.get("tree")
+        end = 0 if tree is None else len(tree.position) - sum(map(_Part.kept, self._parts))
         wrapped = False
         for part in self._parts:
             if self.between is not None and len(self._parts) > 1:
                 self.between()
             self.cache.padding = part.padding
             if tree is not None:
-                tree.padding = part.padding
+                end += part.kept()
+                tree.padding, tree.end = part.padding, end
             if len(self._parts) == 1:
                 return forward(hidden, *args, **kwargs)
-            rows, place = hidden.shape[1], slice(part.start, part.end)
+            rows, place = hidden.shape[-2], slice(part.start, part.end)
             sliced = {name: _rows(value, place, rows) for name, value in kwargs.items()}
-            out = forward(hidden[:, place], *(_rows(value, place, rows) for value in args), **sliced)
+            out = forward(hidden[..., place, :], *(_rows(value, place, rows) for value in args), **sliced)
             wrapped = isinstance(out, tuple)
-            hidden[:, place] = out[0] if wrapped else out
+            hidden[..., place, :] = out[0] if wrapped else out
         return (hidden,) if wrapped else hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -265,14 +273,12 @@ def _parts(rows: int, chunk: int, tree: TreeContext, counts: RowCounts) -> tuple
 
 
 def _rows(value: Any, part: slice, rows: int) -> Any:
-    """The rows of a per-row tensor ([1, T, ...], tuples of them); anything else as it is."""
-    if (
-        isinstance(value, torch.Tensor)
-        and value.dim() >= 2
-        and value.shape[0] == 1
-        and value.shape[1] == rows
-    ):
-        return value[:, part]
+    """The rows of a per-row tensor ([1, T, ...], [1, 1, T, ...], tuples of them); anything else as it is."""
+    if isinstance(value, torch.Tensor) and value.dim() >= 2 and value.shape[0] == 1:
+        if value.shape[1] == rows:
+            return value[:, part]
+        if value.dim() >= 3 and value.shape[1] == 1 and value.shape[2] == rows:
+            return value[:, :, part]
     if isinstance(value, tuple):
         return tuple(_rows(item, part, rows) for item in value)
     return value

@@ -2,7 +2,6 @@
 
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,8 +9,7 @@ import torch
 from offspec.checkpoint.meta_model import meta_model
 from offspec.core.errors import CheckpointError, UnsupportedModelError
 from offspec.model import attention, experts
-
-_ATTENTION_KINDS = {"full_attention", "sliding_attention"}
+from offspec.model.probe.cache_rows import NOTHING_KEPT, CacheRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +18,8 @@ class Skeleton:
 
     model: the causal LM; decoder: its stack of layers with embedding and final norm; layers: the stack;
     layers_prefix: what parameter names of layer i begin with, before `.i.`; embedding and head: names of
-    the two weights, the same name where they are tied.
+    the two weights, the same name where they are tied. rows: what positions take in the cache, where that was
+    measured; branches: whether a token tree may be more than one path.
     """
 
     model: Any
@@ -29,6 +28,8 @@ class Skeleton:
     layers_prefix: str
     embedding: str
     head: str
+    rows: CacheRows = NOTHING_KEPT
+    branches: bool = True
 
     @property
     def config(self) -> Any:
@@ -44,22 +45,8 @@ class Skeleton:
         for name in ("max_position_embeddings", "n_positions", "seq_length"):
             value = getattr(self.config, name, None)
             if isinstance(value, int):
-                return min(value, self._steady_positions(value))
+                return value
         return 2048
-
-    def _steady_positions(self, most: int) -> int:
-        """Positions up to which the rotary frequencies do not depend on how long the text is.
-
-        Longrope changes all of them at once beyond its original length; cached keys would then be of two
-        kinds, and a deep tree would change what the pass says.
-        """
-        rope = getattr(self.config, "rope_parameters", None) or {}
-        for entry in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-            if entry.get("rope_type") == "longrope":
-                original = entry.get("original_max_position_embeddings")
-                original = original or getattr(self.config, "original_max_position_embeddings", None)
-                most = min(most, int(original or most))
-        return most
 
     @property
     def tied(self) -> bool:
@@ -72,30 +59,13 @@ class Skeleton:
             return None
         return int(parameter[len(prefix) :].split(".", 1)[0])
 
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of cache that one position takes over all layers."""
-        config = self.config
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return int(2 * len(self.layers) * heads * size * self.model.dtype.itemsize)
-
-
-def build_skeleton(folder: Path, dtype: torch.dtype) -> Skeleton:
-    """The model that `folder`/config.json describes, its parameters on meta, its buffers real.
-
-    Raises UnsupportedModelError, by the family's name, for what cannot be streamed or branched.
-    """
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # config.json is a stranger's file, checked by many hands
-        raise UnsupportedModelError(_first_line(f"config.json cannot be used: {error}")) from error
-    return skeleton_of(config, dtype)
-
 
 def skeleton_of(config: Any, dtype: torch.dtype) -> Skeleton:
-    """The same of a configuration as transformers reads it, which loses what it says of quantised weights."""
+    """The model of a configuration as transformers reads it, its parameters on meta, its buffers real.
+
+    The configuration loses what it says of quantised weights. Raises UnsupportedModelError, by the family's
+    name, for what cannot be streamed; whether it can be run over a token tree is not tried here.
+    """
     _refuse(config)
     _forget_quantisation(config)
     attention.register()
@@ -106,33 +76,61 @@ def skeleton_of(config: Any, dtype: torch.dtype) -> Skeleton:
             model = meta_model(
                 config, attn_implementation=attention.NAME, experts_implementation=experts.NAME, dtype=dtype
             )
+    except KeyError as error:
+        raise (_closed(config) if attention.NAME in str(error) else _impossible(error)) from error
     except ValueError as error:
         raise UnsupportedModelError(
             _first_line(f"{config.model_type} is not a decoder-only language model offspec can run: {error}")
         ) from error
     except Exception as error:  # a size of 0, an unknown name: whatever it fails on
-        raise CheckpointError(
-            _first_line(f"config.json describes a model that cannot be: {error}")
-        ) from error
+        raise _impossible(error) from error
     model.eval()
     return _find_parts(model, config)
 
 
 def _refuse(config: Any) -> None:
-    text, family = config.get_text_config(), config.model_type
+    family = config.model_type
+    try:
+        text = config.get_text_config()
+    except ValueError as error:
+        raise UnsupportedModelError(_first_line(f"{family} is not one language model: {error}")) from error
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{family} is an encoder-decoder model; offspec runs decoder-only ones")
-    kinds = set(getattr(text, "layer_types", None) or ()) - _ATTENTION_KINDS
-    if kinds:
-        raise UnsupportedModelError(
-            f"{family} has {', '.join(sorted(kinds))} layers, whose state cannot branch into a token tree"
-        )
     if not getattr(text, "num_hidden_layers", 0):
         raise CheckpointError("config.json describes a model without layers")
-    if getattr(text, "num_kv_shared_layers", 0):
+    _refuse_states(text, family)
+
+
+def _refuse_states(text: Any, family: str) -> None:
+    """Go by what transformers' own cache keeps for each layer."""
+    from transformers import DynamicCache
+    from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
+    from transformers.cache_utils import LinearAttentionCacheLayerMixin as StateLayer
+
+    try:
+        layers = DynamicCache(config=text).layers
+    except Exception:  # a configuration that says too little: the model then shows what it is
+        return
+    kinds = getattr(text, "layer_types", None) or ["recurrent"] * len(layers)
+    states, more = set[str](), set[str]()
+    for kind, layer in zip(kinds, layers, strict=False):
+        if isinstance(layer, StateLayer):
+            states.add(kind)
+        elif type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer):
+            more.add(kind)
+    if states:
         raise UnsupportedModelError(
-            f"{family} shares keys and values between layers, which offspec cannot yet do"
+            f"{family} has {_listed(states)} layers, which carry a state from token to token that cannot "
+            "branch into a token tree"
         )
+    if more:
+        raise UnsupportedModelError(
+            f"{family} has {_listed(more)} layers, which keep more of a token than its keys and values"
+        )
+
+
+def _listed(names: set[str]) -> str:
+    return " and ".join(sorted(names))
 
 
 def _forget_quantisation(config: Any) -> None:
@@ -145,34 +143,55 @@ def _forget_quantisation(config: Any) -> None:
 def _find_parts(model: Any, config: Any) -> Skeleton:
     family = config.model_type
     if not model._supports_attention_backend:
-        raise UnsupportedModelError(
-            f"{family} computes attention in its own way (transformers marks it as closed to other "
-            "attention functions), so a token tree cannot be verified with it"
-        )
+        raise _closed(config)
     model.tie_weights()
-    decoder, names = model.get_decoder(), {id(module): name for name, module in model.named_modules()}
-    stacks = [
-        child
-        for child in decoder.children()
-        if isinstance(child, torch.nn.ModuleList)
-        and len(child) == model.config.get_text_config().num_hidden_layers
-    ]
+    names = {id(module): name for name, module in model.named_modules()}
+    found = _stacks(model, model.get_decoder())
     output = model.get_output_embeddings()
-    if len(stacks) != 1 or output is None:
+    if len(found) != 1 or output is None:
         raise UnsupportedModelError(
             f"{family} has no single stack of decoder layers with a head; it cannot be streamed"
         )
+    decoder, layers = found[0]
     embedding = names[id(model.get_input_embeddings())] + ".weight"
     head = names[id(output)] + ".weight"
     tied = head in (getattr(model, "all_tied_weights_keys", None) or {})
     return Skeleton(
         model=model,
         decoder=decoder,
-        layers=stacks[0],
-        layers_prefix=names[id(stacks[0])],
+        layers=layers,
+        layers_prefix=names[id(layers)],
         embedding=embedding,
         head=embedding if tied else head,
     )
+
+
+def _stacks(model: Any, decoder: Any) -> list[tuple[Any, torch.nn.ModuleList]]:
+    """Models with all of the layers right below them: the decoder, or where it has none, any part."""
+    from transformers import PreTrainedModel
+
+    count = model.config.get_text_config().num_hidden_layers
+    for parts in ([decoder], [part for part in model.modules() if isinstance(part, PreTrainedModel)]):
+        found = [
+            (part, child)
+            for part in parts
+            for child in part.children()
+            if isinstance(child, torch.nn.ModuleList) and len(child) == count
+        ]
+        if found:
+            return found
+    return []
+
+
+def _closed(config: Any) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{config.model_type} computes attention in its own way (transformers marks it as closed to other "
+        "attention functions), so a token tree cannot be verified with it"
+    )
+
+
+def _impossible(error: Exception) -> CheckpointError:
+    return CheckpointError(_first_line(f"config.json describes a model that cannot be: {error}"))
 
 
 def _first_line(text: str) -> str:

@@ -145,6 +145,7 @@ def load_models(opened: Opened, config: EngineConfig, fit: Fit, notify: Notify) 
             bytes_progress(notify, "Loading the target"),
             fit.chunk,
             unpacked=opened.unpacks(config, fit),
+            context=fit.context,
         )
         for file in sorted(target.buffered_files):
             notify(Notice(f"{file.name} is read through the page cache: its file system refuses O_DIRECT"))

@@ -58,7 +58,10 @@ def _load_model(
     if fit.draft_mode == "full":
         everywhere = Placement.in_memory(len(draft.layers), range(len(draft.layers)), 0)
         progress = bytes_progress(notify, "Loading the draft")
-        draft.load(everywhere, rows, progress, fit.chunk, unpacked=True, row_counts=RowCounts())
+        counts = RowCounts()  # a draft may have any
+        draft.load(
+            everywhere, rows, progress, fit.chunk, unpacked=True, row_counts=counts, context=fit.context
+        )
         return _drafter(Path(name).name, draft, rows)
     shared = name == SUBSTITUTE
     bits = fit.draft_bits
@@ -73,6 +76,7 @@ def _load_model(
         calibration_ids(codec, min(rows, draft.skeleton.context_length)),
         target.rest_tensors if shared else None,
         fit.chunk,
+        fit.context,
     )
     cache = target.tree_model.cache if shared else None
     return _drafter(f"{Path(name).name} ({bits}-bit)", draft, rows, cache)

@@ -14,7 +14,7 @@ from offspec.checkpoint.json_file import read_json
 from offspec.checkpoint.shapes import known_config
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, bytes_of
 from offspec.model.loaded import LoadedModel
-from offspec.model.skeleton import build_skeleton
+from offspec.model.probe.build import build_skeleton
 from offspec_kernels.dequant.grouped import BITS, GROUP, Grouped
 from offspec_planners.cost import ModelSizes
 
@@ -24,8 +24,6 @@ _DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 def sizes_of(model: LoadedModel, name: str) -> ModelSizes:
     """The sizes of an opened model that costs are computed from."""
     config = model.skeleton.config
-    heads: int = config.num_attention_heads
-    size: int = getattr(config, "head_dim", None) or config.hidden_size // heads
     head = model.skeleton.model.get_output_embeddings().weight
     weights = [_multiplied(layer, config) for layer in model.skeleton.layers]
     unpacked, unpacked_bytes = model.unpacked
@@ -36,7 +34,7 @@ def sizes_of(model: LoadedModel, name: str) -> ModelSizes:
         head=model.head_stored_bytes,
         head_weights=head.numel(),
         kv_per_token=model.cache_bytes(1),
-        attention=4 * heads * size,
+        attention=2 * sum(model.skeleton.rows.products) // len(weights),
         hidden=config.hidden_size,
         vocabulary=model.skeleton.vocab_size,
         unpacked=unpacked / len(weights),

@@ -122,7 +122,7 @@ def test_a_pack_opens_as_packed_weights(pack: Path) -> None:
 
 def test_a_layer_is_one_range_that_its_checksum_is_of(pack: Path) -> None:
     from offspec.model.binding import layout_of
-    from offspec.model.skeleton import build_skeleton
+    from offspec.model.probe.build import build_skeleton
     from offspec.model.weights import map_weights
 
     opened = open_checkpoint(str(pack))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from offspec.checkpoint import open_checkpoint
 from offspec.core.errors import CheckpointError, HeaderError, MissingTensorError, UnsupportedModelError
-from offspec.model.skeleton import build_skeleton
+from offspec.model.probe.build import build_skeleton
 from offspec.model.weights import map_weights
 from tests.support.packers import Packed, awq, fp8, write
 from tests.support.quantised_files import change, refused, values_of

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -224,23 +225,53 @@ def test_heads_padded_to_different_sizes(
                 assert engine.generate(PROMPT, _sampling(temperature)).token_ids == tokens
 
 
-def test_longrope_stays_within_its_first_regime(tmp_path: Path) -> None:
-    rope = {
-        "rope_type": "longrope",
-        "rope_theta": 10000.0,
-        "short_factor": [1.0] * 4,
-        "long_factor": [2.0] * 4,
-        "original_max_position_embeddings": 32,
-    }
-    model = write_model(
-        tmp_path / "model",
-        "phi3",
-        rope_parameters=rope,
-        original_max_position_embeddings=32,
-        sliding_window=None,
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.3, 1.6, 2.0],
+    "long_factor": [2.0, 3.0, 5.0, 8.0],
+    "original_max_position_embeddings": 32,
+}
+MSCALES = {"short_mscale": 1.1, "long_mscale": 1.4}
+
+
+@pytest.mark.parametrize(
+    ("family", "rope", "always_long"),
+    [
+        ("phi3", LONGROPE, {"short_factor": LONGROPE["long_factor"]}),
+        ("phimoe", LONGROPE | MSCALES, {"short_mscale": MSCALES["long_mscale"]}),
+    ],
+)
+def test_longrope_takes_the_factors_of_its_context(
+    family: str, rope: dict[str, Any], always_long: dict[str, Any], tmp_path: Path
+) -> None:
+    """Those of transformers for texts of either kind, and the same ones before and behind the limit."""
+    model, long = (
+        write_model(
+            tmp_path / name,
+            family,
+            rope_parameters=rope | changed,
+            original_max_position_embeddings=32,
+            sliding_window=None,
+        )
+        for name, changed in (("model", {}), ("long", always_long))
     )
-    with tiny_engine(model, "none") as engine:
-        assert engine._assembly.target.skeleton.context_length == 32
+    few, many = PROMPT[:8], PROMPT * 5
+    assert len(few) + 20 < 32 < len(many)
+    for draft in ("none", model):
+        with tiny_engine(model, draft, context=32) as engine:
+            short = list(engine.generate(few, _greedy(20)).token_ids)
+        assert short == reference(model, few, 20)
+        with tiny_engine(model, draft, context=256) as engine:
+            assert engine._assembly.target.skeleton.context_length == 512
+            assert list(engine.generate(many, _greedy(20)).token_ids) == reference(model, many, 20)
+            over = list(engine.generate(few, _greedy(40)).token_ids)
+        assert over == reference(long, few, 40)
+        assert over[:20] != short, "the two sets of factors say different things"
+
+
+def _greedy(tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=tokens, ignore_eos=True)
 
 
 def test_packed_and_expanded_substitutes_agree(models: tuple[Path, Path, Path]) -> None:

@@ -85,6 +85,45 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 24,
     },
     "qwen3_moe": _EXPERTS,
+    "deepseek_v3": {
+        "head_dim": None,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 8,
+        "qk_rope_head_dim": 4,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 6,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_intermediate_size": 24,
+        "first_k_dense_replace": 1,
+    },
+    "gemma3n_text": {
+        "num_kv_shared_layers": 1,
+        "layer_types": [_SLIDING, _FULL, _FULL],
+        "sliding_window": 5,
+        "intermediate_size": [48] * 3,
+        "activation_sparsity_pattern": [0.5, 0.0, 0.0],
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCABULARY,
+        "laurel_rank": 8,
+        "altup_num_inputs": 2,
+        **_UNTIED,
+    },
+    "mimo_v2_flash": {
+        "num_attention_heads": 8,
+        "v_head_dim": 6,
+        "sliding_window": 6,
+        "layer_types": [_FULL, _SLIDING, _SLIDING],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "n_group": 1,
+        "topk_group": 1,
+    },
     "gpt_oss": {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
@@ -99,22 +138,34 @@ def write_model(
     folder: Path, family: str = "llama", seed: int = 0, spread: float = 0.5, **overrides: Any
 ) -> Path:
     """A random float32 model and a tokenizer of words; the larger `spread`, the surer its predictions."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     wanted = {**_COMMON, **FAMILIES.get(family, {}), **overrides}
     config = AutoConfig.for_model(
         family, **{key: value for key, value in wanted.items() if value is not None}
     )
+    return write_config(folder, config, seed, lambda matrix: spread)
+
+
+def write_config(
+    folder: Path,
+    config: Any,
+    seed: int = 0,
+    spread: Callable[[torch.Tensor], float] = lambda matrix: 1.5 * matrix.shape[-1] ** -0.5,
+) -> Path:
+    """The same of any configuration, whose matrices have the spread that is given for each."""
+    from transformers import AutoModelForCausalLM
+
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() >= 2:
-                parameter.normal_(0, spread)
+                parameter.normal_(0, spread(parameter))
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(folder)
-    write_tokenizer(folder, config.vocab_size)
+    write_tokenizer(folder, config.get_text_config().vocab_size)
     return folder
 
 
@@ -197,7 +248,7 @@ def tiny_engine(
     if placement is None:
         placement = Placement.in_memory(len(target.layers), resident, slots)
         placement = replace(placement, staging=2 if device.type != "cpu" else 0)
-    target.load(placement, context + budget, nothing)
+    target.load(placement, context + budget, nothing, context=context)
     draft = str(draft).replace("auto", "substitute")
     main, *others = draft.split(",")
     drafters: dict[str, Any] = {}

@@ -1,7 +1,7 @@
 """What growing a tree came to, and what is learnt from it when the target has walked the tree."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,19 @@ class GrownTree:
     def children(self) -> Seen:
         """What the main drafter said, by candidate."""
         return self.asked.seen.get(0, {})
+
+    def one_path(self, drawn: bool) -> "GrownTree":
+        """A single path of it, for a target that cannot tell branches apart.
+
+        Args:
+            drawn: Whether siblings are tested in the order in which they were drawn: then it goes by that
+                order, else by score.
+        """
+        path, tree = [ROOT], self.tree
+        while children := sorted(tree.children(path[-1]).values()):
+            path.append(children[0] if drawn else max(children, key=lambda child: tree.score[child]))
+        kept = self.candidates[path]
+        return replace(self, tree=self.every.tree(kept), candidates=kept)
 
     def learn(self, mixture: Mixture, nodes: Sequence[int], tokens: Sequence[int]) -> None:
         """Teach the sources which tokens the target picked at these tree nodes, the walk in order.

@@ -20,6 +20,7 @@ from offspec.model.attention import TreeContext
 from offspec.model.binding import Binder
 from offspec.model.cache import TreeCache
 from offspec.model.parts import TargetParts
+from offspec.model.probe.cache_rows import measure_rows
 from offspec.model.skeleton import skeleton_of
 from offspec.model.weights import map_weights
 from offspec.stream.direct_reader import DirectReader
@@ -41,6 +42,7 @@ class MtpModule:
     ) -> None:
         sparse = any(name.startswith(_EXPERTS) for name in tensors)
         skeleton = skeleton_of(_of_one_layer(config, sparse), dtype)
+        self.kv_bytes_per_token = sum(measure_rows(skeleton).kept) * dtype.itemsize
         decoder, size = skeleton.decoder, int(config.hidden_size)
         last = getattr(decoder, LAST_NORM, None)
         if last is None:
@@ -52,7 +54,6 @@ class MtpModule:
         decoder.add_module(STATE_NORM, deepcopy(last))
         decoder.add_module(JOIN, torch.nn.Linear(2 * size, size, bias=False, device="meta", dtype=dtype))
         self.decoder: Any = decoder
-        self.kv_bytes_per_token = skeleton.kv_bytes_per_token()
         self._binder = Binder(decoder, "mtp", map_weights(decoder, tensors), device)
         self._device = device
 

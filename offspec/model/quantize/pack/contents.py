@@ -12,7 +12,7 @@ from offspec.checkpoint.tensors import PackedInfo, TensorInfo, bytes_of, item_si
 from offspec.checkpoint.write import Entry
 from offspec.core.config import PackFormat
 from offspec.core.errors import UnsupportedModelError
-from offspec.model.skeleton import build_skeleton
+from offspec.model.probe.build import build_skeleton
 from offspec.model.weights import WeightRecipe, map_weights
 
 GROUP = 64  # weights that share a scale in every format; groups do not go beyond a row

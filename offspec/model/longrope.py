@@ -1,0 +1,52 @@
+"""Rotary frequencies that do not change in the middle of an answer.
+
+LongRoPE (arXiv 2402.13753) has two sets of factors: one for texts up to the length that a model was trained
+on, one for longer ones. transformers chooses by the longest position of each call, so that keys in the cache
+would be of two kinds as soon as a text, or a deep tree, grows past that length. As in vLLM the context that
+is asked for decides, once.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, [1, T, D] each
+
+
+def fix_frequencies(model: Any, context: int) -> None:
+    """Have every position rotated by the long factors where the context is beyond the original length.
+
+    Within that length no position is, and transformers chooses the short ones by itself.
+
+    Args:
+        model: Of transformers.
+        context: Most positions of prompt and answer.
+    """
+    for module in model.modules():
+        original = _original_length(module)
+        if original is not None and context > original:
+            module.forward = _long(module.forward, original)
+
+
+def _original_length(module: Any) -> int | None:
+    """The length up to which a rotary embedding takes the short factors; None where it has one set."""
+    kinds = getattr(module, "rope_type", None)
+    if "longrope" not in (kinds.values() if isinstance(kinds, dict) else [kinds]):
+        return None
+    entries = module.config.rope_parameters
+    entries = [entries, *(entry for entry in entries.values() if isinstance(entry, dict))]
+    lengths = [entry.get("original_max_position_embeddings") for entry in entries]
+    lengths.append(getattr(module.config, "original_max_position_embeddings", None))
+    return max((length for length in lengths if length), default=None)
+
+
+def _long(forward: Callable[..., Rotation], original: int) -> Callable[..., Rotation]:
+    """A rotary embedding that is always given one position beyond the original length."""
+
+    def rotation(like: torch.Tensor, position_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Rotation:
+        beyond = position_ids.new_full((*position_ids.shape[:-1], 1), original)
+        cosines, sines = forward(like, torch.cat([position_ids, beyond], dim=-1), *args, **kwargs)
+        return cosines[..., :-1, :], sines[..., :-1, :]
+
+    return rotation

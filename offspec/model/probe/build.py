@@ -1,0 +1,74 @@
+"""From a configuration to a skeleton that is known to run over token trees, or to the reason why not."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from offspec.core.errors import OffspecError, UnsupportedModelError
+from offspec.model.probe import findings as kept
+from offspec.model.probe.cache_rows import NOTHING_KEPT, measure_rows
+from offspec.model.probe.compare import try_out
+from offspec.model.probe.findings import Findings
+from offspec.model.probe.small_config import small_config
+from offspec.model.skeleton import Skeleton, skeleton_of
+
+
+def build_skeleton(folder: Path, dtype: torch.dtype) -> Skeleton:
+    """The model that `folder`/config.json describes, its parameters on meta, its buffers real.
+
+    At the first load of a configuration a small model of its architecture is run over token trees.
+
+    Args:
+        folder: With a config.json.
+        dtype: Of the parameters.
+
+    Raises:
+        UnsupportedModelError: By the family's name, for what cannot be streamed or run over a token tree.
+        CheckpointError: There can be no such model.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # config.json is a stranger's file, checked by many hands
+        reason = f"config.json cannot be used: {error}".strip().splitlines()[0]
+        raise UnsupportedModelError(reason) from error
+    skeleton = skeleton_of(config, dtype)
+    found = find(config, skeleton)
+    if found.refusal:
+        raise UnsupportedModelError(f"{config.model_type} cannot be run over a token tree: {found.refusal}")
+    return replace(skeleton, rows=found.rows, branches=not found.chains)
+
+
+def find(config: Any, skeleton: Skeleton) -> Findings:
+    """What is known of a configuration, else what a trial of it finds."""
+    key = kept.key_of(config)
+    found = kept.load(key)
+    if found is None:
+        found = _tried(config, skeleton)
+        kept.save(key, found)
+    return found
+
+
+def _tried(config: Any, skeleton: Skeleton) -> Findings:
+    try:
+        behaviour = try_out(small_config(config))
+    except UnsupportedModelError:
+        raise
+    except Exception as error:  # a configuration's own checks, which know of no small model
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return _refused(f"no small model of its architecture can be made to try it ({reason})")
+    if not behaviour.chains:
+        kinds = " and ".join(sorted(set(getattr(config.get_text_config(), "layer_types", None) or ())))
+        return _refused(f"{behaviour.reason} (its layers: {kinds})" if kinds else behaviour.reason)
+    try:
+        rows = measure_rows(skeleton, behaviour.wraps)
+    except OffspecError as error:
+        return _refused(str(error))
+    return Findings("", not behaviour.trees, rows)
+
+
+def _refused(reason: str) -> Findings:
+    return Findings(reason, False, NOTHING_KEPT)

@@ -1,0 +1,173 @@
+"""What a position really takes in the cache: the layers are run as far as their attention, and looked at.
+
+No formula knows it: latent attention keeps a latent and expands it for every pass, layers differ in heads and
+widths, and some keep nothing because they read what another has kept.
+
+Letters: T rows of a pass, S keys, H heads, KV key heads, D and E sizes of a key and of a value.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from offspec.core.errors import UnsupportedModelError
+from offspec.model.cache import TreeCache
+from offspec.model.probe.implementation import implementation
+
+_NAME = "offspec_shapes"
+_ROWS = 3
+_SLOTS = 4  # layers of the cache that a layer of the model may have, at most
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRows:
+    """Numbers that each position takes.
+
+    Args:
+        kept: By layer of the cache, numbers that are kept: keys and values.
+        expanded: Most numbers that a layer makes of what is kept for each position, for one pass.
+        products: By layer of the model, multiplications of a query's row with a key's and with a value's.
+        heads: Most heads of a layer's queries.
+        groups: Most heads of queries for one head of keys.
+    """
+
+    kept: tuple[int, ...] = ()
+    expanded: int = 0
+    products: tuple[int, ...] = ()
+    heads: int = 1
+    groups: int = 1
+
+
+NOTHING_KEPT = CacheRows()
+
+
+class _AttentionError(Exception):
+    """Ends a layer at its attention: what comes behind it keeps nothing."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the attention of each layer was given."""
+
+    cache: TreeCache
+    expanded: int = 0
+    products: list[int] = field(default_factory=list)
+    heads: int = 1
+    groups: int = 1
+
+    def look(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        stores = [store for row in self.cache.rows for store in (row.keys, row.values)]
+        kept = {_storage(store) for store in stores if store is not None}
+        made = {_storage(tensor): tensor.untyped_storage().nbytes() for tensor in (key, value)}
+        numbers = sum(size for storage, size in made.items() if storage not in kept) // key.dtype.itemsize
+        self.expanded = max(self.expanded, numbers // key.shape[2])
+        self.heads = max(self.heads, query.shape[1])
+        self.groups = max(self.groups, query.shape[1] // key.shape[1])
+        self.products.append(query.shape[1] * (key.shape[3] + value.shape[3]))
+
+
+def measure_rows(skeleton: Any, wraps: bool = False) -> CacheRows:
+    """The numbers of a model, whose weights are neither there nor needed.
+
+    Args:
+        skeleton: On the meta device.
+        wraps: Whether its layers return tuples. Default False.
+
+    Raises:
+        UnsupportedModelError: It cannot be run so.
+    """
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(_NAME, _attend)
+    cache = TreeCache(_SLOTS * len(skeleton.layers), _ROWS)
+    seen = _Seen(cache)
+    try:
+        with (
+            torch.no_grad(),
+            implementation(skeleton.model, attention=_NAME),
+            _ending_at_attention(skeleton.layers, wraps),
+            _WithoutWeights(),
+        ):
+            skeleton.decoder(
+                input_ids=torch.ones(1, _ROWS, dtype=torch.long),
+                position_ids=torch.arange(_ROWS)[None],
+                past_key_values=cache,
+                use_cache=True,
+                tree=seen,
+            )
+    except Exception as error:  # code of any family, which was made for weights
+        reason = f"what it keeps of a token cannot be measured ({error}".splitlines()[0]
+        raise UnsupportedModelError(f"{reason})") from error
+    kept = list(cache.row_sizes)
+    while len(kept) > len(skeleton.layers) and not kept[-1]:
+        kept.pop()
+    return CacheRows(tuple(kept), seen.expanded, tuple(seen.products), seen.heads, seen.groups)
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: object,
+    tree: _Seen | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """query [1, H, T, D], key [1, KV, S, D], value [1, KV, S, E]."""
+    assert tree is not None
+    tree.look(query, key, value)
+    raise _AttentionError
+
+
+@contextmanager
+def _ending_at_attention(layers: Any, wraps: bool) -> Iterator[None]:
+    """Layers that hand on their input as soon as their attention was called."""
+
+    def ending(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def run(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return forward(hidden, *args, **kwargs)
+            except _AttentionError:
+                return (hidden,) if wraps else hidden
+
+        return run
+
+    for layer in layers:
+        layer.forward = ending(layer.forward)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+class _WithoutWeights(TorchFunctionMode):
+    """Computes with zeros where a parameter is on the meta device, and leaves large products out.
+
+    On the meta device itself torch would import its compiler, which takes a second and much memory.
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is torch.nn.functional.linear:
+            given, weight = args[0], args[1] if len(args) > 1 else kwargs["weight"]
+            return given.new_zeros(*given.shape[:-1], weight.shape[0])
+        if getattr(function, "__name__", "") == "__get__":
+            found = function(*args, **kwargs)
+            return torch.device("cpu") if found == torch.device("meta") else found
+        return function(*_zeros(args), **{name: _zeros(value) for name, value in kwargs.items()})
+
+
+def _zeros(value: Any) -> Any:
+    """In the place of a tensor on the meta device, one that takes no memory either."""
+    if isinstance(value, torch.Tensor) and value.is_meta:
+        return torch.zeros((), dtype=value.dtype).expand(value.shape)
+    return type(value)(map(_zeros, value)) if type(value) in (list, tuple) else value
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -1,0 +1,199 @@
+"""A small model of an architecture over token trees, against transformers' own forward over each path alone.
+
+Letters: N nodes, V vocabulary, T tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from offspec.core.errors import OffspecError, UnsupportedModelError
+from offspec.model.attention import TreeContext
+from offspec.model.cache import TreeCache
+from offspec.model.probe.cache_rows import measure_rows
+from offspec.model.probe.implementation import implementation
+from offspec.model.probe.small_config import special_tokens
+from offspec.model.runner import TreeModel
+from offspec.model.skeleton import Skeleton, skeleton_of
+from offspec.sampling.token_tree import TokenTree
+
+_PROMPT = 11  # tokens, of which the last is the root of the first tree
+_CHUNK = 4  # rows that go through a layer together
+_MOST_VALUES = 64_000_000  # of a small model
+_GAIN = 1.5  # of random matrices: weak ones would leave attention without a say
+_TOLERANCE = 2e-3  # of the spread of logits, where float32 rounds to some millionths
+# Parents of two trees. A path of the first is kept, whose rows do not lie side by side.
+_TREES = ((-1, 0, 0, 1, 1, 2, 3, 4, 6, 6), (-1, 0, 0, 0, 2, 4, 4, 5))
+_CHAINS = ((-1, 0, 1, 2, 3, 4, 5, 6, 7), (-1, 0, 1, 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """What a trial showed.
+
+    Args:
+        trees: Whether every node of a tree has the logits of its path alone.
+        chains: Whether that holds where the tree is one path.
+        reason: What goes wrong with a tree; empty where nothing does.
+        wraps: Whether layers return tuples.
+    """
+
+    trees: bool
+    chains: bool
+    reason: str
+    wraps: bool = False
+
+
+def try_out(config: Any) -> Behaviour:
+    """Run a model of a configuration, which is small, over trees, and over chains where trees go wrong.
+
+    Raises UnsupportedModelError, CheckpointError where there is no model of it to run.
+    """
+    with _one_thread():
+        trial = _Trial(config)
+        reason = trial.differs(_TREES)
+        if reason:
+            trial = _Trial(config)
+            if trial.differs(_CHAINS):
+                return Behaviour(False, False, reason)
+        if measure_rows(skeleton_of(config, torch.float32), trial.wraps).kept != trial.kept:
+            return Behaviour(False, False, "what it keeps of a token cannot be measured")
+    return Behaviour(not reason, True, reason, trial.wraps)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Small products wait longer for a second thread than they take."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class _Trial:
+    """One model with random weights."""
+
+    def __init__(self, config: Any) -> None:
+        self._special = special_tokens(config.to_dict())
+        self._skeleton = skeleton_of(config, torch.float32)
+        self._random = torch.Generator().manual_seed(0)
+        self.wraps = False
+        self.kept: tuple[int, ...] = ()
+        values = sum(parameter.numel() for parameter in self._skeleton.model.parameters())
+        if values > _MOST_VALUES:
+            raise UnsupportedModelError(
+                f"no small model of {config.model_type} can be made to try it: it would have {values} values"
+            )
+        draw_weights(self._skeleton, self._random)
+
+    @torch.no_grad()
+    def differs(self, shapes: Sequence[Sequence[int]]) -> str:
+        """Run trees of these parents one behind the other; what goes wrong, or nothing.
+
+        Of each tree the path to its deepest node is kept, but for its last node, and another token follows.
+        """
+        ids, trees, kept = self._tokens(_PROMPT), list[TokenTree](), list[list[int]]()
+        starts = list[list[int]]()
+        for parents in shapes:
+            tree = TokenTree.build([ids[-1], *self._tokens(len(parents) - 1)], parents, [0.0] * len(parents))
+            path = tree.path(int(tree.depth.argmax()))[:-1]
+            trees.append(tree)
+            starts.append(ids)
+            kept.append(path)
+            ids = ids + [int(tree.token[node]) for node in path] + self._tokens(1)
+        wanted = [self._alone(start, tree) for start, tree in zip(starts, trees, strict=True)]
+        for ahead in wanted:
+            if isinstance(ahead, str):
+                return ahead
+        try:
+            found = self._together(starts, trees, kept)
+        except OffspecError as error:
+            return str(error)
+        except Exception as error:  # code of any family, which was made for other caches and masks
+            return f"it fails over a token tree ({_first_line(error)})"
+        for alone, together in zip(wanted, found, strict=True):
+            assert isinstance(alone, torch.Tensor)
+            if not _equal(alone, together):
+                return "nodes of a token tree get other logits than their paths by themselves"
+        return ""
+
+    def _tokens(self, count: int) -> list[int]:
+        """Different ones, of those that are only text."""
+        found: list[int] = torch.randperm(self._skeleton.vocab_size, generator=self._random).tolist()
+        return [token for token in found if token not in self._special][:count]
+
+    def _alone(self, ids: list[int], tree: TokenTree) -> torch.Tensor | str:
+        """Logits [N, V] of each node by transformers' own forward over its path; or why there are none."""
+        rows: dict[int, torch.Tensor] = {}
+        leaves = [node for node in range(len(tree)) if node not in tree.parent]
+        before = None
+        for leaf in leaves:
+            tokens = torch.tensor([[*ids, *tree.path_tokens(leaf)]])
+            try:
+                with implementation(self._skeleton.model, attention="eager"):
+                    logits = self._skeleton.model(input_ids=tokens, use_cache=False).logits[0]
+            except Exception as error:
+                return f"it does not run as a language model ({_first_line(error)})"
+            if not logits.isfinite().all():
+                return "random weights give no numbers"
+            common = logits[: len(ids)]
+            if before is not None and not _equal(before, common):
+                return "what it says of a token depends on those that follow"
+            before = common
+            rows[0] = common[-1]
+            for depth, node in enumerate(tree.path(leaf)):
+                rows[node] = logits[len(ids) + depth]
+        return torch.stack([rows[node] for node in range(len(tree))])
+
+    def _together(
+        self, starts: list[list[int]], trees: list[TokenTree], kept: list[list[int]]
+    ) -> list[torch.Tensor]:
+        """Logits [N, V] of each tree, all of its nodes at once, behind what is in the cache."""
+        layer = self._skeleton.layers[0]
+        hook = layer.register_forward_hook(self._note_output)
+        model = TreeModel(self._skeleton, TreeCache(len(self._skeleton.layers), 4), chunk=_CHUNK)
+        found = list[torch.Tensor]()
+        for ids, tree, path in zip(starts, trees, kept, strict=True):
+            root, cached = len(ids) - 1, model.cache.length
+            positions = torch.cat([torch.arange(cached, root), root + torch.from_numpy(tree.depth)])
+            context = TreeContext(cached, positions, root - cached, torch.from_numpy(tree.ancestors()))
+            hidden = model.hidden(torch.tensor([*ids[cached:-1], *tree.token.tolist()]), context)
+            found.append(model.logits(hidden[root - cached :]))
+            model.cache.commit(root - cached, [0, *path])
+        hook.remove()
+        self.kept = model.cache.row_sizes
+        return found
+
+    def _note_output(self, module: torch.nn.Module, args: object, out: object) -> None:
+        self.wraps = isinstance(out, tuple)
+
+
+def draw_weights(skeleton: Skeleton, random: torch.Generator) -> None:
+    """Random weights in the place of all parameters on the meta device; those that are one stay one."""
+    made: dict[int, torch.nn.Parameter] = {}
+    for module in skeleton.model.modules():
+        for name, meta in module._parameters.items():
+            if meta is None:
+                continue
+            if id(meta) not in made:
+                values = torch.empty(meta.shape, dtype=meta.dtype)
+                if meta.dim() >= 2:
+                    values.normal_(0, _GAIN * meta.shape[-1] ** -0.5, generator=random)
+                else:
+                    values.normal_(0.5, 0.2, generator=random)
+                made[id(meta)] = torch.nn.Parameter(values, requires_grad=False)
+            module._parameters[name] = made[id(meta)]
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool((one - other).abs().max() <= _TOLERANCE * one.std())
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:160]

@@ -1,0 +1,210 @@
+"""A small configuration of the same architecture: every kind of layer, few of each, and narrow.
+
+Sizes are found by what configurations call them, and divided alike, so that products and sums of them still
+agree: heads by one number, widths of a head by another, the model's own widths by both.
+"""
+
+import math
+import re
+from collections.abc import Iterable
+from copy import deepcopy
+from itertools import pairwise
+from typing import Any
+
+VOCABULARY = 128
+_POSITIONS = 128  # that a small model has at most
+_REACH = 4  # of windows, chunks and selections: a few tokens must be beyond it
+_MULTIPLE = 8  # of widths: products of experts ask for it
+_LAYERS = 4  # kept at least
+
+_TOKENS = ("token_id", "token_index")
+_HEADS = re.compile(r"heads|n_head$|num_query_groups|multi_query_group_num")
+_PER_HEAD = re.compile(r"head_dim|headdim|d_head|dim_head|head_size|rotary_dim|kv_channels|d_kv|d_rel")
+_RANK = re.compile(r"rank$")
+_WIDTH = re.compile(
+    r"hidden_size|intermediate|embd$|emb_dim|embed_dim|embedding_dim|embedding_size|d_model|n_inner|d_inner|"
+    r"ffn_dim|ffn_hidden|dim_ff|^dff$|d_ff$|proj_dim|laurel|width|feed_forward_size|dim_model|input_size|"
+    r"shared_expert.*size|ffn_size"
+)
+_REACHES = re.compile(r"window|chunk_size$|chunk_length|topk$|topk_blocks|local_attention$|block_size")
+_ROUTES = re.compile(r"moe_topk|chunk_size_feed|max_window|router|expert")
+_EXPERTS = re.compile(r"^(moe_)?num_(local_)?experts$|^n_routed_experts$")
+_CHOSEN = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "moe_topk",
+    "moe_top_k",
+    "moe_k",
+    "top_k",
+    "num_selected_experts",
+)
+_GROUPS = ("n_group", "num_expert_group")
+_BOUNDARY = re.compile(r"layers$|first_k_dense|layer_(start|end)_index")
+_PLACES = re.compile(r"layers$|layer_ids$|idxs$|indices$")
+_POSITION = re.compile(r"max_position|n_positions|n_ctx|max_seq_len|model_max_length|_positions$|seq_length")
+
+
+def small_config(config: Any) -> Any:
+    """The same architecture with a few narrow layers. Raises whatever its class raises where that cannot be.
+
+    Args:
+        config: As transformers reads it; it is left as it is.
+    """
+    given = deepcopy(config.to_dict())
+    text = config.get_text_config()
+    layers = dict(text.attribute_map).get("num_hidden_layers", "num_hidden_layers")
+    return type(config).from_dict(_shrunk(given, layers))
+
+
+def special_tokens(given: dict[str, Any]) -> set[int]:
+    """Ids that stand for something else than text: an image, an end."""
+    found = set[int]()
+    for name, value in given.items():
+        if isinstance(value, dict) and "model_type" in value:
+            found |= special_tokens(value)
+        elif str(name).endswith(_TOKENS):
+            found |= set(value) if isinstance(value, list) else {value}
+    return found - {None}
+
+
+def _shrunk(given: dict[str, Any], layers_name: str) -> dict[str, Any]:
+    """One level of a configuration, and all below it."""
+    for name, value in given.items():
+        if isinstance(value, dict) and "model_type" in value:
+            given[name] = _shrunk(value, layers_name)
+    if isinstance(count := given.get(layers_name), int) and count > 0:
+        _keep_layers(given, layers_name, count)
+    levels = [given, *(given.get("per_layer_config") or {}).values()]
+    by_head, by_width = _divisors(given, levels)
+    _fewer_experts(given)
+    for level in levels:
+        for name, value in level.items():
+            level[name] = _sized(name, value, by_head, by_width)
+    for rope in ("rope_parameters", "rope_scaling"):
+        if isinstance(given.get(rope), dict):
+            given[rope] = _rope(given[rope], by_width)
+    return given
+
+
+def _divisors(given: dict[str, Any], levels: Iterable[dict[str, Any]]) -> tuple[int, int]:
+    """What numbers of heads are divided by, and widths of a head."""
+    heads, sizes = list[int](), list[int]()
+    for level in levels:
+        for name, value in level.items():
+            for number in _whole(value):
+                if _HEADS.search(name) and not _PER_HEAD.search(name):
+                    heads.append(number)
+                elif _PER_HEAD.search(name):
+                    sizes.append(number)
+    size = next((given[name] for name in ("hidden_size", "n_embd", "d_model") if given.get(name)), None)
+    count = next(
+        (given[name] for name in ("num_attention_heads", "n_head", "n_heads") if given.get(name)), None
+    )
+    follows = not given.get("head_dim")  # the size of a head, from the width
+    if follows and isinstance(size, int) and isinstance(count, int) and size % count == 0:
+        sizes.append(size // count)
+    common = math.gcd(*heads) if heads else 1
+    least = min(heads, default=1)
+    by_head = max(n for n in range(1, common + 1) if common % n == 0 and least // n >= min(least, 2))
+    by_width = 1
+    while sizes and all(n % (4 * by_width) == 0 and n // (2 * by_width) >= 8 for n in sizes):
+        by_width *= 2
+    return by_head, by_width
+
+
+def _fewer_experts(given: dict[str, Any]) -> None:
+    """As many as leave a choice, in the same groups."""
+    chosen = max((given.get(name) or 1 for name in _CHOSEN if type(given.get(name)) is int), default=1)
+    groups = max((given.get(name) or 1 for name in _GROUPS if type(given.get(name)) is int), default=1)
+    for name, value in given.items():
+        if not _EXPERTS.search(name) or type(value) is not int:
+            continue
+        while value % (2 * groups) == 0 and value // 2 >= max(2 * chosen, 2 * groups):
+            value //= 2
+        given[name] = value
+
+
+def _sized(name: str, value: Any, by_head: int, by_width: int) -> Any:
+    if isinstance(value, list) and value and all(type(item) is int for item in value):
+        return [_sized(name, item, by_head, by_width) for item in value]
+    if type(value) is not int or value <= 0:
+        return value
+    if name.endswith(_TOKENS):
+        return min(value, VOCABULARY - 1)
+    if "vocab" in name:
+        return min(value, VOCABULARY)
+    if _POSITION.search(name):
+        return min(value, _POSITIONS)
+    if _PER_HEAD.search(name):
+        return max(value // by_width, 1)
+    if _RANK.search(name):
+        return max(value // by_width, min(value, _MULTIPLE))
+    if _HEADS.search(name):
+        return max(value // by_head, 1)
+    if _REACHES.search(name) and not _ROUTES.search(name):
+        return min(value, _REACH)
+    if _WIDTH.search(name):
+        return -(-value // (by_width * by_head) // _MULTIPLE) * _MULTIPLE
+    return value
+
+
+def _rope(given: dict[str, Any], by_width: int) -> dict[str, Any]:
+    """Factors for each frequency are as many as there are frequencies; sections of them add up to that."""
+    found = dict[str, Any]()
+    for name, value in given.items():
+        if isinstance(value, dict):
+            value = _rope(value, by_width)
+        elif isinstance(value, list) and all(type(item) is int for item in value):
+            value = [max(item // by_width, 1) for item in value]
+        elif isinstance(value, list):
+            value = value[: max(len(value) // by_width, 1)]
+        elif name == "original_max_position_embeddings":
+            value = min(value, _POSITIONS)
+        found[name] = value
+    return found
+
+
+def _keep_layers(given: dict[str, Any], layers_name: str, count: int) -> None:
+    """The first few layers, two of each kind, and those on both sides of a boundary."""
+    lists = [value for value in given.values() if isinstance(value, list) and len(value) == count]
+    lists = [value for value in lists if not _are_places(value, count)]
+    own = given.get("per_layer_config") or {}
+    own = {int(index): value for index, value in own.items()}
+    kept, met = set(range(min(_LAYERS, count))), dict[str, int]()
+    for layer in range(count):
+        kind = repr([items[layer] for items in lists] + [own.get(layer)])
+        met[kind] = met.get(kind, 0) + 1
+        if met[kind] <= 2:
+            kept.add(layer)
+    for name, value in given.items():
+        if name != layers_name and type(value) is int and 0 < value < count and _BOUNDARY.search(name):
+            kept |= {value - 1, value, count - value - 1, count - value}
+    order = sorted(kept)
+    for name, value in given.items():
+        if _are_places(value, count) and _PLACES.search(name):
+            given[name] = [place for place, layer in enumerate(order) if layer in value]
+        elif isinstance(value, list) and len(value) == count:
+            given[name] = [value[layer] for layer in order]
+        elif name == layers_name:
+            given[name] = len(order)
+        elif name.startswith("num_kv_shared"):
+            given[name] = sum(layer >= count - value for layer in order)
+        elif type(value) is int and 0 < value <= count and _BOUNDARY.search(name):
+            given[name] = sum(layer < value for layer in order)
+    if own:
+        width = len(str(len(order) - 1))
+        given["per_layer_config"] = {
+            f"{place:0{width}d}": own[layer] for place, layer in enumerate(order) if layer in own
+        }
+
+
+def _are_places(value: Any, count: int) -> bool:
+    """Whether a list names layers, instead of saying something of each."""
+    if not isinstance(value, list) or not value or not all(type(item) is int for item in value):
+        return False
+    return all(0 <= a < b < count for a, b in pairwise(value)) or (len(value) == 1 and 0 <= value[0] < count)
+
+
+def _whole(value: Any) -> list[int]:
+    items = value if isinstance(value, list) else [value]
+    return [item for item in items if type(item) is int and item > 0]

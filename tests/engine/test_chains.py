@@ -1,0 +1,56 @@
+"""A target for which only single paths are right: it is sent no others, and says the same."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from offspec import SamplingParams
+from offspec.draft.grow.result import GrownTree
+from offspec.draft.growing_tree import GrowingTree
+from offspec.draft.mix.mixture import Asked
+from offspec.engine.decode import DecodeState
+from offspec.model.probe import build
+from offspec.model.probe.compare import Behaviour
+from tests.support.tiny_models import tiny_engine, write_model
+
+PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
+SETTINGS = [SamplingParams(max_tokens=24, ignore_eos=True, temperature=t, seed=3) for t in (0.0, 0.9)]
+
+
+@pytest.mark.parametrize("verify", ["coupled", "plain"])
+@pytest.mark.parametrize("draft", ["itself", "suffix"])
+def test_guesses_are_single_paths(
+    verify: str, draft: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_model(tmp_path / "model")
+    guesses = str(model) if draft == "itself" else "suffix"
+    with tiny_engine(model, guesses, verify=verify) as engine:
+        expected = [engine.generate(PROMPT * 2, params).token_ids for params in SETTINGS]
+    monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "try_out", lambda config: Behaviour(False, True, "branches differ"))
+    sent, forward = list[GrownTree](), DecodeState._forward
+
+    def watched(state: DecodeState, grown: GrownTree) -> torch.Tensor:
+        sent.append(grown)
+        return forward(state, grown)
+
+    monkeypatch.setattr(DecodeState, "_forward", watched)
+    with tiny_engine(model, guesses, verify=verify) as engine:
+        assert [engine.generate(PROMPT * 2, params).token_ids for params in SETTINGS] == expected
+    assert all(len(grown.tree) == grown.tree.depth.max() + 1 for grown in sent)
+    assert any(len(grown.tree) > 2 for grown in sent)
+
+
+def test_the_path_is_the_likeliest_or_the_first_drawn() -> None:
+    import numpy as np
+
+    every = GrowingTree(7)
+    every.extend(np.array([0]), np.array([[3, 4]]), np.log([[0.2, 0.7]]))
+    every.extend(np.array([1, 2]), np.array([[5, 6], [8, 9]]), np.log([[0.5, 0.4], [0.1, 0.8]]))
+    nodes = np.arange(every.count)
+    grown = GrownTree(every.tree(nodes), nodes, 2, every, Asked())
+    assert grown.one_path(drawn=False).tree.token.tolist() == [7, 4, 9]
+    first = grown.one_path(drawn=True)
+    assert first.tree.token.tolist() == [7, 3, 5]
+    assert every.token[first.candidates].tolist() == [7, 3, 5]

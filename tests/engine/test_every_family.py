@@ -1,0 +1,74 @@
+"""Every causal LM of transformers, made small: what the probe admits says what transformers says."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offspec import CheckpointError, SamplingParams, UnsupportedModelError
+from offspec.model.probe.small_config import VOCABULARY, small_config, special_tokens
+from tests.support.tiny_models import reference, tiny_engine, write_config
+
+TOKENS = 16
+# Families whose own defaults do not make a model, and what they need.
+NEEDED: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "dots1": {"n_routed_experts": 64, "n_shared_experts": 1, "num_experts_per_tok": 6},
+    "glm4_moe": {"head_dim": 128},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "ministral": {"head_dim": 128, "num_key_value_heads": 8},
+    "nemotron": {"num_key_value_heads": 8},
+}
+
+
+def small(family: str) -> Any:
+    """A small configuration of a family; None where its defaults make none."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return small_config(CONFIG_MAPPING[family](**NEEDED.get(family, {})))
+    except Exception:  # whatever a family's own checks say
+        return None
+
+
+def compare(family: str, folder: Path) -> str:
+    """ "same" where a tree says what transformers says, else why it is refused, or what it said."""
+    config = small(family)
+    if config is None:
+        return "no configuration"
+    plain = [token for token in range(VOCABULARY) if token not in special_tokens(config.to_dict())]
+    prompt = plain[7:90:5]
+    try:
+        write_config(folder, config)
+    except Exception as error:
+        return f"no model: {error}"
+    try:
+        with tiny_engine(folder, folder, budget=24, context=64) as engine:
+            result = engine.generate(prompt, SamplingParams(max_tokens=TOKENS, ignore_eos=True))
+    except (UnsupportedModelError, CheckpointError) as error:
+        return f"refused: {error}"
+    expected = reference(folder, prompt, TOKENS)
+    if list(result.token_ids) != expected:
+        return f"{list(result.token_ids)} instead of {expected}"
+    return "same" if result.tokens_per_pass > 1 else f"{result.tokens_per_pass} tokens a pass"
+
+
+# A latent that is expanded, layers of two widths, layers without keys of their own, scales by position.
+@pytest.mark.parametrize("family", ["deepseek_v3", "mimo_v2_flash", "gemma3n_text", "gemma4_text", "beam"])
+def test_what_is_admitted_says_the_same(family: str, tmp_path: Path) -> None:
+    assert compare(family, tmp_path) == "same"
+
+
+@pytest.mark.exhaustive
+def test_every_family(tmp_path: Path) -> None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    found = {family: compare(family, tmp_path / family) for family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
+    untold = ("same", "refused: ", "no model: ", "no configuration")
+    wrong = {family: said for family, said in found.items() if not said.startswith(untold)}
+    assert not wrong
+    assert sum(said == "same" for said in found.values()) > 80

@@ -1,0 +1,158 @@
+"""The trial of an architecture: what it admits, what it refuses, what it measures, and that it is kept."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from offspec import UnsupportedModelError
+from offspec.core.cache_dir import cache_root
+from offspec.model import attention
+from offspec.model.attention import TreeContext
+from offspec.model.probe import build
+from offspec.model.probe.build import build_skeleton
+from offspec.model.probe.cache_rows import measure_rows
+from offspec.model.probe.compare import Behaviour, try_out
+from offspec.model.probe.small_config import small_config
+from offspec.model.skeleton import skeleton_of
+from offspec_kernels.tree_attention import tree_attention
+from tests.support.tiny_models import load_all, open_model, write_model
+
+CPU = torch.device("cpu")
+PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
+
+
+def configured(family: str, **changed: Any) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(family, **changed)
+
+
+def written(folder: Path, family: str, **changed: Any) -> Path:
+    configured(family, **changed).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "deepseek_v3", "mimo_v2_flash", "gemma3n_text"])
+def test_measured_rows_are_those_of_a_cache(family: str, tmp_path: Path) -> None:
+    model = open_model(write_model(tmp_path, family))
+    load_all(model, 16)
+    with torch.no_grad():
+        model.tree_model.hidden(torch.tensor(PROMPT), TreeContext.chain(len(PROMPT), CPU))
+    stored = [
+        sum(store[0, :, 0].numel() for store in (row.keys, row.values) if store is not None)
+        for row in model.tree_model.cache.rows
+    ]
+    assert model.tree_model.cache.row_sizes == tuple(stored)
+    assert list(model.skeleton.rows.kept) == stored
+    assert model.cache_bytes(10) == 10 * 4 * sum(stored)
+    model.close()
+
+
+@pytest.mark.parametrize(
+    ("family", "kept", "expanded"),
+    [
+        ("llama", {2 * 32 * 128}, 0),
+        (
+            "deepseek_v3",
+            {512 + 64},
+            128 * (128 + 64) + 128 * (128 + 128),
+        ),  # keys, and what values are part of
+        ("mimo_v2_flash", {4 * (192 + 128), 8 * (192 + 128)}, 0),
+        ("gemma3n_text", {2 * 2 * 256, 0}, 0),
+        ("gemma3_text", {2 * 4 * 256}, 0),  # windows keep all rows: a tree may be rewound to before one
+    ],
+)
+def test_rows_of_real_sizes(family: str, kept: set[int], expanded: int) -> None:
+    skeleton = skeleton_of(configured(family), torch.bfloat16)
+    rows = measure_rows(skeleton)
+    assert set(rows.kept) == kept and len(rows.kept) == len(skeleton.layers)
+    assert rows.expanded == expanded
+    assert all(parameter.is_meta for parameter in skeleton.model.parameters())
+    assert not any(buffer.is_meta for buffer in skeleton.model.buffers())
+
+
+def test_room_is_left_for_what_a_latent_expands_to(tmp_path: Path) -> None:
+    model = open_model(write_model(tmp_path, "deepseek_v3"))
+    rows = model.skeleton.rows
+    assert rows.expanded == 4 * (8 + 4) + 4 * (8 + 6)
+    whole = model.scratch_bytes(8, 1000, 8)
+    model.skeleton = replace(model.skeleton, rows=replace(rows, expanded=0))
+    assert whole == model.scratch_bytes(8, 1000, 8) + 1000 * rows.expanded * 4
+    model.close()
+
+
+@pytest.mark.parametrize(
+    ("family", "changed", "reason"),
+    [
+        ("doge", {}, "masks of its own"),
+        ("nemotron", {"num_key_value_heads": 8}, "does not hand its keywords down"),
+        ("moshi", {}, "other logits than their paths"),
+    ],
+)
+def test_what_a_trial_finds_wrong_is_the_reason(
+    family: str, changed: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"^{family} cannot be run .*{reason}") as caught:
+        build_skeleton(written(tmp_path, family, **changed), torch.bfloat16)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mask_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that sees its sibling, and nothing else, is enough."""
+    config = small_config(configured("qwen3"))
+    assert try_out(config) == Behaviour(trees=True, chains=True, reason="")
+    seen = TreeContext.tree_mask
+
+    def sees_a_sibling(context: TreeContext, start: int, end: int) -> Any:
+        if len(context.ancestors) > 2:
+            context.ancestors[2, 1] = True
+        return seen(context, start, end)
+
+    monkeypatch.setattr(TreeContext, "tree_mask", sees_a_sibling)
+    found = try_out(config)
+    assert not found.trees and "other logits" in found.reason
+
+
+def test_a_window_that_is_forgotten_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small_config(configured("mistral"))
+    assert try_out(config).trees
+
+    def without(*args: Any, **kwargs: Any) -> Any:
+        return tree_attention(*args, **kwargs | {"window": None})
+
+    monkeypatch.setattr(attention, "tree_attention", without)
+    assert not try_out(config).chains
+
+
+def test_an_architecture_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))
+    tried = list[object]()
+
+    def trial(config: Any) -> Behaviour:
+        tried.append(config)
+        return try_out(config)
+
+    monkeypatch.setattr(build, "try_out", trial)
+    good, bad = written(tmp_path / "good", "qwen3"), written(tmp_path / "bad", "doge")
+    for _ in range(2):
+        assert build_skeleton(good, torch.float32).rows == build_skeleton(good, torch.bfloat16).rows
+        with pytest.raises(UnsupportedModelError, match="masks of its own"):
+            build_skeleton(bad, torch.float32)
+    assert len(tried) == 2
+    for text in ("", "{}", json.dumps({"refusal": 3})):
+        for file in cache_root().glob("architectures/*.json"):
+            file.write_text(text)
+        assert build_skeleton(good, torch.float32).rows.kept
+    assert len(tried) == 5, "a record that is damaged is as good as none"
+    build_skeleton(written(tmp_path / "other", "qwen3", head_dim=64), torch.float32)
+    assert len(tried) == 6, "another configuration is another trial"
+
+
+def test_where_nothing_can_be_kept_it_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "file" / "cache"))
+    assert build_skeleton(written(tmp_path / "model", "qwen3"), torch.float32).rows.kept
