@@ -36,9 +36,9 @@ def _opened(model: str) -> Any:
 
 def test_a_model_of_safetensors_is_opened_without_what_it_does_not_need(tmp_path: Path) -> None:
     found = _opened(str(write_model(tmp_path / "model")))
-    assert not {*UNUSED, "gguf", "numba", "scipy"} & set(found["modules"])
+    assert not {*UNUSED, "gguf"} & set(found["modules"])
     if torch.version.cuda is None:  # whose libraries are larger
-        assert found["bytes"] < 450_000_000
+        assert found["bytes"] < 480_000_000
 
 
 @pytest.mark.skipif(importlib.util.find_spec(DEMO_PACKAGE) is None, reason=f"{DEMO_PACKAGE} is not installed")

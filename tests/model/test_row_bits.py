@@ -16,6 +16,9 @@ from offspec.checkpoint import open_checkpoint
 from offspec.model import attention
 from offspec.model.attention import TreeContext
 from offspec.model.loaded import LoadedModel
+from offspec.model.probe import build
+from offspec.model.probe.findings import Findings
+from offspec.model.skeleton import Skeleton
 from offspec_planners.placement import Placement
 from tests.support import packers
 from tests.support.packed_models import packed_checkpoint, to_grouped
@@ -35,7 +38,16 @@ def _look_at_itself(query: Any, key: Any, value: Any, mask: Any, *, out: torch.T
 
 @pytest.fixture(autouse=True)
 def no_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None but in the trial of an architecture, which would refuse it."""
+    find, attend = build.find, attention.tree_attention
+
+    def find_with_attention(config: Any, skeleton: Skeleton) -> Findings:
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(attention, "tree_attention", attend)
+            return find(config, skeleton)
+
     monkeypatch.setattr(attention, "tree_attention", _look_at_itself)
+    monkeypatch.setattr(build, "find", find_with_attention)
 
 
 # What makes families differ here: norms, activations, layouts of weights, experts and their routers.
