@@ -39,7 +39,7 @@ def _look_at_itself(query: Any, key: Any, value: Any, mask: Any, *, out: torch.T
 @pytest.fixture(autouse=True)
 def no_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """None but in the trial of an architecture, which would refuse it."""
-    find, attend = build.find, attention.tree_attention
+    find, attend = build.find, attention.tree_attention  # type: ignore[attr-defined]
 
     def find_with_attention(config: Any, skeleton: Skeleton) -> Findings:
         with monkeypatch.context() as meanwhile:
