@@ -182,15 +182,16 @@ class TreeModel:
         that reads the keys of another meets those of later parts, too, and is told where its own part ends.
         """
         tree: TreeContext | None = kwargs.get("tree")
-        end = 0 if tree is None else len(tree.position) - sum(map(_Part.kept, self._parts))
+        if tree is None:  # not a pass of this model's, but one of whole sequences
+            return forward(hidden, *args, **kwargs)
+        end = len(tree.position) - sum(map(_Part.kept, self._parts))
         wrapped = False
         for part in self._parts:
             if self.between is not None and len(self._parts) > 1:
                 self.between()
-            self.cache.padding = part.padding
-            if tree is not None:
-                end += part.kept()
-                tree.padding, tree.end = part.padding, end
+            end += part.kept()
+            self.cache.padding = tree.padding = part.padding
+            tree.end = end
             if len(self._parts) == 1:
                 return forward(hidden, *args, **kwargs)
             rows, place = hidden.shape[-2], slice(part.start, part.end)
