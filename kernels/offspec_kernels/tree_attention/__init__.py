@@ -73,7 +73,10 @@ def tree_attention(
     options: dict[str, bool] = {}
     match choose_backend(query.device, path):
         case "triton":
-            from offspec_kernels.tree_attention.triton import attend as way
+            if exact:
+                from offspec_kernels.tree_attention.triton_exact import attend as way
+            else:
+                from offspec_kernels.tree_attention.triton import attend as way
         case "eager" if query.device.type != "cpu":  # a GPU without triton
             from offspec_kernels.tree_attention.reference import attend as way
         case "eager":
