@@ -57,8 +57,8 @@ def tiles_of(cut: Cut, groups: int, size: int, device: torch.device) -> Tiles:
     for row, branch in zip(table, branches, strict=True):
         row[: len(branch)] = branch
     bounds = (np.stack([cut.low, cut.end], axis=1) * some[:, None]).astype(np.int32)
-    on_device = (
-        torch.from_numpy(of).to(device)
-        for of in (cut.rows, cut.lists, cut.counts, bounds, np.array(tiles, np.int32).reshape(-1, 3), table)
+    folded = np.array(tiles, np.int32).reshape(-1, 3)
+    rows, lists, counts, bounds_, tiles_, branches_ = (
+        torch.from_numpy(of).to(device) for of in (cut.rows, cut.lists, cut.counts, bounds, folded, table)
     )
-    return Tiles(*on_device, cut.shared, first, last - first)
+    return Tiles(rows, lists, counts, bounds_, tiles_, branches_, cut.shared, first, last - first)

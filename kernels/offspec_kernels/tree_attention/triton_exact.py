@@ -1,8 +1,8 @@
 """Attention of a token tree on a GPU, whose rows' bits depend on nothing but their own path.
 
-A row meets the keys far from it in blocks, in tiles of one size, and those near it one by one: which they are
-and in what order is decided by its position alone (`paths`). Sums over parts of the far keys, cut at multiples
-of a fixed number of positions, are merged in order, and what the near ones bring comes last.
+A row meets the keys far from it in blocks, in tiles of one size, and those near it one by one: which they
+are and in what order is decided by its position alone (`paths`). Sums over parts of the far keys, cut at
+multiples of a fixed number of positions, are merged in order, and what the near ones bring comes last.
 
 Letters: see `triton`; n queries that are done together.
 """
@@ -21,7 +21,7 @@ from offspec_kernels.tree_mask import TreeMask
 
 # Rows, keys and warps by bytes of a number and the widest head, whatever is asked. Keys divide `sizes.STEP`.
 _TILES = {
-    (2, 128): (64, 64, 4),
+    (2, 128): (64, 64, 8),
     (2, 256): (64, 32, 8),
     (4, 64): (64, 32, 8),
     (4, 128): (32, 32, 8),
@@ -43,7 +43,7 @@ def _scores_of(products, scale, softcap, CAPPED: tl.constexpr):
     """Scores in units of log 2."""
     scores = products * scale
     if CAPPED:
-        scores = tanh(scores / softcap) * softcap * LOG2E
+        scores = tanh(tl.minimum(scores / softcap, 40.0)) * softcap * LOG2E  # there it is one
     return scores
 
 
