@@ -39,6 +39,7 @@ from offspec_kernels.kv_compact.triton import move
 from offspec_kernels.row_linear.triton import row_linear
 from offspec_kernels.topk_children.triton import children
 from offspec_kernels.tree_attention.triton import attend
+from offspec_kernels.tree_attention.triton_exact import attend as attend_exact
 from tests.kernels.trees import Shape, make_case
 
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -82,7 +83,7 @@ def _calls(thorough: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     """Every launcher; thoroughly, with all that makes its kernels take another shape."""
     for dtype in (torch.bfloat16, torch.float32) if thorough else (torch.bfloat16,):
         for size in (64, 128, 256) if thorough else (128,):
-            for rows, window, softcap in ((80, 9, 5.0), (80, None, None), (1, None, None)):
+            for rows, window, softcap in ((80, 900, 5.0), (80, None, None), (1, None, None)):
                 sizes = (size, size)
                 case = make_case([Shape(2000, 0, rows, rows)], heads=(8, 1), sizes=sizes, dtype=dtype)
                 arguments: list[Any] = [
@@ -97,6 +98,7 @@ def _calls(thorough: bool) -> Iterator[tuple[str, Callable[[], object]]]:
                 arguments += [None, torch.empty_like(case.query)]
                 name = f"tree_attention {dtype} {size} {rows} {window} {softcap}"
                 yield name, partial(attend, *arguments)
+                yield f"exact {name}", partial(attend_exact, *arguments)
         for rows in (1, 300):
             weight, bias = torch.zeros(512, 512, dtype=dtype), torch.zeros(512, dtype=dtype)
             given = torch.zeros(rows, 512, dtype=dtype)

@@ -30,7 +30,8 @@ def _compiled(folder: Path, *words: str) -> list[dict[str, Any]]:
 
 def _check(found: list[dict[str, Any]]) -> None:
     assert {each["kernel"] for each in found} == {
-        *("_tree_attention", "_merge", "_within_blocks", "_across_blocks", "_survey", "_pick", "_move"),
+        *("_tree_attention", "_merge", "_far_keys", "_near_keys"),
+        *("_within_blocks", "_across_blocks", "_survey", "_pick", "_move"),
         "_ggml",
         "_row_linear",
         *("_grouped", "_codebook", "_int8_rows"),

@@ -44,7 +44,8 @@ def tree_attention(
             default.
         out: [B, H, N, E], overwritten; made by default.
         exact: Whether the bits of a query's result are to depend on its own keys alone, whatever else is
-            asked and wherever its keys lie (eager). A draft's few queries are done sooner without.
+            asked and wherever its keys lie (eager, triton). A draft's few queries are done sooner without,
+            and a CUDA graph may hold the kernels, which read lengths from the device.
         path: Backend to use, by default `choose_backend`'s.
 
     Raises:
@@ -55,8 +56,8 @@ def tree_attention(
     and weights rounded to that dtype before they meet the values. eager, over long prefixes in bfloat16:
     a weight 2^-w of the row's largest is known to w / 512 of itself.
 
-    Scratch, beside `out`: eager, what `scratch_bytes` says, which is bounded whatever S is; triton, where the
-    prefix is split X ways, B H N X (E + 2) float32.
+    Scratch, beside `out`: eager, what `scratch_bytes` says, which is bounded whatever S is; triton, 64 MiB or
+    a query's H S / 1024 (E + 2) float32, and where not exact and the prefix is split X ways, B H N X (E + 2).
     """
     _check(query, key, value, tree_mask, window, sinks)
     if out is None:
@@ -73,7 +74,10 @@ def tree_attention(
     options: dict[str, bool] = {}
     match choose_backend(query.device, path):
         case "triton":
-            from offspec_kernels.tree_attention.triton import attend as way
+            if exact:
+                from offspec_kernels.tree_attention.triton_exact import attend as way
+            else:
+                from offspec_kernels.tree_attention.triton import attend as way
         case "eager" if query.device.type != "cpu":  # a GPU without triton
             from offspec_kernels.tree_attention.reference import attend as way
         case "eager":

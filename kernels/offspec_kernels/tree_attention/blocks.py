@@ -18,7 +18,7 @@ from torch import Tensor
 
 from offspec_kernels.dequant.native import array
 from offspec_kernels.dequant.threads import spread
-from offspec_kernels.tree_attention.native import weigh_narrow, weigh_wide
+from offspec_kernels.tree_attention.native import powers, weigh_narrow, weigh_wide
 from offspec_kernels.tree_attention.paths import Piece
 from offspec_kernels.tree_attention.sizes import BLOCK, LEAST_ROWS, WIDE_KEYS
 
@@ -68,7 +68,7 @@ class Sums:
 
     def move(self, top: Tensor) -> None:
         """Make `top` [R] what they are relative to."""
-        shrink = torch.exp2(self.top - top)
+        shrink = exp2(self.top - top)
         if bool((shrink != 1).any()):  # by one, nothing changes
             self.acc *= shrink[:, None]
             self.total *= shrink
@@ -163,6 +163,13 @@ class Blocks:
             else:
                 brought = torch.mm(scores, values.float())
             sums.acc.mul_(shrink[:, None]).add_(brought[:count])
+
+
+def exp2(x: Tensor) -> Tensor:
+    """2^x of numbers [R]. torch's own differs by whether a vector's end is done one by one."""
+    result = torch.empty_like(x)
+    powers(x.numpy(), result.numpy())
+    return result
 
 
 def _weigh(scores: Tensor, headroom: float, tops: Tensor, totals: Tensor) -> None:

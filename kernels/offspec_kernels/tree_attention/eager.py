@@ -13,7 +13,7 @@ from torch import Tensor
 
 from offspec_kernels.dequant.native import Array
 from offspec_kernels.dequant.threads import spread
-from offspec_kernels.tree_attention.blocks import Blocks, Desk, Sums
+from offspec_kernels.tree_attention.blocks import Blocks, Desk, Sums, exp2
 from offspec_kernels.tree_attention.native import LOG2E, near
 from offspec_kernels.tree_attention.paths import Paths, paths_of
 from offspec_kernels.tree_attention.sizes import KEPT, LEAST_ROWS, SMALL, most_rows
@@ -101,7 +101,7 @@ def _attend_rows(
         sink = (sinks.float() * LOG2E).view(heads, 1, groups).expand(-1, count, -1).reshape(heads, -1)
         sums = Sums(acc.view(-1, acc.shape[2]), top.view(-1), total.view(-1))
         sums.move(torch.maximum(top, sink).view(-1))
-        total += torch.exp2(sink - top)
+        total += exp2((sink - top).reshape(-1)).view_as(total)
     if paths.pieces:
         keys = max(piece.high - piece.low for piece in paths.pieces)
         desk = Desk(count * groups, keys, query.dtype)

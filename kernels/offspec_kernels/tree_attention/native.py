@@ -198,6 +198,13 @@ def near(
         _bring_values(scores, values, value_at[1], lists[row, :padded], is_half, wide_values, acc[head, row])
 
 
+@_fused
+def powers(x: Array, out: Array) -> None:
+    """2^x of float32 numbers of at most some 100, the same wherever in the array a number stands."""
+    for i in range(len(x)):
+        out[i] = _exp2(x[i])
+
+
 @compiled
 def weigh_narrow(scores: Array, headroom: float, tops: Array, totals: Array, start: int, end: int) -> None:
     """Scores less an offset, in bfloat16 [R, K] as uint16, become weights in rows [start, end).

@@ -49,10 +49,42 @@ class Paths:
     pieces: list[Piece]
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Queries that are done together, in order of position, and how the keys that they meet are cut.
+
+    Args:
+        rows: [n] int64, which queries.
+        lists: [n, P] int32 rows of keys, padded to a multiple of AT_ONCE with the row's own.
+        counts: [n] int32, how many of them are keys.
+        words: [n, W] int64, see `TreeMask`.
+        low, end: [n] int64, multiples of STEP: positions [low, end) are met in blocks, the others are listed.
+        anchors: [n] int64, the key row at the last position met in blocks, where that is of the tree, or -1.
+        shared: Positions whose key has the position as its row.
+    """
+
+    rows: Array
+    lists: Array
+    counts: Array
+    words: Array
+    low: Array
+    end: Array
+    anchors: Array
+    shared: int
+
+
 def paths_of(tree_mask: TreeMask, tree: int, window: int | None, most: int) -> list[Paths]:
     """The paths of a tree's queries, at most `most` in one; `window` as in `tree_attention`."""
+    return [
+        Paths(torch.from_numpy(of.rows), of.lists, of.counts, list(_pieces(of)))
+        for of in cuts_of(tree_mask, tree, window, most)
+    ]
+
+
+def cuts_of(tree_mask: TreeMask, tree: int, window: int | None, most: int) -> list[Cut]:
+    """How a tree's queries meet their keys, at most `most` in one. Waits for a GPU that holds the words."""
     reach = tree_mask.reaches()[tree]
-    words = tree_mask.words[tree, : reach.count].numpy()
+    words = tree_mask.words[tree, : reach.count].cpu().numpy()
     shared = reach.prefix + reach.causal  # positions whose key has the position as its row
     behind = np.arange(reach.first, reach.first + reach.count)
     branch = np.unpackbits(words.view(np.uint8), axis=1).sum(axis=1, dtype=np.int64)
@@ -60,7 +92,7 @@ def paths_of(tree_mask: TreeMask, tree: int, window: int | None, most: int) -> l
     bounds = _bounds(ranks, window)
     order = np.lexsort((behind, ranks))
     return [
-        _paths(words, ranks, bounds, shared, order[part])
+        _cut(words, ranks, bounds, shared, order[part])
         for part in split_evenly(0, reach.count, most)
         if part.stop > part.start
     ]
@@ -75,7 +107,7 @@ def _bounds(ranks: Array, window: int | None) -> Array:
     return np.stack([start, low, end], axis=1)
 
 
-def _paths(words: Array, ranks: Array, bounds: Array, shared: int, rows: Array) -> Paths:
+def _cut(words: Array, ranks: Array, bounds: Array, shared: int, rows: Array) -> Cut:
     words, ranks, bounds = (np.ascontiguousarray(of[rows]) for of in (words, ranks, bounds))
     longest = int((ranks + 1 - bounds[:, 0] - (bounds[:, 2] - bounds[:, 1])).max())
     lists = np.empty((len(rows), -(-longest // AT_ONCE) * AT_ONCE), np.int32)
@@ -87,32 +119,38 @@ def _paths(words: Array, ranks: Array, bounds: Array, shared: int, rows: Array) 
             np.ascontiguousarray(of[order]) for of in (words, bounds, lists, counts, anchors)
         )
         rows = rows[order]
-    pieces = list(_pieces(words, bounds, shared, anchors))
-    return Paths(torch.from_numpy(np.ascontiguousarray(rows)), lists, counts, pieces)
+    return Cut(np.ascontiguousarray(rows), lists, counts, words, bounds[:, 1], bounds[:, 2], anchors, shared)
 
 
-def _pieces(words: Array, bounds: Array, shared: int, anchors: Array) -> Iterator[Piece]:
-    low, end = bounds[:, 1], bounds[:, 2]
+def _pieces(cut: Cut) -> Iterator[Piece]:
+    low, end, shared = cut.low, cut.end, cut.shared
     some = end > low
     if not some.any():
         return
     for block in range(int(low[some].min()) // BLOCK, -(-int(end.max()) // BLOCK)):
         first, last = np.maximum(low, block * BLOCK), np.minimum(end, (block + 1) * BLOCK)
-        apart = np.where(last > shared, anchors, -1)
+        apart = np.where(last > shared, cut.anchors, -1)
         alike = np.stack([first, last, apart], axis=1)
         edges = np.flatnonzero((alike[1:] != alike[:-1]).any(axis=1)) + 1
         for start, stop in pairwise([0, *edges.tolist(), len(low)]):
             if first[start] < last[start]:
-                keys = _branch(words[start], shared, first[start], last[start])
+                keys = _keys_at(cut, start, int(first[start]), int(last[start]))
                 yield Piece(start, stop, int(first[start]), int(last[start]), keys)
 
 
-def _branch(words: Array, shared: int, low: int, high: int) -> Tensor | None:
+def _keys_at(cut: Cut, row: int, low: int, high: int) -> Tensor | None:
     """Rows of the keys at positions [low, high) of a row's path; None where they are those positions."""
+    shared = cut.shared
     if high <= shared:
         return None
-    bits = np.unpackbits(words.view(np.uint8), bitorder="little")
-    path = shared + np.flatnonzero(bits)
+    path = branch_of(cut, row)
     return torch.from_numpy(
         np.concatenate([np.arange(low, shared), path[max(low - shared, 0) : high - shared]])
     )
+
+
+def branch_of(cut: Cut, row: int) -> Array:
+    """Rows of the keys of a row's path behind the shared ones, in order of position."""
+    bits = np.unpackbits(cut.words[row].view(np.uint8), bitorder="little")
+    branch: Array = cut.shared + np.flatnonzero(bits)
+    return branch

@@ -18,8 +18,8 @@ from torch import Tensor
 from offspec_kernels.backend import interprets
 from offspec_kernels.tree_mask import TreeMask
 
-_LOG2E = tl.constexpr(1.4426950408889634)
-_LOWEST = tl.constexpr(-1e30)  # a maximum over nothing; -inf would make numbers that are none
+LOG2E = tl.constexpr(1.4426950408889634)
+LOWEST = tl.constexpr(-1e30)  # a maximum over nothing; -inf would make numbers that are none
 _WORD = tl.constexpr(64)
 
 
@@ -35,12 +35,12 @@ class Blocks:
 
 
 @triton.jit
-def _tanh(x):
+def tanh(x):
     return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
 
 
 @triton.jit
-def _rows_of(base, stride, index, inside, SIZE: tl.constexpr, PADDED: tl.constexpr):
+def rows_of(base, stride, index, inside, SIZE: tl.constexpr, PADDED: tl.constexpr):
     """[n, PADDED]: rows `index` [n] of a matrix with rows of SIZE numbers; nought outside."""
     column = tl.arange(0, PADDED)
     place = base + index.to(tl.int64)[:, None] * stride + column[None, :]
@@ -57,13 +57,13 @@ def _take(
     seen [BM, BN] or [1, BN]: who looks at them. Scores are in units of log 2; acc and total are relative to
     2^top, the largest so far.
     """
-    k = _rows_of(keys_at, key_s, index, there, D, q.shape[1])
-    v = _rows_of(values_at, value_s, index, there, E, acc.shape[1])
+    k = rows_of(keys_at, key_s, index, there, D, q.shape[1])
+    v = rows_of(values_at, value_s, index, there, E, acc.shape[1])
     if UPCAST:
         q, k = q.to(tl.float32), k.to(tl.float32)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
     if CAPPED:
-        scores = _tanh(scores / softcap) * softcap * _LOG2E
+        scores = tanh(scores / softcap) * softcap * LOG2E
     scores = tl.where(seen & there[None, :], scores, float("-inf"))
     new = tl.maximum(top, tl.max(scores, 1))
     weights = tl.exp2(scores - new[:, None])
@@ -120,12 +120,12 @@ def _tree_attention(
         reach = tl.minimum(tl.maximum(tl.min(at, 0) - window + 1, 0), open_end.to(tl.int64))
         open_start = reach.to(tl.int32) // BN * BN
 
-    top = tl.full([BM], _LOWEST, dtype=tl.float32)
+    top = tl.full([BM], LOWEST, dtype=tl.float32)
     total = tl.zeros([BM], dtype=tl.float32)
     if SUNK:  # noqa: SIM102 - decided when the kernel is compiled, the other when it runs
         if split == 0:
-            sink = tl.load(sinks + lane).to(tl.float32) * _LOG2E
-            top = tl.maximum(sink, _LOWEST)
+            sink = tl.load(sinks + lane).to(tl.float32) * LOG2E
+            top = tl.maximum(sink, LOWEST)
             total = tl.exp2(sink - top)
     acc = tl.zeros([BM, PE], dtype=tl.float32)
     keys_at = key + tree * key_b + head * key_h
@@ -201,7 +201,7 @@ def _merge(
     column = tl.arange(0, PE)
     valid = part * 0 + node < tl.load(counts + tree)
     row = (lane * queries + node) * SPLITS + part
-    top = tl.load(tops + row * 2, mask=valid, other=_LOWEST)
+    top = tl.load(tops + row * 2, mask=valid, other=LOWEST)
     total = tl.load(tops + row * 2 + 1, mask=valid, other=0.0)
     share = tl.exp2(top - tl.max(top, 0))
     whole = tl.sum(total * share, 0)
@@ -280,8 +280,8 @@ def attend(
             *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *out.stride()[:3],
             *tree_mask.words.stride()[:2], places.stride(0),
             rows, key.shape[2], tree_mask.words.shape[2], places.shape[1], key_heads,
-            scale if softcap else scale * _LOG2E.value, softcap or 1.0, window or 0,
-            G=groups, D=size, E=width, PD=_padded(size), PE=_padded(width),
+            scale if softcap else scale * LOG2E.value, softcap or 1.0, window or 0,
+            G=groups, D=size, E=width, PD=padded(size), PE=padded(width),
             BM=cut.rows, BN=cut.keys, BT=min(cut.keys, _WORD.value), SPLIT=cut.splits > 1,
             WINDOWED=window is not None, CAPPED=softcap is not None, SUNK=sinks is not None,
             UPCAST=interprets(), PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
@@ -290,11 +290,11 @@ def attend(
         if cut.splits > 1:
             _merge[(rows, batch * heads)](
                 sums, tops, out, tree_mask.count, *out.stride()[:3], heads, rows,
-                E=width, PE=_padded(width), SPLITS=cut.splits, num_warps=4, enable_fp_fusion=True,
+                E=width, PE=padded(width), SPLITS=cut.splits, num_warps=4, enable_fp_fusion=True,
             )  # fmt: skip
 
 
-def _padded(size: int) -> int:
+def padded(size: int) -> int:
     """Columns of a tile: a power of two, and as many as a product needs."""
     power: int = triton.next_power_of_2(size)
     return max(16, power)

@@ -1,0 +1,64 @@
+"""Rows of queries as a GPU's programs take them: tiles of one branch, and the lists of keys beside them."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offspec_kernels.tree_attention.paths import Cut, branch_of
+
+PART = 1024  # positions whose sums are one part of a row's: parts are cut at its multiples, wherever keys are
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Queries that are done together, on the device.
+
+    Args:
+        rows: [n] int64, which queries.
+        lists: [n, P] int32, rows of keys that are met one by one.
+        counts: [n] int32, how many of them are keys.
+        bounds: [n, 2] int32: positions [low, end) that are met in blocks; noughts for none.
+        tiles: [T, 3] int32: folded rows [begin, end), a query's G heads side by side; and which branch.
+        branches: [A, W] int32: rows of the keys at positions from `shared` on.
+        shared: Positions whose key has the position as its row.
+        first: The first part in which a row has keys.
+        parts: How many there are up to the last.
+    """
+
+    rows: Tensor
+    lists: Tensor
+    counts: Tensor
+    bounds: Tensor
+    tiles: Tensor
+    branches: Tensor
+    shared: int
+    first: int
+    parts: int
+
+
+def tiles_of(cut: Cut, groups: int, size: int, device: torch.device) -> Tiles:
+    """`cut` for G = `groups` heads a key head, in tiles of at most `size` folded rows."""
+    some = cut.end > cut.low
+    first = int(cut.low[some].min()) // PART if some.any() else 0
+    last = -(-int(cut.end[some].max()) // PART) if some.any() else 0
+    tiles, branches = [], [np.empty(0, np.int64)]
+    edges = np.flatnonzero(np.diff(cut.anchors)) + 1
+    for start, stop in pairwise([0, *edges.tolist(), len(some)]):
+        if cut.anchors[start] >= 0:
+            branches.append(branch_of(cut, start)[: cut.end[start] - cut.shared])
+        for begin in range(start * groups, stop * groups, size):
+            end = min(begin + size, stop * groups)
+            if some[begin // groups : -(-end // groups)].any():
+                tiles.append((begin, end, len(branches) - 1))
+    table = np.zeros((len(branches), max(map(len, branches))), np.int32)
+    for row, branch in zip(table, branches, strict=True):
+        row[: len(branch)] = branch
+    bounds = (np.stack([cut.low, cut.end], axis=1) * some[:, None]).astype(np.int32)
+    folded = np.array(tiles, np.int32).reshape(-1, 3)
+    rows, lists, counts, bounds_, tiles_, branches_ = (
+        torch.from_numpy(of).to(device) for of in (cut.rows, cut.lists, cut.counts, bounds, folded, table)
+    )
+    return Tiles(rows, lists, counts, bounds_, tiles_, branches_, cut.shared, first, last - first)

@@ -1,0 +1,237 @@
+"""Attention of a token tree on a GPU, whose rows' bits depend on nothing but their own path.
+
+A row meets the keys far from it in blocks, in tiles of one size, and those near it one by one: which they
+are and in what order is decided by its position alone (`paths`). Sums over parts of the far keys, cut at
+multiples of a fixed number of positions, are merged in order, and what the near ones bring comes last.
+
+Letters: see `triton`; n queries that are done together.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from offspec_kernels.backend import interprets
+from offspec_kernels.tree_attention.paths import cuts_of
+from offspec_kernels.tree_attention.sizes import AT_ONCE
+from offspec_kernels.tree_attention.tiles import PART, Tiles, tiles_of
+from offspec_kernels.tree_attention.triton import LOG2E, LOWEST, padded, rows_of, tanh
+from offspec_kernels.tree_mask import TreeMask
+
+# Rows, keys and warps by bytes of a number and the widest head, whatever is asked. Keys divide `sizes.STEP`.
+_TILES = {
+    (2, 128): (64, 64, 8),
+    (2, 256): (64, 32, 8),
+    (4, 64): (64, 32, 8),
+    (4, 128): (32, 32, 8),
+    (4, 256): (16, 32, 8),
+}
+SCRATCH = 64 << 20  # bytes of sums that wait to be merged, unless one query alone has more
+
+
+@triton.jit
+def _product(a, b, acc, INTERPRETED: tl.constexpr):
+    """acc + a b. In Python by numpy, whose product would round by place and knows no bfloat16."""
+    if INTERPRETED:
+        return acc + tl.sum(a.to(tl.float32)[:, :, None] * b.to(tl.float32)[None, :, :], 1)
+    return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def _scores_of(products, scale, softcap, CAPPED: tl.constexpr):
+    """Scores in units of log 2."""
+    scores = products * scale
+    if CAPPED:
+        scores = tanh(tl.minimum(scores / softcap, 40.0)) * softcap * LOG2E  # there it is one
+    return scores
+
+
+# Numbers that change from call to call are not compiled in, nor does what is known of them change the code.
+@triton.jit(do_not_specialize=["shared", "width", "count", "first", "parts"])
+def _far_keys(
+    query, key, value, sums, tops, rows, bounds, tiles, branches,
+    query_h, query_n, key_h, key_s, value_h, value_s,
+    shared, width, count, first, parts, scale, softcap,
+    G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, PD: tl.constexpr, PE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, PART: tl.constexpr, CAPPED: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """One part of the keys of a tile of rows, in blocks that a row meets whole or not at all."""
+    tile = tiles + tl.program_id(0) * 3
+    begin, end, branch = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
+    head = tl.program_id(2).to(tl.int64)
+    folded = begin + tl.arange(0, BM)  # [BM]
+    inside = folded < end
+    nth = (folded // G).to(tl.int64)
+    lane = head * G + folded % G  # the query head
+
+    # Positions that a row meets in this part: none, unless high > low.
+    part = (first + tl.program_id(1)) * PART
+    low = tl.maximum(tl.load(bounds + nth * 2, mask=inside, other=0), part)
+    high = tl.minimum(tl.load(bounds + nth * 2 + 1, mask=inside, other=0), part + PART)
+    some = inside & (low < high)
+    lowest, highest = tl.min(tl.where(some, low, part + PART), 0), tl.max(tl.where(some, high, 0), 0)
+
+    column = tl.arange(0, PD)
+    place = query + lane * query_h + tl.load(rows + nth, mask=some, other=0) * query_n
+    q = tl.load(place[:, None] + column[None, :], mask=some[:, None] & (column < D)[None, :], other=0.0)
+    top = tl.full([BM], LOWEST, dtype=tl.float32)
+    total = tl.zeros([BM], dtype=tl.float32)
+    acc = tl.zeros([BM, PE], dtype=tl.float32)
+    for start in tl.range(lowest, highest, BN):
+        position = start + tl.arange(0, BN)
+        there = position < highest  # all of them
+        behind = position - shared
+        index = tl.load(branches + branch * width + behind, mask=behind >= 0, other=0)
+        index = tl.where(behind >= 0, index, position)
+        k = rows_of(key + head * key_h, key_s, index, there, D, PD)
+        v = rows_of(value + head * value_h, value_s, index, there, E, PE)
+        products = _product(q, tl.trans(k), tl.zeros([BM, BN], dtype=tl.float32), INTERPRETED)
+        scores = _scores_of(products, scale, softcap, CAPPED)
+        new = tl.maximum(top, tl.max(scores, 1))
+        weights = tl.exp2(scores - new[:, None])
+        shrink = tl.exp2(top - new)
+        brought = _product(weights.to(v.dtype), v, acc * shrink[:, None], INTERPRETED)
+        # Others of the tile may meet this block where a row does not.
+        meets = (low <= start) & (start < high)
+        acc = tl.where(meets[:, None], brought, acc)
+        total = tl.where(meets, total * shrink + tl.sum(weights, 1), total)
+        top = tl.where(meets, new, top)
+
+    row = (lane * count + nth) * parts + tl.program_id(1)
+    column = tl.arange(0, PE)
+    stored = some[:, None] & (column < E)[None, :]
+    tl.store(sums + row[:, None] * E + column[None, :], acc, mask=stored)
+    tl.store(tops + row * 2, top, mask=some)
+    tl.store(tops + row * 2 + 1, total, mask=some)
+
+
+@triton.jit(do_not_specialize=["length", "count", "first", "parts"])
+def _near_keys(
+    query, key, value, out, sums, tops, rows, bounds, lists, counts, sinks,
+    query_h, query_n, key_h, key_s, value_h, value_s, out_h, out_n,
+    length, count, first, parts, heads, scale, softcap,
+    G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, PD: tl.constexpr, PE: tl.constexpr,
+    AT_ONCE: tl.constexpr, PART: tl.constexpr, CAPPED: tl.constexpr, SUNK: tl.constexpr,
+):  # fmt: skip
+    """One query of one head: the keys of its list, merged with the parts that `_far_keys` left."""
+    nth, lane = tl.program_id(0).to(tl.int64) // heads, tl.program_id(0).to(tl.int64) % heads
+    node = tl.load(rows + nth)
+    column = tl.arange(0, PD)
+    place = query + lane * query_h + node * query_n + column
+    q = tl.load(place, mask=column < D, other=0.0).to(tl.float32)
+
+    near_top = tl.full([1], LOWEST, dtype=tl.float32)
+    near_total = tl.zeros([1], dtype=tl.float32)
+    near_acc = tl.zeros([PE], dtype=tl.float32)
+    listed = tl.load(counts + nth)
+    for start in tl.range(0, listed, AT_ONCE):
+        entry = start + tl.arange(0, AT_ONCE)
+        there = entry < listed
+        index = tl.load(lists + nth * length + entry, mask=there, other=0)
+        k = rows_of(key + lane // G * key_h, key_s, index, there, D, PD).to(tl.float32)
+        v = rows_of(value + lane // G * value_h, value_s, index, there, E, PE).to(tl.float32)
+        scores = _scores_of(tl.sum(q[None, :] * k, 1), scale, softcap, CAPPED)
+        scores = tl.where(there, scores, float("-inf"))
+        new = tl.maximum(near_top, tl.max(scores, 0))
+        weights = tl.exp2(scores - new)
+        shrink = tl.exp2(near_top - new)
+        near_acc = near_acc * shrink + tl.sum(weights[:, None] * v, 0)
+        near_total = near_total * shrink + tl.sum(weights, 0)
+        near_top = new
+
+    top = tl.full([1], LOWEST, dtype=tl.float32)
+    total = tl.zeros([1], dtype=tl.float32)
+    if SUNK:
+        sink = tl.load(sinks + lane).to(tl.float32) * LOG2E
+        top = tl.maximum(top, sink)
+        total = tl.exp2(sink - top)
+    acc = tl.zeros([PE], dtype=tl.float32)
+    column = tl.arange(0, PE)
+    low, end = tl.load(bounds + nth * 2), tl.load(bounds + nth * 2 + 1)
+    for part in tl.range(low // PART, (end + PART - 1) // PART):
+        row = (lane * count + nth) * parts + part - first
+        part_top = tl.load(tops + row * 2)
+        part_total = tl.load(tops + row * 2 + 1)
+        part_acc = tl.load(sums + row * E + column, mask=column < E, other=0.0)
+        new = tl.maximum(top, part_top)
+        shrink, share = tl.exp2(top - new), tl.exp2(part_top - new)
+        acc = acc * shrink + part_acc * share
+        total = total * shrink + part_total * share
+        top = new
+    new = tl.maximum(top, near_top)
+    shrink, share = tl.exp2(top - new), tl.exp2(near_top - new)
+    acc = acc * shrink + near_acc * share
+    total = total * shrink + near_total * share
+    place = out + lane * out_h + node * out_n + column
+    tl.store(place, (acc / total).to(out.dtype.element_ty), mask=column < E)
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    tree_mask: TreeMask,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    out: Tensor,
+) -> None:
+    """See `tree_attention`. Scratch: SCRATCH, and the lists of keys that near rows meet one by one."""
+    heads, groups, device = query.shape[1], query.shape[1] // key.shape[1], query.device
+    size = _tile(query, value)[0]
+    for tree, reach in enumerate(tree_mask.reaches()):
+        if reach.count < out.shape[2]:
+            out[tree, :, reach.count :] = 0
+        if not reach.count:
+            continue
+        sums = heads * triton.cdiv(reach.keys, PART) * (value.shape[3] + 2) * 4  # bytes of a query
+        most = max(1, SCRATCH // sums)
+        name = ("tiles", tree, reach, window, groups, size, most)
+        if name not in tree_mask.kept:
+            cuts = cuts_of(tree_mask, tree, window, most)
+            tree_mask.kept[name] = [tiles_of(cut, groups, size, device) for cut in cuts]
+        with torch.cuda.device_of(query):
+            for tiles in tree_mask.kept[name]:
+                _attend(query[tree], key[tree], value[tree], tiles, scale, softcap, sinks, out[tree])
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    tiles: Tiles,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+    out: Tensor,
+) -> None:
+    (heads, _, size), width, count = query.shape, value.shape[2], len(tiles.rows)
+    groups, (rows, keys, warps) = heads // len(key), _tile(query, value)
+    factor = scale if softcap else scale * LOG2E.value
+    sums = query.new_empty(heads * count * tiles.parts, width, dtype=torch.float32)
+    tops = query.new_empty(heads * count * tiles.parts, 2, dtype=torch.float32)
+    if len(tiles.tiles):
+        _far_keys[(len(tiles.tiles), tiles.parts, len(key))](
+            query, key, value, sums, tops, tiles.rows, tiles.bounds, tiles.tiles, tiles.branches,
+            *query.stride()[:2], *key.stride()[:2], *value.stride()[:2],
+            tiles.shared, tiles.branches.shape[1], count, tiles.first, tiles.parts, factor, softcap or 1.0,
+            G=groups, D=size, E=width, PD=padded(size), PE=padded(width),
+            BM=rows, BN=keys, PART=PART, CAPPED=softcap is not None, INTERPRETED=interprets(),
+            num_warps=warps, num_stages=2, enable_fp_fusion=True,
+        )  # fmt: skip
+    _near_keys[(count * heads,)](
+        query, key, value, out, sums, tops, tiles.rows, tiles.bounds, tiles.lists, tiles.counts,
+        query if sinks is None else sinks,
+        *query.stride()[:2], *key.stride()[:2], *value.stride()[:2], *out.stride()[:2],
+        tiles.lists.shape[1], count, tiles.first, tiles.parts, heads, factor, softcap or 1.0,
+        G=groups, D=size, E=width, PD=padded(size), PE=padded(width),
+        AT_ONCE=AT_ONCE, PART=PART, CAPPED=softcap is not None, SUNK=sinks is not None,
+        num_warps=4, num_stages=2, enable_fp_fusion=True,
+    )  # fmt: skip
+
+
+def _tile(query: Tensor, value: Tensor) -> tuple[int, int, int]:
+    number, widest = query.element_size(), max(query.shape[-1], value.shape[-1])
+    return next(tile for (bytes_, head), tile in _TILES.items() if bytes_ == number and widest <= head)

@@ -1,0 +1,150 @@
+"""Attention's contract on bits: a query's result depends on itself and its own path alone.
+
+A world is a text and a tree behind it. Some nodes are asked for again, each with its path laid out as one
+chain: alone, at the end of a chunk, over a prefix of any length. Some neighbours' values are huge.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from offspec_kernels.backend import Backend
+from offspec_kernels.tree_attention import TreeMask, tree_attention
+from offspec_kernels.tree_attention.sizes import NEAR, STEP
+
+
+@dataclass(frozen=True)
+class World:
+    """A text of `prefix` tokens and a tree of `rows` behind it; a `deep` tree has one long branch."""
+
+    prefix: int
+    rows: int
+    heads: tuple[int, int] = (4, 2)
+    size: int = 16
+    deep: bool = False
+    dtype: torch.dtype = torch.float32
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Laid:
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    sees: Tensor
+
+
+def _laid(world: World) -> Laid:
+    rng, generator = random.Random(1), torch.Generator().manual_seed(0)
+    sees = torch.eye(world.rows, dtype=torch.bool)
+    for node in range(1, world.rows):
+        straight = world.deep and rng.random() < 0.95
+        sees[node] |= sees[node - 1 if straight else rng.randrange(max(0, node - 20), node)]
+    count = world.prefix + world.rows
+    query = torch.randn(1, world.heads[0], count, world.size, generator=generator)
+    key = torch.randn(1, world.heads[1], count, world.size, generator=generator)
+    value = torch.randn(1, world.heads[1], count, world.size, generator=generator)
+    key[0, 0, min(5, count - 1)] *= 20
+    key[0, 0, world.prefix // 2] *= 100  # a maximum that comes late
+    value[0, :, world.prefix + 2 :: 7] *= 1e4
+    return Laid(query.to(world.dtype), key.to(world.dtype), value.to(world.dtype), sees)
+
+
+def _asked(length: int, most: int) -> Iterator[tuple[int, int]]:
+    """Ways to ask for the last of a chain: with how many rows, over a prefix of how many."""
+    for rows in sorted({1, 2, min(length, max(most // 10, 1)), min(length, most)}):
+        for prefix in sorted({0, length - rows, max(0, length - rows - 33)}):
+            yield rows, prefix
+
+
+def _chain(laid: Laid, path: list[int], rows: int, prefix: int, path_: Backend, **options: Any) -> Tensor:
+    """[H, E], of the last of `path`, asked for with the `rows` - 1 before it."""
+    length = len(path)
+    tree_mask = TreeMask.of(
+        torch.zeros(rows, 0, dtype=torch.bool),
+        prefix=prefix,
+        causal=length - prefix,
+        first=length - rows - prefix,
+        position=torch.arange(prefix, length),
+    )
+    query, key, value = (of[:, :, path] for of in (laid.query, laid.key, laid.value))
+    return tree_attention(query[:, :, -rows:], key, value, tree_mask, path=path_, **options)[0, :, -1]
+
+
+def _check(world: World, backend: Backend, nodes: int, most: int) -> None:
+    laid, start = _laid(world), world.prefix
+    position = torch.tensor([*range(start), *(start + int(row.sum()) - 1 for row in laid.sees)])
+    tree_mask = TreeMask.of(laid.sees, prefix=start, position=position[start:])
+    whole = tree_attention(
+        laid.query[:, :, start:], laid.key, laid.value, tree_mask, path=backend, **world.options
+    )
+    deepest = int(laid.sees.sum(dim=1).argmax())
+    for node in {0, deepest, *random.Random(2).sample(range(world.rows), nodes - 2)}:
+        path = [*range(start), *(start + laid.sees[node].nonzero()[:, 0]).tolist()]
+        for rows, prefix in _asked(len(path), most):
+            got = _chain(laid, path, rows, prefix, backend, **world.options)
+            assert torch.equal(got, whole[0, :, node]), (node, rows, prefix)
+
+
+_SINKS = torch.linspace(-1, 3, 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "world",
+    [
+        World(10, 20, size=64),
+        World(100, 64, heads=(9, 3), size=64),
+        World(700, 64, heads=(4, 4), size=80),
+        World(2300, 100, heads=(8, 2), options={"window": 70, "softcap": 20.0, "sinks": _SINKS}),
+        World(4300, 200, heads=(8, 2), size=64, deep=True),
+        World(2500, 150, heads=(8, 2), deep=True, options={"window": 1000}),
+        World(2040, 200, heads=(1, 1), deep=True),
+    ],
+    ids=lambda world: f"{world.prefix}-{world.rows}-{world.size}",
+)
+def test_on_a_cpu(world: World, dtype: torch.dtype) -> None:
+    _check(_with(world, dtype), "eager", nodes=4, most=700)
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize(
+    "world",
+    [
+        World(10, 12),
+        World(275, 5, heads=(3, 1), options={"softcap": 5.0, "sinks": _SINKS[:3]}),
+        World(250, NEAR + STEP + 14, heads=(1, 1), deep=True),
+    ],
+    ids=lambda world: f"{world.prefix}-{world.rows}-{world.size}",
+)
+def test_as_kernels(world: World) -> None:
+    _check(world, "triton", nodes=2, most=4)
+
+
+@pytest.mark.interpreted
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "world",
+    [
+        World(10, 20),
+        World(300, 20),
+        World(275, 64, heads=(3, 1), options={"softcap": 5.0, "sinks": _SINKS[:3]}),
+        World(390, 6, heads=(2, 1), options={"window": 300}),
+        World(1130, 6, heads=(2, 1)),
+        World(200, NEAR + 2 * STEP, heads=(1, 1), deep=True),
+        World(1000, NEAR + 2 * STEP, heads=(1, 1), deep=True, options={"window": 400}),
+    ],
+    ids=lambda world: f"{world.prefix}-{world.rows}-{world.size}",
+)
+def test_as_kernels_in_more_worlds(world: World, dtype: torch.dtype) -> None:
+    _check(_with(world, dtype), "triton", nodes=2, most=5)
+
+
+def _with(world: World, dtype: torch.dtype) -> World:
+    return World(world.prefix, world.rows, world.heads, world.size, world.deep, dtype, world.options)
