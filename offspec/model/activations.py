@@ -8,14 +8,20 @@ which every share is a whole number of vectors.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from offspec.model.row_counts import RowCounts
 
 VECTOR = 64  # numbers that torch takes at once, at most: two vectors of 32 bfloat16
 _SHARE = 1 << 15  # numbers up to which one thread takes them all (at::internal::GRAIN_SIZE)
 _ALONE = 1 << 14  # the same of GELU, which gives every thread a share of more
 _MODULES = ("torch.nn.modules.activation", "transformers.activations")
+
+_BARE = (torch.sigmoid, torch.Tensor.sigmoid, F.sigmoid, F.softplus)
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
@@ -27,6 +33,35 @@ def make_even(model: torch.nn.Module) -> None:
         if leaf and type(module).__module__ in _MODULES:
             forward: Function = module.forward
             module.forward = lambda values, forward=forward: evenly(forward, values)
+
+
+class EvenFunctions(TorchFunctionMode):
+    """While entered, what families call outside of modules, or at row counts of their own, is computed so.
+
+    These are the sigmoid and softplus of routers, and products of latents, of which a cache has any number.
+    """
+
+    def __init__(self, row_counts: RowCounts) -> None:
+        super().__init__()
+        self._row_counts = row_counts
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function in _BARE and len(args) == 1 and not kwargs:
+            return evenly(function, args[0])
+        if function is F.linear and not kwargs:
+            return self._linear(*args)
+        return function(*args, **kwargs)
+
+    def _linear(
+        self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        count = rows.numel() // max(rows.shape[-1], 1)
+        missing = self._row_counts.padded(count) - count
+        if not missing:
+            return F.linear(rows, weight, bias)
+        padded = F.pad(rows.reshape(count, -1), (0, 0, 0, missing))
+        return F.linear(padded, weight, bias)[:count].view(*rows.shape[:-1], -1)
 
 
 def evenly(function: Function, values: torch.Tensor) -> torch.Tensor:

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from offspec.checkpoint.quantised.packs import checksums
 from offspec.checkpoint.tensors import Weight
 from offspec.core.trace import OFF, Timeline
-from offspec.model.activations import make_even
+from offspec.model.activations import EvenFunctions, make_even
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
 from offspec.model.embedding import RowGather
@@ -225,8 +226,18 @@ class LoadedModel(OpenedModel):
             head=head,
             chunk=chunk,
             row_counts=row_counts,
-            products=RowProducts() if row_counts is not None and self.has_row_products else None,
+            mode=self._function_mode(row_counts),
         )
+
+    def _function_mode(self, row_counts: RowCounts | None) -> TorchFunctionMode | None:
+        """What replaces some of torch's functions in a pass, for the sake of a row's bits."""
+        if row_counts is None:
+            return None
+        if self.has_row_products:
+            return RowProducts()
+        has_experts = any(hasattr(module, "is_transposed") for module in self.skeleton.layers.modules())
+        needs_it = self.device.type == "cpu" and (has_experts or self.skeleton.rows.expanded)
+        return EvenFunctions(row_counts) if needs_it else None
 
     def _lent(self, values: int) -> torch.Tensor:
         """Memory for values that are gone before a module runs that takes some."""

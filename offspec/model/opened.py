@@ -190,10 +190,12 @@ class OpenedModel:
 
     def find_row_counts(self) -> RowCounts:
         """Row counts of passes at which no row's bits depend on the others; tried once a process."""
-        shapes = set[ProductShape]()
+        shapes, sums = set[ProductShape](), {int(self.skeleton.config.hidden_size)}
         for module in [*self.skeleton.layers.modules(), self.skeleton.model.get_output_embeddings()]:
             plain = isinstance(module, torch.nn.Linear)
             for parameter in module.parameters(recurse=False):
+                if parameter.dim() == 1 and not plain:  # of a norm
+                    sums.add(len(parameter))
                 if parameter.dim() >= 2:
                     rows, columns = parameter.shape[-2:]
                     shapes.add(ProductShape(rows, columns))
@@ -203,7 +205,7 @@ class OpenedModel:
             shapes |= {replace(shape, transposed=True) for shape in shapes}
         if self.has_row_products:  # whose row count does not matter
             shapes.clear()
-        return find_row_counts(shapes, [self.skeleton.config.hidden_size], self.dtype, self.device)
+        return find_row_counts(shapes, sums, self.dtype, self.device)
 
     @property
     def has_row_products(self) -> bool:

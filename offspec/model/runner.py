@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import ModelOutput
 
@@ -17,7 +18,6 @@ from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
 from offspec.model.head import StreamedHead
 from offspec.model.row_counts import RowCounts
-from offspec.model.row_products import RowProducts
 from offspec.model.skeleton import Skeleton
 from offspec_kernels.chunks import split_evenly
 
@@ -55,11 +55,11 @@ class TreeModel:
     enter(i) and leave(i) are called around layer i, once a pass however many chunks run through it. head:
     given where the head streams, too. chunk: most rows that go through a layer together. row_counts: what
     row counts its products run at; rows that fill up to them are seen neither by attention nor by the cache,
-    nor by a caller. None: whatever comes, as is good enough for a draft. products: what makes them, where
-    it is not torch itself. spent: of the
-    latest pass; settle: called before a clock is read, where work goes on after a call returns. on_layer:
-    told how many layers are done; between: called before each layer and each chunk, and may raise to break
-    the pass off. taps: layers whose inputs are kept aside, the number of layers for what leaves the last;
+    nor by a caller. None: whatever comes, as is good enough for a draft. mode: entered for a pass, where some
+    of torch's own functions would not do. spent: of the latest pass; settle: called before a clock is read,
+    where work goes on after a call returns. on_layer: told how many layers are done; between: called before
+    each layer and each chunk, and may raise to break the pass off. taps: layers whose inputs are kept aside,
+    the number of layers for what leaves the last;
     tapped: those of the latest pass, [T, H] each.
     """
 
@@ -73,11 +73,11 @@ class TreeModel:
         head: StreamedHead | None = None,
         chunk: int | None = None,
         row_counts: RowCounts | None = None,
-        products: RowProducts | None = None,
+        mode: TorchFunctionMode | None = None,
     ) -> None:
         self.skeleton = skeleton
         self.row_counts = row_counts or RowCounts()
-        self.products = products or nullcontext()
+        self.mode = mode or nullcontext()
         self.chunk = chunk or CHUNK
         self._head = head
         self.cache = cache
@@ -122,7 +122,9 @@ class TreeModel:
             began = time.perf_counter()
             try:
                 if index in self.taps:
-                    self.tapped[index] = self._without_padding(hidden[0]).clone()  # it may be written over
+                    self.tapped[index] = self._without_padding(
+                        _first(hidden)
+                    ).clone()  # it may be written over
                 out = self._in_parts(forward, hidden, args, kwargs)
                 if self.settle is not None:
                     self.settle()
@@ -134,7 +136,7 @@ class TreeModel:
                     leave(index)
             if index + 1 == len(self.skeleton.layers) and index + 1 in self.taps:
                 last = out[0] if isinstance(out, tuple) else out
-                self.tapped[index + 1] = self._without_padding(last[0]).clone()
+                self.tapped[index + 1] = self._without_padding(_first(last)).clone()
             if self.on_layer is not None:
                 self.on_layer(index + 1)
             return out
@@ -151,7 +153,7 @@ class TreeModel:
             order = order.to(tokens.device)
             tokens, positions = tokens[order], positions[order]
         try:
-            with self.products:
+            with self.mode:
                 out = self.skeleton.decoder(
                     input_ids=tokens[None],
                     position_ids=positions[None],
@@ -246,7 +248,7 @@ class TreeModel:
         """The same of a head that stays, at just as many rows: good enough for a draft."""
         self._given = hidden[None]
         try:
-            with self.products:
+            with self.mode:
                 out = self.skeleton.model(
                     input_ids=torch.zeros((1, len(hidden)), dtype=torch.long, device=hidden.device)
                 )
@@ -254,6 +256,11 @@ class TreeModel:
             self._given = None
         rows: torch.Tensor = out.logits
         return rows[0]
+
+
+def _first(states: torch.Tensor) -> torch.Tensor:
+    """[..., T, H] to [T, H]: families with several streams of states have the main one first."""
+    return states.flatten(0, -3)[0]
 
 
 def _parts(rows: int, chunk: int, tree: TreeContext, counts: RowCounts) -> tuple[list[_Part], torch.Tensor]:

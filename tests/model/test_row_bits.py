@@ -110,7 +110,7 @@ def test_padding_is_neither_kept_nor_returned(model: LoadedModel) -> None:
     with torch.no_grad():
         hidden = tree_model.hidden(torch.arange(3, 3 + rows), context)
     assert [len(states) for states in tree_model.tapped.values()] == [rows, rows] and len(hidden) == rows
-    assert {layer.filled for layer in tree_model.cache.rows} == {rows}
+    assert {layer.filled for layer in tree_model.cache.rows} - {0} == {rows}  # a layer may share another's
     assert tree_model.cache.padding == context.padding == 0
 
 

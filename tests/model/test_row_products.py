@@ -22,7 +22,7 @@ def test_a_pass(tmp_path: Path, family: str) -> None:
     with torch.no_grad():
         expected = model.tree_model.logits(model.tree_model.hidden(TOKENS, context))
         model.tree_model.cache.rewind(0)
-        model.tree_model.products = RowProducts("triton")
+        model.tree_model.mode = RowProducts("triton")
         got = model.tree_model.logits(model.tree_model.hidden(TOKENS, context))
     model.close()
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
