@@ -46,7 +46,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 demo: env
-	$(BIN)/offspec generate demo "$(PROMPT)" --memory 1.1GB --max-tokens 160 $(ARGS)
+	$(BIN)/offspec generate demo "$(PROMPT)" --memory 1.2GB --max-tokens 160 $(ARGS)
 
 chat: env
 	$(BIN)/offspec chat demo --memory 1.3GB $(ARGS)
