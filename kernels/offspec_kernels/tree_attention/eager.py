@@ -141,8 +141,8 @@ def _take_near(
             values,
             key_at,
             value_at,
-            paths.lists,
-            paths.counts,
+            paths.cut.lists,
+            paths.cut.counts,
             is_half,
             cap,
             start,
@@ -150,7 +150,7 @@ def _take_near(
             *results,
         )
 
-    spread(work, heads * count, heads * groups * int(paths.counts.sum()) * wide.shape[2])
+    spread(work, heads * count, heads * groups * int(paths.cut.counts.sum()) * wide.shape[2])
 
 
 def _flat(rows: Tensor) -> tuple[Array, Array]:

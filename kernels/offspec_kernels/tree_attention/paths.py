@@ -33,23 +33,6 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Paths:
-    """Queries that are done together, in order of position, and the keys that they meet.
-
-    Args:
-        rows: [n] int64, which queries.
-        lists: [n, P] int32 rows of keys, padded to a multiple of AT_ONCE with the row's own.
-        counts: [n] int32, how many of them are keys.
-        pieces: In order of position for every row.
-    """
-
-    rows: Tensor
-    lists: Array
-    counts: Array
-    pieces: list[Piece]
-
-
-@dataclass(frozen=True, slots=True)
 class Cut:
     """Queries that are done together, in order of position, and how the keys that they meet are cut.
 
@@ -73,10 +56,25 @@ class Cut:
     shared: int
 
 
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """A cut as a CPU meets it.
+
+    Args:
+        rows: [n] int64, those of the cut.
+        cut: The queries and the lists of their keys.
+        pieces: In order of position for every row.
+    """
+
+    rows: Tensor
+    cut: Cut
+    pieces: list[Piece]
+
+
 def paths_of(tree_mask: TreeMask, tree: int, window: int | None, most: int) -> list[Paths]:
     """The paths of a tree's queries, at most `most` in one; `window` as in `tree_attention`."""
     return [
-        Paths(torch.from_numpy(of.rows), of.lists, of.counts, list(_pieces(of)))
+        Paths(torch.from_numpy(of.rows), of, list(_pieces(of)))
         for of in cuts_of(tree_mask, tree, window, most)
     ]
 
