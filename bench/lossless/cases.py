@@ -32,7 +32,7 @@ class Case:
     Args:
         question: What is asked.
         budget: Most nodes of a pass.
-        memory: "tight": the least that is accepted; "ample": everything stays; "middle": half way.
+        memory: "tight": 8 % above the least that is accepted; "ample": everything stays; "middle": half way.
         chunk: Most rows of a prompt or tree that go through a layer together.
         kept: Whether the second question finds keys and values of the first in the cache, those of the
             answer's tokens as they came in trees among them.
