@@ -22,7 +22,9 @@ class DraftCache(Protocol):
 
     def adopt(self, start: int, layers: Sequence[KeysAndValues | None]) -> None: ...
 
-    def rewind(self, length: int) -> None: ...
+    def adopt_states(self, other: TreeCache) -> None: ...
+
+    def rewind(self, length: int) -> int: ...
 
 
 class DraftModel(Protocol):
@@ -131,6 +133,8 @@ class LMDrafter:
     def adopt(self) -> None:
         if self._target is not None and self._target.length > self._adopted:
             self._model.cache.adopt(self._adopted, self._target.committed(self._adopted))
+            if self._target.recurrences:
+                self._model.cache.adopt_states(self._target)
             self._adopted = self._target.length
 
     def rewind(self, length: int) -> None:

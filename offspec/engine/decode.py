@@ -87,7 +87,7 @@ class DecodeState:
         limit = min(self.cached, len(self.ids), len(prompt) - 1)
         while shared < limit and self.ids[shared] == prompt[shared]:
             shared += 1
-        self._target.tree_model.cache.rewind(shared)
+        shared = self._target.tree_model.cache.rewind(shared)
         self._sources.rewind(shared)
         self.ids = list(prompt)
         return shared

@@ -4,6 +4,9 @@ Letters: L prefix rows, T new rows of this pass, S = L + new rows so far, H head
 The model is called with `tree=TreeContext(...)`, which reaches this function as a keyword.
 """
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +34,7 @@ class TreeContext:
         padding: Rows behind those that go through a layer now, copies of the last of them: they have no keys
             and look at nothing.
         end: Of these M rows, those up to the last that runs now; None where the keys end with it.
+        kept: What layers have found out of all this, for those behind them.
     """
 
     prefix: int
@@ -41,7 +45,7 @@ class TreeContext:
     padding: int = 0
     end: int | None = None
     _masks: dict[tuple[int, int], TreeMask] = field(default_factory=dict)
-    _kept: dict[object, Any] = field(default_factory=dict)
+    kept: dict[object, Any] = field(default_factory=dict)
 
     @classmethod
     def chain(cls, rows: int, device: torch.device) -> "TreeContext":
@@ -62,9 +66,31 @@ class TreeContext:
                 causal=self.causal,
                 first=start,
                 position=self.position,
-                kept=self._kept,
+                kept=self.kept,
             )
         return self._masks[start, end]
+
+
+class _Running(threading.local):
+    context: TreeContext | None = None
+
+
+_RUNNING = _Running()
+
+
+@contextmanager
+def running(context: TreeContext) -> Iterator[None]:
+    """While the block runs, layers of this thread belong to a pass."""
+    before, _RUNNING.context = _RUNNING.context, context
+    try:
+        yield
+    finally:
+        _RUNNING.context = before
+
+
+def running_context() -> TreeContext | None:
+    """That of the pass which runs in this thread."""
+    return _RUNNING.context
 
 
 def attend_tree(

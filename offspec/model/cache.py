@@ -9,9 +9,15 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from offspec.model.recurrence.functions import reach
+from offspec.model.recurrence.snapshots import SPACING, Place, Snapshot, Snapshots
+from offspec.model.recurrence.state import Committed, Recurrence
 from offspec_kernels.kv_compact import KVTable, kv_compact
 
 KeysAndValues = tuple[torch.Tensor, torch.Tensor]  # [1, KV, n, D] each, of n positions
+
+
+_WORTH_IT = 16  # positions that it takes a snapshot to be saved
 
 
 class TreeCacheLayer(CacheLayerMixin):
@@ -82,9 +88,14 @@ class TreeCacheLayer(CacheLayerMixin):
 
 
 class TreeCache(Cache):
-    """The cache of a whole model. `length` counts committed positions; rows behind them are a tree's."""
+    """The cache of a whole model. `length` counts committed positions; rows behind them are a tree's.
+
+    recurrences: of layers that carry a state, by layer and by place in it; they come when they are asked for.
+    """
 
     def __init__(self, layers: int, capacity: int) -> None:
+        self.recurrences: dict[Place, Recurrence] = {}
+        self._snapshots = Snapshots()
         self._tables: list[KVTable] = []  # one at most, shared with the layers
         self.rows = [TreeCacheLayer(capacity, self._tables) for _ in range(layers)]
         super().__init__(layers=[*self.rows])
@@ -115,10 +126,12 @@ class TreeCache(Cache):
         Every other uncommitted row is dropped. Rows must be ascending, which a path down a tree is.
         """
         start = self.length + pending
+        self._commit_states(pending, nodes)
         if nodes and not self._tables:
-            stores = [store for layer in self.rows for store in (layer.keys, layer.values)]
-            self._tables.append(KVTable([store for store in stores if store is not None]))
-        if nodes:
+            found = [store for layer in self.rows for store in (layer.keys, layer.values)]
+            stores = [store for store in found if store is not None]
+            self._tables += [KVTable(stores)] if stores else []
+        if nodes and self._tables:
             kv_compact(self._tables[0], start, [start + node for node in nodes])
         self.length = start + len(nodes)
         for layer in self.rows:
@@ -141,9 +154,69 @@ class TreeCache(Cache):
                 layer.update(*found)
                 self.length = layer.filled
 
-    def rewind(self, length: int) -> None:
-        """Go back to `length` committed positions, dropping everything behind them."""
+    def rewind(self, length: int) -> int:
+        """Go back to at most `length` committed positions, dropping all behind them; how many are left.
+
+        Where layers carry a state, these are those of the nearest snapshot.
+        """
         assert 0 <= length <= self.length
+        for recurrence in self.recurrences.values():
+            recurrence.drop()
+        if self.recurrences and length < self.length:
+            snapshot = self._snapshots.nearest(length)
+            length = snapshot.length if snapshot else 0
+            for place, recurrence in self.recurrences.items():
+                recurrence.committed = snapshot.states[place].copy() if snapshot else Committed()
         for layer in self.rows:
             layer.filled = length
         self.length = length
+        return length
+
+    def adopt_states(self, other: "TreeCache") -> None:
+        """Take over the states of another cache of the same model, which has as many committed positions."""
+        for place, recurrence in other.recurrences.items():
+            self._recurrence(*place).committed = recurrence.committed.copy()
+
+    def _commit_states(self, pending: int, nodes: Sequence[int]) -> None:
+        if not self.recurrences:
+            return
+        before = {place: recurrence.commit_text() for place, recurrence in self.recurrences.items()}
+        start = self.length + pending
+        if start - self._snapshots.newest >= _WORTH_IT and pending >= _WORTH_IT:
+            if self.length:
+                self._snapshots.add(Snapshot(self.length, {p: state for p, state in before.items() if state}))
+            self._snapshots.add(self._snapshot(start))
+        for recurrence in self.recurrences.values():
+            recurrence.commit_rows(nodes)
+        end = start + len(nodes)
+        if end - self._snapshots.newest >= SPACING:
+            self._snapshots.add(self._snapshot(end))
+
+    def _snapshot(self, length: int) -> Snapshot:
+        return Snapshot(length, {place: found.committed.copy() for place, found in self.recurrences.items()})
+
+    def _recurrence(self, layer: int, place: int) -> Recurrence:
+        return self.recurrences.setdefault((layer, place), Recurrence())
+
+    # What families ask of their cache: the state is ours, and they are told that there is none yet.
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        reach(self._recurrence(layer_idx, state_idx))
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        reach(self._recurrence(layer_idx, state_idx))
+
+    def update_conv_state(
+        self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> torch.Tensor:
+        reach(self._recurrence(layer_idx, state_idx))
+        return conv_states
+
+    def update_recurrent_state(self, recurrent_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        return recurrent_states
+
+    def has_previous_state(self, *args: Any, **kwargs: Any) -> bool:
+        return False
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return False

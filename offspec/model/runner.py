@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import ModelOutput
 
-from offspec.model.attention import TreeContext
+from offspec.model.attention import TreeContext, running, running_context
 from offspec.model.cache import TreeCache
 from offspec.model.head import StreamedHead
 from offspec.model.row_counts import RowCounts
@@ -153,13 +153,13 @@ class TreeModel:
             order = order.to(tokens.device)
             tokens, positions = tokens[order], positions[order]
         try:
-            with self.mode:
+            with self.mode, running(context):
                 out = self.skeleton.decoder(
                     input_ids=tokens[None],
                     position_ids=positions[None],
-                    past_key_values=self.cache,
                     use_cache=True,
                     tree=context,
+                    **{self.skeleton.cache_keyword: self.cache},
                 )
         finally:
             context.padding = self.cache.padding = 0
@@ -183,11 +183,11 @@ class TreeModel:
         The states of a long prompt are overwritten part by part, so that only one set of them waits. A layer
         that reads the keys of another meets those of later parts, too, and is told where its own part ends.
         """
-        tree: TreeContext | None = kwargs.get("tree")
+        tree = running_context()
         if tree is None:  # not a pass of this model's, but one of whole sequences
             return forward(hidden, *args, **kwargs)
         end = len(tree.position) - sum(map(_Part.kept, self._parts))
-        wrapped = False
+        beside = list[tuple[Any, ...]]()
         for part in self._parts:
             if self.between is not None and len(self._parts) > 1:
                 self.between()
@@ -199,9 +199,11 @@ class TreeModel:
             rows, place = hidden.shape[-2], slice(part.start, part.end)
             sliced = {name: _rows(value, place, rows) for name, value in kwargs.items()}
             out = forward(hidden[..., place, :], *(_rows(value, place, rows) for value in args), **sliced)
-            wrapped = isinstance(out, tuple)
-            hidden[..., place, :] = out[0] if wrapped else out
-        return (hidden,) if wrapped else hidden
+            if isinstance(out, tuple):
+                beside.append(out[1:])
+                out = out[0]
+            hidden[..., place, :] = out
+        return (hidden, *map(_joined, zip(*beside, strict=True))) if beside else hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, H] to [n, V], through the family's own head: scaling and soft caps included.
@@ -278,6 +280,12 @@ def _parts(rows: int, chunk: int, tree: TreeContext, counts: RowCounts) -> tuple
         parts.append(_Part(start, start + count + padding, padding))
         start += count + padding
     return parts, torch.cat(order)
+
+
+def _joined(values: Sequence[Any]) -> Any:
+    """What a layer returned beside its states for each part, [1, T, ...]; anything else as of the last."""
+    is_per_row = all(isinstance(value, torch.Tensor) and value.dim() >= 2 for value in values)
+    return torch.cat(list(values), dim=1) if is_per_row else values[-1]
 
 
 def _rows(value: Any, part: slice, rows: int) -> Any:

@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from offspec.checkpoint.meta_model import meta_model
 from offspec.core.errors import CheckpointError, UnsupportedModelError
 from offspec.model import attention, experts
 from offspec.model.probe.cache_rows import NOTHING_KEPT, CacheRows
+from offspec.model.recurrence.functions import install
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,12 @@ class Skeleton:
             if isinstance(value, int):
                 return value
         return 2048
+
+    @property
+    def cache_keyword(self) -> str:
+        """What the decoder calls its cache."""
+        known = signature(type(self.decoder).forward).parameters
+        return "cache_params" if "cache_params" in known else "past_key_values"
 
     @property
     def tied(self) -> bool:
@@ -98,10 +106,10 @@ def _refuse(config: Any) -> None:
         raise UnsupportedModelError(f"{family} is an encoder-decoder model; offspec runs decoder-only ones")
     if not getattr(text, "num_hidden_layers", 0):
         raise CheckpointError("config.json describes a model without layers")
-    _refuse_states(text, family)
+    _refuse_more(text, family)
 
 
-def _refuse_states(text: Any, family: str) -> None:
+def _refuse_more(text: Any, family: str) -> None:
     """Go by what transformers' own cache keeps for each layer."""
     from transformers import DynamicCache
     from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
@@ -112,17 +120,12 @@ def _refuse_states(text: Any, family: str) -> None:
     except Exception:  # a configuration that says too little: the model then shows what it is
         return
     kinds = getattr(text, "layer_types", None) or ["recurrent"] * len(layers)
-    states, more = set[str](), set[str]()
-    for kind, layer in zip(kinds, layers, strict=False):
-        if isinstance(layer, StateLayer):
-            states.add(kind)
-        elif type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer):
-            more.add(kind)
-    if states:
-        raise UnsupportedModelError(
-            f"{family} has {_listed(states)} layers, which carry a state from token to token that cannot "
-            "branch into a token tree"
-        )
+    known = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
+    more = {
+        kind
+        for kind, layer in zip(kinds, layers, strict=False)
+        if type(layer) not in known and not isinstance(layer, StateLayer)
+    }
     if more:
         raise UnsupportedModelError(
             f"{family} has {_listed(more)} layers, which keep more of a token than its keys and values"
@@ -142,7 +145,7 @@ def _forget_quantisation(config: Any) -> None:
 
 def _find_parts(model: Any, config: Any) -> Skeleton:
     family = config.model_type
-    if not model._supports_attention_backend:
+    if not install(model) and not model._supports_attention_backend:  # hybrids often say nothing of it
         raise _closed(config)
     model.tie_weights()
     names = {id(module): name for name, module in model.named_modules()}

@@ -70,7 +70,7 @@ def _wide(bits: int) -> Any:
 
 
 @inlined
-def _exp2(x: Any) -> Any:
+def exp2(x: Any) -> Any:
     """2^x in float32, for x of at most some 100; nought below -126. What is no number stays none."""
     shifted = (np.float32(-126.0) if x < np.float32(-126.0) else x) + _ROUNDER
     f = x - (shifted - _ROUNDER)
@@ -81,7 +81,7 @@ def _exp2(x: Any) -> Any:
 
 @inlined
 def _narrow_exp2(x: Any) -> Any:
-    """2^x as a bfloat16's bits: `_exp2` with the terms that count there."""
+    """2^x as a bfloat16's bits: `exp2` with the terms that count there."""
     shifted = (np.float32(-126.0) if x < np.float32(-126.0) else x) + _ROUNDER
     f = x - (shifted - _ROUNDER)
     p = (((_C4 * f + _C3) * f + _C2) * f + _C1) * f + np.float32(1.0)
@@ -102,7 +102,7 @@ def _times_power(p: Any, shifted: Any) -> Any:
 def _capped(score: Any, cap: Any) -> Any:
     power = score / cap * np.float32(2.0 * LOG2E)
     power = np.float32(100.0) if power > np.float32(100.0) else power
-    return cap * (np.float32(1.0) - np.float32(2.0) / (_exp2(power) + np.float32(1.0)))
+    return cap * (np.float32(1.0) - np.float32(2.0) / (exp2(power) + np.float32(1.0)))
 
 
 # Numba counts an index from the end where it is negative, and looks each time. So rows are cut out first.
@@ -132,7 +132,7 @@ def _largest(scores: Array, row: int, count: int) -> Any:
 @_fused
 def _weigh(scores: Array, row: int, count: int, top: float) -> None:
     for j in range(count):
-        scores[row, j] = _exp2(scores[row, j] - top)
+        scores[row, j] = exp2(scores[row, j] - top)
 
 
 @_summed
@@ -202,7 +202,7 @@ def near(
 def powers(x: Array, out: Array) -> None:
     """2^x of float32 numbers of at most some 100, the same wherever in the array a number stands."""
     for i in range(len(x)):
-        out[i] = _exp2(x[i])
+        out[i] = exp2(x[i])
 
 
 @compiled
@@ -256,7 +256,7 @@ def weigh_wide(
                 scores[row, j] = _capped(scores[row, j], np.float32(cap))
         highest = max(tops[row], _largest(scores, row, scores.shape[1]))
         _weigh(scores, row, scores.shape[1], highest)
-        shrink[row] = _exp2(tops[row] - highest)
+        shrink[row] = exp2(tops[row] - highest)
         totals[row] = totals[row] * shrink[row] + _sum(scores, row, scores.shape[1])
         tops[row] = highest
 

@@ -65,7 +65,11 @@ class LeanCache:
             kept[keys.shape[1] :, start:end] = values[0]
         self.length = self.filled = end
 
-    def rewind(self, length: int) -> None:
-        """Go back to `length` committed positions, dropping everything behind them."""
+    def adopt_states(self, other: object) -> None:
+        """No layer of such a model carries a state."""
+
+    def rewind(self, length: int) -> int:
+        """Go back to `length` committed positions, dropping everything behind them; returns `length`."""
         assert 0 <= length <= self.length
         self.length = self.filled = length
+        return length

@@ -36,15 +36,15 @@ def build_skeleton(folder: Path, dtype: torch.dtype) -> Skeleton:
         reason = f"config.json cannot be used: {error}".strip().splitlines()[0]
         raise UnsupportedModelError(reason) from error
     skeleton = skeleton_of(config, dtype)
-    found = find(config, skeleton)
+    found = find(config, skeleton, dtype)
     if found.refusal:
         raise UnsupportedModelError(f"{config.model_type} cannot be run over a token tree: {found.refusal}")
     return replace(skeleton, rows=found.rows, branches=not found.chains)
 
 
-def find(config: Any, skeleton: Skeleton) -> Findings:
+def find(config: Any, skeleton: Skeleton, dtype: torch.dtype) -> Findings:
     """What is known of a configuration, else what a trial of it finds."""
-    key = kept.key_of(config)
+    key = kept.key_of(config, dtype)
     found = kept.load(key)
     if found is None:
         found = _tried(config, skeleton)

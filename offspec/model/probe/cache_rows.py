@@ -15,6 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from offspec.core.errors import UnsupportedModelError
+from offspec.model.attention import TreeContext, running
 from offspec.model.cache import TreeCache
 from offspec.model.probe.implementation import implementation
 
@@ -33,6 +34,8 @@ class CacheRows:
         products: By layer of the model, multiplications of a query's row with a key's and with a value's.
         heads: Most heads of a layer's queries.
         groups: Most heads of queries for one head of keys.
+        state_bytes: Of all that layers carry from token to token, whatever their number; not by position.
+        row_bytes: That each row of a tree takes for the time of a pass, beside its keys and values.
     """
 
     kept: tuple[int, ...] = ()
@@ -40,6 +43,8 @@ class CacheRows:
     products: tuple[int, ...] = ()
     heads: int = 1
     groups: int = 1
+    state_bytes: int = 0
+    row_bytes: int = 0
 
 
 NOTHING_KEPT = CacheRows()
@@ -85,19 +90,22 @@ def measure_rows(skeleton: Any, wraps: bool = False) -> CacheRows:
     AttentionInterface.register(_NAME, _attend)
     cache = TreeCache(_SLOTS * len(skeleton.layers), _ROWS)
     seen = _Seen(cache)
+    siblings = torch.eye(_ROWS, dtype=torch.bool)
+    context = TreeContext(0, torch.zeros(_ROWS, dtype=torch.long), 0, siblings, end=_ROWS)
     try:
         with (
             torch.no_grad(),
             implementation(skeleton.model, attention=_NAME),
             _ending_at_attention(skeleton.layers, wraps),
+            running(context),
             _WithoutWeights(),
         ):
             skeleton.decoder(
                 input_ids=torch.ones(1, _ROWS, dtype=torch.long),
                 position_ids=torch.arange(_ROWS)[None],
-                past_key_values=cache,
                 use_cache=True,
                 tree=seen,
+                **{skeleton.cache_keyword: cache},
             )
     except Exception as error:  # code of any family, which was made for weights
         reason = f"what it keeps of a token cannot be measured ({error}".splitlines()[0]
@@ -105,7 +113,16 @@ def measure_rows(skeleton: Any, wraps: bool = False) -> CacheRows:
     kept = list(cache.row_sizes)
     while len(kept) > len(skeleton.layers) and not kept[-1]:
         kept.pop()
-    return CacheRows(tuple(kept), seen.expanded, tuple(seen.products), seen.heads, seen.groups)
+    carried = cache.recurrences.values()
+    return CacheRows(
+        tuple(kept),
+        seen.expanded,
+        tuple(seen.products),
+        seen.heads,
+        seen.groups,
+        sum(recurrence.state_bytes for recurrence in carried),
+        sum(recurrence.row_bytes for recurrence in carried) // _ROWS,
+    )
 
 
 def _attend(

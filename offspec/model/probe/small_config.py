@@ -24,7 +24,7 @@ _RANK = re.compile(r"rank$")
 _WIDTH = re.compile(
     r"hidden_size|intermediate|embd$|emb_dim|embed_dim|embedding_dim|embedding_size|d_model|n_inner|d_inner|"
     r"ffn_dim|ffn_hidden|dim_ff|^dff$|d_ff$|proj_dim|laurel|width|feed_forward_size|dim_model|input_size|"
-    r"shared_expert.*size|ffn_size"
+    r"shared_expert.*size|ffn_size|d_ssm$"
 )
 _REACHES = re.compile(r"window|chunk_size$|chunk_length|topk$|topk_blocks|local_attention$|block_size")
 _ROUTES = re.compile(r"moe_topk|chunk_size_feed|max_window|router|expert")
@@ -38,6 +38,7 @@ _CHOSEN = (
     "top_k",
     "num_selected_experts",
 )
+_SHARED = re.compile(r"(^|mamba_)n_groups$")  # groups that heads of a state share keys in
 _GROUPS = ("n_group", "num_expert_group")
 _BOUNDARY = re.compile(r"layers$|first_k_dense|layer_(start|end)_index")
 _PLACES = re.compile(r"layers$|layer_ids$|idxs$|indices$")
@@ -76,6 +77,7 @@ def _shrunk(given: dict[str, Any], layers_name: str) -> dict[str, Any]:
         _keep_layers(given, layers_name, count)
     levels = [given, *(given.get("per_layer_config") or {}).values()]
     by_head, by_width = _divisors(given, levels)
+    _fewer_groups(levels, by_head)
     _fewer_experts(given)
     for level in levels:
         for name, value in level.items():
@@ -92,7 +94,7 @@ def _divisors(given: dict[str, Any], levels: Iterable[dict[str, Any]]) -> tuple[
     for level in levels:
         for name, value in level.items():
             for number in _whole(value):
-                if _HEADS.search(name) and not _PER_HEAD.search(name):
+                if _is_heads(name):
                     heads.append(number)
                 elif _PER_HEAD.search(name):
                     sizes.append(number)
@@ -110,6 +112,21 @@ def _divisors(given: dict[str, Any], levels: Iterable[dict[str, Any]]) -> tuple[
     while sizes and all(n % (4 * by_width) == 0 and n // (2 * by_width) >= 8 for n in sizes):
         by_width *= 2
     return by_head, by_width
+
+
+def _fewer_groups(levels: Iterable[dict[str, Any]], by_head: int) -> None:
+    """Groups that divide the heads there will be."""
+    for level in levels:
+        heads = [
+            value // by_head for name, value in level.items() if _is_heads(name) for value in _whole(value)
+        ]
+        for name, value in level.items():
+            if _SHARED.search(name) and type(value) is int:
+                level[name] = math.gcd(value, *heads)
+
+
+def _is_heads(name: str) -> bool:
+    return bool(_HEADS.search(name)) and not _PER_HEAD.search(name)
 
 
 def _fewer_experts(given: dict[str, Any]) -> None:

@@ -1,0 +1,50 @@
+"""A short causal convolution of each channel along the paths of a tree.
+
+Letters: T rows, C channels, K taps, R rows of inputs.
+"""
+
+from torch import Tensor
+
+from offspec_kernels.backend import Backend, choose_backend
+from offspec_kernels.checks import FLOATS, check_device, check_dtype, check_rows, check_shape
+
+
+def tree_conv(
+    inputs: Tensor,
+    window: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    path: Backend | None = None,
+) -> Tensor:
+    """[T, C] float32: for each row the K inputs of its own path up to itself, weighted and summed up.
+
+    Args:
+        inputs: [R, C], those before all rows first.
+        window: [T, K] int64, which inputs a row takes, its own last.
+        weight: [C, K] of the same dtype.
+        bias: [C] of the same dtype, or None.
+        path: Backend to use, by default `choose_backend`'s.
+
+    Raises:
+        ArgumentError: Names the argument that is wrong.
+        PathError: `path` cannot run here.
+    """
+    check_shape("inputs", inputs, ["R", "C"])
+    check_dtype("inputs", inputs, FLOATS)
+    check_rows("inputs", inputs)
+    check_shape("weight", weight, [inputs.shape[1], "K"])
+    check_shape("window", window, ["T", weight.shape[1]])
+    for name, given in (("window", window), ("weight", weight), ("bias", bias)):
+        if given is not None:
+            check_device(name, given, inputs.device)
+    if bias is not None:
+        check_shape("bias", bias, [inputs.shape[1]])
+    chosen = choose_backend(inputs.device, path)
+    if chosen == "eager":
+        from offspec_kernels.tree_conv import eager
+
+        return eager.tree_conv(inputs, window, weight, bias)
+    from offspec_kernels.tree_conv import reference
+
+    return reference.tree_conv(inputs, window, weight, bias)

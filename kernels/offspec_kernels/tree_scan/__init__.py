@@ -1,0 +1,112 @@
+"""A recurrence along the paths of a tree: linear attention, whose state cannot be kept for every node.
+
+Letters: T rows, H heads, G heads of keys, D numbers of a key, E of a value.
+
+A state S [D, E] of each head goes from row to row. Row t takes that of its parent, and with the decay a:
+
+    S = a S                                  a: a number, one for each number of a key, or one for each of S
+    v = beta (v - S^T k)                     only where there is a beta: the delta rule
+    S = S + k v^T
+    o = S^T q                                what the row gets
+
+Gated DeltaNet (Yang et al. 2024, arXiv 2412.06464) has a beta and one decay a head, Kimi's delta attention
+(arXiv 2510.26692) one a number of a key. Mamba-2 (Dao and Gu 2024, arXiv 2405.21060) has k = B, q = C,
+v = dt x and log a = dt A; Mamba-1 (Gu and Dao 2023, arXiv 2312.00752) one head, whose log a = dt A is another
+number for each of the state.
+
+States are advanced row by row, in the order of `order`, and never put together of parts, so that the bits of
+a row depend on its own path alone: a chunk of a prompt, a path by itself and a tree give the same.
+"""
+
+from torch import Tensor, float32
+
+from offspec_kernels.backend import Backend, choose_backend
+from offspec_kernels.checks import FLOATS, check_device, check_dtype, check_shape
+from offspec_kernels.errors import ArgumentError
+from offspec_kernels.tree_scan.order import WalkOrder, walk_order
+
+__all__ = ["WalkOrder", "tree_scan", "walk_order"]
+
+
+def tree_scan(
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor,
+    state: Tensor,
+    order: WalkOrder,
+    *,
+    query: Tensor | None = None,
+    beta: Tensor | None = None,
+    rates: Tensor | None = None,
+    final: Tensor | None = None,
+    path: Backend | None = None,
+) -> Tensor | None:
+    """Advance a state along a tree; what its rows get of it, [T, H, E] float32, where they ask.
+
+    Scratch: eager, `order.places` states of 32 columns a thread; triton, as many whole states.
+
+    Args:
+        key: [T, G, D]; H is a multiple of G, and heads that share a key lie side by side.
+        value: [T, H, E].
+        decay: log a, at most 0: [T, H], or [T, H, D]; with `rates`, dt [T, H, E].
+        state: [H, D, E] float32, before all rows; it is left as it is.
+        order: Which rows there are, and how they follow each other (`walk_order`); rows of the result that
+            it does not name are not written.
+        query: [T, G, D], or None: the rows ask nothing.
+        beta: [T, H], or None: no delta rule.
+        rates: [H, D, E] float32, A of log a = dt A; None: `decay` is the logarithm itself.
+        final: [H, D, E] float32, overwritten by the state behind the last step; it may be `state` itself.
+            None: nobody wants it.
+        path: Backend to use, by default `choose_backend`'s.
+
+    Raises:
+        ArgumentError: Names the argument that is wrong.
+        PathError: `path` cannot run here.
+    """
+    _check(key, value, decay, state, query, beta, rates, final)
+    chosen = choose_backend(key.device, path)
+    out = None if query is None else value.new_empty(value.shape, dtype=float32)
+    query, beta = (None if given is None else given.float().contiguous() for given in (query, beta))
+    key, value, decay = (given.float().contiguous() for given in (key, value, decay))
+    if chosen == "eager" and key.device.type == "cpu":
+        from offspec_kernels.tree_scan import native
+
+        native.tree_scan(query, key, value, decay, beta, rates, state, order, out, final)
+    else:
+        from offspec_kernels.tree_scan import reference
+
+        reference.tree_scan(query, key, value, decay, beta, rates, state, order, out, final)
+    return out
+
+
+def _check(
+    key: Tensor, value: Tensor, decay: Tensor, state: Tensor,
+    query: Tensor | None, beta: Tensor | None, rates: Tensor | None, final: Tensor | None,
+) -> None:  # fmt: skip
+    check_shape("key", key, ["T", "G", "D"])
+    rows, groups, size = key.shape
+    check_shape("value", value, [rows, "H", "E"])
+    heads, width = value.shape[1:]
+    if groups == 0 or heads % groups:
+        raise ArgumentError("key", f"{groups} heads of keys do not divide {heads} heads of values")
+    if rates is not None:
+        check_shape("decay", decay, [rows, heads, width])
+    elif decay.dim() == 3:
+        check_shape("decay", decay, [rows, heads, size])
+    else:
+        check_shape("decay", decay, [rows, heads])
+    if query is not None:
+        check_shape("query", query, [rows, groups, size])
+    if beta is not None:
+        check_shape("beta", beta, [rows, heads])
+    for name, given in (("query", query), ("key", key), ("value", value), ("decay", decay), ("beta", beta)):
+        if given is not None:
+            check_dtype(name, given, FLOATS)
+            check_device(name, given, key.device)
+    for name, given in (("state", state), ("rates", rates), ("final", final)):
+        if given is not None:
+            check_shape(name, given, [heads, size, width])
+            check_dtype(name, given, (float32,))
+            check_device(name, given, key.device)
+            if not given.is_contiguous():
+                raise ArgumentError(name, "must be contiguous")

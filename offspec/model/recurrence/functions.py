@@ -1,0 +1,211 @@
+"""Transformers' functions for layers with a state, over token trees while a pass of ours runs.
+
+A family's code calls one of a few functions of its own module, the same in every family of a kind, with the
+state that its cache holds. `install` has these names stand for functions that look whether a pass runs, and
+if so walk its rows with our state; else they do what they did. The names are transformers'.
+
+Letters: T rows, C channels, K taps, G heads of keys, H of values, D numbers of a key, E of a value.
+"""
+
+import sys
+import threading
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from offspec.model.activations import evenly
+from offspec.model.attention import running_context
+from offspec.model.recurrence.paths import part_paths
+from offspec.model.recurrence.state import Recurrence, Rows, Update
+
+Replacement = Callable[..., Any]
+_NO_STATE = torch.empty(0)  # in the place of a state that a family hands to its cache
+
+
+class _Reached(threading.local):
+    recurrence: Recurrence | None = None
+
+
+_REACHED = _Reached()
+
+
+def reach(recurrence: Recurrence) -> None:
+    """Tell that the layer that runs has come to this one of its recurrences."""
+    _REACHED.recurrence = recurrence
+
+
+def install(model: torch.nn.Module) -> bool:
+    """Replace the functions that the parts of `model` call; whether there is any. Twice is harmless."""
+    found = False
+    for module in {type(part).__module__ for part in model.modules()}:
+        names = vars(sys.modules[module])
+        for name, replacement in _REPLACEMENTS.items():
+            original = names.get(name)
+            if original is None or not module.startswith("transformers."):
+                continue
+            found = True
+            if not hasattr(original, "offspec_original"):
+                names[name] = _either(original, replacement)
+    return found
+
+
+def _either(original: Callable[..., Any], replacement: Replacement) -> Callable[..., Any]:
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if running_context() is None:
+            return original(*args, **kwargs)
+        return replacement(*args, **kwargs)
+
+    call.offspec_original = original  # type: ignore[attr-defined]
+    return call
+
+
+def _rows_of(padded: int) -> tuple[int, Any]:
+    """How many of the rows of this part are no copies, and how they follow each other."""
+    context = running_context()
+    assert context is not None and context.end is not None
+    rows = padded - context.padding
+    return rows, part_paths(context, context.end - rows, context.end)
+
+
+def _padded(out: torch.Tensor, rows: int) -> torch.Tensor:
+    """[n, ...] to [rows, ...]: the last of them again and again."""
+    return out if len(out) == rows else torch.cat([out, out[-1:].expand(rows - len(out), *out.shape[1:])])
+
+
+def _recurrence() -> Recurrence:
+    assert _REACHED.recurrence is not None, "the layer has told its cache which state it wants"
+    return _REACHED.recurrence
+
+
+def _causal_conv(
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """hidden_states [1, C, T], weight [C, K] to [1, C, T]."""
+    from transformers.activations import ACT2FN
+
+    padded = hidden_states.shape[2]
+    rows, paths = _rows_of(padded)
+    out = _recurrence().convolve(hidden_states[0, :, :rows].T, weight, bias, paths)
+    if activation is not None:
+        out = evenly(ACT2FN[activation], out)
+    return _padded(out.to(hidden_states.dtype), padded).T[None]
+
+
+def _delta_rule(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    use_qk_l2norm_in_kernel: bool = False,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """query and key [1, T, G, D], value [1, T, H, E], g [1, T, H] or [1, T, H, D], beta [1, T, H]."""
+    padded = value.shape[1]
+    rows, paths = _rows_of(padded)
+
+    def unit(vectors: torch.Tensor) -> torch.Tensor:
+        wide = vectors.float()
+        return (
+            wide * torch.rsqrt((wide * wide).sum(-1, keepdim=True) + 1e-6)
+            if use_qk_l2norm_in_kernel
+            else wide
+        )
+
+    def update(kept: Rows) -> Update:
+        return Update(unit(kept["key"]), kept["value"], kept["decay"], kept["beta"])
+
+    given = {"key": key, "value": value, "decay": g, "beta": beta}
+    asked = unit(query[0, :rows]) * query.shape[-1] ** -0.5
+    out = _recurrence().scan({name: rest[0, :rows] for name, rest in given.items()}, asked, update, paths)
+    return _padded(out.to(query.dtype), padded)[None], _NO_STATE
+
+
+def _mamba2(
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    chunk_size: int = 0,
+    D: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    return_final_states: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """hidden_states [1, T, H, E], dt [1, T, H], A [H], B and C [1, T, G, D] to [1, T, H, E] float32."""
+    padded = hidden_states.shape[1]
+    rows, paths = _rows_of(padded)
+    step = dt[0, :rows]
+    if dt_bias is not None:
+        step = step + dt_bias.to(dt.dtype)
+    if dt_softplus:
+        step = evenly(F.softplus, step)
+    step = step.clamp(*dt_limit).float()
+    inputs = hidden_states[0, :rows]
+    kept = {"key": B[0, :rows], "inputs": inputs, "step": step, "decay": A.float() * step}
+    out = _recurrence().scan(kept, C[0, :rows], _mamba2_update, paths)
+    if D is not None:
+        out = out + D[:, None] * inputs.float()
+    out = _padded(out, padded)[None]
+    return (out, _NO_STATE) if return_final_states else out
+
+
+def _mamba2_update(kept: Rows) -> Update:
+    return Update(kept["key"], kept["inputs"].float() * kept["step"][..., None], kept["decay"])
+
+
+def _mamba1(
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None = None,
+    z: torch.Tensor | None = None,
+    delta_bias: torch.Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """hidden_states, dt and z [1, E, T], A [E, D], B and C [1, D, T] to [1, E, T] float32."""
+    padded = hidden_states.shape[2]
+    rows, paths = _rows_of(padded)
+    step, inputs = dt[0, :, :rows].T, hidden_states[0, :, :rows].T
+    if delta_bias is not None:
+        step = step + delta_bias.to(dt.dtype)
+    if delta_softplus:
+        step = evenly(F.softplus, step)
+    rates = A.float().T.contiguous()[None]
+
+    def update(kept: Rows) -> Update:
+        value = kept["step"].float() * kept["inputs"].float()
+        return Update(kept["key"], value[:, None], kept["step"][:, None], rates=rates)
+
+    kept = {"key": B[0, :, :rows].T[:, None], "inputs": inputs, "step": step}
+    out = _recurrence().scan(kept, C[0, :, :rows].T[:, None], update, paths)[:, 0]
+    if D is not None:
+        out = out + D * inputs.float()
+    if z is not None:
+        out = out * evenly(F.silu, z[0, :, :rows].T.float())
+    out = _padded(out, padded).T[None]
+    return (out, _NO_STATE) if return_last_state else out
+
+
+_REPLACEMENTS: dict[str, Replacement] = {
+    "causal_conv1d_fn": _causal_conv,
+    "torch_chunk_gated_delta_rule": _delta_rule,
+    "chunk_kimi_delta_attention": _delta_rule,
+    "mamba2_chunk_scan": _mamba2,
+    "mamba_selective_scan": _mamba1,
+}

@@ -1,0 +1,46 @@
+"""States that a text can be taken up again from: a state cannot be cut, as keys and values can."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from offspec.model.recurrence.state import Committed
+
+MOST = 4  # are kept, beside the state itself
+SPACING = 256  # committed positions without one, at most, until the number is reached
+Place = tuple[int, int]  # a layer, and which of its recurrences
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All states of a model behind `length` positions."""
+
+    length: int
+    states: Mapping[Place, Committed]
+
+
+class Snapshots:
+    """Snapshots of one text, in the order of their lengths."""
+
+    def __init__(self) -> None:
+        self._kept: list[Snapshot] = []
+
+    @property
+    def newest(self) -> int:
+        """Positions of the longest; 0 where there is none."""
+        return self._kept[-1].length if self._kept else 0
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Keep one more, at the expense of the one that leaves the smallest gap; the newest stays."""
+        if snapshot.length <= self.newest:
+            return
+        self._kept.append(snapshot)
+        if len(self._kept) > MOST:
+            lengths = [0, *(kept.length for kept in self._kept)]
+            gaps = [lengths[i + 2] - lengths[i] for i in range(len(self._kept) - 1)]
+            del self._kept[gaps.index(min(gaps))]
+
+    def nearest(self, length: int) -> Snapshot | None:
+        """The longest of at most `length` positions; longer ones are dropped."""
+        while self._kept and self._kept[-1].length > length:
+            self._kept.pop()
+        return self._kept[-1] if self._kept else None
