@@ -16,6 +16,7 @@ from offspec.draft.heads.mtp import open_mtp
 from offspec.draft.heads.open import open_head
 from offspec.model.loaded import LoadedModel
 from offspec.model.parts import TargetParts
+from offspec.model.recurrence import snapshots
 from offspec.model.tokenizer import TextCodec, load_tokenizer, same_vocabulary
 
 Notify = Callable[[Event], None]
@@ -173,8 +174,8 @@ class OpenedEarlyExit:
         return f"{self.target_print} {EARLY_EXIT}"
 
     def nbytes(self, rows: int) -> int:
-        """Keys and values of all layers: which of them will stay is decided by what is left."""
-        return self.target.cache_bytes(rows)
+        """Keys, values and states of all layers: which of them will stay is decided by what is left."""
+        return self.target.cache_bytes(rows) + self.target.state_bytes(rows, snapshots.OF_DRAFT)
 
     def load(self, parts: TargetParts, rows: int) -> Drafter:
         """Raises DraftError where no layer stays."""

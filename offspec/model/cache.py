@@ -95,7 +95,7 @@ class TreeCache(Cache):
 
     def __init__(self, layers: int, capacity: int) -> None:
         self.recurrences: dict[Place, Recurrence] = {}
-        self._snapshots = Snapshots()
+        self.snapshots = Snapshots()
         self._tables: list[KVTable] = []  # one at most, shared with the layers
         self.rows = [TreeCacheLayer(capacity, self._tables) for _ in range(layers)]
         super().__init__(layers=[*self.rows])
@@ -163,7 +163,7 @@ class TreeCache(Cache):
         for recurrence in self.recurrences.values():
             recurrence.drop()
         if self.recurrences and length < self.length:
-            snapshot = self._snapshots.nearest(length)
+            snapshot = self.snapshots.nearest(length)
             length = snapshot.length if snapshot else 0
             for place, recurrence in self.recurrences.items():
                 recurrence.committed = snapshot.states[place].copy() if snapshot else Committed()
@@ -182,15 +182,15 @@ class TreeCache(Cache):
             return
         before = {place: recurrence.commit_text() for place, recurrence in self.recurrences.items()}
         start = self.length + pending
-        if start - self._snapshots.newest >= _WORTH_IT and pending >= _WORTH_IT:
+        if start - self.snapshots.newest >= _WORTH_IT and pending >= _WORTH_IT:
             if self.length:
-                self._snapshots.add(Snapshot(self.length, {p: state for p, state in before.items() if state}))
-            self._snapshots.add(self._snapshot(start))
+                self.snapshots.add(Snapshot(self.length, {p: state for p, state in before.items() if state}))
+            self.snapshots.add(self._snapshot(start))
         for recurrence in self.recurrences.values():
             recurrence.commit_rows(nodes)
         end = start + len(nodes)
-        if end - self._snapshots.newest >= SPACING:
-            self._snapshots.add(self._snapshot(end))
+        if end - self.snapshots.newest >= SPACING:
+            self.snapshots.add(self._snapshot(end))
 
     def _snapshot(self, length: int) -> Snapshot:
         return Snapshot(length, {place: found.committed.copy() for place, found in self.recurrences.items()})

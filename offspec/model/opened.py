@@ -19,6 +19,10 @@ from offspec_kernels.backend import choose_backend
 from offspec_kernels.tree_attention import scratch_bytes as tree_attention_scratch
 from offspec_kernels.tree_attention import warm_up as warm_up_attention
 
+_STATES = 2  # of a text: what is committed, and what the text in front of a pass makes of it
+_WIDENED = (
+    6  # times the bytes of rows that a scan takes: in float32, and once more while they are put together
+)
 _HEAD_VALUES = 4 << 20  # of a packed head, in a block that streams, even where layers unpack fewer at once
 
 
@@ -172,6 +176,11 @@ class OpenedModel:
         """Bytes of a cache of `capacity` positions."""
         return capacity * sum(self.skeleton.rows.kept) * self.dtype.itemsize
 
+    def state_bytes(self, rows: int, snapshots: int) -> int:
+        """Bytes of what layers carry from token to token, with a tree of `rows` rows behind it."""
+        carried = self.skeleton.rows
+        return carried.state_bytes * (_STATES + snapshots) + rows * carried.row_bytes
+
     def scratch_bytes(self, rows: int, length: int, chunk: int) -> int:
         """Most bytes of activations in a pass of `rows` rows over a cache of `length` positions."""
         kept, item = self.skeleton.rows, self.dtype.itemsize
@@ -185,6 +194,7 @@ class OpenedModel:
             + chunk * (3 * inner * item + 4 * hidden * 4)
             + attention
             + max(rows, length) * kept.expanded * item
+            + chunk * kept.row_bytes // len(self.layers) * _WIDENED
             + (largest + self._unpacked_values + self._fused_values) * item
         )
 

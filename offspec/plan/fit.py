@@ -16,6 +16,7 @@ from offspec.model import device as devices
 from offspec.model.fused.cuda_graph import PADDING
 from offspec.model.loaded import LoadedModel
 from offspec.model.quantize.resident_layers import rounded_bytes, unpacked_values
+from offspec.model.recurrence import snapshots
 from offspec.model.runner import CHUNK, SMALL_CHUNK
 from offspec.model.tokenizer import TextCodec
 from offspec.plan.placement import Needs, divide, placement_fits
@@ -279,7 +280,7 @@ def _needs(opened: Opened, config: EngineConfig, held: Held, context: int, chunk
     return Needs(
         runtime=opened.runtime,
         rest=target.rest_bytes,
-        caches=target.cache_bytes(capacity),
+        caches=target.cache_bytes(capacity) + target.state_bytes(budget, snapshots.MOST),
         scratch=target.scratch_bytes(capacity, capacity, chunk)
         + (64 + 3 * (config.width or WIDEST) + drawn) * 4 * vocabulary
         + _features_bytes(target, heads, capacity),
@@ -307,7 +308,8 @@ def draft_bytes(held: Held, draft: LoadedModel | None, config: EngineConfig, con
     if draft is None or mode in ("head", "none"):
         return 0
     rows = context + draft_rows(config) + PADDING
-    fixed = draft.cache_bytes(rows) + (0 if config.substitutes else draft.rest_bytes)
+    fixed = draft.cache_bytes(rows) + draft.state_bytes(draft_rows(config), snapshots.OF_DRAFT)
+    fixed += 0 if config.substitutes else draft.rest_bytes
     # The layer that is being rounded or fused, as it is on disk and as values.
     if draft.is_packed:
         fixed += max(map(sum, zip(draft.held_bytes, draft.held_extra, strict=True)))

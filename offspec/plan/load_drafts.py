@@ -18,6 +18,7 @@ from offspec.model.fused.forward import LeanModel
 from offspec.model.loaded import LoadedModel
 from offspec.model.parts import TargetParts
 from offspec.model.quantize.calibration import TEXT
+from offspec.model.recurrence import snapshots
 from offspec.model.row_counts import RowCounts
 from offspec.model.tokenizer import TextCodec
 from offspec.plan.fit import Fit, draft_rows
@@ -93,6 +94,8 @@ def _translated(drafter: LMDrafter, drafts: Drafts, target: LoadedModel, codec: 
 def _drafter(name: str, draft: LoadedModel, rows: int, target: TreeCache | None = None) -> LMDrafter:
     """A drafter over a loaded draft, lean where it can be; target: the cache of what it is a rounding of."""
     lean = draft.lean(rows)
+    if lean is None:
+        draft.tree_model.cache.snapshots.most = snapshots.OF_DRAFT
     model: DraftModel = lean or draft.tree_model
     return LMDrafter(name, model, draft.device, lambda: _release(lean, draft), target)
 

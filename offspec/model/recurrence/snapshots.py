@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from offspec.model.recurrence.state import Committed
 
-MOST = 4  # are kept, beside the state itself
+MOST, OF_DRAFT = 4, 1  # are kept of a target, and of a draft, whose text is soon read again
 SPACING = 256  # committed positions without one, at most, until the number is reached
 Place = tuple[int, int]  # a layer, and which of its recurrences
 
@@ -19,9 +19,10 @@ class Snapshot:
 
 
 class Snapshots:
-    """Snapshots of one text, in the order of their lengths."""
+    """Snapshots of one text, in the order of their lengths. most: are kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST) -> None:
+        self.most = most
         self._kept: list[Snapshot] = []
 
     @property
@@ -34,7 +35,7 @@ class Snapshots:
         if snapshot.length <= self.newest:
             return
         self._kept.append(snapshot)
-        if len(self._kept) > MOST:
+        if len(self._kept) > self.most:
             lengths = [0, *(kept.length for kept in self._kept)]
             gaps = [lengths[i + 2] - lengths[i] for i in range(len(self._kept) - 1)]
             del self._kept[gaps.index(min(gaps))]
