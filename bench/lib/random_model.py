@@ -4,17 +4,18 @@
 
 A stream is bound by bytes and shapes, not by what the weights say. So one block of random numbers is written
 over and over: every matrix is a run of the same values, small enough that hidden states stay finite. One
-safetensors file for each layer, one for embedding, final norm and head, a config.json of the llama family,
-and a tokenizer of words that knows no language.
+safetensors file for each layer, one for embedding, final norm and head, a config.json, and a tokenizer of
+words that knows no language.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,10 @@ _ITEM = 2  # bytes of a bfloat16
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a llama model. Layers alone are repeated; the vocabulary is outside of them."""
+    """The sizes of a model. Layers alone are repeated; the vocabulary is outside of them.
+
+    family: as transformers calls it. more: what its configuration needs beside the sizes.
+    """
 
     hidden: int
     intermediate: int
@@ -40,47 +44,20 @@ class Shape:
     layers: int
     vocabulary: int
     context: int = 8192
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden // self.heads
-
-    def layer_entries(self, index: int) -> list[Entry]:
-        """(name, dtype, shape) of every tensor of one layer."""
-        inner, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        shapes: dict[str, tuple[int, ...]] = {
-            "input_layernorm": (self.hidden,),
-            "self_attn.q_proj": (inner, self.hidden),
-            "self_attn.k_proj": (kv, self.hidden),
-            "self_attn.v_proj": (kv, self.hidden),
-            "self_attn.o_proj": (self.hidden, inner),
-            "post_attention_layernorm": (self.hidden,),
-            "mlp.gate_proj": (self.intermediate, self.hidden),
-            "mlp.up_proj": (self.intermediate, self.hidden),
-            "mlp.down_proj": (self.hidden, self.intermediate),
-        }
-        return [(f"model.layers.{index}.{name}.weight", "BF16", shape) for name, shape in shapes.items()]
-
-    def outer_entries(self) -> list[Entry]:
-        """What is in no layer: embedding, final norm, head."""
-        table = (self.vocabulary, self.hidden)
-        return [
-            ("model.embed_tokens.weight", "BF16", table),
-            ("model.norm.weight", "BF16", (self.hidden,)),
-            ("lm_head.weight", "BF16", table),
-        ]
+    head_size: int | None = None
+    family: str = "llama"
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     def config(self) -> dict[str, Any]:
         """config.json."""
         return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
+            "model_type": self.family,
             "hidden_size": self.hidden,
             "intermediate_size": self.intermediate,
             "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads,
             "num_key_value_heads": self.kv_heads,
-            "head_dim": self.head_dim,
+            "head_dim": self.head_size or self.hidden // self.heads,
             "vocab_size": self.vocabulary,
             "max_position_embeddings": self.context,
             "rms_norm_eps": 1e-5,
@@ -90,13 +67,35 @@ class Shape:
             "dtype": "bfloat16",
             "bos_token_id": 1,
             "eos_token_id": 2,
+            **self.more,
         }
+
+    def entries(self) -> list[Entry]:
+        """(name, dtype, shape) of every tensor."""
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        given = {name: value for name, value in self.config().items() if name != "model_type"}
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(self.family, **given))
+        return [(name, "BF16", tuple(weight.shape)) for name, weight in model.named_parameters()]
 
 
 SHAPES = {
     "70b": Shape(8192, 28672, 64, 8, layers=80, vocabulary=128256),
     "tiny": Shape(128, 384, 4, 2, layers=6, vocabulary=128, context=2048),
-}
+    "hybrid": Shape(
+        2560, 9216, 16, 4, layers=20, vocabulary=32768, head_size=256,
+        family="qwen3_5_text", more={"linear_num_value_heads": 32, "linear_num_key_heads": 16},
+    ),
+    "tiny-hybrid": Shape(
+        128, 384, 4, 2, layers=8, vocabulary=128, context=2048, family="qwen3_5_text",
+        more={
+            "linear_num_value_heads": 4, "linear_num_key_heads": 2,
+            "linear_key_head_dim": 32, "linear_value_head_dim": 32,
+        },
+    ),
+}  # fmt: skip
 
 
 def tensor_bytes(entry: Entry) -> int:
@@ -112,8 +111,12 @@ def layer_file(index: int) -> str:
 
 def plan(shape: Shape) -> dict[str, list[Entry]]:
     """The tensors of every file."""
-    files = {layer_file(index): shape.layer_entries(index) for index in range(shape.layers)}
-    return {**files, "model-outer.safetensors": shape.outer_entries()}
+    files: dict[str, list[Entry]] = {layer_file(index): [] for index in range(shape.layers)}
+    files["model-outer.safetensors"] = []
+    for entry in shape.entries():
+        layer = re.match(r"model\.layers\.(\d+)\.", entry[0])
+        files[layer_file(int(layer[1])) if layer else "model-outer.safetensors"].append(entry)
+    return files
 
 
 def build(shape: Shape, out: Path, *, on_write: Callable[[int], None] | None = None) -> Path:

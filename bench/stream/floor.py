@@ -42,8 +42,14 @@ class Compute:
         return {f"{name}_seconds": value for name, value in asdict(self).items()}
 
 
+def _cycle(config: Any) -> int:
+    """Of how many layers the first have every kind there is."""
+    kinds = getattr(config, "layer_types", None) or [""]
+    return next(count for count in range(1, len(kinds) + 1) if set(kinds[:count]) == set(kinds))
+
+
 class Floor:
-    """A few layers of a llama checkpoint's shape, random, in memory on a device, to time passes with.
+    """A few layers of a checkpoint's shape, random, in memory on a device, to time passes with.
 
     folder: where its config.json is. Raises what transformers raises for a configuration it cannot read.
     """
@@ -59,7 +65,7 @@ class Floor:
         with torch.device("meta"):
             layer = AutoModel.from_config(one, dtype=dtype).layers[0]
         self.layer_bytes = sum(weight.nbytes for weight in layer.parameters())
-        self.kept: int = min(self.layers, max(1, -(-_LEAST_BYTES // self.layer_bytes)))
+        self.kept: int = min(self.layers, max(_cycle(config), -(-_LEAST_BYTES // self.layer_bytes)))
         some = AutoConfig.from_pretrained(folder, num_hidden_layers=self.kept, **small)
         with torch.device(device):
             self._model: Any = AutoModel.from_config(some, dtype=dtype, attn_implementation="sdpa").eval()

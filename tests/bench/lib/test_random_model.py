@@ -47,7 +47,8 @@ def test_a_model_that_is_there_is_used_again_and_another_is_refused(tiny_random:
 
 def test_a_layer_of_the_70b_shape_has_its_bytes() -> None:
     shape = SHAPES["70b"]
-    layer = sum(random_model.tensor_bytes(entry) for entry in shape.layer_entries(0))
+    files = random_model.plan(shape)
+    layer = sum(map(random_model.tensor_bytes, files[random_model.layer_file(0)]))
     assert 1.70e9 < layer < 1.72e9
-    parameters = (80 * layer + sum(random_model.tensor_bytes(e) for e in shape.outer_entries())) / 2
+    parameters = sum(random_model.tensor_bytes(entry) for entries in files.values() for entry in entries) / 2
     assert 70.5e9 < parameters < 70.6e9

@@ -140,7 +140,7 @@ def test_raw_readings_go_round_the_files(tmp_path: Path) -> None:
 def test_the_floor_counts_the_products_of_every_layer(tiny_random: Path) -> None:
     shape = SHAPES["tiny"]
     floor = Floor(tiny_random, torch.bfloat16, CPU)
-    matrices = [e for e in shape.layer_entries(0) if len(e[2]) == 2]
+    matrices = [e for e in random_model.plan(shape)[random_model.layer_file(0)] if len(e[2]) == 2]
     assert floor.flops_per_row == shape.layers * sum(random_model.tensor_bytes(e) for e in matrices)
     found = floor.measure(8)
     assert min(found.gemm, found.attention, found.layers) > 0
