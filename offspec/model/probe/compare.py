@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from offspec.checkpoint.gguf.stub import quiet
 from offspec.core.errors import OffspecError, UnsupportedModelError
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
@@ -135,7 +136,7 @@ class _Trial:
         for leaf in leaves:
             tokens = torch.tensor([[*ids, *tree.path_tokens(leaf)]])
             try:
-                with implementation(self._skeleton.model, attention="eager"):
+                with quiet(), implementation(self._skeleton.model, attention="eager"):
                     logits = self._skeleton.model(input_ids=tokens, use_cache=False).logits[0]
             except Exception as error:
                 return f"it does not run as a language model ({_first_line(error)})"
