@@ -187,10 +187,10 @@ def _write_rest(shape: Shape, folder: Path, files: dict[str, list[Entry]], total
         (RECIPE, asdict(shape)),
     ):
         write_file(folder / name, json.dumps(content, indent=2).encode() + b"\n")
-    _write_tokenizer(folder, min(shape.vocabulary, 1024))
+    write_tokenizer(folder, min(shape.vocabulary, 1024))
 
 
-def _write_tokenizer(folder: Path, words: int) -> None:
+def write_tokenizer(folder: Path, words: int) -> None:
     """Word-level: token i is the word "w<i>"; 0 pads, 1 begins, 2 ends."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
