@@ -13,6 +13,7 @@ from offspec.checkpoint import open_checkpoint
 from offspec.core import memory as memories
 from offspec.core.cache_dir import cache_root
 from offspec.core.config import EngineConfig
+from offspec.core.errors import UnsupportedModelError
 from offspec.core.events import Event, LoadProgress, Notice, unheard
 from offspec.distill.aux_states import published_taps, write_taps
 from offspec.distill.config import Kind, Wanted
@@ -85,6 +86,7 @@ def distill_head(
         CapacityError: There is too little memory.
         DiskFullError: The disk filled up.
         CheckpointError: The target cannot be opened.
+        UnsupportedModelError: Its layers carry a state from token to token.
     """
     began, notify = time.perf_counter(), notify or unheard
     questions = own_questions() if prompts is None else read_questions(prompts)
@@ -121,6 +123,12 @@ def _open(wanted: Wanted, given: int, device: str, dtype: Dtype, notify: Notify)
     Raises any OffspecError.
     """
     outline, _ = imagine(wanted.model, getattr(torch, dtype), torch.device("cpu"))
+    if outline.skeleton.rows.state_bytes:
+        family = outline.skeleton.config.model_type
+        raise UnsupportedModelError(
+            f"heads for {family} cannot be trained: answers are written many at a time, and its layers carry a "
+            "state that is kept of one text only"
+        )
     longest = min(LONGEST_QUESTION + wanted.length, outline.skeleton.context_length)
     batch, taken = questions_together(outline, longest, given)
     taken += outline.skeleton.vocab_size * int(outline.skeleton.config.hidden_size) * outline.dtype.itemsize
