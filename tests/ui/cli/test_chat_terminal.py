@@ -13,6 +13,7 @@ import pytest
 
 from offspec.chat.conversation import Conversation, Message
 from offspec.checkpoint.open import DEMO_PACKAGE, open_checkpoint
+from tests.support.products import some
 from tests.support.tmux import HAS_TMUX, Tmux
 
 pytestmark = [
@@ -83,9 +84,12 @@ def near() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_a_conversation_is_stopped_asked_again_saved_and_resumed(tmp_path: Path, near: Path) -> None:
+# A substitute takes many seconds to make.
+@pytest.mark.parametrize("draft", some(["auto", "suffix"], "suffix"))
+def test_a_conversation_outlives_its_process(draft: str, tmp_path: Path, near: Path) -> None:
+    """It is stopped, asked again, saved, resumed, and killed in the middle of an answer."""
     data, copy = tmp_path / "data", near / "copy.json"
-    with start(data) as terminal:
+    with start(data, "--draft", draft) as terminal:
         terminal.wait_for("demo", 10)
         terminal.type(STORY)  # while the model loads
         terminal.wait_for(STORY, 10)
@@ -131,7 +135,7 @@ def test_a_conversation_is_stopped_asked_again_saved_and_resumed(tmp_path: Path,
     said = Conversation.read(copy).messages
     assert [message.role for message in said] == ["user", "assistant"] * 2
 
-    with start(data, "--resume") as terminal:
+    with start(data, "--resume", "--draft", "none") as terminal:
         said_before = words_of(second.content)
         terminal.wait_until(lambda: said_before in words_of(terminal.screen()), "what was said before")
         assert "capital of France" in terminal.wait_for(READY)
@@ -139,6 +143,22 @@ def test_a_conversation_is_stopped_asked_again_saved_and_resumed(tmp_path: Path,
         terminal.wait_until(answered(data, 3), "a third answer")
         talk = conversation(data)
         assert talk is not None and talk.messages[:4] == said and talk.params.max_tokens == 12
+        said = talk.messages
+
+        terminal.wait_for(READY)
+        terminal.send("/set max_tokens=500")
+        terminal.send(STORY)
+        terminal.wait_until(lambda: len(shown_of_answer(terminal.screen())) > 30, "an answer")
+        seen = shown_of_answer(terminal.screen())
+        time.sleep(SAVED_WITHIN + 0.5)
+        os.kill(terminal.pid(), signal.SIGKILL)
+        terminal.wait_until(lambda: terminal.exit_code() is not None, "an end of the program")
+    talk = conversation(data)
+    assert talk is not None and talk.messages[:6] == said
+    question, answer = talk.messages[6:]
+    assert (question.role, answer.role) == ("user", "assistant")
+    assert question.content == STORY and answer.finish is None
+    assert words_of(answer.content).startswith(seen)
 
 
 def new_and_known(figures: str) -> tuple[int, int]:
@@ -149,24 +169,8 @@ def new_and_known(figures: str) -> tuple[int, int]:
     return int(new), int(known)
 
 
-def test_what_was_said_outlives_a_kill(tmp_path: Path) -> None:
-    with start(tmp_path, "--draft", "none") as terminal:
-        terminal.wait_for(READY)
-        terminal.send(STORY)
-        terminal.wait_until(lambda: len(shown_of_answer(terminal.screen())) > 100, "an answer")
-        seen = shown_of_answer(terminal.screen())
-        time.sleep(SAVED_WITHIN + 0.5)
-        os.kill(terminal.pid(), signal.SIGKILL)
-        terminal.wait_until(lambda: terminal.exit_code() is not None, "an end of the program")
-    talk = conversation(tmp_path)
-    assert talk is not None and [message.role for message in talk.messages] == ["user", "assistant"]
-    question, answer = talk.messages
-    assert question.content == STORY and answer.finish is None
-    assert words_of(answer.content).startswith(seen)
-
-
 def shown_of_answer(screen: str) -> str:
-    """The letters between the question and the line that tells what the machine does."""
+    """The letters between the last such question and the line that tells what the machine does."""
     lines = screen.rstrip().splitlines()
     asked = [number for number, line in enumerate(lines) if STORY in line and "·" not in line]
     return words_of("".join(lines[asked[-1] + 1 : -2])) if asked else ""
