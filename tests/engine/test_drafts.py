@@ -166,7 +166,7 @@ class Hostile:
 
 @pytest.mark.parametrize(
     ("budget", "verify"),
-    some([(2, "coupled"), (7, "plain"), (64, "coupled"), (64, "plain")], (7, "plain"), (64, "coupled")),
+    some([(2, "coupled"), (7, "plain"), (64, "coupled"), (64, "plain")], (64, "coupled")),
 )
 def test_hostile_sources_beside_others(
     folder: Path, budget: int, verify: str, expected: dict[tuple[float, int], tuple[int, ...]]
