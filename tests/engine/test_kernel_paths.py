@@ -27,7 +27,6 @@ PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
             *(("triton", family, 4) for family in ("gemma2", "gpt_oss")),  # in Python, seconds for each token
         ],
         ("reference", "gpt_oss", 12),
-        ("eager", "gemma2", 12),
         ("eager", "gpt_oss", 12),
         ("triton", "gpt_oss", 4),
     ),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from offspec import Engine, RequestError, SamplingParams, TextDelta
+from tests.support.products import some
 from tests.support.tiny_models import disturb, tiny_engine, write_model
 
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
@@ -55,8 +56,14 @@ def params(rules: dict[str, Any], temperature: float) -> SamplingParams:
     )
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(
+    ("name", "temperature"),
+    some(
+        [(name, temperature) for name in RULES for temperature in (0.0, 0.8)],
+        *((name, 0.8) for name in RULES),
+        ("all", 0.0),
+    ),
+)
 def test_speculation_changes_nothing(engine: Engine, name: str, temperature: float) -> None:
     asked = params(RULES[name], temperature)
     for prompt in (PROMPT, [7, 8, 7, 8, 7]):

@@ -173,7 +173,7 @@ def _steps(
 
 
 @pytest.mark.parametrize("lean", [False, True])
-@pytest.mark.parametrize("budget", [1, 5, 64])
+@pytest.mark.parametrize("budget", some([1, 5, 64], 5))
 def test_steps_leave_the_draft_empty(model: Path, expected: tuple[int, ...], lean: bool, budget: int) -> None:
     with tiny_engine(model, model, budget=64, lean=lean) as engine:
         draft = _drafter(engine)._model
