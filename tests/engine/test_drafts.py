@@ -234,7 +234,7 @@ def test_heads_are_planned_for(folder: Path, monkeypatch: pytest.MonkeyPatch, tm
         assert engine.plan == plan
 
 
-@pytest.mark.parametrize("main", ["medusa", "near"])
+@pytest.mark.parametrize("main", some(["medusa", "near"], "near"))
 def test_lookups_guess_where_by_the_plan_no_draft_pays(
     folder: Path, world: World, tmp_path: Path, main: str
 ) -> None:

@@ -73,10 +73,11 @@ def test_speculation_changes_nothing(engine: Engine, name: str, temperature: flo
         assert result.token_ids != free.token_ids, "the rule is felt"
 
 
-def test_a_draft_that_does_not_see_the_noise(models: tuple[Path, Path], engine: Engine) -> None:
+@pytest.mark.parametrize("count", some([3, len(RULES)], 3))
+def test_a_draft_that_does_not_see_the_noise(count: int, models: tuple[Path, Path], engine: Engine) -> None:
     target, near = models
     with tiny_engine(target, near, budget=16, width=4, verify="plain") as plain:
-        for rules in RULES.values():
+        for rules in list(RULES.values())[-count:]:
             asked = params(rules, 0.8)
             result = plain.generate(PROMPT, asked, check=True)
             assert result.mismatches == ()

@@ -65,7 +65,7 @@ def _state(engine: Engine) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("seconds", some([0.0, 0.02], 0.02))
-@pytest.mark.parametrize("name", PLACEMENTS)
+@pytest.mark.parametrize("name", some(PLACEMENTS, "one slot", "streamed with its head", "copied and read"))
 def test_what_follows_a_trial_is_what_would_have_come(
     model: Path, expected: tuple[int, ...], name: str, seconds: float
 ) -> None:

@@ -102,14 +102,14 @@ def test_a_conversation_outlives_its_process(draft: str, tmp_path: Path, near: P
         terminal.wait_for("stopped")
         terminal.wait_for(READY)
 
-        terminal.send("/set max_tokens=12")
+        terminal.send("/set max_tokens=6")
         terminal.send("/retry")
         terminal.wait_until(lambda: last(data) not in (stopped, None), "another answer")
         terminal.wait_until(answered(data, 1), "an end of the answer")
         again = last(data)
         assert again is not None and again.finish == "length" and again.figures is not None
         shorter, longer = sorted((again.content, stopped.content), key=len)
-        assert again.figures.tokens == 12 and longer.startswith(shorter)
+        assert again.figures.tokens == 6 and longer.startswith(shorter)
 
         terminal.wait_for(READY)
         terminal.send("What is the capital of France?")
@@ -142,7 +142,7 @@ def test_a_conversation_outlives_its_process(draft: str, tmp_path: Path, near: P
         terminal.send("And of Italy?")
         terminal.wait_until(answered(data, 3), "a third answer")
         talk = conversation(data)
-        assert talk is not None and talk.messages[:4] == said and talk.params.max_tokens == 12
+        assert talk is not None and talk.messages[:4] == said and talk.params.max_tokens == 6
         said = talk.messages
 
         terminal.wait_for(READY)
