@@ -24,6 +24,7 @@ pytestmark = [
 ]
 READY = "Enter sends"
 STORY = "Write a long story about a lighthouse."
+TALE = "Write a long tale about a harbour."
 SAVED_WITHIN = 2.0  # seconds after it was said
 
 
@@ -147,7 +148,7 @@ def test_a_conversation_outlives_its_process(draft: str, tmp_path: Path, near: P
 
         terminal.wait_for(READY)
         terminal.send("/set max_tokens=500")
-        terminal.send(STORY)
+        terminal.send(TALE)
         terminal.wait_until(lambda: len(shown_of_answer(terminal.screen())) > 30, "an answer")
         seen = shown_of_answer(terminal.screen())
         time.sleep(SAVED_WITHIN + 0.5)
@@ -157,7 +158,7 @@ def test_a_conversation_outlives_its_process(draft: str, tmp_path: Path, near: P
     assert talk is not None and talk.messages[:6] == said
     question, answer = talk.messages[6:]
     assert (question.role, answer.role) == ("user", "assistant")
-    assert question.content == STORY and answer.finish is None
+    assert question.content == TALE and answer.finish is None
     assert words_of(answer.content).startswith(seen)
 
 
@@ -170,7 +171,7 @@ def new_and_known(figures: str) -> tuple[int, int]:
 
 
 def shown_of_answer(screen: str) -> str:
-    """The letters between the last such question and the line that tells what the machine does."""
+    """The letters between the last question and the line that tells what the machine does."""
     lines = screen.rstrip().splitlines()
-    asked = [number for number, line in enumerate(lines) if STORY in line and "·" not in line]
+    asked = [number for number, line in enumerate(lines) if TALE in line and "·" not in line]
     return words_of("".join(lines[asked[-1] + 1 : -2])) if asked else ""
