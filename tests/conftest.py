@@ -76,6 +76,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if os.environ.get("TRITON_INTERPRET", "0") in ("", "0"):
         for item in filter(_is_interpreted, items):
             item.add_marker(pytest.mark.skip(reason="kernels are compiled here; set TRITON_INTERPRET=1"))
+    elif any(map(_is_interpreted, items)):
+        from tests.support.interpreter import patch_once  # only now: it needs triton
+
+        patch_once()
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

@@ -13,6 +13,7 @@ import torch
 from offspec.core.openmp import SPINS, unlimited_spinning
 from offspec.model import contention as module
 from offspec.model.contention import Contention
+from tests.support.products import some
 
 SECOND = 1_000_000_000
 
@@ -39,11 +40,22 @@ def run(code: str, *arguments: str, **variables: str) -> str:
     return ran.stdout.strip()
 
 
-@pytest.mark.parametrize("first", ["import offspec; offspec.load", "import bench"])
-def test_spinning_is_limited_before_torch_is_loaded(first: str) -> None:
+@pytest.mark.parametrize(
+    ("first", "policy"),
+    some(
+        [
+            (first, policy)
+            for first in ("import offspec; offspec.load", "import bench")
+            for policy in (None, "passive")
+        ],
+        ("import bench", None),
+        ("import bench", "passive"),
+    ),
+)
+def test_spinning_is_limited_before_torch_is_loaded(first: str, policy: str | None) -> None:
     code = f"{first}; import os; print(os.environ.get('GOMP_SPINCOUNT'), os.environ.get('OMP_WAIT_POLICY'))"
-    assert run(code) == f"{SPINS} None"
-    assert run(code, OMP_WAIT_POLICY="passive") == "None passive"
+    variables = {"OMP_WAIT_POLICY": policy} if policy else {}
+    assert run(code, **variables) == ("None passive" if policy else f"{SPINS} None")
 
 
 def test_the_command_limits_spinning() -> None:
@@ -65,6 +77,7 @@ def test_torch_that_came_first_is_told(tmp_path: Path) -> None:
 import sys
 if sys.argv[2] == "first":
     import torch
+import os
 import offspec
 def tell(event):
     if isinstance(event, offspec.Notice) and "spin" in event.text:
@@ -75,11 +88,13 @@ except offspec.ModelNotFoundError:
     pass
 else:
     print("there was a model")
+print(os.environ.get("GOMP_SPINCOUNT"), os.environ.get("OMP_WAIT_POLICY"))
 """
     nowhere = str(tmp_path / "nowhere")
     told = run(code, nowhere, "first", OMP_NUM_THREADS="2")
-    assert f"GOMP_SPINCOUNT={SPINS}" in told and len(told.splitlines()) == 1
-    assert run(code, nowhere, "later", OMP_NUM_THREADS="2") == ""
+    notice, variables = told.splitlines()
+    assert f"GOMP_SPINCOUNT={SPINS}" in notice and variables == "None None"
+    assert run(code, nowhere, "later", OMP_NUM_THREADS="2") == f"{SPINS} None", "nothing is told"
 
 
 @pytest.mark.usefixtures("two_threads")

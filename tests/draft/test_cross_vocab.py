@@ -29,6 +29,7 @@ from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
 from offspec_planners.acceptance import Calibration
 from tests.draft.asking import CALLS, CHAINS, TOKENS, ask, paths, tree_below
+from tests.support.products import some
 from tests.support.tiny_models import VOCABULARY, load_all, open_model, write_model
 
 IDS = [1, 5, 9, 17, 33, 64, 20, 21, 22, 9]
@@ -212,7 +213,7 @@ def answer(target: LoadedModel, drafter: Drafter | None, params: SamplingParams,
     return sequence.ids[len(IDS) : len(IDS) + most]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("temperature", some([0.0, 0.7], 0.7))
 @pytest.mark.parametrize("lacking", [(), (40, 41, 42, 43)])
 def test_the_target_says_what_it_says(
     folder: Path, shuffled: Path, target: Any, temperature: float, lacking: tuple[int, ...], tmp_path: Path

@@ -12,6 +12,7 @@ from offspec.draft.heads.state_drafter import StateDrafter
 from offspec.model.parts import TargetParts
 from tests.draft.eagle_heads import open_head
 from tests.support.eagle_files import LAYERS, Head, make_head, write_head
+from tests.support.products import some
 from tests.support.tiny_models import VOCABULARY, load_all, open_model, reference, tiny_engine, write_model
 
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
@@ -59,8 +60,14 @@ def test_states_are_the_targets_and_answers_its_own(kind: str, folder: Path, tmp
             torch.testing.assert_close(known, wanted, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("vocabulary", [VOCABULARY - 2, VOCABULARY + 2])
-@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+@pytest.mark.parametrize(
+    ("kind", "vocabulary"),
+    some(
+        [(kind, VOCABULARY + more) for kind in ("eagle", "eagle3") for more in (-2, 2)],
+        ("eagle", VOCABULARY + 2),
+        ("eagle3", VOCABULARY - 2),
+    ),
+)
 def test_a_vocabulary_with_another_padding(
     kind: str, vocabulary: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

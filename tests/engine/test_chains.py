@@ -12,14 +12,21 @@ from offspec.draft.mix.mixture import Asked
 from offspec.engine.decode import DecodeState
 from offspec.model.probe import build
 from offspec.model.probe.compare import Behaviour
+from tests.support.products import some
 from tests.support.tiny_models import tiny_engine, write_model
 
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
 SETTINGS = [SamplingParams(max_tokens=24, ignore_eos=True, temperature=t, seed=3) for t in (0.0, 0.9)]
 
 
-@pytest.mark.parametrize("verify", ["coupled", "plain"])
-@pytest.mark.parametrize("draft", ["itself", "suffix"])
+@pytest.mark.parametrize(
+    ("draft", "verify"),
+    some(
+        [(draft, verify) for draft in ("itself", "suffix") for verify in ("coupled", "plain")],
+        ("itself", "plain"),
+        ("suffix", "coupled"),
+    ),
+)
 def test_guesses_are_single_paths(
     verify: str, draft: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,29 +3,31 @@
 from collections import Counter
 from pathlib import Path
 
+import pytest
 import torch
 from scipy.stats import chisquare
 
 from offspec import SamplingParams
+from tests.support.products import some
 from tests.support.tiny_models import tiny_engine, write_model
 
 PROMPT = [4, 5, 6]
-SEEDS = 1500
 
 
-def test_two_sampled_tokens_follow_the_exact_distribution(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seeds", some([500, 1500], 500))
+def test_two_sampled_tokens_follow_the_exact_distribution(seeds: int, tmp_path: Path) -> None:
     target = write_model(tmp_path / "target", spread=0.25, vocab_size=12, num_hidden_layers=1)
     draft = write_model(tmp_path / "draft", vocab_size=12, num_hidden_layers=1, seed=4)
     counts: Counter[tuple[int, ...]] = Counter()
     with tiny_engine(target, draft, budget=16, width=4, resident=(0,)) as engine:
-        for seed in range(SEEDS):
+        for seed in range(seeds):
             params = SamplingParams(temperature=1.0, seed=seed, max_tokens=2, ignore_eos=True)
             counts[engine.generate(PROMPT, params).token_ids] += 1
     exact = _pairs(target)
-    expected = {pair: probability * SEEDS for pair, probability in exact.items()}
+    expected = {pair: probability * seeds for pair, probability in exact.items()}
     common = [pair for pair, count in expected.items() if count >= 5]
-    observed = [counts[pair] for pair in common] + [SEEDS - sum(counts[pair] for pair in common)]
-    wanted = [expected[pair] for pair in common] + [SEEDS - sum(expected[pair] for pair in common)]
+    observed = [counts[pair] for pair in common] + [seeds - sum(counts[pair] for pair in common)]
+    wanted = [expected[pair] for pair in common] + [seeds - sum(expected[pair] for pair in common)]
     assert len(common) > 10
     assert chisquare(observed, wanted).pvalue > 1e-3
 

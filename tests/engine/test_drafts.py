@@ -69,18 +69,22 @@ def expected(folder: Path) -> dict[tuple[float, int], tuple[int, ...]]:
         }
 
 
+@pytest.mark.parametrize("all_prompts", some([False, True], False))
 @pytest.mark.parametrize("temperature", some(TEMPERATURES, 1.0))
 def test_each_source_and_every_mixture_in_one_engine(
     engine: Engine,
     names: list[str],
     expected: dict[tuple[float, int], tuple[int, ...]],
     temperature: float,
+    all_prompts: bool,
 ) -> None:
-    """One request after another, each with other sources and half of them with another prompt."""
+    """One request after another, each with other sources, on two prompts or on one of them by turns."""
+    prompts = (PROMPT, COPIED)
     alone = [[name] for name in (*names, "suffix", "lookup")]
     mixed = [["suffix", *pair] for pair in pairwise(names)]
-    for drafts in [*alone, ["none"], *mixed, [*names, "suffix", "lookup"], ["suffix", "lookup"], *alone]:
-        for prompt in (PROMPT, COPIED):
+    asked = [*alone, ["none"], *mixed, [*names, "suffix", "lookup"], ["suffix", "lookup"], *alone]
+    for turn, drafts in enumerate(asked):
+        for prompt in prompts if all_prompts else prompts[turn % 2 :][:1]:
             found = engine.generate(prompt, params(temperature), draft=drafts)
             assert found.token_ids == expected[temperature, len(prompt)], drafts
             assert {name for name, _ in found.guessed_by} <= set(drafts)
@@ -115,7 +119,7 @@ def test_a_request_takes_what_is_loaded_and_nothing_else(engine: Engine, names: 
 
 
 @pytest.mark.parametrize("temperature", some(TEMPERATURES, 1.0))
-@pytest.mark.parametrize("draft", ["near", "far", "unlike"])
+@pytest.mark.parametrize("draft", some(["near", "far", "unlike"], "near", "unlike"))
 def test_models_that_guess_well_badly_and_in_other_words(
     folder: Path, draft: str, temperature: float, expected: dict[tuple[float, int], tuple[int, ...]]
 ) -> None:
@@ -166,7 +170,7 @@ class Hostile:
 
 @pytest.mark.parametrize(
     ("budget", "verify"),
-    some([(2, "coupled"), (7, "plain"), (64, "coupled"), (64, "plain")], (7, "plain"), (64, "coupled")),
+    some([(2, "coupled"), (7, "plain"), (64, "coupled"), (64, "plain")], (64, "coupled")),
 )
 def test_hostile_sources_beside_others(
     folder: Path, budget: int, verify: str, expected: dict[tuple[float, int], tuple[int, ...]]
@@ -230,7 +234,7 @@ def test_heads_are_planned_for(folder: Path, monkeypatch: pytest.MonkeyPatch, tm
         assert engine.plan == plan
 
 
-@pytest.mark.parametrize("main", ["medusa", "near"])
+@pytest.mark.parametrize("main", some(["medusa", "near"], "near"))
 def test_lookups_guess_where_by_the_plan_no_draft_pays(
     folder: Path, world: World, tmp_path: Path, main: str
 ) -> None:

@@ -35,7 +35,7 @@ PLACEMENTS = {
 }
 
 
-@pytest.fixture(params=sorted(PLACEMENTS))
+@pytest.fixture(params=some(sorted(PLACEMENTS), "tiers"))
 def placement(request: pytest.FixtureRequest) -> Placement:
     return PLACEMENTS[request.param]
 

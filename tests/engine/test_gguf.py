@@ -76,7 +76,7 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("family", some(FAMILIES, "llama", "gemma3", "phi3"))
+@pytest.mark.parametrize("family", some(FAMILIES, "llama", "gemma3"))
 def test_the_tokens_of_the_same_weights_stored_whole(tmp_path: Path, family: str) -> None:
     """With a draft and without, streamed and in memory, greedy and sampled."""
     file = tmp_path / "tiny.gguf"

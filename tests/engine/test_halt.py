@@ -17,6 +17,7 @@ from offspec.engine.drafting import Request
 from offspec.engine.engine import Engine
 from offspec.engine.request import RunningRequest
 from offspec_planners.placement import Placement, Tier
+from tests.support.products import some
 from tests.support.tiny_models import tiny_engine, write_model
 
 PROMPT = [5, 9, 17, 33, 64]
@@ -60,7 +61,7 @@ def _halted(engine: Engine, striker: Striker) -> tuple[Result, str]:
     raise AssertionError("a stream ends with Finished")
 
 
-@pytest.mark.parametrize("draft", ["none", "auto", "good"])
+@pytest.mark.parametrize("draft", some(["none", "auto", "good"], "auto"))
 @pytest.mark.parametrize("placement", [None, TIERS], ids=["memory", "tiers"])
 def test_halted_at_any_moment(
     model: Path, expected: tuple[int, ...], draft: str, placement: Placement | None
@@ -125,7 +126,7 @@ def test_halting_breaks_a_pass_off_between_layers(model: Path) -> None:
         assert len(chunks) > 4 * 4, "no look between the chunks of a layer"
 
 
-@pytest.mark.parametrize("draft", ["none", "auto", "good"])
+@pytest.mark.parametrize("draft", some(["none", "auto", "good"], "none", "good"))
 def test_what_a_face_is_told(model: Path, draft: str) -> None:
     told = list[Event]()
     with tiny_engine(

@@ -52,9 +52,7 @@ def expected(models: tuple[Path, Path, Path]) -> dict[float, tuple[int, ...]]:
     some(
         [((), 1), ((), 2), ((), 3), ((), 5), ((), 9), ((0, 2, 4), 2), ((1,), 2), (range(5), 0)],
         ((), 1),
-        ((), 3),
         ((0, 2, 4), 2),
-        (range(5), 0),
     ),
 )
 def test_any_placement_and_ring(
@@ -76,7 +74,7 @@ _TIERS = {"v": Tier.DEVICE, "h": Tier.HOST, "d": Tier.DISK}
 
 @pytest.mark.parametrize("slots", some([1, 2, 4], 2))
 @pytest.mark.parametrize("head", "vhd")
-@pytest.mark.parametrize("tiers", some(["ddddd", "hhhhh", "vhdhv", "dhdhd", "vvvvv"], "ddddd", "vhdhv"))
+@pytest.mark.parametrize("tiers", some(["ddddd", "hhhhh", "vhdhv", "dhdhd", "vvvvv"], "vhdhv"))
 def test_any_tiers(
     models: tuple[Path, Path, Path],
     expected: dict[float, tuple[int, ...]],
@@ -145,7 +143,6 @@ def test_each_block_of_a_head_has_its_own_bias(tmp_path: Path) -> None:
     some(
         [(1, 1), (2, 5), (2, 32), (7, 1), (7, 32), (64, 5), (64, 32), (256, 1), (256, 32)],
         (2, 5),
-        (7, 32),
         (64, 5),
     ),
 )
@@ -213,7 +210,7 @@ def _not_again(*given: object) -> None:
     raise AssertionError("a kept plan needs no measuring")
 
 
-@pytest.mark.parametrize("size", [80, 112])
+@pytest.mark.parametrize("size", some([80, 112], 80))
 def test_heads_padded_to_different_sizes(
     models: tuple[Path, Path, Path], expected: dict[float, tuple[int, ...]], size: int, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ from offspec.core.errors import CheckpointError, MissingTensorError
 from offspec.model.attention import TreeContext
 from offspec_planners.placement import Placement
 from tests.support import packers
+from tests.support.products import some
 from tests.support.tiny_models import nothing, open_model, tiny_engine, write_model
 
 IDS = torch.tensor([5, 9, 17, 33, 64, 20, 21, 22, 9, 41, 3, 90])
@@ -133,7 +134,7 @@ class World:
     hostile: Path
 
 
-@pytest.fixture(scope="module", params=list(CASES))
+@pytest.fixture(scope="module", params=some(CASES, "nf4", "gptq by importance", "compressed int4", "fp8"))
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("models")
     case = CASES[request.param]
@@ -201,7 +202,7 @@ def test_tokens_do_not_depend_on_the_guesses(world: World) -> None:
                 assert results[0].tokens_per_pass > 2
 
 
-@pytest.mark.parametrize("name", ["gptq", "compressed int4", "fp8"])
+@pytest.mark.parametrize("name", some(["gptq", "compressed int4", "fp8"], "gptq"))
 @pytest.mark.parametrize(("family", "which"), [("qwen3_moe", ".experts."), ("llama", "lm_head")])
 def test_packed_experts_and_heads(family: str, which: str, name: str, tmp_path: Path) -> None:
     """Experts that become one parameter, and a head, against the same values stored whole."""

@@ -52,7 +52,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return target, draft
 
 
-@pytest.fixture(scope="module", params=RULES)
+@pytest.fixture(scope="module", params=some(RULES, "coupled", "suffix", "sequoia"))
 def engine(request: pytest.FixtureRequest, models: tuple[Path, Path]) -> Iterator[Engine]:
     target, draft = models
     given = {"draft": str(draft), "dtype": "float32", "context": 500, "budget": 16, "width": 4}

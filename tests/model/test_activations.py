@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from offspec.model.activations import evenly, make_even
+from tests.support.products import some
 
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
@@ -17,7 +18,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-@pytest.fixture(params=[1, 2, 3, 5])
+@pytest.fixture(params=some([1, 2, 3, 5], 1, 3))
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)

@@ -14,6 +14,7 @@ from offspec.model.fused import weights as lean_weights
 from offspec.model.fused.forward import LeanModel, lean_model
 from offspec.model.loaded import LoadedModel
 from offspec.model.runner import TreeModel
+from tests.support.products import some
 from tests.support.tiny_models import CALIBRATION, FAMILIES, load_all, open_model, write_model
 
 _CPU = torch.device("cpu")
@@ -71,7 +72,7 @@ def _take(model: LoadedModel, *, static: bool | None = None) -> LeanModel:
     return found
 
 
-@pytest.fixture(params=sorted(PLAIN))
+@pytest.fixture(params=some(sorted(PLAIN), "mistral", "qwen2", "qwen3, head size of its own"))
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[LoadedModel, LoadedModel]:
     family, overrides = PLAIN[request.param]
     folder = write_model(tmp_path / "model", family, spread=_SPREAD, **overrides)

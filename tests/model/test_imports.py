@@ -34,6 +34,7 @@ def _opened(model: str) -> Any:
     return json.loads(subprocess.check_output(command, text=True, env=paths).splitlines()[-1])
 
 
+@pytest.mark.exhaustive  # a GGUF file needs more
 def test_a_model_of_safetensors_is_opened_without_what_it_does_not_need(tmp_path: Path) -> None:
     found = _opened(str(write_model(tmp_path / "model")))
     assert not {*UNUSED, "gguf"} & set(found["modules"])

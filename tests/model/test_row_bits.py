@@ -22,6 +22,7 @@ from offspec.model.skeleton import Skeleton
 from offspec_planners.placement import Placement
 from tests.support import packers
 from tests.support.packed_models import packed_checkpoint, to_grouped
+from tests.support.products import some
 from tests.support.tiny_models import FAMILIES, VOCABULARY, nothing, open_model, write_model
 
 _POSITION, _TOKEN = 37, 5
@@ -60,7 +61,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return write_model(tmp_path_factory.mktemp("model"), request.param, spread=0.3)
 
 
-@pytest.fixture(params=DTYPES, ids=str)
+@pytest.fixture(params=some(DTYPES, torch.bfloat16), ids=str)
 def model(folder: Path, request: pytest.FixtureRequest) -> Iterator[LoadedModel]:
     loaded = open_model(folder, request.param)
     layers = range(len(loaded.layers))
@@ -119,7 +120,7 @@ _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False,
 _WIDE = {"hidden_size": 64, "intermediate_size": 128}
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", some(DTYPES, torch.bfloat16), ids=str)
 @pytest.mark.parametrize("format", ["awq", "gptq", "grouped"])
 def test_the_bits_of_a_row_with_packed_weights(tmp_path: Path, format: str, dtype: torch.dtype) -> None:
     """Values that lie as rows, and as columns."""

@@ -65,7 +65,7 @@ def _state(engine: Engine) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("seconds", some([0.0, 0.02], 0.02))
-@pytest.mark.parametrize("name", PLACEMENTS)
+@pytest.mark.parametrize("name", some(PLACEMENTS, "one slot", "streamed with its head", "copied and read"))
 def test_what_follows_a_trial_is_what_would_have_come(
     model: Path, expected: tuple[int, ...], name: str, seconds: float
 ) -> None:
@@ -173,7 +173,7 @@ def _steps(
 
 
 @pytest.mark.parametrize("lean", [False, True])
-@pytest.mark.parametrize("budget", [1, 5, 64])
+@pytest.mark.parametrize("budget", some([1, 5, 64], 5))
 def test_steps_leave_the_draft_empty(model: Path, expected: tuple[int, ...], lean: bool, budget: int) -> None:
     with tiny_engine(model, model, budget=64, lean=lean) as engine:
         draft = _drafter(engine)._model

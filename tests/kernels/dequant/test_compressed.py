@@ -16,6 +16,7 @@ from offspec_kernels.dequant import dequantise
 from offspec_kernels.dequant.compressed import CompressedInt
 from offspec_kernels.errors import ArgumentError
 from tests.kernels.dequant.scaled_cases import DTYPES, PATHS, check, scales, words
+from tests.support.products import some
 
 GROUPS = [None, 0, 32]
 
@@ -64,7 +65,7 @@ def by_library(format: CompressedInt, parts: dict[str, Tensor], shape: tuple[int
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("zero_point", [False, True])
 @pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize("bits", some(range(1, 9), 3, 4, 8))
 def test_packed(bits: int, group: int | None, zero_point: bool, path: Backend) -> None:
     format, shape = CompressedInt(bits, True, group, zero_point), (9, 96)
     parts = make(format, shape)

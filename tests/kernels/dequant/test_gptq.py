@@ -14,6 +14,7 @@ from offspec_kernels.dequant import dequantise
 from offspec_kernels.dequant.gptq import Gptq
 from offspec_kernels.errors import ArgumentError
 from tests.kernels.dequant.scaled_cases import DTYPES, PATHS, check, scales, words
+from tests.support.products import some
 
 
 def make(format: Gptq, shape: tuple[int, int], seed: int = 0, odd: float = 0.0) -> dict[str, Tensor]:
@@ -58,7 +59,7 @@ def one_by_one(format: Gptq, parts: dict[str, Tensor], shape: tuple[int, int]) -
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("act_order", [False, True])
 @pytest.mark.parametrize("plus", [False, True])
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("bits", some([2, 3, 4, 8], 3, 4))
 def test_as_published(bits: int, plus: bool, act_order: bool, path: Backend) -> None:
     format, shape = Gptq(bits, 32, act_order, plus), (32, 64)
     parts = make(format, shape)

@@ -13,6 +13,7 @@ import pytest
 
 from offspec.chat.conversation import Conversation, Message
 from offspec.checkpoint.open import DEMO_PACKAGE, open_checkpoint
+from tests.support.products import some
 from tests.support.tmux import HAS_TMUX, Tmux
 
 pytestmark = [
@@ -23,6 +24,7 @@ pytestmark = [
 ]
 READY = "Enter sends"
 STORY = "Write a long story about a lighthouse."
+TALE = "Write a long tale about a harbour."
 SAVED_WITHIN = 2.0  # seconds after it was said
 
 
@@ -83,9 +85,12 @@ def near() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_a_conversation_is_stopped_asked_again_saved_and_resumed(tmp_path: Path, near: Path) -> None:
+# A substitute takes many seconds to make.
+@pytest.mark.parametrize("draft", some(["auto", "suffix"], "suffix"))
+def test_a_conversation_outlives_its_process(draft: str, tmp_path: Path, near: Path) -> None:
+    """It is stopped, asked again, saved, resumed, and killed in the middle of an answer."""
     data, copy = tmp_path / "data", near / "copy.json"
-    with start(data) as terminal:
+    with start(data, "--draft", draft) as terminal:
         terminal.wait_for("demo", 10)
         terminal.type(STORY)  # while the model loads
         terminal.wait_for(STORY, 10)
@@ -98,14 +103,14 @@ def test_a_conversation_is_stopped_asked_again_saved_and_resumed(tmp_path: Path,
         terminal.wait_for("stopped")
         terminal.wait_for(READY)
 
-        terminal.send("/set max_tokens=12")
+        terminal.send("/set max_tokens=6")
         terminal.send("/retry")
         terminal.wait_until(lambda: last(data) not in (stopped, None), "another answer")
         terminal.wait_until(answered(data, 1), "an end of the answer")
         again = last(data)
         assert again is not None and again.finish == "length" and again.figures is not None
         shorter, longer = sorted((again.content, stopped.content), key=len)
-        assert again.figures.tokens == 12 and longer.startswith(shorter)
+        assert again.figures.tokens == 6 and longer.startswith(shorter)
 
         terminal.wait_for(READY)
         terminal.send("What is the capital of France?")
@@ -131,14 +136,30 @@ def test_a_conversation_is_stopped_asked_again_saved_and_resumed(tmp_path: Path,
     said = Conversation.read(copy).messages
     assert [message.role for message in said] == ["user", "assistant"] * 2
 
-    with start(data, "--resume") as terminal:
+    with start(data, "--resume", "--draft", "none") as terminal:
         said_before = words_of(second.content)
         terminal.wait_until(lambda: said_before in words_of(terminal.screen()), "what was said before")
         assert "capital of France" in terminal.wait_for(READY)
         terminal.send("And of Italy?")
         terminal.wait_until(answered(data, 3), "a third answer")
         talk = conversation(data)
-        assert talk is not None and talk.messages[:4] == said and talk.params.max_tokens == 12
+        assert talk is not None and talk.messages[:4] == said and talk.params.max_tokens == 6
+        said = talk.messages
+
+        terminal.wait_for(READY)
+        terminal.send("/set max_tokens=500")
+        terminal.send(TALE)
+        terminal.wait_until(lambda: len(shown_of_answer(terminal.screen())) > 30, "an answer")
+        seen = shown_of_answer(terminal.screen())
+        time.sleep(SAVED_WITHIN + 0.5)
+        os.kill(terminal.pid(), signal.SIGKILL)
+        terminal.wait_until(lambda: terminal.exit_code() is not None, "an end of the program")
+    talk = conversation(data)
+    assert talk is not None and talk.messages[:6] == said
+    question, answer = talk.messages[6:]
+    assert (question.role, answer.role) == ("user", "assistant")
+    assert question.content == TALE and answer.finish is None
+    assert words_of(answer.content).startswith(seen)
 
 
 def new_and_known(figures: str) -> tuple[int, int]:
@@ -149,24 +170,8 @@ def new_and_known(figures: str) -> tuple[int, int]:
     return int(new), int(known)
 
 
-def test_what_was_said_outlives_a_kill(tmp_path: Path) -> None:
-    with start(tmp_path, "--draft", "none") as terminal:
-        terminal.wait_for(READY)
-        terminal.send(STORY)
-        terminal.wait_until(lambda: len(shown_of_answer(terminal.screen())) > 100, "an answer")
-        seen = shown_of_answer(terminal.screen())
-        time.sleep(SAVED_WITHIN + 0.5)
-        os.kill(terminal.pid(), signal.SIGKILL)
-        terminal.wait_until(lambda: terminal.exit_code() is not None, "an end of the program")
-    talk = conversation(tmp_path)
-    assert talk is not None and [message.role for message in talk.messages] == ["user", "assistant"]
-    question, answer = talk.messages
-    assert question.content == STORY and answer.finish is None
-    assert words_of(answer.content).startswith(seen)
-
-
 def shown_of_answer(screen: str) -> str:
-    """The letters between the question and the line that tells what the machine does."""
+    """The letters between the last question and the line that tells what the machine does."""
     lines = screen.rstrip().splitlines()
-    asked = [number for number, line in enumerate(lines) if STORY in line and "·" not in line]
+    asked = [number for number, line in enumerate(lines) if TALE in line and "·" not in line]
     return words_of("".join(lines[asked[-1] + 1 : -2])) if asked else ""

@@ -177,7 +177,7 @@ async def test_two_hundred_turns_are_a_few_widgets(
     assert len(view.entries) == 400
     assert len(view.query(Answer)) + len(view.query(Question)) <= transcript_view.LIVE
     await until(pilot, lambda: view.scroll_y > 0)  # more than a page, one by one
-    for turn in range(30):
+    for turn in range(transcript_view.LIVE):
         await view.ask(f"new {turn}")
         answer = await view.begin_answer()
         answer.write("yes", ())
@@ -207,21 +207,21 @@ async def test_two_hundred_turns_are_a_few_widgets(
 async def test_earlier_turns_come_when_one_scrolls_up(pilot: Pilot[None], app: ChatApp) -> None:
     messages = [
         message
-        for turn in range(50)
+        for turn in range(20)
         for message in (Message("user", f"question {turn}"), Message("assistant", f"answer {turn}"))
     ]
 
     await loaded(pilot)
     await app.transcript.show(messages)
     await pilot.pause()
-    assert "answer 49" in seen(app)
-    for _ in range(60):
+    assert "answer 19" in seen(app)
+    for _ in range(24):
         await pilot.press("pageup")
     await until(pilot, lambda: "question 0" in seen(app))
     assert "earlier" not in seen(app)
-    await pilot.press(*["pagedown"] * 30)
-    await until(pilot, lambda: "answer 49" in seen(app))
-    assert len(said(app)) == 100
+    await pilot.press(*["pagedown"] * 12)
+    await until(pilot, lambda: "answer 19" in seen(app))
+    assert len(said(app)) == 40
 
 
 def test_the_text_is_that_of_the_pieces() -> None:

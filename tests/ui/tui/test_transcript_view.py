@@ -40,18 +40,18 @@ async def test_the_answer_under_way_stays_however_much_is_said_below_it(
     await loaded(pilot)
     view = app.transcript
     answer = await view.begin_answer()
-    for number in range(40):
+    for number in range(24):
         await view.note(f"notice {number}", "notice")
         await pilot.pause()
     assert answer.is_attached
-    assert len(entries_of(view)) == 41
+    assert len(entries_of(view)) == 25
     answer.write("it is here", ())
     answer.finish()
     await settled(pilot)
     await view.note("the last", "notice")
     assert not answer.is_attached
     assert len(entries_of(view)) < 20
-    for _ in range(20):
+    for _ in range(12):
         await pilot.press("pageup")
         await pilot.pause()
     await until(pilot, lambda: "it is here" in seen(app))
