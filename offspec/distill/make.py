@@ -126,8 +126,8 @@ def _open(wanted: Wanted, given: int, device: str, dtype: Dtype, notify: Notify)
     if outline.skeleton.rows.state_bytes:
         family = outline.skeleton.config.model_type
         raise UnsupportedModelError(
-            f"heads for {family} cannot be trained: answers are written many at a time, and its layers carry a "
-            "state that is kept of one text only"
+            f"heads for {family} cannot be trained: answers are written many at a time, and its layers carry "
+            "a state that is kept of one text only"
         )
     longest = min(LONGEST_QUESTION + wanted.length, outline.skeleton.context_length)
     batch, taken = questions_together(outline, longest, given)
