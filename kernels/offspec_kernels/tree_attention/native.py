@@ -37,12 +37,12 @@ _fused = partial(compiled, allow=frozenset({"contract"}))
 _summed = partial(compiled, allow=frozenset({"contract", "reassoc", "nnan", "nsz"}))
 
 
-def _widen(row: Array, is_half: bool, out: Array) -> None:
+def widen(row: Array, is_half: bool, out: Array) -> None:
     """A row of float32, or of 16-bit floats as uint16, in float32."""
     raise NotImplementedError  # works in compiled loops only
 
 
-@overload(_widen)
+@overload(widen)
 def _(row: Any, is_half: Any, out: Any) -> Any:
     if row.dtype == numba.float32:
 
@@ -113,7 +113,7 @@ def _score_keys(
     """Scores [G, P] of queries [G, D] and the rows `chosen` [n] of keys."""
     size = len(wide)
     for j in range(len(chosen)):
-        _widen(keys[chosen[j] * stride : chosen[j] * stride + size], is_half, wide)
+        widen(keys[chosen[j] * stride : chosen[j] * stride + size], is_half, wide)
         for g in range(len(query)):
             total = np.float32(0.0)
             for d in range(size):
@@ -152,7 +152,7 @@ def _bring_values(
     acc[:] = np.float32(0.0)
     for j in range(0, len(chosen), 4):
         for k in range(4):
-            _widen(values[chosen[j + k] * stride : chosen[j + k] * stride + size], is_half, wide[k])
+            widen(values[chosen[j + k] * stride : chosen[j + k] * stride + size], is_half, wide[k])
         for g in range(len(acc)):
             a, b, c, d = weights[g, j], weights[g, j + 1], weights[g, j + 2], weights[g, j + 3]
             for e in range(size):

@@ -41,10 +41,10 @@ def tree_conv(
     if bias is not None:
         check_shape("bias", bias, [inputs.shape[1]])
     chosen = choose_backend(inputs.device, path)
-    if chosen == "eager":
-        from offspec_kernels.tree_conv import eager
+    if chosen == "eager" and inputs.device.type == "cpu":
+        from offspec_kernels.tree_conv import native
 
-        return eager.tree_conv(inputs, window, weight, bias)
+        return native.tree_conv(inputs, window, weight, bias)
     from offspec_kernels.tree_conv import reference
 
     return reference.tree_conv(inputs, window, weight, bias)

@@ -57,8 +57,9 @@ class Update:
 
     @property
     def numbers(self) -> int:
-        """Of a state."""
-        return self.value[0].numel() * self.key.shape[2]
+        """Of a state, and of the rates that are kept with it."""
+        state = self.value[0].numel() * self.key.shape[2]
+        return state if self.rates is None else 2 * state
 
     def nothing(self) -> torch.Tensor:
         """The state before the first row."""
