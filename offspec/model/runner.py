@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 from transformers.modeling_outputs import BaseModelOutputWithPast
-from transformers.utils.generic import ModelOutput
 
 from offspec.model.attention import TreeContext, running, running_context
 from offspec.model.cache import TreeCache
 from offspec.model.head import StreamedHead
 from offspec.model.row_counts import RowCounts
 from offspec.model.skeleton import Skeleton
+from offspec.model.text_part import way_to
 from offspec_kernels.chunks import split_evenly
 
 # Rows that go through a layer together, which bounds the activations of a long prompt; and where memory is so
@@ -47,6 +47,13 @@ class _Part:
     def kept(self) -> int:
         """Rows that are no copies."""
         return self.end - self.start - self.padding
+
+
+class _Given(BaseModelOutputWithPast):
+    """States, and nothing of what else the parts of one family or another return."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
 
 
 class TreeModel:
@@ -89,15 +96,8 @@ class TreeModel:
         self.tapped: dict[int, torch.Tensor] = {}
         self._given: torch.Tensor | None = None
         self._parts: list[_Part] = []  # of the pass that runs
-        self._output: type[ModelOutput] = BaseModelOutputWithPast  # what this family's decoder returns
-        decoder_forward = skeleton.decoder.forward
-
-        def decode(*args: Any, **kwargs: Any) -> Any:
-            if self._given is not None:
-                return self._output(last_hidden_state=self._given)
-            return decoder_forward(*args, **kwargs)
-
-        skeleton.decoder.forward = decode
+        for part in (*way_to(skeleton.model, skeleton.decoder)[1:], skeleton.decoder):
+            part.forward = self._or_given(part.forward)
         for index, layer in enumerate(skeleton.layers):
             layer.forward = self._fed(index, layer.forward, enter, leave)
 
@@ -105,6 +105,14 @@ class TreeModel:
     def streams_head(self) -> bool:
         """Whether the head comes as the last units of a pass, which must then ask for logits."""
         return self._head is not None
+
+    def _or_given(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """A part of the model that hands on the states that are there for the head, instead of making some."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return forward(*args, **kwargs) if self._given is None else _Given(last_hidden_state=self._given)
+
+        return run
 
     def _fed(
         self,
@@ -164,7 +172,6 @@ class TreeModel:
         finally:
             context.padding = self.cache.padding = 0
             context.end = None
-        self._output = type(out)
         states: torch.Tensor = out.last_hidden_state
         return self._without_padding(states[0])
 
@@ -289,9 +296,9 @@ def _joined(values: Sequence[Any]) -> Any:
 
 
 def _rows(value: Any, part: slice, rows: int) -> Any:
-    """The rows of a per-row tensor ([1, T, ...], [1, 1, T, ...], tuples of them); anything else as it is."""
-    if isinstance(value, torch.Tensor) and value.dim() >= 2 and value.shape[0] == 1:
-        if value.shape[1] == rows:
+    """The rows of a per-row tensor ([1, T, ...], [n, 1, T, ...], tuples of them); anything else as it is."""
+    if isinstance(value, torch.Tensor) and value.dim() >= 2:
+        if value.shape[0] == 1 and value.shape[1] == rows:
             return value[:, part]
         if value.dim() >= 3 and value.shape[1] == 1 and value.shape[2] == rows:
             return value[:, :, part]

@@ -12,6 +12,7 @@ from offspec.core.errors import CheckpointError, UnsupportedModelError
 from offspec.model import attention, experts
 from offspec.model.probe.cache_rows import NOTHING_KEPT, CacheRows
 from offspec.model.recurrence.functions import install
+from offspec.model.text_part import text_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +146,14 @@ def _forget_quantisation(config: Any) -> None:
 
 def _find_parts(model: Any, config: Any) -> Skeleton:
     family = config.model_type
-    if not install(model) and not model._supports_attention_backend:  # hybrids often say nothing of it
+    found = _stacks(model, model.get_decoder())
+    if len(found) == 1 and config.sub_configs:
+        model = text_part(model, found[0][0])
+    alone = found[0][0] if len(found) == 1 else model
+    if not install(model) and not alone._supports_attention_backend:  # hybrids often say nothing of it
         raise _closed(config)
     model.tie_weights()
     names = {id(module): name for name, module in model.named_modules()}
-    found = _stacks(model, model.get_decoder())
     output = model.get_output_embeddings()
     if len(found) != 1 or output is None:
         raise UnsupportedModelError(

@@ -18,6 +18,7 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
+from offspec.checkpoint.prefixes import strip_prefixes
 from offspec.checkpoint.quantised.parts import FLOATS, INSTEAD
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight
 from offspec.core.errors import CheckpointError, HeaderError, MissingTensorError
@@ -58,6 +59,19 @@ def map_weights(model: Any, tensors: Mapping[str, Weight]) -> list[WeightRecipe]
     the configuration says.
     """
     wanted = model.state_dict()
+    recipes = _matched(model, wanted, tensors)
+    if missing := _missing(model, wanted, recipes):
+        present = {name for recipe in recipes for name in recipe.names}
+        renamed = strip_prefixes(tensors, {name: tuple(wanted[name].shape) for name in missing}, present)
+        recipes = _matched(model, wanted, renamed)
+    _check(model, wanted, recipes)
+    return recipes
+
+
+def _matched(
+    model: Any, wanted: dict[str, torch.Tensor], tensors: Mapping[str, Weight]
+) -> list[WeightRecipe]:
+    """Recipes for the parameters whose names transformers' mapping finds among those of the tensors."""
     mapping = get_model_conversion_mapping(model)
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
@@ -69,9 +83,7 @@ def map_weights(model: Any, tensors: Mapping[str, Weight]) -> list[WeightRecipe]
             target, pattern = name, None
         if target in wanted:
             gathered.setdefault(target, []).append((tensors[name], pattern or ""))
-    recipes = [_recipe(target, sources, by_pattern) for target, sources in gathered.items()]
-    _check(model, wanted, recipes)
-    return recipes
+    return [_recipe(target, sources, by_pattern) for target, sources in gathered.items()]
 
 
 def _recipe(
@@ -86,12 +98,17 @@ def _recipe(
     return WeightRecipe(names, tuple(sources), converter)
 
 
-def _check(model: Any, wanted: dict[str, torch.Tensor], recipes: list[WeightRecipe]) -> None:
+def _missing(model: Any, wanted: Mapping[str, torch.Tensor], recipes: list[WeightRecipe]) -> list[str]:
+    """Parameters that no recipe makes, less those that may be tied to others."""
     made = {name for recipe in recipes for name in recipe.names}
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
     missing = sorted(name for name in wanted if name not in made and name not in tied)
     # A tie declared by the family holds only where the configuration asks for it; an absent head is tied.
-    missing = [name for name in missing if wanted[name].device.type == "meta"]
+    return [name for name in missing if wanted[name].device.type == "meta"]
+
+
+def _check(model: Any, wanted: dict[str, torch.Tensor], recipes: list[WeightRecipe]) -> None:
+    missing = _missing(model, wanted, recipes)
     if missing:
         raise MissingTensorError(
             f"the checkpoint lacks {missing[0]}"

@@ -154,10 +154,8 @@ def write_config(
     spread: Callable[[torch.Tensor], float] = lambda matrix: 1.5 * matrix.shape[-1] ** -0.5,
 ) -> Path:
     """The same of any configuration, whose matrices have the spread that is given for each."""
-    from transformers import AutoModelForCausalLM
-
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = auto_class(config).from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() >= 2:
@@ -167,6 +165,15 @@ def write_config(
     model.save_pretrained(folder)
     write_tokenizer(folder, config.get_text_config().vocab_size)
     return folder
+
+
+def auto_class(config: Any) -> Any:
+    """What of transformers makes a whole model of a configuration, with all that sees and hears."""
+    from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
+
+    flat = config.get_text_config() is config and type(config) in AutoModelForCausalLM._model_mapping
+    whole = type(config) in AutoModelForMultimodalLM._model_mapping
+    return AutoModelForMultimodalLM if whole and not flat else AutoModelForCausalLM
 
 
 def disturb(folder: Path) -> None:
@@ -279,9 +286,9 @@ def tiny_engine(
 
 def reference(folder: Path, prompt: Sequence[int], tokens: int) -> list[int]:
     """What transformers' own greedy generate says after the prompt."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
 
-    model: Any = AutoModelForCausalLM.from_pretrained(
+    model: Any = auto_class(AutoConfig.from_pretrained(folder)).from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     )
     model.eval()

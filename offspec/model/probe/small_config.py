@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterable
 from copy import deepcopy
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 VOCABULARY = 128
@@ -51,10 +51,23 @@ def small_config(config: Any) -> Any:
     Args:
         config: As transformers reads it; it is left as it is.
     """
-    given = deepcopy(config.to_dict())
     text = config.get_text_config()
-    layers = dict(text.attribute_map).get("num_hidden_layers", "num_hidden_layers")
-    return type(config).from_dict(_shrunk(given, layers))
+    if text is config:
+        layers = dict(config.attribute_map).get("num_hidden_layers", "num_hidden_layers")
+        return type(config).from_dict(_shrunk(deepcopy(config.to_dict()), layers))
+    whole = deepcopy(config)
+    _set_text(whole, whole.get_text_config(), small_config(text))
+    return whole
+
+
+def _set_text(whole: Any, text: Any, small: Any) -> None:
+    """Of what is beside the text nothing is made, so that it may stay as large as it is."""
+    for name in whole.sub_configs:
+        part = getattr(whole, name, None)
+        if part is text:
+            setattr(whole, name, small)
+        elif hasattr(part, "sub_configs"):
+            _set_text(part, text, small)
 
 
 def special_tokens(given: dict[str, Any]) -> set[int]:
@@ -172,7 +185,11 @@ def _rope(given: dict[str, Any], by_width: int) -> dict[str, Any]:
         if isinstance(value, dict):
             value = _rope(value, by_width)
         elif isinstance(value, list) and all(type(item) is int for item in value):
-            value = [max(item // by_width, 1) for item in value]
+            if name.endswith("section"):
+                ends = [0, *(round(end / by_width) for end in accumulate(value))]
+                value = [end - start for start, end in pairwise(ends)]
+            else:
+                value = [max(item // by_width, 1) for item in value]
         elif isinstance(value, list):
             value = value[: max(len(value) // by_width, 1)]
         elif name == "original_max_position_embeddings":
