@@ -107,7 +107,7 @@ class TreeModel:
         return self._head is not None
 
     def _or_given(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """A part of the model that hands on the states that are there for the head, instead of making some."""
+        """A part of the model that hands on the states that are there for the head, and makes none then."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             return forward(*args, **kwargs) if self._given is None else _Given(last_hidden_state=self._given)

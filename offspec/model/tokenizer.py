@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,10 +107,27 @@ class TextCodec:
         if not self.has_chat_template:
             raise RequestError("this model has no chat template; pass the prompt as plain text with --raw")
         checked = _checked_messages(messages)
+        text, failure = "", None
         try:
-            text = self.tokenizer.apply_chat_template(checked, tokenize=False, add_generation_prompt=True)
+            text = self._written(checked)
         except Exception as error:  # a template is a program: it may raise anything
-            raise RequestError(f"the model's chat template refuses the prompt: {_one_line(error)}") from error
+            failure = error
+        if failure or not _says_all(checked, text):
+            parts = [{**message, "content": [_text_part(message["content"])]} for message in checked]
+            with suppress(Exception):
+                other = self._written(parts)
+                if _says_all(checked, other):
+                    return other
+        if failure:
+            reason = f"the model's chat template refuses the prompt: {_one_line(failure)}"
+            raise RequestError(reason) from failure
+        return text
+
+    def _written(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Messages as the chat template writes them. Raises whatever it raises."""
+        text = self.tokenizer.apply_chat_template(
+            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+        )
         assert isinstance(text, str)
         return text
 
@@ -160,6 +178,27 @@ def _checked(text: str) -> str:
     return text
 
 
+def _text_part(text: str) -> dict[str, str]:
+    """Content as templates of models that see expect it: a list of parts, in which a string is nothing."""
+    return {"type": "text", "text": text}
+
+
+def _says_all(messages: Messages, text: str) -> bool:
+    """Whether what a template wrote has all that the user says."""
+    return all(message["content"].strip() in text for message in messages if message["role"] == "user")
+
+
+def _refuse_pictures(content: object) -> None:
+    """Raise RequestError, by its kind, for a part of a message that is no text."""
+    for part in content if isinstance(content, list) else []:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if isinstance(kind, str) and kind != "text":
+            raise RequestError(
+                f"a message has a part of type {kind[:40]!a}: offspec runs the language "
+                "model of such models alone, on text; pictures, sound and video are not read"
+            )
+
+
 def _checked_messages(messages: Messages) -> list[dict[str, str]]:
     """Messages as a template expects them. Raises RequestError."""
     if not isinstance(messages, Sequence):
@@ -171,6 +210,7 @@ def _checked_messages(messages: Messages) -> list[dict[str, str]]:
             raise RequestError(
                 f"a message's role must be one of {', '.join(_ROLES)}, not {message.get('role')!r}"
             )
+        _refuse_pictures(message.get("content"))
         if not isinstance(message.get("content"), str):
             raise RequestError(f"the content of a {message['role']} message must be a string")
         _checked(message["content"])

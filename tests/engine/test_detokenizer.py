@@ -286,6 +286,20 @@ def test_a_raw_prompt_has_the_tokens_that_the_tokenizer_adds(tmp_path: Path) -> 
     assert codec.encode_prompt("the cat").count(0) == 1  # the template wrote one already
 
 
+PARTS = (
+    "{% for m in messages %}{% for p in m['content'] %}"
+    "{% if p['type'] == 'text' %}{{ p['text'] }}{% else %}<image>{% endif %} {% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [PARTS, PARTS.replace("{% else %}", "{% else %}{{ p.nothing.at_all }}")])
+def test_templates_that_look_for_parts_are_given_them(template: str, tmp_path: Path) -> None:
+    """To such a template a string is a list of characters, none of which is text."""
+    folder = saved(byte_level(), tmp_path, chat_template=template)
+    codec = TextCodec(load_tokenizer(folder), folder, {})
+    assert codec.render([{"role": "user", "content": "the cat"}]).strip() == "the cat"
+
+
 def test_the_real_template_is_that_of_transformers(smollm2: TextCodec) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     expected = smollm2.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
@@ -301,6 +315,7 @@ BAD_PROMPTS: list[tuple[Any, bool, str]] = [
     ([{"role": "usr", "content": "hi"}], False, "role"),
     ([{"role": "user"}], False, "content"),
     ([{"role": "user", "content": ["hi"]}], False, "content"),
+    ([{"role": "user", "content": [{"type": "image", "url": "a.png"}]}], False, "part of type 'image'"),
     (["hi"], False, "message must look like"),
     (7, False, "string or a list"),
     ([{"role": "user", "content": "hi"}], True, "raw"),
