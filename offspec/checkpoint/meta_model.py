@@ -52,7 +52,7 @@ def meta_model(config: Any, **options: Any) -> Any:
             try:
                 with _without(_beside_text(config)):
                     return auto.from_config(config, **options)
-            except AttributeError:  # a part was needed to make another
+            except (AttributeError, StopIteration):  # a part was looked at to make another
                 return auto.from_config(config, **options)
     finally:
         hook.remove()

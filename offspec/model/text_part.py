@@ -28,6 +28,9 @@ def text_part(model: Any, decoder: torch.nn.Module) -> Any:
         for name, child in part.named_children():
             if not any(id(inner) in kept for inner in child.modules()):
                 setattr(part, name, Unmade())
+    for part in way[1:]:  # as what stands between two pictures
+        for name in part._parameters:
+            setattr(part, name, None)
     return model
 
 

@@ -81,6 +81,14 @@ def test_parts_that_see_are_not_made_at_all() -> None:
     assert not any(isinstance(part, Unmade) for part in meta_model(AutoConfig.for_model("llama")).modules())
 
 
+def test_what_stands_between_pictures_is_not_asked_for() -> None:
+    from transformers import AutoConfig
+
+    skeleton = skeleton_of(AutoConfig.for_model("llava_next"), torch.bfloat16)
+    names = skeleton.model.state_dict()
+    assert all(name.startswith(("model.language_model.", "lm_head.")) for name in names)
+
+
 @pytest.mark.parametrize("family", ["qwen3_5", "minicpmv4_6"])
 def test_the_text_part_of_a_hybrid_is_found(family: str) -> None:
     model = meta_model(small_whole(family))
