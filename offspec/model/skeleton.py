@@ -174,11 +174,17 @@ def _find_parts(model: Any, config: Any) -> Skeleton:
 
 
 def _stacks(model: Any, decoder: Any) -> list[tuple[Any, torch.nn.ModuleList]]:
-    """Models with all of the layers right below them: the decoder, or where it has none, any part."""
+    """Models with all of the layers right below them: the decoder, or where it has none, parts for text."""
     from transformers import PreTrainedModel
 
-    count = model.config.get_text_config().num_hidden_layers
-    for parts in ([decoder], [part for part in model.modules() if isinstance(part, PreTrainedModel)]):
+    text = model.config.get_text_config()
+    count = text.num_hidden_layers
+    parts_for_text = [
+        part
+        for part in model.modules()
+        if isinstance(part, PreTrainedModel) and isinstance(part.config, type(text))
+    ]
+    for parts in ([decoder], parts_for_text):
         found = [
             (part, child)
             for part in parts

@@ -9,12 +9,22 @@ MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [16, 24
 HALF_MROPE = MROPE | {"mrope_section": [8, 12, 12], "partial_rotary_factor": 0.5}
 # Families whose own defaults do not make a model, and what they need; of the text, where that is apart.
 NEEDED: dict[str, dict[str, Any]] = {
+    "chameleon": {"vocabulary_map": {"<image>": 3}},
+    "cohere_compass": {
+        "text_config": {"rope_parameters": {"full_attention": MROPE, "sliding_attention": MROPE}}
+    },
     "cosmos3_edge": {"text_config": {"hidden_size": 2048}},
+    "deepseek_ocr2": {
+        "text_config": {"mlp_layer_types": ["dense"] + ["sparse"] * 11, "num_experts_per_tok": 2}
+    },
+    "emu3": {"vocabulary_map": {"<image>": 3, "<|extra_200|>": 4}},
     "glm46v": {"text_config": {"rope_parameters": HALF_MROPE}},
     "glm4v": {"text_config": {"rope_parameters": HALF_MROPE}},
     "glm4v_moe": {"text_config": {"rope_parameters": HALF_MROPE, "head_dim": 128, "n_routed_experts": 16}},
     "glm_ocr": {"text_config": {"rope_parameters": MROPE | {"mrope_section": [8, 12, 12]}, "head_dim": 64}},
     "glmga": {"text_config": {"rope_parameters": HALF_MROPE}},
+    "granite4_vision": {"deepstack_layer_map": [[-1, 0]], "spatial_target_layers": []},
+    "hunyuan_vl": {"text_config": {"head_dim": 128, "rope_parameters": MROPE | {"xdrope_section": [16] * 4}}},
     "paddleocr_vl": {"text_config": {"rope_parameters": MROPE, "head_dim": 128}},
     "qwen2_5_omni": {"thinker_config": {"text_config": {"rope_parameters": MROPE}}},
     "qwen2_5_omni_thinker": {"text_config": {"rope_parameters": MROPE}, "vision_start_token_id": 5},
