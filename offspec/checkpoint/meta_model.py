@@ -17,6 +17,9 @@ from torch.overrides import TorchFunctionMode
 _LARGE = 1 << 28  # numbers, more than any buffer has
 
 
+FOR_OTHERS = "text goes through a part of it that is made for something else"
+
+
 class Unmade(torch.nn.Module):
     """In the place of a part that text does not go through.
 
@@ -31,7 +34,10 @@ class Unmade(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Raises RuntimeError: text was not supposed to come here."""
-        raise RuntimeError("text goes through a part of it that is made for something else")
+        raise RuntimeError(FOR_OTHERS)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(FOR_OTHERS)
 
 
 def meta_model(config: Any, **options: Any) -> Any:
@@ -43,8 +49,7 @@ def meta_model(config: Any, **options: Any) -> Any:
     """
     from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
 
-    alone = type(config) in AutoModelForCausalLM._model_mapping
-    wrapped = not alone and type(config) in AutoModelForMultimodalLM._model_mapping
+    wrapped = not has_language_model(config) and type(config) in AutoModelForMultimodalLM._model_mapping
     auto: Any = AutoModelForMultimodalLM if wrapped else AutoModelForCausalLM
     hook = register_module_parameter_registration_hook(_on_meta)
     try:
@@ -56,6 +61,13 @@ def meta_model(config: Any, **options: Any) -> Any:
                 return auto.from_config(config, **options)
     finally:
         hook.remove()
+
+
+def has_language_model(config: Any) -> bool:
+    """Whether transformers has a causal LM of such a configuration."""
+    from transformers import AutoModelForCausalLM
+
+    return type(config) in AutoModelForCausalLM._model_mapping
 
 
 def _beside_text(config: Any) -> frozenset[type]:

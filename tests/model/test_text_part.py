@@ -120,6 +120,19 @@ def test_a_language_model_with_the_names_it_had_inside_another(tmp_path: Path) -
     assert answer(inside) == answer(plain)
 
 
+def test_text_that_cannot_go_the_whole_way_goes_by_itself(tmp_path: Path) -> None:
+    """Gemma 3n asks what reads pictures which tokens are its own, and there is nothing that reads them."""
+    from transformers import AutoConfig
+
+    plain = write_model(tmp_path / "plain", "gemma3n_text", vocab_size=128)
+    inside = rename(
+        plain, tmp_path / "inside", lambda name: f"model.language_{name}".replace("language_lm", "lm")
+    )
+    text = AutoConfig.from_pretrained(plain)
+    AutoConfig.for_model("gemma3n", text_config=text.to_dict()).save_pretrained(inside)
+    assert answer(inside) == answer(plain)
+
+
 def test_a_text_tensor_that_lacks_is_named(llava: Path, tmp_path: Path) -> None:
     lost = "layers.1.mlp.up_proj.weight"
     folder = rename(llava, tmp_path / "model", lambda name: None if name.endswith(lost) else name)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from offspec.checkpoint.meta_model import FOR_OTHERS, has_language_model
 from offspec.core.errors import OffspecError, UnsupportedModelError
 from offspec.model.probe import findings as kept
 from offspec.model.probe.cache_rows import NOTHING_KEPT, measure_rows
@@ -37,6 +38,9 @@ def build_skeleton(folder: Path, dtype: torch.dtype) -> Skeleton:
         raise UnsupportedModelError(reason) from error
     skeleton = skeleton_of(config, dtype)
     found = find(config, skeleton, dtype)
+    if FOR_OTHERS in found.refusal and has_language_model(text := config.get_text_config()):
+        skeleton = skeleton_of(text, dtype)
+        found = find(text, skeleton, dtype)
     if found.refusal:
         raise UnsupportedModelError(f"{config.model_type} cannot be run over a token tree: {found.refusal}")
     return replace(skeleton, rows=found.rows, branches=not found.chains)

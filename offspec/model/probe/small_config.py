@@ -52,10 +52,13 @@ def small_config(config: Any) -> Any:
         config: As transformers reads it; it is left as it is.
     """
     text = config.get_text_config()
-    if text is config:
-        layers = dict(config.attribute_map).get("num_hidden_layers", "num_hidden_layers")
+    layers = dict(text.attribute_map).get("num_hidden_layers", "num_hidden_layers")
+    try:
         return type(config).from_dict(_shrunk(deepcopy(config.to_dict()), layers))
-    whole = deepcopy(config)
+    except Exception:
+        if text is config:
+            raise
+    whole = deepcopy(config)  # its parts do not agree any more, of which the text alone matters
     _set_text(whole, whole.get_text_config(), small_config(text))
     return whole
 
@@ -82,7 +85,9 @@ def special_tokens(given: dict[str, Any]) -> set[int]:
 
 
 def _shrunk(given: dict[str, Any], layers_name: str) -> dict[str, Any]:
-    """One level of a configuration, and all below it."""
+    """One level of a configuration, and all below it; what it repeats of its text's sizes follows these."""
+    text = dict(given.get("text_config") or {})
+    repeated = [name for name, value in text.items() if type(value) is int and given.get(name) == value]
     for name, value in given.items():
         if isinstance(value, dict) and "model_type" in value:
             given[name] = _shrunk(value, layers_name)
@@ -98,7 +103,7 @@ def _shrunk(given: dict[str, Any], layers_name: str) -> dict[str, Any]:
     for rope in ("rope_parameters", "rope_scaling"):
         if isinstance(given.get(rope), dict):
             given[rope] = _rope(given[rope], by_width)
-    return given
+    return given | {name: given["text_config"][name] for name in repeated}
 
 
 def _divisors(given: dict[str, Any], levels: Iterable[dict[str, Any]]) -> tuple[int, int]:
