@@ -9,8 +9,9 @@ from tests.support.tiny_models import reference, tiny_engine, write_config
 from tests.support.wrappers import plain_prompt, small_whole
 
 TOKENS = 16
-# A classifier, which transformers itself cannot load again as what it says it is.
-NO_LANGUAGE_MODELS = ("shieldgemma2",)
+# A classifier, which transformers itself cannot load again as what it says it is; and a model whose smallest
+# configuration here would take more memory than there is.
+LEFT_OUT = ("shieldgemma2", "inkling_mm_model")
 
 
 def compare(family: str, folder: Path) -> str:
@@ -42,7 +43,7 @@ def compare(family: str, folder: Path) -> str:
 def test_every_wrapper(tmp_path: Path) -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 
-    families = [name for name in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES if name not in NO_LANGUAGE_MODELS]
+    families = [name for name in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES if name not in LEFT_OUT]
     found = {family: compare(family, tmp_path / family) for family in families}
     untold = ("same", "refused: ", "no model: ", "no configuration: ", "no reference: ")
     assert not {family: said for family, said in found.items() if not said.startswith(untold)}
