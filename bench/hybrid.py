@@ -122,7 +122,7 @@ def measure_passes(folder: Path, sizes: list[int], report: Report) -> list[dict[
     from offspec.core import memory
 
     target = load_layers(folder, max(sizes))
-    carried = target.skeleton.rows
+    row_bytes = target.state_bytes(1, 0) - target.state_bytes(0, 0)
     with torch.no_grad():
         from offspec.model.attention import TreeContext
 
@@ -145,7 +145,7 @@ def measure_passes(folder: Path, sizes: list[int], report: Report) -> list[dict[
             "peak_bytes": memory.peak_bytes(),
         }
         row |= {f"{what}_seconds": seconds for what, seconds in shares.items()}
-        row["stated_row_bytes"] = carried.row_bytes * nodes
+        row["stated_row_bytes"] = row_bytes * nodes
         found.append(row)
         told = ", ".join(f"{what} {1e3 * seconds:.0f} ms" for what, seconds in shares.items())
         told = f"{nodes} nodes: pass {1e3 * min(times):.0f} ms, of it {told}; these by the products"
@@ -155,8 +155,9 @@ def measure_passes(folder: Path, sizes: list[int], report: Report) -> list[dict[
         more = row["nodes"] - least["nodes"]
         grown = (row["peak_bytes"] - least["peak_bytes"]) / more
         report.note(f"{row['nodes']} nodes: {grown / 1e3:.0f} KB more memory a node, of which "
-                    f"{carried.row_bytes / 1e3:.0f} KB are kept for the commit")  # fmt: skip
-    report.note(f"a state takes {carried.state_bytes / 1e6:.1f} MB, whatever the number of nodes")
+                    f"{row_bytes / 1e3:.0f} KB are kept for the commit")  # fmt: skip
+    state = (target.state_bytes(0, 1) - target.state_bytes(0, 0)) / 1e6
+    report.note(f"a state takes {state:.1f} MB, whatever the number of nodes")
     target.close()
     return found
 

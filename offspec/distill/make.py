@@ -123,7 +123,7 @@ def _open(wanted: Wanted, given: int, device: str, dtype: Dtype, notify: Notify)
     Raises any OffspecError.
     """
     outline, _ = imagine(wanted.model, getattr(torch, dtype), torch.device("cpu"))
-    if outline.skeleton.rows.state_bytes:
+    if outline.skeleton.rows.tail_numbers:
         family = outline.skeleton.config.model_type
         raise UnsupportedModelError(
             f"heads for {family} cannot be trained: answers are written many at a time, and its layers carry "

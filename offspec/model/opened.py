@@ -178,8 +178,9 @@ class OpenedModel:
 
     def state_bytes(self, rows: int, snapshots: int) -> int:
         """Bytes of what layers carry from token to token, with a tree of `rows` rows behind it."""
-        carried = self.skeleton.rows
-        return carried.state_bytes * (_STATES + snapshots) + rows * carried.row_bytes
+        kept, item = self.skeleton.rows, self.dtype.itemsize
+        text = 4 * kept.state_numbers + item * kept.tail_numbers
+        return text * (_STATES + snapshots) + rows * item * kept.row_numbers
 
     def scratch_bytes(self, rows: int, length: int, chunk: int) -> int:
         """Most bytes of activations in a pass of `rows` rows over a cache of `length` positions."""
@@ -194,7 +195,7 @@ class OpenedModel:
             + chunk * (3 * inner * item + 4 * hidden * 4)
             + attention
             + max(rows, length) * kept.expanded * item
-            + chunk * kept.row_bytes // len(self.layers) * _WIDENED
+            + chunk * item * kept.row_numbers // len(self.layers) * _WIDENED
             + (largest + self._unpacked_values + self._fused_values) * item
         )
 

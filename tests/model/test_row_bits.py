@@ -42,10 +42,10 @@ def no_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """None but in the trial of an architecture, which would refuse it."""
     find, attend = build.find, attention.tree_attention  # type: ignore[attr-defined]
 
-    def find_with_attention(config: Any, skeleton: Skeleton, dtype: torch.dtype) -> Findings:
+    def find_with_attention(config: Any, skeleton: Skeleton) -> Findings:
         with monkeypatch.context() as meanwhile:
             meanwhile.setattr(attention, "tree_attention", attend)
-            return find(config, skeleton, dtype)
+            return find(config, skeleton)
 
     monkeypatch.setattr(attention, "tree_attention", _look_at_itself)
     monkeypatch.setattr(build, "find", find_with_attention)

@@ -37,18 +37,18 @@ def build_skeleton(folder: Path, dtype: torch.dtype) -> Skeleton:
         reason = f"config.json cannot be used: {error}".strip().splitlines()[0]
         raise UnsupportedModelError(reason) from error
     skeleton = skeleton_of(config, dtype)
-    found = find(config, skeleton, dtype)
+    found = find(config, skeleton)
     if FOR_OTHERS in found.refusal and has_language_model(text := config.get_text_config()):
         skeleton = skeleton_of(text, dtype)
-        found = find(text, skeleton, dtype)
+        found = find(text, skeleton)
     if found.refusal:
         raise UnsupportedModelError(f"{config.model_type} cannot be run over a token tree: {found.refusal}")
     return replace(skeleton, rows=found.rows, branches=not found.chains)
 
 
-def find(config: Any, skeleton: Skeleton, dtype: torch.dtype) -> Findings:
+def find(config: Any, skeleton: Skeleton) -> Findings:
     """What is known of a configuration, else what a trial of it finds."""
-    key = kept.key_of(config, dtype)
+    key = kept.key_of(config)
     found = kept.load(key)
     if found is None:
         found = _tried(config, skeleton)

@@ -34,8 +34,9 @@ class CacheRows:
         products: By layer of the model, multiplications of a query's row with a key's and with a value's.
         heads: Most heads of a layer's queries.
         groups: Most heads of queries for one head of keys.
-        state_bytes: Of all that layers carry from token to token, whatever their number; not by position.
-        row_bytes: That each row of a tree takes for the time of a pass, beside its keys and values.
+        state_numbers: Of the states that all layers carry from token to token, in float32; not by position.
+        tail_numbers: Of the tokens that their convolutions look back at.
+        row_numbers: That layers keep of a row of a tree until it is committed, beside its keys and values.
     """
 
     kept: tuple[int, ...] = ()
@@ -43,8 +44,9 @@ class CacheRows:
     products: tuple[int, ...] = ()
     heads: int = 1
     groups: int = 1
-    state_bytes: int = 0
-    row_bytes: int = 0
+    state_numbers: int = 0
+    tail_numbers: int = 0
+    row_numbers: int = 0
 
 
 NOTHING_KEPT = CacheRows()
@@ -113,15 +115,16 @@ def measure_rows(skeleton: Any, wraps: bool = False) -> CacheRows:
     kept = list(cache.row_sizes)
     while len(kept) > len(skeleton.layers) and not kept[-1]:
         kept.pop()
-    carried = cache.recurrences.values()
+    carried, item = cache.recurrences.values(), next(skeleton.model.parameters()).dtype.itemsize
     return CacheRows(
         tuple(kept),
         seen.expanded,
         tuple(seen.products),
         seen.heads,
         seen.groups,
-        sum(recurrence.state_bytes for recurrence in carried),
-        sum(recurrence.row_bytes for recurrence in carried) // _ROWS,
+        sum(recurrence.state_numbers for recurrence in carried),
+        sum(recurrence.tail_numbers for recurrence in carried),
+        sum(recurrence.row_bytes for recurrence in carried) // (_ROWS * item),
     )
 
 

@@ -6,8 +6,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from offspec.core.cache_dir import cache_root
 from offspec.core.errors import OffspecError
 from offspec.core.files import write_file
@@ -41,14 +39,14 @@ class Findings:
     rows: CacheRows
 
 
-def key_of(config: Any, dtype: torch.dtype) -> str:
+def key_of(config: Any) -> str:
     """The name of a configuration's findings: they hold for these versions of offspec and transformers."""
     import transformers
 
     from offspec import __version__
 
     said = {name: value for name, value in config.to_dict().items() if name not in _BESIDE}
-    parts = [_VERSION, __version__, transformers.__version__, str(dtype), said]
+    parts = [_VERSION, __version__, transformers.__version__, said]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

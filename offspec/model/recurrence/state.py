@@ -82,7 +82,7 @@ class Recurrence:
         self._inputs: torch.Tensor | None = None  # of the convolution, [R, C]
         self._rows: Rows = {}  # of the scan
         self._update: Callable[[Rows], Update] | None = None
-        self.state_bytes = 0  # of what is committed, as soon as there is a row
+        self.state_numbers = self.tail_numbers = 0  # as soon as there is a row
 
     @property
     def row_bytes(self) -> int:
@@ -95,7 +95,7 @@ class Recurrence:
         """rows [T, C], weight [C, K] to [T, C] float32."""
         if not self._taps:
             self._taps = weight.shape[1]
-            self.state_bytes += (self._taps - 1) * rows.shape[1] * rows.dtype.itemsize
+            self.tail_numbers = (self._taps - 1) * rows.shape[1]
         if paths.is_text:
             inputs = self._behind_tail(rows)
             self._tail = inputs[len(rows) :].clone()
@@ -115,7 +115,7 @@ class Recurrence:
             update: Makes of rows what is added to the state.
             paths: How they follow each other.
         """
-        known, self._update = self._update is not None, update
+        self._update = update
         before, state = paths.first, self.committed.state if self._state is None else self._state
         if paths.is_text:
             step, final = update(rows), self._state
@@ -129,8 +129,7 @@ class Recurrence:
             step = update(self._rows)
             out = step.scan(state, paths.order, query)
         assert out is not None
-        if not known:
-            self.state_bytes += 4 * step.numbers
+        self.state_numbers = step.numbers
         return out[before:]
 
     def commit_text(self) -> Committed | None:
