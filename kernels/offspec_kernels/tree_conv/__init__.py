@@ -45,6 +45,10 @@ def tree_conv(
         from offspec_kernels.tree_conv import native
 
         return native.tree_conv(inputs, window, weight, bias)
+    if chosen == "triton":
+        from offspec_kernels.tree_conv import triton
+
+        return triton.tree_conv(inputs, window, weight, bias)
     from offspec_kernels.tree_conv import reference
 
     return reference.tree_conv(inputs, window, weight, bias)

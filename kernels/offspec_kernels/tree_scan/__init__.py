@@ -43,7 +43,7 @@ def tree_scan(
 ) -> Tensor | None:
     """Advance a state along a tree; what its rows get of it, [T, H, E] float32, where they ask.
 
-    Scratch: eager, `order.places` states of 32 columns a thread; triton, as many whole states.
+    Scratch: eager, `order.places` states of 64 columns a thread; triton, as many whole states.
 
     Args:
         key: [T, G, D]; H is a multiple of G, and heads that share a key lie side by side.
@@ -72,6 +72,10 @@ def tree_scan(
         from offspec_kernels.tree_scan import native
 
         native.tree_scan(query, key, value, decay, beta, rates, state, order, out, final)
+    elif chosen == "triton":
+        from offspec_kernels.tree_scan import triton
+
+        triton.tree_scan(query, key, value, decay, beta, rates, state, order, out, final)
     else:
         from offspec_kernels.tree_scan import reference
 
