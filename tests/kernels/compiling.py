@@ -139,9 +139,9 @@ def _calls(thorough: bool) -> Iterator[tuple[str, Callable[[], object]]]:
             }
             out = torch.zeros(shape, dtype=dtype)
             yield f"dequant {format.name} {dtype}", partial(format.triton, parts, shape, out)
-        taps, window = torch.zeros(512, 4, dtype=dtype), torch.zeros(5, 4, dtype=torch.int64)
+        taps, takes = torch.zeros(512, 4, dtype=dtype), torch.zeros(5, 4, dtype=torch.int64)
         shift, given = torch.zeros(512, dtype=dtype), torch.zeros(9, 512, dtype=dtype)
-        yield f"tree_conv {dtype}", partial(tree_conv, given, window, taps, shift)
+        yield f"tree_conv {dtype}", partial(tree_conv, given, takes, taps, shift)
     yield from _scans(thorough)
     table = KVTable([torch.zeros(8, 90, 128)])
     yield "kv_compact", partial(move, table, 3, [4, 7])

@@ -18,6 +18,7 @@ States are advanced row by row, in the order of `order`, and never put together 
 a row depend on its own path alone: a chunk of a prompt, a path by itself and a tree give the same.
 """
 
+import torch
 from torch import Tensor, float32
 
 from offspec_kernels.backend import Backend, choose_backend
@@ -65,7 +66,7 @@ def tree_scan(
     """
     _check(key, value, decay, state, query, beta, rates, final)
     chosen = choose_backend(key.device, path)
-    out = None if query is None else value.new_empty(value.shape, dtype=float32)
+    out = None if query is None else torch.empty(value.shape, dtype=float32, device=value.device)
     query, beta = (None if given is None else given.float().contiguous() for given in (query, beta))
     key, value, decay = (given.float().contiguous() for given in (key, value, decay))
     if chosen == "eager" and key.device.type == "cpu":
