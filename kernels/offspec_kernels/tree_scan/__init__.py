@@ -44,7 +44,8 @@ def tree_scan(
 ) -> Tensor | None:
     """Advance a state along a tree; what its rows get of it, [T, H, E] float32, where they ask.
 
-    Scratch: eager, `order.places` states of 64 columns a thread; triton, as many whole states.
+    Scratch: eager, `order.places` states of 64 columns a thread; triton, as many whole states, for a chain
+    none.
 
     Args:
         key: [T, G, D]; H is a multiple of G, and heads that share a key lie side by side.
