@@ -17,6 +17,7 @@ from typing import Any, get_args
 import torch
 
 from bench.kernels import attention as kernels_attention
+from bench.kernels import recurrence as kernels_recurrence
 from bench.kernels import rows as kernels_rows
 from bench.kernels.cases import Setting, Spec, only, parse_spec
 from bench.kernels.clock import Rates, device_name, find_timed_device, measure_rates, variant_of
@@ -32,7 +33,7 @@ from offspec.model.device import claim
 from offspec_kernels.backend import Backend, choose_backend
 from offspec_kernels.errors import ArgumentError, PathError
 
-OPS = {"tree_attention": kernels_attention.OP, **kernels_rows.OPS}
+OPS = {"tree_attention": kernels_attention.OP, **kernels_recurrence.OPS, **kernels_rows.OPS}
 STEP = "draft_step"
 
 

@@ -40,6 +40,9 @@ from offspec_kernels.row_linear.triton import row_linear
 from offspec_kernels.topk_children.triton import children
 from offspec_kernels.tree_attention.triton import attend
 from offspec_kernels.tree_attention.triton_exact import attend as attend_exact
+from offspec_kernels.tree_conv.triton import tree_conv
+from offspec_kernels.tree_scan import walk_order
+from offspec_kernels.tree_scan.triton import tree_scan
 from tests.kernels.trees import Shape, make_case
 
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -77,6 +80,23 @@ def _formats() -> Iterator[Format]:
     yield CompressedInt(8, False, 0, True, scales=torch.float16)
     yield Float8((128, 128), "block", rounded=False)
     yield Float8(None, "channel", torch.bfloat16)
+
+
+def _scans(thorough: bool) -> Iterator[tuple[str, Callable[[], object]]]:
+    """A decay for each head, for each number of a key, and for each number of a state."""
+    order, rows = walk_order([-1, 0, 0]), 3
+    for size, width in ((128, 128), (256, 256), (64, 64), (1024, 64)) if thorough else ((128, 128),):
+        given = torch.zeros(rows, 1, size), torch.zeros(rows, 1, size), torch.zeros(rows, 2, width)
+        state, beta, out = torch.zeros(2, size, width), torch.zeros(rows, 2), torch.zeros(rows, 2, width)
+        for decay in (torch.zeros(rows, 2), torch.zeros(rows, 2, size)):
+            for delta in (None, beta):
+                name = f"tree_scan {size} {decay.dim()} {delta is not None}"
+                yield name, partial(tree_scan, *given, decay, delta, None, state, order, out, state)
+    state, key, value = torch.zeros(1, 16, 4096), torch.zeros(rows, 1, 16), torch.zeros(rows, 1, 4096)
+    yield (
+        "tree_scan rates",
+        partial(tree_scan, key, key, value, value, None, state, state, order, value, state),
+    )
 
 
 def _calls(thorough: bool) -> Iterator[tuple[str, Callable[[], object]]]:
@@ -119,6 +139,10 @@ def _calls(thorough: bool) -> Iterator[tuple[str, Callable[[], object]]]:
             }
             out = torch.zeros(shape, dtype=dtype)
             yield f"dequant {format.name} {dtype}", partial(format.triton, parts, shape, out)
+        taps, takes = torch.zeros(512, 4, dtype=dtype), torch.zeros(5, 4, dtype=torch.int64)
+        shift, given = torch.zeros(512, dtype=dtype), torch.zeros(9, 512, dtype=dtype)
+        yield f"tree_conv {dtype}", partial(tree_conv, given, takes, taps, shift)
+    yield from _scans(thorough)
     table = KVTable([torch.zeros(8, 90, 128)])
     yield "kv_compact", partial(move, table, 3, [4, 7])
 

@@ -33,7 +33,7 @@ def _check(found: list[dict[str, Any]]) -> None:
         *("_tree_attention", "_merge", "_far_keys", "_near_keys"),
         *("_within_blocks", "_across_blocks", "_survey", "_pick", "_move"),
         "_ggml",
-        "_row_linear",
+        *("_row_linear", "_tree_scan", "_tree_conv"),
         *("_grouped", "_codebook", "_int8_rows"),
         *("_awq", "_gptq", "_compressed", "_float8"),
     }

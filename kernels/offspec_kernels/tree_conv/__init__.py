@@ -3,7 +3,7 @@
 Letters: T rows, C channels, K taps, R rows of inputs.
 """
 
-from torch import Tensor
+from torch import Tensor, int64
 
 from offspec_kernels.backend import Backend, choose_backend
 from offspec_kernels.checks import FLOATS, check_device, check_dtype, check_rows, check_shape
@@ -19,11 +19,14 @@ def tree_conv(
 ) -> Tensor:
     """[T, C] float32: for each row the K inputs of its own path up to itself, weighted and summed up.
 
+    Scratch: eager, a float32 copy of the weight and of the inputs of one tap; triton, none.
+
     Args:
         inputs: [R, C], those before all rows first.
-        window: [T, K] int64, which inputs a row takes, its own last.
-        weight: [C, K] of the same dtype.
-        bias: [C] of the same dtype, or None.
+        window: [T, K] int64, which inputs a row takes, its own last. No number is looked at here, and a GPU's
+            kernel takes what lies there.
+        weight: [C, K], a float of any size, as is the bias.
+        bias: [C], or None.
         path: Backend to use, by default `choose_backend`'s.
 
     Raises:
@@ -40,11 +43,18 @@ def tree_conv(
             check_device(name, given, inputs.device)
     if bias is not None:
         check_shape("bias", bias, [inputs.shape[1]])
+        check_dtype("bias", bias, FLOATS)
+    check_dtype("window", window, (int64,))
+    check_dtype("weight", weight, FLOATS)
     chosen = choose_backend(inputs.device, path)
     if chosen == "eager" and inputs.device.type == "cpu":
         from offspec_kernels.tree_conv import native
 
         return native.tree_conv(inputs, window, weight, bias)
+    if chosen == "triton":
+        from offspec_kernels.tree_conv import triton
+
+        return triton.tree_conv(inputs, window, weight, bias)
     from offspec_kernels.tree_conv import reference
 
     return reference.tree_conv(inputs, window, weight, bias)

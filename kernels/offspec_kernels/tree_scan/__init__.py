@@ -18,6 +18,7 @@ States are advanced row by row, in the order of `order`, and never put together 
 a row depend on its own path alone: a chunk of a prompt, a path by itself and a tree give the same.
 """
 
+import torch
 from torch import Tensor, float32
 
 from offspec_kernels.backend import Backend, choose_backend
@@ -43,7 +44,8 @@ def tree_scan(
 ) -> Tensor | None:
     """Advance a state along a tree; what its rows get of it, [T, H, E] float32, where they ask.
 
-    Scratch: eager, `order.places` states of 32 columns a thread; triton, as many whole states.
+    Scratch: eager, `order.places` states of 64 columns a thread; triton, as many whole states, for a chain
+    none.
 
     Args:
         key: [T, G, D]; H is a multiple of G, and heads that share a key lie side by side.
@@ -65,13 +67,17 @@ def tree_scan(
     """
     _check(key, value, decay, state, query, beta, rates, final)
     chosen = choose_backend(key.device, path)
-    out = None if query is None else value.new_empty(value.shape, dtype=float32)
+    out = None if query is None else torch.empty(value.shape, dtype=float32, device=value.device)
     query, beta = (None if given is None else given.float().contiguous() for given in (query, beta))
     key, value, decay = (given.float().contiguous() for given in (key, value, decay))
     if chosen == "eager" and key.device.type == "cpu":
         from offspec_kernels.tree_scan import native
 
         native.tree_scan(query, key, value, decay, beta, rates, state, order, out, final)
+    elif chosen == "triton":
+        from offspec_kernels.tree_scan import triton
+
+        triton.tree_scan(query, key, value, decay, beta, rates, state, order, out, final)
     else:
         from offspec_kernels.tree_scan import reference
 

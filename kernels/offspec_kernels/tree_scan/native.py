@@ -1,12 +1,19 @@
-"""The recurrence in compiled loops, for CPUs: states are advanced row by row, a few columns at a time.
+"""The recurrence in compiled loops, for CPUs: states are advanced row by row, some columns at a time.
 
 Columns of a state do not know of each other, so a task is some columns of one head, few enough to stay in a
 core's nearest cache on their way down the tree. Numbers are computed in one order, whatever rows there are.
 
-Letters: T rows, S steps, H heads, G heads of keys, D numbers of a key, E of a value, P places.
+What a row gets is worked out before its state, from that of its parent: with w = beta (v - S^T a k),
+
+    o = (a S + k w^T)^T q = S^T a q + (k^T q) w
+
+so rows without children, which are most of a bushy tree, read a state and write none.
+
+Letters: S steps, H heads, D numbers of a key.
 """
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -16,9 +23,10 @@ from offspec_kernels.dequant.threads import spread
 from offspec_kernels.tree_attention.native import LOG2E, exp2
 from offspec_kernels.tree_scan.order import WalkOrder
 
-COLUMNS = 32  # of a state that are advanced together: 16 KB where a key has 128 numbers
+COLUMNS = 64  # of a state that are advanced together: 32 KB where a key has 128 numbers
 
 _fused = partial(compiled, allow=frozenset({"contract"}))
+_summed = partial(compiled, allow=frozenset({"contract", "reassoc"}))
 
 
 def tree_scan(
@@ -32,7 +40,7 @@ def tree_scan(
         nothing if query is None or out is None else query.numpy(),
         key.numpy(),
         value.numpy(),
-        decay.view(len(decay), heads, -1).numpy(),
+        (decay if decay.dim() == 3 else decay[:, :, None]).numpy(),
         np.empty((0, 0), np.float32) if beta is None else beta.numpy(),
         nothing if rates is None else rates.numpy(),
         state.numpy(),
@@ -56,38 +64,58 @@ def _scan(
     """Tasks [start, end), of which each head has as many as it has blocks of columns."""
     heads, size, width = state.shape
     blocks, group = (width + COLUMNS - 1) // COLUMNS, heads // key.shape[1]
-    states = np.zeros((places, size * COLUMNS), np.float32)
-    change, said = np.zeros(COLUMNS, np.float32), np.zeros(COLUMNS, np.float32)
-    keep = np.empty(size, np.float32)
+    states = np.empty((places, size * COLUMNS), np.float32)
+    columns, numbers = np.empty((3, COLUMNS), np.float32), np.ones((3, size), np.float32)
+    change, found, got = columns[0], columns[1], columns[2]  # unpacked, they would have strides
+    keep, kept_key, kept_query = numbers[0], numbers[1], numbers[2]
     for task in range(start, end):
         head, first = task // blocks, task % blocks * COLUMNS
         count = min(COLUMNS, width - first)
+        states[0, :], change[:] = np.float32(0.0), np.float32(0.0)
         for d in range(size):
             states[0, d * COLUMNS : d * COLUMNS + count] = state[head, d, first : first + count]
         for step in range(len(rows)):
-            row = rows[step]
-            now, k = states[target[step]], key[row, head // group]
-            if source[step] != target[step]:
-                now[:] = states[source[step]]
+            row, now = rows[step], states[source[step]]
+            # Steps go down first: where a row has children, the next is one of them.
+            is_last = step + 1 == len(rows)
+            goes_on = len(final) > 0 if is_last else source[step + 1] == target[step]
+            if source[step] != target[step] and (goes_on or len(rates)):
+                now = states[target[step]]
+                _copy(states[source[step]], now)
             if len(rates):
                 _decay_each(now, decay[row, head, first:], rates[head], first, count)
-                keep[:] = np.float32(1.0)
             else:
                 _powers(decay[row, head], keep)
+            k = key[row, head // group]
             change[:count] = value[row, head, first : first + count]
             if len(beta):
-                _correct(now, k, keep, change, beta[row, head], said)
-            elif not len(rates):
-                _decay(now, keep)
+                _times(k, keep, kept_key)
             if len(query):
-                _advance(now, k, change, query[row, head // group], said)
-                out[row, head, first : first + count] = said[:count]
-            else:
-                _add(now, k, change)
+                q = query[row, head // group]
+                _times(q, keep, kept_query)
+            if len(beta) and len(query):
+                _look_twice(now, kept_key, found, kept_query, got)
+            elif len(beta):
+                _look(now, kept_key, found)
+            elif len(query):
+                _look(now, kept_query, got)
+            if len(beta):
+                _correct(change, found, beta[row, head])
+            if len(query):
+                _add(got, _dot(k, q), change)
+                out[row, head, first : first + count] = got[:count]
+            if goes_on:
+                _advance(now, keep, k, change)
         if len(final):
             last = target[-1] if len(rows) else 0
             for d in range(size):
                 final[head, d, first : first + count] = states[last, d * COLUMNS : d * COLUMNS + count]
+
+
+@compiled
+def _copy(numbers: Array, out: Array) -> None:
+    for i in range(len(out)):
+        out[i] = numbers[i]
 
 
 @_fused
@@ -100,39 +128,6 @@ def _powers(decay: Array, keep: Array) -> None:
             keep[d] = exp2(decay[d] * np.float32(LOG2E))
 
 
-# Four numbers of a key at a time, and one after the other even so.
-@_fused
-def _correct(state: Array, key: Array, keep: Array, change: Array, beta: float, found: Array) -> None:
-    """Decay a state; a value becomes beta times what the state lacks of it."""
-    for e in range(COLUMNS):
-        found[e] = np.float32(0.0)
-    whole = len(key) // 4 * 4
-    for d in range(0, whole, 4):
-        lines = state[d * COLUMNS : (d + 4) * COLUMNS]
-        a, b, c, g = keep[d], keep[d + 1], keep[d + 2], keep[d + 3]
-        i, j, k, m = key[d], key[d + 1], key[d + 2], key[d + 3]
-        for e in range(COLUMNS):
-            w, x = lines[e] * a, lines[COLUMNS + e] * b
-            y, z = lines[2 * COLUMNS + e] * c, lines[3 * COLUMNS + e] * g
-            lines[e], lines[COLUMNS + e], lines[2 * COLUMNS + e], lines[3 * COLUMNS + e] = w, x, y, z
-            found[e] = found[e] + w * i + x * j + y * k + z * m
-    for d in range(whole, len(key)):
-        line = state[d * COLUMNS : (d + 1) * COLUMNS]
-        for e in range(COLUMNS):
-            line[e] = line[e] * keep[d]
-            found[e] = found[e] + line[e] * key[d]
-    for e in range(COLUMNS):
-        change[e] = (change[e] - found[e]) * beta
-
-
-@_fused
-def _decay(state: Array, keep: Array) -> None:
-    for d in range(len(keep)):
-        line, a = state[d * COLUMNS : (d + 1) * COLUMNS], keep[d]
-        for e in range(COLUMNS):
-            line[e] = line[e] * a
-
-
 @_fused
 def _decay_each(state: Array, step: Array, rates: Array, first: int, count: int) -> None:
     for d in range(len(rates)):
@@ -142,31 +137,75 @@ def _decay_each(state: Array, step: Array, rates: Array, first: int, count: int)
 
 
 @_fused
-def _advance(state: Array, key: Array, change: Array, query: Array, said: Array) -> None:
-    """Add a key's and a value's product to a state, and ask it."""
-    for e in range(COLUMNS):
-        said[e] = np.float32(0.0)
+def _times(vector: Array, factors: Array, out: Array) -> None:
+    for d in range(len(out)):
+        out[d] = vector[d] * factors[d]
+
+
+@_summed
+def _dot(one: Array, other: Array) -> Any:
+    """In an order that depends on their length alone."""
+    total = np.float32(0.0)
+    for d in range(len(one)):
+        total += one[d] * other[d]
+    return total
+
+
+# Four numbers of a key at a time, and one after the other even so.
+@_fused
+def _look(state: Array, key: Array, found: Array) -> None:
+    """What is under a key: S^T k."""
+    found[:] = np.float32(0.0)
     whole = len(key) // 4 * 4
     for d in range(0, whole, 4):
         lines = state[d * COLUMNS : (d + 4) * COLUMNS]
-        a, b, c, g = query[d], query[d + 1], query[d + 2], query[d + 3]
         i, j, k, m = key[d], key[d + 1], key[d + 2], key[d + 3]
         for e in range(COLUMNS):
-            u = change[e]
-            w, x = lines[e] + i * u, lines[COLUMNS + e] + j * u
-            y, z = lines[2 * COLUMNS + e] + k * u, lines[3 * COLUMNS + e] + m * u
-            lines[e], lines[COLUMNS + e], lines[2 * COLUMNS + e], lines[3 * COLUMNS + e] = w, x, y, z
-            said[e] = said[e] + w * a + x * b + y * c + z * g
+            w, x, y, z = lines[e], lines[COLUMNS + e], lines[2 * COLUMNS + e], lines[3 * COLUMNS + e]
+            found[e] = found[e] + w * i + x * j + y * k + z * m
     for d in range(whole, len(key)):
-        line = state[d * COLUMNS : (d + 1) * COLUMNS]
+        line, k = state[d * COLUMNS : (d + 1) * COLUMNS], key[d]
         for e in range(COLUMNS):
-            line[e] = line[e] + key[d] * change[e]
-            said[e] = said[e] + line[e] * query[d]
+            found[e] = found[e] + line[e] * k
 
 
 @_fused
-def _add(state: Array, key: Array, change: Array) -> None:
-    for d in range(len(key)):
-        line, k = state[d * COLUMNS : (d + 1) * COLUMNS], key[d]
+def _look_twice(state: Array, key: Array, found: Array, query: Array, got: Array) -> None:
+    """`_look` for two keys, to the bit, in one read of the state."""
+    found[:], got[:] = np.float32(0.0), np.float32(0.0)
+    whole = len(key) // 4 * 4
+    for d in range(0, whole, 4):
+        lines = state[d * COLUMNS : (d + 4) * COLUMNS]
+        i, j, k, m = key[d], key[d + 1], key[d + 2], key[d + 3]
+        a, b, c, g = query[d], query[d + 1], query[d + 2], query[d + 3]
         for e in range(COLUMNS):
-            line[e] = line[e] + k * change[e]
+            w, x, y, z = lines[e], lines[COLUMNS + e], lines[2 * COLUMNS + e], lines[3 * COLUMNS + e]
+            found[e] = found[e] + w * i + x * j + y * k + z * m
+            got[e] = got[e] + w * a + x * b + y * c + z * g
+    for d in range(whole, len(key)):
+        line, k, q = state[d * COLUMNS : (d + 1) * COLUMNS], key[d], query[d]
+        for e in range(COLUMNS):
+            found[e] = found[e] + line[e] * k
+            got[e] = got[e] + line[e] * q
+
+
+@_fused
+def _correct(change: Array, found: Array, beta: float) -> None:
+    """A value becomes beta times what the state lacks of it."""
+    for e in range(COLUMNS):
+        change[e] = (change[e] - found[e]) * beta
+
+
+@_fused
+def _add(out: Array, factor: float, vector: Array) -> None:
+    for e in range(COLUMNS):
+        out[e] = out[e] + factor * vector[e]
+
+
+@_fused
+def _advance(state: Array, keep: Array, key: Array, change: Array) -> None:
+    """Decay a state, and add a key's and a value's product."""
+    for d in range(len(key)):
+        line, a, k = state[d * COLUMNS : (d + 1) * COLUMNS], keep[d], key[d]
+        for e in range(COLUMNS):
+            line[e] = line[e] * a + k * change[e]

@@ -6,7 +6,8 @@ the logarithm of the number of rows.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,19 +15,21 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class WalkOrder:
-    """Steps, one for each row.
+    """Steps, one for each row; behind a row with children comes one of them.
 
     Args:
         row: [T] int32, which row a step is.
         source: [T] int32, the place of the state that it starts from; that before all rows is in place 0.
         target: [T] int32, the place of the state behind it.
         places: How many places there are.
+        kept: What devices hold of it, for the next layer of a pass.
     """
 
     row: NDArray[np.int32]
     source: NDArray[np.int32]
     target: NDArray[np.int32]
     places: int
+    kept: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def renamed(self, rows: NDArray[np.int64]) -> "WalkOrder":
         """The same steps to rows that have other numbers: `rows` [T] has that of each."""

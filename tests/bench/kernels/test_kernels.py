@@ -24,6 +24,8 @@ RATES = Rates({"float32": 1e12, "bfloat16": 2e12}, 1e9)
 TINY = (
     "tree_attention:30,7,4,2,16",
     "tree_attention:30,7,2,2,16:float32",
+    "tree_scan:5,2,1,8,10",
+    "tree_conv:5,20,3",
     "kv_compact:2,2,50,16,5",
     "gumbel_argmax:6,300",
     "topk_children:3,300,4:float32",

@@ -1,0 +1,97 @@
+"""The short convolution along trees: right on every path, and with the bits of a row by itself."""
+
+import math
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from offspec_kernels.backend import Backend
+from offspec_kernels.errors import ArgumentError
+from offspec_kernels.tree_conv import tree_conv
+from tests.kernels.poison import poisoned
+from tests.support.products import some
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+WAYS = some(
+    [(path, dtype) for path in ("eager", "triton") for dtype in DTYPES],
+    *(("eager", dtype) for dtype in DTYPES),
+    ("triton", torch.bfloat16),
+)
+
+
+def _drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def _window(rows: int, taps: int) -> Tensor:
+    """Of a random tree behind taps - 1 inputs."""
+    rng, window = random.Random(0), list[list[int]]()
+    for row in range(rows):
+        parent = rng.randrange(max(-1, row - 6), row)
+        before = window[parent][1:] if parent >= 0 else list(range(taps - 1))
+        window.append([*before, row + taps - 1])
+    return torch.tensor(window, dtype=torch.int64).view(rows, taps)
+
+
+def _conv(path: Backend, inputs: Tensor, window: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    with poisoned():
+        return tree_conv(inputs, window, weight, bias, path=path)
+
+
+@pytest.mark.parametrize(("path", "dtype"), WAYS)
+@pytest.mark.parametrize(("rows", "channels", "taps"), [(1, 1, 1), (9, 300, 4), (5, 70, 3), (0, 6, 4)])
+def test_every_path_is_near_the_reference(
+    path: Backend, dtype: torch.dtype, rows: int, channels: int, taps: int
+) -> None:
+    window, inputs = _window(rows, taps), _drawn(rows + taps - 1, channels, dtype=dtype)
+    weight, bias = _drawn(channels, taps, dtype=dtype, seed=1), _drawn(channels, dtype=dtype, seed=2)
+    wide = torch.full((rows + taps + 1, channels + 3), math.nan, dtype=dtype)
+    wide[: len(inputs), :channels] = inputs
+    for laid in (weight, weight.T.contiguous().T):
+        for shift in (None, bias):
+            expected = tree_conv(inputs, window, weight, shift, path="reference")
+            assert expected.dtype == torch.float32
+            got = _conv(path, wide[:, :channels], window, laid, shift)
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+            mixed = _conv(path, inputs, window, laid.float(), shift)
+            assert torch.equal(mixed, got)
+
+
+@pytest.mark.parametrize(("path", "dtype"), WAYS)
+def test_the_bits_of_a_row(path: Backend, dtype: torch.dtype) -> None:
+    """Alone with the inputs that it takes, and beside inputs that are no numbers."""
+    rows, channels, taps = 12, 130, 4
+    window, inputs = _window(rows, taps), _drawn(rows + taps - 1, channels, dtype=dtype)
+    weight, bias = _drawn(channels, taps, dtype=dtype, seed=1), _drawn(channels, dtype=dtype, seed=2)
+    whole = _conv(path, inputs, window, weight, bias)
+    for row in range(0, rows, 3):
+        taken = inputs[window[row]]
+        assert torch.equal(_conv(path, taken, torch.arange(taps)[None], weight, bias)[0], whole[row])
+        beside = torch.full_like(inputs, math.nan)
+        beside[window[row]] = taken
+        assert torch.equal(_conv(path, beside, window, weight, bias)[row], whole[row])
+
+
+@pytest.mark.parametrize(
+    ("argument", "given"),
+    [
+        ("inputs", {"inputs": torch.zeros(5)}),
+        ("inputs", {"inputs": torch.zeros(5, 6, dtype=torch.int64)}),
+        ("inputs", {"inputs": torch.zeros(6, 5).T}),
+        ("window", {"window": torch.zeros(2, 4, dtype=torch.int64)}),
+        ("window", {"window": torch.zeros(2, 3)}),
+        ("weight", {"weight": torch.zeros(5, 3)}),
+        ("weight", {"weight": torch.zeros(6, 3, device="meta")}),
+        ("weight", {"weight": torch.zeros(6, 3, dtype=torch.float64)}),
+        ("bias", {"bias": torch.zeros(3)}),
+        ("bias", {"bias": torch.zeros(6, dtype=torch.int64)}),
+    ],
+)
+def test_wrong_arguments_are_named(argument: str, given: dict[str, Any]) -> None:
+    right = {"inputs": torch.zeros(5, 6), "window": torch.zeros(2, 3, dtype=torch.int64)}
+    with pytest.raises(ArgumentError) as caught:
+        tree_conv(**{**right, "weight": torch.zeros(6, 3), **given})
+    assert caught.value.argument == argument
