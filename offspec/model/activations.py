@@ -22,6 +22,7 @@ _ALONE = 1 << 14  # the same of GELU, which gives every thread a share of more
 _MODULES = ("torch.nn.modules.activation", "transformers.activations")
 
 _BARE = (torch.sigmoid, torch.Tensor.sigmoid, F.sigmoid, F.softplus)
+_PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
@@ -38,7 +39,8 @@ def make_even(model: torch.nn.Module) -> None:
 class EvenFunctions(TorchFunctionMode):
     """While entered, what families call outside of modules, or at row counts of their own, is computed so.
 
-    These are the sigmoid and softplus of routers, and products of latents, of which a cache has any number.
+    These are the sigmoid and softplus of routers, products of latents, of which a cache has any number, and
+    those of a matrix with rows that stand as columns.
     """
 
     def __init__(self, row_counts: RowCounts) -> None:
@@ -51,6 +53,8 @@ class EvenFunctions(TorchFunctionMode):
             return evenly(function, args[0])
         if function is F.linear and not kwargs:
             return self._linear(*args)
+        if turned := rows_as_columns(function, args):
+            return self._linear(*turned).mT
         return function(*args, **kwargs)
 
     def _linear(
@@ -62,6 +66,13 @@ class EvenFunctions(TorchFunctionMode):
             return F.linear(rows, weight, bias)
         padded = F.pad(rows.reshape(count, -1), (0, 0, 0, missing))
         return F.linear(padded, weight, bias)[:count].view(*rows.shape[:-1], -1)
+
+
+def rows_as_columns(function: Any, args: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """rows [1, T, K] and weight [N, K] of a product that is written weight @ rows.mT; None of any other."""
+    if function not in _PRODUCTS or len(args) != 2 or (args[0].dim(), args[1].dim()) != (2, 3):
+        return None
+    return args[1].mT, args[0]
 
 
 def evenly(function: Function, values: torch.Tensor) -> torch.Tensor:

@@ -173,7 +173,8 @@ class TreeCache(Cache):
         return length
 
     def adopt_states(self, other: "TreeCache") -> None:
-        """Take over the states of another cache of the same model, which has as many committed positions."""
+        """Take over the states of another cache of the same model, and with them its number of positions."""
+        self.length = other.length  # also where no layer has keys and values
         for place, recurrence in other.recurrences.items():
             self._recurrence(*place).committed = recurrence.committed.copy()
 

@@ -236,7 +236,8 @@ class LoadedModel(OpenedModel):
         if self.has_row_products:
             return RowProducts()
         has_experts = any(hasattr(module, "is_transposed") for module in self.skeleton.layers.modules())
-        needs_it = self.device.type == "cpu" and (has_experts or self.skeleton.rows.expanded)
+        rows = self.skeleton.rows
+        needs_it = self.device.type == "cpu" and (has_experts or rows.expanded or rows.tail_numbers)
         return EvenFunctions(row_counts) if needs_it else None
 
     def _lent(self, values: int) -> torch.Tensor:

@@ -14,7 +14,7 @@ from offspec.model.head import HeadBlock, head_blocks
 from offspec.model.probe.build import build_skeleton
 from offspec.model.row_counts import ProductShape, RowCounts, find_row_counts
 from offspec.model.unpacking import can_be_cut, warm_up
-from offspec.model.weights import WeightRecipe, map_weights
+from offspec.model.weights import WeightRecipe, map_weights, shared_by_layers
 from offspec_kernels.backend import choose_backend
 from offspec_kernels.tree_attention import scratch_bytes as tree_attention_scratch
 from offspec_kernels.tree_attention import warm_up as warm_up_attention
@@ -47,7 +47,8 @@ class OpenedModel:
         rest: list[WeightRecipe] = []
         self._rows: Weight | None = None
         self._head: WeightRecipe | None = None
-        for recipe in map_weights(model, tensors):
+        recipes = map_weights(model, tensors)
+        for recipe in recipes + shared_by_layers(model, recipes, self.skeleton.layer_of):
             index = self.skeleton.layer_of(recipe.names[0])
             if index is not None:
                 layers[index].append(recipe)

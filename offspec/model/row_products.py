@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from offspec.model.activations import rows_as_columns
 from offspec_kernels.backend import Backend
 from offspec_kernels.row_linear import row_linear
 
@@ -29,6 +30,8 @@ class RowProducts(TorchFunctionMode):
         products = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.mm)
         if function in products and not kwargs and args[1].dim() == 2:
             return self._linear(args[0], args[1].mT)
+        if turned := rows_as_columns(function, args):
+            return self._linear(*turned).mT
         return function(*args, **kwargs)
 
     def _linear(

@@ -194,7 +194,7 @@ class TreeModel:
         if tree is None:  # not a pass of this model's, but one of whole sequences
             return forward(hidden, *args, **kwargs)
         end = len(tree.position) - sum(map(_Part.kept, self._parts))
-        beside = list[tuple[Any, ...]]()
+        beside, states = list[tuple[Any, ...]](), hidden
         for part in self._parts:
             if self.between is not None and len(self._parts) > 1:
                 self.between()
@@ -209,8 +209,10 @@ class TreeModel:
             if isinstance(out, tuple):
                 beside.append(out[1:])
                 out = out[0]
-            hidden[..., place, :] = out
-        return (hidden, *map(_joined, zip(*beside, strict=True))) if beside else hidden
+            if out.dtype != states.dtype:  # a first layer that begins a sum in float32
+                states = torch.empty_like(hidden, dtype=out.dtype)
+            states[..., place, :] = out
+        return (states, *map(_joined, zip(*beside, strict=True))) if beside else states
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, H] to [n, V], through the family's own head: scaling and soft caps included.

@@ -4,9 +4,9 @@ Most parameters are one tensor under another name, or the same name. Some are ma
 experts). transformers knows how for every family it has (its conversion mapping), so that is asked.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -84,6 +84,19 @@ def _matched(
         if target in wanted:
             gathered.setdefault(target, []).append((tensors[name], pattern or ""))
     return [_recipe(target, sources, by_pattern) for target, sources in gathered.items()]
+
+
+def shared_by_layers(
+    model: Any, recipes: Sequence[WeightRecipe], layer_of: Callable[[str], int | None]
+) -> list[WeightRecipe]:
+    """Recipes of layers' parameters that are those of an earlier layer, and that a checkpoint has once."""
+    made = {recipe.names[0]: recipe for recipe in recipes if len(recipe.names) == 1}
+    ties: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+    return [
+        replace(made[source], names=(name,))
+        for name, source in ties.items()
+        if layer_of(name) is not None and name not in made and source in made
+    ]
 
 
 def _recipe(

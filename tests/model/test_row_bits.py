@@ -1,14 +1,15 @@
 """A pass gives a row the same bits whatever runs beside it.
 
-Attention, which has tests of its own, is left out. In its place every row looks at itself alone, so that all
-the rest of a pass is under test: embedding, norms, rotary embedding, products, activations, routers and
-experts, and the head.
+Attention, which has tests of its own, is left out. In its place every row looks at itself alone, and begins a
+state of its own, so that all the rest of a pass is under test: embedding, norms, rotary embedding, products,
+activations, routers and experts, what states take of a row, and the head.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,12 +19,23 @@ from offspec.model.attention import TreeContext
 from offspec.model.loaded import LoadedModel
 from offspec.model.probe import build
 from offspec.model.probe.findings import Findings
+from offspec.model.recurrence import functions
+from offspec.model.recurrence.paths import PartPaths, part_paths
 from offspec.model.skeleton import Skeleton
+from offspec_kernels.tree_scan import walk_order
 from offspec_planners.placement import Placement
 from tests.support import packers
 from tests.support.packed_models import packed_checkpoint, to_grouped
 from tests.support.products import some
-from tests.support.tiny_models import FAMILIES, VOCABULARY, nothing, open_model, write_model
+from tests.support.tiny_models import (
+    FAMILIES,
+    HYBRIDS,
+    VOCABULARY,
+    nothing,
+    open_model,
+    write_hybrid,
+    write_model,
+)
 
 _POSITION, _TOKEN = 37, 5
 _HUGE = (90, 91)  # tokens whose embeddings are
@@ -37,6 +49,11 @@ def _look_at_itself(query: Any, key: Any, value: Any, mask: Any, *, out: torch.T
     out.copy_(value[:, :, -rows:].repeat_interleave(groups, 1) * same)
 
 
+def _begin_alone(context: TreeContext, start: int, end: int) -> PartPaths:
+    order = walk_order([-1] * (end - start)).renamed(np.arange(start, end))
+    return PartPaths(False, start, np.full(end, -1), order)
+
+
 @pytest.fixture(autouse=True)
 def no_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """None but in the trial of an architecture, which would refuse it."""
@@ -45,20 +62,25 @@ def no_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     def find_with_attention(config: Any, skeleton: Skeleton) -> Findings:
         with monkeypatch.context() as meanwhile:
             meanwhile.setattr(attention, "tree_attention", attend)
+            meanwhile.setattr(functions, "part_paths", part_paths)
             return find(config, skeleton)
 
     monkeypatch.setattr(attention, "tree_attention", _look_at_itself)
+    monkeypatch.setattr(functions, "part_paths", _begin_alone)
     monkeypatch.setattr(build, "find", find_with_attention)
 
 
 # What makes families differ here: norms, activations, layouts of weights, experts and their routers.
-_SOME = {"llama", "gemma2", "gpt2", "phi3", "mixtral", "qwen2_moe", "gpt_oss"}
-_OTHERS = [pytest.param(name, marks=pytest.mark.exhaustive) for name in sorted(set(FAMILIES) - _SOME)]
+_SOME = ("gemma2", "gpt2", "gpt_oss", "llama", "mixtral", "phi3", "qwen2_moe")
+_SOME_HYBRIDS = ("falcon_h1", "mamba", "qwen3_5_text")
 
 
-@pytest.fixture(scope="module", params=[*sorted(_SOME), *_OTHERS])
+@pytest.fixture(scope="module", params=some([*FAMILIES, *HYBRIDS], *_SOME, *_SOME_HYBRIDS))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"), request.param, spread=0.3)
+    folder = tmp_path_factory.mktemp("model")
+    if request.param in HYBRIDS:
+        return write_hybrid(folder, request.param)
+    return write_model(folder, request.param, spread=0.3)
 
 
 @pytest.fixture(params=some(DTYPES, torch.bfloat16), ids=str)
@@ -85,7 +107,7 @@ def _row(model: LoadedModel, rows: int, place: int, *, causal: bool, seed: int =
     tree_model = model.tree_model
     with torch.no_grad():
         hidden = tree_model.hidden(tokens, context)
-        assert len(hidden) == rows and tree_model.cache.rows[0].filled == rows
+        assert len(hidden) == rows and tree_model.cache.rows[0].filled in (rows, 0)
         likely = [place, *(row for row in range(rows) if row != place)]
         logits = tree_model.logits_by_row(hidden, likely[: 1 + seed])(place)
         tree_model.cache.rewind(0)
@@ -111,7 +133,8 @@ def test_padding_is_neither_kept_nor_returned(model: LoadedModel) -> None:
     with torch.no_grad():
         hidden = tree_model.hidden(torch.arange(3, 3 + rows), context)
     assert [len(states) for states in tree_model.tapped.values()] == [rows, rows] and len(hidden) == rows
-    assert {layer.filled for layer in tree_model.cache.rows} - {0} == {rows}  # a layer may share another's
+    filled = {layer.filled for layer in tree_model.cache.rows}  # 0: it shares another's, or has a state
+    assert filled - {0} == {rows} or not any(model.skeleton.rows.kept)
     assert tree_model.cache.padding == context.padding == 0
 
 

@@ -133,6 +133,35 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
+# Families with layers that carry a state, and what makes small models of them narrow and of every kind.
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "bailing_hybrid": {},
+    "bamba": {"attn_layer_indices": [1, 3]},
+    "falcon_h1": {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "mamba_d_ssm": 64,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 16,
+        "mamba_d_state": 16,
+    },
+    "falcon_mamba": {"hidden_size": 64},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 16},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "kimi_linear": {},
+    "lfm2": {"layer_types": ["conv", _FULL] * 16},
+    "lfm2_moe": {"layer_types": ["conv", _FULL] * 16},
+    "lfm3": {},
+    "mamba": {"hidden_size": 64},
+    "mamba2": {},
+    "nemotron_h": {},
+    "olmo_hybrid": {},
+    "qwen3_5_moe_text": {},
+    "qwen3_5_text": {},
+    "qwen3_next": {},
+    "zamba2": {},
+}
+
 
 def write_model(
     folder: Path, family: str = "llama", seed: int = 0, spread: float = 0.5, **overrides: Any
@@ -145,6 +174,16 @@ def write_model(
         family, **{key: value for key, value in wanted.items() if value is not None}
     )
     return write_config(folder, config, seed, lambda matrix: spread)
+
+
+def write_hybrid(folder: Path, family: str, seed: int = 0) -> Path:
+    """A small random model of one of HYBRIDS."""
+    from transformers import CONFIG_MAPPING
+
+    from offspec.model.probe.small_config import small_config
+
+    given = {**HYBRIDS[family], "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    return write_config(folder, small_config(CONFIG_MAPPING[family](**given).get_text_config()), seed)
 
 
 def write_config(

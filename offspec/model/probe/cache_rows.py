@@ -77,12 +77,12 @@ class _Seen:
         self.products.append(query.shape[1] * (key.shape[3] + value.shape[3]))
 
 
-def measure_rows(skeleton: Any, wraps: bool = False) -> CacheRows:
+def measure_rows(skeleton: Any, wraps: int = 0) -> CacheRows:
     """The numbers of a model, whose weights are neither there nor needed.
 
     Args:
         skeleton: On the meta device.
-        wraps: Whether its layers return tuples. Default False.
+        wraps: Of how many values the tuples are that its layers return. Default 0: they return no tuples.
 
     Raises:
         UnsupportedModelError: It cannot be run so.
@@ -144,7 +144,7 @@ def _attend(
 
 
 @contextmanager
-def _ending_at_attention(layers: Any, wraps: bool) -> Iterator[None]:
+def _ending_at_attention(layers: Any, wraps: int) -> Iterator[None]:
     """Layers that hand on their input as soon as their attention was called."""
 
     def ending(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -152,7 +152,7 @@ def _ending_at_attention(layers: Any, wraps: bool) -> Iterator[None]:
             try:
                 return forward(hidden, *args, **kwargs)
             except _AttentionError:
-                return (hidden,) if wraps else hidden
+                return (hidden, *[None] * (wraps - 1)) if wraps else hidden
 
         return run
 

@@ -39,13 +39,13 @@ class Behaviour:
         trees: Whether every node of a tree has the logits of its path alone.
         chains: Whether that holds where the tree is one path.
         reason: What goes wrong with a tree; empty where nothing does.
-        wraps: Whether layers return tuples.
+        wraps: Of how many values the tuples are that layers return; 0: they return no tuples.
     """
 
     trees: bool
     chains: bool
     reason: str
-    wraps: bool = False
+    wraps: int = 0
 
 
 def try_out(config: Any) -> Behaviour:
@@ -83,7 +83,7 @@ class _Trial:
         self._special = special_tokens(config.to_dict())
         self._skeleton = skeleton_of(config, torch.float32)
         self._random = torch.Generator().manual_seed(0)
-        self.wraps = False
+        self.wraps = 0
         self.kept: tuple[int, ...] = ()
         values = sum(parameter.numel() for parameter in self._skeleton.model.parameters())
         if values > _MOST_VALUES:
@@ -171,7 +171,7 @@ class _Trial:
         return found
 
     def _note_output(self, module: torch.nn.Module, args: object, out: object) -> None:
-        self.wraps = isinstance(out, tuple)
+        self.wraps = len(out) if isinstance(out, tuple) else 0
 
 
 def draw_weights(skeleton: Skeleton, random: torch.Generator) -> None:

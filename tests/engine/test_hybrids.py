@@ -1,0 +1,197 @@
+"""Models whose layers carry a state: the same tokens as transformers, whatever is guessed, kept or cut."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offspec import SamplingParams
+from offspec.engine.engine import Engine
+from offspec.model import runner
+from offspec_planners.placement import Placement, Tier
+from tests.support.products import some
+from tests.support.tiny_models import HYBRIDS, open_model, reference, tiny_engine, write_hybrid, write_model
+
+PROMPT = [3 + (7 * i * i + i) % 90 for i in range(41)]
+# One of each kind of state: gated delta rule, the same by channel, Mamba-2, Mamba-1, a convolution alone.
+USUAL = ("qwen3_5_text", "kimi_linear", "falcon_h1", "mamba", "lfm2")
+WITHOUT_ATTENTION = {"mamba", "mamba2", "falcon_mamba"}
+TOKENS = 12
+
+
+def _params(temperature: float, tokens: int = TOKENS) -> SamplingParams:
+    return SamplingParams(temperature=temperature, seed=6, max_tokens=tokens, ignore_eos=True)
+
+
+PARAMS = tuple(map(_params, (0.0, 0.6, 1.0)))
+
+
+@dataclass(frozen=True)
+class Written:
+    """A model, and what it says without speculation after the prompt."""
+
+    name: str
+    folder: Path
+    says: dict[SamplingParams, tuple[int, ...]]
+
+
+@pytest.fixture(scope="module", params=some(sorted(HYBRIDS), *USUAL))
+def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    folder = write_hybrid(tmp_path_factory.mktemp(request.param) / "model", request.param)
+    with tiny_engine(folder, "none", budget=1) as engine:
+        says = {params: engine.generate(PROMPT, params).token_ids for params in PARAMS}
+    return Written(request.param, folder, says)
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("hostile") / "model", vocab_size=128, seed=99)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_hybrid(tmp_path_factory.mktemp("other") / "model", "kimi_linear", seed=5)
+
+
+def anew(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> tuple[int, ...]:
+    """What is said after a prompt of which nothing is kept, without speculation."""
+    engine._state.forget()
+    result = engine.generate(list(prompt), params, speculate=False)
+    assert not result.reused_tokens
+    return result.token_ids
+
+
+def test_a_model_has_layers_of_every_kind(hybrid: Written) -> None:
+    model = open_model(hybrid.folder)
+    rows = model.skeleton.rows
+    assert rows.tail_numbers and rows.row_numbers
+    assert any(rows.kept) != (hybrid.name in WITHOUT_ATTENTION)
+    assert model.skeleton.branches
+    model.close()
+
+
+def test_tokens_do_not_depend_on_the_guesses(hybrid: Written, hostile: Path, other: Path) -> None:
+    assert list(hybrid.says[PARAMS[0]]) == reference(hybrid.folder, PROMPT, TOKENS)
+    assert len(set(hybrid.says[PARAMS[0]])) > 4, "the test model says too little to tell right from wrong"
+    assert len(set(hybrid.says.values())) == 3
+    for draft, budget, least in (
+        (hybrid.folder, 64, 4),
+        ("substitute", 64, 1.2),
+        (hostile, 7, 1),
+        (other, 7, 1),
+    ):
+        with tiny_engine(hybrid.folder, draft, budget=budget) as engine:
+            for params, tokens in hybrid.says.items():
+                result = engine.generate(PROMPT, params)
+                assert result.token_ids == tokens, (draft, budget, params)
+                assert result.tokens_per_pass >= least, (draft, budget, params)
+
+
+def test_chunks_and_layers_on_disk(hybrid: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state goes from part to part, of the prompt and of a tree, while layers come and go."""
+    monkeypatch.setattr(runner, "CHUNK", 12)
+    layers = len(open_model(hybrid.folder).layers)
+    tiers = tuple((Tier.DISK, Tier.HOST, Tier.DEVICE)[layer % 3] for layer in range(layers))
+    with tiny_engine(hybrid.folder, hybrid.folder, placement=Placement(tiers, 2, 2, Tier.DISK)) as engine:
+        for params, tokens in hybrid.says.items():
+            result = engine.generate(PROMPT, params)
+            assert result.token_ids == tokens, params
+            assert result.bytes_streamed
+
+
+def test_turns(hybrid: Written) -> None:
+    """A question more, the same once more, another instead, an early turn changed: as if nothing was kept."""
+    params = PARAMS[1]
+    with (
+        tiny_engine(hybrid.folder, hybrid.folder, budget=24) as engine,
+        tiny_engine(hybrid.folder, "none", budget=1) as fresh,
+    ):
+        first = [*PROMPT, *engine.generate(PROMPT, params).token_ids]
+        asked = [*first, *PROMPT[5:25]]
+        answer = engine.generate(asked, params)
+        assert answer.reused_tokens == len(first) - 1
+        assert answer.token_ids == anew(fresh, asked, params)
+        again = engine.generate(asked, params)
+        assert again.token_ids == answer.token_ids and again.reused_tokens == len(asked) - 1
+        for prompt, kept in (
+            ([*asked, *answer.token_ids, 8, 9, 10], len(asked) - 1),
+            ([*first, *PROMPT[7:30]], len(first) - 1),
+            ([*PROMPT, 70, 71, 72], len(PROMPT) - 1),
+            ([*PROMPT[:20], 80, *PROMPT[21:]], 0),
+            ([5], 0),
+        ):
+            result = engine.generate(prompt, params)
+            assert result.token_ids == anew(fresh, prompt, params)
+            assert result.reused_tokens >= kept, "more is computed again than has to be"
+
+
+@pytest.mark.parametrize("moment", some(["layer", "chunk", "draft"], "chunk"))
+def test_an_interrupt_leaves_the_committed_state(
+    hybrid: Written, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a pass, of its parts, or of growing: asked again, the answer is what it was."""
+    monkeypatch.setattr(runner, "CHUNK", 12 if moment == "chunk" else 1024)
+    params, after = PARAMS[2], [*PROMPT, *hybrid.says[PARAMS[2]], 5, 6, *PROMPT[:30]]
+    with tiny_engine(hybrid.folder, hybrid.folder, budget=24) as engine:
+        assert engine.generate(PROMPT, params).token_ids == hybrid.says[params]
+        model: Any = engine._assembly.target.tree_model
+        if moment == "draft":
+            (drafter,) = engine._assembly.sources.drafters.values()
+            model = drafter._model  # type: ignore[attr-defined]
+        layer: Any = model.skeleton.layers[-1]
+        forward, calls = layer.forward, list[int]()
+
+        def interrupted(*args: Any, **kwargs: Any) -> Any:
+            calls.append(1)
+            out = forward(*args, **kwargs)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+            return out
+
+        layer.forward = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate(after, params)
+        layer.forward = forward
+        result = engine.generate(after, params)
+        assert result.reused_tokens >= len(PROMPT) - 1
+        said = result.token_ids
+        assert said == anew(engine, after, params)
+        assert engine.generate(PROMPT, params).token_ids == hybrid.says[params]
+
+
+def test_a_hybrid_drafts_for_a_plain_model(other: Path, tmp_path: Path) -> None:
+    plain = write_model(tmp_path / "model", vocab_size=128)
+    with tiny_engine(plain, "none", budget=1) as engine:
+        says = {params: engine.generate(PROMPT, params).token_ids for params in PARAMS}
+    with tiny_engine(plain, other, budget=16) as engine:
+        for params, tokens in says.items():
+            assert engine.generate(PROMPT, params).token_ids == tokens
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("place", ["tight", "ample"])
+@pytest.mark.parametrize("length", [1, 23, 600])
+def test_long_answers_with_any_budget(
+    hybrid: Written, hostile: Path, length: int, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "CHUNK", 32 if place == "tight" else 1024)
+    prompt = [3 + (5 * i * i + i) % 90 for i in range(length)]
+    resident = range(len(open_model(hybrid.folder).layers)) if place == "ample" else ()
+    wanted = {params: tuple[int, ...]() for params in (_params(t, 300) for t in (0.0, 0.6, 1.0))}
+    with tiny_engine(hybrid.folder, "none", budget=1, context=1024) as engine:
+        for params in wanted:
+            wanted[params] = anew(engine, prompt, params)
+    greedy = next(iter(wanted))
+    assert list(wanted[greedy]) == reference(hybrid.folder, prompt, 300)
+    for draft, budget in (
+        *((hybrid.folder, budget) for budget in (7, 64, 256)),
+        ("substitute", 64),
+        ("substitute", 256),
+        (hostile, 7),
+        (hostile, 64),
+    ):
+        with tiny_engine(hybrid.folder, draft, budget=budget, context=1024, resident=resident) as engine:
+            for params, tokens in wanted.items():
+                assert engine.generate(prompt, params).token_ids == tokens, (draft, budget, params)
