@@ -267,3 +267,40 @@ def _tiled(name: str, data: np.ndarray, config: Any) -> np.ndarray:
         before = 2 * keys * config.linear_key_head_dim
         return np.concatenate([data[:before], turned(data[before:], size)])
     return data
+
+
+def module_tensors(layers: int, one: PreTrainedModel, arch: str) -> tuple[Tensors, Tensors]:
+    """A multi-token prediction module behind `layers` layers: as the file has it, and as safetensors do.
+
+    one: a model of one layer that looks back at all, and is the module's.
+    """
+    size = one.config.hidden_size
+    random = np.random.default_rng(5)
+    parts = {
+        name: random.integers(-64, 64, shape).astype(np.float32) / 256
+        for name, shape in (
+            ("eh_proj", (size, 2 * size)),
+            ("enorm", (size,)),
+            ("hnorm", (size,)),
+            ("shared_head_norm", (size,)),
+        )
+    }
+    file = {
+        f"blk.{layers}.nextn.{name}.weight": data + (data.ndim == 1) for name, data in parts.items()
+    } | {
+        name.replace("blk.0.", f"blk.{layers}."): data
+        for name, data in hybrid_tensors(one, arch).items()
+        if name.startswith("blk.0.")
+    }
+    theirs = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    stored = {f"mtp.{name}.weight": data for name, data in zip(theirs, parts.values(), strict=True)} | {
+        name.replace("model.layers.0.", "mtp.layers.0."): tensor.numpy()
+        for name, tensor in one.state_dict().items()
+        if name.startswith("model.layers.0.")
+    }
+    return file, stored
+
+
+def with_module(arch: str) -> dict[str, Any]:
+    """The keys of a file of four layers and a module."""
+    return {f"{arch}.block_count": 5, f"{arch}.nextn_predict_layers": 1}

@@ -11,8 +11,8 @@ from offspec.checkpoint.gguf import values as gguf_values
 from offspec.core.errors import HeaderError, UnsupportedModelError
 from tests.checkpoint.gguf_families import tiny_model
 from tests.checkpoint.gguf_files import Bench, write_gguf
-from tests.checkpoint.gguf_hybrids import HYBRIDS
-from tests.checkpoint.gguf_values import ours
+from tests.checkpoint.gguf_hybrids import HYBRIDS, module_tensors, with_module
+from tests.checkpoint.gguf_values import ours, values
 
 KIND: Any = gguf.GGMLQuantizationType
 EXPERTS = ("granitehybrid experts", "lfm2moe", "qwen35moe", "qwen3next")
@@ -75,6 +75,21 @@ def test_it_is_what_transformers_loads(bench: Bench, family: str) -> None:
     for name, tensor in own.state_dict().items():
         torch.testing.assert_close(state[name], tensor, rtol=0, atol=1e-6 * name.endswith("A_log"))
     torch.testing.assert_close(run(mine), run(own), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["qwen35", "qwen35moe"])
+def test_a_prediction_module_is_named_as_in_safetensors(bench: Bench, family: str) -> None:
+    one = tiny_model(family, num_hidden_layers=1, layer_types=["full_attention"])
+    tensors, expected = module_tensors(4, one, family)
+    model = tiny_model(family)
+    write_gguf(bench.file, model, family, keys=with_module(family), tensors=tensors)
+    checkpoint = bench.open()
+    assert checkpoint.config["num_hidden_layers"] == 4
+    found = {name: weight for name, weight in checkpoint.tensors.items() if name.startswith("mtp.")}
+    assert found.keys() == expected.keys()
+    for name, data in expected.items():
+        assert torch.equal(values(found[name]), torch.from_numpy(data)), name
+    assert set(checkpoint.tensors) == set(model.state_dict()) | set(expected)
 
 
 @pytest.mark.parametrize(
