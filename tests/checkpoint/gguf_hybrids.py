@@ -48,10 +48,33 @@ _SMALL: dict[str, Any] = {"num_attention_heads": None, "num_key_value_heads": No
 # By llama.cpp's name and what sets it apart: transformers' model type, and what the configuration adds.
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon-h1": ("falcon_h1", {**_MAMBA, "head_dim": 16, "mamba_d_ssm": 128}),
+    "falcon-h1 normed": (
+        "falcon_h1",
+        {
+            **_MAMBA,
+            "head_dim": 16,
+            "mamba_d_ssm": 128,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+        },
+    ),
     "granitehybrid": ("granitemoehybrid", {**_GRANITE, "num_local_experts": 0, "num_experts_per_tok": 0}),
     "granitehybrid experts": (
         "granitemoehybrid",
         {**_GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 64},
+    ),
+    "jamba": (
+        "jamba",
+        {
+            "num_hidden_layers": 4,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "expert_layer_period": 3,
+            "expert_layer_offset": 0,
+            "num_experts": 4,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 32,
+        },
     ),
     "lfm2": ("lfm2", {**_CONVS, "block_auto_adjust_ff_dim": False, "tie_word_embeddings": True}),
     "lfm2moe": (
@@ -112,7 +135,7 @@ def hybrid_keys(model: PreTrainedModel, arch: str) -> dict[str, Any]:
         }
         if arch == "nemotron_h":
             keys["feed_forward_length"] = [config.intermediate_size * (kind == "mlp") for kind in kinds]
-        if not arch.startswith(("granite", "lfm2")):
+        if not arch.startswith(("granite", "jamba", "lfm2")):
             keys |= dict.fromkeys(("attention.key_length", "attention.value_length"), config.head_dim)
         if arch.startswith(("lfm2", "qwen", "falcon")):
             keys["rope.freq_base"] = float(config.rope_parameters["rope_theta"])
@@ -132,6 +155,9 @@ def _of_states(config: Any, arch: str) -> dict[str, Any]:
     elif arch == "mamba":
         kernel, state, groups = config.conv_kernel, config.state_size, 0
         rank, inner = config.time_step_rank, config.intermediate_size
+    elif arch == "jamba":
+        kernel, state, groups = config.mamba_d_conv, config.mamba_d_state, 0
+        rank, inner = config.mamba_dt_rank, config.mamba_expand * config.hidden_size
     elif arch == "mamba2":
         kernel, state, groups = config.conv_kernel, config.state_size, config.n_groups
         rank, inner = config.num_heads, config.num_heads * config.head_dim
@@ -240,7 +266,7 @@ def _laid_out(name: str, data: np.ndarray, config: Any, arch: str) -> np.ndarray
     if arch in ("granitehybrid", "nemotron_h") and name.endswith(("q_proj.weight", "k_proj.weight")):
         heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
         data = data.reshape(heads, 2, -1, data.shape[-1]).swapaxes(1, 2).reshape(data.shape)
-    if arch != "mamba" and arch not in _DELTA and name.endswith((".A_log", ".D")):
+    if arch not in ("jamba", "mamba", *_DELTA) and name.endswith((".A_log", ".D")):
         data = data.reshape(-1, 1)
     if name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
         data = data.reshape(2, -1)
@@ -285,9 +311,7 @@ def module_tensors(layers: int, one: PreTrainedModel, arch: str) -> tuple[Tensor
             ("shared_head_norm", (size,)),
         )
     }
-    file = {
-        f"blk.{layers}.nextn.{name}.weight": data + (data.ndim == 1) for name, data in parts.items()
-    } | {
+    file = {f"blk.{layers}.nextn.{name}.weight": data + (data.ndim == 1) for name, data in parts.items()} | {
         name.replace("blk.0.", f"blk.{layers}."): data
         for name, data in hybrid_tensors(one, arch).items()
         if name.startswith("blk.0.")

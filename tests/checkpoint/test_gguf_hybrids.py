@@ -3,6 +3,7 @@
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -13,9 +14,11 @@ from tests.checkpoint.gguf_families import tiny_model
 from tests.checkpoint.gguf_files import Bench, write_gguf
 from tests.checkpoint.gguf_hybrids import HYBRIDS, module_tensors, with_module
 from tests.checkpoint.gguf_values import ours, values
+from tests.support.products import some
 
 KIND: Any = gguf.GGMLQuantizationType
-EXPERTS = ("granitehybrid experts", "lfm2moe", "qwen35moe", "qwen3next")
+EXPERTS = ("granitehybrid experts", "jamba", "lfm2moe", "qwen35moe", "qwen3next")
+DENSE = [family for family in HYBRIDS if family not in EXPERTS]
 
 
 def run(model: PreTrainedModel) -> torch.Tensor:
@@ -24,7 +27,7 @@ def run(model: PreTrainedModel) -> torch.Tensor:
     return logits
 
 
-@pytest.mark.parametrize("family", HYBRIDS)
+@pytest.mark.parametrize("family", some(HYBRIDS, *EXPERTS))
 def test_the_same_model_comes_out_unpacked(
     bench: Bench, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -40,7 +43,7 @@ def test_the_same_model_comes_out_unpacked(
     assert torch.equal(run(again), run(model))
 
 
-@pytest.mark.parametrize("family", [family for family in HYBRIDS if family not in EXPERTS])
+@pytest.mark.parametrize("family", DENSE)
 def test_the_same_model_is_streamed(bench: Bench, family: str) -> None:
     """Floats as they are, but for the rounding of what was taken the exponential of."""
     model = tiny_model(family)
@@ -52,7 +55,7 @@ def test_the_same_model_is_streamed(bench: Bench, family: str) -> None:
     torch.testing.assert_close(run(again), run(model), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", [family for family in HYBRIDS if family not in EXPERTS])
+@pytest.mark.parametrize("family", some(DENSE, "qwen35", "granitehybrid", "nemotron_h"))
 def test_quantised_it_streams_what_it_unpacks_to(bench: Bench, family: str) -> None:
     write_gguf(bench.file, tiny_model(family), family, kind=KIND.Q4_0, mixed={"attn_gate": KIND.Q8_0})
     streamed, unpacked = (ours(bench.open(unpack=unpack)).state_dict() for unpack in (False, True))
@@ -116,3 +119,10 @@ def test_a_file_that_is_no_such_model_is_refused(
         bench.open(unpack=unpack)
     assert "\n" not in str(caught.value)
     assert bench.left() == []
+
+
+def test_layers_that_are_not_evenly_apart(bench: Bench) -> None:
+    extra = {"blk.0.attn_k.weight": np.zeros((32, 64), np.float32)}
+    write_gguf(bench.file, tiny_model("jamba"), "jamba", tensors=extra)
+    with pytest.raises(UnsupportedModelError, match=r"attention in layers \[0, 1, 3\], which are not evenly"):
+        bench.open()

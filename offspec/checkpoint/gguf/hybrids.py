@@ -271,11 +271,45 @@ def _mamba(file: _File) -> dict[str, Any]:
     }
 
 
+def _jamba(file: _File) -> dict[str, Any]:
+    attends, experts = file.having("attn_k.weight"), file.having("ffn_gate_inp.weight")
+    looks, chooses = _period(file, attends, "attention"), _period(file, experts, "experts")
+    return {
+        **file.common(),
+        **file.attention(),
+        "intermediate_size": file.count("feed_forward_length"),
+        "attn_layer_period": looks[0],
+        "attn_layer_offset": looks[1],
+        "expert_layer_period": chooses[0],
+        "expert_layer_offset": chooses[1],
+        "num_experts": file.count("expert_count", 1) if any(experts) else 1,
+        "num_experts_per_tok": file.count("expert_used_count", 1),
+        "mamba_d_state": file.count("ssm.state_size"),
+        "mamba_d_conv": file.count("ssm.conv_kernel"),
+        "mamba_dt_rank": file.count("ssm.time_step_rank"),
+        "mamba_expand": file.divided("ssm.inner_size", "embedding_length"),
+        "mamba_conv_bias": any(file.having("ssm_conv1d.bias")),
+        "mamba_proj_bias": any(file.having("ssm_in.bias")),
+    }
+
+
+def _period(file: _File, found: list[bool], what: str) -> tuple[int, int]:
+    """Every how many layers, and from which on, which is all that such a configuration can say."""
+    at = [layer for layer, has in enumerate(found) if has] or [0]
+    period = at[1] - at[0] if len(at) > 1 else max(len(found), at[0] + 1)
+    if (any(found) and at != list(range(at[0], len(found), period))) or at[0] >= period:
+        raise UnsupportedModelError(
+            f"{file.header.path} has {what} in layers {at[:8]}, which are not evenly apart: {INSTEAD}"
+        )
+    return period, at[0]
+
+
 # By llama.cpp's name: transformers' model type, and the fields of its configuration.
 HYBRIDS: Mapping[str, tuple[str, Callable[[_File], dict[str, Any]]]] = MappingProxyType(
     {
         "falcon-h1": ("falcon_h1", _falcon_h1),
         "granitehybrid": ("granitemoehybrid", _granite),
+        "jamba": ("jamba", _jamba),
         "lfm2": ("lfm2", _lfm2),
         "lfm2moe": ("lfm2_moe", _lfm2_experts),
         "mamba": ("mamba", _mamba),
@@ -288,4 +322,4 @@ HYBRIDS: Mapping[str, tuple[str, Callable[[_File], dict[str, Any]]]] = MappingPr
 )
 GATED_DELTA = ("qwen35", "qwen35moe", "qwen3next")
 WITH_MODULE = GATED_DELTA
-WITHOUT_ROPE = ("granitehybrid", "mamba", "mamba2", "nemotron_h")
+WITHOUT_ROPE = ("granitehybrid", "jamba", "mamba", "mamba2", "nemotron_h")

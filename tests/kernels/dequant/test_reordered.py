@@ -1,4 +1,4 @@
-"""Rows and columns in another order, of one tensor or several: the values of a plain gather, on every path."""
+"""Rows and columns in another order, of one tensor or several: a plain gather of values, on every path."""
 
 from typing import Any
 
