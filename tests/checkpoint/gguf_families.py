@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from tests.checkpoint.gguf_hybrids import HYBRIDS
+
 COMMON = {
     "vocab_size": 96,
     "hidden_size": 64,
@@ -87,9 +89,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def tiny_model(family: str, **changes: Any) -> PreTrainedModel:
     """A random model in float32 whose weights are exact in bfloat16."""
-    kind, extra = FAMILIES[family]
+    kind, extra = (FAMILIES | HYBRIDS)[family]
     torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **{**COMMON, **extra, **changes})
+    wanted = {**COMMON, **extra, **changes}
+    config = AutoConfig.for_model(
+        kind, **{name: value for name, value in wanted.items() if value is not None}
+    )
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

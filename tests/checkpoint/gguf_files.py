@@ -1,5 +1,6 @@
 """GGUF files of tiny random models, written as llama.cpp writes them."""
 
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ from transformers import PreTrainedModel
 
 from offspec.checkpoint import Checkpoint, open_checkpoint
 from offspec.core.events import Event
+from tests.checkpoint.gguf_hybrids import HYBRIDS, hybrid_keys, hybrid_tensors
 
 
 class Bench(NamedTuple):
@@ -38,6 +40,8 @@ SCALES = {
     "IQ4_XS": (0,),
     "IQ2_XXS": (0,),
 }
+# Matrices that are never quantised.
+_STAYS = re.compile(r"ssm_(a|d|conv1d|norm)\b|shortconv\.conv|ffn_gate_inp")
 
 
 def write_gguf(
@@ -56,8 +60,14 @@ def write_gguf(
     `mixed`: other types for matrices whose names have these words in them. `keys` and `tensors` are added; a
     key whose value is None is left out, and so are tensors in `without`.
     """
+    hybrid = family in HYBRIDS
+    family = family.split()[0]
     writer = gguf.GGUFWriter(path, family)
-    pairs = {**_keys(model, family), **_vocabulary(model.config.vocab_size), **(keys or {})}
+    pairs = {
+        **(_hybrid_keys if hybrid else _keys)(model, family),
+        **_vocabulary(model.config.vocab_size),
+        **(keys or {}),
+    }
     for key, value in pairs.items():
         if value is None:
             continue
@@ -65,11 +75,11 @@ def write_gguf(
             writer.add_array(key, value)
         else:
             writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
-    for name, data in {**_tensors(model, family), **(tensors or {})}.items():
+    for name, data in {**(hybrid_tensors if hybrid else _tensors)(model, family), **(tensors or {})}.items():
         if name in without:
             continue
         chosen = next((other for word, other in (mixed or {}).items() if word in name), kind)
-        chosen = chosen if data.ndim > 1 else gguf.GGMLQuantizationType.F32
+        chosen = chosen if data.ndim > 1 and not _STAYS.search(name) else gguf.GGMLQuantizationType.F32
         encode = random_blocks if chosen.name in SCALES else gguf.quantize
         writer.add_tensor(name, encode(np.ascontiguousarray(data), chosen), raw_dtype=chosen)
     writer.write_header_to_file()
@@ -87,6 +97,11 @@ def random_blocks(data: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarr
         scales = random.uniform(2**-12, 2**-11, len(blocks)).astype(np.float16)
         blocks[:, place : place + 2] = scales[:, None].view(np.uint8)
     return blocks.reshape(*data.shape[:-1], -1)
+
+
+def _hybrid_keys(model: PreTrainedModel, family: str) -> dict[str, Any]:
+    keys = {"vocab_size": model.config.vocab_size, **hybrid_keys(model, family)}
+    return {f"{family}.{key}": value for key, value in keys.items()}
 
 
 def _keys(model: PreTrainedModel, family: str) -> dict[str, Any]:

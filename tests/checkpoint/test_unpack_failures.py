@@ -91,7 +91,7 @@ def changed(**changes: Any) -> Change:
         (changed(keys={"llama.rope.freq_base": "abc"}), HeaderError, "freq_base cannot be 'abc'"),
         (changed(keys={"tokenizer.ggml.model": "rwkv"}), UnsupportedModelError, "tokenizer"),
         (changed(keys={"tokenizer.ggml.merges": ["no such"]}), UnsupportedModelError, "tokenizer"),
-        (changed(keys={"general.architecture": "mamba2"}), UnsupportedModelError, "'mamba2'"),
+        (changed(keys={"general.architecture": "rwkv7"}), UnsupportedModelError, "'rwkv7'"),
     ],
 )
 @pytest.mark.parametrize("unpack", [False, True], ids=["packed", "unpacked"])

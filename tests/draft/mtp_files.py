@@ -31,6 +31,24 @@ DEEPSEEK = {
     "qk_nope_head_dim": 8,
     "v_head_dim": 8,
 }
+_STATE, FULL = "linear_attention", "full_attention"
+HYBRID = {
+    "layer_types": [_STATE, FULL, _STATE],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+}
+HYBRID_EXPERTS = {
+    **HYBRID,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24,
+}
+# Their norms are stored as what is to be added to one.
+CENTRED = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 # Token norm, state norm, join and last norm, then what names of the layer begin with.
 NAMES = {
     "deepseek": ("enorm", "hnorm", "eh_proj", "shared_head.norm", ""),
@@ -45,14 +63,21 @@ CASES = [
     ("mimo", "qwen2", {}),
     ("qwen", "qwen3", {}),
     ("qwen", "qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}),
+    ("qwen", "qwen3_5_text", HYBRID),
+    ("qwen", "qwen3_5_moe_text", HYBRID_EXPERTS),
+    ("qwen", "qwen3_next", HYBRID_EXPERTS),
 ]
 
 
 def write_with_mtp(folder: Path, layout: str, family: str, overrides: Mapping[str, Any]) -> Path:
     """A target with a module in its checkpoint, and in the folder `layer` a model of the module's layer."""
     write_model(folder, family, **overrides)
-    sparse = {"first_k_dense_replace": 0} if "first_k_dense_replace" in overrides else {}
-    write_model(folder / "layer", family, seed=7, **{**overrides, **sparse, "num_hidden_layers": 1})
+    alone: dict[str, Any] = {"num_hidden_layers": 1}
+    if "first_k_dense_replace" in overrides:
+        alone["first_k_dense_replace"] = 0
+    if "layer_types" in overrides:
+        alone["layer_types"] = [FULL]
+    write_model(folder / "layer", family, seed=7, **{**overrides, **alone})
     tensors = load_file(folder / "model.safetensors")
     prefix = PREFIXES[layout]
     token_norm, state_norm, join, last_norm, layer = NAMES[layout]
@@ -85,7 +110,9 @@ class Naive:
         stored, prefix = load_file(folder / "model.safetensors"), PREFIXES[layout]
         token_norm, state_norm, join, last_norm, _ = (f"{prefix}{name}.weight" for name in NAMES[layout])
         self.layer.model.norm.weight.data = stored[last_norm]
-        self._norms, self._join = (stored[token_norm], stored[state_norm]), stored[join]
+        centre = int(self.target.config.model_type in CENTRED)
+        self._norms = [centre + stored[name] for name in (token_norm, state_norm)]
+        self._join = stored[join]
         self._eps = self.target.config.rms_norm_eps
         self._states_first = layout == "mimo"
 

@@ -13,6 +13,7 @@ from offspec import DraftError, Engine, Notice, PassStats, RequestError, Samplin
 from offspec.core import memory
 from offspec.core.config import EngineConfig
 from offspec.draft.base import Children, Features, Scorer, Wants
+from tests.draft.mtp_files import CENTRED, HYBRID, HYBRID_EXPERTS, write_with_mtp
 from tests.support import eagle_files, heads_files
 from tests.support.plan_world import MB, World, saved
 from tests.support.products import some
@@ -132,6 +133,19 @@ def test_models_that_guess_well_badly_and_in_other_words(
                 assert found.token_ids == expected[temperature, len(prompt)]
     told = [event.text for event in notices if isinstance(event, Notice)]
     assert len(told) == (draft == "unlike") and all("60 of 96 tokens map" in text for text in told)
+
+
+@pytest.mark.parametrize("family", some(CENTRED, "qwen3_5_text"))
+def test_the_module_of_a_target_with_states(family: str, tmp_path: Path) -> None:
+    """The target's layers carry states, and the module's looks back: alone, and with what is copied."""
+    overrides = HYBRID if family == "qwen3_5_text" else HYBRID_EXPERTS
+    target = str(write_with_mtp(tmp_path / "target", "qwen", family, overrides))
+    with offspec.load(target, draft="none", **GIVEN | {"budget": 1}) as engine:
+        expected = {t: engine.generate(COPIED, params(t)).token_ids for t in TEMPERATURES}
+    with offspec.load(target, draft="mtp,suffix", **GIVEN) as engine:
+        for draft in ("mtp", "mtp,suffix"):
+            for temperature, tokens in expected.items():
+                assert engine.generate(COPIED, params(temperature), draft=draft).token_ids == tokens
 
 
 class Hostile:

@@ -20,6 +20,7 @@ from offspec.model.attention import TreeContext
 from offspec_planners.placement import Placement
 from tests.checkpoint.gguf_families import tiny_model
 from tests.checkpoint.gguf_files import write_gguf
+from tests.checkpoint.gguf_hybrids import HYBRIDS, module_tensors, with_module
 from tests.support.products import some
 from tests.support.tiny_models import nothing, open_model, tiny_engine
 
@@ -104,6 +105,34 @@ def test_ministral(tmp_path: Path) -> None:
         expected = engine.generate(PROMPT, sampling(1.0, 30)).token_ids
     with tiny_engine(file, "auto", budget=16) as engine:
         assert engine.generate(PROMPT, sampling(1.0, 30)).token_ids == expected
+
+
+@pytest.mark.parametrize("family", some(HYBRIDS, "qwen35", "granitehybrid"))
+def test_hybrids(tmp_path: Path, family: str) -> None:
+    """Layers with a state, whose files are laid out for llama.cpp: the tokens of the model's own folder."""
+    model, file = tiny_model(family), tmp_path / "tiny.gguf"
+    write_gguf(file, model, family, kind=KIND.BF16)
+    save(model.state_dict(), open_checkpoint(str(file)), tmp_path / "whole")
+    with tiny_engine(tmp_path / "whole", "none", budget=1) as engine:
+        expected = {t: engine.generate(PROMPT, sampling(t, 20)).token_ids for t in (0.0, 1.0)}
+    for draft, budget in (("none", 1), ("auto", 16)):
+        with tiny_engine(file, draft, budget=budget) as engine:
+            for temperature, tokens in expected.items():
+                assert engine.generate(PROMPT, sampling(temperature, 20)).token_ids == tokens
+
+
+def test_the_prediction_module_of_a_file(tmp_path: Path) -> None:
+    """Behind the last layer of the file: it drafts, still quantised, for its own target."""
+    one = tiny_model("qwen35", num_hidden_layers=1, layer_types=["full_attention"])
+    tensors, _ = module_tensors(4, one, "qwen35")
+    file, model = tmp_path / "tiny.gguf", tiny_model("qwen35")
+    write_gguf(file, model, "qwen35", kind=KIND.Q8_0, keys=with_module("qwen35"), tensors=tensors)
+    said = []
+    for draft, budget in (("none", 1), ("mtp", 16)):
+        with offspec.load(str(file), draft=draft, dtype="float32", context=64, budget=budget) as engine:
+            said.append([engine.generate(PROMPT, sampling(t, 16)).token_ids for t in (0.0, 1.0)])
+            assert draft in engine.sources or draft == "none"
+    assert said[0] == said[1]
 
 
 def stored_bytes(checkpoint: Checkpoint, layer: int) -> int:

@@ -1,7 +1,7 @@
 """A GGUF file's architecture as transformers knows it: its configuration, and a recipe for every tensor.
 
-transformers reads the configuration and names the tensors; this module adds what that leaves out, and
-refuses a file rather than unpack it to a model that is not quite the same.
+transformers reads the configuration (of hybrids, `hybrids` does) and names the tensors; this module adds what
+that leaves out, and refuses a file rather than unpack it to a model that is not quite the same.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from offspec.checkpoint.gguf.header import GgufHeader, GgufTensor, special_id
+from offspec.checkpoint.gguf.hybrids import GATED_DELTA, HYBRIDS, WITHOUT_ROPE, extra_layers, hybrid_config
 from offspec.checkpoint.gguf.ministral import as_ministral
+from offspec.checkpoint.gguf.names import file_names, module_names
+from offspec.checkpoint.gguf.order import Order, order_of
 from offspec.checkpoint.gguf.rope import rope_tables, set_rope
 from offspec.checkpoint.gguf.stub import quiet, write_outline
 from offspec.checkpoint.gguf.values import GgufRecipe, Step
@@ -26,9 +29,11 @@ from offspec.core.files import disk_full
 ARCHITECTURES = (
     *("gemma2", "gemma3", "llama", "mistral3", "phi3"),
     *("qwen2", "qwen2moe", "qwen3", "qwen3moe", "starcoder2"),
+    *HYBRIDS,
 )
-_PERMUTED = ("llama", "mistral3")
-_NORMS_PLUS_ONE = ("gemma2", "gemma3")
+_PERMUTED = ("llama", "mistral3", "granitehybrid", "nemotron_h")
+_GEMMAS = ("gemma2", "gemma3")
+_NORMS_PLUS_ONE = (*_GEMMAS, *GATED_DELTA)
 # Keys of the file that transformers leaves at their defaults, and the attributes they belong in.
 _EXTRA = {
     "gemma2": {
@@ -48,7 +53,6 @@ _EXTRA = {
 # Attributes that a Llama's file states only by having tensors.
 _BIASES = {"blk.0.attn_output.bias": "attention_bias", "blk.0.ffn_up.bias": "mlp_bias"}
 _SPECIAL_IDS = {"bos": "bos_token_id", "eos": "eos_token_id", "padding": "pad_token_id"}
-_FUSED_EXPERTS = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.gate_up_proj")
 _LAYER = re.compile(r"blk\.(\d{1,9})\.", re.ASCII)
 # The two Gemmas (by number of layers) that scale scores by the width per head and not by the head's size.
 _SCALED_BY_WIDTH = {("gemma2", 46), ("gemma3", 62)}
@@ -75,11 +79,15 @@ def read_config(header: GgufHeader) -> Any:
     _check_layers(header, arch)
     with tempfile.TemporaryDirectory(prefix="offspec-") as folder:
         try:
-            with disk_full(Path(folder)):
-                write_outline(header, Path(folder) / "outline.gguf", tokens=False)
-            with quiet():
-                config = AutoConfig.from_pretrained(folder, gguf_file="outline.gguf")
-                config = as_ministral(config, header)
+            if arch in HYBRIDS:
+                with quiet():
+                    config = hybrid_config(header, arch)
+            else:
+                with disk_full(Path(folder)):
+                    write_outline(header, Path(folder) / "outline.gguf", tokens=False)
+                with quiet():
+                    config = AutoConfig.from_pretrained(folder, gguf_file="outline.gguf")
+                    config = as_ministral(config, header)
             _complete(config, arch, header)
         except OffspecError:
             raise
@@ -116,15 +124,16 @@ def _complete(config: Any, arch: str, header: GgufHeader) -> None:
             setattr(config, attribute, name in header.tensors)
     for name, attribute in _SPECIAL_IDS.items():
         setattr(config, attribute, special_id(header, name))
-    if arch in _NORMS_PLUS_ONE:
+    if arch in _GEMMAS:
         by_width = (arch, config.num_hidden_layers) in _SCALED_BY_WIDTH
         width = config.hidden_size // config.num_attention_heads
         config.query_pre_attn_scalar = width if by_width else config.head_dim
-    set_rope(config, arch, header)
+    if arch not in WITHOUT_ROPE:
+        set_rope(config, arch, header)
 
 
 def recipes(header: GgufHeader, config: Any) -> list[GgufRecipe]:
-    """How to make each tensor of the model's state dict (less tied ones), in its order.
+    """How to make each tensor of the model's state dict (less tied ones), and of a prediction module.
 
     Raises UnsupportedModelError for a tensor of the file that the model has no place for, or of another
     shape; MissingTensorError for one that the file lacks.
@@ -165,14 +174,11 @@ def _model_names(
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     known = gguf.get_tensor_name_map(number, config.num_hidden_layers)
-    names: dict[str, str] = {}
-    for name in shapes:
-        if experts := _FUSED_EXPERTS.fullmatch(name):
-            names |= dict.fromkeys(
-                (f"blk.{experts[1]}.ffn_{part}_exps.weight" for part in ("gate", "up")), name
-            )
-        elif found := known.get_name(name, try_suffixes=(".weight", ".bias")):
-            names[found if found.endswith((".weight", ".bias")) else f"{found}.weight"] = name
+    names = {found: name for name in shapes for found in file_names(name, known)}
+    if extra_layers(header, arch):
+        more, of_module = module_names(names, shapes, config.num_hidden_layers, config.hidden_size)
+        names |= more
+        shapes |= of_module
     return shapes, names
 
 
@@ -182,19 +188,32 @@ def _recipe(
     first = sources[0]
     step: Step = "as it is"
     heads = 1
-    if len(sources) > 1:
-        step = "by expert"
-    elif arch in _PERMUTED and (".attn_q." in first.name or ".attn_k." in first.name):
+    order = order_of(config, arch, name, sources)
+    if arch in _PERMUTED and (".attn_q." in first.name or ".attn_k." in first.name):
         step = "unpermute"
         heads = config.num_attention_heads if ".attn_q." in first.name else config.num_key_value_heads
-    elif arch in _NORMS_PLUS_ONE and first.name.endswith("norm.weight"):
+    elif arch in _NORMS_PLUS_ONE and first.name.endswith("norm.weight") and ".ssm_norm." not in first.name:
         step = "minus one"
-    given = first.shape
-    if step == "by expert" and all(len(source.shape) == 3 for source in sources):
-        given = (given[0], sum(source.shape[1] for source in sources), given[2])
-        fits = given == shape and len({(source.shape[0], source.shape[2]) for source in sources}) == 1
-    else:  # llama.cpp drops dimensions of 1
-        fits = tuple(size for size in given if size > 1) == tuple(size for size in shape if size > 1)
-    if not fits or (step == "unpermute" and shape[0] % (2 * heads)) or math.prod(shape) == 0:
-        damaged(header.path, f"tensor {first.name!r} is {list(given)}, and the model has {list(shape)} there")
-    return GgufRecipe(name, shape, tuple(sources), step, heads)
+    elif first.name.endswith(".ssm_a"):
+        step = "log of minus"
+    if not _fits(shape, sources, order) or (step == "unpermute" and shape[0] % (2 * heads)):
+        damaged(
+            header.path,
+            f"tensor {first.name!r} is {list(first.shape)}, and the model has {list(shape)} there",
+        )
+    return GgufRecipe(name, shape, tuple(sources), step, heads, order)
+
+
+def _fits(shape: tuple[int, ...], sources: list[GgufTensor], order: Order) -> bool:
+    """Whether the sources have all that a weight of this shape is made of, in this order."""
+    if math.prod(shape) == 0 or sum(source.values for source in sources) != math.prod(shape):
+        return False
+    if len(sources) > 1:  # all their rows, and each as long as the weight's
+        rows = [math.prod(source.shape[:-1]) for source in sources]
+        taken = [sum(run.rows for run in order.runs if run.source == i) for i in range(len(sources))]
+        return taken == rows and all(source.shape[-1] == shape[-1] for source in sources)
+    (source,) = sources
+    if source.name.endswith(".ssm_norm.weight"):  # a row for each group
+        return True
+    # llama.cpp drops dimensions of 1, and adds some
+    return tuple(size for size in source.shape if size > 1) == tuple(size for size in shape if size > 1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from offspec.checkpoint.gguf.header import GgufHeader
+from offspec.checkpoint.gguf.header import GgufHeader, GgufTensor
+from offspec.checkpoint.gguf.order import AS_IT_IS
 from offspec.checkpoint.gguf.rope import rope_tables
 from offspec.checkpoint.gguf.values import GgufRecipe
 from offspec.checkpoint.ranges import INSTEAD, one_line
@@ -25,8 +26,14 @@ def obstacle(header: GgufHeader) -> str:
     return ""
 
 
+def is_little(recipe: GgufRecipe) -> bool:
+    """Whether a weight is written anew, since no format says what is done to it, and it is small."""
+    vector = len(recipe.shape) == 1 or (len(recipe.shape) == 3 and recipe.shape[1] == 1)
+    return recipe.step == "log of minus" or (vector and recipe.order != AS_IT_IS)
+
+
 def weight(recipe: GgufRecipe) -> Weight:
-    """Where a weight lies that is made of one tensor, and in which format.
+    """Where a weight lies, and in which format.
 
     Raises UnsupportedModelError for a tensor that is stored in a way that its weight cannot be.
     """
@@ -36,6 +43,8 @@ def weight(recipe: GgufRecipe) -> Weight:
     from offspec_kernels.dequant.ggml import Ggml
     from offspec_kernels.errors import ArgumentError
 
+    if recipe.order != AS_IT_IS:
+        return _reordered(recipe)
     (source,) = recipe.sources
     place = (source.file, source.offset, source.nbytes)
     kind = source.kind.name
@@ -48,10 +57,34 @@ def weight(recipe: GgufRecipe) -> Weight:
         format = Ggml(kind, heads=heads, less_one=recipe.step == "minus one")
         format.check({"blocks": Part(torch.uint8, blocks)}, recipe.shape)
     except ArgumentError as error:
-        raise UnsupportedModelError(
-            f"{source.file} has tensor {source.name[:100]!r} as {kind}, which cannot be "
-            f"({one_line(error)}): {INSTEAD}"
-        ) from error
+        raise _cannot_be(source, error) from error
     return PackedInfo(
         recipe.name, recipe.shape, format, (("blocks", TensorInfo(source.name, "U8", blocks, *place)),)
+    )
+
+
+def _reordered(recipe: GgufRecipe) -> Weight:
+    """A matrix whose rows or columns lie in another order, or in several tensors."""
+    from offspec_kernels.dequant.ggml.reordered import Reordered
+    from offspec_kernels.errors import ArgumentError
+
+    rows = tuple(source.shape[0] for source in recipe.sources)
+    kinds = tuple(source.kind.name for source in recipe.sources)
+    runs = tuple((run.source, run.start, run.rows) for run in recipe.order.runs) or ((0, 0, rows[0]),)
+    try:
+        format = Reordered(kinds, rows, runs, recipe.order.tiles)
+        wanted = format.parts(recipe.shape)
+    except ArgumentError as error:
+        raise _cannot_be(recipe.sources[0], error) from error
+    parts = [
+        (part, TensorInfo(source.name, "U8", found.shape, source.file, source.offset, source.nbytes))
+        for (part, found), source in zip(wanted.items(), recipe.sources, strict=True)
+    ]
+    return PackedInfo(recipe.name, recipe.shape, format, tuple(parts))
+
+
+def _cannot_be(source: GgufTensor, error: Exception) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{source.file} has tensor {source.name[:100]!r} as {source.kind.name}, which cannot be "
+        f"({one_line(error)}): {INSTEAD}"
     )

@@ -78,4 +78,4 @@ def _write(file: Path, members: list[GgufRecipe], progress: ByteProgress) -> Non
     with SafetensorsWriter(file, entries, on_write=progress.add) as out:
         for recipe in members:
             for piece in values(recipe):
-                out.write(recipe.name, piece)
+                out.write(recipe.name, piece.bfloat16())

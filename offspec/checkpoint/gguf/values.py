@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from offspec.checkpoint.gguf.header import GgufTensor
+from offspec.checkpoint.gguf.order import AS_IT_IS, Order, Run
 from offspec.checkpoint.gguf.types import GgmlType
 from offspec.core.errors import CheckpointError, UnsupportedModelError
 from offspec.core.files import reading
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 PIECE = 4 * 2**20  # values at a time: 16 MiB as float32, and a few times that while they are computed
 
-Step = Literal["as it is", "unpermute", "minus one", "by expert"]
+Step = Literal["as it is", "unpermute", "minus one", "log of minus"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,8 @@ class GgufRecipe:
 
     name, shape: as in the state dict. sources: tensors of the GGUF file. step: what is done besides
     unpacking: "unpermute" undoes the order of rows that llama.cpp gives query and key weights of `heads`
-    heads; "minus one" undoes the one that it adds to some norms; "by expert" puts, for each expert, the
-    rows of all sources below one another.
+    heads; "minus one" undoes the one that it adds to some norms; "log of minus" undoes what it makes of the
+    logarithms of decays. order: in which rows and columns are wanted.
     """
 
     name: str
@@ -39,6 +40,7 @@ class GgufRecipe:
     sources: tuple[GgufTensor, ...]
     step: Step = "as it is"
     heads: int = 1
+    order: Order = AS_IT_IS
 
     @property
     def nbytes(self) -> int:
@@ -62,34 +64,34 @@ def check_types(path: Path, recipes: list[GgufRecipe]) -> None:
 
 
 def values(recipe: GgufRecipe) -> Iterator[torch.Tensor]:
-    """The tensor as consecutive pieces, bfloat16 on the CPU, in row-major order.
+    """The tensor as consecutive pieces, float32 on the CPU, in row-major order.
 
     Raises CheckpointError when the file cannot be read.
     """
+    import numpy as np
     import torch
 
     for piece in _pieces(recipe):
         if recipe.step == "minus one":
             piece = piece - piece.dtype.type(1)
-        yield torch.from_numpy(piece).to(torch.bfloat16)
+        elif recipe.step == "log of minus":
+            piece = np.log(-piece)
+        yield torch.from_numpy(piece)
 
 
 def _pieces(recipe: GgufRecipe) -> Iterator[Array]:
     """float32 rows of the sources in the order that the recipe asks for."""
     first = recipe.sources[0]
-    if recipe.step == "by expert":
-        for expert in range(first.shape[0]):
-            for source in recipe.sources:
-                rows = _row_count(source) // source.shape[0]
-                yield from _rows(source, expert * rows, rows)
-    elif recipe.step == "unpermute" and len(first.shape) == 1:  # a bias: one value for each row of its weight
+    if recipe.step == "unpermute" and len(first.shape) == 1:  # a bias: one value for each row of its weight
         yield _unpermuted(read_rows(first, 0, 1).reshape(-1, 1), recipe.heads)
     elif recipe.step == "unpermute":
         rows = first.shape[0] // recipe.heads
         for head in range(recipe.heads):
             yield _unpermuted(read_rows(first, head * rows, rows), 1)
     else:
-        yield from _rows(first, 0, _row_count(first))
+        for run in recipe.order.runs or [Run(0, 0, _row_count(first))]:
+            for piece in _rows(recipe.sources[run.source], run.start, run.rows):
+                yield piece if recipe.order.tiles is None else _untiled(piece, recipe.order.tiles)
 
 
 def _row_count(source: GgufTensor) -> int:
@@ -102,6 +104,13 @@ def _unpermuted(rows: Array, heads: int) -> Array:
 
     pairs = rows.reshape(heads, -1, 2, rows.shape[-1])
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def _untiled(rows: Array, tiles: tuple[int, int, int]) -> Array:
+    """[n, A * B * size] to [n, B * A * size]; a vector may come as rows of one value."""
+    import numpy as np
+
+    return np.ascontiguousarray(rows.reshape(-1, *tiles).swapaxes(1, 2)).reshape(rows.shape)
 
 
 def _rows(source: GgufTensor, start: int, count: int) -> Iterator[Array]:

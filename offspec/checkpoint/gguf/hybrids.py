@@ -1,0 +1,325 @@
+"""Configurations of architectures whose layers carry a state, from the keys and the tensors of a file.
+
+transformers reads few of these from GGUF files. Which layers carry a state is told by their tensors; numbers
+are those of the keys that llama.cpp's converter writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from offspec.checkpoint.gguf.header import GgufHeader
+from offspec.checkpoint.ranges import INSTEAD, damaged
+from offspec.core.errors import UnsupportedModelError
+
+_STATE, _FULL = "linear_attention", "full_attention"
+_CONV = "ssm_conv1d.weight"  # every layer with a state has it, LFM2's apart
+
+
+class _File:
+    """Keys below the architecture's name, and tensors by the name behind their layer's number."""
+
+    def __init__(self, header: GgufHeader, arch: str) -> None:
+        self.header, self.arch = header, arch
+        self.layers = self.count("block_count") - extra_layers(header, arch)
+
+    def key(self, name: str) -> Any:
+        """Its value; of one for each layer, the largest."""
+        value = self.header.metadata.get(f"{self.arch}.{name}")
+        return max(value) if isinstance(value, list) and set(map(type, value)) == {int} else value
+
+    def count(self, name: str, default: int = 0) -> int:
+        """A number above 0; of one for each layer, the largest. HeaderError where there is none."""
+        value = self.key(name)
+        value = default or None if value is None else value
+        if type(value) is not int or not 0 < value < 2**31:
+            damaged(self.header.path, f"{self.arch}.{name} cannot be {str(value)[:40]!r}")
+        return value
+
+    def ratio(self, name: str, default: float | None = None) -> float:
+        value = self.key(name)
+        value = default if value is None else value
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            damaged(self.header.path, f"{self.arch}.{name} cannot be {str(value)[:40]!r}")
+        return float(value)
+
+    def divided(self, name: str, by: str) -> int:
+        """One key's number by another's, of which it must be a multiple."""
+        whole, parts = self.count(name), self.count(by)
+        if whole % parts:
+            damaged(self.header.path, f"{self.arch}.{name} of {whole} is no multiple of {by} of {parts}")
+        return whole // parts
+
+    def having(self, tensor: str) -> list[bool]:
+        """For each layer, whether it has this tensor."""
+        return [f"blk.{layer}.{tensor}" in self.header.tensors for layer in range(self.layers)]
+
+    def common(self, eps: str = "rms_norm_eps") -> dict[str, Any]:
+        return {
+            "hidden_size": self.count("embedding_length"),
+            "num_hidden_layers": self.layers,
+            "tie_word_embeddings": "output.weight" not in self.header.tensors,
+            eps: self.ratio("attention.layer_norm_rms_epsilon"),
+        }
+
+    def attention(self) -> dict[str, Any]:
+        return {
+            "max_position_embeddings": self.count("context_length"),
+            "num_attention_heads": self.count("attention.head_count"),
+            "num_key_value_heads": self.count("attention.head_count_kv"),
+        }
+
+
+def extra_layers(header: GgufHeader, arch: str) -> int:
+    """Layers behind the last: those of a multi-token prediction module."""
+    found = header.metadata.get(f"{arch}.nextn_predict_layers", 0) if arch in WITH_MODULE else 0
+    if type(found) is not int or not 0 <= found < 2**15:
+        damaged(header.path, f"{arch}.nextn_predict_layers cannot be {str(found)[:40]!r}")
+    return found
+
+
+def hybrid_config(header: GgufHeader, arch: str) -> Any:
+    """The transformers configuration of a file of one of HYBRIDS.
+
+    Raises HeaderError for keys that cannot be, UnsupportedModelError for a variant that is not read.
+    """
+    from transformers import AutoConfig
+
+    kind, configure = HYBRIDS[arch]
+    return AutoConfig.for_model(kind, **configure(_File(header, arch)))
+
+
+def _qwen(file: _File) -> dict[str, Any]:
+    heads, values = file.count("ssm.group_count"), file.count("ssm.time_step_rank")
+    if values % heads:
+        damaged(file.header.path, f"{values} heads of values cannot share {heads} of keys")
+    size = file.count("attention.key_length")
+    sections = file.header.metadata.get(f"{file.arch}.rope.dimension_sections")
+    rope = {
+        "rope_type": "default",
+        "rope_theta": 10_000.0,
+        "partial_rotary_factor": file.count("rope.dimension_count", size) / size,
+    }
+    if isinstance(sections, list) and file.arch != "qwen3next":
+        rope |= {"mrope_section": [section for section in sections if section], "mrope_interleaved": True}
+    return {
+        **file.common(),
+        **file.attention(),
+        "head_dim": size,
+        "layer_types": [_STATE if found else _FULL for found in file.having(_CONV)],
+        "linear_conv_kernel_dim": file.count("ssm.conv_kernel"),
+        "linear_key_head_dim": file.count("ssm.state_size"),
+        "linear_num_key_heads": heads,
+        "linear_num_value_heads": values,
+        "linear_value_head_dim": file.divided("ssm.inner_size", "ssm.time_step_rank"),
+        "rope_parameters": rope,
+    }
+
+
+def _qwen_dense(file: _File) -> dict[str, Any]:
+    return {**_qwen(file), "intermediate_size": file.count("feed_forward_length")}
+
+
+def _qwen_experts(file: _File) -> dict[str, Any]:
+    experts = {
+        "num_experts": file.count("expert_count"),
+        "num_experts_per_tok": file.count("expert_used_count"),
+        "moe_intermediate_size": file.count("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": file.count("expert_shared_feed_forward_length"),
+    }
+    if file.key("feed_forward_length"):
+        experts["intermediate_size"] = file.count("feed_forward_length")
+    return {**_qwen(file), **experts}
+
+
+def _lfm2(file: _File) -> dict[str, Any]:
+    convs = file.having("shortconv.conv.weight")
+    return {
+        **file.common("norm_eps"),
+        **file.attention(),
+        "intermediate_size": file.count("feed_forward_length"),
+        "block_auto_adjust_ff_dim": False,  # that is its last word
+        "layer_types": ["conv" if found else _FULL for found in convs],
+        "conv_L_cache": file.count("shortconv.l_cache"),
+        "conv_bias": any(file.having("shortconv.in_proj.bias")),
+    }
+
+
+def _lfm2_experts(file: _File) -> dict[str, Any]:
+    fields = _lfm2(file)
+    del fields["block_auto_adjust_ff_dim"]
+    return {
+        **fields,
+        "num_dense_layers": file.having("ffn_gate_inp.weight").count(False),
+        "use_expert_bias": any(file.having("exp_probs_b.bias")),
+        "moe_intermediate_size": file.count("expert_feed_forward_length"),
+        "num_experts": file.count("expert_count"),
+        "num_experts_per_tok": file.count("expert_used_count"),
+    }
+
+
+def _mamba2_fields(file: _File) -> dict[str, Any]:
+    return {
+        "mamba_n_heads": file.count("ssm.time_step_rank"),
+        "mamba_d_head": file.divided("ssm.inner_size", "ssm.time_step_rank"),
+        "mamba_d_state": file.count("ssm.state_size"),
+        "mamba_n_groups": file.count("ssm.group_count"),
+        "mamba_d_conv": file.count("ssm.conv_kernel"),
+        "mamba_conv_bias": any(file.having("ssm_conv1d.bias")),
+        "mamba_proj_bias": any(file.having("ssm_in.bias")),
+    }
+
+
+def _granite(file: _File) -> dict[str, Any]:
+    if file.header.metadata.get(f"{file.arch}.rope.scaling.finetuned"):
+        raise UnsupportedModelError(
+            f"{file.header.path} holds a Bamba, which GGUF files call granitehybrid too, and which cannot be "
+            f"read from them: {INSTEAD}"
+        )
+    experts = file.header.metadata.get(f"{file.arch}.expert_count") or 0
+    inner = file.count("feed_forward_length")
+    fields = {
+        **file.common(),
+        **file.attention(),
+        **_mamba2_fields(file),
+        "mamba_expand": file.divided("ssm.inner_size", "embedding_length"),
+        "layer_types": [_STATE if found else _FULL for found in file.having(_CONV)],
+        "intermediate_size": inner,
+        "shared_intermediate_size": file.count("expert_shared_feed_forward_length", inner),
+        "num_local_experts": experts,
+        "attention_multiplier": file.ratio("attention.scale", 1.0),
+        "embedding_multiplier": file.ratio("embedding_scale", 1.0),
+        "residual_multiplier": file.ratio("residual_scale", 1.0),
+        "logits_scaling": file.ratio("logit_scale", 1.0),
+        "attention_bias": any(file.having("attn_q.bias")),
+    }
+    return {**fields, "num_experts_per_tok": file.count("expert_used_count")} if experts else fields
+
+
+def _falcon_h1(file: _File) -> dict[str, Any]:
+    """Its many factors are in the weights already, and 1 where they are not said."""
+    return {
+        **file.common(),
+        **file.attention(),
+        **_mamba2_fields(file),
+        "head_dim": file.count("attention.key_length"),
+        "intermediate_size": file.count("feed_forward_length"),
+        "mamba_d_ssm": file.count("ssm.inner_size"),
+        "mamba_rms_norm": any(file.having("ssm_norm.weight")),
+        "mamba_norm_before_gate": False,
+        "projectors_bias": any(file.having("ssm_out.bias")),
+        "attention_bias": any(file.having("attn_q.bias")),
+        "mlp_bias": any(file.having("ffn_up.bias")),
+    }
+
+
+def _nemotron(file: _File) -> dict[str, Any]:
+    states, dense = file.having(_CONV), file.having("ffn_up.weight")
+    fields = {
+        **file.common("layer_norm_epsilon"),
+        **file.attention(),
+        "head_dim": file.count("attention.key_length"),
+        "intermediate_size": file.count("feed_forward_length"),
+        "layers_block_type": [
+            _STATE if state else "mlp" if mlp else _FULL for state, mlp in zip(states, dense, strict=True)
+        ],
+        "mamba_num_heads": file.count("ssm.time_step_rank"),
+        "mamba_head_dim": file.divided("ssm.inner_size", "ssm.time_step_rank"),
+        "ssm_state_size": file.count("ssm.state_size"),
+        "n_groups": file.count("ssm.group_count"),
+        "conv_kernel": file.count("ssm.conv_kernel"),
+        "use_conv_bias": any(file.having("ssm_conv1d.bias")),
+        "mamba_proj_bias": any(file.having("ssm_in.bias")),
+        "attention_bias": any(file.having("attn_q.bias")),
+        "mlp_bias": any(file.having("ffn_up.bias")),
+    }
+    del fields["num_hidden_layers"]  # it counts its types of layers
+    return fields
+
+
+def _mamba2(file: _File) -> dict[str, Any]:
+    return {
+        **file.common("layer_norm_epsilon"),
+        "num_heads": file.count("ssm.time_step_rank"),
+        "head_dim": file.divided("ssm.inner_size", "ssm.time_step_rank"),
+        "expand": file.divided("ssm.inner_size", "embedding_length"),
+        "state_size": file.count("ssm.state_size"),
+        "n_groups": file.count("ssm.group_count"),
+        "conv_kernel": file.count("ssm.conv_kernel"),
+        "use_conv_bias": any(file.having("ssm_conv1d.bias")),
+        "use_bias": any(file.having("ssm_in.bias")),
+    }
+
+
+def _mamba(file: _File) -> dict[str, Any]:
+    if file.header.metadata.get(f"{file.arch}.ssm.dt_b_c_rms"):
+        raise UnsupportedModelError(
+            f"{file.header.path} holds a Falcon Mamba, which GGUF files call mamba too, and which cannot be "
+            f"read from them: {INSTEAD}"
+        )
+    return {
+        **file.common("layer_norm_epsilon"),
+        "intermediate_size": file.count("ssm.inner_size"),
+        "expand": file.divided("ssm.inner_size", "embedding_length"),
+        "state_size": file.count("ssm.state_size"),
+        "time_step_rank": file.count("ssm.time_step_rank"),
+        "conv_kernel": file.count("ssm.conv_kernel"),
+        "use_conv_bias": any(file.having("ssm_conv1d.bias")),
+        "use_bias": any(file.having("ssm_in.bias")),
+    }
+
+
+def _jamba(file: _File) -> dict[str, Any]:
+    attends, experts = file.having("attn_k.weight"), file.having("ffn_gate_inp.weight")
+    looks, chooses = _period(file, attends, "attention"), _period(file, experts, "experts")
+    return {
+        **file.common(),
+        **file.attention(),
+        "intermediate_size": file.count("feed_forward_length"),
+        "attn_layer_period": looks[0],
+        "attn_layer_offset": looks[1],
+        "expert_layer_period": chooses[0],
+        "expert_layer_offset": chooses[1],
+        "num_experts": file.count("expert_count", 1) if any(experts) else 1,
+        "num_experts_per_tok": file.count("expert_used_count", 1),
+        "mamba_d_state": file.count("ssm.state_size"),
+        "mamba_d_conv": file.count("ssm.conv_kernel"),
+        "mamba_dt_rank": file.count("ssm.time_step_rank"),
+        "mamba_expand": file.divided("ssm.inner_size", "embedding_length"),
+        "mamba_conv_bias": any(file.having("ssm_conv1d.bias")),
+        "mamba_proj_bias": any(file.having("ssm_in.bias")),
+    }
+
+
+def _period(file: _File, found: list[bool], what: str) -> tuple[int, int]:
+    """Every how many layers, and from which on, which is all that such a configuration can say."""
+    at = [layer for layer, has in enumerate(found) if has] or [0]
+    period = at[1] - at[0] if len(at) > 1 else max(len(found), at[0] + 1)
+    if (any(found) and at != list(range(at[0], len(found), period))) or at[0] >= period:
+        raise UnsupportedModelError(
+            f"{file.header.path} has {what} in layers {at[:8]}, which are not evenly apart: {INSTEAD}"
+        )
+    return period, at[0]
+
+
+# By llama.cpp's name: transformers' model type, and the fields of its configuration.
+HYBRIDS: Mapping[str, tuple[str, Callable[[_File], dict[str, Any]]]] = MappingProxyType(
+    {
+        "falcon-h1": ("falcon_h1", _falcon_h1),
+        "granitehybrid": ("granitemoehybrid", _granite),
+        "jamba": ("jamba", _jamba),
+        "lfm2": ("lfm2", _lfm2),
+        "lfm2moe": ("lfm2_moe", _lfm2_experts),
+        "mamba": ("mamba", _mamba),
+        "mamba2": ("mamba2", _mamba2),
+        "nemotron_h": ("nemotron_h", _nemotron),
+        "qwen35": ("qwen3_5_text", _qwen_dense),
+        "qwen35moe": ("qwen3_5_moe_text", _qwen_experts),
+        "qwen3next": ("qwen3_next", _qwen_experts),
+    }
+)
+GATED_DELTA = ("qwen35", "qwen35moe", "qwen3next")
+WITH_MODULE = GATED_DELTA
+WITHOUT_ROPE = ("granitehybrid", "jamba", "mamba", "mamba2", "nemotron_h")
