@@ -124,9 +124,9 @@ def test_as_kernels(decay: str, delta: bool) -> None:
 @pytest.mark.interpreted
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("decay", "delta"), KINDS)
-@pytest.mark.parametrize(("heads", "sizes"), SHAPES)
+@pytest.mark.parametrize(("heads", "sizes"), [*SHAPES[:-1], ((1, 1), (128, 16))])
 def test_more_kernels(heads: tuple[int, int], sizes: tuple[int, int], decay: str, delta: bool) -> None:
-    for parents in (bushy(20), chain(5)):
+    for parents in (bushy(8), chain(3)):
         check_near(World(parents, decay, delta, heads, sizes), "triton")
 
 

@@ -19,7 +19,7 @@ def tree_conv(
 ) -> Tensor:
     """[T, C] float32: for each row the K inputs of its own path up to itself, weighted and summed up.
 
-    Scratch: eager, a float32 copy of the weight and of the inputs of one tap; triton, none.
+    Scratch: eager, a float32 copy of the weight, and of one input a thread; triton, none.
 
     Args:
         inputs: [R, C], those before all rows first.
