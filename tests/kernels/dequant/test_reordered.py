@@ -10,6 +10,7 @@ from torch import Tensor
 
 from offspec_kernels.backend import Backend
 from offspec_kernels.dequant import dequantise
+from offspec_kernels.dequant.ggml import Ggml
 from offspec_kernels.dequant.ggml.reordered import Reordered
 from offspec_kernels.errors import ArgumentError
 
@@ -66,6 +67,13 @@ def test_columns_that_cross_blocks(
     ]
     format = Reordered(("Q8_0",), (7,), ((0, 0, 7),), tiles)
     assert torch.equal(made(format, [blocks], 7, torch.float32, path), wanted)
+
+
+def test_the_code_that_unpacks_it_is_that_of_its_type() -> None:
+    """So that it is compiled once for all orders, on a small weight."""
+    assert Reordered(("Q8_0",), (7,), ((0, 0, 7),)).kin == Ggml("Q8_0")
+    mixed = Reordered(("Q8_0", "F16"), (7, 7), ((0, 0, 7), (1, 0, 7)))
+    assert mixed.kin == mixed
 
 
 @pytest.mark.parametrize(

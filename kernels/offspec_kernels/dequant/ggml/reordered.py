@@ -43,6 +43,10 @@ class Reordered(Format):
     def name(self) -> str:
         return "+".join(dict.fromkeys(self.kinds))
 
+    @property
+    def kin(self) -> Format:
+        return Ggml(self.kinds[0]) if len(set(self.kinds)) == 1 else self
+
     def parts(self, shape: Shape) -> dict[str, Part]:
         if len(shape) != 2 or shape[0] != sum(run[2] for run in self.runs):
             raise ArgumentError("shape", f"{list(shape)} does not have the rows of its runs")
