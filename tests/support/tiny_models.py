@@ -153,7 +153,7 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", _FULL] * 16},
     "lfm3": {},
     "mamba": {"hidden_size": 64},
-    "mamba2": {},
+    "mamba2": {"hidden_size": 512, "num_heads": 16, "n_groups": 2, "state_size": 32},
     "nemotron_h": {},
     "olmo_hybrid": {},
     "qwen3_5_moe_text": {},
