@@ -112,6 +112,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "altup_num_inputs": 2,
         **_UNTIED,
     },
+    "gemma4_text": {  # layers of two head sizes, of which the last has no keys of its own and is wider
+        "num_kv_shared_layers": 1,
+        "layer_types": [_SLIDING, _FULL, _FULL],
+        "sliding_window": 5,
+        "global_head_dim": 16,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCABULARY,
+        **_UNTIED,
+    },
     "mimo_v2_flash": {
         "num_attention_heads": 8,
         "v_head_dim": 6,

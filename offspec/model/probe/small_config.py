@@ -36,6 +36,7 @@ _CHOSEN = (
     "moe_top_k",
     "moe_k",
     "top_k",
+    "top_k_experts",
     "num_selected_experts",
 )
 _SHARED = re.compile(r"(^|mamba_)n_groups$")  # groups that heads of a state share keys in
@@ -204,12 +205,12 @@ def _rope(given: dict[str, Any], by_width: int) -> dict[str, Any]:
 
 
 def _keep_layers(given: dict[str, Any], layers_name: str, count: int) -> None:
-    """The first few layers, two of each kind, and those on both sides of a boundary."""
+    """The first few layers, the last, two of each kind, and those on both sides of a boundary."""
     lists = [value for value in given.values() if isinstance(value, list) and len(value) == count]
     lists = [value for value in lists if not _are_places(value, count)]
     own = given.get("per_layer_config") or {}
     own = {int(index): value for index, value in own.items()}
-    kept, met = set(range(min(_LAYERS, count))), dict[str, int]()
+    kept, met = {*range(min(_LAYERS - 1, count)), count - 1}, dict[str, int]()
     for layer in range(count):
         kind = repr([items[layer] for items in lists] + [own.get(layer)])
         met[kind] = met.get(kind, 0) + 1
