@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from offspec.core.errors import UnsupportedModelError
-from offspec_kernels.tree_attention import tree_attention
+from offspec.model.position_scale import position_scale
+from offspec_kernels.tree_attention import Chunk, Window, tree_attention
 from offspec_kernels.tree_mask import TreeMask
 
 NAME = "offspec_tree"
@@ -119,9 +120,12 @@ def attend_tree(
     end = key.shape[2] - tree.prefix if tree.end is None else tree.end
     if tree.prefix + end < key.shape[2]:
         key, value = key[:, :, : tree.prefix + end], value[:, :, : tree.prefix + end]
+    asked = query[:, :, :rows]
+    if (scale := position_scale(module, tree.position[end - rows : end])) is not None:
+        asked = (asked * scale[:, None]).to(query.dtype)
     out = query.new_empty(1, padded, heads, value.shape[3])
     tree_attention(
-        query[:, :, :rows],
+        asked,
         key,
         value,
         tree.tree_mask(end - rows, end),
@@ -136,10 +140,12 @@ def attend_tree(
     return out, None
 
 
-def window_of(module: torch.nn.Module) -> int | None:
-    """The window of a layer that leaves it to its mask: what the configuration says."""
+def window_of(module: torch.nn.Module) -> Window | None:
+    """The window or chunk of a layer that leaves it to its mask: what the configuration says."""
     config: Any = getattr(module, "config", None)
     kinds, index = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
+    if kinds and index is not None and kinds[index] == "chunked_attention":
+        return Chunk(config.attention_chunk_size)
     if kinds and index is not None and kinds[index] != "sliding_attention":
         return None
     if getattr(config, "use_sliding_window", None) is False:

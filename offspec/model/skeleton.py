@@ -10,6 +10,7 @@ import torch
 from offspec.checkpoint.meta_model import meta_model
 from offspec.core.errors import CheckpointError, UnsupportedModelError
 from offspec.model import attention, experts
+from offspec.model.position_scale import scale_in_attention
 from offspec.model.probe.cache_rows import NOTHING_KEPT, CacheRows
 from offspec.model.recurrence.functions import install
 from offspec.model.text_part import text_part
@@ -94,6 +95,7 @@ def skeleton_of(config: Any, dtype: torch.dtype) -> Skeleton:
     except Exception as error:  # a size of 0, an unknown name: whatever it fails on
         raise _impossible(error) from error
     model.eval()
+    scale_in_attention(model)
     return _find_parts(model, config)
 
 

@@ -122,6 +122,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "vocab_size_per_layer_input": VOCABULARY,
         **_UNTIED,
     },
+    "llama4_text": {  # the middle layer sees all, without rotary embedding, and scales queries by position
+        "intermediate_size_mlp": 48,
+        "num_local_experts": 4,
+        "attention_chunk_size": 6,
+        "floor_scale": 4,
+        "no_rope_layers": [1, 0, 1],
+        "interleave_moe_layer_step": 2,
+    },
     "mimo_v2_flash": {
         "num_attention_heads": 8,
         "v_head_dim": 6,

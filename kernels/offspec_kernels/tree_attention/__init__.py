@@ -9,7 +9,7 @@ from offspec_kernels.backend import Backend, choose_backend
 from offspec_kernels.checks import FLOATS, check_device, check_dtype, check_rows, check_shape
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.tree_attention.sizes import FEW, NEAR, STEP, WIDE_KEYS, scratch_bytes
-from offspec_kernels.tree_mask import TreeMask
+from offspec_kernels.tree_mask import Chunk, TreeMask, Window
 
 
 def tree_attention(
@@ -19,7 +19,7 @@ def tree_attention(
     tree_mask: TreeMask,
     *,
     scale: float | None = None,
-    window: int | None = None,
+    window: Window | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
     out: Tensor | None = None,
@@ -38,7 +38,8 @@ def tree_attention(
         value: [B, KV, S, E], E at most 256.
         tree_mask: Which keys each query sees, for B trees.
         scale: Factor of the scores, D^-0.5 by default.
-        window: Positions that a query looks back, its own included; no limit by default.
+        window: Positions that a query looks back, its own included, or a Chunk: it sees those of its own
+            chunk of positions alone. No limit by default.
         softcap: c makes scores c tanh(score / c); none by default.
         sinks: [H], a score for each head that takes its share of the softmax without a value; none by
             default.
@@ -100,7 +101,12 @@ def warm_up(dtype: torch.dtype) -> None:
 
 
 def _check(
-    query: Tensor, key: Tensor, value: Tensor, tree_mask: TreeMask, window: int | None, sinks: Tensor | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    tree_mask: TreeMask,
+    window: Window | None,
+    sinks: Tensor | None,
 ) -> None:
     check_shape("query", query, ["B", "H", "N", "D"])
     batch, heads, rows, size = query.shape
@@ -117,8 +123,9 @@ def _check(
     if key.shape[1] == 0 or heads % key.shape[1]:
         raise ArgumentError("key", f"its {key.shape[1]} heads do not divide the query's {heads}")
     _check_mask(tree_mask, batch, rows, key.shape[2], query.device)
-    if window is not None and window < 1:
-        raise ArgumentError("window", f"must be 1 or more, or None, not {window}")
+    reach = window.size if isinstance(window, Chunk) else window
+    if reach is not None and reach < 1:
+        raise ArgumentError("window", f"must be 1 or more, or None, not {reach}")
     if window and tree_mask.position is None:
         raise ArgumentError("tree_mask", "a window needs its positions, and it has none")
     if sinks is not None:
@@ -157,4 +164,4 @@ def _check_mask(tree_mask: TreeMask, batch: int, rows: int, keys: int, device: t
     tree_mask.fitting.add((batch, rows, keys))
 
 
-__all__ = ["TreeMask", "scratch_bytes", "tree_attention", "warm_up"]
+__all__ = ["Chunk", "TreeMask", "Window", "scratch_bytes", "tree_attention", "warm_up"]

@@ -17,7 +17,7 @@ from offspec_kernels.tree_attention.blocks import Blocks, Desk, Sums, exp2
 from offspec_kernels.tree_attention.native import LOG2E, near
 from offspec_kernels.tree_attention.paths import Paths, paths_of
 from offspec_kernels.tree_attention.sizes import KEPT, LEAST_ROWS, SMALL, most_rows
-from offspec_kernels.tree_mask import TreeMask
+from offspec_kernels.tree_mask import TreeMask, Window
 
 
 def attend(
@@ -26,7 +26,7 @@ def attend(
     value: Tensor,
     tree_mask: TreeMask,
     scale: float,
-    window: int | None,
+    window: Window | None,
     softcap: float | None,
     sinks: Tensor | None,
     out: Tensor,
@@ -58,7 +58,7 @@ def _fused(
     tree_mask: TreeMask,
     tree: int,
     scale: float,
-    window: int | None,
+    window: Window | None,
     out: Tensor,
 ) -> None:
     """By torch's attention, with a mask that serves all layers of a pass."""

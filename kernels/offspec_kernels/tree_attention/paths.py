@@ -18,7 +18,7 @@ from offspec_kernels.chunks import split_evenly
 from offspec_kernels.dequant.native import Array
 from offspec_kernels.tree_attention.native import list_keys
 from offspec_kernels.tree_attention.sizes import AT_ONCE, BLOCK, FEW, NEAR, STEP
-from offspec_kernels.tree_mask import TreeMask
+from offspec_kernels.tree_mask import TreeMask, Window, first_seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Paths:
     pieces: list[Piece]
 
 
-def paths_of(tree_mask: TreeMask, tree: int, window: int | None, most: int) -> list[Paths]:
+def paths_of(tree_mask: TreeMask, tree: int, window: Window | None, most: int) -> list[Paths]:
     """The paths of a tree's queries, at most `most` in one; `window` as in `tree_attention`."""
     return [
         Paths(torch.from_numpy(of.rows), of, list(_pieces(of)))
@@ -79,7 +79,7 @@ def paths_of(tree_mask: TreeMask, tree: int, window: int | None, most: int) -> l
     ]
 
 
-def cuts_of(tree_mask: TreeMask, tree: int, window: int | None, most: int) -> list[Cut]:
+def cuts_of(tree_mask: TreeMask, tree: int, window: Window | None, most: int) -> list[Cut]:
     """How a tree's queries meet their keys, at most `most` in one. Waits for a GPU that holds the words."""
     reach = tree_mask.reaches()[tree]
     words = tree_mask.words[tree, : reach.count].cpu().numpy()
@@ -96,9 +96,9 @@ def cuts_of(tree_mask: TreeMask, tree: int, window: int | None, most: int) -> li
     ]
 
 
-def _bounds(ranks: Array, window: int | None) -> Array:
+def _bounds(ranks: Array, window: Window | None) -> Array:
     """[n, 3]: the first position that a row sees, and those [low, end) that it meets in blocks."""
-    start = np.maximum(ranks - window + 1, 0) if window else np.zeros_like(ranks)
+    start = np.maximum(first_seen(window, ranks), 0) if window else np.zeros_like(ranks)
     low = -(-start // STEP) * STEP
     end = np.maximum((ranks + 1 - NEAR) // STEP * STEP, low)
     end = np.where(ranks + 1 - start <= FEW, low, end)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from offspec_kernels.tree_mask import TreeMask
+from offspec_kernels.tree_mask import TreeMask, Window
 
 
 def attend(
@@ -12,7 +12,7 @@ def attend(
     value: Tensor,
     tree_mask: TreeMask,
     scale: float,
-    window: int | None,
+    window: Window | None,
     softcap: float | None,
     sinks: Tensor | None,
     out: Tensor,

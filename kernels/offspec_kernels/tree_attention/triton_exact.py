@@ -17,7 +17,7 @@ from offspec_kernels.tree_attention.paths import cuts_of
 from offspec_kernels.tree_attention.sizes import AT_ONCE
 from offspec_kernels.tree_attention.tiles import PART, Tiles, tiles_of
 from offspec_kernels.tree_attention.triton import LOG2E, LOWEST, padded, rows_of, tanh
-from offspec_kernels.tree_mask import TreeMask
+from offspec_kernels.tree_mask import TreeMask, Window
 
 # Rows, keys and warps by bytes of a number and the widest head, whatever is asked. Keys divide `sizes.STEP`.
 _TILES = {
@@ -173,7 +173,7 @@ def attend(
     value: Tensor,
     tree_mask: TreeMask,
     scale: float,
-    window: int | None,
+    window: Window | None,
     softcap: float | None,
     sinks: Tensor | None,
     out: Tensor,

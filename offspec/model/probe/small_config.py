@@ -26,7 +26,9 @@ _WIDTH = re.compile(
     r"ffn_dim|ffn_hidden|dim_ff|^dff$|d_ff$|proj_dim|laurel|width|feed_forward_size|dim_model|input_size|"
     r"shared_expert.*size|ffn_size|d_ssm$"
 )
-_REACHES = re.compile(r"window|chunk_size$|chunk_length|topk$|topk_blocks|local_attention$|block_size")
+_REACHES = re.compile(
+    r"window|chunk_size$|chunk_length|topk$|topk_blocks|local_attention$|block_size|floor_scale$"
+)
 _ROUTES = re.compile(r"moe_topk|chunk_size_feed|max_window|router|expert")
 _EXPERTS = re.compile(r"^(moe_)?num_(local_)?experts$|^n_routed_experts$")
 _CHOSEN = (
