@@ -36,6 +36,7 @@ class TreeContext:
             and look at nothing.
         end: Of these M rows, those up to the last that runs now; None where the keys end with it.
         kept: What layers have found out of all this, for those behind them.
+        masked: Whether layers are given the same as a dense mask, for other use than attention's.
     """
 
     prefix: int
@@ -45,6 +46,7 @@ class TreeContext:
     exact: bool = True
     padding: int = 0
     end: int | None = None
+    masked: bool = False
     _masks: dict[tuple[int, int], TreeMask] = field(default_factory=dict)
     kept: dict[object, Any] = field(default_factory=dict)
 
@@ -104,14 +106,15 @@ def attend_tree(
     sliding_window: int | str | None = UNSAID,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
+    indices: torch.Tensor | None = None,
     tree: TreeContext | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """query [1, H, T, D], key and value [1, KV, S, D] to ([1, T, H, D], None).
 
-    `s_aux` [H] are attention sinks. Raises UnsupportedModelError where the family loses the keyword.
+    `s_aux` [H] are attention sinks, `indices` [1, T, K] the keys that an index has selected. Raises UnsupportedModelError where the family loses the keyword.
     """
-    if attention_mask is not None:
+    if attention_mask is not None and not (tree is not None and tree.masked):
         raise UnsupportedModelError("it makes attention masks of its own, which a token tree would break")
     if tree is None:
         raise UnsupportedModelError("it does not hand its keywords down to its attention")
@@ -133,6 +136,7 @@ def attend_tree(
         window=window_of(module) if isinstance(sliding_window, str) else sliding_window,
         softcap=softcap,
         sinks=s_aux,
+        chosen=None if indices is None else indices[:, :rows],
         out=out[:, :rows].transpose(1, 2),
         exact=tree.exact,
     )

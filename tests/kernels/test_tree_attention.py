@@ -259,6 +259,29 @@ def test_a_chunk_of_positions(path: Backend) -> None:
     torch.testing.assert_close(out, expected)
 
 
+@pytest.mark.parametrize("path", ["eager", "triton", "reference"])
+@pytest.mark.parametrize("count", [1, 9, 40, 100])
+def test_chosen_keys(path: Backend, count: int) -> None:
+    """Of those chosen a query meets what it sees; one that sees no more than are chosen meets all of them."""
+    generator, heads = torch.Generator().manual_seed(0), 4
+    sees = torch.eye(12, dtype=torch.bool)
+    for node in range(1, 12):
+        sees[node] |= sees[max(node - 1 - node % 3, 0)]
+    causal = torch.ones(5, 35, dtype=torch.bool).tril(30)
+    seen = torch.zeros(17, 47, dtype=torch.bool)
+    seen[:5, :35], seen[5:, :35], seen[5:, 35:] = causal, True, sees
+    query = torch.randn(1, heads, 17, 16, generator=generator)
+    key, value = (torch.randn(1, 2, 47, size, generator=generator) for size in (16, 24))
+    scores = torch.rand(17, 47, generator=generator).masked_fill(~seen, -1)
+    chosen = scores.topk(min(count, 47)).indices[None].int()
+    words = torch.cat([torch.zeros(5, 12, dtype=torch.bool), sees])
+    tree_mask = TreeMask.of(words, prefix=30, causal=5)
+    met = seen & torch.zeros_like(seen).scatter(1, chosen[0].long(), True)
+    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=met, enable_gqa=True)
+    out = tree_attention(query, key, value, tree_mask, chosen=chosen, path=path)
+    torch.testing.assert_close(out, expected)
+
+
 def test_words_hold_every_bit() -> None:
     sees = torch.rand(70, 200, generator=torch.Generator().manual_seed(0)) < 0.5
     tree_mask = TreeMask.of(sees, prefix=3, first=199)
@@ -329,6 +352,9 @@ GOOD = Shape(10, 2, 6, 8)
         ("sinks", {"sinks": torch.zeros(4, dtype=torch.int64)}),
         ("window", {"window": 0}),
         ("window", {"window": Chunk(0)}),
+        ("chosen", {"chosen": torch.zeros(1, 7, 3, dtype=torch.int32)}),
+        ("chosen", {"chosen": torch.zeros(1, 8, 3, dtype=torch.int32), "window": 4}),
+        ("chosen", {"chosen": torch.zeros(1, 8, 3)}),
         ("path", {"path": "fast"}),
         ("tree_mask.words", {"query": torch.zeros(1, 4, 9, 32)}),
         ("tree_mask", {"key": torch.zeros(1, 2, 17, 32), "value": torch.zeros(1, 2, 17, 32)}),

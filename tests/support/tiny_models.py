@@ -349,6 +349,7 @@ def reference(folder: Path, prompt: Sequence[int], tokens: int) -> list[int]:
         folder, dtype=torch.float32, attn_implementation="eager"
     )
     model.eval()
+    model.generation_config.forced_eos_token_id = None  # at the end of the text, whatever the model says
     out = model.generate(
         torch.tensor([list(prompt)]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),

@@ -1,6 +1,7 @@
 """Attention of a token tree: over the committed prefix, which all of it sees, and over its own ancestors."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ def tree_attention(
     window: Window | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    chosen: Tensor | None = None,
     out: Tensor | None = None,
     exact: bool = True,
     path: Backend | None = None,
@@ -43,6 +45,9 @@ def tree_attention(
         softcap: c makes scores c tanh(score / c); none by default.
         sinks: [H], a score for each head that takes its share of the softmax without a value; none by
             default.
+        chosen: [B, N, K] integers, rows of keys that an index has selected for each query (DeepSeek-V3.2,
+            arXiv 2512.02556). A query that sees more than K keys attends to those of its own that it also
+            sees, and any other to all that it sees. All by default; not together with a window.
         out: [B, H, N, E], overwritten; made by default.
         exact: Whether the bits of a query's result are to depend on its own keys alone, whatever else is
             asked and wherever its keys lie (eager, triton). A draft's few queries are done sooner without,
@@ -61,6 +66,10 @@ def tree_attention(
     a query's H S / 1024 (E + 2) float32, and where not exact and the prefix is split X ways, B H N X (E + 2).
     """
     _check(query, key, value, tree_mask, window, sinks)
+    if chosen is not None:
+        _check_chosen(chosen, query, key, window)
+        if chosen.shape[2] >= max((reach.keys for reach in tree_mask.reaches()), default=0):
+            chosen = None  # all of them
     if out is None:
         out = query.new_empty(*query.shape[:3], value.shape[3])
     else:
@@ -72,10 +81,10 @@ def tree_attention(
         return out
     scaling = query.shape[3] ** -0.5 if scale is None else scale
     way: Callable[..., None]
-    options: dict[str, bool] = {}
+    options: dict[str, Any] = {} if chosen is None else {"chosen": chosen}
     match choose_backend(query.device, path):
         case "triton":
-            if exact:
+            if exact or chosen is not None:
                 from offspec_kernels.tree_attention.triton_exact import attend as way
             else:
                 from offspec_kernels.tree_attention.triton import attend as way
@@ -133,6 +142,16 @@ def _check(
         check_dtype("sinks", sinks, FLOATS)
         check_rows("sinks", sinks)
         check_device("sinks", sinks, query.device)
+
+
+def _check_chosen(chosen: Tensor, query: Tensor, key: Tensor, window: Window | None) -> None:
+    check_shape("chosen", chosen, [query.shape[0], query.shape[2], "K"])
+    check_dtype("chosen", chosen, [torch.int32, torch.int64])
+    check_device("chosen", chosen, query.device)
+    if not chosen.shape[2]:
+        raise ArgumentError("chosen", "no keys are chosen")
+    if window is not None:
+        raise ArgumentError("chosen", "keys are chosen out of all, not out of a window's")
 
 
 def _check_mask(tree_mask: TreeMask, batch: int, rows: int, keys: int, device: torch.device) -> None:

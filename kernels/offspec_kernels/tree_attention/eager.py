@@ -31,11 +31,14 @@ def attend(
     sinks: Tensor | None,
     out: Tensor,
     exact: bool = True,
+    chosen: Tensor | None = None,
 ) -> None:
     """See `tree_attention`. Scratch: see `scratch_bytes`."""
     heads, groups = query.shape[1], query.shape[1] // key.shape[1]
     factor, cap = scale * LOG2E, (softcap or 0.0) * LOG2E
-    plain = not exact and not softcap and sinks is None and query.shape[3] == value.shape[3]
+    plain = (
+        not exact and not softcap and sinks is None and chosen is None and query.shape[3] == value.shape[3]
+    )
     for tree, reach in enumerate(tree_mask.reaches()):
         if reach.count < out.shape[2]:
             out[tree, :, reach.count :] = 0
@@ -45,9 +48,14 @@ def attend(
             _fused(query[tree], key[tree], value[tree], tree_mask, tree, scale, window, out[tree])
             continue
         name = ("paths", tree, reach, window, groups)
-        if name not in tree_mask.kept:
-            tree_mask.kept[name] = paths_of(tree_mask, tree, window, most_rows(heads, groups))
-        for paths in tree_mask.kept[name]:
+        most = most_rows(heads, groups)
+        if chosen is not None:
+            every = paths_of(tree_mask, tree, window, most, chosen[tree])
+        else:
+            if name not in tree_mask.kept:
+                tree_mask.kept[name] = paths_of(tree_mask, tree, window, most)
+            every = tree_mask.kept[name]
+        for paths in every:
             _attend_rows(query[tree], key[tree], value[tree], paths, factor, cap, sinks, out[tree])
 
 

@@ -16,6 +16,7 @@ def attend(
     softcap: float | None,
     sinks: Tensor | None,
     out: Tensor,
+    chosen: Tensor | None = None,
 ) -> None:
     """See `tree_attention`. Scratch: several times H N S float64, for one tree at a time."""
     out.zero_()
@@ -28,6 +29,9 @@ def attend(
         if softcap:
             scores = torch.tanh(scores / softcap) * softcap
         seen = tree_mask.visible(tree, (0, reach.count), (0, reach.keys), window)
+        if chosen is not None:
+            few = seen.sum(dim=1, keepdim=True) <= chosen.shape[2]
+            seen &= few | torch.zeros_like(seen).scatter(1, chosen[tree, : reach.count].long(), True)
         scores = scores.masked_fill(~seen, float("-inf"))
         if sinks is not None:
             aside = sinks.double()[:, None, None].expand(-1, reach.count, 1)
