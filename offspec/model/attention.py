@@ -112,7 +112,8 @@ def attend_tree(
 ) -> tuple[torch.Tensor, None]:
     """query [1, H, T, D], key and value [1, KV, S, D] to ([1, T, H, D], None).
 
-    `s_aux` [H] are attention sinks, `indices` [1, T, K] the keys that an index has selected. Raises UnsupportedModelError where the family loses the keyword.
+    `s_aux` [H] are attention sinks, `indices` [1, T, K] the keys that an index has selected.
+    Raises UnsupportedModelError where the family loses the keyword.
     """
     if attention_mask is not None and not (tree is not None and tree.masked):
         raise UnsupportedModelError("it makes attention masks of its own, which a token tree would break")

@@ -60,8 +60,8 @@ def compare(family: str, folder: Path) -> str:
 
 
 # A latent that is expanded, layers of two widths, layers without keys of their own, scales by position; and
-# chunks of positions, with scales by position that transformers takes from the length of its cache. Keys that an
-# index selects, by layer or for several. Attention of a family's own, plain or with a bias by position.
+# chunks of positions, with scales by position that transformers takes from the length of its cache. Keys that
+# an index selects, by layer or for several. Attention of a family's own, plain or with a bias by position.
 ADMITTED = (
     *("deepseek_v3", "mimo_v2_flash", "gemma3n_text", "gemma4_text", "beam", "llama4_text"),
     *("deepseek_v32", "glm_moe_dsa"),
