@@ -134,8 +134,8 @@ def _divisors(given: dict[str, Any], levels: Iterable[dict[str, Any]], few: int)
     common = math.gcd(*heads) if heads else 1
     least = min(heads, default=1)
     by_head = max(n for n in range(1, common + 1) if common % n == 0 and least // n >= min(least, few))
-    turned = [int(size * part) for size in sizes for part in _rotary_parts(given)]
-    turned = [size for size in turned if size % 4 == 0]  # others are of no use, or of no head that is turned
+    products = [size * part for size in sizes for part in _rotary_parts(given)]
+    turned = [int(size) for size in products if size % 1 < 0.2]  # others are of no head that is turned
     by_width = 1
     while sizes and all(n % (4 * by_width) == 0 and n // (2 * by_width) >= 8 for n in sizes):
         if any(n % (4 * by_width) for n in turned):
