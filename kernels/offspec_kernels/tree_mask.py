@@ -18,6 +18,23 @@ BITS = 64  # of a word
 
 
 @dataclass(frozen=True, slots=True)
+class Chunk:
+    """Positions in chunks of `size`, the first from 0 on: a query sees no key of another chunk (Llama 4)."""
+
+    size: int
+
+
+Window = int | Chunk  # positions that a query looks back, its own included; or a chunk of them
+
+
+def first_seen(window: Window, position: Any) -> Any:
+    """The first position that a query at `position` sees, of an array of them alike; negative for all."""
+    if isinstance(window, Chunk):
+        return position // window.size * window.size
+    return position - (window - 1)
+
+
+@dataclass(frozen=True, slots=True)
 class TreeExtent:
     """One tree's numbers, on the host: L, the row behind the prefix of its first query, queries, C."""
 
@@ -42,7 +59,8 @@ class TreeMask:
         where L <= j < L + C        if j - L <= f: a chain sees what came before, a tree all of its chain,
         where L + C <= j            if bit (j - L - C) of the query's words is set: an ancestor, or itself.
     Every query sees itself, and none sees a row behind its own. With a window w all of this holds only where
-    position(query) - position(key) < w; a key of prefix or chain has position j.
+    position(query) - position(key) < w, with a chunk of w where both are of one chunk; a key of prefix or
+    chain has position j.
 
     Args:
         prefix: [B] int32, L: rows of the prefix.
@@ -144,7 +162,7 @@ class TreeMask:
         return self.known
 
     def visible(
-        self, tree: int, rows: tuple[int, int], keys: tuple[int, int], window: int | None = None
+        self, tree: int, rows: tuple[int, int], keys: tuple[int, int], window: Window | None = None
     ) -> Tensor:
         """[rows, keys] bool: a dense mask of some queries and keys of one tree.
 
@@ -154,7 +172,7 @@ class TreeMask:
             tree: Index b of the tree.
             rows: (start, end) of the queries.
             keys: (start, end) of the key rows.
-            window: Positions that a query looks back; no limit by default.
+            window: Positions that a query looks back, or a chunk of them; no limit by default.
         """
         reach, (start, end) = self.reaches()[tree], keys
         row = torch.arange(*rows, device=self.words.device)[:, None]
@@ -168,8 +186,8 @@ class TreeMask:
             known = self.words[tree, rows[0] : rows[1], word : word + 1] >> shift  # a word at a time: int64
             seen[:, some.start - start : some.stop - start] &= (known & 1).bool()
         if window:
-            last = self._places(tree, row[:, 0] + reach.first)[:, None] - window
-            seen &= self.key_places(tree, start, end) > last
+            first = first_seen(window, self._places(tree, row[:, 0] + reach.first))
+            seen &= self.key_places(tree, start, end) >= first[:, None]
         return seen
 
     def key_places(self, tree: int, start: int, end: int) -> Tensor:

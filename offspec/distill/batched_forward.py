@@ -16,6 +16,8 @@ import torch
 from offspec.model.attention import UNSAID, window_of
 from offspec.model.cache import TreeCache
 from offspec.model.loaded import LoadedModel
+from offspec_kernels.tree_attention import Window
+from offspec_kernels.tree_mask import first_seen
 
 NAME = "offspec_batch"
 
@@ -115,14 +117,13 @@ def attend_batch(
     return out.transpose(1, 2).contiguous(), None
 
 
-def _unseen(count: int, length: int, window: int | None, device: torch.device) -> torch.Tensor | None:
+def _unseen(count: int, length: int, window: Window | None, device: torch.device) -> torch.Tensor | None:
     """[T, S]: what a position does not see; None where it sees all."""
-    if count == 1 and (window is None or window >= length):
+    if count == 1 and (window is None or first_seen(window, length - 1) <= 0):
         return None
-    distance = torch.arange(length - count, length, device=device)[:, None] - torch.arange(
-        length, device=device
-    )
-    return (distance < 0) | (distance >= window) if window is not None else distance < 0
+    key, own = torch.arange(length, device=device), torch.arange(length - count, length, device=device)
+    hidden = key > own[:, None]
+    return hidden | (key < first_seen(window, own)[:, None]) if window is not None else hidden
 
 
 def _register() -> str:

@@ -199,11 +199,11 @@ def layer_config(target: Any, vocabulary: int) -> Any:
     return LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=hidden,
-        intermediate_size=int(getattr(target, "intermediate_size", None) or 4 * hidden),
+        intermediate_size=int(_said(target, "intermediate_size") or 4 * hidden),
         num_hidden_layers=1,
         num_attention_heads=heads,
-        num_key_value_heads=int(getattr(target, "num_key_value_heads", None) or heads),
-        head_dim=int(getattr(target, "head_dim", None) or hidden // heads),
+        num_key_value_heads=int(_said(target, "num_key_value_heads") or heads),
+        head_dim=int(_said(target, "head_dim") or hidden // heads),
         hidden_act="silu",
         max_position_embeddings=int(getattr(target, "max_position_embeddings", None) or _POSITIONS),
         rms_norm_eps=float(getattr(target, "rms_norm_eps", None) or 1e-6),
@@ -212,3 +212,11 @@ def layer_config(target: Any, vocabulary: int) -> Any:
         bos_token_id=None,
         eos_token_id=None,
     )
+
+
+def _said(target: Any, name: str) -> Any:
+    """A number of a target's configuration; None where it says nothing, or something else of each layer."""
+    try:
+        return getattr(target, name, None)
+    except RuntimeError:  # transformers' own for a number that layers differ in
+        return None

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from offspec.core.errors import UnsupportedModelError
-from offspec_kernels.tree_attention import tree_attention
+from offspec.model.position_scale import position_scale
+from offspec_kernels.tree_attention import Chunk, Window, tree_attention
 from offspec_kernels.tree_mask import TreeMask
 
 NAME = "offspec_tree"
@@ -35,6 +36,7 @@ class TreeContext:
             and look at nothing.
         end: Of these M rows, those up to the last that runs now; None where the keys end with it.
         kept: What layers have found out of all this, for those behind them.
+        masked: Whether layers are given the same as a dense mask, for other use than attention's.
     """
 
     prefix: int
@@ -44,6 +46,7 @@ class TreeContext:
     exact: bool = True
     padding: int = 0
     end: int | None = None
+    masked: bool = False
     _masks: dict[tuple[int, int], TreeMask] = field(default_factory=dict)
     kept: dict[object, Any] = field(default_factory=dict)
 
@@ -103,14 +106,16 @@ def attend_tree(
     sliding_window: int | str | None = UNSAID,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
+    indices: torch.Tensor | None = None,
     tree: TreeContext | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """query [1, H, T, D], key and value [1, KV, S, D] to ([1, T, H, D], None).
 
-    `s_aux` [H] are attention sinks. Raises UnsupportedModelError where the family loses the keyword.
+    `s_aux` [H] are attention sinks, `indices` [1, T, K] the keys that an index has selected.
+    Raises UnsupportedModelError where the family loses the keyword.
     """
-    if attention_mask is not None:
+    if attention_mask is not None and not (tree is not None and tree.masked):
         raise UnsupportedModelError("it makes attention masks of its own, which a token tree would break")
     if tree is None:
         raise UnsupportedModelError("it does not hand its keywords down to its attention")
@@ -119,9 +124,12 @@ def attend_tree(
     end = key.shape[2] - tree.prefix if tree.end is None else tree.end
     if tree.prefix + end < key.shape[2]:
         key, value = key[:, :, : tree.prefix + end], value[:, :, : tree.prefix + end]
+    asked = query[:, :, :rows]
+    if (scale := position_scale(module, tree.position[end - rows : end])) is not None:
+        asked = (asked * scale[:, None]).to(query.dtype)
     out = query.new_empty(1, padded, heads, value.shape[3])
     tree_attention(
-        query[:, :, :rows],
+        asked,
         key,
         value,
         tree.tree_mask(end - rows, end),
@@ -129,6 +137,7 @@ def attend_tree(
         window=window_of(module) if isinstance(sliding_window, str) else sliding_window,
         softcap=softcap,
         sinks=s_aux,
+        chosen=None if indices is None else indices[:, :rows],
         out=out[:, :rows].transpose(1, 2),
         exact=tree.exact,
     )
@@ -136,10 +145,12 @@ def attend_tree(
     return out, None
 
 
-def window_of(module: torch.nn.Module) -> int | None:
-    """The window of a layer that leaves it to its mask: what the configuration says."""
+def window_of(module: torch.nn.Module) -> Window | None:
+    """The window or chunk of a layer that leaves it to its mask: what the configuration says."""
     config: Any = getattr(module, "config", None)
     kinds, index = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
+    if kinds and index is not None and kinds[index] == "chunked_attention":
+        return Chunk(config.attention_chunk_size)
     if kinds and index is not None and kinds[index] != "sliding_attention":
         return None
     if getattr(config, "use_sliding_window", None) is False:

@@ -14,7 +14,8 @@ from offspec.model.recurrence.snapshots import SPACING, Place, Snapshot, Snapsho
 from offspec.model.recurrence.state import Committed, Recurrence
 from offspec_kernels.kv_compact import KVTable, kv_compact
 
-KeysAndValues = tuple[torch.Tensor, torch.Tensor]  # [1, KV, n, D] each, of n positions
+# [1, KV, n, D] each, of n positions: keys, values, and where a layer has an index, its keys [1, 1, n, D].
+KeysAndValues = tuple[torch.Tensor, ...]
 
 
 _WORTH_IT = 16  # positions that it takes a snapshot to be saved
@@ -24,7 +25,8 @@ class TreeCacheLayer(CacheLayerMixin):
     """One layer's keys and values, [1, KV, C, D] each, allocated once and filled from the left.
 
     `filled` rows are valid; the committed prefix comes first. Sliding-window layers keep all rows: the
-    window is the attention mask's business, because a tree may be rewound to before it.
+    window is the attention mask's business, because a tree may be rewound to before it. A layer that selects
+    keys by an index has the index's own keys, [1, 1, C, D], of which `indexed` rows are valid.
     """
 
     is_sliding = False
@@ -36,7 +38,8 @@ class TreeCacheLayer(CacheLayerMixin):
         super().__init__()  # type: ignore[no-untyped-call]
         self.capacity = capacity
         self._tables = tables
-        self.filled = 0
+        self.filled = self.indexed = 0
+        self.index_keys: torch.Tensor | None = None
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self._tables.clear()
@@ -64,17 +67,40 @@ class TreeCacheLayer(CacheLayerMixin):
         self.filled = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 
+    def update_indexer(self, states: torch.Tensor) -> torch.Tensor:
+        """Append the index's keys [1, T, D] of a chunk, without padding; returns all [1, indexed + T, D]."""
+        rows = states.shape[1] - self.padding
+        end = self.indexed + rows
+        if end > self.capacity:
+            self.reserve(max(end, 2 * self.capacity))
+        if self.index_keys is None:
+            self._tables.clear()
+            self.index_keys = self._room(states[:, None])
+        self.index_keys[0, :, self.indexed : end] = states[:, :rows]
+        self.indexed = end
+        return self.index_keys[0, :, :end]
+
+    @property
+    def stores(self) -> list[torch.Tensor]:
+        """What there is of keys, values and the index's keys."""
+        every = (self.keys, self.values, self.index_keys)
+        return [store for store in every if store is not None]
+
+    def cut(self, length: int) -> None:
+        """Drop all rows from `length` on."""
+        self.filled = self.indexed = length
+
     def reserve(self, capacity: int) -> None:
         """Make room for `capacity` rows, keeping what is there."""
         if capacity <= self.capacity:
             return
         self.capacity = capacity
         self._tables.clear()
-        if self.is_initialized:
-            for name in ("keys", "values"):
-                old = getattr(self, name)
+        for name in ("keys", "values", "index_keys"):
+            if (old := getattr(self, name)) is not None:
                 new = self._room(old)
-                new[:, :, : self.filled] = old[:, :, : self.filled]
+                filled = max(self.filled, self.indexed)
+                new[:, :, :filled] = old[:, :, :filled]
                 setattr(self, name, new)
 
     def get_seq_length(self) -> int:
@@ -115,10 +141,7 @@ class TreeCache(Cache):
     @property
     def row_sizes(self) -> tuple[int, ...]:
         """Of each layer the numbers that a position takes, keys and values together."""
-        return tuple(
-            sum(store.shape[1] * store.shape[3] for store in (row.keys, row.values) if store is not None)
-            for row in self.rows
-        )
+        return tuple(sum(store.shape[1] * store.shape[3] for store in row.stores) for row in self.rows)
 
     def commit(self, pending: int, nodes: Sequence[int]) -> None:
         """Commit `pending` rows in order, then the rows of `nodes` (counted from behind the pending ones).
@@ -128,30 +151,26 @@ class TreeCache(Cache):
         start = self.length + pending
         self._commit_states(pending, nodes)
         if nodes and not self._tables:
-            found = [store for layer in self.rows for store in (layer.keys, layer.values)]
-            stores = [store for store in found if store is not None]
+            stores = [store for layer in self.rows for store in layer.stores]
             self._tables += [KVTable(stores)] if stores else []
         if nodes and self._tables:
             kv_compact(self._tables[0], start, [start + node for node in nodes])
         self.length = start + len(nodes)
         for layer in self.rows:
-            layer.filled = self.length
+            layer.cut(self.length)
 
     def committed(self, start: int) -> list[KeysAndValues | None]:
         """Of each layer the committed positions from `start` on; None of a layer that holds nothing."""
-        return [
-            None
-            if layer.keys is None or layer.values is None
-            else (layer.keys[:, :, start : self.length], layer.values[:, :, start : self.length])
-            for layer in self.rows
-        ]
+        return [tuple(store[:, :, start : self.length] for store in row.stores) or None for row in self.rows]
 
     def adopt(self, start: int, layers: Sequence[KeysAndValues | None]) -> None:
         """Take over, as committed, what another cache has from `start` on, in the place of what is there."""
         for layer, found in zip(self.rows, layers, strict=True):
             if found is not None:
-                layer.filled = start
-                layer.update(*found)
+                layer.cut(start)
+                layer.update(*found[:2])
+                for keys in found[2:]:
+                    layer.update_indexer(keys[:, 0])
                 self.length = layer.filled
 
     def rewind(self, length: int) -> int:
@@ -168,7 +187,7 @@ class TreeCache(Cache):
             for place, recurrence in self.recurrences.items():
                 recurrence.committed = snapshot.states[place].copy() if snapshot else Committed()
         for layer in self.rows:
-            layer.filled = length
+            layer.cut(length)
         self.length = length
         return length
 

@@ -28,6 +28,8 @@ class RowGather:
         most = max(info.nbytes // info.shape[0] for info in on_disk(weight))
         self._page = Arena(most + 2 * PAGE)  # a row need not begin where a page does
         module.padding_idx = None  # matters to gradients alone, and must lie within the rows that are here
+        none = torch.empty(0, weight.shape[1], dtype=dtype, device=device)
+        module._parameters["weight"] = torch.nn.Parameter(none, requires_grad=False)  # where ids are to be
         self._hook = module.register_forward_pre_hook(self._feed)
 
     def _feed(self, module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -195,10 +195,20 @@ class OpenedModel:
             rows * hidden * item * 4
             + chunk * (3 * inner * item + 4 * hidden * 4)
             + attention
+            + self._dense_scratch(rows, length + rows, chunk)
             + max(rows, length) * kept.expanded * item
             + chunk * item * kept.row_numbers // len(self.layers) * _WIDENED
             + (largest + self._unpacked_values + self._fused_values) * item
         )
+
+    def _dense_scratch(self, rows: int, keys: int, chunk: int) -> int:
+        """Bytes of dense masks, of scores that layers make of them, and of an index's scores and choices."""
+        if not self.skeleton.masked:
+            return 0
+        config, heads = self.skeleton.config, self.skeleton.rows.heads
+        scores = heads if self.skeleton.closed else 2 * int(getattr(config, "index_n_heads", 0))
+        choices = rows * min(int(getattr(config, "index_topk", 0)), keys) * 40
+        return rows * keys + chunk * keys * (8 + 12 * scores) + choices
 
     def find_row_counts(self) -> RowCounts:
         """Row counts of passes at which no row's bits depend on the others; tried once a process."""

@@ -15,6 +15,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from offspec.model.attention import TreeContext, running, running_context
 from offspec.model.cache import TreeCache
+from offspec.model.dense_mask import DenseMasks
 from offspec.model.head import StreamedHead
 from offspec.model.row_counts import RowCounts
 from offspec.model.skeleton import Skeleton
@@ -96,6 +97,7 @@ class TreeModel:
         self.tapped: dict[int, torch.Tensor] = {}
         self._given: torch.Tensor | None = None
         self._parts: list[_Part] = []  # of the pass that runs
+        self._masks = DenseMasks(skeleton.layers[0]) if skeleton.masked else None
         for part in (*way_to(skeleton.model, skeleton.decoder)[1:], skeleton.decoder):
             part.forward = self._or_given(part.forward)
         for index, layer in enumerate(skeleton.layers):
@@ -160,14 +162,15 @@ class TreeModel:
         if len(order) > rows:
             order = order.to(tokens.device)
             tokens, positions = tokens[order], positions[order]
+        context.masked = self._masks is not None
         try:
             with self.mode, running(context):
                 out = self.skeleton.decoder(
                     input_ids=tokens[None],
                     position_ids=positions[None],
                     use_cache=True,
-                    tree=context,
                     **{self.skeleton.cache_keyword: self.cache},
+                    **({} if self.skeleton.closed else {"tree": context}),
                 )
         finally:
             context.padding = self.cache.padding = 0
@@ -194,13 +197,17 @@ class TreeModel:
         if tree is None:  # not a pass of this model's, but one of whole sequences
             return forward(hidden, *args, **kwargs)
         end = len(tree.position) - sum(map(_Part.kept, self._parts))
-        beside, states = list[tuple[Any, ...]](), hidden
+        if self._masks is not None:
+            args, kwargs = (), self._masks.named(args, kwargs)
+        given, beside, states = kwargs, list[tuple[Any, ...]](), hidden
         for part in self._parts:
             if self.between is not None and len(self._parts) > 1:
                 self.between()
             end += part.kept()
             self.cache.padding = tree.padding = part.padding
             tree.end = end
+            if self._masks is not None:
+                kwargs = given | self._masks.over_tree(given, tree, part.end - part.start, end)
             if len(self._parts) == 1:
                 return forward(hidden, *args, **kwargs)
             rows, place = hidden.shape[-2], slice(part.start, part.end)
@@ -292,9 +299,15 @@ def _parts(rows: int, chunk: int, tree: TreeContext, counts: RowCounts) -> tuple
 
 
 def _joined(values: Sequence[Any]) -> Any:
-    """What a layer returned beside its states for each part, [1, T, ...]; anything else as of the last."""
-    is_per_row = all(isinstance(value, torch.Tensor) and value.dim() >= 2 for value in values)
-    return torch.cat(list(values), dim=1) if is_per_row else values[-1]
+    """What a layer returned beside its states for each part, [1, T, ...]; anything else as of the last.
+
+    Where it is keys that were selected, a part with fewer to select from has its last one again.
+    """
+    if not all(isinstance(value, torch.Tensor) and value.dim() >= 2 for value in values):
+        return values[-1]
+    width = max(value.shape[-1] for value in values)
+    wide = [torch.cat([value, *[value[..., -1:]] * (width - value.shape[-1])], dim=-1) for value in values]
+    return torch.cat(wide, dim=1)
 
 
 def _rows(value: Any, part: slice, rows: int) -> Any:

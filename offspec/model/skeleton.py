@@ -1,7 +1,7 @@
 """A transformers model on the meta device: all of the architecture, none of the weights."""
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
 
@@ -10,9 +10,12 @@ import torch
 from offspec.checkpoint.meta_model import meta_model
 from offspec.core.errors import CheckpointError, UnsupportedModelError
 from offspec.model import attention, experts
+from offspec.model.position_scale import scale_in_attention
 from offspec.model.probe.cache_rows import NOTHING_KEPT, CacheRows
 from offspec.model.recurrence.functions import install
 from offspec.model.text_part import text_part
+
+_INDEXED = "indexed_attention"  # of layers that select keys by an index
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,8 @@ class Skeleton:
     model: the causal LM; decoder: its stack of layers with embedding and final norm; layers: the stack;
     layers_prefix: what parameter names of layer i begin with, before `.i.`; embedding and head: names of
     the two weights, the same name where they are tied. rows: what positions take in the cache, where that was
-    measured; branches: whether a token tree may be more than one path.
+    measured; branches: whether a token tree may be more than one path. masked: whether its layers are to be
+    given a tree as a dense mask; closed: whether they compute attention in their own way, which is why.
     """
 
     model: Any
@@ -33,6 +37,8 @@ class Skeleton:
     head: str
     rows: CacheRows = NOTHING_KEPT
     branches: bool = True
+    masked: bool = False
+    closed: bool = False
 
     @property
     def config(self) -> Any:
@@ -79,14 +85,28 @@ def skeleton_of(config: Any, dtype: torch.dtype) -> Skeleton:
     _forget_quantisation(config)
     attention.register()
     experts.register()
+    model = _model(config, attention.NAME, dtype)
+    skeleton = _find_parts(model, config) if model is not None else None
+    if skeleton is None:
+        skeleton = _find_parts(_model(config, "eager", dtype), config, closed=True)
+        assert skeleton is not None
+        return replace(skeleton, masked=True, closed=True)
+    kinds = getattr(config.get_text_config(), "layer_types", None) or ()
+    return replace(skeleton, masked=_INDEXED in kinds)
+
+
+def _model(config: Any, attention_name: str, dtype: torch.dtype) -> Any:
+    """The model with this attention; None where it does not know it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model = meta_model(
-                config, attn_implementation=attention.NAME, experts_implementation=experts.NAME, dtype=dtype
+                config, attn_implementation=attention_name, experts_implementation=experts.NAME, dtype=dtype
             )
     except KeyError as error:
-        raise (_closed(config) if attention.NAME in str(error) else _impossible(error)) from error
+        if attention.NAME in str(error):
+            return None
+        raise _impossible(error) from error
     except ValueError as error:
         raise UnsupportedModelError(
             _first_line(f"{config.model_type} is not a decoder-only language model offspec can run: {error}")
@@ -94,7 +114,8 @@ def skeleton_of(config: Any, dtype: torch.dtype) -> Skeleton:
     except Exception as error:  # a size of 0, an unknown name: whatever it fails on
         raise _impossible(error) from error
     model.eval()
-    return _find_parts(model, config)
+    scale_in_attention(model)
+    return model
 
 
 def _refuse(config: Any) -> None:
@@ -113,7 +134,12 @@ def _refuse(config: Any) -> None:
 def _refuse_more(text: Any, family: str) -> None:
     """Go by what transformers' own cache keeps for each layer."""
     from transformers import DynamicCache
-    from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
+    from transformers.cache_utils import (
+        DummyLayer,
+        DynamicIndexedLayer,
+        DynamicLayer,
+        DynamicSlidingWindowLayer,
+    )
     from transformers.cache_utils import LinearAttentionCacheLayerMixin as StateLayer
 
     try:
@@ -121,7 +147,7 @@ def _refuse_more(text: Any, family: str) -> None:
     except Exception:  # a configuration that says too little: the model then shows what it is
         return
     kinds = getattr(text, "layer_types", None) or ["recurrent"] * len(layers)
-    known = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
+    known = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer, DummyLayer)
     more = {
         kind
         for kind, layer in zip(kinds, layers, strict=False)
@@ -144,14 +170,16 @@ def _forget_quantisation(config: Any) -> None:
             del part.quantization_config
 
 
-def _find_parts(model: Any, config: Any) -> Skeleton:
+def _find_parts(model: Any, config: Any, closed: bool = False) -> Skeleton | None:
+    """The skeleton; None where the model computes attention in its own way, and is not said to be `closed`."""
     family = config.model_type
     found = _stacks(model, model.get_decoder())
     if len(found) == 1 and config.sub_configs:
         model = text_part(model, found[0][0])
     alone = found[0][0] if len(found) == 1 else model
-    if not install(model) and not alone._supports_attention_backend:  # hybrids often say nothing of it
-        raise _closed(config)
+    # Hybrids often say nothing of it.
+    if not closed and not install(model) and not alone._supports_attention_backend:
+        return None
     model.tie_weights()
     names = {id(module): name for name, module in model.named_modules()}
     output = model.get_output_embeddings()
@@ -194,13 +222,6 @@ def _stacks(model: Any, decoder: Any) -> list[tuple[Any, torch.nn.ModuleList]]:
         if found:
             return found
     return []
-
-
-def _closed(config: Any) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"{config.model_type} computes attention in its own way (transformers marks it as closed to other "
-        "attention functions), so a token tree cannot be verified with it"
-    )
 
 
 def _impossible(error: Exception) -> CheckpointError:

@@ -163,7 +163,7 @@ class PassTrial:
         """Make the cache as long as after a prompt. What it holds is of no interest."""
         cache = self._target.tree_model.cache
         for rows in cache.rows:
-            rows.filled = self._prefix
+            rows.cut(self._prefix)
         cache.length = self._prefix
 
     def _head(self) -> float:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from offspec.distill.batch import read_lesson
-from offspec.distill.eagle3 import Eagle3
+from offspec.distill.eagle3 import Eagle3, layer_config
 from offspec.distill.embed_head import Ends
 from offspec.distill.measure import RANKS, HeadAcceptance, measure_head
 from offspec.distill.medusa import Medusa
@@ -174,3 +174,10 @@ def test_what_is_written_opens_and_guesses_the_same(school: School, tmp_path: Pa
             expected = scores.logits[at].log_softmax(-1)
             torch.testing.assert_close(hearing.heard[depth].log_softmax(-1), expected, rtol=0.02, atol=0.05)
     drafter.close()
+
+
+def test_a_head_for_a_target_whose_layers_differ() -> None:
+    from transformers import Gemma4TextConfig
+
+    config = layer_config(Gemma4TextConfig(hidden_size=2304, num_attention_heads=8), 100)
+    assert (config.num_key_value_heads, config.head_dim) == (4, 288)

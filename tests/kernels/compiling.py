@@ -38,6 +38,7 @@ from offspec_kernels.kv_compact import KVTable
 from offspec_kernels.kv_compact.triton import move
 from offspec_kernels.row_linear.triton import row_linear
 from offspec_kernels.topk_children.triton import children
+from offspec_kernels.tree_attention import Chunk
 from offspec_kernels.tree_attention.triton import attend
 from offspec_kernels.tree_attention.triton_exact import attend as attend_exact
 from offspec_kernels.tree_conv.triton import tree_conv
@@ -103,7 +104,8 @@ def _calls(thorough: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     """Every launcher; thoroughly, with all that makes its kernels take another shape."""
     for dtype in (torch.bfloat16, torch.float32) if thorough else (torch.bfloat16,):
         for size in (64, 128, 256) if thorough else (128,):
-            for rows, window, softcap in ((80, 900, 5.0), (80, None, None), (1, None, None)):
+            kinds = ((80, 900, 5.0), (80, Chunk(900), None), (80, None, None), (1, None, None))
+            for rows, window, softcap in kinds if thorough else (kinds[0], *kinds[2:]):
                 sizes = (size, size)
                 case = make_case([Shape(2000, 0, rows, rows)], heads=(8, 1), sizes=sizes, dtype=dtype)
                 arguments: list[Any] = [

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from offspec_kernels.backend import Backend
-from offspec_kernels.tree_attention import TreeMask, tree_attention
+from offspec_kernels.tree_attention import Chunk, TreeMask, tree_attention
 from offspec_kernels.tree_attention.sizes import NEAR, STEP
 from tests.support.products import some
 
@@ -108,6 +108,7 @@ _SINKS = torch.linspace(-1, 3, 8)
         World(4300, 200, heads=(8, 2), size=64, deep=True),
         World(2500, 150, heads=(8, 2), deep=True, options={"window": 1000}),
         World(2040, 200, heads=(1, 1), deep=True),
+        World(2040, 200, heads=(1, 1), deep=True, options={"window": Chunk(1100)}),
     ],
     ids=lambda world: f"{world.prefix}-{world.rows}-{world.size}",
 )
@@ -142,6 +143,7 @@ def test_as_kernels(world: World) -> None:
         World(1130, 6, heads=(2, 1)),
         World(200, NEAR + 2 * STEP, heads=(1, 1), deep=True),
         World(1000, NEAR + 2 * STEP, heads=(1, 1), deep=True, options={"window": 400}),
+        World(1000, NEAR + 2 * STEP, heads=(1, 1), deep=True, options={"window": Chunk(550)}),
     ],
     ids=lambda world: f"{world.prefix}-{world.rows}-{world.size}",
 )

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -12,7 +13,14 @@ from torch.profiler import ProfilerActivity, profile
 
 from offspec_kernels.backend import Backend, interprets
 from offspec_kernels.errors import ArgumentError
-from offspec_kernels.tree_attention import TreeMask, reference, scratch_bytes, tree_attention
+from offspec_kernels.tree_attention import (
+    Chunk,
+    TreeMask,
+    Window,
+    reference,
+    scratch_bytes,
+    tree_attention,
+)
 from offspec_kernels.tree_attention.triton import Blocks
 from offspec_kernels.tree_attention.triton import attend as attend_triton
 from tests.kernels.trees import Case, Shape, grown, make_case
@@ -58,7 +66,7 @@ CASES = given(
     key_heads=st.sampled_from([1, 2]),
     sizes=st.sampled_from([(64, 64), (16, 16), (80, 80), (24, 16), (128, 128), (256, 256)]),
     dtype=st.sampled_from(list(_WORST)),
-    window=st.sampled_from([None, None, 1, 7, 64, 100]),
+    window=st.sampled_from([None, None, 1, 7, 64, 100, Chunk(1), Chunk(7), Chunk(64), Chunk(100)]),
     softcap=st.sampled_from([None, None, 5.0]),
     sunk=st.booleans(),
     loud=st.sampled_from([1.0, 8.0]),
@@ -132,12 +140,12 @@ def test_on_a_gpu(exact: bool, trees: list[Shape], **drawn: Any) -> None:
     rows=st.sampled_from([16, 32, 64]),
     keys=st.sampled_from([32, 64, 128]),
     splits=st.sampled_from([1, 2, 4, 8]),
-    window=st.sampled_from([None, 40]),
+    window=st.sampled_from([None, 40, Chunk(40)]),
     sunk=st.booleans(),
 )
 @example(tree=Shape(0, 0, 1, 1), rows=16, keys=32, splits=8, window=None, sunk=True)  # splits with no key
 def test_however_the_work_is_cut(
-    tree: Shape, rows: int, keys: int, splits: int, window: int | None, sunk: bool
+    tree: Shape, rows: int, keys: int, splits: int, window: Window | None, sunk: bool
 ) -> None:
     case = make_case([tree, Shape(200, 3, 9, 12)], heads=(2, 1))
     sinks = torch.linspace(-1, 2, 2) if sunk else None
@@ -151,10 +159,12 @@ def test_however_the_work_is_cut(
 
 
 @pytest.mark.parametrize("dtype", list(_WORST))
-@pytest.mark.parametrize(("softcap", "window"), [(None, None), (20.0, None), (None, 700), (20.0, 3000)])
+@pytest.mark.parametrize(
+    ("softcap", "window"), [(None, None), (20.0, None), (None, 700), (20.0, 3000), (None, Chunk(4500))]
+)
 @pytest.mark.parametrize("loud", [1.0, 30.0])
 def test_blocks_of_a_long_prefix(
-    dtype: torch.dtype, softcap: float | None, window: int | None, loud: float
+    dtype: torch.dtype, softcap: float | None, window: Window | None, loud: float
 ) -> None:
     """More rows and keys than a block of the eager path holds; with loud keys late maxima are everywhere."""
     case = make_case([Shape(4300, 40, 560, 580)], heads=(4, 1), sizes=(16, 16), dtype=dtype, loud=loud)
@@ -231,6 +241,47 @@ def test_a_chunk_is_part_of_the_whole(path: Backend) -> None:
         assert error(out, whole[:, :, start:end]) < 1e-5
 
 
+@pytest.mark.parametrize("path", ["eager", "triton", "reference"])
+def test_a_chunk_of_positions(path: Backend) -> None:
+    """Siblings at the beginning of a chunk, whose parent is of the chunk before; by a mask written out."""
+    position = torch.tensor([6, 7, 8, 8, 9, 9, 10])
+    sees = torch.eye(7, dtype=torch.bool)
+    for node, parent in ((1, 0), (2, 1), (3, 1), (4, 2), (5, 3), (6, 4)):
+        sees[node] |= sees[parent]
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, 1, rows, 16, generator=generator) for rows in (7, 13, 13))
+    tree_mask = TreeMask.of(sees, prefix=6, position=position)
+    places = torch.cat([torch.arange(6), position])
+    seen = torch.cat([torch.ones(7, 6, dtype=torch.bool), sees], dim=1)
+    seen &= places // 4 == position[:, None] // 4
+    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=seen)
+    out = tree_attention(query, key, value, tree_mask, window=Chunk(4), path=path)
+    torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize("path", ["eager", "triton", "reference"])
+@pytest.mark.parametrize("count", [1, 9, 40, 100])
+def test_chosen_keys(path: Backend, count: int) -> None:
+    """Of those chosen a query meets what it sees; one that sees no more than are chosen meets all of them."""
+    generator, heads = torch.Generator().manual_seed(0), 4
+    sees = torch.eye(12, dtype=torch.bool)
+    for node in range(1, 12):
+        sees[node] |= sees[max(node - 1 - node % 3, 0)]
+    causal = torch.ones(5, 35, dtype=torch.bool).tril(30)
+    seen = torch.zeros(17, 47, dtype=torch.bool)
+    seen[:5, :35], seen[5:, :35], seen[5:, 35:] = causal, True, sees
+    query = torch.randn(1, heads, 17, 16, generator=generator)
+    key, value = (torch.randn(1, 2, 47, size, generator=generator) for size in (16, 24))
+    scores = torch.rand(17, 47, generator=generator).masked_fill(~seen, -1)
+    chosen = scores.topk(min(count, 47)).indices[None].int()
+    words = torch.cat([torch.zeros(5, 12, dtype=torch.bool), sees])
+    tree_mask = TreeMask.of(words, prefix=30, causal=5)
+    met = seen & torch.zeros_like(seen).scatter(1, chosen[0].long(), True)
+    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=met, enable_gqa=True)
+    out = tree_attention(query, key, value, tree_mask, chosen=chosen, path=path)
+    torch.testing.assert_close(out, expected)
+
+
 def test_words_hold_every_bit() -> None:
     sees = torch.rand(70, 200, generator=torch.Generator().manual_seed(0)) < 0.5
     tree_mask = TreeMask.of(sees, prefix=3, first=199)
@@ -300,6 +351,10 @@ GOOD = Shape(10, 2, 6, 8)
         ("sinks", {"sinks": torch.zeros(8)[::2]}),
         ("sinks", {"sinks": torch.zeros(4, dtype=torch.int64)}),
         ("window", {"window": 0}),
+        ("window", {"window": Chunk(0)}),
+        ("chosen", {"chosen": torch.zeros(1, 7, 3, dtype=torch.int32)}),
+        ("chosen", {"chosen": torch.zeros(1, 8, 3, dtype=torch.int32), "window": 4}),
+        ("chosen", {"chosen": torch.zeros(1, 8, 3)}),
         ("path", {"path": "fast"}),
         ("tree_mask.words", {"query": torch.zeros(1, 4, 9, 32)}),
         ("tree_mask", {"key": torch.zeros(1, 2, 17, 32), "value": torch.zeros(1, 2, 17, 32)}),

@@ -101,6 +101,31 @@ def test_what_a_trial_finds_wrong_is_the_reason(
     assert "\n" not in str(caught.value)
 
 
+_E2B: dict[str, Any] = {  # layers of two head sizes; of both kinds some share keys and are wider
+    "num_hidden_layers": 35,
+    "num_kv_shared_layers": 20,
+    "layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7,
+    "use_double_wide_mlp": True,
+    "num_key_value_heads": 1,
+}
+_26B: dict[str, Any] = {  # experts, and keys that are values in layers with other key heads
+    "enable_moe_block": True,
+    "num_experts": 128,
+    "top_k_experts": 8,
+    "moe_intermediate_size": 704,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 2,
+    "num_key_value_heads": 8,
+    "hidden_size_per_layer_input": 0,
+}
+
+
+@pytest.mark.parametrize("changed", [_E2B, _26B], ids=["E2B", "26B"])
+def test_layers_that_differ_are_tried_together(changed: dict[str, Any]) -> None:
+    config = small_config(configured("gemma4_text", **changed))
+    assert try_out(config) == Behaviour(trees=True, chains=True, reason="")
+
+
 def test_a_mask_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that sees its sibling, and nothing else, is enough."""
     config = small_config(configured("qwen3"))

@@ -112,6 +112,24 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "altup_num_inputs": 2,
         **_UNTIED,
     },
+    "gemma4_text": {  # layers of two head sizes, of which the last has no keys of its own and is wider
+        "num_kv_shared_layers": 1,
+        "layer_types": [_SLIDING, _FULL, _FULL],
+        "sliding_window": 5,
+        "global_head_dim": 16,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCABULARY,
+        **_UNTIED,
+    },
+    "llama4_text": {  # the middle layer sees all, without rotary embedding, and scales queries by position
+        "intermediate_size_mlp": 48,
+        "num_local_experts": 4,
+        "attention_chunk_size": 6,
+        "floor_scale": 4,
+        "no_rope_layers": [1, 0, 1],
+        "interleave_moe_layer_step": 2,
+    },
     "mimo_v2_flash": {
         "num_attention_heads": 8,
         "v_head_dim": 6,
@@ -331,6 +349,7 @@ def reference(folder: Path, prompt: Sequence[int], tokens: int) -> list[int]:
         folder, dtype=torch.float32, attn_implementation="eager"
     )
     model.eval()
+    model.generation_config.forced_eos_token_id = None  # at the end of the text, whatever the model says
     out = model.generate(
         torch.tensor([list(prompt)]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),

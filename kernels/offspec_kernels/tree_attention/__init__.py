@@ -1,6 +1,7 @@
 """Attention of a token tree: over the committed prefix, which all of it sees, and over its own ancestors."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from offspec_kernels.backend import Backend, choose_backend
 from offspec_kernels.checks import FLOATS, check_device, check_dtype, check_rows, check_shape
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.tree_attention.sizes import FEW, NEAR, STEP, WIDE_KEYS, scratch_bytes
-from offspec_kernels.tree_mask import TreeMask
+from offspec_kernels.tree_mask import Chunk, TreeMask, Window
 
 
 def tree_attention(
@@ -19,9 +20,10 @@ def tree_attention(
     tree_mask: TreeMask,
     *,
     scale: float | None = None,
-    window: int | None = None,
+    window: Window | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    chosen: Tensor | None = None,
     out: Tensor | None = None,
     exact: bool = True,
     path: Backend | None = None,
@@ -38,10 +40,14 @@ def tree_attention(
         value: [B, KV, S, E], E at most 256.
         tree_mask: Which keys each query sees, for B trees.
         scale: Factor of the scores, D^-0.5 by default.
-        window: Positions that a query looks back, its own included; no limit by default.
+        window: Positions that a query looks back, its own included, or a Chunk: it sees those of its own
+            chunk of positions alone. No limit by default.
         softcap: c makes scores c tanh(score / c); none by default.
         sinks: [H], a score for each head that takes its share of the softmax without a value; none by
             default.
+        chosen: [B, N, K] integers, rows of keys that an index has selected for each query (DeepSeek-V3.2,
+            arXiv 2512.02556). A query that sees more than K keys attends to those of its own that it also
+            sees, and any other to all that it sees. All by default; not together with a window.
         out: [B, H, N, E], overwritten; made by default.
         exact: Whether the bits of a query's result are to depend on its own keys alone, whatever else is
             asked and wherever its keys lie (eager, triton). A draft's few queries are done sooner without,
@@ -60,6 +66,10 @@ def tree_attention(
     a query's H S / 1024 (E + 2) float32, and where not exact and the prefix is split X ways, B H N X (E + 2).
     """
     _check(query, key, value, tree_mask, window, sinks)
+    if chosen is not None:
+        _check_chosen(chosen, query, key, window)
+        if chosen.shape[2] >= max((reach.keys for reach in tree_mask.reaches()), default=0):
+            chosen = None  # all of them
     if out is None:
         out = query.new_empty(*query.shape[:3], value.shape[3])
     else:
@@ -71,10 +81,10 @@ def tree_attention(
         return out
     scaling = query.shape[3] ** -0.5 if scale is None else scale
     way: Callable[..., None]
-    options: dict[str, bool] = {}
+    options: dict[str, Any] = {} if chosen is None else {"chosen": chosen}
     match choose_backend(query.device, path):
         case "triton":
-            if exact:
+            if exact or chosen is not None:
                 from offspec_kernels.tree_attention.triton_exact import attend as way
             else:
                 from offspec_kernels.tree_attention.triton import attend as way
@@ -100,7 +110,12 @@ def warm_up(dtype: torch.dtype) -> None:
 
 
 def _check(
-    query: Tensor, key: Tensor, value: Tensor, tree_mask: TreeMask, window: int | None, sinks: Tensor | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    tree_mask: TreeMask,
+    window: Window | None,
+    sinks: Tensor | None,
 ) -> None:
     check_shape("query", query, ["B", "H", "N", "D"])
     batch, heads, rows, size = query.shape
@@ -117,8 +132,9 @@ def _check(
     if key.shape[1] == 0 or heads % key.shape[1]:
         raise ArgumentError("key", f"its {key.shape[1]} heads do not divide the query's {heads}")
     _check_mask(tree_mask, batch, rows, key.shape[2], query.device)
-    if window is not None and window < 1:
-        raise ArgumentError("window", f"must be 1 or more, or None, not {window}")
+    reach = window.size if isinstance(window, Chunk) else window
+    if reach is not None and reach < 1:
+        raise ArgumentError("window", f"must be 1 or more, or None, not {reach}")
     if window and tree_mask.position is None:
         raise ArgumentError("tree_mask", "a window needs its positions, and it has none")
     if sinks is not None:
@@ -126,6 +142,16 @@ def _check(
         check_dtype("sinks", sinks, FLOATS)
         check_rows("sinks", sinks)
         check_device("sinks", sinks, query.device)
+
+
+def _check_chosen(chosen: Tensor, query: Tensor, key: Tensor, window: Window | None) -> None:
+    check_shape("chosen", chosen, [query.shape[0], query.shape[2], "K"])
+    check_dtype("chosen", chosen, [torch.int32, torch.int64])
+    check_device("chosen", chosen, query.device)
+    if not chosen.shape[2]:
+        raise ArgumentError("chosen", "no keys are chosen")
+    if window is not None:
+        raise ArgumentError("chosen", "keys are chosen out of all, not out of a window's")
 
 
 def _check_mask(tree_mask: TreeMask, batch: int, rows: int, keys: int, device: torch.device) -> None:
@@ -157,4 +183,4 @@ def _check_mask(tree_mask: TreeMask, batch: int, rows: int, keys: int, device: t
     tree_mask.fitting.add((batch, rows, keys))
 
 
-__all__ = ["TreeMask", "scratch_bytes", "tree_attention", "warm_up"]
+__all__ = ["Chunk", "TreeMask", "Window", "scratch_bytes", "tree_attention", "warm_up"]

@@ -17,7 +17,7 @@ from offspec_kernels.tree_attention.blocks import Blocks, Desk, Sums, exp2
 from offspec_kernels.tree_attention.native import LOG2E, near
 from offspec_kernels.tree_attention.paths import Paths, paths_of
 from offspec_kernels.tree_attention.sizes import KEPT, LEAST_ROWS, SMALL, most_rows
-from offspec_kernels.tree_mask import TreeMask
+from offspec_kernels.tree_mask import TreeMask, Window
 
 
 def attend(
@@ -26,16 +26,19 @@ def attend(
     value: Tensor,
     tree_mask: TreeMask,
     scale: float,
-    window: int | None,
+    window: Window | None,
     softcap: float | None,
     sinks: Tensor | None,
     out: Tensor,
     exact: bool = True,
+    chosen: Tensor | None = None,
 ) -> None:
     """See `tree_attention`. Scratch: see `scratch_bytes`."""
     heads, groups = query.shape[1], query.shape[1] // key.shape[1]
     factor, cap = scale * LOG2E, (softcap or 0.0) * LOG2E
-    plain = not exact and not softcap and sinks is None and query.shape[3] == value.shape[3]
+    plain = (
+        not exact and not softcap and sinks is None and chosen is None and query.shape[3] == value.shape[3]
+    )
     for tree, reach in enumerate(tree_mask.reaches()):
         if reach.count < out.shape[2]:
             out[tree, :, reach.count :] = 0
@@ -45,9 +48,14 @@ def attend(
             _fused(query[tree], key[tree], value[tree], tree_mask, tree, scale, window, out[tree])
             continue
         name = ("paths", tree, reach, window, groups)
-        if name not in tree_mask.kept:
-            tree_mask.kept[name] = paths_of(tree_mask, tree, window, most_rows(heads, groups))
-        for paths in tree_mask.kept[name]:
+        most = most_rows(heads, groups)
+        if chosen is not None:
+            every = paths_of(tree_mask, tree, window, most, chosen[tree])
+        else:
+            if name not in tree_mask.kept:
+                tree_mask.kept[name] = paths_of(tree_mask, tree, window, most)
+            every = tree_mask.kept[name]
+        for paths in every:
             _attend_rows(query[tree], key[tree], value[tree], paths, factor, cap, sinks, out[tree])
 
 
@@ -58,7 +66,7 @@ def _fused(
     tree_mask: TreeMask,
     tree: int,
     scale: float,
-    window: int | None,
+    window: Window | None,
     out: Tensor,
 ) -> None:
     """By torch's attention, with a mask that serves all layers of a pass."""

@@ -18,7 +18,7 @@ from offspec_kernels.chunks import split_evenly
 from offspec_kernels.dequant.native import Array
 from offspec_kernels.tree_attention.native import list_keys
 from offspec_kernels.tree_attention.sizes import AT_ONCE, BLOCK, FEW, NEAR, STEP
-from offspec_kernels.tree_mask import TreeMask
+from offspec_kernels.tree_mask import TreeMask, Window, first_seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +71,23 @@ class Paths:
     pieces: list[Piece]
 
 
-def paths_of(tree_mask: TreeMask, tree: int, window: int | None, most: int) -> list[Paths]:
-    """The paths of a tree's queries, at most `most` in one; `window` as in `tree_attention`."""
+def paths_of(
+    tree_mask: TreeMask, tree: int, window: Window | None, most: int, chosen: Tensor | None = None
+) -> list[Paths]:
+    """The paths of a tree's queries, at most `most` in one; `window` and `chosen` as in `tree_attention`."""
     return [
         Paths(torch.from_numpy(of.rows), of, list(_pieces(of)))
-        for of in cuts_of(tree_mask, tree, window, most)
+        for of in cuts_of(tree_mask, tree, window, most, chosen)
     ]
 
 
-def cuts_of(tree_mask: TreeMask, tree: int, window: int | None, most: int) -> list[Cut]:
-    """How a tree's queries meet their keys, at most `most` in one. Waits for a GPU that holds the words."""
+def cuts_of(
+    tree_mask: TreeMask, tree: int, window: Window | None, most: int, chosen: Tensor | None = None
+) -> list[Cut]:
+    """How a tree's queries meet their keys, at most `most` in one. Waits for a GPU that holds the words.
+
+    Which queries meet the keys that were `chosen` [N, K] is decided by their position, too.
+    """
     reach = tree_mask.reaches()[tree]
     words = tree_mask.words[tree, : reach.count].cpu().numpy()
     shared = reach.prefix + reach.causal  # positions whose key has the position as its row
@@ -89,16 +96,42 @@ def cuts_of(tree_mask: TreeMask, tree: int, window: int | None, most: int) -> li
     ranks = np.where(behind < reach.causal, reach.prefix + behind, shared + branch - 1)
     bounds = _bounds(ranks, window)
     order = np.lexsort((behind, ranks))
-    return [
+    dense = len(order) if chosen is None else int((ranks < chosen.shape[1]).sum())
+    cuts = [
         _cut(words, ranks, bounds, shared, order[part])
-        for part in split_evenly(0, reach.count, most)
+        for part in split_evenly(0, dense, most)
         if part.stop > part.start
     ]
+    if chosen is not None:
+        named = chosen[: reach.count].cpu().numpy().astype(np.int64)
+        own = reach.prefix + behind
+        cuts += [
+            _chosen_cut(words, named, own, shared, order[part])
+            for part in split_evenly(dense, reach.count, most)
+            if part.stop > part.start
+        ]
+    return cuts
 
 
-def _bounds(ranks: Array, window: int | None) -> Array:
+def _chosen_cut(words: Array, chosen: Array, own: Array, shared: int, rows: Array) -> Cut:
+    """Queries that meet the keys `chosen` [N, K] one by one; `own` [N] are the rows of their own keys."""
+    words, keys, own = (np.ascontiguousarray(of[rows]) for of in (words, np.sort(chosen, axis=1), own))
+    bit = np.maximum(keys - shared, 0)
+    known = np.take_along_axis(words, np.minimum(bit // 64, words.shape[1] - 1), axis=1) >> (bit % 64) & 1
+    seen = np.where(keys < shared, keys <= own[:, None], known == 1)
+    seen[:, 1:] &= keys[:, 1:] != keys[:, :-1]
+    counts = seen.sum(axis=1, dtype=np.int32)
+    lists = np.repeat(own[:, None], -(-keys.shape[1] // AT_ONCE) * AT_ONCE, axis=1).astype(np.int32)
+    first = np.argsort(~seen, axis=1, kind="stable")
+    met = np.arange(keys.shape[1]) < counts[:, None]
+    lists[:, : keys.shape[1]][met] = np.take_along_axis(keys, first, axis=1)[met]
+    none, nowhere = np.zeros(len(rows), np.int64), np.full(len(rows), -1)
+    return Cut(np.ascontiguousarray(rows), lists, counts, words, none, none, nowhere, shared)
+
+
+def _bounds(ranks: Array, window: Window | None) -> Array:
     """[n, 3]: the first position that a row sees, and those [low, end) that it meets in blocks."""
-    start = np.maximum(ranks - window + 1, 0) if window else np.zeros_like(ranks)
+    start = np.maximum(first_seen(window, ranks), 0) if window else np.zeros_like(ranks)
     low = -(-start // STEP) * STEP
     end = np.maximum((ranks + 1 - NEAR) // STEP * STEP, low)
     end = np.where(ranks + 1 - start <= FEW, low, end)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from offspec_kernels.tree_mask import TreeMask
+from offspec_kernels.tree_mask import TreeMask, Window
 
 
 def attend(
@@ -12,10 +12,11 @@ def attend(
     value: Tensor,
     tree_mask: TreeMask,
     scale: float,
-    window: int | None,
+    window: Window | None,
     softcap: float | None,
     sinks: Tensor | None,
     out: Tensor,
+    chosen: Tensor | None = None,
 ) -> None:
     """See `tree_attention`. Scratch: several times H N S float64, for one tree at a time."""
     out.zero_()
@@ -28,6 +29,9 @@ def attend(
         if softcap:
             scores = torch.tanh(scores / softcap) * softcap
         seen = tree_mask.visible(tree, (0, reach.count), (0, reach.keys), window)
+        if chosen is not None:
+            few = seen.sum(dim=1, keepdim=True) <= chosen.shape[2]
+            seen &= few | torch.zeros_like(seen).scatter(1, chosen[tree, : reach.count].long(), True)
         scores = scores.masked_fill(~seen, float("-inf"))
         if sinks is not None:
             aside = sinks.double()[:, None, None].expand(-1, reach.count, 1)

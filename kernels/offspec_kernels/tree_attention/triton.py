@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from offspec_kernels.backend import interprets
-from offspec_kernels.tree_mask import TreeMask
+from offspec_kernels.tree_mask import Chunk, TreeMask, Window
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)  # a maximum over nothing; -inf would make numbers that are none
@@ -88,7 +88,7 @@ def _tree_attention(
     queries, keys, width, places, key_heads, scale, softcap, window,
     G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, PD: tl.constexpr, PE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, SPLIT: tl.constexpr,
-    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SUNK: tl.constexpr,
+    WINDOWED: tl.constexpr, CHUNKED: tl.constexpr, CAPPED: tl.constexpr, SUNK: tl.constexpr,
     UPCAST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     tree = tl.program_id(1).to(tl.int64) // key_heads
@@ -116,8 +116,9 @@ def _tree_attention(
     open_start = open_end * 0
     if WINDOWED:
         at = tl.load(positions + tree * positions_b + first + node, mask=inside, other=1 << 40)
+        since = at // window * window if CHUNKED else at - window + 1  # the first position that is seen
         # Clamped before it is narrow: a tile of nothing but padding stands at 2^40.
-        reach = tl.minimum(tl.maximum(tl.min(at, 0) - window + 1, 0), open_end.to(tl.int64))
+        reach = tl.minimum(tl.maximum(tl.min(since, 0), 0), open_end.to(tl.int64))
         open_start = reach.to(tl.int32) // BN * BN
 
     top = tl.full([BM], LOWEST, dtype=tl.float32)
@@ -139,7 +140,7 @@ def _tree_attention(
         index = start + tl.arange(0, BN)
         seen = (index < end)[None, :]
         if WINDOWED:
-            seen = seen & (at[:, None] - index[None, :] < window)
+            seen = seen & (since[:, None] <= index[None, :])
         acc, top, total = _take(
             q, keys_at, key_s, values_at, value_s, index, seen, index < end, acc, top, total, scale, softcap,
             D, E, CAPPED, UPCAST, PRECISION,
@@ -151,7 +152,7 @@ def _tree_attention(
             index = start + tl.arange(0, BT)
             seen = index[None, :] <= (prefix + first + node)[:, None]
             if WINDOWED:
-                seen = seen & (at[:, None] - index[None, :] < window)
+                seen = seen & (since[:, None] <= index[None, :])
             acc, top, total = _take(
                 q, keys_at, key_s, values_at, value_s, index, seen, index < chain_end, acc, top, total, scale,
                 softcap, D, E, CAPPED, UPCAST, PRECISION,
@@ -169,7 +170,7 @@ def _tree_attention(
             if WINDOWED:
                 known = (index < tree_end) & (index - prefix < places)
                 key_at = tl.load(positions + tree * positions_b + index - prefix, mask=known, other=0)
-                seen = seen & (at[:, None] - key_at[None, :] < window)
+                seen = seen & (since[:, None] <= key_at[None, :])
             acc, top, total = _take(
                 q, keys_at, key_s, values_at, value_s, index, seen, index < tree_end, acc, top, total, scale,
                 softcap, D, E, CAPPED, UPCAST, PRECISION,
@@ -255,7 +256,7 @@ def attend(
     value: Tensor,
     tree_mask: TreeMask,
     scale: float,
-    window: int | None,
+    window: Window | None,
     softcap: float | None,
     sinks: Tensor | None,
     out: Tensor,
@@ -280,11 +281,13 @@ def attend(
             *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *out.stride()[:3],
             *tree_mask.words.stride()[:2], places.stride(0),
             rows, key.shape[2], tree_mask.words.shape[2], places.shape[1], key_heads,
-            scale if softcap else scale * LOG2E.value, softcap or 1.0, window or 0,
+            scale if softcap else scale * LOG2E.value, softcap or 1.0,
+            (window.size if isinstance(window, Chunk) else window) or 0,
             G=groups, D=size, E=width, PD=padded(size), PE=padded(width),
             BM=cut.rows, BN=cut.keys, BT=min(cut.keys, _WORD.value), SPLIT=cut.splits > 1,
-            WINDOWED=window is not None, CAPPED=softcap is not None, SUNK=sinks is not None,
-            UPCAST=interprets(), PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+            WINDOWED=window is not None, CHUNKED=isinstance(window, Chunk),
+            CAPPED=softcap is not None, SUNK=sinks is not None, UPCAST=interprets(),
+            PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
             num_warps=cut.warps, num_stages=cut.stages, enable_fp_fusion=True,
         )  # fmt: skip
         if cut.splits > 1:

@@ -17,7 +17,7 @@ from offspec_kernels.tree_attention.paths import cuts_of
 from offspec_kernels.tree_attention.sizes import AT_ONCE
 from offspec_kernels.tree_attention.tiles import PART, Tiles, tiles_of
 from offspec_kernels.tree_attention.triton import LOG2E, LOWEST, padded, rows_of, tanh
-from offspec_kernels.tree_mask import TreeMask
+from offspec_kernels.tree_mask import TreeMask, Window
 
 # Rows, keys and warps by bytes of a number and the widest head, whatever is asked. Keys divide `sizes.STEP`.
 _TILES = {
@@ -173,10 +173,11 @@ def attend(
     value: Tensor,
     tree_mask: TreeMask,
     scale: float,
-    window: int | None,
+    window: Window | None,
     softcap: float | None,
     sinks: Tensor | None,
     out: Tensor,
+    chosen: Tensor | None = None,
 ) -> None:
     """See `tree_attention`. Scratch: SCRATCH, and the lists of keys that near rows meet one by one."""
     heads, groups, device = query.shape[1], query.shape[1] // key.shape[1], query.device
@@ -189,11 +190,14 @@ def attend(
         sums = heads * triton.cdiv(reach.keys, PART) * (value.shape[3] + 2) * 4  # bytes of a query
         most = max(1, SCRATCH // sums)
         name = ("tiles", tree, reach, window, groups, size, most)
-        if name not in tree_mask.kept:
-            cuts = cuts_of(tree_mask, tree, window, most)
-            tree_mask.kept[name] = [tiles_of(cut, groups, size, device) for cut in cuts]
+        every = tree_mask.kept.get(name) if chosen is None else None
+        if every is None:
+            cuts = cuts_of(tree_mask, tree, window, most, None if chosen is None else chosen[tree])
+            every = [tiles_of(cut, groups, size, device) for cut in cuts]
+            if chosen is None:
+                tree_mask.kept[name] = every
         with torch.cuda.device_of(query):
-            for tiles in tree_mask.kept[name]:
+            for tiles in every:
                 _attend(query[tree], key[tree], value[tree], tiles, scale, softcap, sinks, out[tree])
 
 

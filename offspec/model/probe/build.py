@@ -59,6 +59,8 @@ def find(config: Any, skeleton: Skeleton) -> Findings:
 def _tried(config: Any, skeleton: Skeleton) -> Findings:
     try:
         behaviour = try_out(small_config(config))
+        if not behaviour.runs:
+            behaviour = try_out(small_config(config, heads=4))
     except UnsupportedModelError:
         raise
     except Exception as error:  # a configuration's own checks, which know of no small model

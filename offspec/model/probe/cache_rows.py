@@ -7,7 +7,7 @@ Letters: T rows of a pass, S keys, H heads, KV key heads, D and E sizes of a key
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,7 +53,11 @@ NOTHING_KEPT = CacheRows()
 
 
 class _AttentionError(Exception):
-    """Ends a layer at its attention: what comes behind it keeps nothing."""
+    """Ends a layer at its attention: what comes behind it keeps nothing. indices: of keys it had selected."""
+
+    def __init__(self, indices: torch.Tensor | None) -> None:
+        super().__init__()
+        self.indices = indices
 
 
 @dataclass(slots=True)
@@ -67,14 +71,20 @@ class _Seen:
     groups: int = 1
 
     def look(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        stores = [store for row in self.cache.rows for store in (row.keys, row.values)]
-        kept = {_storage(store) for store in stores if store is not None}
+        kept = {_storage(store) for row in self.cache.rows for store in row.stores}
         made = {_storage(tensor): tensor.untyped_storage().nbytes() for tensor in (key, value)}
         numbers = sum(size for storage, size in made.items() if storage not in kept) // key.dtype.itemsize
         self.expanded = max(self.expanded, numbers // key.shape[2])
         self.heads = max(self.heads, query.shape[1])
         self.groups = max(self.groups, query.shape[1] // key.shape[1])
         self.products.append(query.shape[1] * (key.shape[3] + value.shape[3]))
+
+    def look_at_cache(self, heads: int) -> None:
+        """The same of layers whose attention is not seen, from what they keep."""
+        for row in self.cache.rows:
+            if row.keys is not None and row.values is not None:
+                self.heads, self.groups = heads, max(self.groups, heads // row.keys.shape[1])
+                self.products.append(heads * (row.keys.shape[3] + row.values.shape[3]))
 
 
 def measure_rows(skeleton: Any, wraps: int = 0) -> CacheRows:
@@ -94,11 +104,15 @@ def measure_rows(skeleton: Any, wraps: int = 0) -> CacheRows:
     seen = _Seen(cache)
     siblings = torch.eye(_ROWS, dtype=torch.bool)
     context = TreeContext(0, torch.zeros(_ROWS, dtype=torch.long), 0, siblings, end=_ROWS)
+    ours = not skeleton.closed
+    given: dict[str, Any] = {"tree": seen} if ours else {}
+    if ours and skeleton.masked:
+        given["attention_mask"] = torch.ones(1, 1, _ROWS, _ROWS, dtype=torch.bool)
     try:
         with (
             torch.no_grad(),
-            implementation(skeleton.model, attention=_NAME),
-            _ending_at_attention(skeleton.layers, wraps),
+            implementation(skeleton.model, **({"attention": _NAME} if ours else {})),
+            _ending_at_attention(skeleton.layers, wraps) if ours else nullcontext(),
             running(context),
             _WithoutWeights(),
         ):
@@ -106,9 +120,11 @@ def measure_rows(skeleton: Any, wraps: int = 0) -> CacheRows:
                 input_ids=torch.ones(1, _ROWS, dtype=torch.long),
                 position_ids=torch.arange(_ROWS)[None],
                 use_cache=True,
-                tree=seen,
                 **{skeleton.cache_keyword: cache},
+                **given,
             )
+        if skeleton.closed:
+            seen.look_at_cache(int(skeleton.config.num_attention_heads))
     except Exception as error:  # code of any family, which was made for weights
         reason = f"what it keeps of a token cannot be measured ({error}".splitlines()[0]
         raise UnsupportedModelError(f"{reason})") from error
@@ -135,12 +151,13 @@ def _attend(
     value: torch.Tensor,
     attention_mask: object,
     tree: _Seen | None = None,
+    indices: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """query [1, H, T, D], key [1, KV, S, D], value [1, KV, S, E]."""
     assert tree is not None
     tree.look(query, key, value)
-    raise _AttentionError
+    raise _AttentionError(indices)
 
 
 @contextmanager
@@ -151,8 +168,9 @@ def _ending_at_attention(layers: Any, wraps: int) -> Iterator[None]:
         def run(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             try:
                 return forward(hidden, *args, **kwargs)
-            except _AttentionError:
-                return (hidden, *[None] * (wraps - 1)) if wraps else hidden
+            except _AttentionError as ended:
+                beside = [None] * (wraps - 1)
+                return (hidden, *[ended.indices, *beside][: wraps - 1]) if wraps else hidden
 
         return run
 

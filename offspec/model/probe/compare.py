@@ -17,12 +17,14 @@ from offspec.model.cache import TreeCache
 from offspec.model.probe.cache_rows import measure_rows
 from offspec.model.probe.implementation import implementation
 from offspec.model.probe.small_config import special_tokens
+from offspec.model.row_counts import RowCounts
 from offspec.model.runner import TreeModel
 from offspec.model.skeleton import Skeleton, skeleton_of
 from offspec.sampling.token_tree import TokenTree
 
 _PROMPT = 11  # tokens, of which the last is the root of the first tree
 _CHUNK = 4  # rows that go through a layer together
+_COUNTS = RowCounts(3)  # with padding behind them
 _MOST_VALUES = 64_000_000  # of a small model
 _GAIN = 1.5  # of random matrices: weak ones would leave attention without a say
 _TOLERANCE = 2e-3  # of the spread of logits, where float32 rounds to some millionths
@@ -40,12 +42,14 @@ class Behaviour:
         chains: Whether that holds where the tree is one path.
         reason: What goes wrong with a tree; empty where nothing does.
         wraps: Of how many values the tuples are that layers return; 0: they return no tuples.
+        runs: Whether transformers' own forward runs.
     """
 
     trees: bool
     chains: bool
     reason: str
     wraps: int = 0
+    runs: bool = True
 
 
 def try_out(config: Any) -> Behaviour:
@@ -59,7 +63,7 @@ def try_out(config: Any) -> Behaviour:
         if reason:
             trial = _Trial(config)
             if trial.differs(_CHAINS):
-                return Behaviour(False, False, reason)
+                return Behaviour(False, False, reason, runs=trial.runs)
         if measure_rows(skeleton_of(config, torch.float32), trial.wraps).kept != trial.kept:
             return Behaviour(False, False, "what it keeps of a token cannot be measured")
     return Behaviour(not reason, True, reason, trial.wraps)
@@ -84,6 +88,7 @@ class _Trial:
         self._skeleton = skeleton_of(config, torch.float32)
         self._random = torch.Generator().manual_seed(0)
         self.wraps = 0
+        self.runs = True
         self.kept: tuple[int, ...] = ()
         values = sum(parameter.numel() for parameter in self._skeleton.model.parameters())
         if values > _MOST_VALUES:
@@ -110,6 +115,7 @@ class _Trial:
         wanted = [self._alone(start, tree) for start, tree in zip(starts, trees, strict=True)]
         for ahead in wanted:
             if isinstance(ahead, str):
+                self.runs = False
                 return ahead
         try:
             found = self._together(starts, trees, kept)
@@ -157,7 +163,8 @@ class _Trial:
         """Logits [N, V] of each tree, all of its nodes at once, behind what is in the cache."""
         layer = self._skeleton.layers[0]
         hook = layer.register_forward_hook(self._note_output)
-        model = TreeModel(self._skeleton, TreeCache(len(self._skeleton.layers), 4), chunk=_CHUNK)
+        cache = TreeCache(len(self._skeleton.layers), 4)
+        model = TreeModel(self._skeleton, cache, chunk=_CHUNK, row_counts=_COUNTS)
         found = list[torch.Tensor]()
         for ids, tree, path in zip(starts, trees, kept, strict=True):
             root, cached = len(ids) - 1, model.cache.length

@@ -20,13 +20,19 @@ _LAYERS = 4  # kept at least
 _TOKENS = ("token_id", "token_index")
 _HEADS = re.compile(r"heads|n_head$|num_query_groups|multi_query_group_num")
 _PER_HEAD = re.compile(r"head_dim|headdim|d_head|dim_head|head_size|rotary_dim|kv_channels|d_kv|d_rel")
+# Heads that score keys for a selection: with few, all of them say nought of many keys, and which of those are
+# selected is undefined.
+_INDEX, _INDEX_HEADS = "index_n_heads", 16
+_ROTARY = ("partial_rotary_factor", "rotary_pct")
 _RANK = re.compile(r"rank$")
 _WIDTH = re.compile(
     r"hidden_size|intermediate|embd$|emb_dim|embed_dim|embedding_dim|embedding_size|d_model|n_inner|d_inner|"
     r"ffn_dim|ffn_hidden|dim_ff|^dff$|d_ff$|proj_dim|laurel|width|feed_forward_size|dim_model|input_size|"
     r"shared_expert.*size|ffn_size|d_ssm$"
 )
-_REACHES = re.compile(r"window|chunk_size$|chunk_length|topk$|topk_blocks|local_attention$|block_size")
+_REACHES = re.compile(
+    r"window|chunk_size$|chunk_length|topk$|topk_blocks|local_attention$|block_size|floor_scale$"
+)
 _ROUTES = re.compile(r"moe_topk|chunk_size_feed|max_window|router|expert")
 _EXPERTS = re.compile(r"^(moe_)?num_(local_)?experts$|^n_routed_experts$")
 _CHOSEN = (
@@ -36,6 +42,7 @@ _CHOSEN = (
     "moe_top_k",
     "moe_k",
     "top_k",
+    "top_k_experts",
     "num_selected_experts",
 )
 _SHARED = re.compile(r"(^|mamba_)n_groups$")  # groups that heads of a state share keys in
@@ -45,21 +52,22 @@ _PLACES = re.compile(r"layers$|layer_ids$|idxs$|indices$")
 _POSITION = re.compile(r"max_position|n_positions|n_ctx|max_seq_len|model_max_length|_positions$|seq_length")
 
 
-def small_config(config: Any) -> Any:
+def small_config(config: Any, heads: int = 2) -> Any:
     """The same architecture with a few narrow layers. Raises whatever its class raises where that cannot be.
 
     Args:
         config: As transformers reads it; it is left as it is.
+        heads: Down to how many heads. Default 2; there is code that takes 4 for granted.
     """
     text = config.get_text_config()
     layers = dict(text.attribute_map).get("num_hidden_layers", "num_hidden_layers")
     try:
-        return type(config).from_dict(_shrunk(deepcopy(config.to_dict()), layers))
+        return type(config).from_dict(_shrunk(deepcopy(config.to_dict()), layers, heads))
     except Exception:
         if text is config:
             raise
     whole = deepcopy(config)  # its parts do not agree any more, of which the text alone matters
-    _set_text(whole, whole.get_text_config(), small_config(text))
+    _set_text(whole, whole.get_text_config(), small_config(text, heads))
     return whole
 
 
@@ -84,17 +92,17 @@ def special_tokens(given: dict[str, Any]) -> set[int]:
     return found - {None}
 
 
-def _shrunk(given: dict[str, Any], layers_name: str) -> dict[str, Any]:
+def _shrunk(given: dict[str, Any], layers_name: str, heads: int) -> dict[str, Any]:
     """One level of a configuration, and all below it; what it repeats of its text's sizes follows these."""
     text = dict(given.get("text_config") or {})
     repeated = [name for name, value in text.items() if type(value) is int and given.get(name) == value]
     for name, value in given.items():
         if isinstance(value, dict) and "model_type" in value:
-            given[name] = _shrunk(value, layers_name)
+            given[name] = _shrunk(value, layers_name, heads)
     if isinstance(count := given.get(layers_name), int) and count > 0:
         _keep_layers(given, layers_name, count)
     levels = [given, *(given.get("per_layer_config") or {}).values()]
-    by_head, by_width = _divisors(given, levels)
+    by_head, by_width = _divisors(given, levels, heads)
     _fewer_groups(levels, by_head)
     _fewer_experts(given)
     for level in levels:
@@ -106,8 +114,8 @@ def _shrunk(given: dict[str, Any], layers_name: str) -> dict[str, Any]:
     return given | {name: given["text_config"][name] for name in repeated}
 
 
-def _divisors(given: dict[str, Any], levels: Iterable[dict[str, Any]]) -> tuple[int, int]:
-    """What numbers of heads are divided by, and widths of a head."""
+def _divisors(given: dict[str, Any], levels: Iterable[dict[str, Any]], few: int) -> tuple[int, int]:
+    """What numbers of heads are divided by, down to `few`, and widths of a head."""
     heads, sizes = list[int](), list[int]()
     for level in levels:
         for name, value in level.items():
@@ -125,9 +133,13 @@ def _divisors(given: dict[str, Any], levels: Iterable[dict[str, Any]]) -> tuple[
         sizes.append(size // count)
     common = math.gcd(*heads) if heads else 1
     least = min(heads, default=1)
-    by_head = max(n for n in range(1, common + 1) if common % n == 0 and least // n >= min(least, 2))
+    by_head = max(n for n in range(1, common + 1) if common % n == 0 and least // n >= min(least, few))
+    products = [size * part for size in sizes for part in _rotary_parts(given)]
+    turned = [int(size) for size in products if size % 1 < 0.2]  # others are of no head that is turned
     by_width = 1
     while sizes and all(n % (4 * by_width) == 0 and n // (2 * by_width) >= 8 for n in sizes):
+        if any(n % (4 * by_width) for n in turned):
+            break
         by_width *= 2
     return by_head, by_width
 
@@ -144,7 +156,15 @@ def _fewer_groups(levels: Iterable[dict[str, Any]], by_head: int) -> None:
 
 
 def _is_heads(name: str) -> bool:
-    return bool(_HEADS.search(name)) and not _PER_HEAD.search(name)
+    return bool(_HEADS.search(name)) and not _PER_HEAD.search(name) and name != _INDEX
+
+
+def _rotary_parts(given: dict[str, Any]) -> list[float]:
+    """Parts of a head that are turned by its position, which must stay even."""
+    rope = given.get("rope_parameters")
+    levels = [given, *([rope, *rope.values()] if isinstance(rope, dict) else [])]
+    said = [level.get(name) for level in levels if isinstance(level, dict) for name in _ROTARY]
+    return [part for part in said if isinstance(part, float) and 0 < part < 1]
 
 
 def _fewer_experts(given: dict[str, Any]) -> None:
@@ -174,6 +194,8 @@ def _sized(name: str, value: Any, by_head: int, by_width: int) -> Any:
         return max(value // by_width, 1)
     if _RANK.search(name):
         return max(value // by_width, min(value, _MULTIPLE))
+    if name == _INDEX:
+        return min(value, _INDEX_HEADS)
     if _HEADS.search(name):
         return max(value // by_head, 1)
     if _REACHES.search(name) and not _ROUTES.search(name):
@@ -204,12 +226,12 @@ def _rope(given: dict[str, Any], by_width: int) -> dict[str, Any]:
 
 
 def _keep_layers(given: dict[str, Any], layers_name: str, count: int) -> None:
-    """The first few layers, two of each kind, and those on both sides of a boundary."""
+    """The first few layers, the last, two of each kind, and those on both sides of a boundary."""
     lists = [value for value in given.values() if isinstance(value, list) and len(value) == count]
     lists = [value for value in lists if not _are_places(value, count)]
     own = given.get("per_layer_config") or {}
     own = {int(index): value for index, value in own.items()}
-    kept, met = set(range(min(_LAYERS, count))), dict[str, int]()
+    kept, met = {*range(min(_LAYERS - 1, count)), count - 1}, dict[str, int]()
     for layer in range(count):
         kind = repr([items[layer] for items in lists] + [own.get(layer)])
         met[kind] = met.get(kind, 0) + 1
