@@ -60,7 +60,7 @@ def small_whole(family: str) -> Any:
         warnings.simplefilter("ignore")
         config = CONFIG_MAPPING[family](**NEEDED.get(family, {}))
         layers = dict(config.get_text_config().attribute_map).get("num_hidden_layers", "num_hidden_layers")
-        shrunk = _shrunk(config.to_dict(), layers)
+        shrunk = _shrunk(config.to_dict(), layers, 2)
         for name, value in AGREED.get(family, {}).items():
             shrunk[name] = shrunk[name] | value if isinstance(value, dict) else value
         return type(config).from_dict(_untied(shrunk))
