@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from offspec_kernels.dequant.format import rows_and_columns
@@ -44,3 +46,52 @@ def fill(kind: str, heads: int, blocks: Tensor, out: Tensor) -> None:
     across, half = columns // LAYOUTS[kind][0], rows // (2 * heads) if heads else 0
     bytes_, values, loop = array(blocks), array(out), _LOOPS[kind]
     spread(lambda start, end: loop(bytes_, values, across, half, start, end), rows, out.numel())
+
+
+def _reordering_loop(kind: str) -> Callable[..., None]:
+    """The loop for rows [start, end) of a weight: row i is row order[i] of the blocks.
+
+    first, second, width: its columns lie as first times second pieces of a width, and are wanted as second
+    times first. A row is decoded where it stays in the cache until its pieces are put in order.
+    """
+    size, nbytes = LAYOUTS[kind]
+    decode = _DECODERS[kind]
+
+    @compiled
+    def loop(
+        blocks: Any,
+        out: Any,
+        order: Any,
+        across: int,
+        first: int,
+        second: int,
+        width: int,
+        start: int,
+        end: int,
+    ) -> None:
+        values = np.empty(across * size, out.dtype)
+        for row in range(start, end):
+            source, target = order[row] * across * nbytes, row * across * size
+            decode(blocks[source : source + across * nbytes], values)
+            for piece in range(first * second):
+                at, to = piece * width, target + (piece % second * first + piece // second) * width
+                out[to : to + width] = values[at : at + width]
+
+    return loop
+
+
+_REORDERING_LOOPS = {kind: _reordering_loop(kind) for kind in LAYOUTS}
+
+
+def fill_reordered(
+    kind: str, order: NDArray[np.int64], tiles: tuple[int, int, int], blocks: Tensor, out: Tensor
+) -> None:
+    """blocks uint8 [rows, bytes of a row], out bfloat16 or float32 [len(order), columns]: see `Reordered`."""
+    rows, columns = rows_and_columns(tuple(out.shape))
+    bytes_, values, loop = array(blocks), array(out), _REORDERING_LOOPS[kind]
+    across = columns // LAYOUTS[kind][0]
+    spread(
+        lambda start, end: loop(bytes_, values, order, across, *tiles, start, end),
+        rows,
+        out.numel(),
+    )

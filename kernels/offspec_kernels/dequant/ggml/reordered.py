@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from offspec_kernels.dequant.format import Format, Part, Shape
-from offspec_kernels.dequant.ggml import Ggml
+from offspec_kernels.dequant.ggml import FLOATS, Ggml
 from offspec_kernels.errors import ArgumentError
 
 _ROWS = 1024  # whose columns are put in order together
@@ -45,7 +48,7 @@ class Reordered(Format):
 
     @property
     def kin(self) -> Format:
-        return Ggml(self.kinds[0]) if len(set(self.kinds)) == 1 else self
+        return Reordered(self.kinds, (0,) * len(self.kinds), ())
 
     def parts(self, shape: Shape) -> dict[str, Part]:
         if len(shape) != 2 or shape[0] != sum(run[2] for run in self.runs):
@@ -69,6 +72,12 @@ class Reordered(Format):
         return columns.transpose(1, 2).flatten(1)
 
     def eager(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
+        if len(self.kinds) == 1 and self.kinds[0] not in FLOATS:
+            from offspec_kernels.dequant.ggml import native
+
+            tiles = self.tiles or (1, 1, shape[1])
+            native.fill_reordered(self.kinds[0], _order(self.runs), tiles, parts["blocks0"], out)
+            return
         kinds = [Ggml(kind) for kind in self.kinds]
         self._fill(parts, out, lambda i, blocks, to: kinds[i].eager({"blocks": blocks}, tuple(to.shape), to))
 
@@ -103,3 +112,9 @@ class Reordered(Format):
             fill(source, blocks[start : start + _ROWS], values)
             first, second, size = self.tiles
             to.unflatten(1, (second, first, size)).copy_(values.unflatten(1, self.tiles).transpose(1, 2))
+
+
+@lru_cache(maxsize=16)  # a model has few of them, for all of its layers
+def _order(runs: tuple[Run, ...]) -> NDArray[np.int64]:
+    """Which row of the one tensor each row is."""
+    return np.concatenate([np.arange(start, start + count) for _, start, count in runs])
