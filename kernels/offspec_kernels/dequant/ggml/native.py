@@ -72,10 +72,15 @@ def _reordering_loop(kind: str) -> Callable[..., None]:
         values = np.empty(across * size, out.dtype)
         for row in range(start, end):
             source, target = order[row] * across * nbytes, row * across * size
+            if first * second == 1:
+                decode(blocks[source : source + across * nbytes], out[target : target + across * size])
+                continue
             decode(blocks[source : source + across * nbytes], values)
             for piece in range(first * second):
                 at, to = piece * width, target + (piece % second * first + piece // second) * width
-                out[to : to + width] = values[at : at + width]
+                given, wanted = values[at : at + width], out[to : to + width]
+                for i in range(width):
+                    wanted[i] = given[i]
 
     return loop
 
