@@ -177,7 +177,7 @@ def test_a_hybrid_drafts_for_a_plain_model(other: Path, hostile: Path) -> None:
             assert engine.generate(PROMPT, params).token_ids == tokens
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.parametrize("hybrid", sorted(HYBRIDS), indirect=True)
 @pytest.mark.parametrize("place", ["tight", "ample"])
 @pytest.mark.parametrize("length", [1, 23, 600])
