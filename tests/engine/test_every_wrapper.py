@@ -39,7 +39,7 @@ def compare(family: str, folder: Path) -> str:
     return "same" if result.tokens_per_pass > 1 else f"{result.tokens_per_pass} tokens a pass"
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_every_wrapper(tmp_path: Path) -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 
