@@ -2,7 +2,8 @@
 
 Such a layer gets its mask and biases as its family makes them for plain text: one value for each key, taken
 to stand at the position that is its row's number. Keys of a tree stand elsewhere, so values are looked up by
-position. That a bias may be shifted by a constant is ALiBi's own assumption (arXiv 2108.12409).
+position. That a bias may be shifted by a constant is ALiBi's own assumption (arXiv 2108.12409), but for
+rounding: Falcon's is in bfloat16.
 
 Letters: T rows that go through a layer together, S keys up to theirs, P positions of what a family made.
 """
@@ -14,7 +15,8 @@ import torch
 
 from offspec.model.attention import TreeContext
 
-_BIASES = ("alibi", "position_bias")
+# Biases of keys, and whether the last of them is the last key's: they are of as many keys as there may be.
+_BIASES = {"alibi": False, "position_bias": True}
 
 
 class DenseMasks:
@@ -37,10 +39,10 @@ class DenseMasks:
         """What is to replace some of the arguments `given`, for the `rows` that end at `end`."""
         seen, position = _seen(tree, rows, end), _key_positions(tree, end)
         found = {"attention_mask": _mask_over(given.get("attention_mask"), seen, position)}
-        for name in _BIASES:
+        for name, ends_with_keys in _BIASES.items():
             if isinstance(bias := given.get(name), torch.Tensor):
-                last = int(position.max())
-                found[name] = bias[..., position + (bias.shape[-1] - 1 - last)]
+                first = bias.shape[-1] - 1 - int(position.max()) if ends_with_keys else 0
+                found[name] = bias[..., position + first]
         return found
 
 

@@ -199,27 +199,33 @@ class TreeModel:
         end = len(tree.position) - sum(map(_Part.kept, self._parts))
         if self._masks is not None:
             args, kwargs = (), self._masks.named(args, kwargs)
-        given, beside, states = kwargs, list[tuple[Any, ...]](), hidden
+        beside, states = list[tuple[Any, ...]](), hidden
         for part in self._parts:
             if self.between is not None and len(self._parts) > 1:
                 self.between()
             end += part.kept()
             self.cache.padding = tree.padding = part.padding
             tree.end = end
+            own = dict[str, Any]()
             if self._masks is not None:
-                kwargs = given | self._masks.over_tree(given, tree, part.end - part.start, end)
+                own = self._masks.over_tree(kwargs, tree, part.end - part.start, end)
             if len(self._parts) == 1:
-                return forward(hidden, *args, **kwargs)
+                return forward(hidden, *args, **kwargs | own)
             rows, place = hidden.shape[-2], slice(part.start, part.end)
             sliced = {name: _rows(value, place, rows) for name, value in kwargs.items()}
-            out = forward(hidden[..., place, :], *(_rows(value, place, rows) for value in args), **sliced)
+            out = forward(
+                hidden[..., place, :], *(_rows(value, place, rows) for value in args), **sliced | own
+            )
             if isinstance(out, tuple):
                 beside.append(out[1:])
                 out = out[0]
             if out.dtype != states.dtype:  # a first layer that begins a sum in float32
                 states = torch.empty_like(hidden, dtype=out.dtype)
             states[..., place, :] = out
-        return (states, *map(_joined, zip(*beside, strict=True))) if beside else states
+        counts = [part.end - part.start for part in self._parts]
+        return (
+            (states, *(_joined(found, counts) for found in zip(*beside, strict=True))) if beside else states
+        )
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, H] to [n, V], through the family's own head: scaling and soft caps included.
@@ -298,12 +304,13 @@ def _parts(rows: int, chunk: int, tree: TreeContext, counts: RowCounts) -> tuple
     return parts, torch.cat(order)
 
 
-def _joined(values: Sequence[Any]) -> Any:
-    """What a layer returned beside its states for each part, [1, T, ...]; anything else as of the last.
+def _joined(values: Sequence[Any], counts: Sequence[int]) -> Any:
+    """What a layer returned beside its states for each part of so many rows; anything else as of the last.
 
     Where it is keys that were selected, a part with fewer to select from has its last one again.
     """
-    if not all(isinstance(value, torch.Tensor) and value.dim() >= 2 for value in values):
+    found = zip(values, counts, strict=True)
+    if not all(isinstance(value, torch.Tensor) and value.shape[:2] == (1, rows) for value, rows in found):
         return values[-1]
     width = max(value.shape[-1] for value in values)
     wide = [torch.cat([value, *[value[..., -1:]] * (width - value.shape[-1])], dim=-1) for value in values]

@@ -171,7 +171,7 @@ def _forget_quantisation(config: Any) -> None:
 
 
 def _find_parts(model: Any, config: Any, closed: bool = False) -> Skeleton | None:
-    """The skeleton; None where attention is computed in a way of its own that is not said to be `closed`."""
+    """The skeleton; None where the model computes attention in its own way, and is not said to be closed."""
     family = config.model_type
     found = _stacks(model, model.get_decoder())
     if len(found) == 1 and config.sub_configs:

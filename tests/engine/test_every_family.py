@@ -14,6 +14,7 @@ TOKENS = 16
 # Families whose own defaults do not make a model, and what they need.
 NEEDED: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 6},
+    "falcon": {"alibi": True, "new_decoder_architecture": False},
     "dots1": {"n_routed_experts": 64, "n_shared_experts": 1, "num_experts_per_tok": 6},
     "glm4_moe": {"head_dim": 128},
     "hunyuan_v1_dense": {"head_dim": 128},
@@ -65,7 +66,7 @@ def compare(family: str, folder: Path) -> str:
 ADMITTED = (
     *("deepseek_v3", "mimo_v2_flash", "gemma3n_text", "gemma4_text", "beam", "llama4_text"),
     *("deepseek_v32", "glm_moe_dsa"),
-    *("gptj", "bloom", "mpt"),
+    *("gptj", "bloom", "mpt", "falcon"),
 )
 
 

@@ -92,7 +92,7 @@ def special_tokens(given: dict[str, Any]) -> set[int]:
     return found - {None}
 
 
-def _shrunk(given: dict[str, Any], layers_name: str, heads: int) -> dict[str, Any]:
+def _shrunk(given: dict[str, Any], layers_name: str, heads: int = 2) -> dict[str, Any]:
     """One level of a configuration, and all below it; what it repeats of its text's sizes follows these."""
     text = dict(given.get("text_config") or {})
     repeated = [name for name, value in text.items() if type(value) is int and given.get(name) == value]
