@@ -96,7 +96,7 @@ def test_there_are_at_least_25_families() -> None:
         ("recurrent_gemma", "other logits"),
         ("t5", "encoder-decoder"),
         ("bart", "encoder-decoder"),
-        ("rwkv", "attention in its own way"),
+        ("rwkv", "no small model"),
         ("bert", "bert"),
     ],
 )
