@@ -34,7 +34,9 @@ def strip_prefixes(
             break
         stored, meant = max(hits, key=lambda pair: (hits[pair], pair))
         found = {_renamed(name, stored, meant, present): weight for name, weight in found.items()}
-        left = {name: shape for name, shape in left.items() if name not in found}
+        before, left = len(left), {name: shape for name, shape in left.items() if name not in found}
+        if len(left) == before:
+            break
     return found
 
 

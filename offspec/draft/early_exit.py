@@ -17,6 +17,7 @@ from offspec.core.errors import DraftError
 from offspec.draft.lm import LMDrafter
 from offspec.model.cache import KeysAndValues, TreeCache
 from offspec.model.loaded import LoadedModel
+from offspec.model.recurrence.snapshots import OF_DRAFT
 from offspec.model.runner import TreeModel
 from offspec.model.skeleton import Skeleton
 
@@ -66,6 +67,7 @@ class _SomeLayers(TreeModel):
 
     def __init__(self, target: TreeModel, used: Sequence[int], rows: int) -> None:
         cache = _SomeRows(len(target.skeleton.rows.kept), rows, used)
+        cache.snapshots.most = OF_DRAFT
         super().__init__(_twins(target.skeleton, used), cache, chunk=target.chunk)
 
     def close(self) -> None:

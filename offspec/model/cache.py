@@ -126,6 +126,7 @@ class TreeCache(Cache):
         self.rows = [TreeCacheLayer(capacity, self._tables) for _ in range(layers)]
         super().__init__(layers=[*self.rows])
         self.length = 0
+        self._broken_off = False  # within a commit or a rewind, when states and positions may not agree
 
     @property
     def padding(self) -> int:
@@ -149,6 +150,7 @@ class TreeCache(Cache):
         Every other uncommitted row is dropped. Rows must be ascending, which a path down a tree is.
         """
         start = self.length + pending
+        self._broken_off = True
         self._commit_states(pending, nodes)
         if nodes and not self._tables:
             stores = [store for layer in self.rows for store in layer.stores]
@@ -156,6 +158,7 @@ class TreeCache(Cache):
         if nodes and self._tables:
             kv_compact(self._tables[0], start, [start + node for node in nodes])
         self.length = start + len(nodes)
+        self._broken_off = False
         for layer in self.rows:
             layer.cut(self.length)
 
@@ -181,14 +184,17 @@ class TreeCache(Cache):
         assert 0 <= length <= self.length
         for recurrence in self.recurrences.values():
             recurrence.drop()
-        if self.recurrences and length < self.length:
+        if self.recurrences and (length < self.length or self._broken_off):
+            self._broken_off = True
             snapshot = self.snapshots.nearest(length)
             length = snapshot.length if snapshot else 0
             for place, recurrence in self.recurrences.items():
-                recurrence.committed = snapshot.states[place].copy() if snapshot else Committed()
+                found = snapshot.states.get(place) if snapshot else None
+                recurrence.committed = found.copy() if found else Committed()
         for layer in self.rows:
             layer.cut(length)
         self.length = length
+        self._broken_off = False
         return length
 
     def adopt_states(self, other: "TreeCache") -> None:

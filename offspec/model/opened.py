@@ -19,10 +19,10 @@ from offspec_kernels.backend import choose_backend
 from offspec_kernels.tree_attention import scratch_bytes as tree_attention_scratch
 from offspec_kernels.tree_attention import warm_up as warm_up_attention
 
-_STATES = 2  # of a text: what is committed, and what the text in front of a pass makes of it
-_WIDENED = (
-    6  # times the bytes of rows that a scan takes: in float32, and once more while they are put together
-)
+# Sets of states of a text: committed, with the text in front of a pass, and a copy under way.
+_STATES = 3
+# Times the bytes of rows that a scan takes: in float32, and once more while they are put together.
+_WIDENED = 6
 _HEAD_VALUES = 4 << 20  # of a packed head, in a block that streams, even where layers unpack fewer at once
 
 

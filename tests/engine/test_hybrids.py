@@ -10,6 +10,7 @@ from offspec import SamplingParams
 from offspec.engine.engine import Engine
 from offspec.engine.request import RunningRequest
 from offspec.model import runner
+from offspec.model.cache import TreeCache
 from offspec_planners.placement import Placement, Tier
 from tests.support.products import some
 from tests.support.tiny_models import HYBRIDS, open_model, reference, tiny_engine, write_hybrid, write_model
@@ -167,6 +168,27 @@ def test_a_hybrid_drafts_for_another(hybrid: Written, other: Path) -> None:
     with tiny_engine(hybrid.folder, other, budget=16) as engine:
         for params, tokens in hybrid.says.items():
             assert engine.generate(PROMPT, params).token_ids == tokens
+
+
+@pytest.mark.parametrize("strike", [2, 5])
+def test_a_commit_that_is_broken_off(strike: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """States are ahead of keys and values then."""
+    folder = write_hybrid(tmp_path, "qwen3_5_text")
+    commit, calls = TreeCache._commit_states, list[int]()
+
+    def broken_off(cache: TreeCache, pending: int, nodes: Sequence[int]) -> None:
+        commit(cache, pending, nodes)
+        calls.append(pending)
+        if len(calls) == strike:
+            raise KeyboardInterrupt
+
+    with tiny_engine(folder, "none", budget=1) as engine, tiny_engine(folder, "none", budget=1) as other:
+        says = other.generate(PROMPT, PARAMS[0]).token_ids
+        with monkeypatch.context() as meanwhile, pytest.raises(KeyboardInterrupt):
+            meanwhile.setattr(TreeCache, "_commit_states", broken_off)
+            engine.generate(PROMPT, PARAMS[0])
+        prompt = [*PROMPT, *says[:8]]
+        assert engine.generate(prompt, PARAMS[0]).token_ids == anew(other, prompt, PARAMS[0])
 
 
 def test_a_hybrid_drafts_for_a_plain_model(other: Path, hostile: Path) -> None:

@@ -118,7 +118,7 @@ def test_the_exact_kernels_say_what_the_reference_says(trees: list[Shape], **dra
 
 
 @pytest.mark.interpreted
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @CASES
 def test_the_exact_kernels_in_more_cases(trees: list[Shape], **drawn: Any) -> None:

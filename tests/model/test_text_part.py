@@ -1,5 +1,6 @@
 """The language model in a model that sees: what is made, what is read, what is said of what lacks."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -171,3 +172,13 @@ def test_packed_text_of_a_model_that_sees(llava: Path, tmp_path: Path) -> None:
             found.append(model.tree_model.hidden(torch.tensor(range(9, 18)), context))
         model.close()
     assert torch.equal(*found)
+
+
+def test_a_whole_layer_that_is_missing_is_told(tmp_path: Path) -> None:
+    """And not looked for under the name of another, for ever."""
+    folder = write_model(tmp_path / "model", "llama")
+    config = json.loads((folder / "config.json").read_text())
+    config["num_hidden_layers"] += 1
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(MissingTensorError, match=r"lacks model\.layers\.3"):
+        open_model(folder)
