@@ -3,7 +3,7 @@
 Letters: T rows of the part, R rows that they may depend on, K taps of a convolution.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -22,21 +22,28 @@ class PartPaths:
         first: Of the R rows of the tree so far, the first of this part; 0 for text.
         parent: [R] the row before each; -1: the last of the text.
         order: The steps to the part's rows, those of their ancestors among them.
+        windows: What `window` found, for the next layer.
     """
 
     is_text: bool
     first: int
     parent: NDArray[np.int64]
     order: WalkOrder
+    windows: dict[tuple[int, torch.device], torch.Tensor] = field(default_factory=dict)
 
-    def window(self, taps: int) -> torch.Tensor:
+    def window(self, taps: int, device: torch.device) -> torch.Tensor:
         """[T, K]: which inputs each row of the part takes, where K - 1 of the text come before the R rows."""
+        if (taps, device) not in self.windows:
+            self.windows[taps, device] = torch.from_numpy(self._window(taps)).to(device)
+        return self.windows[taps, device]
+
+    def _window(self, taps: int) -> NDArray[np.int64]:
         window = np.empty((len(self.parent) - self.first, taps), np.int64)
         at = np.arange(self.first, len(self.parent))
         for tap in range(taps - 1, -1, -1):
             window[:, tap] = at + taps - 1
             at = np.where(at >= 0, self.parent[np.maximum(at, 0)], at - 1)
-        return torch.from_numpy(window)
+        return window
 
 
 def part_paths(context: TreeContext, start: int, end: int) -> PartPaths:

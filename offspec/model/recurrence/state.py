@@ -102,7 +102,7 @@ class Recurrence:
         else:
             self._inputs = _appended(self._inputs, rows, paths.first)
             inputs = self._behind_tail(self._inputs)
-        return tree_conv(inputs, paths.window(self._taps).to(rows.device), weight, bias)
+        return tree_conv(inputs, paths.window(self._taps, rows.device), weight, bias)
 
     def scan(
         self, rows: Rows, query: torch.Tensor, update: Callable[[Rows], Update], paths: PartPaths
