@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from offspec import CheckpointError, SamplingParams, UnsupportedModelError
 from offspec.model.probe.small_config import VOCABULARY, small_config, special_tokens
-from tests.support.tiny_models import reference, tiny_engine, write_config
+from tests.support.beside_generate import NOT_SAID, compare
 
-TOKENS = 16
 # Families whose own defaults do not make a model, and what they need.
 NEEDED: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 6},
@@ -38,29 +36,13 @@ def small(family: str) -> Any:
         return None
 
 
-def compare(family: str, folder: Path) -> str:
-    """ "same" where a tree says what transformers says, else why it is refused, or what it said."""
+def compare_family(family: str, folder: Path) -> str:
+    """As `compare` says it."""
     config = small(family)
     if config is None:
         return "no configuration"
     plain = [token for token in range(VOCABULARY) if token not in special_tokens(config.to_dict())]
-    prompt = plain[7:90:5]
-    try:
-        write_config(folder, config)
-    except Exception as error:
-        return f"no model: {error}"
-    try:
-        with tiny_engine(folder, folder, budget=24, context=64) as engine:
-            result = engine.generate(prompt, SamplingParams(max_tokens=TOKENS, ignore_eos=True))
-    except (UnsupportedModelError, CheckpointError) as error:
-        return f"refused: {error}"
-    try:
-        expected = reference(folder, prompt, TOKENS)
-    except Exception as error:  # of a family that transformers itself cannot ask with its cache
-        return f"no reference: {error}"
-    if list(result.token_ids) != expected:
-        return f"{list(result.token_ids)} instead of {expected}"
-    return "same" if result.tokens_per_pass > 1 else f"{result.tokens_per_pass} tokens a pass"
+    return compare(config, plain[7:90:5], folder)
 
 
 # A latent that is expanded, layers of two widths, layers without keys of their own, scales by position; and
@@ -75,15 +57,16 @@ ADMITTED = (
 
 @pytest.mark.parametrize("family", ADMITTED)
 def test_what_is_admitted_says_the_same(family: str, tmp_path: Path) -> None:
-    assert compare(family, tmp_path) == "same"
+    assert compare_family(family, tmp_path) == "same"
 
 
 @pytest.mark.slow
 def test_every_family(tmp_path: Path) -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    found = {family: compare(family, tmp_path / family) for family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
-    untold = ("same", "refused: ", "no model: ", "no configuration", "no reference: ")
-    wrong = {family: said for family, said in found.items() if not said.startswith(untold)}
+    found = {
+        family: compare_family(family, tmp_path / family) for family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    }
+    wrong = {family: said for family, said in found.items() if not said.startswith(("same", *NOT_SAID))}
     assert not wrong
     assert sum(said == "same" for said in found.values()) > 95
