@@ -5,6 +5,7 @@ import gc
 import inspect
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Generator
 
@@ -30,6 +31,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """What engines learn from tiny models is no business of the user's cache, nor what is said to them."""
     config.stash[_CACHE] = os.environ["OFFSPEC_CACHE"] = tempfile.mkdtemp(prefix="offspec-tests-")
     os.environ["OFFSPEC_DATA"] = os.path.join(config.stash[_CACHE], "data")
+    # A background job is started with these ignored, and so would be the programs that tests interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
