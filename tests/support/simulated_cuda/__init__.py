@@ -1,0 +1,1 @@
+"""A CUDA device in software, for tests of what a GPU would do with the project's code."""

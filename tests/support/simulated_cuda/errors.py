@@ -1,0 +1,5 @@
+"""What goes wrong on a simulated device."""
+
+
+class SimulatedCudaError(RuntimeError):
+    """What CUDA refuses or fails at."""

@@ -1,0 +1,181 @@
+"""The simulated machine: its devices, what each thread has selected, and what is counted."""
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from tests.support.simulated_cuda.callers import caller
+from tests.support.simulated_cuda.errors import SimulatedCudaError
+from tests.support.simulated_cuda.memory import Allocator, Block
+from tests.support.simulated_cuda.streams import Mark, Queue, Scheduler, Task
+
+if TYPE_CHECKING:
+    from tests.support.simulated_cuda.graphs import Recording
+
+
+@dataclass(slots=True)
+class Device:
+    """One device.
+
+    users: streams that use memory of others, by where it begins. kept: blocks that nobody owns, and how far
+    their users have to get before they are free.
+    """
+
+    index: int
+    allocator: Allocator
+    streams: list[Queue]
+    users: dict[int, set[Queue]] = field(default_factory=dict)
+    kept: list[tuple[Block, list[Mark]]] = field(default_factory=list)
+
+    def offset(self, storage: torch.UntypedStorage) -> int:
+        """Where memory begins, from the device's own beginning."""
+        return storage.data_ptr() - self.allocator.bytes.data_ptr()
+
+
+class Machine:
+    """Devices with `total` bytes each, and the policy by which their tasks run.
+
+    counts: launches and replays. waits: host synchronisations, by (cause, file:line). copied: bytes,
+    by direction. pinned: sizes of registered host memory, by address.
+    """
+
+    def __init__(self, policy: str = "eager", total: int = 2 << 30, devices: int = 2) -> None:
+        self.scheduler = Scheduler(policy)
+        poison = policy != "sizes"
+        self.devices = [
+            Device(index, Allocator(total, poison=poison), [self.scheduler.add(Queue(index, 0))])
+            for index in range(devices)
+        ]
+        self.counts: Counter[str] = Counter()
+        self.waits: Counter[tuple[str, str]] = Counter()
+        self.copied: Counter[str] = Counter()
+        self.pinned: dict[int, int] = {}
+        self.recordings: list[Recording] = []
+        self._selected = threading.local()
+        self._pools = 0
+
+    # What a thread has selected: a device, and a stream on each.
+
+    @property
+    def device(self) -> int:
+        return getattr(self._selected, "device", 0)
+
+    @device.setter
+    def device(self, index: int) -> None:
+        if not 0 <= index < len(self.devices):
+            raise SimulatedCudaError(f"CUDA error: invalid device ordinal {index}")
+        self._selected.device = index
+
+    def current_queue(self, device: int | None = None) -> Queue:
+        index = self.device if device is None else device
+        numbers: dict[int, int] = getattr(self._selected, "streams", {})
+        return self.devices[index].streams[numbers.get(index, 0)]
+
+    def select(self, queue: Queue) -> None:
+        """Make a stream current on its device, and that device current."""
+        self.device = queue.device
+        numbers: dict[int, int] = getattr(self._selected, "streams", {})
+        self._selected.streams = {**numbers, queue.device: queue.number}
+
+    def new_queue(self, device: int) -> Queue:
+        streams = self.devices[device].streams
+        streams.append(self.scheduler.add(Queue(device, len(streams))))
+        return streams[-1]
+
+    def new_pool(self) -> tuple[int, int]:
+        self._pools += 1
+        return 0, self._pools
+
+    # Tasks, and waiting for them.
+
+    def launch(
+        self, name: str, run: Callable[[], object], device: int | None = None, counted: int = 1
+    ) -> None:
+        """Submit a task to the current stream."""
+        self.counts["launches"] += counted
+        self.scheduler.submit(self.current_queue(device), Task(name, run))
+
+    def host_waits(self, cause: str, marks: Sequence[Mark] | None = None) -> None:
+        """The host waits for the device: for some marks, or all. Refused to who captures a graph."""
+        self.forbid_in_capture(cause)
+        self.waits[cause, caller()] += 1
+        if self.scheduler.policy == "sizes":
+            return
+        for mark in [queue.end for queue in self.scheduler.queues] if marks is None else marks:
+            self.scheduler.reach(mark)
+
+    def forbid_in_capture(self, cause: str) -> None:
+        for recording in self.recordings:
+            if recording.forbids():
+                recording.failed = True
+                raise SimulatedCudaError(f"operation not permitted when stream is capturing: {cause}")
+
+    @property
+    def syncs(self) -> int:
+        """How often the host has waited."""
+        return sum(self.waits.values())
+
+    def reset_counts(self) -> None:
+        for counter in (self.counts, self.waits, self.copied):
+            counter.clear()
+
+    # Memory.
+
+    def allocate(self, nbytes: int, device: int, written: bool = False) -> torch.UntypedStorage:
+        """Memory of the current stream, whose numbers are none until something writes them.
+
+        written: the next task of the stream writes all of it.
+        """
+        queue, of = self.current_queue(device), self.devices[device]
+        recording = queue.recording
+        with self.scheduler.lock:
+            self._free_kept(of)
+            block = of.allocator.take(nbytes, queue.number, recording.pool if recording else None)
+        start, end = block.start, block.start + nbytes
+        if not (written and self.scheduler.at_once(queue) and recording is None):
+            room = of.allocator.bytes[start:end]
+            self.scheduler.submit(queue, Task("poison", lambda: room.fill_(0xFF)))
+        view = memoryview(of.allocator.memory)[start:end]
+        weakref.finalize(view, self._give, of, block).atexit = False
+        return torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
+
+    def uses(self, storage: torch.UntypedStorage, device: int, queue: Queue) -> None:
+        """Memory is used by another stream than its own, and free only when that has got so far."""
+        of = self.devices[device]
+        of.users.setdefault(of.offset(storage), set()).add(queue)
+
+    def _give(self, device: Device, block: Block) -> None:
+        with self.scheduler.lock:
+            marks = [queue.end for queue in device.users.pop(block.start, ())]
+            device.kept.append((block, marks))
+            self._free_kept(device)
+
+    def _free_kept(self, device: Device) -> None:
+        kept, device.kept = device.kept, []
+        for block, marks in kept:
+            if all(mark.queue.done >= mark.tasks for mark in marks):
+                device.allocator.give(block)
+            else:
+                device.kept.append((block, marks))
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        start = tensor.data_ptr()
+        end = start + tensor.numel() * tensor.element_size()
+        return any(first <= start and end <= first + size for first, size in self.pinned.items())
+
+
+_installed: list[Machine] = []
+
+
+def machine() -> Machine:
+    """The machine that is installed in this process."""
+    return _installed[0]
+
+
+def install(new: Machine) -> None:
+    _installed.append(new)

@@ -1,0 +1,40 @@
+"""pytest -p tests.support.simulated_cuda.plugin --simulated-cuda=POLICY: tests marked `gpu` have a device."""
+
+import os
+
+import pytest
+
+# One thread, and kernels in Python, before anything imports torch and triton.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("simulated CUDA")
+    group.addoption(
+        "--simulated-cuda", metavar="POLICY", help="eager, late, late-copies, late-compute, random:SEED"
+    )
+    group.addoption(
+        "--simulated-cuda-waits", type=int, default=0, metavar="N", help="lines that wait most often"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    policy = config.getoption("--simulated-cuda")
+    if policy:
+        from tests.support.simulated_cuda.install import install_machine
+        from tests.support.simulated_cuda.kernels import install_kernels
+
+        install_machine(policy, total=4 << 30)
+        install_kernels()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if not config.getoption("--simulated-cuda"):
+        return
+    from tests.support.simulated_cuda.machine import machine
+
+    of = machine()
+    terminalreporter.write_line(f"simulated: {dict(of.counts)}, copied {dict(of.copied)}, {of.syncs} waits")
+    for (cause, line), count in of.waits.most_common(config.getoption("--simulated-cuda-waits")):
+        terminalreporter.write_line(f"{count:8d} {cause} in {line}")

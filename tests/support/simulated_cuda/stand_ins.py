@@ -1,0 +1,59 @@
+"""What offspec's launchers of Triton kernels do, on the host; arguments and results are theirs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from offspec_kernels.dequant import dequantise as dequantise_on
+from offspec_kernels.dequant.format import Format, Shape
+from offspec_kernels.gumbel_argmax import eager as gumbel_eager
+from offspec_kernels.gumbel_argmax.rows import Picks, Work
+from offspec_kernels.kv_compact import eager as compact_eager
+from offspec_kernels.kv_compact.table import KVTable
+from offspec_kernels.row_linear import reference as linear_reference
+from offspec_kernels.topk_children import TopChildren, topk_children
+from offspec_kernels.tree_attention import eager as attention_eager
+from offspec_kernels.tree_conv import native as conv_native
+from offspec_kernels.tree_scan import native as scan_native
+
+
+def attend(*args: Any) -> None:
+    fast: Any = attention_eager.attend
+    fast(*args, exact=False)
+
+
+def attend_exactly(*args: Any, chosen: Tensor | None = None) -> None:
+    exact: Any = attention_eager.attend
+    exact(*args, chosen=chosen)
+
+
+def row_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """By way of float64, in which a row's neighbours do not show."""
+    return linear_reference.row_linear(rows, weight, bias)
+
+
+def tree_scan(*args: Any) -> None:
+    scan_native.tree_scan(*args)
+
+
+def tree_conv(inputs: Tensor, window: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return conv_native.tree_conv(inputs, window, weight, bias)
+
+
+def children(
+    logits: Tensor, count: int, seed: int | None, positions: Sequence[int] | Tensor | None, tau: float
+) -> TopChildren:
+    return topk_children(logits, count, seed=seed, positions=positions, tau=tau, path="eager")
+
+
+def pick(work: Work) -> Picks:
+    return gumbel_eager.pick(work._replace(noise=None))  # the kernel makes its own, too
+
+
+def move(table: KVTable, start: int, rows: Sequence[int]) -> None:
+    compact_eager.move(table, start, rows)
+
+
+def dequantise(format: Format, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
+    dequantise_on(format, parts, shape, out.view(-1), path="eager")

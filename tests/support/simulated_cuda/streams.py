@@ -1,0 +1,132 @@
+"""Streams, events, and when their tasks run.
+
+Everything that a device does is a task in the queue of a stream. The policy says whether a task runs as soon
+as it is submitted, or not before somebody waits for it: both are allowed on a device, and a program that is
+right must not tell them apart.
+"""
+
+import random
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from tests.support.simulated_cuda.errors import SimulatedCudaError
+
+if TYPE_CHECKING:
+    from tests.support.simulated_cuda.graphs import Recording
+
+POLICIES = ("eager", "late", "late-copies", "late-compute", "random:SEED", "sizes")
+
+
+class Mark(NamedTuple):
+    """A point in a queue: behind its first `tasks`."""
+
+    queue: "Queue"
+    tasks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """run: what is done; None for a mere wait. after: what must have been done in another stream before."""
+
+    name: str
+    run: Callable[[], object] | None
+    after: Mark | None = None
+
+
+class Queue:
+    """The tasks of one stream, `number` 0 being the device's default one."""
+
+    def __init__(self, device: int, number: int) -> None:
+        self.device, self.number = device, number
+        self.waiting: deque[Task] = deque()
+        self.submitted = self.done = 0
+        self.recording: Recording | None = None  # into which tasks go while a graph is captured
+
+    @property
+    def end(self) -> Mark:
+        return Mark(self, self.submitted)
+
+
+class Scheduler:
+    """All queues of a machine, and the policy.
+
+    policy: one of POLICIES. "late-copies" delays all streams but the default ones, and "late-compute" those;
+    "random" runs some tasks of some stream at each submission; "sizes" runs none, ever.
+    """
+
+    def __init__(self, policy: str) -> None:
+        name, _, seed = policy.partition(":")
+        if name not in {known.partition(":")[0] for known in POLICIES}:
+            raise ValueError(f"the policy must be one of {', '.join(POLICIES)}, not {policy}")
+        self.policy = name
+        self.lock = threading.RLock()
+        self.queues: list[Queue] = []
+        self._running = False
+        self._random = random.Random(seed)
+
+    def add(self, queue: Queue) -> Queue:
+        with self.lock:
+            self.queues.append(queue)
+        return queue
+
+    def submit(self, queue: Queue, task: Task) -> None:
+        with self.lock:
+            if self.policy == "sizes":
+                return
+            if queue.recording is not None:
+                queue.recording.tasks.append(task)
+                return
+            queue.waiting.append(task)
+            queue.submitted += 1
+            if self.policy == "random":
+                for some in self._random.choices(self.queues, k=self._random.randrange(3)):
+                    self.reach(Mark(some, some.done + self._random.randint(0, len(some.waiting))))
+            elif self.at_once(queue):
+                self.reach(queue.end)
+
+    def at_once(self, queue: Queue) -> bool:
+        """Whether its tasks run as soon as they are submitted."""
+        match self.policy:
+            case "eager":
+                return True
+            case "late-copies":
+                return queue.number == 0
+            case "late-compute":
+                return queue.number != 0
+        return False
+
+    def reach(self, mark: Mark) -> None:
+        """Run what a mark stands for, and what that waits for."""
+        if mark.queue.done >= mark.tasks:
+            return
+        with self.lock:
+            if self._running:
+                self._run(mark)
+                return
+            self._running = True
+            try:
+                # Whatever the thread that waits has set: a default device, an inference mode or none.
+                with torch._C.DisableTorchFunction(), torch.inference_mode():
+                    self._run(mark)
+            finally:
+                self._running = False
+
+    def _run(self, mark: Mark) -> None:
+        queue = mark.queue
+        while queue.done < mark.tasks:
+            task = queue.waiting.popleft()
+            queue.done += 1
+            if task.after is not None:
+                self._run(task.after)
+            if task.run is None:
+                continue
+            try:
+                task.run()
+            except Exception as error:
+                place = f"stream {queue.number} of cuda:{queue.device}"
+                raise SimulatedCudaError(f"{task.name} failed in {place}: {error!r}") from error

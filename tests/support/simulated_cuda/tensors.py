@@ -1,0 +1,112 @@
+"""Tensors of a simulated device."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.support.simulated_cuda.machine import machine
+
+_DEVICES = [torch.device("cuda", index) for index in range(8)]
+
+
+class DeviceTensor(Tensor):
+    """A tensor that says it is on cuda:`index`. `host` is the same memory, as who plays the device sees it.
+
+    Only operations reach its numbers; they become tasks (`operations`).
+    """
+
+    host: Tensor
+    index: int  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, host: Tensor, index: int) -> "DeviceTensor":
+        made: DeviceTensor = Tensor._make_subclass(
+            cls, host, False, dispatch_device=True, device_for_backend_keys=torch.device("cuda", index)
+        )
+        made.host, made.index = host, index
+        return made
+
+    def __init__(self, host: Tensor, index: int) -> None:
+        pass  # all is done above: torch's own takes no arguments
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        from tests.support.simulated_cuda.operations import dispatch
+
+        with torch._C.DisableTorchFunction():  # what the caller has in place is not for this
+            return dispatch(func, args, kwargs or {})
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return _DEVICES[self.index]
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if force:
+            return self.cpu().numpy()
+        raise TypeError("can't convert cuda device type tensor to numpy. Use Tensor.cpu() first")
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.numpy()
+
+    def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
+        return f"{self.cpu()!r} on cuda:{self.index}"
+
+    def record_stream(self, stream: Any) -> None:
+        machine().uses(self.host.untyped_storage(), self.index, stream.queue)
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """Where a tensor lies, as a kernel is told: it neither keeps the memory nor what is in it."""
+
+    device: int
+    start: int  # bytes from the beginning of the device's memory
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: DeviceTensor) -> "Operand":
+        host, device = tensor.host, machine().devices[tensor.index]
+        start = device.offset(host.untyped_storage()) + host.storage_offset() * host.itemsize
+        return cls(tensor.index, start if host.numel() else 0, tuple(host.shape), host.stride(), host.dtype)
+
+    def tensor(self, *, alone: bool = False) -> Tensor:
+        """What is there now; alone: with a storage that holds nothing else."""
+        allocator = machine().devices[self.device].allocator
+        if not alone:
+            every = allocator.bytes.view(self.dtype)
+            return every.as_strided(self.size, self.stride, self.start // self.dtype.itemsize)
+        if 0 in self.size:
+            return torch.empty(self.size, dtype=self.dtype)
+        count = extent(self.size, self.stride)
+        flat = torch.frombuffer(allocator.memory, dtype=self.dtype, count=count, offset=self.start)
+        return flat.as_strided(self.size, self.stride)
+
+
+def extent(size: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements from the first to the last."""
+    return 0 if 0 in size else 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+
+
+def new_tensor(
+    size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: int, written: bool = False
+) -> DeviceTensor:
+    """A tensor in memory of the current stream, whose numbers are none; written: by the next task."""
+    with torch._C.DisableTorchFunction():
+        count = extent(size, stride)
+        if not count:
+            return DeviceTensor(torch.empty_strided(size, stride, dtype=dtype, device="cpu"), device)
+        storage = machine().allocate(count * dtype.itemsize, device, written)
+        empty = torch.empty(0, dtype=dtype, device="cpu")
+        return DeviceTensor(empty.set_(storage, 0, tuple(size), tuple(stride)), device)
