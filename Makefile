@@ -3,6 +3,7 @@
 # make chat    a conversation with that model, in the terminal
 # make test    the tests, without the products of settings that are marked exhaustive
 # make test-all  with them, which is what CI runs
+# make test-gpu  those marked gpu alone, on the GPU, or on a simulated one; ARGS narrows them
 # make check   what CI runs: lint, format, types, floors, docs, tests
 # make docs    renew docs/cli.md and the pictures in docs/images
 # make format  let ruff rewrite what it can
@@ -28,7 +29,20 @@ TESTS := $(PYTEST) $(ARGS)
 endif
 ALL_TESTS := $(TESTS) -m 'not slow'
 
-.PHONY: env demo chat test test-all check docs format clean
+# Tests marked gpu have a process of their own where there is no GPU: a simulated one reaches far into torch.
+# Two processes, each with a policy, run all of them side by side.
+ifneq ($(wildcard /dev/nvidiactl),)
+GPU_TESTS := $(PYTEST) $(ARGS)
+else
+SIMULATED := -p tests.support.simulated_cuda.plugin --simulated-cuda=late-copies,late-compute
+GPU_TESTS := $(PYTEST) -n 2 --dist each $(SIMULATED) $(ARGS)
+ifeq ($(strip $(ARGS)),)
+AND_GPU = $(GPU_TESTS) -m 'gpu and not slow and not exhaustive'
+AND_ALL_GPU = $(GPU_TESTS) -m 'gpu and not slow'
+endif
+endif
+
+.PHONY: env demo chat test test-all test-gpu check docs format clean
 
 env: $(INSTALLED)
 
@@ -53,9 +67,14 @@ chat: env
 
 test: env
 	$(TESTS)
+	$(AND_GPU)
 
 test-all: env
 	$(ALL_TESTS)
+	$(AND_ALL_GPU)
+
+test-gpu: env
+	$(GPU_TESTS) -m 'gpu and not slow and not exhaustive'
 
 check: env
 	$(BIN)/ruff check .
@@ -65,6 +84,7 @@ check: env
 	$(BIN)/python docs/make_cli.py --check
 	$(BIN)/python docs/screenshots.py --check
 	$(ALL_TESTS)
+	$(AND_ALL_GPU)
 
 docs: env
 	$(BIN)/python docs/make_cli.py

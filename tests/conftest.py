@@ -69,6 +69,14 @@ def _freeze() -> None:
     gc.freeze()
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> object:
+    """A torch.device: a test that asks for it runs on the CPU, and once more where there is a CUDA device."""
+    import torch
+
+    return torch.device(request.param)
+
+
 def _is_interpreted(item: pytest.Item) -> bool:
     """Whether it runs kernels in Python: by its marker, or because its path is the triton one."""
     drawn = getattr(item, "callspec", None)
@@ -91,4 +99,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     if not torch.cuda.is_available():
         for item in marked:
-            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+            item.add_marker(pytest.mark.skip(reason="no CUDA device; on a simulated one: make test-gpu"))

@@ -18,13 +18,16 @@ from tests.support.tiny_models import VOCABULARY, load_all, open_model, referenc
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
 
 
+_CPU = torch.device("cpu")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("engine") / "target", num_hidden_layers=LAYERS)
 
 
-def _loaded(head: Head, folder: Path, place: Path) -> StateDrafter:
-    model = open_model(folder)
+def _loaded(head: Head, folder: Path, place: Path, device: torch.device = _CPU) -> StateDrafter:
+    model = open_model(folder, device=device)
     load_all(model, 16)
     parts = TargetParts(model)
     drafter = open_head(write_head(place, head), parts).load(parts, 64)
@@ -44,11 +47,13 @@ def _states(head: Head, folder: Path, ids: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
-def test_states_are_the_targets_and_answers_its_own(kind: str, folder: Path, tmp_path: Path) -> None:
+def test_states_are_the_targets_and_answers_its_own(
+    kind: str, folder: Path, device: torch.device, tmp_path: Path
+) -> None:
     head = make_head(kind)
-    drafter = _loaded(head, folder, tmp_path / "head")
+    drafter = _loaded(head, folder, tmp_path / "head", device)
     greedy = SamplingParams(temperature=0.0, max_tokens=12)
-    with tiny_engine(folder, "none", budget=12, width=4, more={"head": drafter}) as engine:
+    with tiny_engine(folder, "none", budget=12, width=4, more={"head": drafter}, device=device) as engine:
         for prompt in (PROMPT, [*PROMPT[:6], 70, 71]):  # the next begins as the last did
             said = engine.generate(prompt, greedy).token_ids
             assert list(said) == reference(folder, prompt, 12)
@@ -57,7 +62,7 @@ def test_states_are_the_targets_and_answers_its_own(kind: str, folder: Path, tmp
             assert drafter._known.start == 0 and len(known) > len(prompt)
             assert drafter._layer.cache.length > len(prompt), "it was asked"
             wanted = _states(head, folder, ids)[: len(known)]
-            torch.testing.assert_close(known, wanted, rtol=1e-3, atol=1e-3)
+            torch.testing.assert_close(known.cpu(), wanted, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -72,17 +72,17 @@ def mlp(ids: list[int], states: torch.Tensor) -> Tensors:
 
 @pytest.mark.parametrize("kind", ["medusa", "mlp_speculator"])
 def test_heads_that_know_the_answer(
-    kind: str, folder: Path, learnt: tuple[list[int], torch.Tensor], tmp_path: Path
+    kind: str, folder: Path, learnt: tuple[list[int], torch.Tensor], device: torch.device, tmp_path: Path
 ) -> None:
     write = medusa if kind == "medusa" else mlp
     config = None if kind == "medusa" else mlp_config(stages=DEPTH)
     head = open_head(str(write_head(tmp_path, config, write(*learnt))), target_shape(), unheard)
     assert head is not None and head.kind == kind
-    model = open_model(folder)
+    model = open_model(folder, device=device)
     load_all(model, 16)
     drafter = head.load(TargetParts(model), 64)
     greedy = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
-    with tiny_engine(folder, "none", budget=12, width=4, more={kind: drafter}) as engine:
+    with tiny_engine(folder, "none", budget=12, width=4, more={kind: drafter}, device=device) as engine:
         found = engine.generate(PROMPT, greedy)
         assert [*PROMPT, *found.token_ids] == learnt[0]
         assert found.passes == PASSES

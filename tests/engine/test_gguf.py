@@ -78,7 +78,9 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("family", some(FAMILIES, "llama", "gemma3"))
-def test_the_tokens_of_the_same_weights_stored_whole(tmp_path: Path, family: str) -> None:
+def test_the_tokens_of_the_same_weights_stored_whole(
+    tmp_path: Path, family: str, device: torch.device
+) -> None:
     """With a draft and without, streamed and in memory, greedy and sampled."""
     file = tmp_path / "tiny.gguf"
     kind = KIND[FAMILIES[family]]
@@ -89,7 +91,7 @@ def test_the_tokens_of_the_same_weights_stored_whole(tmp_path: Path, family: str
     assert len(set(expected.values())) == 2
     resident: tuple[int, ...]
     for draft, budget, resident in (("none", 1, ()), ("auto", 16, ()), (str(whole), 16, (0, 2))):
-        with tiny_engine(file, draft, budget=budget, resident=resident) as engine:
+        with tiny_engine(file, draft, budget=budget, resident=resident, device=device) as engine:
             for temperature, tokens in expected.items():
                 result = engine.generate(PROMPT, sampling(temperature, 16))
                 assert result.token_ids == tokens, (draft, temperature)

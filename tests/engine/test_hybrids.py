@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from offspec import SamplingParams
 from offspec.engine.engine import Engine
@@ -96,13 +97,16 @@ def test_tokens_do_not_depend_on_the_guesses(hybrid: Written, hostile: Path) -> 
                 assert result.tokens_per_pass >= least, (draft, budget, params)
 
 
-@with_hybrids("mamba")
-def test_chunks_and_layers_on_disk(hybrid: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+@with_hybrids("mamba", "qwen3_next")
+def test_chunks_and_layers_on_disk(
+    hybrid: Written, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The state goes from part to part, of the prompt and of a tree, while layers come and go."""
     monkeypatch.setattr(runner, "CHUNK", 12)
     layers = len(open_model(hybrid.folder).layers)
     tiers = tuple((Tier.DISK, Tier.HOST, Tier.DEVICE)[layer % 3] for layer in range(layers))
-    with tiny_engine(hybrid.folder, hybrid.folder, placement=Placement(tiers, 2, 2, Tier.DISK)) as engine:
+    placement = Placement(tiers, 2, 2, Tier.DISK)
+    with tiny_engine(hybrid.folder, hybrid.folder, placement=placement, device=device) as engine:
         for params, tokens in hybrid.says.items():
             result = engine.generate(PROMPT, params)
             assert result.token_ids == tokens, params

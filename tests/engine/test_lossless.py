@@ -161,11 +161,11 @@ def test_any_budget_and_width(
 
 
 def test_lean_drafts_and_others_are_believed_alike(
-    models: tuple[Path, Path, Path], expected: dict[float, tuple[int, ...]]
+    models: tuple[Path, Path, Path], expected: dict[float, tuple[int, ...]], device: torch.device
 ) -> None:
     passes = []
     for lean in (True, False):
-        with tiny_engine(models[0], models[1], lean=lean) as engine:
+        with tiny_engine(models[0], models[1], lean=lean, device=device) as engine:
             results = [engine.generate(PROMPT, _sampling(temperature)) for temperature in expected]
         assert [result.token_ids for result in results] == list(expected.values())
         passes.append([result.passes for result in results])

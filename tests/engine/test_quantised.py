@@ -204,7 +204,9 @@ def test_tokens_do_not_depend_on_the_guesses(world: World) -> None:
 
 @pytest.mark.parametrize("name", some(["gptq", "compressed int4", "fp8"], "gptq"))
 @pytest.mark.parametrize(("family", "which"), [("qwen3_moe", ".experts."), ("llama", "lm_head")])
-def test_packed_experts_and_heads(family: str, which: str, name: str, tmp_path: Path) -> None:
+def test_packed_experts_and_heads(
+    family: str, which: str, name: str, device: torch.device, tmp_path: Path
+) -> None:
     """Experts that become one parameter, and a head, against the same values stored whole."""
     dense, packed = tmp_path / "dense", tmp_path / "packed"
     write_model(dense, family, hidden_size=64, moe_intermediate_size=64, tie_word_embeddings=False)
@@ -216,7 +218,7 @@ def test_packed_experts_and_heads(family: str, which: str, name: str, tmp_path: 
     with tiny_engine(dense, "none", budget=1) as engine:
         expected = engine.generate(PROMPT, params).token_ids
     for draft in ("none", "auto"):
-        with tiny_engine(packed, draft, budget=16) as engine:
+        with tiny_engine(packed, draft, budget=16, device=device) as engine:
             assert engine.generate(PROMPT, params).token_ids == expected
 
 

@@ -23,6 +23,7 @@ from offspec_planners.measure import (
     memory_bandwidth,
     read_bandwidth,
 )
+from tests.support.simulated_cuda import is_simulated
 
 
 @pytest.fixture
@@ -149,6 +150,7 @@ def test_torch_is_loaded_when_something_is_measured_and_not_before() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(is_simulated(), reason="a simulated device has no clock")
 def test_a_device_is_measured_with_its_link(files: list[Path]) -> None:
     found = measure(files, "cuda")
     assert found.link is not None and found.link.value > 1e9

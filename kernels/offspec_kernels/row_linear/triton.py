@@ -59,10 +59,11 @@ def row_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if count == 0 or width == 0:
         return out
     grid = (triton.cdiv(width, _WIDTH), triton.cdiv(count, _ROWS))
-    _row_linear[grid](
-        rows, weight, out if bias is None else bias.contiguous(), out, count, width, columns,
-        rows.stride(0), weight.stride(0), weight.stride(1),
-        BIASED=bias is not None, ROWS=_ROWS, WIDTH=_WIDTH, COLUMNS=_COLUMNS,
-        INTERPRETED=interprets(), num_warps=4, num_stages=3,
-    )  # fmt: skip
+    with torch.cuda.device_of(rows):
+        _row_linear[grid](
+            rows, weight, out if bias is None else bias.contiguous(), out, count, width, columns,
+            rows.stride(0), weight.stride(0), weight.stride(1),
+            BIASED=bias is not None, ROWS=_ROWS, WIDTH=_WIDTH, COLUMNS=_COLUMNS,
+            INTERPRETED=interprets(), num_warps=4, num_stages=3,
+        )  # fmt: skip
     return out

@@ -18,6 +18,7 @@ from bench.kernels.clock import Rates, peak_scratch, time_in_turns
 from bench.kernels.wanted import CASES, WANTED, Wanted, speedups
 from offspec_kernels.tree_attention import tree_attention
 from tests.support.bench_runs import RunBench
+from tests.support.simulated_cuda import is_simulated
 
 CPU = torch.device("cpu")
 RATES = Rates({"float32": 1e12, "bfloat16": 2e12}, 1e9)
@@ -170,6 +171,7 @@ def test_a_path_is_scattered_over_its_tree() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(is_simulated(), reason="a simulated device has no clock")
 @pytest.mark.usefixtures("quick")
 def test_every_operation_is_measured_on_a_gpu(run_bench: RunBench) -> None:
     ran = run_bench(kernels.main, "--seconds", "0", "--device", "cuda", "--shapes", *TINY)

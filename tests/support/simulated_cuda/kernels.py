@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 from torch import Tensor
@@ -22,6 +24,7 @@ _inside = threading.local()
 
 def install_kernels() -> None:
     """From now on launchers given tensors of a simulated device take the path for CPUs."""
+    from offspec_kernels import dequant
     from offspec_kernels.dequant.format import Format
     from offspec_kernels.gumbel_argmax import triton as gumbel
     from offspec_kernels.kv_compact import triton as compact
@@ -44,6 +47,8 @@ def install_kernels() -> None:
         (compact, "move", stand_ins.move),
     ):
         setattr(module, name, _through(getattr(module, name), twin))
+    for family in iter_modules(dequant.__path__):
+        import_module(f"{dequant.__name__}.{family.name}")
     for format in _formats(Format):
         if "triton" in vars(format):
             format.triton = _through(format.triton, stand_ins.dequantise)
@@ -112,7 +117,8 @@ def _intercept_launches() -> None:
             counted[0] += 1
             return
         some, named = _mapped((args, kwargs), _place)
-        machine().launch(name, lambda: interpret(self, *_mapped(some, _alone), **_mapped(named, _alone)))
+        # As it is called by then: others may have replaced it, too.
+        machine().launch(name, lambda: self(*_mapped(some, _alone), **_mapped(named, _alone)))
 
     interpreter.GridExecutor.__call__ = call
 

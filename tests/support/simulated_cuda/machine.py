@@ -115,6 +115,11 @@ class Machine:
                 recording.failed = True
                 raise SimulatedCudaError(f"operation not permitted when stream is capturing: {cause}")
 
+    def settle(self) -> None:
+        """Run whatever waits, without counting it."""
+        for queue in tuple(self.scheduler.queues):
+            self.scheduler.reach(queue.end)
+
     @property
     def syncs(self) -> int:
         """How often the host has waited."""
@@ -179,3 +184,7 @@ def machine() -> Machine:
 
 def install(new: Machine) -> None:
     _installed.append(new)
+
+
+def is_installed() -> bool:
+    return bool(_installed)

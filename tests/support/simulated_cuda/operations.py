@@ -15,6 +15,7 @@ from tests.support.simulated_cuda.machine import machine
 from tests.support.simulated_cuda.tensors import DeviceTensor, Operand, new_tensor
 
 aten, prim = torch.ops.aten, torch.ops.prim
+_HOST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _INDEXED = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
 
 
@@ -59,18 +60,27 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if kind.view:
         index = args[0].index
         return _mapped(func(args[0].host, *args[1:], **kwargs), lambda of: DeviceTensor(of, index))
+    if kind.reshapes:
+        return _reshaped(func, *args)
     index = _device_of(func, args, kwargs)
     if func in _INDEXED:
         args = _indices_moved(args, index)
     if not kind.writes:
         return _computed(func, args, kwargs, index)
-    if kind.reshapes:
-        raise SimulatedCudaError(f"{func} is not simulated: it changes the shape of a tensor in place")
     _wait_for_masks(func, args)
     _launch(func, args, kwargs, index)
     written = [args[place] if place < len(args) else kwargs[name] for place, name in kind.writes]
     count = len(func._schema.returns)
     return None if count == 0 else written[0] if count == 1 else tuple(written[:count])
+
+
+def _reshaped(func: Any, tensor: DeviceTensor, *args: Any) -> DeviceTensor:
+    """A shape that changes in place, of the tensor and of what the host sees of it."""
+    func(tensor.host, *args)
+    host = tensor.host
+    place = host.shape, host.stride(), host.storage_offset()
+    aten.as_strided_.default.redispatch(_HOST_KEYS, tensor, *place)
+    return tensor
 
 
 def _computed(func: Any, args: Sequence[Any], kwargs: dict[str, Any], index: int) -> Any:

@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+from tests.support.simulated_cuda import is_simulated
+
 # One thread, and kernels in Python, before anything imports torch and triton.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["TRITON_INTERPRET"] = "1"
@@ -12,25 +14,35 @@ os.environ["TRITON_INTERPRET"] = "1"
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("simulated CUDA")
     group.addoption(
-        "--simulated-cuda", metavar="POLICY", help="eager, late, late-copies, late-compute, random:SEED"
+        "--simulated-cuda",
+        metavar="POLICY",
+        help="eager, late, late-copies, late-compute, random:SEED; several: one for each process of -n",
     )
     group.addoption(
-        "--simulated-cuda-waits", type=int, default=0, metavar="N", help="lines that wait most often"
+        "--simulated-cuda-waits",
+        type=int,
+        default=0,
+        metavar="N",
+        help="show the N lines that wait for the device most often",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    policy = config.getoption("--simulated-cuda")
-    if policy:
-        from tests.support.simulated_cuda.install import install_machine
-        from tests.support.simulated_cuda.kernels import install_kernels
+    policies = config.getoption("--simulated-cuda")
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if not policies or (worker is None and config.getoption("numprocesses", None)):
+        return  # in a process that only hands out tests, too
 
-        install_machine(policy, total=4 << 30)
-        install_kernels()
+    from tests.support.simulated_cuda.install import install_machine
+    from tests.support.simulated_cuda.kernels import install_kernels
+
+    names = policies.split(",")
+    install_machine(names[int((worker or "gw0").removeprefix("gw")) % len(names)], total=4 << 30)
+    install_kernels()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if not config.getoption("--simulated-cuda"):
+    if not is_simulated():
         return
     from tests.support.simulated_cuda.machine import machine
 

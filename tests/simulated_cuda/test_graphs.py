@@ -1,0 +1,74 @@
+"""Graphs: what was captured runs again, on what lies there by then."""
+
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.gpu
+
+
+def test_a_replay_reads_and_writes_where_the_capture_did(late: Any) -> None:
+    given = torch.zeros(3, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = (given + 1) * 2
+    for value in (5.0, 7.0):
+        given.fill_(value)
+        graph.replay()
+        assert found.tolist() == [2 * value + 2] * 3
+    assert late.counts["replays"] == 2
+
+
+def test_nothing_runs_while_a_graph_is_captured(late: Any) -> None:
+    given = torch.zeros(3, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        given += 1
+    assert given.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("what", ["item", "upload", "wait"])
+def test_what_waits_cannot_be_captured(late: Any, what: str) -> None:
+    given, graph = torch.zeros(3, device="cuda"), torch.cuda.CUDAGraph()
+    with (
+        pytest.raises(RuntimeError, match="previous error during capture"),
+        torch.cuda.graph(graph),
+        pytest.raises(RuntimeError, match="not permitted when stream is capturing"),
+    ):
+        if what == "item":
+            given.sum().item()
+        elif what == "upload":
+            torch.ones(3).to("cuda")
+        else:
+            torch.cuda.synchronize()
+    # torch leaves the stream of the capture selected: whoever catches must set it back
+    torch.cuda.set_stream(torch.cuda.default_stream())
+
+
+def test_a_capture_does_not_see_work_outside_of_it(late: Any) -> None:
+    aside, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    outside = torch.cuda.current_stream().record_event()
+    with (
+        pytest.raises(RuntimeError, match="previous error"),
+        torch.cuda.graph(graph, stream=aside),
+        pytest.raises(RuntimeError, match="uncaptured work"),
+    ):
+        aside.wait_event(outside)
+    torch.cuda.set_stream(torch.cuda.default_stream())
+
+
+def test_the_default_stream_cannot_be_captured(late: Any) -> None:
+    with pytest.raises(RuntimeError, match="non-default stream"):
+        torch.cuda.CUDAGraph().capture_begin()
+
+
+def test_a_graph_s_memory_stays_its_own(late: Any) -> None:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        between = torch.full((1000,), 3.0, device="cuda")
+        found = between + 1
+        del between
+    others = [torch.zeros(1000, device="cuda") for _ in range(50)]
+    graph.replay()
+    assert found.sum().item() == 4000 and all(other.sum().item() == 0 for other in others)

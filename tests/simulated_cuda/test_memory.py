@@ -1,0 +1,100 @@
+"""The model of torch's caching allocator, which needs no device."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from tests.support.simulated_cuda.memory import Allocator, Block
+
+MB = 1 << 20
+
+
+def allocator(expandable: bool = False, total: int = 100 * MB) -> Allocator:
+    return Allocator(total, expandable=expandable, poison=False)
+
+
+def test_small_blocks_share_two_megabytes_and_medium_ones_twenty() -> None:
+    memory = allocator()
+    memory.take(1000, 0)
+    memory.take(MB, 0)
+    assert (memory.now.asked, memory.now.allocated, memory.now.reserved) == (MB + 1000, MB + 1024, 2 * MB)
+    memory.take(MB + 1, 0)
+    assert memory.now.reserved == 22 * MB
+    memory.take(11 * MB, 0)
+    assert memory.now.reserved == 22 * MB, "there is room in the segment of twenty"
+    memory.take(15 * MB + 1, 0)
+    assert memory.now.reserved == 38 * MB, "a segment of its own, in steps of two"
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_free_neighbours_become_one_block(expandable: bool) -> None:
+    memory = allocator(expandable)
+    first, second, third = (memory.take(3 * MB, 0) for _ in range(3))
+    held = memory.now.reserved
+    memory.give(first)
+    memory.give(second)
+    assert memory.take(6 * MB, 0).start == first.start and memory.now.reserved == held
+    assert third.used
+
+
+def test_streams_and_pools_share_nothing() -> None:
+    memory = allocator()
+    memory.give(memory.take(1000, 0))
+    starts = {memory.take(1000, stream, pool).start for stream, pool in ((0, None), (1, None), (0, "graph"))}
+    assert len(starts) == 3 and memory.now.reserved == 6 * MB
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_the_limit_is_enforced_once_the_cache_is_empty(expandable: bool) -> None:
+    memory = allocator(expandable)
+    kept = memory.take(40 * MB, 0)
+    memory.give(memory.take(40 * MB, 1))
+    assert memory.now.reserved == 80 * MB
+    memory.take(60 * MB, 0)
+    assert memory.now.reserved == 100 * MB and kept.used, "the other stream's block was given back"
+    with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+        memory.take(2 * MB, 0)
+
+
+def test_expandable_segments_grow_where_others_leave_a_gap() -> None:
+    """Blocks that each take a little more than the last: no old one fits, and none can be given back."""
+    reserved = []
+    for expandable in (False, True):
+        memory, last = allocator(expandable, 1000 * MB), None
+        for size in range(30, 60, 2):
+            block: Block = memory.take(size * MB, 0)
+            if last is not None:
+                memory.give(last)
+            last = block
+        reserved.append(memory.now.reserved)
+    assert reserved[1] <= 200 * MB < reserved[0]
+
+
+def test_the_pool_of_a_live_graph_is_not_given_back() -> None:
+    memory = allocator()
+    memory.pools["graph"] = 1
+    memory.give(memory.take(1000, 1, "graph"))
+    memory.release()
+    assert memory.now.reserved == 2 * MB
+    memory.pools["graph"] = 0
+    memory.release()
+    assert memory.now.reserved == 0
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_blocks_never_overlap(expandable: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    memory, live = allocator(expandable, 300 * MB), list[Block]()
+    for _ in range(600):
+        if live and torch.rand((), generator=generator) < 0.45:
+            memory.give(live.pop(int(torch.randint(len(live), (), generator=generator))))
+        else:
+            size = int(10 ** (7 * float(torch.rand((), generator=generator))))
+            live.append(memory.take(size, int(torch.randint(2, (), generator=generator))))
+        if torch.rand((), generator=generator) < 0.02:
+            memory.release()
+        spans = sorted((block.start, block.start + block.size) for block in live)
+        assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+        assert memory.now.allocated == sum(block.size for block in live) <= memory.now.reserved
+        assert memory.now.asked == sum(block.asked for block in live)

@@ -1,0 +1,105 @@
+"""Who forgets to wait reads wrong numbers, and who waits reads right ones."""
+
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.gpu
+
+
+def numbers(start: int, count: int = 6) -> torch.Tensor:
+    return torch.arange(start, start + count, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_stream_that_does_not_wait_for_another_reads_what_was_there(late: Any, waits: bool) -> None:
+    given = numbers(0).cuda()
+    torch.cuda.synchronize()
+    aside = torch.cuda.Stream()
+    given += 10
+    with torch.cuda.stream(aside):
+        if waits:
+            aside.wait_stream(torch.cuda.default_stream())
+        doubled = given * 2
+    aside.synchronize()
+    assert torch.equal(doubled.cpu(), 2 * (numbers(10) if waits else numbers(0)))
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_an_event_says_when_a_slot_may_be_filled_again(late: Any, waits: bool) -> None:
+    slot, copies = numbers(0).cuda(), torch.cuda.Stream()
+    late.settle()
+    used = slot * 2
+    done = torch.cuda.current_stream().record_event()
+    with torch.cuda.stream(copies):
+        if waits:
+            copies.wait_event(done)
+        slot.copy_(numbers(100).pin_memory(), non_blocking=True)
+    copies.synchronize()
+    assert torch.equal(used.cpu(), 2 * numbers(0 if waits else 100))
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_pinned_memory_is_read_when_the_copy_runs(late: Any, waits: bool) -> None:
+    room, there = numbers(0).pin_memory(), torch.empty(6, device="cuda")
+    there.copy_(room, non_blocking=True)
+    if waits:
+        torch.cuda.current_stream().synchronize()
+    room.copy_(numbers(50))
+    assert torch.equal(there.cpu(), numbers(0 if waits else 50))
+
+
+def test_other_memory_of_the_host_is_read_before_the_call_returns(late: Any) -> None:
+    room, there = numbers(0), torch.empty(6, device="cuda")
+    there.copy_(room, non_blocking=True)
+    room.copy_(numbers(50))
+    assert torch.equal(there.cpu(), numbers(0))
+
+
+def test_what_is_copied_to_the_host_without_waiting_comes_late(late: Any) -> None:
+    given = numbers(7).cuda()
+    room = torch.zeros(6).pin_memory()
+    room.copy_(given, non_blocking=True)
+    assert torch.equal(room, torch.zeros(6))
+    torch.cuda.synchronize()
+    assert torch.equal(room, numbers(7))
+
+
+def test_memory_that_was_freed_is_used_again(late: Any) -> None:
+    """A stream beside the memory's own still reads it, and nobody has told the allocator."""
+    given, aside = numbers(0).cuda(), torch.cuda.Stream()
+    late.settle()
+    with torch.cuda.stream(aside):
+        doubled = given * 2
+    del given
+    other = numbers(30).cuda()
+    aside.synchronize()
+    assert torch.equal(doubled.cpu(), 2 * other.cpu())
+
+
+def test_a_recorded_stream_keeps_memory_from_being_used_again(late: Any) -> None:
+    given, aside = numbers(0).cuda(), torch.cuda.Stream()
+    late.settle()
+    with torch.cuda.stream(aside):
+        doubled = given * 2
+    given.record_stream(aside)
+    del given
+    other = numbers(30).cuda()
+    aside.synchronize()
+    assert torch.equal(doubled.cpu(), 2 * numbers(0)) and other.sum() > 0
+
+
+def test_new_memory_holds_no_number(late: Any) -> None:
+    assert torch.empty(5, device="cuda").isnan().all()
+
+
+def test_waits_are_counted_by_cause_and_line(late: Any) -> None:
+    given = numbers(0).pin_memory().to("cuda", non_blocking=True)
+    assert not late.waits
+    total = given.sum().item()
+    torch.cuda.synchronize()
+    causes = dict(late.waits.keys())
+    assert total == 15 and causes.keys() == {"item", "cuda.synchronize"}
+    assert causes["item"].startswith("tests/simulated_cuda/test_streams.py:")
+    assert late.counts["launches"] == 2 and late.copied["host to device"] == 24
