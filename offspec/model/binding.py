@@ -134,7 +134,9 @@ class Binder:
         """
         if not self._any_packed:
             return self._made(memory, self.recipes, self._empty)
-        made = self._made(memory.to(self._device), self.recipes, self._empty)  # unpacked where it is used
+        if memory.device.type == "cpu":
+            memory = self.layout.put_on(memory, self._device)  # unpacked where it is used
+        made = self._made(memory, self.recipes, self._empty)
         # A view of a norm would keep the whole packed layer in memory.
         stored = memory.untyped_storage().data_ptr()
         return {

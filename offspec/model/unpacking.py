@@ -58,12 +58,13 @@ def weight_in(
     known: set[Weight],
 ) -> torch.Tensor:
     """A weight's values, from memory (uint8, [slot bytes]) that holds its unit; see `values_of`."""
-    views = {info.name: _view(memory, *layout.places[info.name]) for info in on_disk(weight)}
+    places = layout.places_on(memory.device)
+    views = {info.name: _view(memory, *places[info.name]) for info in on_disk(weight)}
     return values_of(weight, views, out, known)
 
 
 def _view(memory: torch.Tensor, place: int, info: TensorInfo) -> torch.Tensor:
-    """The tensor inside a slot: a view, or a copy where its file offset is not aligned to its dtype."""
+    """The tensor inside a slot: a view, or a copy where its offset there is not aligned to its dtype."""
     dtype = torch_dtype(info.dtype)
     raw = memory[place : place + info.nbytes]
     if (memory.storage_offset() + place) % dtype.itemsize:

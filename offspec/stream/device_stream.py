@@ -35,7 +35,7 @@ class DeviceStream:
         read = [unit for unit in range(len(layouts)) if unit not in hosted]
         self._place = {unit: place for place, unit in enumerate(read)}
         assert (disk is not None) == bool(read)
-        slot_bytes = max(layout.nbytes for layout in layouts)
+        slot_bytes = max(layout.nbytes_on(device) for layout in layouts)
         self.memory = [torch.empty(slot_bytes, dtype=torch.uint8, device=device) for _ in range(slots)]
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         if self._copies is not None:
@@ -67,19 +67,25 @@ class DeviceStream:
         size = self.layouts[unit].nbytes
         try:
             if self._copies is None:
-                self.memory[slot][:size].copy_(memory[:size])
+                self._move(unit, memory, slot)
                 return size
             with torch.cuda.stream(self._copies):
                 free = self._free[slot]
                 if free is not None:
                     self._copies.wait_event(free)
-                self.memory[slot][:size].copy_(memory[:size], non_blocking=True)
+                self._move(unit, memory, slot)
             self._copies.synchronize()
             return size
         except OffspecError:
             raise
         except Exception as error:
             raise self._error(unit, f"copying {self.layouts[unit].name} failed: {error}") from error
+
+    def _move(self, unit: int, memory: torch.Tensor, slot: int) -> None:
+        for move in self.layouts[unit].moves_to(self._device):
+            source = memory[move.source : move.source + move.length]
+            target = self.memory[slot][move.target : move.target + move.length]
+            target.copy_(source, non_blocking=self._copies is not None)
 
     def _error(self, unit: int, message: str) -> StreamError:
         first = self.layouts[unit].extents[0]

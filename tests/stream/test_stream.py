@@ -15,7 +15,7 @@ from offspec.stream.arena import PAGE, Arena
 from offspec.stream.device_stream import DeviceStream
 from offspec.stream.direct_reader import DirectReader, ReadShape
 from offspec.stream.disk_stream import DiskStream, read_unit
-from offspec.stream.layout import UnitLayout, lay_out
+from offspec.stream.layout import ALIGNMENT, UnitLayout, lay_out
 from offspec.stream.ring import Ring, _Worker
 
 
@@ -304,3 +304,37 @@ def test_files_are_closed(tmp_path: Path) -> None:
     stream.close()
     reader.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def _checkpoint_like(folder: Path, header: int) -> tuple[UnitLayout, bytes]:
+    """A unit as safetensors has it behind a header of some length, with a tensor of an odd size in it."""
+    sizes = (4096, 40, 16, 6, 2048)
+    path, data = _file(folder, f"header {header}", header + sum(sizes) + 5 * PAGE)
+    infos, at = list[TensorInfo](), header
+    for index, size in enumerate(sizes):
+        at += 3 * PAGE if index == 4 else 0  # other units' tensors
+        infos.append(_tensor(path, f"t{index}", at, size))
+        at += size
+    return lay_out("unit", infos), data
+
+
+@pytest.mark.parametrize("header", [0, 8, 72, 13])
+def test_copies_for_a_device_are_aligned(header: int, tmp_path: Path) -> None:
+    layout, data = _checkpoint_like(tmp_path, header)
+    arena, device = read_unit(layout, DirectReader()), torch.device("cuda")
+    slot = torch.full((layout.nbytes_on(device),), 0xAA, dtype=torch.uint8)
+    for move in layout.moves_to(device):
+        slot[move.target :][: move.length] = arena.tensor[move.source :][: move.length]
+    for place, info in layout.places_on(device).values():
+        assert place % ALIGNMENT == 0
+        assert bytes(slot[place:][: info.nbytes].numpy()) == data[info.offset :][: info.nbytes]
+    assert len(slot) <= layout.nbytes
+    assert layout.put_on(arena.tensor, torch.device("cpu")) is arena.tensor
+
+
+def test_a_whole_layer_is_one_copy(tmp_path: Path) -> None:
+    """However its header is, as long as its tensors have the sizes that weights have."""
+    path, _ = _file(tmp_path, "weights", 40_000)
+    infos = [_tensor(path, f"t{index}", 1000 + index * 8192, 8192) for index in range(4)]
+    (move,) = lay_out("unit", infos).moves_to(torch.device("cuda"))
+    assert (move.target, move.length) == (0, 4 * 8192)
