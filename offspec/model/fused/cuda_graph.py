@@ -2,7 +2,7 @@
 
 A step's rows are padded to a power of two. Keys and values lie in the cache at its whole capacity; how many
 of them there are, and who sees whom, is read from the device, where it changes between replays. Nothing
-depends on this but speed: where a graph cannot be captured, the same work runs operation by operation.
+depends on this but speed: a step of a size that cannot be captured runs operation by operation.
 
 Letters: T rows of a step, P those of its graph, C capacity, H hidden size, D head size, W = ceil(C / 64).
 """
@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 
+from offspec.core.events import Event, Notice, unheard
+from offspec_kernels.backend import first_line
 from offspec_kernels.tree_mask import BITS, TreeMask
 
-_MOST_ROWS = 32
+_MOST_ROWS = 64  # as many as a draft step has nodes at most
 PADDING = _MOST_ROWS  # rows that a cache needs behind those in use
 
 Turn = tuple[torch.Tensor, torch.Tensor]
@@ -24,7 +26,10 @@ Layers = Callable[[torch.Tensor, Turn, TreeMask, torch.Tensor, int], torch.Tenso
 
 @dataclass(slots=True)
 class _Step:
-    """The buffers of one graph. hidden [P, H]; turn: two of [P, 1, D]; rows [P]; tree_mask of P queries."""
+    """The buffers of one graph. hidden [P, H]; turn: two of [P, 1, D]; rows [P]; tree_mask of P queries.
+
+    refused: whether it could not be captured.
+    """
 
     hidden: torch.Tensor
     turn: Turn
@@ -32,14 +37,22 @@ class _Step:
     rows: torch.Tensor
     out: torch.Tensor | None = None
     graph: torch.cuda.CUDAGraph | None = None
+    refused: bool = False
 
 
 class GraphedSteps:
-    """Runs `layers` over padded buffers; one graph for each count of rows, captured at its first use."""
+    """Runs `layers` over padded buffers; one graph for each count of rows, captured at its first use.
 
-    def __init__(self, layers: Layers, device: torch.device) -> None:
+    notify: takes a Notice of the first size that cannot be captured.
+    """
+
+    def __init__(
+        self, layers: Layers, device: torch.device, notify: Callable[[Event], None] = unheard
+    ) -> None:
         self._layers = layers
         self._device = device
+        self._notify = notify
+        self._told = False
         self._steps: dict[int, _Step] = {}
         self._graphs = device.type == "cuda"
         # One stream and one pool of memory for all captures: steps never run at the same time.
@@ -74,7 +87,7 @@ class GraphedSteps:
         return self._through(step, capacity)[:count].clone()
 
     def _through(self, step: _Step, capacity: int) -> torch.Tensor:
-        if self._graphs and step.graph is None:
+        if self._graphs and step.graph is None and not step.refused:
             self._capture(step, capacity)
         if step.graph is not None and step.out is not None:
             step.graph.replay()
@@ -103,11 +116,18 @@ class GraphedSteps:
             ):
                 step.out = work()
             step.graph = graph
-        except RuntimeError:  # an operation that cannot be captured, or no memory for the graph's own
+        except Exception as error:  # torch's: no memory, an operation that cannot be captured; or Triton's
             step.graph = step.out = None
-            self._graphs = False
+            step.refused = True
+            self._tell(len(step.rows), error)
         finally:
             torch.cuda.set_stream(before)  # a capture that fails does not give it back
+
+    def _tell(self, rows: int, error: Exception) -> None:
+        if not self._told:
+            told = f"no CUDA graph of them could be made ({first_line(error)})"
+            self._notify(Notice(f"draft steps of {rows} rows take longer: {told}"))
+        self._told = True
 
 
 def _make(padded: int, hidden: torch.Tensor, turn: Turn, capacity: int) -> _Step:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from offspec.core.events import Event, unheard
 from offspec.model.attention import TreeContext
 from offspec.model.fused.cache import LeanCache
 from offspec.model.fused.cuda_graph import PADDING, GraphedSteps
@@ -28,25 +29,31 @@ Rows = slice | torch.Tensor
 
 
 def lean_model(
-    skeleton: Skeleton, capacity: int, device: torch.device, release: Callable[[int], None]
+    skeleton: Skeleton,
+    capacity: int,
+    device: torch.device,
+    release: Callable[[int], None],
+    notify: Callable[[Event], None] = unheard,
 ) -> "LeanModel | None":
     """A lean model of the weights bound in `skeleton`; None if its shape is not plain or some are missing.
 
     Takes the layers over: release(i) frees the originals of layer i, after which the skeleton's own forward
     has no layers to run. Embedding, final norm and head are used where they are, and left as they are.
+    notify: takes a Notice where CUDA graphs cannot be made.
     """
     shape = plain_shape(skeleton)
     if shape is None or any(parameter.is_meta for parameter in skeleton.layers.parameters()):
         return None
     with torch.no_grad():
-        return LeanModel(skeleton, shape, fuse_layers(skeleton, release), capacity, device)
+        return LeanModel(skeleton, shape, fuse_layers(skeleton, release), capacity, device, notify=notify)
 
 
 class LeanModel:
     """Hidden states and logits of token trees, with a cache; used as `TreeModel` is.
 
     between: called before each chunk of a long prompt, and may raise to break it off. static: run steps at
-    fixed shapes, as a CUDA graph needs; by default where there are graphs and kernels made for them.
+    fixed shapes, as a CUDA graph needs; by default where there are graphs and kernels made for them. notify:
+    takes a Notice where graphs cannot be made.
     """
 
     def __init__(
@@ -57,6 +64,7 @@ class LeanModel:
         capacity: int,
         device: torch.device,
         static: bool | None = None,
+        notify: Callable[[Event], None] = unheard,
     ) -> None:
         self.skeleton = skeleton
         self._shape, self._layers, self._device = shape, layers, device
@@ -68,7 +76,7 @@ class LeanModel:
         use_static = (
             device.type == "cuda" and choose_backend(device) == "triton" if static is None else static
         )
-        self._steps = GraphedSteps(self.layers_over, device) if use_static else None
+        self._steps = GraphedSteps(self.layers_over, device, notify) if use_static else None
         room = capacity + (PADDING if use_static else 0)
         self.between: Callable[[], None] | None = None
         self.cache = LeanCache(len(layers), shape.kv_heads, room, shape.size, self._dtype, device)
