@@ -9,7 +9,7 @@ from torch import Tensor
 from offspec_kernels.backend import Backend, choose_backend
 from offspec_kernels.checks import FLOATS, check_device, check_dtype, check_rows, check_shape
 from offspec_kernels.errors import ArgumentError
-from offspec_kernels.tree_attention.sizes import FEW, NEAR, STEP, WIDE_KEYS, scratch_bytes
+from offspec_kernels.tree_attention.sizes import FEW, NEAR, STEP, WIDE_KEYS, gpu_scratch_bytes, scratch_bytes
 from offspec_kernels.tree_mask import Chunk, TreeMask, Window
 
 
@@ -183,4 +183,12 @@ def _check_mask(tree_mask: TreeMask, batch: int, rows: int, keys: int, device: t
     tree_mask.fitting.add((batch, rows, keys))
 
 
-__all__ = ["Chunk", "TreeMask", "Window", "scratch_bytes", "tree_attention", "warm_up"]
+__all__ = [
+    "Chunk",
+    "TreeMask",
+    "Window",
+    "gpu_scratch_bytes",
+    "scratch_bytes",
+    "tree_attention",
+    "warm_up",
+]

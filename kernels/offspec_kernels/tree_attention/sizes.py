@@ -1,4 +1,4 @@
-"""How attention on a CPU is cut, and what memory that takes; nothing of this compiles a loop."""
+"""How attention is cut, and what memory that takes; nothing of this compiles a loop or a kernel."""
 
 import torch
 
@@ -11,6 +11,9 @@ _ROWS, _ALL_ROWS = 2048, 8192  # most folded rows that are done together, of a k
 # Pairs of folded row and key up to which torch's attention with a dense mask is quicker, and bytes of masks
 # that are kept from layer to layer.
 SMALL, KEPT = 1 << 20, 16 << 20
+# On a GPU: positions whose sums are one part of a row's, cut at multiples of it wherever keys are; and bytes
+# of such sums that wait to be merged, unless one query alone has more.
+PART, SCRATCH = 1024, 64 << 20
 
 
 def scratch_bytes(rows: int, keys: int, heads: int, groups: int, dtype: torch.dtype) -> int:
@@ -29,6 +32,13 @@ def scratch_bytes(rows: int, keys: int, heads: int, groups: int, dtype: torch.dt
         min(groups * pairs * item, KEPT) + pairs * (2 * groups * item + 3) + 3 * heads * rows * size * item
     )
     return lists + max(queries + products + converted, dense if groups * rows * keys <= SMALL else 0)
+
+
+def gpu_scratch_bytes(rows: int, keys: int, heads: int) -> int:
+    """The same on a GPU: sums of parts, and the lists of keys that each row meets one by one."""
+    query = -(-keys // PART) * heads * (256 + 2) * 4  # sums of one
+    sums = max(query, min(rows * query, SCRATCH))
+    return sums + 2 * rows * 4 * (min(keys, FEW) + AT_ONCE)  # lists with and without a window
 
 
 def most_rows(heads: int, groups: int) -> int:

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from offspec_kernels.tree_attention.paths import Cut, branch_of
-
-PART = 1024  # positions whose sums are one part of a row's: parts are cut at its multiples, wherever keys are
+from offspec_kernels.tree_attention.sizes import PART
 
 
 @dataclass(frozen=True, slots=True)

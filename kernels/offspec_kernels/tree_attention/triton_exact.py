@@ -14,8 +14,8 @@ from torch import Tensor
 
 from offspec_kernels.backend import interprets
 from offspec_kernels.tree_attention.paths import cuts_of
-from offspec_kernels.tree_attention.sizes import AT_ONCE
-from offspec_kernels.tree_attention.tiles import PART, Tiles, tiles_of
+from offspec_kernels.tree_attention.sizes import AT_ONCE, PART, SCRATCH
+from offspec_kernels.tree_attention.tiles import Tiles, tiles_of
 from offspec_kernels.tree_attention.triton import LOG2E, LOWEST, padded, rows_of, tanh
 from offspec_kernels.tree_mask import TreeMask, Window
 
@@ -27,7 +27,6 @@ _TILES = {
     (4, 128): (32, 32, 8),
     (4, 256): (16, 32, 8),
 }
-SCRATCH = 64 << 20  # bytes of sums that wait to be merged, unless one query alone has more
 
 
 @triton.jit
