@@ -6,6 +6,7 @@ import torch
 from offspec.core.errors import RequestError
 from offspec.model import device as devices
 from offspec.model.device import find_device
+from offspec_kernels import backend, triton_trial
 
 
 @pytest.fixture
@@ -36,3 +37,63 @@ def test_other_names_are_told(name: str, told: str, monkeypatch: pytest.MonkeyPa
     with pytest.raises(RequestError, match=told):
         find_device(name)
     assert find_device("cpu") == torch.device("cpu")
+
+
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What torch's allocator is told."""
+    told = list[str]()
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", told.append)
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    return told
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_segments_of_a_cuda_device_are_expandable(
+    settings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_device("cpu")
+    assert settings == []
+    find_device("cuda:1")
+    assert settings == ["expandable_segments:True"]
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    find_device("cuda")
+    assert settings[1:] == ["max_split_size_mb:64,expandable_segments:True"], "the user's own are kept"
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:False")
+    find_device("cuda")
+    assert len(settings) == 2, "the user has said otherwise"
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that Triton is made for, on a machine without a C compiler."""
+
+    def fail(device: torch.device) -> None:
+        raise RuntimeError("Failed to find C compiler. Please specify via CC\nand more")
+
+    monkeypatch.delenv("OFFSPEC_KERNELS", raising=False)
+    monkeypatch.setattr(backend, "_refusals", {})
+    monkeypatch.setattr(triton_trial, "try_triton", fail)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_a_device_does_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda", 0)
+    assert backend.choose_backend(device) == "eager"
+    told = devices.missing_kernels(device)
+    assert told is not None and "C compiler" in told and "\n" not in told
+    monkeypatch.setenv("OFFSPEC_KERNELS", "triton")
+    assert backend.choose_backend(device) == "triton" and devices.missing_kernels(device) is None
+    assert devices.missing_kernels(torch.device("cpu")) is None
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_a_device_that_refused_a_kernel_is_asked_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_trial, "try_triton", lambda device: None)
+    device = torch.device("cuda", 0)
+    assert backend.choose_backend(device) == "triton" and devices.missing_kernels(device) is None
+    backend.refuse(device, "a kernel could not be compiled")
+    assert backend.choose_backend(device) == "eager"
+    assert "a kernel could not be compiled" in (devices.missing_kernels(device) or "")
