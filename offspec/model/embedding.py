@@ -1,4 +1,8 @@
-"""Token embeddings that stay on disk: only the rows of the tokens in a pass are ever read."""
+"""Token embeddings of which only the rows of the tokens in a pass are used: from disk, or from RAM.
+
+A target's rows are read from disk, once a pass. A draft runs many small steps while the disk is busy with
+the target's layers, each of which would wait for it, so its embedding is held in RAM.
+"""
 
 from collections import OrderedDict
 from typing import Any
@@ -9,6 +13,8 @@ from offspec.checkpoint.tensors import TensorInfo, Weight, on_disk, torch_dtype
 from offspec.model.unpacking import rows_of, values_of
 from offspec.stream.arena import PAGE, Arena, round_up
 from offspec.stream.direct_reader import DirectReader
+from offspec.stream.disk_stream import read_unit
+from offspec.stream.layout import lay_out
 
 _KEPT_ROWS = 2048  # rows of common tokens kept in memory; a few megabytes
 
@@ -17,14 +23,24 @@ class RowGather:
     """Feeds an embedding module the rows it needs, leaving its own arithmetic (scaling, say) as it is.
 
     Before the module runs, its weight becomes the matrix of the distinct rows [U, H] and its ids become
-    indices into that. weight [V, H]: a stored tensor, or a packed one whose format goes by rows.
+    indices into that. weight [V, H]: a stored tensor, or a packed one whose format goes by rows. held: read
+    all of it now, and keep it in RAM as it is stored.
     """
 
     def __init__(
-        self, module: Any, weight: Weight, dtype: torch.dtype, device: torch.device, reader: DirectReader
+        self,
+        module: Any,
+        weight: Weight,
+        dtype: torch.dtype,
+        device: torch.device,
+        reader: DirectReader,
+        *,
+        held: bool = False,
     ) -> None:
         self._weight, self._dtype, self._device, self._reader = weight, dtype, device, reader
         self._kept: OrderedDict[int, torch.Tensor] = OrderedDict()
+        self._layout = lay_out("the embedding", on_disk(weight))
+        self._table = read_unit(self._layout, reader) if held else None
         most = max(info.nbytes // info.shape[0] for info in on_disk(weight))
         self._page = Arena(most + 2 * PAGE)  # a row need not begin where a page does
         module.padding_idx = None  # matters to gradients alone, and must lie within the rows that are here
@@ -33,10 +49,10 @@ class RowGather:
         self._hook = module.register_forward_pre_hook(self._feed)
 
     def _feed(self, module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        distinct, places = torch.unique(args[0], return_inverse=True)
+        distinct, places = torch.unique(args[0].cpu(), return_inverse=True)
         rows = torch.stack([self._row(token) for token in distinct.tolist()]).to(self._device)
         module._parameters["weight"] = torch.nn.Parameter(rows, requires_grad=False)
-        return (places, *args[1:])
+        return (places.to(self._device), *args[1:])
 
     def _row(self, token: int) -> torch.Tensor:
         row = self._kept.pop(token, None)
@@ -55,6 +71,11 @@ class RowGather:
         return values[0].to(self._dtype)
 
     def _read_part(self, info: TensorInfo) -> torch.Tensor:
+        if self._table is not None:
+            place, whole = self._layout.places[info.name]
+            start = place + info.offset - whole.offset
+            raw = self._table.tensor[start : start + info.nbytes]
+            return raw.clone().view(torch_dtype(info.dtype)).view(info.shape)
         lead = info.offset % PAGE
         needed = lead + info.nbytes
         self._reader.read_into(info.file, info.offset - lead, self._page.buffer[: round_up(needed)], needed)
@@ -62,3 +83,4 @@ class RowGather:
 
     def close(self) -> None:
         self._hook.remove()
+        self._table = None

@@ -44,6 +44,7 @@ class LayerFeeder:
         self._units = [binders[layer].layout for layer in streamed] + list(blocks)
         self._tiers = [placement.tiers[layer] for layer in streamed] + [placement.head] * len(blocks)
         self._stream: DiskStream | DeviceStream | None = None
+        self._disk: DiskStream | None = None
         self._hosted: dict[int, Arena] = {}
         self._span: Span | None = None
         self.shape = ReadShape()
@@ -53,6 +54,12 @@ class LayerFeeder:
     def resident(self) -> tuple[int, ...]:
         """Layers that have their weights at all times, and may run outside their turn."""
         return tuple(self._placement.resident)
+
+    @property
+    def unpinned_bytes(self) -> int:
+        """Bytes of RAM that are copied to a device from, and could not be pinned."""
+        arenas = [*self._hosted.values(), *(self._disk.memory if self._disk is not None else ())]
+        return sum(arena.nbytes for arena in arenas if self._apart and not arena.pinned)
 
     def load(self, progress: Callable[[int, int], None]) -> None:
         """Read what stays, and start streaming the rest; progress(bytes done, bytes in all) as it goes.
@@ -71,7 +78,7 @@ class LayerFeeder:
             binder = self._binders[layer]
             # The parameters are views that keep this memory alive; where they are copies, it is freed.
             with self._timeline.span("load", binder.layout.name):
-                memory = read_unit(binder.layout, self._reader).tensor.to(self._device)
+                memory = binder.layout.put_on(read_unit(binder.layout, self._reader).tensor, self._device)
                 if self._scratch is None:
                     binder.bind(binder.realise(memory))
                 else:
@@ -107,6 +114,7 @@ class LayerFeeder:
                 waits="copy 0" if copied else "compute",
                 timeline=self._timeline,
             )
+            self._disk = disk
             self.read_stats = self.ring_stats = disk.ring.stats
         if not copied:
             assert disk is not None
@@ -172,7 +180,7 @@ class LayerFeeder:
     def close(self) -> None:
         if self._stream is not None:
             self._stream.close()
-            self._stream = None
+            self._stream = self._disk = None
         for arena in self._hosted.values():
             arena.close()
         self._hosted.clear()

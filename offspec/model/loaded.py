@@ -9,6 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from offspec.checkpoint.quantised.packs import checksums
 from offspec.checkpoint.tensors import Weight
+from offspec.core.events import Event, unheard
 from offspec.core.trace import OFF, Timeline
 from offspec.model.activations import EvenFunctions, make_even
 from offspec.model.attention import TreeContext
@@ -79,6 +80,11 @@ class LoadedModel(OpenedModel):
         return self._feeder.ring_stats if self._feeder else RingStats()
 
     @property
+    def unpinned_bytes(self) -> int:
+        """Bytes of RAM that are copied to a device from, and could not be pinned."""
+        return self._feeder.unpinned_bytes if isinstance(self._feeder, LayerFeeder) else 0
+
+    @property
     def buffered_files(self) -> set[Path]:
         """Files whose file system refuses O_DIRECT."""
         return self._reader.buffered
@@ -93,6 +99,7 @@ class LoadedModel(OpenedModel):
         unpacked: bool = False,
         row_counts: RowCounts | None = None,
         context: int | None = None,
+        holds_rows: bool = False,
     ) -> None:
         """Read the rest and the layers that stay in memory, and start streaming the others.
 
@@ -104,6 +111,7 @@ class LoadedModel(OpenedModel):
             unpacked: Unpack packed weights as they are loaded, where every layer stays. Default False.
             row_counts: Row counts that passes run at; None: those of `find_row_counts`. A draft may have any.
             context: Most positions of prompt and answer; None: the capacity.
+            holds_rows: Keep the embedding in RAM instead of reading its rows. Default False.
 
         Raises:
             StreamError: A read failed.
@@ -126,7 +134,7 @@ class LoadedModel(OpenedModel):
         row_counts = row_counts or self.find_row_counts()
         set_row_counts(self.skeleton.layers, row_counts)
         make_even(self.skeleton.layers)
-        self._assemble(feeder, capacity, None, blocks, chunk, context, row_counts)
+        self._assemble(feeder, capacity, None, blocks, chunk, context, row_counts, holds_rows)
         feeder.load(progress)
 
     def load_rounded(
@@ -139,6 +147,7 @@ class LoadedModel(OpenedModel):
         rest: dict[str, torch.Tensor] | None = None,
         chunk: int | None = None,
         context: int | None = None,
+        holds_rows: bool = False,
     ) -> None:
         """Read all layers and round their matrices; see `RoundedLayers`.
 
@@ -151,6 +160,7 @@ class LoadedModel(OpenedModel):
             rest: The rest of the same model, already loaded by another, to be shared; None: read it.
             chunk: Rows that go through a layer together; None: all.
             context: Most positions of prompt and answer; None: the capacity.
+            holds_rows: Keep the embedding in RAM instead of reading its rows. Default False.
         """
         layers = list(self.skeleton.layers)
         self._assemble(
@@ -160,18 +170,22 @@ class LoadedModel(OpenedModel):
             (),
             chunk,
             context,
+            holds_rows=holds_rows,
         )
         chain = TreeContext.chain(len(calibration), self.device)
         with torch.no_grad():
             self.tree_model.hidden(torch.tensor(list(calibration), device=self.device), chain)
         self.tree_model.cache.rewind(0)
 
-    def lean(self, capacity: int) -> LeanModel | None:
+    def lean(self, capacity: int, notify: Callable[[Event], None] = unheard) -> LeanModel | None:
         """A faster model that takes the place of `tree_model`; None where there is none for this one.
 
-        Only for a model whose layers are all in memory; they are taken over. capacity: of its cache.
+        Only for a model whose layers are all in memory; they are taken over. capacity: of its cache; notify:
+        takes a Notice where CUDA graphs of its steps cannot be made.
         """
-        model = lean_model(self.skeleton, capacity, self.device, lambda index: self.layers[index].unbind())
+        model = lean_model(
+            self.skeleton, capacity, self.device, lambda index: self.layers[index].unbind(), notify
+        )
         if model is not None:
             self.tree_model.cache = TreeCache(1, 0)  # frees the old one's memory, whatever holds the model
             self._tree_model = None
@@ -186,6 +200,7 @@ class LoadedModel(OpenedModel):
         chunk: int | None,
         context: int | None,
         row_counts: RowCounts | None = None,
+        holds_rows: bool = False,
     ) -> None:
         self._feeder = feeder
         model: Any = self.skeleton.model
@@ -210,7 +225,7 @@ class LoadedModel(OpenedModel):
             model.get_output_embeddings().weight = model.get_input_embeddings().weight
         if rows is not None:
             self._gather = RowGather(
-                model.get_input_embeddings(), rows, self.dtype, self.device, self._reader
+                model.get_input_embeddings(), rows, self.dtype, self.device, self._reader, held=holds_rows
             )
         if self.device.type != "cpu":
             for module in model.modules():

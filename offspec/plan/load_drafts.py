@@ -61,9 +61,16 @@ def _load_model(
         progress = bytes_progress(notify, "Loading the draft")
         counts = RowCounts()  # a draft may have any
         draft.load(
-            everywhere, rows, progress, fit.chunk, unpacked=True, row_counts=counts, context=fit.context
+            everywhere,
+            rows,
+            progress,
+            fit.chunk,
+            unpacked=True,
+            row_counts=counts,
+            context=fit.context,
+            holds_rows=True,
         )
-        return _drafter(Path(name).name, draft, rows)
+        return _drafter(Path(name).name, draft, rows, notify)
     shared = name == SUBSTITUTE
     bits = fit.draft_bits
     stage = (
@@ -78,9 +85,10 @@ def _load_model(
         target.rest_tensors if shared else None,
         fit.chunk,
         fit.context,
+        holds_rows=not shared,
     )
     cache = target.tree_model.cache if shared else None
-    return _drafter(f"{Path(name).name} ({bits}-bit)", draft, rows, cache)
+    return _drafter(f"{Path(name).name} ({bits}-bit)", draft, rows, notify, cache)
 
 
 def _translated(drafter: LMDrafter, drafts: Drafts, target: LoadedModel, codec: TextCodec) -> Drafter:
@@ -91,9 +99,11 @@ def _translated(drafter: LMDrafter, drafts: Drafts, target: LoadedModel, codec: 
     return TranslatedDrafter(drafter, drafts.vocab, reading, target.device)
 
 
-def _drafter(name: str, draft: LoadedModel, rows: int, target: TreeCache | None = None) -> LMDrafter:
+def _drafter(
+    name: str, draft: LoadedModel, rows: int, notify: Notify, target: TreeCache | None = None
+) -> LMDrafter:
     """A drafter over a loaded draft, lean where it can be; target: the cache of what it is a rounding of."""
-    lean = draft.lean(rows)
+    lean = draft.lean(rows, notify)
     if lean is None:
         draft.tree_model.cache.snapshots.most = snapshots.OF_DRAFT
     model: DraftModel = lean or draft.tree_model

@@ -1,0 +1,39 @@
+"""An embedding's rows: from disk, or from RAM where a draft holds it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from offspec.model.attention import TreeContext
+from offspec.stream.direct_reader import DirectReader
+from offspec_planners.placement import Placement
+from tests.support.tiny_models import nothing, open_model, write_model
+
+_CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_from_ram_are_those_from_disk(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, reads = DirectReader.read_into, list[int]()
+
+    def note(*args: Any) -> int:
+        reads.append(1)
+        return read(*args)
+
+    monkeypatch.setattr(DirectReader, "read_into", note)
+    folder, said = write_model(tmp_path / "model", tie_word_embeddings=False), list[torch.Tensor]()
+    for holds_rows in (False, True):
+        model = open_model(folder, dtype)
+        everywhere = Placement.in_memory(len(model.layers), range(len(model.layers)), 0)
+        model.load(everywhere, 64, nothing, holds_rows=holds_rows)
+        assert model.embedding_bytes >= 96 * 32 * 4
+        reads.clear()
+        with torch.inference_mode():
+            said.append(model.tree_model.hidden(torch.arange(3, 40), TreeContext.chain(37, _CPU)))
+        model.close()
+        assert bool(reads) is not holds_rows, "a draft's step must not wait for a disk that is busy"
+    assert torch.equal(said[0], said[1])
