@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from offspec.checkpoint.tensors import PackedInfo, Weight
+from offspec.checkpoint.tensors import PackedInfo, Weight, on_disk
 from offspec.core.errors import UnsupportedModelError
 from offspec.model.binding import Binder
 from offspec.model.head import HeadBlock, head_blocks
@@ -15,7 +15,9 @@ from offspec.model.probe.build import build_skeleton
 from offspec.model.row_counts import ProductShape, RowCounts, find_row_counts
 from offspec.model.unpacking import can_be_cut, warm_up
 from offspec.model.weights import WeightRecipe, map_weights, shared_by_layers
+from offspec.stream.layout import lay_out
 from offspec_kernels.backend import choose_backend
+from offspec_kernels.tree_attention import gpu_scratch_bytes
 from offspec_kernels.tree_attention import scratch_bytes as tree_attention_scratch
 from offspec_kernels.tree_attention import warm_up as warm_up_attention
 
@@ -124,6 +126,11 @@ class OpenedModel:
         return sum(binder.kept_bytes for binder in self._rest)
 
     @property
+    def embedding_bytes(self) -> int:
+        """Bytes of RAM that an embedding takes whose rows are not read from disk; 0 where it is the head."""
+        return 0 if self._rows is None else lay_out("the embedding", on_disk(self._rows)).nbytes
+
+    @property
     def head_bytes(self) -> int:
         """Bytes of the head, and of `rest_bytes` therefore, that may stream instead; 0 where it cannot."""
         if self._head is None or not can_be_cut(self._head.sources[0][0]):
@@ -185,21 +192,33 @@ class OpenedModel:
 
     def scratch_bytes(self, rows: int, length: int, chunk: int) -> int:
         """Most bytes of activations in a pass of `rows` rows over a cache of `length` positions."""
+        return self.activation_bytes(rows, length, chunk) + self.unpacking_bytes
+
+    @property
+    def unpacking_bytes(self) -> int:
+        """Bytes for values of packed weights, which stay, and for what some are fused of."""
+        return (self._unpacked_values + self._fused_values) * self.dtype.itemsize
+
+    def activation_bytes(self, rows: int, length: int, chunk: int) -> int:
+        """The same without what packed weights take."""
         kept, item = self.skeleton.rows, self.dtype.itemsize
         hidden: int = self.skeleton.config.hidden_size
         inner = max((max(shape) for shape in self._matrix_shapes()), default=hidden)
-        chunk = min(rows, chunk)
-        attention = tree_attention_scratch(rows, length + rows, kept.heads, kept.groups, self.dtype)
-        largest = max((a * b for a, b in self._matrix_shapes()), default=0)  # reordered by the GEMM
-        return (
-            rows * hidden * item * 4
-            + chunk * (3 * inner * item + 4 * hidden * 4)
-            + attention
+        states, chunk = rows * hidden * item, min(rows, chunk)
+        gated = chunk * 3 * inner * item
+        part = (
+            chunk * 4 * hidden * 4
             + self._dense_scratch(rows, length + rows, chunk)
             + max(rows, length) * kept.expanded * item
             + chunk * item * kept.row_numbers // len(self.layers) * _WIDENED
-            + (largest + self._unpacked_values + self._fused_values) * item
         )
+        if self.device.type == "cpu":
+            reordered = max((a * b for a, b in self._matrix_shapes()), default=0) * item  # by the product
+            attention = tree_attention_scratch(rows, length + rows, kept.heads, kept.groups, self.dtype)
+            return 4 * states + part + gated + attention + reordered
+        part += max(gated, gpu_scratch_bytes(rows, length, kept.heads))  # one is gone when the other comes
+        # When layers are done, the last norm runs over all rows in float32.
+        return 2 * states + max(part, rows * hidden * (item + 8))
 
     def _dense_scratch(self, rows: int, keys: int, chunk: int) -> int:
         """Bytes of dense masks, of scores that layers make of them, and of an index's scores and choices."""

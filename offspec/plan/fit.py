@@ -184,6 +184,7 @@ class Opened:
             ("norms", Tier.DEVICE, needs.rest - target.head_bytes),
             ("caches", Tier.DEVICE, needs.caches),
             ("draft", Tier.DEVICE, needs.draft),
+            ("the draft's embedding", Tier.HOST, needs.host),
             ("scratch", Tier.DEVICE, needs.scratch + (needs.logits if head else 0) + max(needs.extra)),
             ("slots", Tier.DEVICE, placement.slots * slot),
             ("staging slots", Tier.HOST, placement.staging * slot),
@@ -194,7 +195,9 @@ class Opened:
     def no_room(self, config: EngineConfig) -> str:
         """In a clause, why a substitute was left out, and what to do about it."""
         bits = config.draft_bits or _SUBSTITUTE_BITS[-1]
-        needed = draft_bytes(("packed", bits), self.draft, config, config.context or _CONTEXTS[-1])
+        held: Held = "packed", bits
+        needed = draft_bytes(held, self.draft, config, config.context or _CONTEXTS[-1])
+        needed += loading_bytes(held, self.draft)
         given, option = (self.memory, "--memory") if self.vram is None else (self.vram, "--vram")
         return (
             f"a {bits}-bit substitute of the target takes {format_bytes(needed)}, too much beside it in "
@@ -277,20 +280,28 @@ def _needs(opened: Opened, config: EngineConfig, held: Held, context: int, chunk
     shares_head = (config.substitutes and rounded) or any(head.shares_head for head in heads)
     rows = context + draft_rows(config)
     drawn = budget if config.verify == "sequoia" else 0  # nodes whose distributions are kept for the walk
+    width = config.width or WIDEST
+    scores = (64 + width + drawn) * 4 * vocabulary  # that stay for a request, noise among them
+    logits = 2 * width * 4 * vocabulary  # of a draft step
+    activations = target.activation_bytes(capacity, capacity, chunk)
+    draft, loading = draft_bytes(held, opened.draft, config, context), loading_bytes(held, opened.draft)
+    if target.device.type == "cpu":
+        draft, scratch = draft + loading, scores + logits + activations
+    else:  # one is gone when the other comes, and what is free again is used again
+        scratch = scores + max(logits, activations, loading)
     return Needs(
         runtime=opened.runtime,
         rest=target.rest_bytes,
         caches=target.cache_bytes(capacity) + target.state_bytes(budget, snapshots.MOST),
-        scratch=target.scratch_bytes(capacity, capacity, chunk)
-        + (64 + 3 * (config.width or WIDEST) + drawn) * 4 * vocabulary
-        + _features_bytes(target, heads, capacity),
-        draft=draft_bytes(held, opened.draft, config, context) + sum(head.nbytes(rows) for head in heads),
+        scratch=scratch + target.unpacking_bytes + _features_bytes(target, heads, capacity),
+        draft=draft + sum(head.nbytes(rows) for head in heads),
         layers=target.layer_bytes,
         extra=target.layer_extra,
         head=0 if shares_head else target.head_bytes,
         block=target.head_block_bytes,
         logits=2 * max(budget, 2) * vocabulary * target.dtype.itemsize,
         device_runtime=devices.RUNTIME + devices.SLACK if target.device.type == "cuda" else 0,
+        host=embedding_bytes(held, opened.draft, config) if target.device.type != "cpu" else 0,
     )
 
 
@@ -302,19 +313,31 @@ def _features_bytes(target: LoadedModel, heads: tuple[OpenedHead, ...], rows: in
     return (len(layers) + last) * rows * hidden * target.dtype.itemsize
 
 
+def embedding_bytes(held: Held, draft: LoadedModel | None, config: EngineConfig) -> int:
+    """Bytes of RAM of a draft's embedding; a substitute reads the rows of the target's from disk."""
+    if draft is None or held[0] in ("head", "none") or config.substitutes:
+        return 0
+    return draft.embedding_bytes
+
+
+def loading_bytes(held: Held, draft: LoadedModel | None) -> int:
+    """Bytes of the layer of a draft that is being rounded or fused, as it is on disk and as values."""
+    if draft is None or held[0] in ("head", "none"):
+        return 0
+    if draft.is_packed:
+        return max(map(sum, zip(draft.held_bytes, draft.held_extra, strict=True)))
+    return max(draft.layer_bytes) + max(draft.layer_extra)
+
+
 def draft_bytes(held: Held, draft: LoadedModel | None, config: EngineConfig, context: int) -> int:
-    """Bytes that a draft's model takes when it is held in this way, its cache included."""
+    """Bytes that a draft's model takes where it is computed, held in this way, its cache included."""
     mode, bits = held
     if draft is None or mode in ("head", "none"):
         return 0
     rows = context + draft_rows(config) + PADDING
     fixed = draft.cache_bytes(rows) + draft.state_bytes(draft_rows(config), snapshots.OF_DRAFT)
     fixed += 0 if config.substitutes else draft.rest_bytes
-    # The layer that is being rounded or fused, as it is on disk and as values.
-    if draft.is_packed:
-        fixed += max(map(sum, zip(draft.held_bytes, draft.held_extra, strict=True)))
-    else:
-        fixed += max(draft.layer_bytes) + max(draft.layer_extra)
+    fixed += embedding_bytes(held, draft, config) if draft.device.type == "cpu" else 0
     if mode == "full":
         return fixed + sum(draft.held_bytes)
     layers = draft.skeleton.layers

@@ -62,7 +62,7 @@ def test_without_a_draft_a_pass_is_a_token() -> None:
         ("rtx-4090-256gb", MIDDLE, "full", 1.4, 3.0),  # SpecExec: 2 to 3 tok/s with 16 bits; Sequoia: 1.75
         ("rtx-4070-ti", MIDDLE, "packed", 0.4, 1.0),  # UMbreLLa's users take the 1B, in 16 bits
         ("rtx-3060-12gb", MIDDLE, "packed", 0.15, 0.4),
-        ("laptop-8gb", SMALL, "packed", 0.3, 0.8),  # only in 4 bits is there room for it
+        ("laptop-8gb", SMALL, "full", 0.3, 0.8),
     ],
 )
 def test_a_70b_as_the_field_knows_it(machine: str, draft: str, mode: str, slow: float, fast: float) -> None:

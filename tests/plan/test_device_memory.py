@@ -1,0 +1,31 @@
+"""Device memory at real sizes: what loads and answers ask for, what is set aside, and what was promised.
+
+Nothing is computed: the checkpoints are files without contents, and the device runs none of its tasks. What
+is counted is where every tensor would lie. One process, which has the device, goes through all cases.
+"""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from tests.support.products import some
+
+_SIZES = product(("32b", "70b"), ("none", "1b", "8b"), ("8", "12", "16", "24"))
+_FEW, _ALL = "70b:1b:24", " ".join(map(":".join, _SIZES))
+
+
+@pytest.mark.skipif(find_spec("tests.support.simulated_cuda") is None, reason="there is no simulated device")
+@pytest.mark.parametrize("cases", some((_FEW, _ALL), _FEW), ids=len)
+def test_a_promise_of_device_memory_is_kept_at_real_sizes(cases: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.support.device_memory", str(tmp_path), *cases.split()]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    lines = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert [line["case"] for line in lines] == cases.split()
+    for line in (line for line in lines if "least" not in line):
+        assert 0 < line["asked"] <= line["reserved"] <= line["promised"], line
