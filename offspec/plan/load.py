@@ -14,7 +14,7 @@ import torch
 from offspec.checkpoint import Checkpoint, open_checkpoint
 from offspec.checkpoint.hub import is_cached
 from offspec.core import memory
-from offspec.core.config import AUTO, LOOKUPS, MTP, SUBSTITUTE, EngineConfig
+from offspec.core.config import AUTO, LOOKUPS, MTP, SUBSTITUTE, EngineConfig, format_bytes
 from offspec.core.errors import CapacityError, OffspecError
 from offspec.core.events import Notice
 from offspec.core.trace import OFF, Timeline
@@ -26,12 +26,19 @@ from offspec.model import device as devices
 from offspec.model.loaded import LoadedModel
 from offspec.model.tokenizer import TextCodec, load_tokenizer
 from offspec.plan.fit import LEAST_BUDGET, WIDEST, Fit, Opened
-from offspec.plan.load_drafts import bytes_progress, load_drafts
+from offspec.plan.load_drafts import bytes_progress, calibration_ids, load_drafts
+from offspec.plan.warm_up import warm_up_kernels
 from offspec_planners.placement import Placement, Tier
 
 _ROUNDING = (
     "on this processor the rounding of a row depends on the rows beside it, whatever their number: where two "
     "tokens are almost equally likely, an answer may depend on the draft"
+)
+
+_WARM_UP_TOKENS = 512
+_UNPINNED = (
+    "{} of RAM could not be pinned, so that copies to the device take longer: raise the limit of locked "
+    "memory (ulimit -l), or give less --memory"
 )
 
 _opened: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
@@ -53,6 +60,8 @@ class Assembly:
 def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) -> Opened:
     """Open what a configuration names. Raises any OffspecError; on an error nothing stays open."""
     device, dtype = devices.find_device(config.device), getattr(torch, config.dtype)
+    if (told := devices.missing_kernels(device)) is not None:
+        notify(Notice(told))
     vram = devices.claim(device, config.vram)
     given = config.memory or int(0.9 * (memory.available_bytes() + memory.resident_bytes()))
     checkpoint = _open_target(config, notify)
@@ -128,7 +137,10 @@ def _open_target(config: EngineConfig, notify: Notify) -> Checkpoint:
 
 
 def load_models(opened: Opened, config: EngineConfig, fit: Fit, notify: Notify) -> Assembly:
-    """Load what was opened, as `fit` says. Raises any OffspecError; on an error all of it is closed."""
+    """Load what was opened, as `fit` says. On an error all of it is closed.
+
+    Raises any OffspecError, and KernelsRefusedError where it must be opened and loaded again.
+    """
     recording = torch.is_grad_enabled()
     target, drafts, codec = opened.target, opened.drafts, opened.codec
     assert codec is not None
@@ -149,9 +161,16 @@ def load_models(opened: Opened, config: EngineConfig, fit: Fit, notify: Notify) 
         )
         for file in sorted(target.buffered_files):
             notify(Notice(f"{file.name} is read through the page cache: its file system refuses O_DIRECT"))
+        if target.unpinned_bytes:
+            notify(Notice(_UNPINNED.format(format_bytes(target.unpinned_bytes))))
         if not target.tree_model.row_counts.holds:
             notify(Notice(_ROUNDING))
         sources = load_drafts(drafts, config, fit, target, codec, notify)
+        try:
+            warm_up_kernels(target, sources, config, calibration_ids(codec, _WARM_UP_TOKENS), notify)
+        except BaseException:
+            sources.close()
+            raise
         memory.trim()
         return Assembly(target, sources, codec, fit.context, fit.placement, opened.memory, opened.vram)
     except BaseException as error:

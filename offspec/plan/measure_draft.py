@@ -38,6 +38,7 @@ def measure_steps(
     budget: int,
     temperature: float = 0.0,
     look: Callable[[], None] | None = None,
+    seconds: float = _DRAFT_SECONDS,
 ) -> tuple[Points, float]:
     """((width, seconds) of a draft step, what the first step after a pass takes more), from trees grown.
 
@@ -50,6 +51,7 @@ def measure_steps(
         budget: Most nodes that the draft has room for.
         temperature: Of the tokens that are chosen.
         look: Called between draft steps.
+        seconds: Time for a second round of widths.
     """
     vocabulary, device = parts.vocab_size, parts.device
     processor = LogitsProcessor(SamplingParams(temperature=temperature), vocabulary, [], device)
@@ -65,12 +67,12 @@ def measure_steps(
         drafter.commit([ROOT])  # what follows finds the prompt known
         _show(drafter, parts, 0, known)
         for turn, width in enumerate(2 * widths):
-            if turn >= len(widths) and time.perf_counter() - started > _DRAFT_SECONDS:
+            if turn >= len(widths) and time.perf_counter() - started > seconds:
                 break
             drafter.rewind(known)
             looked = _show(drafter, parts, known, len(text) - 1)
             grown = _grow(drafter, scorer, text, min(budget, 4 * width), width, look)
-            first += [looked + seconds for _, seconds in grown[:1]]
+            first += [looked + spent for _, spent in grown[:1]]
             steps += grown[1:]
     finally:
         drafter.rewind(0)

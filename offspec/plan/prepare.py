@@ -25,6 +25,7 @@ from offspec.plan.load import Assembly, load_models, open_models
 from offspec.plan.make import acceptance_for, measure, plan_by
 from offspec.plan.policy import DraftPolicy
 from offspec.plan.records import DraftRecord
+from offspec.plan.warm_up import KernelsRefusedError
 from offspec_planners.measured_costs import MeasuredCosts
 from offspec_planners.plan import Plan
 
@@ -84,7 +85,10 @@ def prepare(
     except BaseException:
         opened.close()
         raise
-    assembly = load_models(opened, start.config, start.fit, notify)
+    try:
+        assembly = load_models(opened, start.config, start.fit, notify)
+    except KernelsRefusedError:  # again, without them
+        return prepare(config, notify, timeline, named=named, replan=replan)
     prepared = Prepared(start.config, assembly, DraftPolicy.fixed(start.config), record, opened)
     if not start.plans and not replan:
         return prepared

@@ -1,0 +1,143 @@
+"""Running once, on a CUDA device, every kernel that an answer needs: the first launch of each compiles it.
+
+Shapes, strides and options decide which variant of a kernel runs, so what runs here is the real thing: a
+pass that is broken off when a layer of each kind has run, draft steps of several widths, and choices.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+
+import torch
+
+from offspec.core.config import EngineConfig, SamplingParams
+from offspec.core.errors import OffspecError
+from offspec.core.events import LoadProgress
+from offspec.draft.mix.sources import Sources
+from offspec.draft.open import Notify
+from offspec.model import device as devices
+from offspec.model.attention import TreeContext
+from offspec.model.loaded import LoadedModel
+from offspec.model.parts import TargetParts
+from offspec.plan.measure_draft import measure_steps
+from offspec.sampling.logits_processor import LogitsProcessor
+from offspec.sampling.noise import GumbelNoise
+from offspec_kernels.backend import choose_backend, first_line, refuse
+from offspec_kernels.kv_compact import KVTable, kv_compact
+
+_ROWS = 384  # of the pass: enough that some keys are met one by one and some in blocks
+_QUIET_S = 1.0  # that warming up may take unmentioned
+_CHOICES = (
+    SamplingParams(),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.7),
+    SamplingParams(temperature=0.7, top_k=50),
+    SamplingParams(temperature=0.7, top_p=0.9),
+)
+
+
+class KernelsRefusedError(Exception):
+    """A kernel of ours does not run on this device, which does without them from now on: load again."""
+
+
+class _EnoughError(Exception):
+    """The pass has met every kind of layer."""
+
+
+def warm_up_kernels(
+    target: LoadedModel, sources: Sources, config: EngineConfig, ids: Sequence[int], notify: Notify
+) -> None:
+    """Leaves the caches empty. Does nothing on a CPU, which `LoadedModel.warm_up` is enough for.
+
+    Args:
+        target: Loaded.
+        sources: Drafters for it.
+        config: Settings, with the budget that there is room for.
+        ids: Text that draft trees grow in.
+        notify: Takes LoadProgress events, where it takes longer than a second.
+
+    Raises:
+        KernelsRefusedError: A kernel of ours cannot be compiled, or does not run.
+        OffspecError: See `offspec.core.errors`.
+    """
+    if target.device.type == "cpu":
+        return
+    steps, began = list(_steps(target, sources, config, ids)), time.perf_counter()
+    for done, step in enumerate(steps):
+        if time.perf_counter() - began > _QUIET_S:
+            notify(LoadProgress("Compiling kernels", done, len(steps), "steps"))
+        try:
+            step()
+        except OffspecError:
+            raise
+        except Exception as error:
+            if devices.is_out_of_memory(error) or choose_backend(target.device) != "triton":
+                raise
+            refuse(target.device, f"a kernel could not be compiled ({first_line(error)})")
+            if choose_backend(target.device) == "triton":  # it was asked for
+                raise
+            raise KernelsRefusedError from error
+
+
+def _steps(
+    target: LoadedModel, sources: Sources, config: EngineConfig, ids: Sequence[int]
+) -> Iterator[Callable[[], object]]:
+    yield partial(_pass, target)
+    for params in _CHOICES:
+        yield partial(_choice, target, params)
+    parts, budget = TargetParts(target), config.budget or 1
+    for drafter in sources.drafters.values():
+        for temperature in (0.0, 1.0):
+            yield partial(measure_steps, drafter, parts, ids, budget, temperature, seconds=0.0)
+
+
+@torch.no_grad()
+def _pass(target: LoadedModel) -> None:
+    model, device = target.tree_model, target.device
+    rows = min(_ROWS, model.cache.rows[0].capacity if model.cache.rows else _ROWS)
+    last = _last_of_its_kind(target)
+
+    def stop(done: int) -> None:
+        if done > last:
+            raise _EnoughError
+
+    model.on_layer = stop
+    try:
+        with suppress(_EnoughError):
+            hidden = model.hidden(
+                torch.zeros(rows, dtype=torch.long, device=device), TreeContext.chain(rows, device)
+            )
+            if model.streams_head:
+                model.logits(hidden[:1])  # or the ring would be out of step
+        for stores in [row.stores for row in model.cache.rows[: last + 1]]:
+            if stores:
+                kv_compact(KVTable(stores), 0, [1])
+    finally:
+        model.on_layer = None
+        target.recover()
+        model.cache.rewind(0)
+    if not model.streams_head:
+        states = torch.zeros(
+            model.rows_together, target.skeleton.config.hidden_size, dtype=target.dtype, device=device
+        )
+        model.logits(states)
+
+
+def _last_of_its_kind(target: LoadedModel) -> int:
+    """The first layer by which there was one of each kind, by what it attends to and its weights."""
+    kinds = getattr(target.skeleton.config, "layer_types", None) or [""] * len(target.layers)
+    first = dict[object, int]()
+    for index, layer in enumerate(target.skeleton.layers):
+        shapes = tuple((name, tuple(weight.shape)) for name, weight in layer.named_parameters())
+        first.setdefault((kinds[index], shapes), index)
+    return max(first.values())
+
+
+@torch.no_grad()
+def _choice(target: LoadedModel, params: SamplingParams) -> None:
+    vocabulary, device = target.skeleton.vocab_size, target.device
+    processor = LogitsProcessor(params, vocabulary, [], device)
+    noise = GumbelNoise(0, vocabulary, device) if processor.uses_noise else None
+    logits = torch.zeros(vocabulary, dtype=target.dtype, device=device)
+    processor.choose(logits, (), noise, 0)
