@@ -13,14 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.products import some
-
 _SIZES = product(("32b", "70b"), ("none", "1b", "8b"), ("8", "12", "16", "24"))
-_FEW, _ALL = "70b:1b:24", " ".join(map(":".join, _SIZES))
+_CASES = [
+    pytest.param("70b:1b:24 32b:none:8", marks=pytest.mark.exhaustive, id="few"),
+    pytest.param(" ".join(map(":".join, _SIZES)), marks=pytest.mark.slow, id="all"),
+]
 
 
 @pytest.mark.skipif(find_spec("tests.support.simulated_cuda") is None, reason="there is no simulated device")
-@pytest.mark.parametrize("cases", some((_FEW, _ALL), _FEW), ids=len)
+@pytest.mark.parametrize("cases", _CASES)
 def test_a_promise_of_device_memory_is_kept_at_real_sizes(cases: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.support.device_memory", str(tmp_path), *cases.split()]
     ran = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])

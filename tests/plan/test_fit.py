@@ -154,3 +154,19 @@ def test_a_conversation_has_room_before_a_fast_draft(
         assert roomy.context >= 2048 or roomy == usual, "where there is no room, it is what it always is"
     assert any(roomy.context > usual.context for usual, roomy in decided)
     assert decided[-1][0] == decided[-1][1]
+
+
+def test_a_draft_s_embedding_is_counted(
+    opened: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it for a draft of its own, and nothing for a substitute, which shares the target's file."""
+    substitute = opened()
+    name = substitute.config.model
+    drafts = replace(substitute.drafts, names=(name,))
+    own = replace(substitute, config=replace(substitute.config, draft=name), drafts=drafts)
+    assert own.draft is not None
+    size, before = own.draft.embedding_bytes, [found.least(found.config)[0] for found in (own, substitute)]
+    monkeypatch.setattr(type(own.draft), "embedding_bytes", 0)
+    after = [found.least(found.config)[0] for found in (own, substitute)]
+    assert size >= 96 * 256 * 2
+    assert before[0] - after[0] >= size and before[1] == after[1]
