@@ -19,6 +19,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("pack",),
     ("distill",),
     ("hardware",),
+    ("doctor",),
 )
 
 _INTRO = """# The command line

@@ -1,6 +1,8 @@
 """How much memory there is, and how much this process takes."""
 
 import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 RUNTIME = 384_000_000  # bytes that Python, torch and transformers take in a process of their own, about
@@ -8,9 +10,12 @@ _RUNTIME_STEP = 32_000_000
 _first_runtime = 0
 MARGIN = 64 << 20  # thread stacks, the allocator's slack, Python objects made while decoding
 
+_PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+_UNLIMITED = 1 << 60  # how version 1 says that there is no limit, about
+
 
 def _status_kb(key: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
+    for line in (_PROC / "self/status").read_text().splitlines():
         if line.startswith(key + ":"):
             return int(line.split()[1]) * 1024
     return 0
@@ -51,34 +56,65 @@ def trim() -> None:
 
 
 def available_bytes() -> int:
-    """Memory that could still be taken: what the machine has free, and what a cgroup leaves of it."""
+    """Memory that could still be taken: what the machine has free, and what control groups leave of it."""
     free = 0
-    for line in Path("/proc/meminfo").read_text().splitlines():
+    for line in (_PROC / "meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             free = int(line.split()[1]) * 1024
-    for limit_file, usage_file in _limit_files():
-        try:
-            limit, usage = limit_file.read_text().strip(), usage_file.read_text().strip()
-        except OSError:
-            continue
-        if limit != "max":
-            free = min(free, max(int(limit) - int(usage), 0))
+    for group in _groups():
+        if group.limit is not None:
+            free = min(free, max(group.limit - group.taken(), 0))
     return free
 
 
-def _limit_files() -> list[tuple[Path, Path]]:
-    """(limit, usage) files of this process's control groups, version 1 and 2."""
-    root, files = Path("/sys/fs/cgroup"), list[tuple[Path, Path]]()
+def cgroup_limit() -> int | None:
+    """The least memory limit of this process's control groups, in bytes; None where there is none."""
+    return min((group.limit for group in _groups() if group.limit is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A control group's folder, and the names of its files: those of version 1, or of version 2."""
+
+    folder: Path
+    names: tuple[str, str]
+
+    @property
+    def limit(self) -> int | None:
+        """Bytes; None where there is no limit, or no such group."""
+        try:
+            text = (self.folder / self.names[0]).read_text().strip()
+        except OSError:
+            return None
+        return None if text == "max" or int(text) >= _UNLIMITED else int(text)
+
+    def taken(self) -> int:
+        """Bytes that are used, without pages of files that the system gives up as soon as others ask."""
+        try:
+            used = int((self.folder / self.names[1]).read_text())
+            lines = (self.folder / "memory.stat").read_text().splitlines()
+        except OSError:
+            return 0
+        counts = dict(line.split(maxsplit=1) for line in lines)
+        return used - int(counts.get("total_inactive_file", counts.get("inactive_file", 0)))
+
+
+def _groups() -> Iterator[_Group]:
+    """The control groups of this process, version 1 and 2, and those above them, whose limits hold too.
+
+    In a container a group may have another name than in /proc; the topmost is always there.
+    """
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = (_PROC / "self/cgroup").read_text().splitlines()
     except OSError:
-        return files
+        return
     for line in lines:
         _, controllers, group = line.split(":", 2)
         if controllers == "":
-            folder = root / group.lstrip("/")
-            files.append((folder / "memory.max", folder / "memory.current"))
+            top, names = _CGROUPS, ("memory.max", "memory.current")
         elif "memory" in controllers.split(","):
-            folder = root / "memory" / group.lstrip("/")
-            files.append((folder / "memory.limit_in_bytes", folder / "memory.usage_in_bytes"))
-    return files
+            top, names = _CGROUPS / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        folder = top / group.lstrip("/")
+        yield from (_Group(above, names) for above in (folder, *folder.parents) if above.is_relative_to(top))

@@ -113,25 +113,27 @@ class Opened:
         if self.draft is not None:
             self.draft.close()
 
-    def fit(self, config: EngineConfig, share: float = 1.0) -> Fit:
+    def fit(self, config: EngineConfig, share: float = 1.0, *, held: Held | None = None) -> Fit:
         """The first arrangement that fits: the best draft, then the longest context; see `_choices`.
 
         Args:
             config: Settings whose budget and width are the most that will be used.
             share: Size of each layer, as a part of what it is.
+            held: How the draft is held, whatever the settings say. None: by the settings.
 
         Raises:
             CapacityError: Nothing fits.
             RequestError: A context that is over the model's.
         """
         failure: CapacityError | None = None
-        for held, context in _choices(self, config):
+        for way, context in _choices(self, config):
+            held_so = held or way
             found: Fit | None = None
             for chunk in (CHUNK, SMALL_CHUNK):
-                needs = _needs(self, config, held, context, chunk)
+                needs = _needs(self, config, held_so, context, chunk)
                 needs = replace(needs, layers=[int(size * share) for size in needs.layers])
                 try:
-                    fit = Fit(context, held[0], divide(self.memory, needs, self.vram), chunk, held[1])
+                    fit = Fit(context, held_so[0], divide(self.memory, needs, self.vram), chunk, held_so[1])
                 except CapacityError as error:
                     if failure is None or error.needed < failure.needed:
                         failure = error

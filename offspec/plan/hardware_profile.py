@@ -2,28 +2,23 @@
 
 import json
 import os
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from offspec.checkpoint import local_path
-from offspec.core.cache_dir import ELSEWHERE, cache_root
+from offspec.core.cache_dir import cache_root
 from offspec.core.errors import CapacityError, CheckpointError, OffspecError, PlanError, RequestError
 from offspec.core.events import Event, LoadProgress, Notice
-from offspec.core.files import disk_full, require_space, write_file, writing
+from offspec.core.files import write_file
+from offspec.plan.disk_files import in_caches, in_folder, large_files, made_folder, written_file
 from offspec_planners.hardware import Hardware, Identity, preset, preset_names
 
 _FILE = "hardware.json"
 _VERSION = 1
 _STAGE = "measuring this machine"
-_WRITTEN = 512 << 20  # bytes of a test file, where there is no large one to read
-_BLOCK = 4 << 20
-_ENOUGH = 256 << 20  # bytes of files that are large enough to read instead
-_LARGE = 4 << 20  # bytes of a file that is worth reading
 _DEVICE_ROOM = 1_500_000_000
 
 
@@ -98,8 +93,8 @@ def profile(
     find_device(device)
     if folder is not None and not folder.is_dir():
         raise RequestError(f"there is no folder {folder}; give one on the disk that is to be measured")
-    files = files or _large_files(_in_folder(folder) if folder else _in_caches())
-    where = files[0] if files else _made(folder or cache_root())
+    files = files or large_files(in_folder(folder) if folder else in_caches())
+    where = files[0] if files else made_folder(folder or cache_root())
     identity = identify(device)
     kept = _read(notify)
     key = _key(identity, where)
@@ -108,7 +103,7 @@ def profile(
     if files:
         hardware = _measure(files, device, notify)
     else:
-        with _test_file(where) as file:
+        with written_file(where, "name a folder on the disk with --path") as file:
             hardware = _measure([file], device, notify)
     made = Profile(hardware, datetime.now(UTC).isoformat(timespec="seconds"))
     _write({**kept, key: made}, notify)
@@ -153,60 +148,6 @@ def _key(identity: Identity, where: Path) -> str:
     return f"{identity.fingerprint()} {os.major(device)}:{os.minor(device)}"
 
 
-def _in_folder(folder: Path) -> Iterator[Path]:
-    for pattern in ("*", "*/*"):
-        yield from folder.glob(pattern)
-
-
-def _in_caches() -> Iterator[Path]:
-    """Weights that are kept by offspec and by the hub's client."""
-    from huggingface_hub import constants
-
-    yield from cache_root().glob("*/*/*.safetensors")
-    yield from Path(constants.HF_HUB_CACHE).glob("models--*/blobs/*")
-
-
-def _large_files(found: Iterable[Path]) -> list[Path]:
-    """Those that are large and lie on one disk, the largest first; none where they hold too little."""
-    disks = dict[int, list[tuple[int, Path]]]()
-    for path in found:
-        try:
-            about = path.stat()
-        except OSError:  # a link into nowhere, a folder that is closed to us
-            continue
-        if path.is_file() and about.st_size >= _LARGE and os.access(path, os.R_OK):
-            disks.setdefault(about.st_dev, []).append((about.st_size, path))
-    if not disks:
-        return []
-    chosen = max(disks.values(), key=lambda files: sum(size for size, _ in files))
-    if sum(size for size, _ in chosen) < _ENOUGH:
-        return []
-    return [path for _, path in sorted(chosen, reverse=True)]
-
-
-def _made(folder: Path) -> Path:
-    with writing(folder, ELSEWHERE):
-        folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-@contextmanager
-def _test_file(folder: Path) -> Iterator[Path]:
-    """A large file to read. It has no name, so that nothing is left of it however this ends."""
-    require_space(folder, _WRITTEN, "measuring the disk")
-    with (
-        writing(folder, "name a folder on the disk with --path"),
-        disk_full(folder, _WRITTEN),
-        tempfile.TemporaryFile(dir=folder) as file,
-    ):
-        block = os.urandom(_BLOCK)  # zeros might never reach the disk
-        for _ in range(_WRITTEN // _BLOCK):
-            file.write(block)
-        file.flush()
-        os.fsync(file.fileno())
-        yield Path(f"/proc/self/fd/{file.fileno()}")
-
-
 def _read(notify: Callable[[Event], None]) -> dict[str, Profile]:
     """The profiles that are kept; none, and a notice, where the file is damaged."""
     file = cache_root() / _FILE
@@ -233,6 +174,6 @@ def _write(profiles: Mapping[str, Profile], notify: Callable[[Event], None]) -> 
     }
     text = json.dumps({"version": _VERSION, "profiles": entries}, indent=1, ensure_ascii=False)
     try:
-        write_file(_made(cache_root()) / _FILE, text.encode())
+        write_file(made_folder(cache_root()) / _FILE, text.encode())
     except (OSError, OffspecError) as error:
         notify(Notice(f"the profile of this machine could not be kept: {error}"))

@@ -25,6 +25,7 @@ from offspec_planners.search import BUDGETS, STATIC_WIDTH, WIDTHS, Outlook, best
 
 _WALKED = 8.0  # nodes that a first estimate takes a pass to walk
 _PROMPT = 512  # tokens of the prompt that the time to a first token is told for
+_NO_DRAFT = "there is no draft"
 _CONTENDED = (
     "Other processes used the processors while this was measured: measure again on an idle machine, with "
     "`offspec plan --replan`."
@@ -176,7 +177,7 @@ def build_plan(
         forecast=forecast(chosen, costs, target, hardware),
         sweep=tuple(row.choice for row in found),
         what_ifs=WhatIfs(opened, settled, fit, pricing, target, calibration, chosen).rows(),
-        acceptance=acceptance.origin,
+        acceptance=acceptance.origin if drafts else _NO_DRAFT,
         measured=acceptance.measured,
         least_memory=least_memory,
         least_vram=least_vram,

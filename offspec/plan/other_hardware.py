@@ -42,7 +42,7 @@ def plan_for_hardware(config: EngineConfig, hardware: Hardware) -> Plan:
     config = replace(config, device="cpu" if hardware.link is None else "cuda")
     target, fingerprint = imagine(config.model, getattr(torch, config.dtype), torch.device(config.device))
     plans, failure = list[Plan](), None
-    for wanted in _drafts(config):
+    for wanted in _drafts(config, target):
         try:
             plans.append(_plan(wanted, hardware, target, fingerprint))
         except (CapacityError, CheckpointError) as error:
@@ -53,12 +53,13 @@ def plan_for_hardware(config: EngineConfig, hardware: Hardware) -> Plan:
     raise failure
 
 
-def _drafts(config: EngineConfig) -> list[EngineConfig]:
+def _drafts(config: EngineConfig, target: LoadedModel) -> list[EngineConfig]:
     """Possible drafts, and none. Of those that are equally fast the first is taken."""
     if config.draft != AUTO:
         return [config]
     # Of heads, and of some models, no sizes are known to plan with.
-    siblings = [draft.id for draft in known_drafts(config.model) if known_config(draft.id)]
+    known = known_drafts(config.model, target.skeleton.config.to_dict())
+    siblings = dict.fromkeys(draft.id for draft in known if known_config(draft.id))
     return [replace(config, draft=name) for name in (NONE, SUBSTITUTE, *siblings)]
 
 

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from dataclasses import replace
 
-from offspec.core.config import EngineConfig, format_bytes
+from offspec.core.config import DraftBits, EngineConfig, format_bytes
 from offspec.core.errors import CapacityError
 from offspec.plan.fit import Fit, Opened
 from offspec_planners.acceptance import Calibration
@@ -13,6 +13,8 @@ from offspec_planners.plan import WhatIf
 from offspec_planners.search import Outlook, best, outlook, static_sweep, sweep
 
 _FACTORS = (1.5, 2, 4)  # times the memory there is
+_GAIN = 1.05  # times the speed; what brings less is not told
+_DRAFT_BITS: DraftBits = 4
 _WHOLE = 12  # bits a weight, from which on a file is not taken for packed
 _FORMATS = {"nf4": 4.25, "int8": 8.5}  # bits a weight of what `offspec pack` makes, scales included
 
@@ -33,48 +35,56 @@ class WhatIfs:
         self._opened, self._config, self._fit = opened, config, fit
         self._pricing, self._target, self._calibration = pricing, target, calibration
         self._chosen = chosen.choice
-        self._placed = fit.placement
 
     def rows(self) -> tuple[WhatIf, ...]:
-        """More memory, a faster link, a packed target, no draft: what would make a difference."""
-        streams = self._fit.placement.slots > 0
-        rows = [WhatIf("no draft", self._plain(), "one token a pass")]
-        if streams:
-            rows = [
-                *self._memory(),
-                WhatIf("a link twice as fast", self._speed(pricing=self._pricing.with_faster_link(2.0)), ""),
-                *self._packed(),
-                *rows,
-            ]
+        """More memory, a faster link, fewer bits: what makes a difference. And no draft beside one."""
+        rows = list[WhatIf]()
+        if self._fit.placement.slots > 0:
+            rows = [*self._memory(), self._link(), *self._packed(), *self._packed_draft()]
+        least = _GAIN * self._chosen.tok_per_s
+        rows = [row for row in rows if row.tok_per_s is not None and row.tok_per_s >= least]
+        if self._opened.drafts.names:
+            rows.append(WhatIf("no draft", self._plain(), "one token a pass"))
         return tuple(rows)
 
     def _memory(self) -> list[WhatIf]:
-        """More of each memory, until nothing streams."""
-        opened, rows = self._opened, list[WhatIf]()
-        for factor in _FACTORS:
-            more = int(factor * opened.memory)
-            rows += self._with(replace(opened, memory=more), f"{format_bytes(more)} of RAM")
-            if opened.vram is not None:
-                more = int(factor * opened.vram)
-                rows += self._with(replace(opened, vram=more), f"{format_bytes(more)} of VRAM")
+        """More RAM, then more VRAM, each as far as more of it brings more."""
+        opened = self._opened
+        grown = [(replace(opened, memory=int(by * opened.memory)), "RAM") for by in _FACTORS]
+        rows = self._places(grown)
+        if opened.vram is not None:
+            grown = [(replace(opened, vram=int(by * opened.vram)), "VRAM") for by in _FACTORS]
+            rows += self._places(grown)
         return rows
 
-    def _with(self, larger: Opened, change: str) -> list[WhatIf]:
-        """One row, or none where nothing would lie elsewhere."""
-        try:
-            fit = larger.fit(self._config)
-        except CapacityError:
-            return []
+    def _places(self, grown: list[tuple[Opened, str]]) -> list[WhatIf]:
+        """A row for each of ever larger memories that brings more than the one before."""
+        rows, before = list[WhatIf](), self._chosen.tok_per_s
+        for larger, name in grown:
+            with suppress(CapacityError):
+                size = larger.memory if name == "RAM" else larger.vram or 0
+                row = self._placed(larger, larger.fit(self._config), f"{format_bytes(size)} of {name}")
+                if (row.tok_per_s or 0.0) >= _GAIN * before:
+                    rows.append(row)
+                    before = row.tok_per_s or 0.0
+        return rows
+
+    def _placed(self, larger: Opened, fit: Fit, change: str) -> WhatIf:
         placement = fit.placement
-        if placement == self._placed:
-            return []
-        self._placed = placement
         kept, host = len(placement.resident), len(placement.layers(Tier.HOST))
         target = self._target.unpacked_once() if larger.unpacks(self._config, fit) else self._target
         where = f"{kept} of {len(placement.tiers)} layers stay on the device, {host} in RAM"
         if larger.vram is None:
             where = f"{kept} of {len(placement.tiers)} layers stay in it"
-        return [WhatIf(change, self._speed(fit=fit, target=target), where)]
+        return WhatIf(change, self._speed(fit=fit, target=target), where)
+
+    def _link(self) -> WhatIf:
+        """Bytes that come in half the time, whatever they come through."""
+        placement = self._fit.placement
+        ways = ["the disk"] if placement.layers(Tier.DISK) or placement.head is Tier.DISK else []
+        ways += ["RAM to VRAM"] if self._opened.vram is not None else []
+        speed = self._speed(pricing=self._pricing.with_faster_link(2.0))
+        return WhatIf("a link twice as fast", speed, " and ".join(ways))
 
     def _packed(self) -> list[WhatIf]:
         """The target in fewer bits, which then have to be unpacked; none where it already is."""
@@ -90,6 +100,18 @@ class WhatIfs:
                 note = f"`offspec pack --to {name}`; another model, a little less exact"
                 rows.append(WhatIf(f"the target packed to {name}", speed, note))
         return rows
+
+    def _packed_draft(self) -> list[WhatIf]:
+        """A draft that is kept in 4 bits, which leaves room for layers; none where that cannot be priced."""
+        pricing = self._pricing.with_packed_draft(_DRAFT_BITS)
+        if pricing is None or self._opened.draft is None or self._fit.draft_mode == "packed":
+            return []
+        try:
+            fit = self._opened.fit(self._config, held=("packed", _DRAFT_BITS))
+        except CapacityError:
+            return []
+        kept = f"{len(fit.placement.resident)} of {len(fit.placement.tiers)} layers stay on the device"
+        return [WhatIf(f"the draft kept in {_DRAFT_BITS} bits", self._speed(fit=fit, pricing=pricing), kept)]
 
     def _plain(self) -> float:
         alone = self._opened.alone().fit(replace(self._config, budget=1, width=1))

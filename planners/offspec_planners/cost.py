@@ -144,6 +144,9 @@ class Pricing(Protocol):
     def with_faster_link(self, factor: float) -> "Pricing":
         """These costs with bandwidth multiplied by a factor."""
 
+    def with_packed_draft(self, bits: int) -> "Pricing | None":
+        """These costs with the draft's weights kept in so many bits; None where that is not known."""
+
 
 def _piecewise(points: Points, at: ArrayLike) -> NDArray[np.float64]:
     """Linear between the points; below the first it is flat, above the last it goes on as it went."""
@@ -224,6 +227,10 @@ class Estimate:
             link=None if link is None else link.times(factor),
         )
         return replace(self, hardware=faster)
+
+    def with_packed_draft(self, bits: int) -> "Estimate | None":
+        """Implements `Pricing`."""
+        return None if self.draft is None else replace(self, packed=bits)
 
 
 def layer_seconds(processor: Processor, sizes: ModelSizes, rows: int, prefix: int) -> float:

@@ -61,3 +61,6 @@ class MeasuredCosts:
         if self.link is None:
             return self
         return replace(self, link=self.link.times(factor))
+
+    def with_packed_draft(self, bits: int) -> None:
+        """Implements `Pricing`: nothing was measured of the draft but as it is held."""

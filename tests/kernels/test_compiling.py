@@ -9,45 +9,56 @@ from typing import Any
 
 import pytest
 
-# Bytes of shared memory a program can have, by compute capability: A100; RTX 4090; H100; RTX 5090.
-SHARED = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}
 SPILT = 320  # bytes of a thread's 1020 of registers that may lie in memory
+KERNELS = {
+    *("_tree_attention", "_merge", "_far_keys", "_near_keys"),
+    *("_within_blocks", "_across_blocks", "_survey", "_pick", "_move"),
+    *("_row_linear", "_tree_scan", "_tree_conv"),
+}
+FORMATS = {"_ggml", "_grouped", "_codebook", "_int8_rows", "_awq", "_gptq", "_compressed", "_float8"}
 
 
-def _compiled(folder: Path, *words: str) -> list[dict[str, Any]]:
-    """What a process that compiles, since this one interprets, says of each kernel."""
+def _compiled(folder: Path, *words: str) -> dict[str, Any]:
+    """The record of a process that compiles, since this one interprets."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    record = folder / "record.json"
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.compiling", *words],
+        [sys.executable, "-m", "bench.kernels.compiled", "--json", record, *words],
         cwd=Path(__file__).parents[2],
         env={**environment, "TRITON_CACHE_DIR": str(folder)},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "FP_FUSION" not in done.stderr  # each launch says whether products and sums are fused
+    found: dict[str, Any] = json.loads(record.read_text())
+    assert found["too_large"] == []
+    assert all(one["stack"] <= SPILT for one in found["spills"])
+    return found
 
 
-def _check(found: list[dict[str, Any]]) -> None:
-    assert {each["kernel"] for each in found} == {
-        *("_tree_attention", "_merge", "_far_keys", "_near_keys"),
-        *("_within_blocks", "_across_blocks", "_survey", "_pick", "_move"),
-        "_ggml",
-        *("_row_linear", "_tree_scan", "_tree_conv"),
-        *("_grouped", "_codebook", "_int8_rows"),
-        *("_awq", "_gptq", "_compressed", "_float8"),
-    }
-    for each in found:
-        assert each["shared"] <= SHARED[each["architecture"]], each
-        assert each["stack"] <= SPILT, each
-        assert each["fused_float64"] == 0, each  # noise has the bits that torch's has
+def test_attention_and_scan_on_a_consumers_gpu(tmp_path: Path) -> None:
+    found = _compiled(tmp_path, "--quick", "--architectures", "89", "--ops", "tree_attention", "tree_scan")
+    kernels = {"_tree_attention", "_merge", "_far_keys", "_near_keys", "_tree_scan"}
+    assert {one["kernel"] for one in found["largest"]} == kernels
+    assert found["spilt"] == 0
 
 
 @pytest.mark.exhaustive
-def test_on_a_consumers_gpu(tmp_path: Path) -> None:
-    _check(_compiled(tmp_path, "89"))
+def test_one_call_of_each_operation(tmp_path: Path) -> None:
+    found = _compiled(tmp_path, "--quick", "--architectures", "89")
+    assert {one["kernel"] for one in found["largest"]} == KERNELS | {"_codebook"}
+    assert found["spilt"] == 0
+
+
+@pytest.mark.exhaustive
+def test_every_format_on_a_consumers_gpu(tmp_path: Path) -> None:
+    found = _compiled(tmp_path, "--architectures", "89", "--ops", "dequant", "tree_scan")
+    assert {one["kernel"] for one in found["largest"]} == FORMATS | {"_tree_scan"}
 
 
 @pytest.mark.slow
-def test_every_shape_on_every_gpu(tmp_path: Path) -> None:
-    _check(_compiled(tmp_path, "--all", *map(str, SHARED)))
+def test_every_variant_on_every_gpu(tmp_path: Path) -> None:
+    found = _compiled(tmp_path)
+    kernels = {(one["architecture"], one["kernel"]) for one in found["largest"]}
+    assert kernels == {(gpu, kernel) for gpu in (80, 86, 89, 90, 120) for kernel in KERNELS | FORMATS}

@@ -14,6 +14,7 @@ import pytest
 import offspec_planners.measure as measuring
 from offspec.core.errors import CapacityError, CheckpointError, DiskFullError, PlanError, RequestError
 from offspec.core.events import Event, LoadProgress, Notice
+from offspec.plan import disk_files
 from offspec.plan import hardware_profile as machine
 from offspec_planners.hardware import Hardware, Processor, Rate
 
@@ -52,10 +53,10 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(measuring, "measure", bench.measure)
-    monkeypatch.setattr(machine, "_WRITTEN", 1 << 20)
-    monkeypatch.setattr(machine, "_BLOCK", 1 << 18)
-    monkeypatch.setattr(machine, "_LARGE", 1000)
-    monkeypatch.setattr(machine, "_ENOUGH", 3000)
+    monkeypatch.setattr(disk_files, "_WRITTEN", 1 << 20)
+    monkeypatch.setattr(disk_files, "_BLOCK", 1 << 18)
+    monkeypatch.setattr(disk_files, "_LARGE", 1000)
+    monkeypatch.setattr(disk_files, "_ENOUGH", 3000)
     return bench
 
 
@@ -175,7 +176,7 @@ def test_a_full_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_too_little_room_is_seen_before_anything_is_written(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "_WRITTEN", 1 << 60)
+    monkeypatch.setattr(disk_files, "_WRITTEN", 1 << 60)
     monkeypatch.setattr(tempfile, "TemporaryFile", None)
     with pytest.raises(DiskFullError, match="OFFSPEC_CACHE"):
         ask(bench)

@@ -127,6 +127,44 @@ def test_a_quantised_configuration(tmp_path: Path, quantised: dict[str, object],
     )
 
 
+def test_a_folder_gets_the_drafts_of_its_shape(tmp_path: Path) -> None:
+    """And every row of what would help does: none of RAM where nothing comes from disk."""
+    config = known_config(LARGE)
+    assert config is not None
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    plan = _plan(str(tmp_path), "rtx-4090")
+    alone = _plan(str(tmp_path), "rtx-4090", draft="none")
+    assert plan.draft_mode == "full" and plan.forecast.tok_per_s > 3 * alone.forecast.tok_per_s
+    assert alone.acceptance == "there is no draft"
+    for made in (plan, alone):
+        assert Tier.DISK not in made.placement.tiers
+        helping = [row for row in made.what_ifs if row.change != "no draft"]
+        assert all((row.tok_per_s or 0) >= 1.05 * made.forecast.tok_per_s for row in helping)
+        assert not any(row.change.endswith("of RAM") for row in helping)
+        places = [row.note for row in helping if row.change.endswith("of VRAM")]
+        assert places and len(set(places)) == len(places)
+        assert next(row.note for row in helping if "link" in row.change) == "RAM to VRAM"
+    assert [row.change for row in plan.what_ifs].count("no draft") == 1
+    assert not any(row.change == "no draft" for row in alone.what_ifs)
+
+
+def test_more_of_a_memory_is_told_as_long_as_it_brings_more() -> None:
+    plan = _plan(LARGE, "rtx-4090", draft=MIDDLE)
+    speeds = [row.tok_per_s or 0.0 for row in plan.what_ifs if row.change.endswith(" of RAM")]
+    first, second = speeds  # of three: twice the RAM holds all layers
+    assert second >= 1.05 * first
+    assert next(row.note for row in plan.what_ifs if "link" in row.change) == "the disk and RAM to VRAM"
+
+
+def test_a_large_draft_in_few_bits_makes_room_for_layers() -> None:
+    plan = _plan(LARGE, "rtx-4090", draft=MIDDLE)
+    [row] = [row for row in plan.what_ifs if "draft kept in 4 bits" in row.change]
+    assert (row.tok_per_s or 0) > 1.05 * plan.forecast.tok_per_s
+    small = _plan(LARGE, "rtx-4090", draft=MIDDLE, draft_bits=4, vram=20 * GB)
+    assert small.draft_mode == "packed" and not any("in 4 bits" in row.change for row in small.what_ifs)
+
+
 def test_this_process_has_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
     """What this process happens to hold is nothing to a machine elsewhere."""
     plan = _plan(SMALL, "laptop-8gb", memory=2 * GB)

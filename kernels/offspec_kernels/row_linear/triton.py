@@ -64,6 +64,6 @@ def row_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             rows, weight, out if bias is None else bias.contiguous(), out, count, width, columns,
             rows.stride(0), weight.stride(0), weight.stride(1),
             BIASED=bias is not None, ROWS=_ROWS, WIDTH=_WIDTH, COLUMNS=_COLUMNS,
-            INTERPRETED=interprets(), num_warps=4, num_stages=3,
+            INTERPRETED=interprets(), num_warps=4, num_stages=3, enable_fp_fusion=True,
         )  # fmt: skip
     return out

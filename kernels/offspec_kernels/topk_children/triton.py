@@ -116,6 +116,7 @@ def children(
         _pick[(width,)](
             *shared, tokens, relatives, log_probs, *scalars,
             NOISY=noisy, COUNT=count, CHOSEN=chosen, WIDE=triton.next_power_of_2(chosen),
-            BLOCKS=triton.next_power_of_2(blocks), num_warps=8, enable_fp_fusion=False,
+            BLOCKS=triton.next_power_of_2(blocks), num_warps=8 if chosen <= 32 else 16,
+            enable_fp_fusion=False,
         )  # fmt: skip
     return tokens, relatives, log_probs

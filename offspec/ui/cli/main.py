@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 from offspec import __version__
 from offspec.core.errors import OffspecError
 from offspec.core.openmp import limit_spinning
-from offspec.ui.cli import chat, distill, generate, hardware, pack, plan
+from offspec.ui.cli import chat, distill, doctor, generate, hardware, pack, plan
 from offspec.ui.cli.output import StdoutClosed, abandon_stdout
 
 _INTERRUPTED = 128 + 2  # SIGINT
@@ -85,6 +85,7 @@ app.command(epilog=plan.EPILOG)(plan.plan)
 app.command(epilog=pack.EPILOG)(pack.pack)
 app.command(epilog=distill.EPILOG)(distill.distill)
 app.command(epilog=hardware.EPILOG)(hardware.hardware)
+app.command(epilog=doctor.EPILOG)(doctor.doctor)
 
 
 def main() -> None:

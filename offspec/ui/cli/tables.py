@@ -62,7 +62,7 @@ def indented(item: ConsoleRenderable) -> ConsoleRenderable:
 def prose(texts: Iterable[str], layout: PageLayout, style: str = "dim") -> ConsoleRenderable:
     """Sentences, one after the other."""
     return indented(
-        plain("\n".join(_wrapped(" ".join(texts), min(layout.width, _LONGEST) - len(_GAP))), style)
+        plain("\n".join(wrapped(" ".join(texts), min(layout.width, _LONGEST) - len(_GAP))), style)
     )
 
 
@@ -87,7 +87,7 @@ def facts(rows: Sequence[tuple[str, str, str]], layout: PageLayout) -> ConsoleRe
     left = 2 * len(_GAP) if below else left
     lines = []
     for what, figure, why in rows:
-        reasons = [plain(line, "dim") for line in _wrapped(why, layout.width - left)]
+        reasons = [plain(line, "dim") for line in wrapped(why, layout.width - left)]
         fact = Text.assemble(_GAP, plain(what if below else f"{what:<{LABEL}}"), _GAP, plain(figure, "bold"))
         if reasons and not below:
             fact.append(" " * (left - len(fact))).append_text(reasons.pop(0))
@@ -114,7 +114,7 @@ def _thinned(points: Sequence[tuple[int, str]], most: int) -> list[tuple[int, st
     return [points[round(place * (len(points) - 1) / (most - 1))] for place in range(most)]
 
 
-def _wrapped(text: str, width: int) -> list[str]:
+def wrapped(text: str, width: int) -> list[str]:
     """The text in lines, in which a number and its unit stay together."""
     kept = _FIGURE.sub("\N{NO-BREAK SPACE}", text)
     lines = textwrap.wrap(kept, max(width, 1), break_on_hyphens=False)

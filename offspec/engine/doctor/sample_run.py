@@ -1,0 +1,135 @@
+"""An answer of the embedded model on every device, streamed and drafted, compared with plain decoding."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from offspec.core.errors import CapacityError, ModelNotFoundError, OffspecError
+from offspec.core.events import Event, Notice, Result
+from offspec.engine.doctor.finding import Asked, Figure, Finding
+from offspec.engine.doctor.worker import REPORT, cause_of
+
+if TYPE_CHECKING:
+    from offspec.core.config import EngineConfig
+    from offspec.engine.engine import Engine
+
+# The two best tokens are never closer than 0.2 nats, so no rounding of float32 decides between them.
+_PROMPT = "Count from one to ten."
+_TOKENS = 16
+_ROOM = 1.05  # times the least memory that the model needs, so that most of it streams
+
+
+def check(asked: Asked) -> Iterator[Finding]:
+    """A finding for the processor, then one for each GPU, whose tokens must be the processor's."""
+    from offspec.checkpoint.open import embedded_model
+
+    part = "sample run, cpu"
+    try:
+        embedded_model()
+    except ModelNotFoundError as error:
+        what, _, remedy = str(error).partition(": ")
+        yield Finding(part, "absent", f"{what}, so no answer was tried", remedy)
+        return
+    try:
+        first = _answer("cpu")
+    except Exception as error:
+        yield _broken(part, error)
+        return
+    yield _judged(part, first, None)
+    import torch
+
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        part = f"sample run, GPU {index}"
+        try:
+            yield _judged(part, _answer(f"cuda:{index}"), first)
+        except Exception as error:
+            yield _broken(part, error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """An answer, the seconds that loading took, and the notices that were given."""
+
+    result: Result
+    load_seconds: float
+    notices: tuple[str, ...]
+
+
+def _answer(device: str) -> _Answer:
+    """An answer in float32 in little memory, decoded again without speculation."""
+    from offspec.core.config import SamplingParams
+
+    notices, began = list[str](), time.perf_counter()
+
+    def hear(event: Event) -> None:
+        if isinstance(event, Notice):
+            notices.append(event.text)
+
+    with _loaded(device, hear) as engine:
+        load_seconds = time.perf_counter() - began
+        result = engine.generate(_PROMPT, SamplingParams(max_tokens=_TOKENS), check=True)
+    return _Answer(result, load_seconds, tuple(notices))
+
+
+def _loaded(device: str, hear: Callable[[Event], None]) -> "Engine":
+    """The embedded model in the least memory that will do: of the GPU, or where there is none of RAM."""
+    from offspec.checkpoint.open import DEMO
+    from offspec.core.config import EngineConfig
+    from offspec.engine.load import load
+
+    settings = EngineConfig(
+        DEMO,
+        draft="lookup",
+        budget=8,
+        width=4,
+        context=128,
+        dtype="float32",
+        device=device,
+        learn=False,
+    )
+    try:
+        return load(_within(settings, 1), notify=hear)
+    except CapacityError as error:
+        return load(_within(settings, int(_ROOM * error.needed)), notify=hear)
+
+
+def _within(settings: "EngineConfig", nbytes: int) -> "EngineConfig":
+    if settings.device == "cpu":
+        return replace(settings, memory=nbytes)
+    return replace(settings, vram=nbytes)
+
+
+def _judged(part: str, answer: _Answer, first: _Answer | None) -> Finding:
+    """Whether an answer is what plain decoding gives, and what the processor gave."""
+    result = answer.result
+    figures: dict[str, Figure] = {
+        "tokens": result.tokens,
+        "tok_per_s": round(result.tok_per_s, 2),
+        "load_seconds": round(answer.load_seconds, 2),
+        "streamed": result.bytes_streamed,
+        "ids": " ".join(map(str, result.token_ids)),
+        "notices": "; ".join(answer.notices),
+    }
+    if result.mismatches:
+        first_one = result.mismatches[0]
+        found = f"token {first_one.index} differs from that of plain decoding (gap {first_one.gap:.3g} nats)"
+        return Finding(part, "failed", found, REPORT, figures)
+    if first is not None and result.token_ids != first.result.token_ids:
+        place = _first_difference(result.token_ids, first.result.token_ids)
+        return Finding(part, "failed", f"token {place} differs from the processor's", REPORT, figures)
+    same = "as plain decoding gives them" if first is None else "the processor's"
+    found = f"{result.tokens} tokens, {same}, at {result.tok_per_s:.1f} tok/s"
+    return Finding(part, "ok", found, figures=figures)
+
+
+def _first_difference(left: tuple[int, ...], right: tuple[int, ...]) -> int:
+    pairs = zip(left, right, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
+
+
+def _broken(part: str, error: Exception) -> Finding:
+    """What went wrong; what a user can cause says itself what to do."""
+    if isinstance(error, OffspecError):
+        return Finding(part, "failed", " ".join(str(error).split()))
+    return Finding(part, "failed", cause_of(error), REPORT)

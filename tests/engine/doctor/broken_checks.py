@@ -1,0 +1,40 @@
+"""Checks that go wrong in ways that a process may."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+
+from offspec.engine.doctor.finding import Asked, Finding
+
+
+def well(asked: Asked) -> Iterator[Finding]:
+    print("this goes nowhere")
+    yield Finding("well", "ok", f"{len(asked.folders)} folders", figures={"pid": os.getpid()})
+
+
+def raising(asked: Asked) -> Iterator[Finding]:
+    yield Finding("first half", "ok", "done")
+    raise RuntimeError("CUDA error: an illegal memory access\nCompile with TORCH_USE_CUDA_DSA")
+
+
+def crashing(asked: Asked) -> Iterator[Finding]:
+    yield Finding("before", "ok", "done")
+    print("terminate called\n  what():  driver   gone", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def killed(asked: Asked) -> Iterator[Finding]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    yield Finding("never", "ok", "")
+
+
+def leaving(asked: Asked) -> Iterator[Finding]:
+    sys.exit(3)
+    yield Finding("never", "ok", "")
+
+
+def hanging(asked: Asked) -> Iterator[Finding]:
+    yield Finding("pid", "ok", "", figures={"pid": os.getpid()})
+    time.sleep(60)

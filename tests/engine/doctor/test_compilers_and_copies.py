@@ -1,0 +1,147 @@
+"""numba, Triton and pinned memory: what works, and every way in which it does not."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import offspec_kernels.backend
+import offspec_kernels.row_linear
+import offspec_planners.measure as measuring
+from offspec.core import memory
+from offspec.engine.doctor import numba_loops, pinning, triton_kernels
+from offspec.engine.doctor.finding import Asked, Finding
+from offspec.stream import arena
+from offspec_planners.hardware import Rate
+
+
+def test_numba_compiles_here() -> None:
+    [finding] = numba_loops.check(Asked())
+    assert finding.state == "ok", finding
+
+
+@pytest.mark.parametrize("missing", ["numba", "offspec_kernels.noise.native"])
+def test_numba_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    [finding] = numba_loops.check(Asked())
+    assert finding.state == "failed" and "pip install" in finding.remedy
+
+
+def test_numba_that_compiles_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    native = SimpleNamespace(native_row=lambda seed, position, size: torch.zeros(size))
+    monkeypatch.setitem(sys.modules, "offspec_kernels.noise.native", native)
+    [finding] = numba_loops.check(Asked())
+    assert finding.state == "failed" and "other numbers" in finding.found
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """One GPU whose tensors lie on the CPU. error: raised by a kernel; wrong: added to what it gives."""
+    gpu: dict[str, Any] = {"error": None, "wrong": 0.0, "backend": "triton"}
+
+    def product(rows: Any, weight: Any, *, path: str) -> Any:
+        assert path == "triton"
+        if gpu["error"] is not None:
+            raise gpu["error"]
+        return rows @ weight.T + gpu["wrong"]
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch, "device", lambda *name: "cpu")
+    monkeypatch.setattr(offspec_kernels.backend, "choose_backend", lambda device: gpu["backend"])
+    monkeypatch.setattr(offspec_kernels.row_linear, "row_linear", product)
+    return gpu
+
+
+def triton() -> Finding:
+    [finding] = triton_kernels.check(Asked())
+    return finding
+
+
+def test_a_kernel_that_works(gpu: dict[str, Any]) -> None:
+    assert triton().state == "ok"
+
+
+def test_a_kernel_that_gives_wrong_numbers(gpu: dict[str, Any]) -> None:
+    gpu["wrong"] = 1.0
+    assert triton().state == "failed" and "wrong numbers" in triton().found
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (RuntimeError("Failed to find C compiler. Please specify via CC"), "apt install gcc"),
+        (subprocess.CalledProcessError(1, ["/usr/bin/gcc", "main.c"]), "python3-dev"),
+        (RuntimeError("`ptxas` failed with error code 255"), "TRITON_PTXAS_PATH"),
+        (AssertionError("libcuda.so cannot found!\nPossible files are located at"), "ldconfig"),
+        (OSError(28, "No space left on device"), "TRITON_CACHE_DIR"),
+        (ValueError(""), "pip install --force-reinstall torch"),
+    ],
+)
+def test_a_kernel_that_does_not_compile(gpu: dict[str, Any], error: Exception, remedy: str) -> None:
+    gpu["error"] = error
+    assert triton().state == "failed"
+    assert "\n" not in triton().found and type(error).__name__ in triton().found
+    assert remedy in triton().remedy
+
+
+def test_a_gpu_that_kernels_are_not_used_on(gpu: dict[str, Any]) -> None:
+    gpu["backend"] = "eager"
+    assert triton().state == "absent"
+
+
+def test_triton_that_is_not_installed(gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offspec_kernels.backend, "has_triton", lambda: False)
+    assert triton().state == "failed" and triton().remedy == "pip install triton"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_gpu_nothing_is_tried() -> None:
+    assert triton().state == "absent"
+    [pinned] = pinning.check(Asked())
+    assert pinned.state == "absent"
+
+
+class Pinned:
+    """In place of an arena: `granted` says whether it is pinned, `sizes` what was asked for."""
+
+    granted, sizes = True, list[int]()
+
+    def __init__(self, nbytes: int, *, pin: bool) -> None:
+        self.nbytes, self.pinned = nbytes, pin and self.granted
+        self.sizes.append(nbytes)
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def pinned(gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> type[Pinned]:
+    monkeypatch.setattr(arena, "Arena", Pinned)
+    monkeypatch.setattr(Pinned, "granted", True)
+    monkeypatch.setattr(measuring, "copy_bandwidth", lambda device: Rate.exactly(25e9))
+    Pinned.sizes.clear()
+    return Pinned
+
+
+def test_memory_that_is_pinned_and_copied(pinned: type[Pinned], monkeypatch: pytest.MonkeyPatch) -> None:
+    memory_, copies = pinning.check(Asked())
+    assert (memory_.state, copies.state) == ("ok", "ok")
+    assert copies.found == "25.00 GB/s"
+    monkeypatch.setattr(memory, "available_bytes", lambda: 600_000_000)
+    next(pinning.check(Asked()))
+    assert pinned.sizes[-1] == 300_000_000
+
+
+def test_pinning_that_is_refused(pinned: type[Pinned], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinned, "granted", False)
+    [refused] = pinning.check(Asked())
+    assert refused.state == "failed" and "ulimit -l unlimited" in refused.remedy
+
+
+def test_slow_copies(pinned: type[Pinned], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "copy_bandwidth", lambda device: Rate.exactly(2e9))
+    _, copies = pinning.check(Asked())
+    assert copies.state == "limited" and "16 lanes" in copies.remedy

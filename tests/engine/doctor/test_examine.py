@@ -1,0 +1,81 @@
+"""Checks in a process of their own: what takes it down is a finding, and the others still run."""
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from offspec.engine.doctor.examine import CHECKS, Check, examine
+from offspec.engine.doctor.finding import Asked, Begun, Finding
+from offspec.engine.doctor.worker import REPORT, found_by
+
+PLACE = "tests.engine.doctor.broken_checks"
+
+
+@pytest.fixture(autouse=True)
+def _findable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3]))
+
+
+def checks(*names: str) -> list[Check]:
+    return [Check(name, f"title of {name}", f"{PLACE}:{name}") for name in names]
+
+
+def findings(chosen: Sequence[Check], *folders: Path) -> list[Finding]:
+    return [event for event in examine(Asked(folders), chosen) if isinstance(event, Finding)]
+
+
+def test_each_check_is_announced_and_they_share_a_process(tmp_path: Path) -> None:
+    events = list(examine(Asked((tmp_path,)), checks("well", "well")))
+    assert [type(event) for event in events] == [Begun, Finding, Begun, Finding]
+    assert events[0] == Begun("title of well")
+    first, second = (event for event in events if isinstance(event, Finding))
+    assert first == second and first.found == "1 folders"
+    assert first.figures["pid"] != os.getpid()
+
+
+def test_what_takes_the_process_down_is_reported_and_the_rest_runs() -> None:
+    found = findings(checks("crashing", "killed", "leaving", "well"))
+    assert [(each.part, each.state) for each in found] == [
+        ("before", "ok"),
+        ("title of crashing", "failed"),
+        ("title of killed", "failed"),
+        ("title of leaving", "failed"),
+        ("well", "ok"),
+    ]
+    assert found[1].found == "the process that tried it was ended by SIGSEGV: what(): driver gone"
+    assert "SIGKILL" in found[2].found and "memory" in found[2].remedy
+    assert found[3].found == "the process that tried it ended"
+
+
+def test_an_error_is_one_line_and_the_check_keeps_what_it_found() -> None:
+    first, second = found_by("title", f"{PLACE}:raising", Asked())
+    assert first.state == "ok"
+    assert second == Finding("title", "failed", "RuntimeError: CUDA error: an illegal memory access", REPORT)
+
+
+def test_a_check_that_cannot_be_imported_fails() -> None:
+    [finding] = found_by("title", "offspec.engine.doctor.no_such:check", Asked())
+    assert finding.state == "failed" and "no_such" in finding.found
+
+
+def test_closing_ends_the_process() -> None:
+    news = examine(Asked(), checks("hanging"))
+    assert isinstance(next(news), Begun)
+    finding = next(news)
+    assert isinstance(finding, Finding)
+    pid = finding.figures["pid"]
+    news.close()
+    began = time.monotonic()
+    while Path(f"/proc/{pid}").exists() and time.monotonic() - began < 10:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.key)
+def test_every_check_is_there(check: Check) -> None:
+    from pkgutil import resolve_name
+
+    assert callable(resolve_name(check.place))

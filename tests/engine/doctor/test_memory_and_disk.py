@@ -1,0 +1,164 @@
+"""Limits of memory, and disks that are slow, full, closed, or read through the page cache."""
+
+import resource
+import shutil
+from collections import namedtuple
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import offspec_planners.measure as measuring
+from offspec.core import memory
+from offspec.engine.doctor import disk
+from offspec.engine.doctor import memory as limits
+from offspec.engine.doctor.finding import Asked, Finding
+from offspec.plan import disk_files
+from offspec_planners.hardware import Rate
+
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """Limits of the shell by resource; none unless a test sets one. 8 GB are free."""
+    set_: dict[int, int] = {}
+    monkeypatch.setattr(
+        resource, "getrlimit", lambda which: (set_.get(which, resource.RLIM_INFINITY), resource.RLIM_INFINITY)
+    )
+    monkeypatch.setattr(memory, "available_bytes", lambda: 8_000_000_000)
+    monkeypatch.setattr(memory, "cgroup_limit", lambda: None)
+    monkeypatch.setattr(limits, "cards_on_bus", lambda: 0)
+    return set_
+
+
+def test_memory_without_limits(shell: dict[int, int]) -> None:
+    [ram] = limits.check(Asked())
+    assert ram.state == "ok" and "8.00 GB free" in ram.found
+    assert ram.figures["address_space"] is None
+
+
+def test_the_limit_of_a_control_group_is_told(shell: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "cgroup_limit", lambda: 2_500_000_000)
+    [ram] = limits.check(Asked())
+    assert ram.found.endswith("; the control group allows 2.50 GB")
+
+
+def test_little_memory(shell: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 900_000_000)
+    [ram] = limits.check(Asked())
+    assert ram.state == "limited" and "close other programs" in ram.remedy
+
+
+@pytest.mark.parametrize(("cards", "state"), [(0, "limited"), (1, "failed")])
+def test_a_limit_of_addresses(
+    shell: dict[int, int], monkeypatch: pytest.MonkeyPatch, cards: int, state: str
+) -> None:
+    monkeypatch.setattr(limits, "cards_on_bus", lambda: cards)
+    shell[resource.RLIMIT_AS] = 1_000_000_000
+    shell[resource.RLIMIT_DATA] = 10**15
+    _, addresses, data = limits.check(Asked())
+    assert (addresses.state, data.state) == (state, "limited")
+    assert "ulimit -v unlimited" in addresses.remedy and "ulimit -d unlimited" in data.remedy
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """One disk of 2 GB/s with 100 GB free, past the page cache, that both caches are on."""
+    from huggingface_hub import constants
+
+    place: dict[str, Any] = {"rate": 2e9, "free": 100_000_000_000, "direct": True, "read": []}
+
+    def rate(files: Sequence[Path], seconds: float) -> Rate:
+        place["read"] = [file.stat().st_size for file in files]
+        if isinstance(place["rate"], Exception):
+            raise place["rate"]
+        return Rate.exactly(place["rate"])
+
+    monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(disk_files, "_WRITTEN", 1 << 18)
+    monkeypatch.setattr(disk_files, "_BLOCK", 1 << 16)
+    monkeypatch.setattr(measuring, "disk_rate", rate)
+    monkeypatch.setattr(disk, "_reads_directly", lambda file: place["direct"])
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, place["free"]))
+    monkeypatch.setattr(disk, "file_system", lambda folder: "ext4")
+    return place
+
+
+def found(*folders: Path) -> Finding:
+    [finding] = disk.check(Asked(folders))
+    return finding
+
+
+def test_a_good_disk_is_named_once(place: dict[str, Any], tmp_path: Path) -> None:
+    assert found(tmp_path).part == f"disk: cache, hub cache, {tmp_path}"
+    assert (found().state, found().found) == (
+        "ok",
+        "ext4, read at 2.00 GB/s past the page cache; 100.00 GB free",
+    )
+    assert place["read"] == [1 << 18]
+    assert not list(tmp_path.iterdir())  # nothing is left, and no folder was made
+
+
+def test_large_files_that_are_there_are_read(
+    place: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_files, "_LARGE", 1000)
+    monkeypatch.setattr(disk_files, "_ENOUGH", 1000)
+    (tmp_path / "model.safetensors").write_bytes(bytes(5000))
+    found()
+    assert place["read"] == [5000]
+
+
+@pytest.mark.parametrize(
+    ("changed", "state", "words", "remedy"),
+    [
+        ({"direct": False}, "limited", "refuses O_DIRECT", "ext4 or XFS"),
+        ({"rate": 1e8}, "limited", "which is slow", "faster disk"),
+        ({"free": 10**9}, "limited", "only 1.00 GB free", "make room"),
+        ({"rate": OSError(5, "Input/output error")}, "failed", "Input/output error", "dmesg"),
+        ({"free": 1000}, "failed", "needs", ""),
+    ],
+)
+def test_a_disk_that_is_not_well(
+    place: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    changed: dict[str, Any],
+    state: str,
+    words: str,
+    remedy: str,
+) -> None:
+    place.update(changed)
+    if changed == {"free": 1000}:
+        monkeypatch.setattr(disk_files, "_WRITTEN", 10**6)
+    assert found().state == state
+    assert words in found().found and remedy in found().remedy
+
+
+def test_a_folder_that_is_closed(place: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert found().state == "failed" and "OFFSPEC_CACHE" in found().remedy
+
+
+def test_the_kind_of_a_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "22 1 0:5 / / rw shared:1 - overlay overlay rw\n"
+        "23 22 8:1 / /mnt rw - 9p C: rw\n"
+        "24 23 8:2 / /mnt/my\\040disk rw - ext4 /dev/sda2 rw\n"
+        "25 23 8:2 / /mnt/my\\040dis rw - tmpfs none rw\n"
+    )
+    monkeypatch.setattr(disk, "_MOUNTS", mounts)
+    assert [disk.file_system(Path(name)) for name in ("/home", "/mnt/c", "/mnt/my disk/models")] == [
+        "overlay",
+        "9p",
+        "ext4",
+    ]
+
+
+def test_a_page_is_read_by_the_reader_that_streams(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(bytes(1 << 16))
+    assert disk._reads_directly(file) == measuring.reads_past_cache(file)

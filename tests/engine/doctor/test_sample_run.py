@@ -1,0 +1,126 @@
+"""The answer of the embedded model: the same on every device, or a failure that says where."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+import torch
+
+from offspec.checkpoint import open as opening
+from offspec.core.errors import CapacityError, ModelNotFoundError, StreamError
+from offspec.core.events import Event, Mismatch, Notice, Result
+from offspec.engine import load as loading
+from offspec.engine.doctor import sample_run
+from offspec.engine.doctor.finding import Asked, Finding
+
+RESULT = Result(
+    text="a b c",
+    token_ids=(5, 6, 7),
+    passes=2,
+    seconds=1.0,
+    ttft_s=0.1,
+    bytes_streamed=10**8,
+    peak_memory_bytes=10**9,
+    finish_reason="length",
+    draft="lookup",
+    budget=8,
+    seed=0,
+    draft_seconds=0.1,
+    target_seconds=0.5,
+    mismatches=(),
+)
+
+
+@dataclass
+class Devices:
+    """What each device answers or raises, the limits it was loaded with, and those that suffice."""
+
+    results: dict[str, Result | Exception] = field(default_factory=lambda: {"cpu": RESULT, "cuda:0": RESULT})
+    least: int = 0
+    limits: list[int] = field(default_factory=list)
+
+    def load(self, config: Any, notify: Callable[[Event], None]) -> "Engine":
+        limit = config.memory if config.device == "cpu" else config.vram
+        self.limits.append(limit)
+        if limit < self.least:
+            raise CapacityError("too little", needed=self.least, given=limit)
+        notify(Notice("a notice"))
+        return Engine(self.results[config.device])
+
+
+@dataclass
+class Engine:
+    result: Result | Exception
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def generate(self, prompt: str, params: Any, *, check: bool) -> Result:
+        assert check
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> Devices:
+    devices = Devices()
+    monkeypatch.setattr(opening, "embedded_model", lambda: None)
+    monkeypatch.setattr(loading, "load", devices.load)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    return devices
+
+
+def found() -> list[Finding]:
+    return list(sample_run.check(Asked()))
+
+
+def test_the_same_tokens_on_both(devices: Devices) -> None:
+    devices.least = 1000
+    cpu, gpu = found()
+    assert (cpu.state, gpu.state) == ("ok", "ok")
+    assert devices.limits == [1, 1050, 1, 1050]  # the least, so that layers stream
+    assert cpu.figures["ids"] == "5 6 7" and gpu.figures["notices"] == "a notice"
+
+
+def test_a_gpu_with_other_tokens(devices: Devices) -> None:
+    devices.results["cuda:0"] = replace(RESULT, token_ids=(5, 9, 7))
+    cpu, gpu = found()
+    assert (cpu.state, gpu.state) == ("ok", "failed")
+    assert gpu.found == "token 1 differs from the processor's"
+
+
+def test_a_gpu_that_ends_early(devices: Devices) -> None:
+    devices.results["cuda:0"] = replace(RESULT, token_ids=(5, 6))
+    assert found()[1].found == "token 2 differs from the processor's"
+
+
+def test_speculation_that_changes_a_token(devices: Devices) -> None:
+    devices.results["cuda:0"] = replace(RESULT, mismatches=(Mismatch(2, 7, 8, 0.5),))
+    assert "token 2 differs from that of plain decoding" in found()[1].found
+
+
+def test_errors_in_one_line(devices: Devices) -> None:
+    devices.results["cuda:0"] = RuntimeError("CUDA error: out of\nresources")
+    cpu, gpu = found()
+    assert (cpu.state, gpu.state) == ("ok", "failed")
+    assert gpu.found == "RuntimeError: CUDA error: out of"
+    devices.results["cpu"] = StreamError("read failed", file="a", offset=1)
+    [cpu] = found()  # there is nothing to compare with
+    assert (cpu.state, cpu.found) == ("failed", "read failed (a, offset 1)")
+
+
+def test_without_the_embedded_model(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise ModelNotFoundError(f"the demo model is not installed: {opening.DEMO_INSTALL}")
+
+    monkeypatch.setattr(opening, "embedded_model", missing)
+    [finding] = found()
+    assert (finding.state, finding.remedy) == ("absent", opening.DEMO_INSTALL)

@@ -1,0 +1,140 @@
+"""torch: the build for this driver, or the line that installs it; and what each GPU does."""
+
+import builtins
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from offspec.engine.doctor import torch_build
+from offspec.engine.doctor.driver import Driver
+from offspec.engine.doctor.finding import Asked, Finding
+
+CARD = SimpleNamespace(
+    name="NVIDIA GeForce RTX 4090", total_memory=25_000_000_000, major=8, minor=9, multi_processor_count=128
+)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A machine with one working card and the build for it; a test changes a part."""
+    machine: dict[str, Any] = {
+        "driver": Driver((12, 8), 1),
+        "card": CARD,
+        "free": 24_000_000_000,
+        "sum": None,
+    }
+
+    def arange(*args: Any, device: Any = None, **options: Any) -> Any:
+        if isinstance(machine["sum"], Exception):
+            raise machine["sum"]
+        return real(*args, **options) if machine["sum"] is None else torch.tensor(machine["sum"])
+
+    real = torch.arange
+    monkeypatch.setattr(torch_build, "find_driver", lambda: machine["driver"])
+    monkeypatch.setattr(torch, "arange", arange)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: machine["card"])
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_80", "sm_90"])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (machine["free"], CARD.total_memory))
+    return machine
+
+
+def found() -> list[Finding]:
+    return list(torch_build.check(Asked()))
+
+
+def test_a_machine_where_all_is_well(machine: dict[str, Any]) -> None:
+    build, card = found()
+    assert (build.state, card.state) == ("ok", "ok")
+    assert "built for CUDA 12.8" in build.found
+    assert card.found == "NVIDIA GeForce RTX 4090, 25.00 GB, compute capability 8.9, 24.00 GB free"
+    assert build.remedy == card.remedy == ""
+
+
+@pytest.mark.parametrize("driver", [None, Driver((12, 4), 0), Driver((12, 4), 1, error=999)])
+def test_without_a_usable_driver_a_build_for_the_processor_is_well(
+    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, driver: Driver | None
+) -> None:
+    machine["driver"] = driver
+    monkeypatch.setattr(torch.version, "cuda", None)
+    [build] = found()
+    assert build.state == "ok" and "built for the processor" in build.found
+
+
+@pytest.mark.parametrize(
+    ("cuda", "line"),
+    [
+        ((13, 1), "pip uninstall -y torch triton && pip install torch"),
+        ((12, 9), "pip install torch --index-url https://download.pytorch.org/whl/cu128"),
+        ((12, 2), "pip install torch --index-url https://download.pytorch.org/whl/cu126"),
+        ((11, 8), "update NVIDIA's driver"),
+    ],
+)
+def test_a_build_for_the_processor_beside_a_gpu(
+    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, cuda: tuple[int, int], line: str
+) -> None:
+    machine["driver"] = Driver(cuda, 1)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    [build] = found()
+    assert build.state == "failed" and "build for the processor" in build.found
+    assert line in build.remedy
+
+
+def test_a_build_that_is_too_new_for_the_driver(
+    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    [build] = found()
+    assert build.state == "failed" and "the driver is for CUDA 12.8" in build.found
+    assert "update the driver, or: " in build.remedy and "cu128" in build.remedy
+
+
+def test_a_build_that_finds_no_gpu_says_why(machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("CUDA unknown error - this may be\ndue to an environment")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    [build] = found()
+    assert build.state == "failed"
+    assert "RuntimeError: CUDA unknown error - this may be" in build.found and "\n" not in build.found
+
+
+def test_torch_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def refuse(name: str, *args: Any, **options: Any) -> Any:
+        if name == "torch":
+            raise ImportError("libcudart.so.13: cannot open shared object file")
+        return real(name, *args, **options)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    [build] = found()
+    assert build.state == "failed" and "libcudart.so.13" in build.found
+    assert "pip install --force-reinstall torch" in build.remedy
+
+
+def test_a_gpu_that_torch_has_no_code_for(machine: dict[str, Any]) -> None:
+    machine["sum"] = RuntimeError("CUDA error: no kernel image is available for execution on the device\nTo")
+    card = found()[1]
+    assert card.state == "failed" and "no kernel image" in card.found and "sm_80, sm_90" in card.found
+    assert "cu128" in card.remedy
+
+
+def test_a_gpu_that_adds_up_wrong(machine: dict[str, Any]) -> None:
+    machine["sum"] = 499501.0
+    assert found()[1].state == "failed"
+
+
+def test_a_gpu_that_is_full(machine: dict[str, Any]) -> None:
+    machine["free"] = 100_000_000
+    assert found()[1].state == "limited" and "nvidia-smi" in found()[1].remedy
+
+
+def test_a_gpu_that_is_too_old_for_kernels(machine: dict[str, Any]) -> None:
+    machine["card"] = SimpleNamespace(**{**vars(CARD), "major": 7, "minor": 5})
+    assert found()[1].state == "limited" and "torch's own operations" in found()[1].found

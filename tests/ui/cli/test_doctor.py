@@ -1,0 +1,99 @@
+"""`offspec doctor`: a line for each finding, or JSON; its exit codes; what an interrupt leaves."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from offspec.engine.doctor import examine as examining
+from offspec.engine.doctor.finding import Asked, Begun, Finding
+from tests.ui.cli.program import HEAVY, error_line, run
+
+Call = Callable[..., Result]
+WELL = Finding("torch", "ok", "2.13.0 [cu130]", figures={"threads": 2})
+SLOW = Finding("disk: cache", "limited", "refuses \x1b[31mO_DIRECT", "use a local disk")
+BAD = Finding("Triton on GPU 0", "failed", "no C compiler", "install a C compiler: " + "very " * 40 + "long")
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What is found, and the error that ends it; what was asked."""
+    told: dict[str, Any] = {"events": [Begun("torch"), WELL, Begun("disks"), SLOW]}
+
+    def examine(asked: Asked) -> Iterator[Begun | Finding]:
+        told["asked"] = asked
+        yield from told["events"]
+        if "error" in told:
+            raise told["error"]
+
+    monkeypatch.setattr(examining, "examine", examine)
+    return told
+
+
+def test_lines_with_remedies(offspec: Call, told: dict[str, Any], tmp_path: Path) -> None:
+    result = offspec("doctor", str(tmp_path))
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        "ok       torch                  2.13.0 [cu130]",
+        "limited  disk: cache            refuses \ufffd[31mO_DIRECT",
+        "                                -> use a local disk",
+        "",
+        "All that was tried works, 1 of them slower than they could be.",
+    ]
+    assert told["asked"] == Asked((tmp_path,))
+    assert result.stderr == ""
+
+
+def test_a_failure_is_exit_code_1_and_commands_are_not_cut(offspec: Call, told: dict[str, Any]) -> None:
+    told["events"] += [BAD]
+    result = offspec("doctor")
+    assert result.exit_code == 1
+    assert f"-> {BAD.remedy}\n" in result.stdout
+    assert result.stdout.splitlines()[-1] == "1 of 3 fail. For a bug report: offspec doctor --json"
+
+
+def test_json_for_a_bug_report(offspec: Call, told: dict[str, Any]) -> None:
+    told["events"] += [BAD]
+    result = offspec("doctor", "--json")
+    report = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert (report["ok"], report["complete"]) == (False, True)
+    assert [Finding(**each) for each in report["findings"]] == [WELL, SLOW, BAD]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_an_interrupt_says_what_was_checked(offspec: Call, told: dict[str, Any], as_json: bool) -> None:
+    told["error"] = KeyboardInterrupt()
+    result = offspec("doctor", *["--json"] * as_json)
+    assert result.exit_code == 130
+    assert result.stderr == "stopped while checking: disks; 2 findings before that\n"
+    if as_json:
+        report = json.loads(result.stdout)
+        assert (report["ok"], report["complete"], len(report["findings"])) == (False, False, 2)
+    else:
+        assert result.stdout.splitlines()[0].startswith("ok       torch")
+        assert "All that was tried" not in result.stdout
+
+
+def test_a_folder_that_is_not_there(offspec: Call, told: dict[str, Any]) -> None:
+    result = offspec("doctor", "/no/such/folder")
+    assert result.exit_code == 2
+    assert "/no/such/folder" in error_line(result)
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = f"""
+import sys
+from offspec.ui.cli.main import main
+sys.argv = ["offspec", "doctor", "--help"]
+try:
+    main()
+except SystemExit:
+    pass
+import offspec.engine.doctor.examine
+print("heavy", [name for name in {HEAVY!r}.split() if name in sys.modules])
+"""
+    assert run("-c", code).stdout.splitlines()[-1] == "heavy []"
