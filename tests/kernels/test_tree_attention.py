@@ -20,7 +20,9 @@ from offspec_kernels.tree_attention import (
     reference,
     scratch_bytes,
     tree_attention,
+    warm_up,
 )
+from offspec_kernels.tree_attention.native import near
 from offspec_kernels.tree_attention.triton import Blocks
 from offspec_kernels.tree_attention.triton import attend as attend_triton
 from tests.kernels.trees import Case, Shape, grown, make_case
@@ -169,6 +171,15 @@ def test_blocks_of_a_long_prefix(
     """More rows and keys than a block of the eager path holds; with loud keys late maxima are everywhere."""
     case = make_case([Shape(4300, 40, 560, 580)], heads=(4, 1), sizes=(16, 16), dtype=dtype, loud=loud)
     check(case, "eager", window=window, softcap=softcap)
+
+
+def test_what_is_compiled_at_load_is_what_passes_need() -> None:
+    """Compiling takes seconds: one version a dtype, however many heads there are."""
+    for dtype in (torch.float32, torch.bfloat16):
+        warm_up(dtype)
+        for heads in ((1, 1), (4, 2)):
+            check(make_case([Shape(70, 2, 9, 11)], heads=heads, dtype=dtype), "eager")
+    assert len(near.signatures) == 2  # type: ignore[attr-defined]
 
 
 def test_a_late_key_that_beats_all_others() -> None:
