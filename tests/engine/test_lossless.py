@@ -44,7 +44,7 @@ def _sampling(temperature: float, tokens: int = 24) -> SamplingParams:
 @pytest.fixture(scope="module")
 def expected(models: tuple[Path, Path, Path]) -> dict[float, tuple[int, ...]]:
     with tiny_engine(models[0], "none", budget=1) as engine:
-        return {t: engine.generate(PROMPT, _sampling(t)).token_ids for t in (0.0, 0.6, 1.0)}
+        return {t: engine.generate(PROMPT, _sampling(t)).token_ids for t in (0.0, 1.0)}
 
 
 @pytest.mark.parametrize(
