@@ -81,8 +81,6 @@ check: env
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/python docs/make_cli.py --check
-	$(BIN)/python docs/screenshots.py --check
 	$(ALL_TESTS)
 	$(AND_ALL_GPU)
 

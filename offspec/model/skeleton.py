@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import dataclass, replace
+from functools import cache
 from inspect import signature
 from typing import Any
 
@@ -60,8 +61,8 @@ class Skeleton:
     @property
     def cache_keyword(self) -> str:
         """What the decoder calls its cache."""
-        known = signature(type(self.decoder).forward).parameters
-        return "cache_params" if "cache_params" in known else "past_key_values"
+        decoder: Any = type(self.decoder)
+        return _cache_keyword(decoder)
 
     @property
     def tied(self) -> bool:
@@ -73,6 +74,13 @@ class Skeleton:
         if not parameter.startswith(prefix):
             return None
         return int(parameter[len(prefix) :].split(".", 1)[0])
+
+
+@cache
+def _cache_keyword(decoder: Any) -> str:
+    """What a class of decoders calls its cache; asked for in every pass."""
+    known = signature(decoder.forward).parameters
+    return "cache_params" if "cache_params" in known else "past_key_values"
 
 
 def skeleton_of(config: Any, dtype: torch.dtype) -> Skeleton:

@@ -87,10 +87,6 @@ def test_importing_offspec_is_light() -> None:
     assert modules_after("import offspec; offspec.SamplingParams(); offspec.OffspecError", *heavy) == "[]"
 
 
-def test_the_engine_waits_with_what_it_may_never_need() -> None:
-    assert modules_after("import offspec.engine.engine", "bitsandbytes", "textual", "typer") == "[]"
-
-
 @pytest.mark.parametrize("folder", ["kernels", "planners"])
 def test_the_folders_are_not_packages(folder: str) -> None:
     assert not (ROOT / folder / "__init__.py").exists()

@@ -184,7 +184,7 @@ class Hostile:
 
 @pytest.mark.parametrize(
     ("budget", "verify"),
-    some([(2, "coupled"), (7, "plain"), (64, "coupled"), (64, "plain")], (64, "coupled")),
+    some([(2, "coupled"), (7, "plain"), (24, "coupled"), (64, "coupled"), (64, "plain")], (24, "coupled")),
 )
 def test_hostile_sources_beside_others(
     folder: Path, budget: int, verify: str, expected: dict[tuple[float, int], tuple[int, ...]]
@@ -199,11 +199,10 @@ def test_hostile_sources_beside_others(
         more={"hostile": hostile},
     ) as engine:
         for draft in (None, "hostile", "hostile,suffix", None, "none", "suffix"):
-            for temperature in TEMPERATURES:
-                for prompt in (PROMPT, COPIED):
-                    found = engine.generate(prompt, params(temperature), draft=draft)
-                    assert found.token_ids == expected[temperature, len(prompt)]
-                    assert hostile.seen == len(prompt) + found.tokens - 1, "whether it was asked or not"
+            for temperature, prompt in zip(TEMPERATURES, (COPIED, PROMPT), strict=True):
+                found = engine.generate(prompt, params(temperature), draft=draft)
+                assert found.token_ids == expected[temperature, len(prompt)]
+                assert hostile.seen == len(prompt) + found.tokens - 1, "whether it was asked or not"
 
 
 def test_a_conversation_goes_on_whoever_guesses(folder: Path, names: list[str]) -> None:

@@ -61,16 +61,17 @@ def test_tokens_do_not_depend_on_the_guesses(family: Written, hostile: Path) -> 
         for params in SAMPLED:
             expected[params] = list(engine.generate(PROMPT, params).token_ids)
     assert expected[SAMPLED[0]] != expected[SAMPLED[1]]
-    for draft, budget, verify in (
-        ("auto", 64, "coupled"),
-        (model, 128, "coupled"),
-        (model, 64, "plain"),
-        (hostile, 7, "coupled"),
+    every = (GREEDY, *SAMPLED)
+    for draft, budget, verify, asked in (
+        ("auto", 64, "coupled", SAMPLED[:1]),
+        (model, 128, "coupled", every),
+        (model, 64, "plain", SAMPLED[1:]),
+        (hostile, 7, "coupled", every),
     ):
         with tiny_engine(model, draft, budget=budget, verify=verify) as engine:
-            for params, tokens in expected.items():
+            for params in asked:
                 result = engine.generate(PROMPT, params)
-                assert list(result.token_ids) == tokens, (draft, budget, verify, params)
+                assert list(result.token_ids) == expected[params], (draft, budget, verify, params)
                 if draft == model and verify == "coupled":
                     assert result.tokens_per_pass > 2, "a draft that knows the target's mind is believed"
 

@@ -78,7 +78,7 @@ def test_halted_at_any_moment(
     ) as engine:
         assert engine.generate(PROMPT, PARAMS).token_ids == expected
         lengths = set()
-        for moment in (0, 1, 2, 3, 5, 8, 13, 21, 34, 55):
+        for moment in (0, 1, 2, 5, 13, 34, 55):
             striker = Striker(moment)
             result, shown = _halted(engine, striker)
             assert result.token_ids == expected[: result.tokens]

@@ -1,7 +1,8 @@
 """Models whose layers carry a state: the same tokens as transformers, whatever is guessed, kept or cut."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,8 @@ from tests.support.products import some
 from tests.support.tiny_models import HYBRIDS, open_model, reference, tiny_engine, write_hybrid, write_model
 
 PROMPT = [3 + (7 * i * i + i) % 90 for i in range(41)]
-# One of each kind of state: gated delta rule, the same by channel, Mamba-2, Mamba-1, a convolution alone.
-USUAL = ("qwen3_5_text", "kimi_linear", "falcon_h1", "mamba", "lfm2")
+# One of each kind of state: gated delta rule, Mamba-2, Mamba-1, a convolution alone.
+USUAL = ("qwen3_5_text", "falcon_h1", "mamba", "lfm2")
 WITHOUT_ATTENTION = {"mamba", "mamba2", "falcon_mamba"}
 TOKENS = 12
 
@@ -45,11 +46,20 @@ def with_hybrids(*usual: str) -> pytest.MarkDecorator:
 
 
 @pytest.fixture(scope="module")
-def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
-    folder = write_hybrid(tmp_path_factory.mktemp(request.param) / "model", request.param)
-    with tiny_engine(folder, "none", budget=1) as engine:
-        says = {params: engine.generate(PROMPT, params).token_ids for params in PARAMS}
-    return Written(request.param, folder, says)
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Written]:
+    @cache
+    def write(name: str) -> Written:
+        folder = write_hybrid(tmp_path_factory.mktemp(name) / "model", name)
+        with tiny_engine(folder, "none", budget=1) as engine:
+            says = {params: engine.generate(PROMPT, params).token_ids for params in PARAMS}
+        return Written(name, folder, says)
+
+    return write
+
+
+@pytest.fixture
+def hybrid(request: pytest.FixtureRequest, written: Callable[[str], Written]) -> Written:
+    return written(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -80,20 +90,28 @@ def test_a_model_has_layers_of_every_kind(hybrid: Written) -> None:
     model.close()
 
 
-@with_hybrids(*USUAL)
-def test_tokens_do_not_depend_on_the_guesses(hybrid: Written, hostile: Path) -> None:
+@pytest.mark.parametrize(
+    ("hybrid", "every_temperature"),
+    some(
+        [*((name, True) for name in sorted(HYBRIDS)), *((name, False) for name in USUAL)],
+        *((name, False) for name in USUAL),
+    ),
+    indirect=["hybrid"],
+)
+def test_tokens_do_not_depend_on_the_guesses(hybrid: Written, hostile: Path, every_temperature: bool) -> None:
     assert list(hybrid.says[PARAMS[0]]) == reference(hybrid.folder, PROMPT, TOKENS)
     assert len(set(hybrid.says[PARAMS[0]])) > 4, "the test model says too little to tell right from wrong"
     assert len(set(hybrid.says.values())) == 3
-    for draft, budget, least in (
-        (hybrid.folder, 64, 4),
-        ("substitute", 64, 1.2),
-        (hostile, 7, 1),
+    greedy, warm, hot = PARAMS
+    for draft, budget, least, asked in (
+        (hybrid.folder, 64, 4, (greedy, hot)),
+        ("substitute", 64, 1.2, (warm,)),
+        (hostile, 7, 1, (hot,)),
     ):
         with tiny_engine(hybrid.folder, draft, budget=budget) as engine:
-            for params, tokens in hybrid.says.items():
+            for params in PARAMS if every_temperature else asked:
                 result = engine.generate(PROMPT, params)
-                assert result.token_ids == tokens, (draft, budget, params)
+                assert result.token_ids == hybrid.says[params], (draft, budget, params)
                 assert result.tokens_per_pass >= least, (draft, budget, params)
 
 

@@ -43,10 +43,10 @@ def test_tokens_are_the_same(
         expected = engine.generate(PROMPT, sampled).token_ids
     likeliest = reference(model, PROMPT, tokens)
     monkeypatch.setenv(VARIABLE, path)
-    for draft in (model, hostile):
-        with tiny_engine(model, draft, budget=6, width=3) as engine:
-            assert list(engine.generate(PROMPT, greedy).token_ids) == likeliest
-            assert engine.generate(PROMPT, sampled).token_ids == expected
+    with tiny_engine(model, model, budget=6, width=3) as engine:
+        assert engine.generate(PROMPT, sampled).token_ids == expected
+    with tiny_engine(model, hostile, budget=6, width=3) as engine:
+        assert list(engine.generate(PROMPT, greedy).token_ids) == likeliest
 
 
 @pytest.mark.parametrize(

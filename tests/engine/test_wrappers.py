@@ -28,7 +28,7 @@ def test_tokens_do_not_depend_on_the_guesses(family: str, hostile: Path, tmp_pat
     model, prompt = write_config(tmp_path, config), plain_prompt(config)
     expected = reference(model, prompt, GREEDY.max_tokens)
     assert len(set(expected)) > 4, "the test model says too little to tell right from wrong"
-    for draft, budget in ((hostile, 1), (hostile, 7), (hostile, 64), (model, 64)):
+    for draft, budget in ((hostile, 1), (hostile, 7), (model, 64)):
         with tiny_engine(model, draft, budget=budget) as engine:
             result = engine.generate(prompt, GREEDY)
             assert list(result.token_ids) == expected, (draft, budget)

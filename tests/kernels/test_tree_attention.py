@@ -20,7 +20,9 @@ from offspec_kernels.tree_attention import (
     reference,
     scratch_bytes,
     tree_attention,
+    warm_up,
 )
+from offspec_kernels.tree_attention.native import near
 from offspec_kernels.tree_attention.triton import Blocks
 from offspec_kernels.tree_attention.triton import attend as attend_triton
 from tests.kernels.trees import Case, Shape, grown, make_case
@@ -102,27 +104,30 @@ def test_eager_says_what_the_reference_says(trees: list[Shape], **drawn: Any) ->
     any_case("eager", "cpu", trees, **drawn)
 
 
+# In Python a kernel takes its time, the most where keys are met one by one: a row has up to 256.
 @pytest.mark.interpreted
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @CASES
 def test_the_kernel_says_what_the_reference_says(trees: list[Shape], **drawn: Any) -> None:
     any_case("triton", "cpu", trees, exact=False, **drawn)
 
 
-# In Python, keys that are met one by one take their time: a row has up to 256.
 @pytest.mark.interpreted
-@settings(deadline=None, max_examples=6)
+@settings(deadline=None, max_examples=4)
 @CASES
 def test_the_exact_kernels_say_what_the_reference_says(trees: list[Shape], **drawn: Any) -> None:
     any_case("triton", "cpu", trees, **drawn)
 
 
 @pytest.mark.interpreted
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "exact",
+    [pytest.param(False, marks=pytest.mark.exhaustive), pytest.param(True, marks=pytest.mark.slow)],
+)
 @settings(deadline=None, max_examples=25)
 @CASES
-def test_the_exact_kernels_in_more_cases(trees: list[Shape], **drawn: Any) -> None:
-    any_case("triton", "cpu", trees, **drawn)
+def test_the_kernels_in_more_cases(exact: bool, trees: list[Shape], **drawn: Any) -> None:
+    any_case("triton", "cpu", trees, exact=exact, **drawn)
 
 
 @pytest.mark.gpu
@@ -134,7 +139,7 @@ def test_on_a_gpu(exact: bool, trees: list[Shape], **drawn: Any) -> None:
 
 
 @pytest.mark.interpreted
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=6)
 @given(
     tree=shapes(),
     rows=st.sampled_from([16, 32, 64]),
@@ -171,6 +176,15 @@ def test_blocks_of_a_long_prefix(
     check(case, "eager", window=window, softcap=softcap)
 
 
+def test_what_is_compiled_at_load_is_what_passes_need() -> None:
+    """Compiling takes seconds: one version a dtype, however many heads there are."""
+    for dtype in (torch.float32, torch.bfloat16):
+        warm_up(dtype)
+        for heads in ((1, 1), (4, 2)):
+            check(make_case([Shape(70, 2, 9, 11)], heads=heads, dtype=dtype), "eager")
+    assert len(near.signatures) == 2  # type: ignore[attr-defined]
+
+
 def test_a_late_key_that_beats_all_others() -> None:
     """Row by row, in a block that is done in bfloat16 alone: by little, by much, and not at all."""
     case = make_case([Shape(4200, 0, 300, 300)], heads=(4, 1), dtype=torch.bfloat16)
@@ -198,7 +212,7 @@ def test_sinks_of_any_size(path: Backend, window: int | None, sink: float) -> No
 
 def test_a_tile_of_padding_looks_at_nothing() -> None:
     """Of a tree that is much smaller than the largest; its rows far back must not be looked for there."""
-    case = make_case([Shape(50, 0, 1, 1), Shape(50, 0, 80, 80)])
+    case = make_case([Shape(50, 0, 1, 1), Shape(50, 0, 80, 80)], heads=(2, 1))
     for path in ("eager", "triton") if interprets() else ("eager",):
         check(case, path, window=100)
 
@@ -224,7 +238,7 @@ def test_strides_are_free(path: Backend) -> None:
 @pytest.mark.parametrize("path", ["eager", "triton"])
 def test_a_chunk_is_part_of_the_whole(path: Backend) -> None:
     """Rows asked for in pieces, each over the keys up to its own last row."""
-    case = make_case([Shape(30, 40, 50, 90)])
+    case = make_case([Shape(30, 40, 50, 90)], heads=(2, 1))
     whole = truth(case)
     sees, _ = grown(50, random.Random(0))
     rows = torch.cat([torch.zeros(40, 50, dtype=torch.bool), sees])

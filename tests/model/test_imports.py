@@ -14,9 +14,13 @@ import torch
 from offspec.checkpoint.open import DEMO, DEMO_PACKAGE
 from tests.support.tiny_models import write_model
 
-UNUSED = ["accelerate", "sympy", "torch._dynamo", "torch._inductor", "torch.distributed.tensor", "triton"]
+UNUSED = [
+    *("accelerate", "bitsandbytes", "sympy", "textual", "torch._dynamo", "torch._inductor"),
+    *("torch.distributed.tensor", "triton", "typer"),
+]
 OPENING = """
 import json, sys
+import offspec.engine.engine
 from offspec.core import memory
 from offspec.core.config import EngineConfig
 from offspec.plan.load import open_models

@@ -119,11 +119,11 @@ def _row(model: LoadedModel, rows: int, place: int, *, causal: bool, seed: int =
 def test_the_bits_of_a_row(model: LoadedModel) -> None:
     alone = _row(model, 1, 0, causal=False)
     assert alone.isfinite().all()
-    for rows in (2, 3, 5, 9, 13, 31, 64, 65, 96, 512):
-        for causal in (False, True):
-            for place in {0, rows // 2, rows - 1}:
-                row = _row(model, rows, place, causal=causal, seed=rows + place)
-                assert torch.equal(row, alone), f"{rows} rows, at {place}, {causal=}"
+    for turn, rows in enumerate((2, 3, 5, 9, 13, 31, 64, 65, 96, 512)):
+        for place in {0, rows // 2, rows - 1}:  # by turns in a prompt and in a tree
+            causal = (turn + (place > 0) + (place == rows - 1)) % 2 == 0
+            row = _row(model, rows, place, causal=causal, seed=rows + place)
+            assert torch.equal(row, alone), f"{rows} rows, at {place}, {causal=}"
 
 
 def test_padding_is_neither_kept_nor_returned(model: LoadedModel) -> None:

@@ -12,7 +12,8 @@ from offspec_planners.placement import Tier
 from tests.support.plan_world import GB, LAYERS, MB, PROMPT, World, least_memory, saved, write_large
 from tests.support.tiny_models import reference, write_model
 
-GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
+TOKENS = 16
+GREEDY = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
 
 
 def test_a_smaller_promise_than_the_plans_remakes_it(world: World, tmp_path: Path) -> None:
@@ -69,7 +70,7 @@ def test_the_bits_of_the_draft_are_the_plans(world: World, tmp_path: Path) -> No
     ) as engine:
         assert engine.draft == "substitute (2-bit) + suffix"
         answer = engine.generate(PROMPT, GREEDY)
-        assert list(answer.token_ids) == reference(world.target, PROMPT, 40)
+        assert list(answer.token_ids) == reference(world.target, PROMPT, TOKENS)
     assert (world.measured, world.notices) == (2, [])
 
 
@@ -123,7 +124,7 @@ def test_replanning_goes_before_a_named_plan(world: World, tmp_path: Path) -> No
 
 def test_a_plan_that_was_edited_is_followed(world: World, tmp_path: Path) -> None:
     plan = world.plan()
-    wanted = reference(world.target, PROMPT, 40)
+    wanted = reference(world.target, PROMPT, TOKENS)
     streamed = {"tiers": "2 disk, 1 device, 2 disk", "slots": 2, "head": "device", "staging": 0}
     head_too = {"tiers": "5 device", "slots": 2, "head": "disk", "staging": 0}
     for changes in (

@@ -306,7 +306,7 @@ def test_logits_that_are_no_numbers_are_refused(bad: float, params: dict[str, fl
     "params",
     [
         pytest.param({"temperature": 1.0}, marks=pytest.mark.exhaustive),
-        {"temperature": 0.6, "top_k": 9, "top_p": 0.9},
+        pytest.param({"temperature": 0.6, "top_k": 9, "top_p": 0.9}, marks=pytest.mark.exhaustive),
         {"temperature": 1.3, "min_p": 0.05, "repetition_penalty": 1.4, "presence_penalty": 0.5},
     ],
 )

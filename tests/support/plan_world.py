@@ -90,7 +90,7 @@ class World:
         """Answer until something is known of the draft; returns the temperature of its scores."""
         with self.load(**settings) as engine:
             for first in range(prompts):
-                engine.generate([3 + first, *PROMPT], SamplingParams(max_tokens=60, ignore_eos=True))
+                engine.generate([3 + first, *PROMPT], SamplingParams(max_tokens=40, ignore_eos=True))
             return engine.drafting.calibration(engine.sources[0], 0.0, True).fit.tau
 
 

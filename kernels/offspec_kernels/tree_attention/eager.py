@@ -137,7 +137,7 @@ def _take_near(
     """The keys of each row's list, for folded queries `wide` [KV, G n + LEAST_ROWS, D]."""
     heads, count = len(key), len(paths.rows)
     groups = acc.shape[1] // count
-    asked = wide[:, : count * groups].view(heads, count, groups, -1).numpy()
+    asked = wide.numpy()
     results = [of.view(heads, count, groups, *of.shape[2:]).numpy() for of in (acc, top, total)]
     (keys, key_at), (values, value_at) = _flat(key), _flat(value)
     is_half = key.dtype == torch.float16

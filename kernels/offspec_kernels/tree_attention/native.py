@@ -167,7 +167,8 @@ def near(
     """The keys that lists name, brought to items [start, end), an item being a row of a key head.
 
     Args:
-        query: [KV, n, G, D] float32, scaled so that scores are in powers of two.
+        query: [KV, G n or more, D] float32, the queries of a row side by side, scaled so that scores are in
+            powers of two. Whole, so that it is contiguous: numba compiles for any other layout once more.
         key, value: flat float32, or 16-bit floats as uint16.
         key_at, value_at: [2] int64: from head to head, and from row to row.
         lists, counts: [n, P] and [n] int32: rows of keys in order of position, and how many of them are keys.
@@ -176,14 +177,14 @@ def near(
         acc: [KV, n, G, E], overwritten by the sum of weighted values, weights being 2^(score - top).
         top, total: [KV, n, G], overwritten by the largest score and the sum of weights.
     """
-    rows, groups, size = query.shape[1:]
+    rows, groups, size = acc.shape[1], acc.shape[2], query.shape[2]
     asked, scores = np.empty((groups, size), np.float32), np.empty((groups, lists.shape[1]), np.float32)
     wide_key, wide_values = np.empty(size, np.float32), np.empty((4, acc.shape[3]), np.float32)
     for item in range(start, end):
         head, row = item // rows, item % rows
         count = counts[row]
         padded = (count + AT_ONCE - 1) // AT_ONCE * AT_ONCE
-        asked[:] = query[head, row]
+        asked[:] = query[head, row * groups : (row + 1) * groups]
         keys, values = key[head * key_at[0] :], value[head * value_at[0] :]
         _score_keys(asked, keys, key_at[1], lists[row, :count], is_half, wide_key, scores)
         for g in range(groups):

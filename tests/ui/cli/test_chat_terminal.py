@@ -13,7 +13,6 @@ import pytest
 
 from offspec.chat.conversation import Conversation, Message
 from offspec.checkpoint.open import DEMO_PACKAGE, open_checkpoint
-from tests.support.products import some
 from tests.support.tmux import HAS_TMUX, Tmux
 
 pytestmark = [
@@ -85,8 +84,8 @@ def near() -> Iterator[Path]:
         yield Path(folder)
 
 
-# A substitute takes many seconds to make.
-@pytest.mark.parametrize("draft", some(["auto", "suffix"], "suffix"))
+@pytest.mark.exhaustive  # two programs that load a real model: half a minute
+@pytest.mark.parametrize("draft", ["auto", "suffix"])
 def test_a_conversation_outlives_its_process(draft: str, tmp_path: Path, near: Path) -> None:
     """It is stopped, asked again, saved, resumed, and killed in the middle of an answer."""
     data, copy = tmp_path / "data", near / "copy.json"

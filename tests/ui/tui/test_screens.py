@@ -34,6 +34,7 @@ async def showing(
     screen: Screen[Any], size: tuple[int, int] = (80, 24)
 ) -> AsyncIterator[tuple[Pilot[None], Host]]:
     app = Host()
+    app.animation_level = "none"
     async with app.run_test(size=size) as pilot:
         await app.push_screen(screen, lambda got: setattr(app, "got", got))
         await app.workers.wait_for_complete()
@@ -47,7 +48,7 @@ async def test_a_page_is_read_and_closed(key: str) -> None:
     async with showing(page) as (pilot, app):
         assert str(page.query_one("#page").border_title) == "The \\[plan]"
         await pilot.press("j", "down", "pagedown")
-        await pilot.pause(0.3)
+        await pilot.pause()
         assert page.query_one("#page").scroll_offset.y > 2
         await pilot.press(key)
         await pilot.pause()
@@ -98,7 +99,7 @@ def test_help_names_every_key_of_the_app() -> None:
 async def test_help_scrolls_in_a_small_terminal() -> None:
     async with showing(HelpScreen(), size=(40, 12)) as (pilot, app):
         await pilot.press("end")
-        await pilot.pause(0.3)
+        await pilot.pause()
         assert app.screen.query_one("#page").scroll_offset.y > 10
 
 
