@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from offspec.model.attention import TreeContext
 from offspec.model.fused import products
@@ -17,12 +19,14 @@ from offspec.model.loaded import LoadedModel
 from offspec.model.quantize.resident_layers import rounded_bytes
 from offspec.model.quantize.rounding import RoundedMatrix, round_matrix, unpack
 from offspec.model.unpacking import Scratch
+from offspec_kernels.dequant.grouped import tiles
 from tests.support.products import some
 from tests.support.tiny_models import CALIBRATION, nothing, open_model, write_model
 
 _CPU = torch.device("cpu")
 _WHOLE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}  # rows of whole groups
 _FAMILIES = ("llama", "qwen3", "phi3", "gemma2", "gemma3_text")
+_DTYPES = (torch.float32, torch.bfloat16)
 _BIASES = {"attention_bias": True, "mlp_bias": True}
 
 
@@ -102,13 +106,14 @@ def _weights(bits: int, *rows: int, columns: int = 128) -> list[RoundedMatrix]:
     return [round_matrix(torch.randn(count, columns) * 0.1 + 0.02, bits) for count in rows]
 
 
-@pytest.mark.parametrize("rows", [(16,), (80, 32), (64, 48, 1040)])
+@pytest.mark.parametrize("rows", [(16,), (80, 32), (64, 48, 1040), (128, 192)])
 @pytest.mark.parametrize("count", [1, 3, 70])
 def test_products_of_several_matrices(
     rows: tuple[int, ...], count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Arranged in slabs, of which the last is smaller."""
+    """Arranged, and for many rows unpacked, in slabs, of which the last is smaller."""
     monkeypatch.setattr(products, "_AT_ONCE", 128 * 128)
+    monkeypatch.setattr(products, "_SLAB", 128 * 192)
     weights = _weights(4, *rows)
     whole, bias = torch.cat([unpack(weight) for weight in weights]), torch.randn(sum(rows))
     x = torch.randn(count, 128)
@@ -135,6 +140,42 @@ def test_in_bfloat16_scales_alone_are_rounded_again() -> None:
     found = FourBitProduct([packed], None)(ones).float().T
     step = packed.parts["step"].float().repeat_interleave(64, dim=1)
     assert ((found - unpack(packed).float()).abs() < 0.1 * step).all()
+
+
+def test_many_rows_are_multiplied_with_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the layout of the codes is known; elsewhere as few rows are."""
+    x, filled, weights = torch.randn(70, 128), list[int](), _weights(4, 128)
+
+    def fill(codes: torch.Tensor, scales: torch.Tensor, first: int, out: torch.Tensor) -> None:
+        filled.append(first)
+        tiles.fill(codes, scales, first, out)
+
+    monkeypatch.setattr(products, "fill", fill)
+    for known in (tiles.has_tiles(), False):
+        monkeypatch.setattr(products, "has_tiles", [False, True][known].__bool__)
+        product = FourBitProduct(weights, None)
+        for rows in (x, x[:3]):
+            assert torch.allclose(product(rows), F.linear(rows, unpack(weights[0])), atol=1e-5)
+    assert len(filled) == tiles.has_tiles()
+
+
+@given(
+    st.integers(1, 3), st.integers(1, 4), st.integers(0, 3), st.sampled_from([torch.float32, torch.bfloat16])
+)
+@settings(deadline=None, max_examples=20)
+def test_values_of_tiles(groups: int, tiles_: int, first: int, dtype: torch.dtype) -> None:
+    """Of any outputs, as arithmetic on codes in rows makes them, over memory full of NaN."""
+    if not tiles.has_tiles():
+        pytest.skip("torch lays codes out in another way on this processor")
+    first = min(first, tiles_ - 1)
+    inputs, outputs = 64 * groups, 64 * tiles_
+    codes = torch.randint(0, 16, (outputs, inputs), dtype=torch.int32)
+    scales = torch.randn(groups, outputs, 2)
+    wide = [scales[..., part].repeat_interleave(64, 0).T for part in (0, 1)]
+    expected = ((codes - 8).float() * wide[0] + wide[1])[64 * first :].T.to(dtype)
+    out = torch.full(expected.shape, torch.nan, dtype=dtype)
+    tiles.fill(torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 2), scales, 64 * first, out)
+    assert torch.equal(out, expected)
 
 
 @pytest.mark.parametrize("error", [AttributeError, RuntimeError])

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from offspec.model.quantize.rounding import RoundedMatrix, round_matrix, unpack
 from offspec.model.unpacking import Scratch
 from offspec_kernels.dequant.grouped import GROUP, unpack_codes
+from offspec_kernels.dequant.grouped.tiles import TILE, fill, has_tiles
 
 Product = Callable[[torch.Tensor], torch.Tensor]  # x [T, K] to x @ w.T + bias [T, N]
 
@@ -24,6 +25,8 @@ _ROWS_HINT = 16  # what oneDNN lays weights out for; other counts run as well wi
 _MIDDLE = 8  # torch's 4-bit product takes codes around it
 _TILE_ROWS = 16  # outputs are multiples of it
 _TILES = 4  # of 16 inputs that lie together on a CUDA device
+_FEW_ROWS = 40  # up to which torch's 4-bit product is quicker than one with values that are made for it
+_SLAB = 1 << 21  # values that are made together
 _AT_ONCE = 1 << 22  # codes that are rearranged together, four bytes each meanwhile
 
 
@@ -56,10 +59,11 @@ class DenseProduct:
 class FourBitProduct:
     """With weights in 4 bits: codes in torch's layout, a scale and a middle for each group of a row.
 
-    What was rounded is rounded no more, but for scales and middles, which take the product's own dtype.
+    What was rounded is rounded no more, but for scales and middles, which take the product's own dtype. Many
+    rows are multiplied with values, made slab by slab, where the layout is known.
     """
 
-    __slots__ = ("_bias", "_codes", "_dtype", "_scales")
+    __slots__ = ("_bias", "_codes", "_dtype", "_scales", "_tiled")
 
     def __init__(self, weights: Sequence[RoundedMatrix], bias: torch.Tensor | None) -> None:
         first = weights[0].parts["codes"]
@@ -69,6 +73,12 @@ class FourBitProduct:
         scales = torch.stack([step.T, (offset + _MIDDLE * step).T], dim=2)
         self._scales = scales.to(self._dtype)  # [K / G, N, 2]
         self._codes = _arranged(torch.cat([w.parts["codes"] for w in weights]))
+        self._tiled = (
+            first.device.type == "cpu"
+            and self._dtype != torch.float16
+            and self._scales.shape[1] % TILE == 0
+            and has_tiles()
+        )
 
     @property
     def nbytes(self) -> int:
@@ -76,13 +86,27 @@ class FourBitProduct:
         return self._codes.nbytes + self._scales.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        multiply = (
-            torch.ops.aten._weight_int4pack_mm
-            if x.device.type == "cuda"
-            else torch.ops.aten._weight_int4pack_mm_for_cpu
-        )
-        out: torch.Tensor = multiply(x.to(self._dtype), self._codes, GROUP, self._scales).to(x.dtype)
+        if self._tiled and len(x) > _FEW_ROWS:
+            out = self._by_values(x)
+        elif x.device.type == "cuda":
+            out = torch.ops.aten._weight_int4pack_mm(x.to(self._dtype), self._codes, GROUP, self._scales)
+        else:
+            out = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self._codes, GROUP, self._scales)
+        out = out.to(x.dtype)
         return out if self._bias is None else out.add_(self._bias)
+
+    def _by_values(self, x: torch.Tensor) -> torch.Tensor:
+        """The same product, by some outputs at a time, whose values stay in the processor's cache."""
+        inputs, outputs = x.shape[1], self._scales.shape[1]
+        out, scales = x.new_empty(len(x), outputs), self._scales.float()
+        width = min(max(_SLAB // inputs // TILE, 1) * TILE, outputs)
+        values = x.new_empty(inputs * width)
+        for first in range(0, outputs, width):
+            last = min(first + width, outputs)
+            slab = values[: inputs * (last - first)].view(inputs, -1)
+            fill(self._codes, scales, first, slab)
+            out[:, first:last] = torch.mm(x, slab)
+        return out
 
 
 def _arranged(codes: torch.Tensor) -> torch.Tensor:
