@@ -1,11 +1,12 @@
 """What a draft step costs, by its width: transformers' forward beside the lean one, and the floor below both.
 
-    python -m bench.draft [MODEL] [--widths 8 16 32]
+    python -m bench.draft [MODEL] [--widths 8 16 32] [--held packed]
 
 A step is what the engine repeats while it grows a tree: a forward of so many nodes over a prefix, the head,
 the noise, and the ranking of children. Both forwards have the same weights and the same ranking, and take
 turns. The floor is the larger of two times: reading the weights once at the rate at which memory is read
-here, and multiplying at the rate of a product that is large enough to be efficient.
+here, and multiplying at the rate of a product that is large enough to be efficient. Of a draft that is held
+packed, transformers' forward unpacks the weights of each module before it runs.
 """
 
 from __future__ import annotations
@@ -46,16 +47,20 @@ class Floor:
         return max(self.nbytes / self.bytes_per_s, 2.0 * self.weights * width / self.flops_per_s)
 
 
-def measure_floor(draft: LoadedModel, dtype: str) -> Floor:
-    """Sizes from the draft's own headers, rates from this machine."""
+def measure_floor(draft: LoadedModel, dtype: str, packed: int | None = None) -> Floor:
+    """Sizes from the draft's own headers, rates from this machine; packed: bits that layers are kept in."""
+    from offspec.model.quantize.resident_layers import rounded_bytes
+
     sizes = [parameter.numel() for layer in draft.skeleton.layers for parameter in layer.parameters()]
     head: int = draft.skeleton.model.get_output_embeddings().weight.numel()
     config = draft.skeleton.config
     rate = gemm_rates(
         [_EFFICIENT_ROWS], rows=config.intermediate_size, columns=config.hidden_size, dtype=dtype
     )[0]
-    weights = sum(sizes) + head
-    return Floor(weights * draft.dtype.itemsize, weights, read_rate(), rate.flops_per_s)
+    stored = sum(sizes) * draft.dtype.itemsize
+    if packed is not None:
+        stored = sum(rounded_bytes(layer, packed) for layer in draft.skeleton.layers)
+    return Floor(stored + head * draft.dtype.itemsize, sum(sizes) + head, read_rate(), rate.flops_per_s)
 
 
 def read_rate() -> float:
@@ -102,8 +107,13 @@ class Steps:
         return spent, children
 
 
-def open_draft(name: str, bits: int, dtype: str, capacity: int, device: str = "cpu") -> LoadedModel:
-    """The draft with all layers on the device, rounded as the engine rounds it where `bits` is below 16."""
+def open_draft(
+    name: str, bits: int, dtype: str, capacity: int, device: str = "cpu", expand: bool = True
+) -> LoadedModel:
+    """The draft with all layers on the device, rounded as the engine rounds it where `bits` is below 16.
+
+    expand: keep rounded values at 16 bits; else packed.
+    """
     import torch
 
     from offspec.checkpoint import open_checkpoint
@@ -121,7 +131,7 @@ def open_draft(name: str, bits: int, dtype: str, capacity: int, device: str = "c
     else:
         codec = TextCodec(load_tokenizer(checkpoint.folder), checkpoint.folder, checkpoint.config)
         most = min(capacity, draft.skeleton.context_length)
-        draft.load_rounded(bits, True, capacity, lambda *_: None, calibration_ids(codec, most))
+        draft.load_rounded(bits, expand, capacity, lambda *_: None, calibration_ids(codec, most))
     return draft
 
 
@@ -180,6 +190,9 @@ def show(row: dict[str, Any], report: Report) -> None:
 def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("model", **MODEL)
     shared(p, "dtype", draft_bits=4)
+    p.add_argument(
+        "--held", choices=("expanded", "packed"), default="expanded", help="how rounded weights are kept"
+    )
     p.add_argument("--widths", type=int, nargs="+", default=[1, 4, 8, 16, 32])
     p.add_argument("--prefix", type=int, default=200, help="committed tokens before the tree")
     p.add_argument("--temperature", type=float, default=1.0)
@@ -190,8 +203,11 @@ def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
     """Time steps of every width and tell."""
     capacity = args.prefix + max(args.widths)
     report.progress("loading the draft twice")
-    plain, taken = (open_draft(args.model, args.draft_bits, args.dtype, capacity) for _ in range(2))
-    floor = measure_floor(plain, args.dtype)
+    packed = args.held == "packed" and args.draft_bits < 16
+    plain, taken = (
+        open_draft(args.model, args.draft_bits, args.dtype, capacity, expand=not packed) for _ in range(2)
+    )
+    floor = measure_floor(plain, args.dtype, args.draft_bits if packed else None)
     report.ceiling(
         f"{1e3 * floor.nbytes / floor.bytes_per_s:.1f} ms to read {format_bytes(floor.nbytes)} of weights at "
         f"{format_bytes(floor.bytes_per_s)}/s; {2e3 * floor.weights / floor.flops_per_s:.2f} ms a node to "
@@ -210,7 +226,7 @@ def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
     for row in rows:
         show(row, report)
     summary = {
-        **report.head(args, "draft_bits", "dtype", "prefix", "temperature"),
+        **report.head(args, "draft_bits", "held", "dtype", "prefix", "temperature"),
         "draft": model_name(args.model),
         "weight_bytes": floor.nbytes,
         "read_bytes_per_s": floor.bytes_per_s,

@@ -12,7 +12,8 @@ from bench.draft import Steps, in_turns, new_scorer, open_draft
 from bench.lib.cgroup import BenchError
 from bench.lib.report import ratio
 from offspec.model.fused.forward import LeanModel
-from offspec.model.fused.weights import fuse_layers, plain_shape
+from offspec.model.fused.shape import plain_shape
+from offspec.model.fused.weights import fuse_layers
 from offspec.model.loaded import LoadedModel
 
 WIDTHS = (1, 4, 8, 16, 32)
@@ -30,7 +31,7 @@ def lean_pair(draft: LoadedModel, capacity: int) -> dict[str, LeanModel]:
     shape = plain_shape(draft.skeleton)
     if shape is None:
         raise BenchError("the draft is not of a plain shape: it has no graphs; name another with --draft")
-    layers = fuse_layers(draft.skeleton, lambda index: draft.layers[index].unbind())
+    layers = fuse_layers(draft.skeleton, shape, lambda index: draft.layers[index].unbind())
     return {
         name: LeanModel(draft.skeleton, shape, layers, capacity, draft.device, static=static)
         for name, static in (("graphs", True), ("plain", False))

@@ -183,9 +183,14 @@ class LoadedModel(OpenedModel):
         Only for a model whose layers are all in memory; they are taken over. capacity: of its cache; notify:
         takes a Notice where CUDA graphs of its steps cannot be made.
         """
-        model = lean_model(
-            self.skeleton, capacity, self.device, lambda index: self.layers[index].unbind(), notify
-        )
+        rounded = self._feeder if isinstance(self._feeder, RoundedLayers) else None
+
+        def release(index: int) -> None:
+            self.layers[index].unbind()
+            if rounded is not None:
+                rounded.release(index)
+
+        model = lean_model(self.skeleton, capacity, self.device, release, rounded, notify)
         if model is not None:
             self.tree_model.cache = TreeCache(1, 0)  # frees the old one's memory, whatever holds the model
             self._tree_model = None
@@ -259,10 +264,7 @@ class LoadedModel(OpenedModel):
         """Memory for values that are gone before a module runs that takes some."""
         if self._scratch is None:
             return torch.empty(values, dtype=self.dtype, device=self.device)
-        mark = self._scratch.taken
-        memory = self._scratch.take(values)
-        self._scratch.taken = mark
-        return memory
+        return self._scratch.lend(values)
 
     def _read_rest(self, *, without_head: bool) -> dict[str, torch.Tensor]:
         """Everything that is no layer and stays, by parameter name."""

@@ -24,12 +24,12 @@ def fix_frequencies(model: Any, context: int) -> None:
         context: Most positions of prompt and answer.
     """
     for module in model.modules():
-        original = _original_length(module)
+        original = original_length(module)
         if original is not None and context > original:
             module.forward = _long(module.forward, original)
 
 
-def _original_length(module: Any) -> int | None:
+def original_length(module: Any) -> int | None:
     """The length up to which a rotary embedding takes the short factors; None where it has one set."""
     kinds = getattr(module, "rope_type", None)
     if "longrope" not in (kinds.values() if isinstance(kinds, dict) else [kinds]):

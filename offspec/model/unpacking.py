@@ -49,6 +49,13 @@ class Scratch:
             return self._memory.new_empty(elements)
         return self._memory[start : self.taken]
 
+    def lend(self, elements: int) -> torch.Tensor:
+        """The same until anything else is taken."""
+        mark = self.taken
+        memory = self.take(elements)
+        self.taken = mark
+        return memory
+
 
 def weight_in(
     memory: torch.Tensor,

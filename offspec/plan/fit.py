@@ -14,8 +14,8 @@ from offspec.draft.heads.base import OpenedHead
 from offspec.draft.open import Drafts
 from offspec.model import device as devices
 from offspec.model.fused.cuda_graph import PADDING
+from offspec.model.fused.weights import packed_size
 from offspec.model.loaded import LoadedModel
-from offspec.model.quantize.resident_layers import rounded_bytes, unpacked_values
 from offspec.model.recurrence import snapshots
 from offspec.model.runner import CHUNK, SMALL_CHUNK
 from offspec.model.tokenizer import TextCodec
@@ -342,8 +342,7 @@ def draft_bytes(held: Held, draft: LoadedModel | None, config: EngineConfig, con
     fixed += embedding_bytes(held, draft, config) if draft.device.type == "cpu" else 0
     if mode == "full":
         return fixed + sum(draft.held_bytes)
-    layers = draft.skeleton.layers
     if mode == "expanded":
-        return fixed + sum(weight.nbytes for weight in layers.parameters())
-    unpacked = max(map(unpacked_values, layers)) * draft.dtype.itemsize
-    return fixed + sum(rounded_bytes(layer, bits) for layer in layers) + unpacked
+        return fixed + sum(weight.nbytes for weight in draft.skeleton.layers.parameters())
+    packed = packed_size(draft.skeleton, bits, draft.device)
+    return fixed + packed.nbytes + packed.scratch * draft.dtype.itemsize

@@ -10,6 +10,7 @@ from offspec.core.config import AUTO, EARLY_EXIT, LOOKUPS, MTP, NONE, SUBSTITUTE
 from offspec.core.errors import CapacityError, CheckpointError, RequestError
 from offspec.draft.open import Drafts, substitute_print
 from offspec.draft.published import known_drafts
+from offspec.model.fused.weights import packed_size
 from offspec.model.loaded import LoadedModel
 from offspec.plan.fit import WIDEST, Fit, Opened
 from offspec.plan.make import Acceptance, build_plan, typical_substitute
@@ -83,13 +84,21 @@ def _plan(config: EngineConfig, hardware: Hardware, target: LoadedModel, fingerp
         opened = opened.alone()
     draft = opened.draft
     sizes = sizes_of(draft, opened.drafts.main) if draft else None
-    pricing = Estimate(hardware, sizes, fit.draft_bits if fit.draft_mode == "packed" else None)
+    packed = fit.draft_bits if fit.draft_mode == "packed" else None
+    pricing = Estimate(hardware, sizes, packed, unpacks=_unpacks(draft, packed))
     acceptance = typical_substitute(fit.draft_bits)
     if sizes is not None and not config.substitutes:
         share = sizes.parameters / sizes_of(target, config.model).parameters
         origin = f"typical of a draft with {100 * share:.2g} % of the target's weights, not measured"
         acceptance = Acceptance(typical("model", share), origin)
     return build_plan(opened, room, pricing, acceptance, hardware)
+
+
+def _unpacks(draft: LoadedModel | None, packed: int | None) -> bool:
+    """Whether steps of the draft make values of weights in so many bits, None where they are values."""
+    if draft is None or packed is None:
+        return False
+    return packed_size(draft.skeleton, packed, draft.device).scratch > 0
 
 
 def _imagined(config: EngineConfig, target: LoadedModel, fingerprint: str) -> Drafts:

@@ -172,22 +172,23 @@ class Estimate:
     Args:
         hardware: The profile.
         draft: Sizes of the draft; None without one.
-        packed: Bits that the draft's weights are kept in, to be unpacked whenever they are used; None where
-            they need not be.
+        packed: Bits that the draft's weights are kept in; None where they are values.
         prefix: Committed positions that attention looks back on.
+        unpacks: Whether such weights are unpacked whenever they are used, not multiplied as they are.
     """
 
     hardware: Hardware
     draft: ModelSizes | None
     packed: int | None = None
     prefix: int = 128
+    unpacks: bool = True
 
     def costs(self, target: ModelSizes, placement: Placement, walked: float) -> PassCosts:
         """Implements `Pricing`."""
         step, start = [(1, 0.0)], 0.0
         if self.draft is not None:
             step = [
-                (width, draft_step(self.hardware.processor, self.draft, width, self.packed))
+                (width, draft_step(self.hardware.processor, self.draft, width, self.packed, self.unpacks))
                 for width in WIDTHS
             ]
             start = step[2][1] - step[0][1]  # the tokens committed last run with the root
@@ -259,13 +260,15 @@ def product_seconds(processor: Processor, weights: int, rows: int, bytes_per_wei
     return max(2.0 * weights * rows / rate, weights * bytes_per_weight / processor.bandwidth.value)
 
 
-def draft_step(processor: Processor, draft: ModelSizes, width: int, packed: int | None = None) -> float:
+def draft_step(
+    processor: Processor, draft: ModelSizes, width: int, packed: int | None = None, unpacks: bool = True
+) -> float:
     """One step of a draft that is all in memory: its layers, its head, the ranking of children.
 
-    packed: as in `Estimate`.
+    packed and unpacks: as in `Estimate`.
     """
-    # Bytes a weight: as it is; or read packed, with four a group of 64, then written and read unpacked.
-    read = 2.0 if packed is None else packed / 8 + 4 / 64 + 4.0
+    # Bytes a weight: as it is; or read packed, with four a group of 64, then perhaps unpacked and read.
+    read = 2.0 if packed is None else packed / 8 + 4 / 64 + 4.0 * unpacks
     layers = product_seconds(processor, draft.weights, width, read)
     ranking = _RANKING * 4.0 * draft.vocabulary * width / processor.bandwidth.value
     return (

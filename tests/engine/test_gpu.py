@@ -8,12 +8,22 @@ import torch
 
 import offspec
 from offspec import CapacityError, SamplingParams
+from offspec.draft.lm import DraftModel
 from offspec.model.attention import TreeContext
 from offspec.model.device import RUNTIME, SLACK
+from offspec.model.fused.products import FourBitProduct
 from offspec.stream.arena import Arena
 from offspec_planners.placement import Placement, Tier
 from tests.support.products import some
-from tests.support.tiny_models import load_all, open_model, reference, tiny_engine, write_model
+from tests.support.tiny_models import (
+    CALIBRATION,
+    load_all,
+    nothing,
+    open_model,
+    reference,
+    tiny_engine,
+    write_model,
+)
 
 pytestmark = pytest.mark.gpu
 FAMILIES = ["llama", "gemma2", "mistral", "gpt2", "gpt_oss", "qwen3_moe"]
@@ -74,7 +84,7 @@ def test_every_tier_says_the_same(tiers: str, head: Tier, tmp_path: Path) -> Non
             assert list(engine.generate(PROMPT, params).token_ids) == expected
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "phi3", "gemma", "gemma2", "gemma3_text"])
 def test_graphs_of_draft_steps_say_what_the_cpu_says(family: str, tmp_path: Path) -> None:
     """Prompts, trees and commits in turn, each count of rows twice: captured, then replayed."""
     folder, said = write_model(tmp_path / "model", family, spread=0.2), list[torch.Tensor]()
@@ -101,6 +111,40 @@ def test_graphs_of_draft_steps_say_what_the_cpu_says(family: str, tmp_path: Path
         lean.close()
         draft.close()
     assert torch.allclose(said[0], said[1], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "family", some(["llama", "qwen3", "phi3", "gemma2", "gemma3_text"], "llama", "gemma2")
+)
+def test_drafts_in_four_bits_say_what_the_cpu_says(family: str, tmp_path: Path) -> None:
+    """Multiplied as they are packed, in graphs, but for bfloat16 what unpacked modules say on the CPU."""
+    folder = write_model(
+        tmp_path / "model", family, spread=0.2, hidden_size=64, intermediate_size=128, head_dim=16
+    )
+    said = list[torch.Tensor]()
+    for name in ("cpu", "cuda"):
+        device = torch.device(name)
+        draft = open_model(folder, device=device)
+        draft.load_rounded(4, False, 64, nothing, CALIBRATION)
+        lean = draft.lean(64) if name == "cuda" else None
+        model: DraftModel = lean or draft.tree_model
+        outs = []
+        with torch.inference_mode():
+            for rows in (9, 5, 1, 5):
+                length = model.cache.length
+                position = torch.arange(length, length + rows, device=device)
+                context = TreeContext(
+                    length, position, 0, torch.ones(rows, rows, device=device).tril().bool()
+                )
+                outs.append(model.logits(model.hidden(position % 90 + 3, context)).cpu())
+                model.cache.commit(0, range(rows))
+        if lean is not None:
+            assert all(isinstance(layer.qkv, FourBitProduct) for layer in lean._layers)
+            assert lean._steps is not None and lean._steps._graphs
+            lean.close()
+        said.append(torch.cat(outs))
+        draft.close()
+    assert (said[0] - said[1]).abs().max() < 0.1 * said[0].std()
 
 
 def test_a_graph_that_cannot_be_captured_is_done_without(

@@ -299,6 +299,22 @@ def test_packed_and_expanded_substitutes_agree(models: tuple[Path, Path, Path]) 
     assert results[0].passes == results[1].passes, "the same rounded weights guess the same"
 
 
+@pytest.mark.parametrize("family", some(["llama", "qwen3", "phi3", "gemma", "gemma2"], "llama", "gemma2"))
+def test_substitutes_in_four_bits_are_believed_alike(family: str, tmp_path: Path) -> None:
+    """Multiplied as they are packed, unpacked for every module, and as values: the same trees."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}  # rows of whole groups
+    folder = write_model(tmp_path / "model", family, **sizes)
+    with tiny_engine(folder, "none", budget=1) as engine:
+        expected = [engine.generate(PROMPT, _sampling(temperature)).token_ids for temperature in (0.0, 1.0)]
+    passes = []
+    for expand, lean in ((False, True), (False, False), (True, True)):
+        with tiny_engine(folder, "auto", expand=expand, lean=lean) as engine:
+            results = [engine.generate(PROMPT, _sampling(temperature)) for temperature in (0.0, 1.0)]
+        assert [result.token_ids for result in results] == expected
+        passes.append([result.passes for result in results])
+    assert passes[0] == passes[1] == passes[2] and max(passes[0]) < 24
+
+
 def test_a_long_prompt_runs_in_chunks(
     models: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

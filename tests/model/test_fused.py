@@ -10,7 +10,7 @@ import torch
 
 from offspec.model.attention import TreeContext
 from offspec.model.fused import forward as lean
-from offspec.model.fused import weights as lean_weights
+from offspec.model.fused import products, shape
 from offspec.model.fused.forward import LeanModel, lean_model
 from offspec.model.loaded import LoadedModel
 from offspec.model.runner import TreeModel
@@ -28,6 +28,17 @@ _LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+_LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.5, 2.0, 2.5],
+    "long_factor": [2.0, 3.0, 4.0, 5.0],
+    "original_max_position_embeddings": 24,
+}
+_TWO_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+}
 _SOME_WINDOWS = {
     "use_sliding_window": True,
     "sliding_window": 5,
@@ -47,10 +58,22 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {}),
     "qwen3, yarn": ("qwen3", {"rope_parameters": _YARN}),
     "qwen3, head size of its own": ("qwen3", {"head_dim": 16}),
-}
-REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
-    **{family: (family, {}) for family in sorted(FAMILIES) if family not in lean_weights.FAMILIES},
+    "phi3": ("phi3", {}),
+    "phi3, no window": ("phi3", {"sliding_window": None}),
+    "phi3, half rotated": ("phi3", {"partial_rotary_factor": 0.5}),
+    "phi3, longrope": ("phi3", {"rope_parameters": _LONG}),
     "gelu": ("llama", {"hidden_act": "gelu"}),
+    "gemma": ("gemma", {}),
+    "gemma2": ("gemma2", {"final_logit_softcapping": 3.0}),
+    "gemma2, no caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "gemma3": ("gemma3_text", {}),
+    "gemma3, two ropes": ("gemma3_text", {"rope_parameters": _TWO_ROPES, "final_logit_softcapping": 3.0}),
+}
+_OTHERS = ("gemma2", "gemma3, two ropes", "phi3, half rotated")
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    **{family: (family, {}) for family in sorted(FAMILIES) if family not in shape.FAMILIES},
+    "relu": ("llama", {"hidden_act": "relu"}),
+    "sees ahead": ("gemma", {"use_bidirectional_attention": True}),
     "dynamic rope": (
         "llama",
         {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
@@ -72,7 +95,7 @@ def _take(model: LoadedModel, *, static: bool | None = None) -> LeanModel:
     return found
 
 
-@pytest.fixture(params=some(sorted(PLAIN), "mistral", "qwen2", "qwen3, head size of its own"))
+@pytest.fixture(params=some(sorted(PLAIN), "mistral", "qwen3, head size of its own", *_OTHERS))
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[LoadedModel, LoadedModel]:
     family, overrides = PLAIN[request.param]
     folder = write_model(tmp_path / "model", family, spread=_SPREAD, **overrides)
@@ -82,8 +105,11 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[LoadedModel, L
 class _Both:
     """Runs the same rows through two models and compares what they say."""
 
-    def __init__(self, truth: TreeModel, other: TreeModel | LeanModel, tolerance: float = 1e-5) -> None:
-        self.models, self.tolerance = (truth, other), tolerance
+    def __init__(self, truth: TreeModel, other: LeanModel) -> None:
+        self.models = truth, other
+        # A norm behind attention makes a short vector long, and its rounding errors with it: beside float64
+        # the truth itself is off by 3e-5 then.
+        self.tolerance = 1e-4 if other._layers[0].after is not None else 1e-5
         self.generator = torch.Generator().manual_seed(4)
 
     def run(self, pending: int, parents: list[int], before: int = 0) -> None:
@@ -197,9 +223,9 @@ def test_weights_are_held_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert all(count <= 5 - index for index, count in enumerate(alive))
     assert all(parameter.is_meta for layer in model.skeleton.layers for parameter in layer.parameters())
     fused = [x for layer in lean_._layers for x in (layer.qkv, layer.out, layer.gate_up, layer.down)]
-    kept = sum(product._weight.numel() for product in fused)
+    kept = sum(product.nbytes for product in fused if isinstance(product, products.DenseProduct))
     matrices = [p for layer in model.skeleton.layers for p in layer.parameters() if p.dim() == 2]
-    assert kept == sum(matrix.numel() for matrix in matrices)
+    assert kept == sum(4 * matrix.numel() for matrix in matrices)
 
 
 def test_shared_weights_are_left_as_they_are(tmp_path: Path) -> None:
@@ -218,7 +244,7 @@ def test_shared_weights_are_left_as_they_are(tmp_path: Path) -> None:
 def test_bfloat16_packed_and_not_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_model(tmp_path / "model", "qwen2", spread=_SPREAD)
     models = [_take(_loaded(folder, torch.bfloat16))]
-    monkeypatch.setattr(lean_weights, "can_pack", lambda: False)
+    monkeypatch.setattr(products, "can_pack", lambda: False)
     models.append(_take(_loaded(folder, torch.bfloat16)))
     outs = []
     for model in models:
@@ -237,8 +263,8 @@ def test_a_torch_without_the_layout_does_without(
             raise error(name)
 
     monkeypatch.setattr(torch.ops, "mkldnn", _Missing())
-    lean_weights.can_pack.cache_clear()
+    products.can_pack.cache_clear()
     try:
-        assert not lean_weights.can_pack()
+        assert not products.can_pack()
     finally:
-        lean_weights.can_pack.cache_clear()
+        products.can_pack.cache_clear()

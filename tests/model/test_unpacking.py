@@ -168,7 +168,8 @@ def test_an_interrupt_within_a_packed_draft(tmp_path: Path) -> None:
     model = open_model(write_model(tmp_path / "model", **SIZES))
     model.load_rounded(4, False, 32, nothing, IDS.tolist())
     layers = model._feeder
-    assert isinstance(layers, RoundedLayers) and layers._scratch is not None
+    assert isinstance(layers, RoundedLayers)
+    scratch = layers.room()
     module: Any = model.skeleton.model.get_submodule("model.layers.1.mlp.down_proj")
     forward = module.forward
 
@@ -184,7 +185,7 @@ def test_an_interrupt_within_a_packed_draft(tmp_path: Path) -> None:
         model.tree_model.cache.rewind(0)
         with torch.no_grad():
             model.tree_model.hidden(IDS, context)
-        assert layers._scratch.taken == 0
+        assert scratch.taken == 0
     finally:
         model.close()
 

@@ -2,22 +2,28 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from offspec import CapacityError
 from offspec.core import memory as process_memory
 from offspec.core.config import EngineConfig
+from offspec.model.attention import TreeContext
+from offspec.model.fused.products import FourBitProduct, UnpackingProduct
+from offspec.model.fused.weights import packed_size
 from offspec.model.quantize import resident_layers as packed_layers
 from offspec.model.quantize import rounding as packing
 from offspec.model.quantize.resident_layers import rounded_bytes, unpacked_values
 from offspec.model.quantize.rounding import RoundedMatrix
 from offspec.model.unpacking import Scratch
-from offspec.plan.fit import Opened
+from offspec.plan.fit import Opened, draft_bytes
 from offspec.plan.load import open_models
 from offspec_planners.placement import Placement, Tier
 from tests.support.plan_world import MB, write_large
+from tests.support.tiny_models import open_model, write_model
 
 
 @pytest.fixture(scope="module")
@@ -112,12 +118,37 @@ def test_a_draft_takes_what_it_was_said_to(
     draft = opened(draft_bits=bits).draft
     assert draft is not None
     draft.load_rounded(bits, False, 64, lambda done, total: None, range(3, 40))
+    assert not scratch, "nothing is unpacked before it runs"
+    draft.tree_model.hidden(torch.arange(3, 7), TreeContext.chain(4, torch.device("cpu")))
     layers = draft.skeleton.layers
     norms = sum(weight.nbytes for weight in layers.parameters() if weight.dim() < 2)
     assert sum(packed.nbytes for packed in made) + norms == sum(
         rounded_bytes(layer, bits) for layer in layers
     )
     assert scratch == [max(map(unpacked_values, layers))] == [256 * 1024]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("sizes", [{}, {"head_dim": 16}])
+def test_what_lean_weights_take_is_known(dtype: str, sizes: dict[str, int], tmp_path: Path) -> None:
+    """To the byte, where some matrices have to be unpacked, and where none has."""
+    folder = write_model(tmp_path / "model", hidden_size=64, intermediate_size=128, **sizes)
+    draft = open_model(folder, getattr(torch, dtype))
+    said = packed_size(draft.skeleton, 4, draft.device)
+    norms = sum(w.nbytes for layer in draft.skeleton.layers for w in layer.parameters() if w.dim() == 1)
+    draft.load_rounded(4, False, 64, lambda done, total: None, range(3, 40))
+    lean = draft.lean(64)
+    assert lean is not None
+    fused = [of for layer in lean._layers for of in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+    kinds = [product for product in fused if isinstance(product, (FourBitProduct, UnpackingProduct))]
+    assert sum(product.nbytes for product in kinds) + norms == said.nbytes
+    assert (
+        any(isinstance(product, UnpackingProduct) for product in kinds) == (said.scratch > 0) == (not sizes)
+    )
+    config = EngineConfig(str(folder), context=128, width=16)
+    packed, expanded = (draft_bytes((mode, 4), draft, config, 128) for mode in ("packed", "expanded"))
+    values = sum(weight.nbytes for weight in draft.skeleton.layers.parameters())
+    assert expanded - packed == values - said.nbytes - said.scratch * draft.dtype.itemsize
 
 
 def test_the_process_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:

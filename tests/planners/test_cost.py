@@ -293,6 +293,8 @@ def test_a_draft_step_reads_its_weights_once() -> None:
     assert draft_step(processor, DRAFT, 64) < 2 * narrow
     packed = [draft_step(processor, DRAFT, 1, bits) for bits in (2, 3, 4)]
     assert narrow < packed[0] < packed[1] < packed[2]
+    multiplied = draft_step(processor, DRAFT, 1, 4, unpacks=False)
+    assert weights / 5 < multiplied < narrow, "a quarter of the bytes and a bit"
     assert draft_step(processor, _model(32, 218_000_000, 2.4), 1) > 2 * narrow
 
 

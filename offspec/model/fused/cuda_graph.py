@@ -4,7 +4,8 @@ A step's rows are padded to a power of two. Keys and values lie in the cache at 
 of them there are, and who sees whom, is read from the device, where it changes between replays. Nothing
 depends on this but speed: a step of a size that cannot be captured runs operation by operation.
 
-Letters: T rows of a step, P those of its graph, C capacity, H hidden size, D head size, W = ceil(C / 64).
+Letters: T rows of a step, P those of its graph, C capacity, H hidden size, N kinds of rotations,
+R numbers of a head that are rotated, W = ceil(C / 64).
 """
 
 from collections.abc import Callable
@@ -26,7 +27,7 @@ Layers = Callable[[torch.Tensor, Turn, TreeMask, torch.Tensor, int], torch.Tenso
 
 @dataclass(slots=True)
 class _Step:
-    """The buffers of one graph. hidden [P, H]; turn: two of [P, 1, D]; rows [P]; tree_mask of P queries.
+    """The buffers of one graph. hidden [P, H]; turn: two of [P, N, R]; rows [P]; tree_mask of P queries.
 
     refused: whether it could not be captured.
     """
@@ -71,7 +72,7 @@ class GraphedSteps:
     ) -> torch.Tensor:
         """Embeddings [T, H] to final hidden states [T, H]; their keys and values go to rows from `start` on.
 
-        turn: cos and sin [T, 1, D]; tree_mask: of the T rows, in one tree. The result is the caller's own.
+        turn: cos and sin [T, N, R]; tree_mask: of the T rows, in one tree. The result is the caller's own.
         """
         count = len(hidden)
         padded = 1 << (count - 1).bit_length()

@@ -1,11 +1,11 @@
 """A forward for small, plain decoders whose weights are all in memory: what drafting spends its time in.
 
 transformers runs a layer in some forty operations, each of them a microsecond's work and ten of overhead
-when there are 16 rows. Here it is fifteen, over fused and prearranged weights (`lean_weights`), with the
-keys and values of all layers in one block. On a CUDA device a step is one graph (`lean_graph`).
+when there are 16 rows. Here it is fifteen, over fused and prearranged weights (`weights`, `products`), with
+the keys and values of all layers in one block. On a CUDA device a step is one graph (`cuda_graph`).
 
 Letters: T rows of a pass, S rows they can look at, H hidden size, Q query heads, KV key heads,
-D head size, I inner size, V vocabulary.
+D head size, R numbers of it that are rotated, N kinds of rotations, I inner size, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,9 @@ from offspec.core.events import Event, unheard
 from offspec.model.attention import TreeContext
 from offspec.model.fused.cache import LeanCache
 from offspec.model.fused.cuda_graph import PADDING, GraphedSteps
-from offspec.model.fused.weights import FusedLayer, PlainShape, fuse_layers, norm_gain, plain_shape
+from offspec.model.fused.shape import PlainShape, plain_shape
+from offspec.model.fused.weights import FusedLayer, Packed, fuse_layers, layer_weights, norm_gain
+from offspec.model.longrope import original_length
 from offspec.model.skeleton import Skeleton
 from offspec_kernels.backend import choose_backend
 from offspec_kernels.tree_attention import tree_attention
@@ -33,19 +35,32 @@ def lean_model(
     capacity: int,
     device: torch.device,
     release: Callable[[int], None],
+    packed: Packed | None = None,
     notify: Callable[[Event], None] = unheard,
 ) -> "LeanModel | None":
-    """A lean model of the weights bound in `skeleton`; None if its shape is not plain or some are missing.
+    """A lean model of a skeleton's weights; None if its shape is not plain or some are missing.
 
-    Takes the layers over: release(i) frees the originals of layer i, after which the skeleton's own forward
-    has no layers to run. Embedding, final norm and head are used where they are, and left as they are.
-    notify: takes a Notice where CUDA graphs cannot be made.
+    Takes the layers over, after which the skeleton's own forward has none to run. Embedding, final norm and
+    head are used where they are, and left as they are.
+
+    Args:
+        skeleton: With its weights bound.
+        capacity: Rows of the cache.
+        device: Where the weights are.
+        release: Called with the index of each layer whose weights can go.
+        packed: What is not bound, being rounded.
+        notify: Takes a Notice where CUDA graphs cannot be made.
     """
     shape = plain_shape(skeleton)
-    if shape is None or any(parameter.is_meta for parameter in skeleton.layers.parameters()):
+    if shape is None:
         return None
+    for index in range(len(skeleton.layers)):
+        weights = layer_weights(skeleton, index, packed).values()
+        if any(isinstance(weight, torch.Tensor) and weight.is_meta for weight in weights):
+            return None
     with torch.no_grad():
-        return LeanModel(skeleton, shape, fuse_layers(skeleton, release), capacity, device, notify=notify)
+        layers = fuse_layers(skeleton, shape, release, packed)
+        return LeanModel(skeleton, shape, layers, capacity, device, notify=notify)
 
 
 class LeanModel:
@@ -70,7 +85,7 @@ class LeanModel:
         self._shape, self._layers, self._device = shape, layers, device
         self._dtype: torch.dtype = skeleton.model.dtype
         last: torch.Tensor = skeleton.decoder.norm.weight
-        self._last = norm_gain(last.detach())
+        self._last = norm_gain(last, shape)
         self._least = torch.tensor((len(last) * shape.eps) ** 0.5, device=device)
         # The kernels read from the device what changes between replays; torch's attention would not.
         use_static = (
@@ -83,15 +98,24 @@ class LeanModel:
         self._cos, self._sin = self._rotations(room)
 
     def _rotations(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin [count, 1, D] of every position, as the family makes them.
+        """cos and sin [count, N, R] of every position, as the family makes them.
 
-        The sine's first half is negated: x turned is then x cos + (x rolled by D / 2) sin.
+        The sine's first half is negated: x turned is then x cos + (x rolled by R / 2) sin.
         """
         like = torch.empty(0, dtype=self._dtype, device=self._device)
-        cos, sin = self.skeleton.decoder.rotary_emb(like, torch.arange(count, device=self._device)[None])
-        sin = sin[0].clone()
-        sin[:, : self._shape.size // 2].neg_()
-        return cos[0][:, None], sin[:, None]
+        positions = torch.arange(count, device=self._device)[None]
+        embedding, kinds = self.skeleton.decoder.rotary_emb, self._shape.rotation_kinds
+        # Where frequencies go by the longest position of a call, no position within the original length is
+        # to have those of positions beyond it.
+        parts = positions.split(original_length(embedding) or count, dim=1)
+        cos, sin = list[torch.Tensor](), list[torch.Tensor]()
+        for kind in kinds:
+            found = [embedding(like, part, *([] if kind is None else [kind])) for part in parts]
+            for kept, of_parts in zip((cos, sin), zip(*found, strict=True), strict=True):
+                kept.append(torch.cat(of_parts, dim=1)[0])
+        turn = torch.stack(cos, dim=1), torch.stack(sin, dim=1)
+        turn[1][..., : self._shape.rotated // 2].neg_()
+        return turn
 
     @torch.no_grad()
     def hidden(self, tokens: torch.Tensor, context: TreeContext) -> torch.Tensor:
@@ -133,29 +157,36 @@ class LeanModel:
     ) -> torch.Tensor:
         """Embeddings [T, H] float32, overwritten, to final hidden states [T, H].
 
-        turn: cos and sin [T, 1, D]; tree_mask: what the T rows may look at; rows: where in the cache they go;
+        turn: cos and sin [T, N, R]; tree_mask: what the T rows may look at; rows: where in the cache they go;
         end: rows of the cache that are looked at, at most.
         """
-        shape, (cos, sin) = self._shape, turn
-        queries, turning, count = shape.heads, shape.heads + shape.kv_heads, len(hidden)
-        for layer, kept, window in zip(self._layers, self.cache.layers, shape.windows, strict=True):
+        shape, count = self._shape, len(hidden)
+        queries, turning = shape.heads, shape.heads + shape.kv_heads
+        turns = list(zip(*(table.split(1, dim=1) for table in turn), strict=True))
+        for index, layer in enumerate(self._layers):
+            kept, window = self.cache.layers[index], shape.windows[index]
             heads = layer.qkv(self._normed(hidden, layer.before)).view(count, -1, shape.size)
             turned = heads[:, :turning]  # [T, Q + KV, D]; the values behind them do not turn
             if layer.q_norm is not None and layer.k_norm is not None:
                 turned[:, :queries] = _head_norm(turned[:, :queries], layer.q_norm, shape.eps)
                 turned[:, queries:] = _head_norm(turned[:, queries:], layer.k_norm, shape.eps)
-            rolled = turned.roll(shape.size // 2, -1)
-            torch.addcmul(turned * cos, rolled, sin, out=turned)
+            _rotate(turned[..., : shape.rotated], *turns[shape.rotations[index]])
             kept[:, rows] = heads[:, queries:].transpose(0, 1)
-            hidden += layer.out(self._attend(heads[:, :queries], kept[:, :end], tree_mask, window))
+            out = layer.out(self._attend(heads[:, :queries], kept[:, :end], tree_mask, window))
+            hidden += out if layer.after is None else self._scaled(out.float(), layer.after)
             gate, up = layer.gate_up(self._normed(hidden, layer.between)).chunk(2, dim=1)
-            hidden += layer.down(F.silu(gate).mul_(up))
+            out = layer.down(shape.activation(gate).mul_(up))
+            hidden += out if layer.last is None else self._scaled(out.float(), layer.last)
         return self._normed(hidden, self._last)
 
     def _normed(self, hidden: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
         """The RMS norm of hidden [T, H] float32, in the model's dtype."""
+        return self._scaled(hidden, gain).to(self._dtype)
+
+    def _scaled(self, hidden: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+        """The same in float32."""
         length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True).hypot_(self._least)
-        return torch.div(hidden, length).mul_(gain).to(self._dtype)
+        return torch.div(hidden, length).mul_(gain)
 
     def _attend(
         self, query: torch.Tensor, seen: torch.Tensor, tree_mask: TreeMask, window: int | None
@@ -168,7 +199,9 @@ class LeanModel:
             seen[None, :pairs],
             seen[None, pairs:],
             tree_mask,
+            scale=self._shape.scale,
             window=window,
+            softcap=self._shape.score_cap,
             out=out.transpose(0, 1)[None],
             exact=False,
         )
@@ -178,7 +211,8 @@ class LeanModel:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, H] to [n, V]."""
         out: torch.Tensor = self.skeleton.model.get_output_embeddings()(hidden)
-        return out
+        cap = self._shape.logit_cap
+        return out if cap is None else out.div_(cap).tanh_().mul_(cap)
 
     def close(self) -> None:
         """Drop the weights and the cache."""
@@ -186,6 +220,12 @@ class LeanModel:
         self.cache = LeanCache(0, 0, 0, 0, self._dtype, self._device)
         if self._steps is not None:
             self._steps.forget()
+
+
+def _rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Turn heads [T, Q + KV, R] in place, by cos and sin [T, 1, R] as `LeanModel` has them."""
+    rolled = heads.roll(heads.shape[-1] // 2, -1)
+    torch.addcmul(heads * cos, rolled, sin, out=heads)
 
 
 def _head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

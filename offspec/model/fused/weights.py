@@ -1,134 +1,42 @@
 """Weights of a plain decoder, fused and laid out for the few rows of a draft step.
 
-Plain is the shape that most small models have: RMS norms, rotary attention with grouped queries, a gated
-SiLU. A product of 16 rows is bound by how fast the weights arrive, and a matrix as it lies in a checkpoint
-is rearranged on every call by oneDNN, which doubles that traffic; here it is rearranged once.
-
 Letters: T rows, H hidden size, Q query heads, KV key heads, D head size, I inner size.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
 from offspec.core.memory import trim
+from offspec.model.fused.products import Product, four_bit_bytes, multiplies_four_bits, product_of
+from offspec.model.fused.shape import PlainShape, plain_shape
+from offspec.model.quantize.resident_layers import rounded_bytes, unpacked_values
+from offspec.model.quantize.rounding import RoundedMatrix, packed_bytes
 from offspec.model.skeleton import Skeleton
+from offspec.model.unpacking import Scratch
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-_ROPES = ("default", "linear", "llama3", "yarn")  # fixed frequencies, whatever the length of the text
-_ROWS_HINT = 16  # what oneDNN lays weights out for; other counts run as well with it
-
-_MATRICES = tuple(f"self_attn.{x}_proj" for x in "qkvo") + tuple(
-    f"mlp.{x}_proj" for x in ("gate", "up", "down")
-)
-_NEEDED = {f"{name}.weight" for name in (*_MATRICES, "input_layernorm", "post_attention_layernorm")}
-_BIASES = {f"{name}.bias" for name in _MATRICES}
-_HEAD_NORMS = {"self_attn.q_norm.weight", "self_attn.k_norm.weight"}
+Weights = Mapping[str, torch.Tensor | RoundedMatrix]
 
 
-@dataclass(frozen=True, slots=True)
-class PlainShape:
-    """Sizes of a plain decoder. windows: one per layer, None where attention reaches all the way back."""
+class Packed(Protocol):
+    """Rounded weights that modules of a skeleton do without; `RoundedLayers` has them."""
 
-    heads: int
-    kv_heads: int
-    size: int
-    eps: float
-    windows: tuple[int | None, ...]
+    def packed(self, layer: int) -> Mapping[str, RoundedMatrix]:
+        """Those of a layer, by their names inside it."""
 
-    @property
-    def groups(self) -> int:
-        return self.heads // self.kv_heads
-
-
-def plain_shape(skeleton: Skeleton) -> PlainShape | None:
-    """The sizes, or None for a model that has anything which the lean forward does not compute."""
-    config, model, decoder = skeleton.config, skeleton.model, skeleton.decoder
-    if config.model_type not in FAMILIES or config.hidden_act != "silu":
-        return None
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    rope = getattr(config, "rope_parameters", None) or {}
-    frequencies = getattr(getattr(decoder, "rotary_emb", None), "inv_freq", None)
-    if rope.get("rope_type", "default") not in _ROPES or frequencies is None or 2 * len(frequencies) != size:
-        return None
-    if {name for name, _ in decoder.named_children()} != {"embed_tokens", "layers", "norm", "rotary_emb"}:
-        return None
-    if {name for name, _ in model.named_children()} != {"model", "lm_head"}:
-        return None
-    if not all(_is_plain(layer, size) for layer in skeleton.layers):
-        return None
-    return PlainShape(heads, kv_heads, size, float(config.rms_norm_eps), _windows(config))
-
-
-def _is_plain(layer: torch.nn.Module, size: int) -> bool:
-    shapes = {name: parameter.shape for name, parameter in layer.named_parameters()}
-    names = shapes.keys()
-    head_norms = _HEAD_NORMS & names
-    return (
-        names >= _NEEDED
-        and names <= _NEEDED | _BIASES | _HEAD_NORMS
-        and (not head_norms or head_norms == _HEAD_NORMS)
-        and all(shapes[name] == (size,) for name in head_norms)
-    )
-
-
-def _windows(config: Any) -> tuple[int | None, ...]:
-    """As transformers has it: Mistral's window is every layer's, Qwen names the layers that have one."""
-    count: int = config.num_hidden_layers
-    window: int | None = getattr(config, "sliding_window", None) or None
-    if config.model_type == "mistral":
-        return (window,) * count
-    kinds = getattr(config, "layer_types", None) or ("full_attention",) * count
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-
-
-class Product:
-    """x [T, in] to x @ w.T + bias [T, out], by oneDNN's own layout of w where it has one."""
-
-    __slots__ = ("_bias", "_packed", "_weight")
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._bias = bias
-        self._packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and can_pack()
-        if self._packed:
-            weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
-        self._weight = weight
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self._packed:
-            out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-                x, self._weight, self._bias, "none", [], ""
-            )
-            return out
-        return F.linear(x, self._weight, self._bias)
-
-
-@cache
-def can_pack() -> bool:
-    """Whether this torch and this processor multiply bfloat16 matrices in oneDNN's layout, and rightly."""
-    w = torch.arange(-32, 32).remainder(7).repeat(64, 1).to(torch.bfloat16)
-    x = w[:3].flip(1)
-    try:
-        if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-            return False
-        packed = torch.ops.mkldnn._reorder_linear_weight(w, _ROWS_HINT)
-        out = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
-    except (AttributeError, RuntimeError, NotImplementedError, TypeError):
-        return False
-    return torch.allclose(out.float(), F.linear(x, w).float(), rtol=0.02)
+    def room(self) -> Scratch:
+        """For the values of any one module."""
 
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """One layer. qkv [(Q + 2 KV) D, H] and gate_up [2 I, H] are what transformers holds as five matrices.
+    """One layer. qkv [(Q + 2 KV) D, H] and gate_up [2 I, H] are what most families hold as five matrices.
 
-    before and between: the norms before attention and before the gate, as `norm_gain` has them.
+    before and between: the norms before attention and before the gate; after and last: those behind attention
+    and behind the gated product, where there are such. As `norm_gain` has them.
     """
 
     before: torch.Tensor
@@ -136,56 +44,119 @@ class FusedLayer:
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
     out: Product
+    after: torch.Tensor | None
     between: torch.Tensor
     gate_up: Product
     down: Product
+    last: torch.Tensor | None
 
 
-def fuse_layers(skeleton: Skeleton, release: Callable[[int], None]) -> list[FusedLayer]:
-    """Every layer's bound weights in their new form; release(i) is called once layer i's can go.
+def layer_weights(skeleton: Skeleton, index: int, packed: Packed | None) -> Weights:
+    """The weights of a layer by their names inside it: on meta where there are none."""
+    bound = dict(skeleton.layers[index].named_parameters())
+    return bound if packed is None else {**bound, **packed.packed(index)}
 
-    Layer by layer, so that no more than one layer is held twice.
+
+def fuse_layers(
+    skeleton: Skeleton, shape: PlainShape, release: Callable[[int], None], packed: Packed | None = None
+) -> list[FusedLayer]:
+    """Every layer's weights in their new form, layer by layer, so that one at most is held twice.
+
+    Args:
+        skeleton: With its weights bound.
+        shape: What it is.
+        release: Called with the index of each layer whose weights can go.
+        packed: What is not bound, being rounded.
     """
     fused = []
-    for index, layer in enumerate(skeleton.layers):
-        fused.append(_fuse(dict(layer.named_parameters())))
+    for index in range(len(skeleton.layers)):
+        weights = layer_weights(skeleton, index, packed)
+        fused.append(_fuse(weights, shape, None if packed is None else packed.room))
+        del weights
         release(index)
         trim()  # the freed originals would otherwise stay on the heap
     return fused
 
 
-def norm_gain(weight: torch.Tensor) -> torch.Tensor:
-    """A norm's weight times the root of H, float32 [H]: for x over its length instead of its mean square."""
-    return weight.float() * math.sqrt(len(weight))
+@dataclass(frozen=True, slots=True)
+class PackedSize:
+    """What layers take once they are rounded: bytes, and values of scratch to unpack them in."""
+
+    nbytes: int
+    scratch: int
 
 
-def _fuse(given: dict[str, torch.nn.Parameter]) -> FusedLayer:
+def packed_size(skeleton: Skeleton, bits: int, device: torch.device) -> PackedSize:
+    """Of all layers, in the form in which they will be used.
+
+    Args:
+        skeleton: With or without weights.
+        bits: That matrices are rounded to.
+        device: Where they would be; it need not be there.
+    """
+    shape, layers = plain_shape(skeleton), list(skeleton.layers)
+    total, unpacks = sum(rounded_bytes(layer, bits) for layer in layers), shape is None or bits != 4
+    if shape is not None and bits == 4:
+        dtype: torch.dtype = skeleton.model.dtype
+        for layer in layers:
+            for names in shape.family.products:
+                matrices = [layer.get_parameter(f"{name}.weight").shape for name in names]
+                if not multiplies_four_bits(matrices, device, dtype):
+                    unpacks = True
+                    continue
+                for matrix in matrices:
+                    total += four_bit_bytes(matrix, device, dtype) - packed_bytes(matrix, bits)
+    return PackedSize(total, max(map(unpacked_values, layers)) if unpacks else 0)
+
+
+def norm_gain(weight: torch.Tensor, shape: PlainShape) -> torch.Tensor:
+    """A norm's factors times the root of H, float32 [H]: for x over its length instead of its mean square."""
+    return (weight.detach().float() + shape.family.from_one) * math.sqrt(len(weight))
+
+
+def _fuse(given: Weights, shape: PlainShape, room: Callable[[], Scratch] | None) -> FusedLayer:
     def vector(name: str) -> torch.Tensor | None:
         # Copied: a view would keep the memory of the whole layer.
-        return given[name].detach().clone() if name in given else None
+        found = given.get(name)
+        return found.detach().clone() if isinstance(found, torch.Tensor) else None
 
-    def norm(name: str) -> torch.Tensor:
-        return norm_gain(given[f"{name}.weight"].detach())
+    def norm(name: str) -> torch.Tensor | None:
+        weight = vector(f"{name}.weight")
+        return None if weight is None else norm_gain(weight, shape)
+
+    def head_norm(name: str) -> torch.Tensor | None:
+        weight = vector(f"self_attn.{name}_norm.weight")
+        return weight if weight is None else weight.add_(int(shape.family.from_one))
 
     def product(*names: str) -> Product:
-        weights = [given[f"{name}.weight"].detach() for name in names]
-        biases = [vector(f"{name}.bias") for name in names]
-        if any(bias is not None for bias in biases):
-            biases = [
-                w.new_zeros(len(w)) if bias is None else bias for w, bias in zip(weights, biases, strict=True)
-            ]
-            bias = torch.cat([bias for bias in biases if bias is not None])
-        else:
-            bias = None
-        return Product(torch.cat(weights) if len(weights) > 1 else weights[0].clone(), bias)
+        weights = [given[f"{name}.weight"] for name in names]
+        return product_of(
+            [w.detach() if isinstance(w, torch.Tensor) else w for w in weights],
+            _joined([vector(f"{name}.bias") for name in names], [w.shape[0] for w in weights]),
+            room,
+        )
 
+    before, after, between, last = map(norm, shape.family.norms)
+    assert before is not None and between is not None
+    qkv, out, gate_up, down = (product(*names) for names in shape.family.products)
     return FusedLayer(
-        before=norm("input_layernorm"),
-        qkv=product("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        q_norm=vector("self_attn.q_norm.weight"),
-        k_norm=vector("self_attn.k_norm.weight"),
-        out=product("self_attn.o_proj"),
-        between=norm("post_attention_layernorm"),
-        gate_up=product("mlp.gate_proj", "mlp.up_proj"),
-        down=product("mlp.down_proj"),
+        before=before,
+        qkv=qkv,
+        q_norm=head_norm("q"),
+        k_norm=head_norm("k"),
+        out=out,
+        after=after,
+        between=between,
+        gate_up=gate_up,
+        down=down,
+        last=last,
     )
+
+
+def _joined(biases: Sequence[torch.Tensor | None], sizes: Sequence[int]) -> torch.Tensor | None:
+    """Biases of so many outputs each as one, zeros where there is none; None where there is none at all."""
+    some = next((bias for bias in biases if bias is not None), None)
+    if some is None:
+        return None
+    whole = [some.new_zeros(size) if bias is None else bias for bias, size in zip(biases, sizes, strict=True)]
+    return torch.cat(whole)

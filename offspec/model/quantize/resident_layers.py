@@ -1,6 +1,6 @@
 """Weights of a draft kept in memory, its matrices rounded to few bits."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -49,20 +49,21 @@ class RoundedLayers:
     ) -> None:
         self._binders, self._layers, self._reader = binders, layers, reader
         self._bits, self._expand, self._progress = bits, expand, progress
-        self._loaded = 0
         self._loading: tuple[dict[str, torch.Tensor], InputMoments] | None = None
-        self._unpackers: list[ModuleUnpacker] = []
+        self._packed: list[dict[str, RoundedMatrix]] = []
+        self._unpackers: list[list[ModuleUnpacker]] = []
+        self._waiting: list[ModuleUnpacker] = []  # those that are not at work yet
         self._scratch: Scratch | None = None
 
     @property
     def resident(self) -> tuple[int, ...]:
         """Layers that have their weights at all times: all that are loaded."""
-        return tuple(range(self._loaded))
+        return tuple(range(len(self._packed)))
 
     def enter(self, layer: int) -> None:
-        if layer == 0 and self._scratch is not None:
-            self._scratch.taken = 0  # Ctrl-C may have broken the pass before off
-        if layer == self._loaded:
+        if layer == 0 and self._packed:
+            self._prepare()
+        if layer == len(self._packed):
             binder = self._binders[layer]
             tensors = binder.realise(read_unit(binder.layout, self._reader).tensor)
             binder.bind(tensors)
@@ -75,7 +76,8 @@ class RoundedLayers:
 
     def _round(self, layer: int, tensors: dict[str, torch.Tensor], moments: InputMoments) -> None:
         moments.close()
-        binder, packed = self._binders[layer], dict[str, dict[str, RoundedMatrix]]()
+        binder = self._binders[layer]
+        packed, by_module = dict[str, RoundedMatrix](), dict[str, dict[str, RoundedMatrix]]()
         for name, tensor in tensors.items():
             if not packs(tensor.shape):
                 binder.bind({name: tensor.clone()})  # what it is a view of is freed
@@ -85,39 +87,60 @@ class RoundedLayers:
             if self._expand:
                 binder.bind({name: rounded(tensor, self._bits, importance)})
             else:
-                found = round_matrix(tensor, self._bits, importance)
-                packed.setdefault(inner.rpartition(".")[0], {})[name] = found
-        for module, weights in packed.items():
-            self._keep_packed(layer, module, weights)
-        self._loaded += 1
+                packed[inner] = round_matrix(tensor, self._bits, importance)
+                by_module.setdefault(inner.rpartition(".")[0], {})[name] = packed[inner]
+        self._packed.append(packed)
+        self._unpackers.append([self._unpacker(layer, *found) for found in by_module.items()])
+        self._waiting += self._unpackers[-1]
         trim()  # the scratch of rounding, layer by layer, would otherwise stay on the heap
         self._progress(layer + 1, len(self._binders))
 
-    def _keep_packed(self, layer: int, module: str, weights: dict[str, RoundedMatrix]) -> None:
-        """Have the weights of one module unpacked whenever it runs."""
+    def _unpacker(self, layer: int, module: str, weights: dict[str, RoundedMatrix]) -> ModuleUnpacker:
+        """Has the weights of one module unpacked whenever it runs."""
         binder = self._binders[layer]
         binder.unbind(weights)
-        first = next(iter(weights.values()))
-        if self._scratch is None:
-            most, device = max(map(unpacked_values, self._layers)), first.parts["codes"].device
-            self._scratch = Scratch(most, first.dtype, device)
-        unpacker = ModuleUnpacker(
+        return ModuleUnpacker(
             self._layers[layer].get_submodule(module),
             sum(packed.shape.numel() for packed in weights.values()),
             lambda out: {name: unpack(packed, out(packed.shape.numel())) for name, packed in weights.items()},
             binder.bind,
             lambda: binder.unbind(weights),
         )
-        unpacker.install(self._scratch)
-        self._unpackers.append(unpacker)
+
+    def room(self) -> Scratch:
+        """For the values of any one module; made when it is first asked for."""
+        if self._scratch is None:
+            first = next(weight for layer in self._packed for weight in layer.values())
+            most, device = max(map(unpacked_values, self._layers)), first.parts["codes"].device
+            self._scratch = Scratch(most, first.dtype, device)
+        return self._scratch
+
+    def _prepare(self) -> None:
+        """Before a pass over layers that are packed."""
+        if self._scratch is not None:
+            self._scratch.taken = 0  # Ctrl-C may have broken the pass before off
+        for unpacker in self._waiting:
+            unpacker.install(self.room())
+        self._waiting.clear()
+
+    def packed(self, layer: int) -> Mapping[str, RoundedMatrix]:
+        """Weights of a layer that are kept packed, by their names inside it."""
+        return self._packed[layer]
+
+    def release(self, layer: int) -> None:
+        """Drop the packed weights of a layer: another has them."""
+        for unpacker in self._unpackers[layer]:
+            unpacker.remove()
+        self._waiting = [unpacker for unpacker in self._waiting if unpacker not in self._unpackers[layer]]
+        self._unpackers[layer], self._packed[layer] = [], {}
 
     def recover(self) -> None:
         """Nothing streams here."""
 
     def close(self) -> None:
-        for unpacker in self._unpackers:
-            unpacker.remove()
+        for layer in range(len(self._packed)):
+            self.release(layer)
+        self._waiting.clear()
         for binder in self._binders:
             binder.close()
-        self._unpackers.clear()
         self._scratch = None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
-from tests.support.simulated_cuda import transfers
+from tests.support.simulated_cuda import four_bits, transfers
 from tests.support.simulated_cuda.errors import SimulatedCudaError
 from tests.support.simulated_cuda.machine import machine
 from tests.support.simulated_cuda.tensors import DeviceTensor, Operand, new_tensor
@@ -17,6 +17,11 @@ from tests.support.simulated_cuda.tensors import DeviceTensor, Operand, new_tens
 aten, prim = torch.ops.aten, torch.ops.prim
 _HOST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _INDEXED = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
+
+_ON_HOST: dict[Any, Callable[..., Tensor]] = {  # what CPUs have not, or under other names
+    aten._convert_weight_to_int4pack.default: four_bits.arrange,
+    aten._weight_int4pack_mm.default: four_bits.multiply,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +126,8 @@ def _shapes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     key = func, _frozen(args), _frozen(tuple(kwargs.items()))
     if key not in _known:
         with torch.inference_mode(False), torch.no_grad():
-            made = func(*_mapped(args, _meta), **{**_mapped(kwargs, _meta), **_named_meta(kwargs)})
+            stand_in = _ON_HOST.get(func, func)
+            made = stand_in(*_mapped(args, _meta), **{**_mapped(kwargs, _meta), **_named_meta(kwargs)})
         _known[key] = _mapped(made, _Shape.of)
     return _known[key]
 
@@ -144,7 +150,7 @@ def _launch(func: Any, args: Sequence[Any], kwargs: dict[str, Any], index: int, 
     places = [Operand.of(out) for out in _tensors(outs)]
 
     def run() -> None:
-        made = func(*_mapped(some, _now), **_mapped(named, _now))
+        made = _ON_HOST.get(func, func)(*_mapped(some, _now), **_mapped(named, _now))
         if places:
             for place, found in zip(places, _tensors(made), strict=True):
                 place.tensor().copy_(found)

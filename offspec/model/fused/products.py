@@ -1,0 +1,222 @@
+"""Products of a few rows with weights that stay where they are, each in the layout that is quickest here.
+
+A product of 16 rows is bound by how fast the weights arrive. A matrix as it lies in a checkpoint is
+rearranged on every call by oneDNN, which doubles that traffic; here it is rearranged once. Weights in 4 bits
+go through torch's own product of such weights, which makes their values in registers.
+
+Letters: T rows, N outputs, K inputs, G = 64 weights of a group.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+
+from offspec.model.quantize.rounding import RoundedMatrix, round_matrix, unpack
+from offspec.model.unpacking import Scratch
+from offspec_kernels.dequant.grouped import GROUP, unpack_codes
+from offspec_kernels.dequant.grouped.tiles import TILE, fill, has_tiles
+
+Product = Callable[[torch.Tensor], torch.Tensor]  # x [T, K] to x @ w.T + bias [T, N]
+
+_ROWS_HINT = 16  # what oneDNN lays weights out for; other counts run as well with it
+_MIDDLE = 8  # torch's 4-bit product takes codes around it
+_TILE_ROWS = 16  # outputs are multiples of it
+_TILES = 4  # of 16 inputs that lie together on a CUDA device
+_FEW_ROWS = 40  # up to which torch's 4-bit product is quicker than one with values that are made for it
+_SLAB = 1 << 21  # values that are made together
+_AT_ONCE = 1 << 22  # codes that are rearranged together, four bytes each meanwhile
+
+
+class DenseProduct:
+    """With weights [N, K] at 16 or 32 bits, in oneDNN's own layout where it has one."""
+
+    __slots__ = ("_bias", "_packed", "_weight")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._bias = bias
+        self._packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and can_pack()
+        if self._packed:
+            weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
+        self._weight = weight
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+        return self._weight.numel() * self._weight.dtype.itemsize
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self._packed:
+            out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+                x, self._weight, self._bias, "none", [], ""
+            )
+            return out
+        return F.linear(x, self._weight, self._bias)
+
+
+class FourBitProduct:
+    """With weights in 4 bits: codes in torch's layout, a scale and a middle for each group of a row.
+
+    What was rounded is rounded no more, but for scales and middles, which take the product's own dtype. Many
+    rows are multiplied with values, made slab by slab, where the layout is known.
+    """
+
+    __slots__ = ("_bias", "_codes", "_dtype", "_scales", "_tiled")
+
+    def __init__(self, weights: Sequence[RoundedMatrix], bias: torch.Tensor | None) -> None:
+        first = weights[0].parts["codes"]
+        self._bias = bias
+        self._dtype = _own_dtype(first.device, weights[0].dtype)
+        step, offset = (torch.cat([w.parts[name].float() for w in weights]) for name in ("step", "offset"))
+        scales = torch.stack([step.T, (offset + _MIDDLE * step).T], dim=2)
+        self._scales = scales.to(self._dtype)  # [K / G, N, 2]
+        self._codes = _arranged(torch.cat([w.parts["codes"] for w in weights]))
+        self._tiled = (
+            first.device.type == "cpu"
+            and self._dtype != torch.float16
+            and self._scales.shape[1] % TILE == 0
+            and has_tiles()
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+        return self._codes.nbytes + self._scales.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self._tiled and len(x) > _FEW_ROWS:
+            out = self._by_values(x)
+        elif x.device.type == "cuda":
+            out = torch.ops.aten._weight_int4pack_mm(x.to(self._dtype), self._codes, GROUP, self._scales)
+        else:
+            out = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self._codes, GROUP, self._scales)
+        out = out.to(x.dtype)
+        return out if self._bias is None else out.add_(self._bias)
+
+    def _by_values(self, x: torch.Tensor) -> torch.Tensor:
+        """The same product, by some outputs at a time, whose values stay in the processor's cache."""
+        inputs, outputs = x.shape[1], self._scales.shape[1]
+        out, scales = x.new_empty(len(x), outputs), self._scales.float()
+        width = min(max(_SLAB // inputs // TILE, 1) * TILE, outputs)
+        values = x.new_empty(inputs * width)
+        for first in range(0, outputs, width):
+            last = min(first + width, outputs)
+            slab = values[: inputs * (last - first)].view(inputs, -1)
+            fill(self._codes, scales, first, slab)
+            out[:, first:last] = torch.mm(x, slab)
+        return out
+
+
+def _arranged(codes: torch.Tensor) -> torch.Tensor:
+    """Codes in planes, uint8 [N, K / 2], to torch's layout for their device, a slab of rows at a time."""
+    rows, columns = codes.shape[0], 2 * codes.shape[1]
+    height = max(_AT_ONCE // columns // 64, 1) * 64
+    slabs = []
+    for start in range(0, rows, height):
+        slab = codes[start : start + height]
+        values = unpack_codes(slab.view(-1, GROUP // 2), 4).view(len(slab), columns)
+        if codes.device.type == "cuda":
+            pairs = values[:, ::2] << 4 | values[:, 1::2]
+            slabs.append(torch.ops.aten._convert_weight_to_int4pack(pairs, _TILES))
+        else:
+            slabs.append(torch.ops.aten._convert_weight_to_int4pack_for_cpu(values.int(), 2))
+    return torch.cat(slabs)
+
+
+class UnpackingProduct:
+    """With rounded weights whose values are made for each call, matrix by matrix in shared scratch."""
+
+    __slots__ = ("_bias", "_scratch", "_weights")
+
+    def __init__(self, weights: Sequence[RoundedMatrix], bias: torch.Tensor | None, scratch: Scratch) -> None:
+        self._weights, self._bias, self._scratch = weights, bias, scratch
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+        return sum(weight.nbytes for weight in self._weights)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        outs = []
+        for weight in self._weights:
+            values = self._scratch.lend(weight.shape.numel())
+            outs.append(F.linear(x, unpack(weight, values)))
+        out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)
+        return out if self._bias is None else out.add_(self._bias)
+
+
+def product_of(
+    weights: Sequence[torch.Tensor | RoundedMatrix],
+    bias: torch.Tensor | None,
+    room: Callable[[], Scratch] | None,
+) -> Product:
+    """The product with matrices [N_i, K] below one another.
+
+    Args:
+        weights: All of them rounded, or none.
+        bias: [sum of N_i], or None.
+        room: Gives scratch for the values of rounded ones, where those have to be made.
+    """
+    dense = [weight for weight in weights if isinstance(weight, torch.Tensor)]
+    if dense:
+        return DenseProduct(torch.cat(dense) if len(dense) > 1 else dense[0].clone(), bias)
+    rounded = [weight for weight in weights if isinstance(weight, RoundedMatrix)]
+    if all(weight.bits == 4 for weight in rounded) and multiplies_four_bits(
+        [weight.shape for weight in rounded], rounded[0].parts["codes"].device, rounded[0].dtype
+    ):
+        return FourBitProduct(rounded, bias)
+    assert room is not None, "values need room"
+    return UnpackingProduct(rounded, bias, room())
+
+
+def multiplies_four_bits(shapes: Sequence[Sequence[int]], device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether torch's 4-bit product can use matrices of these shapes, below one another, as rounded."""
+    whole = all(len(shape) == 2 and shape[1] % GROUP == 0 for shape in shapes)
+    tiled = sum(shape[0] for shape in shapes) % _TILE_ROWS == 0
+    return whole and tiled and can_multiply_four_bits(device, dtype)
+
+
+def four_bit_bytes(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> int:
+    """Bytes that such a matrix takes there."""
+    return math.prod(shape) // 2 + math.prod(shape) // GROUP * 2 * _own_dtype(device, dtype).itemsize
+
+
+def _own_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """What the 4-bit product computes with, where the model has `dtype`."""
+    return torch.bfloat16 if device.type == "cuda" else dtype
+
+
+@cache
+def can_pack() -> bool:
+    """Whether this torch and this processor multiply bfloat16 matrices in oneDNN's layout, and rightly."""
+    w = torch.arange(-32, 32).remainder(7).repeat(64, 1).to(torch.bfloat16)
+    x = w[:3].flip(1)
+    try:
+        if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return False
+        packed = torch.ops.mkldnn._reorder_linear_weight(w, _ROWS_HINT)
+        out = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+    except (AttributeError, RuntimeError, NotImplementedError, TypeError):
+        return False
+    return torch.allclose(out.float(), F.linear(x, w).float(), rtol=0.02)
+
+
+@cache
+def can_multiply_four_bits(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this torch multiplies weights in 4 bits on this device, and rightly.
+
+    Taken for granted of a device that is not there, for which a plan is made.
+    """
+    if device.type == "cuda" and not torch.cuda.is_available():
+        return True
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(80, 2 * GROUP, generator=generator).to(device, dtype)
+    x = torch.randn(3, 2 * GROUP, generator=generator).to(device, dtype)
+    rounded = round_matrix(weight)
+    try:
+        out = FourBitProduct([rounded], None)(x)
+    except (AttributeError, RuntimeError, NotImplementedError, TypeError):
+        return False
+    return torch.allclose(out.float(), F.linear(x, unpack(rounded)).float(), rtol=0.05, atol=0.5)

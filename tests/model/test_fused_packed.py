@@ -1,0 +1,194 @@
+"""The lean forward over weights that stay rounded, against the same weights unpacked before every module."""
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offspec.model.attention import TreeContext
+from offspec.model.fused import products
+from offspec.model.fused.forward import LeanModel
+from offspec.model.fused.products import DenseProduct, FourBitProduct, UnpackingProduct, product_of
+from offspec.model.loaded import LoadedModel
+from offspec.model.quantize.resident_layers import rounded_bytes
+from offspec.model.quantize.rounding import RoundedMatrix, round_matrix, unpack
+from offspec.model.unpacking import Scratch
+from offspec_kernels.dequant.grouped import tiles
+from tests.support.products import some
+from tests.support.tiny_models import CALIBRATION, nothing, open_model, write_model
+
+_CPU = torch.device("cpu")
+_WHOLE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}  # rows of whole groups
+_FAMILIES = ("llama", "qwen3", "phi3", "gemma2", "gemma3_text")
+_DTYPES = (torch.float32, torch.bfloat16)
+_BIASES = {"attention_bias": True, "mlp_bias": True}
+
+
+def _rounded(folder: Path, bits: int = 4, dtype: torch.dtype = torch.float32) -> LoadedModel:
+    model = open_model(folder, dtype)
+    model.load_rounded(bits, False, 64, nothing, CALIBRATION)
+    return model
+
+
+def _say(model: Any, rows: int = 20) -> torch.Tensor:
+    with torch.inference_mode():
+        found: torch.Tensor = model.logits(
+            model.hidden(torch.arange(3, 3 + rows), TreeContext.chain(rows, _CPU))
+        )
+    model.cache.rewind(0)
+    return found
+
+
+def _products(model: LeanModel) -> list[Any]:
+    return [of for layer in model._layers for of in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+
+
+@pytest.mark.parametrize(
+    ("family", "bits"),
+    some(
+        [(family, bits) for family in _FAMILIES for bits in (2, 3, 4)],
+        ("llama", 4),
+        ("llama", 3),
+        ("gemma2", 4),
+    ),
+)
+def test_lean_says_what_unpacked_modules_say(family: str, bits: int, tmp_path: Path) -> None:
+    more = _BIASES if family == "llama" else {}
+    folder = write_model(tmp_path / "model", family, spread=0.2, **_WHOLE, **more)
+    expected = _say(_rounded(folder, bits).tree_model)
+    lean = _rounded(folder, bits).lean(64)
+    assert lean is not None and expected.std() > 0.1
+    kind = FourBitProduct if bits == 4 else UnpackingProduct
+    assert all(isinstance(product, kind) for product in _products(lean))
+    assert torch.allclose(_say(lean), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_what_torch_cannot_multiply_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where groups straddle rows, and where there is no product for these weights."""
+    narrow, whole = write_model(tmp_path / "narrow"), write_model(tmp_path / "whole", spread=0.2, **_WHOLE)
+    expected = _say(_rounded(narrow).tree_model), _say(_rounded(whole).tree_model)
+    some_straddle = _rounded(narrow).lean(64)
+    monkeypatch.setattr(products, "can_multiply_four_bits", lambda device, dtype: False)
+    without = _rounded(whole).lean(64)
+    for model, truth in zip((some_straddle, without), expected, strict=True):
+        assert model is not None and isinstance(model._layers[0].qkv, UnpackingProduct)
+        assert torch.allclose(_say(model), truth, atol=1e-4, rtol=1e-4)
+
+
+def test_rounded_weights_are_held_once(tmp_path: Path) -> None:
+    """In as many bytes as before, and without room for values that are never made."""
+    model = _rounded(write_model(tmp_path / "model", **_WHOLE), dtype=torch.bfloat16)
+    feeder: Any = model._feeder
+    stored = sum(map(rounded_bytes, model.skeleton.layers, [4] * 3))
+    parts = [
+        weakref.ref(part)
+        for index in range(3)
+        for weight in feeder.packed(index).values()
+        for part in weight.parts.values()
+    ]
+    lean = model.lean(64)
+    gc.collect()
+    assert lean is not None and not any(ref() is not None for ref in parts)
+    assert feeder._scratch is None
+    norms = sum(w.nbytes for layer in model.skeleton.layers for w in layer.parameters() if w.dim() == 1)
+    assert sum(product.nbytes for product in _products(lean)) + norms == stored
+    model.close()
+
+
+def _weights(bits: int, *rows: int, columns: int = 128) -> list[RoundedMatrix]:
+    torch.manual_seed(1)
+    return [round_matrix(torch.randn(count, columns) * 0.1 + 0.02, bits) for count in rows]
+
+
+@pytest.mark.parametrize("rows", [(16,), (80, 32), (64, 48, 1040), (128, 192)])
+@pytest.mark.parametrize("count", [1, 3, 70])
+def test_products_of_several_matrices(
+    rows: tuple[int, ...], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arranged, and for many rows unpacked, in slabs, of which the last is smaller."""
+    monkeypatch.setattr(products, "_AT_ONCE", 128 * 128)
+    monkeypatch.setattr(products, "_SLAB", 128 * 192)
+    weights = _weights(4, *rows)
+    whole, bias = torch.cat([unpack(weight) for weight in weights]), torch.randn(sum(rows))
+    x = torch.randn(count, 128)
+    expected = F.linear(x.double(), whole.double(), bias.double()).float()
+    scratch = Scratch(max(rows) * 128, torch.float32, _CPU)
+    for product in (FourBitProduct(weights, bias), UnpackingProduct(weights, bias, scratch)):
+        assert torch.allclose(product(x), expected, atol=1e-5)
+    assert scratch.taken == 0
+
+
+def test_each_product_has_its_weights() -> None:
+    scratch = Scratch(1 << 16, torch.float32, _CPU)
+    for weights in (_weights(3, 32), _weights(4, 24), _weights(4, 32, columns=96)):
+        assert isinstance(product_of(weights, None, lambda: scratch), UnpackingProduct)
+    assert isinstance(product_of(_weights(4, 8, 24), None, None), FourBitProduct)
+    assert isinstance(product_of([torch.randn(8, 8)], None, None), DenseProduct)
+
+
+def test_in_bfloat16_scales_alone_are_rounded_again() -> None:
+    """By far less than a step of the codes."""
+    weight = torch.randn(64, 256).bfloat16()
+    packed = round_matrix(weight)
+    ones = torch.eye(256, dtype=torch.bfloat16)
+    found = FourBitProduct([packed], None)(ones).float().T
+    step = packed.parts["step"].float().repeat_interleave(64, dim=1)
+    assert ((found - unpack(packed).float()).abs() < 0.1 * step).all()
+
+
+def test_many_rows_are_multiplied_with_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the layout of the codes is known; elsewhere as few rows are."""
+    x, filled, weights = torch.randn(70, 128), list[int](), _weights(4, 128)
+
+    def fill(codes: torch.Tensor, scales: torch.Tensor, first: int, out: torch.Tensor) -> None:
+        filled.append(first)
+        tiles.fill(codes, scales, first, out)
+
+    monkeypatch.setattr(products, "fill", fill)
+    for known in (tiles.has_tiles(), False):
+        monkeypatch.setattr(products, "has_tiles", [False, True][known].__bool__)
+        product = FourBitProduct(weights, None)
+        for rows in (x, x[:3]):
+            assert torch.allclose(product(rows), F.linear(rows, unpack(weights[0])), atol=1e-5)
+    assert len(filled) == tiles.has_tiles()
+
+
+@given(
+    st.integers(1, 3), st.integers(1, 4), st.integers(0, 3), st.sampled_from([torch.float32, torch.bfloat16])
+)
+@settings(deadline=None, max_examples=20)
+def test_values_of_tiles(groups: int, tiles_: int, first: int, dtype: torch.dtype) -> None:
+    """Of any outputs, as arithmetic on codes in rows makes them, over memory full of NaN."""
+    if not tiles.has_tiles():
+        pytest.skip("torch lays codes out in another way on this processor")
+    first = min(first, tiles_ - 1)
+    inputs, outputs = 64 * groups, 64 * tiles_
+    codes = torch.randint(0, 16, (outputs, inputs), dtype=torch.int32)
+    scales = torch.randn(groups, outputs, 2)
+    wide = [scales[..., part].repeat_interleave(64, 0).T for part in (0, 1)]
+    expected = ((codes - 8).float() * wide[0] + wide[1])[64 * first :].T.to(dtype)
+    out = torch.full(expected.shape, torch.nan, dtype=dtype)
+    tiles.fill(torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 2), scales, 64 * first, out)
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("error", [AttributeError, RuntimeError])
+def test_a_torch_without_the_product_does_without(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class _Missing:
+        def __getattr__(self, name: str) -> Any:
+            raise error(name)
+
+    monkeypatch.setattr(torch.ops, "aten", _Missing())
+    products.can_multiply_four_bits.cache_clear()
+    try:
+        assert not products.can_multiply_four_bits(_CPU, torch.float32)
+    finally:
+        products.can_multiply_four_bits.cache_clear()
