@@ -144,13 +144,13 @@ class DecodeState:
         root = len(self.ids) - 1
         pending = self.ids[model.cache.length : root]
         tree = grown.tree
-        tokens = torch.tensor([*pending, *tree.token.tolist()], device=device)
-        positions = torch.cat([torch.arange(root - len(pending), root), root + torch.from_numpy(tree.depth)])
-        context = TreeContext(
+        tokens, context = TreeContext.of_step(
+            [*pending, *tree.token.tolist()],
+            [*range(model.cache.length, root), *(root + tree.depth).tolist()],
+            tree.ancestors(),
             prefix=model.cache.length,
-            position=positions.to(device),
             causal=len(pending),
-            ancestors=torch.from_numpy(tree.ancestors()).to(device),
+            device=device,
         )
         model.taps = self._sources.wants.layers
         return model.hidden(tokens, context)

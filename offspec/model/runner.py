@@ -21,6 +21,7 @@ from offspec.model.row_counts import RowCounts
 from offspec.model.skeleton import Skeleton
 from offspec.model.text_part import way_to
 from offspec_kernels.chunks import split_evenly
+from offspec_kernels.transfer import upload
 
 # Rows that go through a layer together, which bounds the activations of a long prompt; and where memory is so
 # tight that fewer make room for something better.
@@ -160,7 +161,7 @@ class TreeModel:
         self._parts, order = _parts(rows, self.chunk, context, self.row_counts)
         positions = context.position[-rows:]
         if len(order) > rows:
-            order = order.to(tokens.device)
+            (order,) = upload([order.numpy()], tokens.device)
             tokens, positions = tokens[order], positions[order]
         context.masked = self._masks is not None
         try:

@@ -137,7 +137,7 @@ class PassTrial:
             prefix=self._prefix,
             position=torch.arange(self._prefix, self._prefix + rows, device=device),
             causal=0,
-            ancestors=_ancestors(rows).to(device),
+            ancestors=_ancestors(rows),
         )
         if device.type == "cuda":
             model.settle = lambda: torch.cuda.synchronize(device)

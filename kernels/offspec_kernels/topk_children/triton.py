@@ -15,6 +15,7 @@ from torch import Tensor
 from offspec_kernels.noise import LOW
 from offspec_kernels.noise.triton import gumbel_noise, gumbel_run
 from offspec_kernels.topk_children.layout import BLOCK
+from offspec_kernels.transfer import upload
 from offspec_kernels.triton_sort_keys import NOTHING, key_id, key_score, keys
 
 _BLOCK = tl.constexpr(BLOCK)
@@ -101,7 +102,9 @@ def children(
     relatives, log_probs = torch.empty(2, width, count, device=device)
     if width == 0:
         return tokens, relatives, log_probs
-    where = torch.as_tensor(() if positions is None else positions, dtype=torch.int64, device=device)
+    where = positions
+    if not isinstance(where, Tensor):
+        (where,) = upload([() if where is None else where], device)
     noisy, key = seed is not None, seed or 0
     shared = (logits, logits.stride(0), where, maxima, sums)
     scalars = (size, blocks, tau, key & LOW, key >> 32)
