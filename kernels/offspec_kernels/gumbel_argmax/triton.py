@@ -13,6 +13,7 @@ import triton.language as tl
 from offspec_kernels.gumbel_argmax.rows import Picks, Work, empty_picks
 from offspec_kernels.noise import LOW
 from offspec_kernels.noise.triton import gumbel_run
+from offspec_kernels.transfer import upload
 from offspec_kernels.triton_sort_keys import NOTHING, key_id, key_score, keys
 
 _BLOCK = 1024
@@ -75,7 +76,7 @@ def pick(work: Work) -> Picks:
     picks = empty_picks(count, device)
     blocks = triton.cdiv(size, _BLOCK)
     firsts, seconds = torch.empty(2, count, blocks, dtype=torch.int64, device=device)
-    groups = torch.tensor(_groups(work), device=device)
+    (groups,) = upload([_groups(work)], device)
     seed = work.seed or 0
     with torch.cuda.device_of(logits):
         _within_blocks[(blocks, len(groups))](
