@@ -101,6 +101,7 @@ class Scorer:
             positions=positions if there is None or noise is None or scores.device.type == "cpu" else there,
             tau=self.calibration.fit.tau,
             noise=None if noise is None else noise.row,
+            table=None if noise is None else noise.table(positions),
             room=room,
         )
         token, log_prob, x = download(children.token, children.log_prob, children.relative)

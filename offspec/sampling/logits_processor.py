@@ -112,6 +112,7 @@ class LogitsProcessor:
             least=least,
             last_tie=last_tie,
             noise=noise.row if noise else None,
+            table=noise.table(positions) if noise else None,
         )
         return [Choice(*found) for found in zip(*(part.tolist() for part in download(*picks)), strict=True)]
 

@@ -36,6 +36,7 @@ from offspec_kernels.gumbel_argmax.rows import Work
 from offspec_kernels.gumbel_argmax.triton import pick
 from offspec_kernels.kv_compact import KVTable
 from offspec_kernels.kv_compact.triton import move
+from offspec_kernels.noise.triton import fill_rows
 from offspec_kernels.row_linear.triton import row_linear
 from offspec_kernels.topk_children.triton import children
 from offspec_kernels.tree_attention import Chunk
@@ -128,12 +129,19 @@ def _calls(thorough: bool) -> Iterator[tuple[str, Callable[[], object]]]:
         logits = torch.zeros(3, 128256, dtype=dtype)
         least, tie = torch.zeros(3), torch.zeros(3, dtype=torch.int64)
         noisy = Work(logits, 1, [4, 4, 5], 0.7, least, tie, None)
+        kept = torch.zeros(64, 128256)
         yield f"gumbel_argmax {dtype}", partial(pick, noisy)
+        yield f"gumbel_argmax {dtype}, noise at hand", partial(pick, noisy._replace(table=kept))
         for count in (8, 32) if thorough else (32,):
             yield (
                 f"topk_children {dtype} {count}",
                 partial(children, logits, count, 1, [4, 4, 5], 0.8),
             )
+            yield (
+                f"topk_children {dtype} {count}, noise at hand",
+                partial(children, logits, count, 1, [4, 4, 5], 0.8, kept),
+            )
+        yield f"noise {dtype}", partial(fill_rows, kept, 1, 4, 9)
         for format in _formats():
             shape = (64, 256)
             parts = {

@@ -31,7 +31,7 @@ def _compiled(folder: Path, *words: str) -> list[dict[str, Any]]:
 def _check(found: list[dict[str, Any]]) -> None:
     assert {each["kernel"] for each in found} == {
         *("_tree_attention", "_merge", "_far_keys", "_near_keys"),
-        *("_within_blocks", "_across_blocks", "_survey", "_pick", "_move"),
+        *("_within_blocks", "_across_blocks", "_survey", "_pick", "_move", "_fill"),
         "_ggml",
         *("_row_linear", "_tree_scan", "_tree_conv"),
         *("_grouped", "_codebook", "_int8_rows"),
