@@ -40,6 +40,7 @@ class TreeContext:
             and look at nothing.
         end: Of these M rows, those up to the last that runs now; None where the keys end with it.
         kept: What layers have found out of all this, for those behind them.
+        tokens: [T] of this pass on the CPU, where they are known there.
         masked: Whether layers are given the same as a dense mask, for other use than attention's.
     """
 
@@ -53,6 +54,7 @@ class TreeContext:
     masked: bool = False
     _masks: dict[tuple[int, int], TreeMask] = field(default_factory=dict)
     kept: dict[object, Any] = field(default_factory=dict)
+    tokens: torch.Tensor | None = None
 
     @classmethod
     def chain(cls, rows: int, device: torch.device) -> "TreeContext":
@@ -86,7 +88,7 @@ class TreeContext:
         extent = TreeExtent(prefix, len(position) - len(tokens), len(tokens), causal)
         packed = pack_rows(_seen(sees, extent))
         there, places, words, numbers = upload([tokens, position, packed, extent.numbers], device)
-        context = cls(prefix, places, causal, torch.from_numpy(sees), exact)
+        context = cls(prefix, places, causal, torch.from_numpy(sees), exact, tokens=torch.tensor(tokens))
         context._masks[extent.first, len(position)] = TreeMask.uploaded(
             extent, packed, words, numbers, places, context.kept
         )
