@@ -93,6 +93,8 @@ class TreeMask:
     fitting: set[tuple[int, int, int]] = field(default_factory=set, compare=False, repr=False)
     # [N, W] of a mask of one tree: the words as the host has them.
     packed: list[NDArray[np.int64]] = field(default_factory=list, compare=False, repr=False)
+    # [4, 1] of a mask of one tree: L, first, queries and C in one tensor.
+    numbers: Tensor | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(
@@ -146,7 +148,7 @@ class TreeMask:
 
         packed: the words on the host; position, kept: as in `of`.
         """
-        prefix, first, count, causal = numbers[:, None].unbind()
+        prefix, first, count, causal = (columns := numbers[:, None]).unbind()
         return cls(
             prefix,
             first,
@@ -154,6 +156,7 @@ class TreeMask:
             causal,
             words[None],
             position=None if position is None else position[None],
+            numbers=columns,
             kept={} if kept is None else kept,
             known=[extent],
             packed=[packed],

@@ -202,7 +202,8 @@ class LogitsProcessor:
         if out is not None:
             known = min(logits.shape[1], self.vocab_size)
             out[:, :known] = logits[:, :known]
-            out[:, known:] = -math.inf
+            if known < self.vocab_size:
+                out[:, known:] = -math.inf
         elif self._rules:
             out = logits.to(torch.float32, copy=True)
         scores = logits.float() if out is None else out
