@@ -24,6 +24,7 @@ from offspec_kernels.gumbel_argmax.rows import Work
 from offspec_kernels.gumbel_argmax.triton import pick
 from offspec_kernels.kv_compact import KVTable
 from offspec_kernels.kv_compact.triton import move
+from offspec_kernels.noise.triton import fill_rows
 from offspec_kernels.row_linear.triton import row_linear
 from offspec_kernels.topk_children.triton import children
 from offspec_kernels.tree_attention import Chunk, TreeMask
@@ -138,11 +139,13 @@ def _sampling(dtype: torch.dtype, counts: tuple[int, ...]) -> Iterator[Variant]:
     logits, kind = torch.zeros(3, _VOCABULARY, dtype=dtype), str(dtype)[6:]
     places = [4, 4, 5]
     least, tie = torch.zeros(3), torch.zeros(3, dtype=torch.int64)
+    kept = torch.zeros(64, _VOCABULARY)  # noise of 64 positions
     works = {
         "greedy": Work(logits, None, None, 1.0, None, None, None),
         "noisy": Work(logits, 1, places, 0.7, None, None, None),
         "noisy, filtered": Work(logits, 1, places, 0.7, least, None, None),
         "noisy, filtered, ties": Work(logits, 1, places, 0.7, least, tie, None),
+        "noise at hand": Work(logits, 1, places, 0.7, least, tie, None)._replace(table=kept),
     }
     for name, work in works.items():
         yield Variant("gumbel_argmax", f"{kind}, {name}", partial(pick, work))
@@ -151,6 +154,9 @@ def _sampling(dtype: torch.dtype, counts: tuple[int, ...]) -> Iterator[Variant]:
         noisy = partial(children, logits, count, 1, places, 0.8)
         yield Variant("topk_children", f"{kind}, {count}, greedy", greedy)
         yield Variant("topk_children", f"{kind}, {count}, noisy", noisy)
+        at_hand = partial(children, logits, count, 1, places, 0.8, kept)
+        yield Variant("topk_children", f"{kind}, {count}, noise at hand", at_hand)
+    yield Variant("noise", kind, partial(fill_rows, kept, 1, 4, 9))
 
 
 def _format(name: str, dtype: torch.dtype) -> Iterator[Variant]:

@@ -71,6 +71,19 @@ def check_rows_of_noise(seed: int | None, noise: object | None) -> None:
         raise ArgumentError("noise", "rows of noise need the seed that they are made of")
 
 
+def check_table(logits: Tensor, seed: int | None, table: Tensor | None) -> None:
+    """Rows of noise [S, V] for logits [rows, V], by position."""
+    if table is None:
+        return
+    if seed is None:
+        raise ArgumentError("table", "rows of noise need the seed that they are made of")
+    check_shape("table", table, ["S", logits.shape[1]])
+    check_dtype("table", table, [torch.float32])
+    check_device("table", table, logits.device)
+    if not table.is_contiguous() or not len(table):
+        raise ArgumentError("table", "it must be contiguous and have a row")
+
+
 def check_scale(name: str, scale: float) -> None:
     """What scores are divided by: a float32 above 0 that has all its bits."""
     if not 2.0**-126 <= scale <= torch.finfo(torch.float32).max:

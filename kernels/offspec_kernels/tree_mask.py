@@ -9,10 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from offspec_kernels.errors import ArgumentError
+from offspec_kernels.transfer import upload
 
 BITS = 64  # of a word
 
@@ -47,6 +50,11 @@ class TreeExtent:
     def keys(self) -> int:
         """Key rows up to the last query's own, which is the last that any of them sees."""
         return self.prefix + self.first + self.count
+
+    @property
+    def numbers(self) -> NDArray[np.int32]:
+        """[4] as they lie on a device."""
+        return np.array([self.prefix, self.first, self.count, self.causal], np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,10 @@ class TreeMask:
     known: list[TreeExtent] = field(default_factory=list, compare=False, repr=False)
     # Batches, queries and keys that this has been found to fit.
     fitting: set[tuple[int, int, int]] = field(default_factory=set, compare=False, repr=False)
+    # [N, W] of a mask of one tree: the words as the host has them.
+    packed: list[NDArray[np.int64]] = field(default_factory=list, compare=False, repr=False)
+    # [4, 1] of a mask of one tree: L, first, queries and C in one tensor.
+    numbers: Tensor | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(
@@ -94,8 +106,9 @@ class TreeMask:
         first: int | None = None,
         position: Tensor | None = None,
         kept: dict[object, Any] | None = None,
+        device: torch.device | None = None,
     ) -> "TreeMask":
-        """The mask of one tree.
+        """The mask of one tree. Waits for a device that holds the ancestors.
 
         Args:
             ancestors: [N, R] bool: entry (i, r) says that query i sees tree row r.
@@ -105,28 +118,48 @@ class TreeMask:
                 makes it causal + R - N.
             position: [M] int64, of the rows behind the prefix; needed for a window.
             kept: Shared by the masks of one pass, so that what they cache is bounded together.
+            device: Where the mask is to be; where the ancestors are by default.
 
         Raises:
             ArgumentError: There are more queries than rows.
         """
-        rows, device = len(ancestors), ancestors.device
+        rows = len(ancestors)
         begin = causal + ancestors.shape[1] - rows if first is None else first
         if begin < 0:
             raise ArgumentError(
                 "ancestors", f"there are {rows} queries and {begin + rows} rows behind the prefix"
             )
-        reach = TreeExtent(prefix, begin, rows, causal)
-        numbers = torch.tensor([prefix, begin, rows, causal], dtype=torch.int32).to(device, non_blocking=True)
-        column = numbers[:, None].unbind()
+        extent = TreeExtent(prefix, begin, rows, causal)
+        packed = pack_rows(ancestors.cpu().numpy())
+        words, numbers = upload([packed, extent.numbers], device or ancestors.device)
+        return cls.uploaded(extent, packed, words, numbers, position, kept)
+
+    @classmethod
+    def uploaded(
+        cls,
+        extent: TreeExtent,
+        packed: NDArray[np.int64],
+        words: Tensor,
+        numbers: Tensor,
+        position: Tensor | None = None,
+        kept: dict[object, Any] | None = None,
+    ) -> "TreeMask":
+        """The mask of one tree whose words [N, W] and `extent.numbers` are on the device already.
+
+        packed: the words on the host; position, kept: as in `of`.
+        """
+        prefix, first, count, causal = (columns := numbers[:, None]).unbind()
         return cls(
-            prefix=column[0],
-            first=column[1],
-            count=column[2],
-            causal=column[3],
-            words=pack_mask(ancestors)[None],
+            prefix,
+            first,
+            count,
+            causal,
+            words[None],
             position=None if position is None else position[None],
+            numbers=columns,
             kept={} if kept is None else kept,
-            known=[reach],
+            known=[extent],
+            packed=[packed],
         )
 
     @classmethod
@@ -153,6 +186,12 @@ class TreeMask:
         self.kept.clear()
         self.known.clear()
         self.fitting.clear()
+        self.packed.clear()
+
+    def words_of(self, tree: int) -> NDArray[np.int64]:
+        """[queries, W] of a tree on the host. Waits for the device where only that has them."""
+        packed = self.packed[tree] if self.packed else self.words[tree].cpu().numpy()
+        return packed[: self.reaches()[tree].count]
 
     def reaches(self) -> list[TreeExtent]:
         """The numbers of each tree. On a GPU the first call for a mask waits for the device."""
@@ -204,15 +243,13 @@ class TreeMask:
         return torch.where(behind < 0, behind + self.reaches()[tree].prefix, place)
 
 
-def pack_mask(ancestors: Tensor) -> Tensor:
-    """[N, R] bool to [N, W] int64: bit r % 64 of word r // 64 is column r."""
-    rows, columns = ancestors.shape
+def pack_rows(sees: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """[N, R] to [N, W]: bit r % 64 of word r // 64 is column r."""
+    rows, columns = sees.shape
     words = max(1, -(-columns // BITS))
-    padded = torch.zeros(rows, words * BITS, dtype=torch.int64, device=ancestors.device)
-    padded[:, :columns] = ancestors
-    shifts = torch.arange(BITS, device=ancestors.device)
-    # Bits of one word never meet, so their sum is their union; the 64th turns the sign.
-    return (padded.view(rows, words, BITS) << shifts).sum(dim=2)
+    packed = np.zeros((rows, words * (BITS // 8)), np.uint8)
+    packed[:, : -(-columns // 8)] = np.packbits(sees, axis=1, bitorder="little")
+    return packed.view("<i8")
 
 
 def _padded(parts: Sequence[Tensor]) -> Tensor:

@@ -16,6 +16,7 @@ from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
 from offspec_kernels.topk_children import topk_children
 from offspec_kernels.topk_children.layout import BLOCK
+from offspec_kernels.transfer import download
 from offspec_planners.acceptance import Calibration
 
 
@@ -78,6 +79,7 @@ class Scorer:
         paths: Sequence[Sequence[int]],
         positions: Sequence[int],
         depths: Sequence[int] = (0,),
+        there: torch.Tensor | None = None,
     ) -> Children:
         """The likeliest children of W nodes.
 
@@ -86,29 +88,26 @@ class Scorer:
             paths: Tokens of each node's path below the root; may be empty unless `needs_paths`.
             positions: [W], absolute, of the children.
             depths: [W] of the nodes, or [1] of all of them; 0 is the root.
+            there: [W] int64, `positions` on the device of logits, where the caller has them there.
         """
         size = self._processor.vocab_size
         room = self._buffer(len(logits), logits.device)
         scores = self._processor.draft_scores(logits, paths, out=room[:, :size])
         noise = self._noise
-        closed = scores.amax(dim=1) == -torch.inf if self._processor.closes else None
-        found = topk_children(
+        children = topk_children(
             scores,
             min(self._children, size),
             seed=None if noise is None else noise.key,
-            positions=positions,
+            positions=positions if there is None or noise is None or scores.device.type == "cpu" else there,
             tau=self.calibration.fit.tau,
             noise=None if noise is None else noise.row,
+            table=None if noise is None else noise.table(positions),
             room=room,
         )
-        log_prob = found.log_prob.cpu().numpy()
-        if closed is not None:  # a node whose tokens are all closed is the end of its path
-            log_prob[closed.cpu().numpy()] = -np.inf
-        return Children(
-            token=found.token.cpu().numpy(),
-            log_prob=self.calibration.table.apply(log_prob, depths),
-            x=found.relative.cpu().numpy(),
-        )
+        token, log_prob, x = download(children.token, children.log_prob, children.relative)
+        if self._processor.closes:  # a node whose tokens are all closed is the end of its path
+            log_prob[np.isnan(log_prob[:, 0])] = -np.inf
+        return Children(token=token, log_prob=self.calibration.table.apply(log_prob, depths), x=x)
 
     def _buffer(self, count: int, device: torch.device) -> torch.Tensor:
         """[W, V in whole blocks], as `topk_children` wants its room."""
@@ -119,12 +118,20 @@ class Scorer:
 
 
 def score(
-    scorer: Scorer, logits: torch.Tensor, candidates: GrowingTree, nodes: Sequence[int], root: int
+    scorer: Scorer,
+    logits: torch.Tensor,
+    candidates: GrowingTree,
+    nodes: Sequence[int],
+    root: int,
+    there: torch.Tensor | None = None,
 ) -> Children:
-    """The likeliest children of W nodes by logits [W, V], below a root at this absolute position."""
+    """The likeliest children of W nodes by logits [W, V], below a root at this absolute position.
+
+    there: [W] int64, the children's positions on the device of logits, where the caller has them there.
+    """
     depths: list[int] = candidates.depth[nodes].tolist()
     paths = [candidates.path_tokens(node) for node in nodes] if scorer.needs_paths else []
-    return scorer.children(logits, paths, [root + depth + 1 for depth in depths], depths)
+    return scorer.children(logits, paths, [root + depth + 1 for depth in depths], depths, there)
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,33 +97,35 @@ class LMDrafter:
     def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
         if not self.reaches(candidates, nodes):
             return Children.none(len(nodes))
-        logits = self.logits(candidates, nodes)
-        return score(scorer, logits, candidates, nodes, len(self._ids) - 1)
+        logits, position = self.logits(candidates, nodes)
+        return score(scorer, logits, candidates, nodes, len(self._ids) - 1, position + 1)
 
     def reaches(self, candidates: GrowingTree, nodes: Sequence[int]) -> bool:
         """Whether the draft has positions for these nodes: its context may be shorter than the target's."""
         last = len(self._ids) - 1 + int(candidates.depth[nodes].max())
         return last < self._model.skeleton.context_length
 
-    def logits(self, candidates: GrowingTree, nodes: Sequence[int]) -> torch.Tensor:
-        """What `expand` scores: [W, V] of the draft's head, at nodes that are expanded by it."""
+    def logits(self, candidates: GrowingTree, nodes: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `expand` scores at nodes that are expanded by it: [W, V] of the draft's head, and [W] where
+        the nodes stand."""
         cache, root = self._model.cache, len(self._ids) - 1
         fresh = self._ids[cache.length : root] if not self._rows else []
         if not self._rows:
             self._pending, self._positions = len(fresh), list(range(cache.length, root))
         self._rows.place(candidates, nodes)
         self._positions += (candidates.depth[nodes] + root).tolist()
-        context = TreeContext(
+        last = self._model.skeleton.vocab_size - 1  # the target's head may be padded beyond the draft's
+        tokens, context = TreeContext.of_step(
+            [min(token, last) for token in (*fresh, *candidates.token[nodes].tolist())],
+            self._positions,
+            self._rows.sees,
             prefix=cache.length,
-            position=torch.tensor(self._positions, device=self._device),
             causal=self._pending,
-            ancestors=torch.from_numpy(self._rows.sees).to(self._device),
+            device=self._device,
             exact=False,
         )
-        last = self._model.skeleton.vocab_size - 1  # the target's head may be padded beyond the draft's
-        tokens = [min(token, last) for token in (*fresh, *candidates.token[nodes].tolist())]
-        hidden = self._model.hidden(torch.tensor(tokens, device=self._device), context)
-        return self._model.logits(hidden[len(fresh) :])
+        hidden = self._model.hidden(tokens, context)
+        return self._model.logits(hidden[len(fresh) :]), context.position[-len(nodes) :]
 
     def commit(self, nodes: Sequence[int]) -> None:
         rows = self._rows.of(nodes)

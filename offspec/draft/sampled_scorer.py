@@ -42,6 +42,7 @@ class DrawingScorer(Scorer):
         paths: Sequence[Sequence[int]],
         positions: Sequence[int],
         depths: Sequence[int] = (0,),
+        there: torch.Tensor | None = None,
     ) -> Children:
         """As `Scorer.children`, in drawn order; `drawn` holds the scores, on the device of logits.
 

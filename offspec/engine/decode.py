@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from offspec.core.trace import OFF, Timeline
@@ -16,9 +15,10 @@ from offspec.draft.mix.mixture import Mixture
 from offspec.draft.mix.sources import Sources
 from offspec.model.attention import TreeContext
 from offspec.model.loaded import LoadedModel
+from offspec.model.runner import rows_at
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
-from offspec.sampling.verify import Walk, walk
+from offspec.sampling.verify import LikelyRows, Walk, walk
 from offspec.sampling.verify_sequoia import walk_without_replacement
 from offspec_planners.sequoia import TreeShape
 
@@ -109,9 +109,9 @@ class DecodeState:
         root = len(self.ids) - 1
         pending = root - model.cache.length
         with self._timeline.span("verify", "walk") as span:
-            likeliest = np.argsort(-grown.tree.score, kind="stable")
-            logits = model.logits_by_row(hidden[pending:], likeliest.tolist())
-            result = _walk(grown, decoding, logits, root)
+            logits = model.logits_by_row(hidden[pending:])
+            rows = LikelyRows(grown.tree, logits, model.rows_together(self._target.device))
+            result = _walk(grown, decoding, rows, root)
             span.note(emitted=len(result.tokens))
         with self._timeline.span("engine", "commit"):
             self._commit(grown, result, decoding, hidden)
@@ -144,13 +144,13 @@ class DecodeState:
         root = len(self.ids) - 1
         pending = self.ids[model.cache.length : root]
         tree = grown.tree
-        tokens = torch.tensor([*pending, *tree.token.tolist()], device=device)
-        positions = torch.cat([torch.arange(root - len(pending), root), root + torch.from_numpy(tree.depth)])
-        context = TreeContext(
+        tokens, context = TreeContext.of_step(
+            [*pending, *tree.token.tolist()],
+            [*range(model.cache.length, root), *(root + tree.depth).tolist()],
+            tree.ancestors(),
             prefix=model.cache.length,
-            position=positions.to(device),
             causal=len(pending),
-            ancestors=torch.from_numpy(tree.ancestors()).to(device),
+            device=device,
         )
         model.taps = self._sources.wants.layers
         return model.hidden(tokens, context)
@@ -171,23 +171,23 @@ class DecodeState:
         if self._sources.wants:
             rows = [*range(pending), *(pending + node for node in result.nodes)]
             tapped = self._target.tree_model.tapped
-            inputs = {layer: states[rows] for layer, states in tapped.items()}
-            self._sources.observe(Features(start, hidden[rows], inputs))
+            inputs = {layer: rows_at(states, rows) for layer, states in tapped.items()}
+            self._sources.observe(Features(start, rows_at(hidden, rows), inputs))
 
     def forget(self) -> None:
         """Compute the whole next prompt, whatever the caches hold of it."""
         self._target.tree_model.cache.rewind(0)
 
 
-def _walk(grown: GrownTree, decoding: Decoding, logits: Callable[[int], torch.Tensor], position: int) -> Walk:
-    """Walk a grown tree by the request's rule. logits, position: as in `walk`."""
+def _walk(grown: GrownTree, decoding: Decoding, rows: LikelyRows, position: int) -> Walk:
+    """Walk a grown tree by the request's rule. rows, position: as in `walk`."""
     tree, processor, stop = grown.tree, decoding.processor, decoding.stop
     if decoding.numbers is None:
-        return walk(tree, logits, processor, decoding.noise, position, stop)
+        return walk(tree, rows, processor, decoding.noise, position, stop)
 
     def drafts(node: int) -> torch.Tensor:
         children, row = grown.children[int(grown.candidates[node])]
         assert children.drawn is not None, "only guesses that were drawn can be tested so"
         return children.drawn[row]
 
-    return walk_without_replacement(tree, logits, processor, drafts, decoding.numbers, position, stop)
+    return walk_without_replacement(tree, rows, processor, drafts, decoding.numbers, position, stop)

@@ -5,17 +5,20 @@ The model is called with `tree=TreeContext(...)`, which reaches this function as
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from offspec.core.errors import UnsupportedModelError
 from offspec.model.position_scale import position_scale
+from offspec_kernels.transfer import upload
 from offspec_kernels.tree_attention import Chunk, Window, tree_attention
-from offspec_kernels.tree_mask import TreeMask
+from offspec_kernels.tree_mask import TreeExtent, TreeMask, pack_rows
 
 NAME = "offspec_tree"
 UNSAID = "not said"
@@ -30,12 +33,14 @@ class TreeContext:
         position: [M] int64, absolute position of every row behind the prefix, those of this pass last.
         causal: Of these M rows, the first that are a plain chain (each sees those before it); the others see
             all of the chain and part of the tree.
-        ancestors: [M - causal, M - causal] bool, which rows of the tree each row of the tree sees.
+        ancestors: [M - causal, M - causal] bool, which rows of the tree each row of the tree sees. It is best
+            on the CPU: rows are packed there, and those alone that a pass is over go to a device.
         exact: Whether a row's bits are to depend on its own path alone, as a target's must.
         padding: Rows behind those that go through a layer now, copies of the last of them: they have no keys
             and look at nothing.
         end: Of these M rows, those up to the last that runs now; None where the keys end with it.
         kept: What layers have found out of all this, for those behind them.
+        tokens: [T] of this pass on the CPU, where they are known there.
         masked: Whether layers are given the same as a dense mask, for other use than attention's.
     """
 
@@ -49,29 +54,69 @@ class TreeContext:
     masked: bool = False
     _masks: dict[tuple[int, int], TreeMask] = field(default_factory=dict)
     kept: dict[object, Any] = field(default_factory=dict)
+    tokens: torch.Tensor | None = None
 
     @classmethod
     def chain(cls, rows: int, device: torch.device) -> "TreeContext":
         """Plain causal text from position 0 on, nothing before it."""
-        empty = torch.zeros(0, 0, dtype=torch.bool, device=device)
+        empty = torch.zeros(0, 0, dtype=torch.bool)
         return cls(prefix=0, position=torch.arange(rows, device=device), causal=rows, ancestors=empty)
+
+    @classmethod
+    def of_step(
+        cls,
+        tokens: Sequence[int],
+        position: Sequence[int],
+        sees: NDArray[np.bool_],
+        *,
+        prefix: int,
+        causal: int,
+        device: torch.device,
+        exact: bool = True,
+    ) -> tuple[torch.Tensor, "TreeContext"]:
+        """Tokens [T] on the device and the context of their pass, by one copy that nobody waits for.
+
+        Args:
+            tokens: Of the last T of the M rows behind the prefix.
+            position: [M], absolute.
+            sees: [M - causal, M - causal], `ancestors`. On a CPU its memory is shared.
+            prefix: As above.
+            causal: As above.
+            device: Of the pass.
+            exact: As above.
+        """
+        extent = TreeExtent(prefix, len(position) - len(tokens), len(tokens), causal)
+        packed = pack_rows(_seen(sees, extent))
+        there, places, words, numbers = upload([tokens, position, packed, extent.numbers], device)
+        context = cls(prefix, places, causal, torch.from_numpy(sees), exact, tokens=torch.tensor(tokens))
+        context._masks[extent.first, len(position)] = TreeMask.uploaded(
+            extent, packed, words, numbers, places, context.kept
+        )
+        return there, context
 
     def tree_mask(self, start: int, end: int) -> TreeMask:
         """What rows start to end, counted behind the prefix, may look at; kept for the next layer."""
         if (start, end) not in self._masks:
-            columns = max(end - self.causal, 0)
-            seen = self.ancestors.new_zeros(end - start, columns)
-            chain = min(max(self.causal - start, 0), end - start)  # rows of the chain, which see no tree
-            seen[chain:] = self.ancestors[max(start - self.causal, 0) : columns, :columns]
+            extent = TreeExtent(self.prefix, start, end - start, self.causal)
             self._masks[start, end] = TreeMask.of(
-                seen,
+                torch.from_numpy(_seen(self.ancestors.cpu().numpy(), extent)),
                 prefix=self.prefix,
                 causal=self.causal,
                 first=start,
                 position=self.position,
                 kept=self.kept,
+                device=self.position.device,
             )
         return self._masks[start, end]
+
+
+def _seen(sees: NDArray[np.bool_], of: TreeExtent) -> NDArray[np.bool_]:
+    """[count, R] bool: the rows of the tree up to the last of these that each of them sees."""
+    columns = max(of.first + of.count - of.causal, 0)
+    seen = np.zeros((of.count, columns), np.bool_)
+    chain = min(max(of.causal - of.first, 0), of.count)  # rows of the chain, which see no tree
+    seen[chain:] = sees[max(of.first - of.causal, 0) : columns, :columns]
+    return seen
 
 
 class _Running(threading.local):

@@ -24,7 +24,8 @@ class RowGather:
 
     Before the module runs, its weight becomes the matrix of the distinct rows [U, H] and its ids become
     indices into that. weight [V, H]: a stored tensor, or a packed one whose format goes by rows. held: read
-    all of it now, and keep it in RAM as it is stored.
+    all of it now, and keep it in RAM as it is stored. Ids may come on the CPU, and it is best that they do:
+    nobody waits for a device then.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class RowGather:
         self._table = read_unit(self._layout, reader) if held else None
         most = max(info.nbytes // info.shape[0] for info in on_disk(weight))
         self._page = Arena(most + 2 * PAGE)  # a row need not begin where a page does
+        module.takes_ids_of_the_host = True
         module.padding_idx = None  # matters to gradients alone, and must lie within the rows that are here
         none = torch.empty(0, weight.shape[1], dtype=dtype, device=device)
         module._parameters["weight"] = torch.nn.Parameter(none, requires_grad=False)  # where ids are to be
@@ -50,9 +52,10 @@ class RowGather:
 
     def _feed(self, module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
         distinct, places = torch.unique(args[0].cpu(), return_inverse=True)
-        rows = torch.stack([self._row(token) for token in distinct.tolist()]).to(self._device)
-        module._parameters["weight"] = torch.nn.Parameter(rows, requires_grad=False)
-        return (places.to(self._device), *args[1:])
+        rows = torch.stack([self._row(token) for token in distinct.tolist()])
+        there = rows.to(self._device, non_blocking=True)
+        module._parameters["weight"] = torch.nn.Parameter(there, requires_grad=False)
+        return (places.to(self._device, non_blocking=True), *args[1:])
 
     def _row(self, token: int) -> torch.Tensor:
         row = self._kept.pop(token, None)

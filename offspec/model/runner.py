@@ -21,11 +21,14 @@ from offspec.model.row_counts import RowCounts
 from offspec.model.skeleton import Skeleton
 from offspec.model.text_part import way_to
 from offspec_kernels.chunks import split_evenly
+from offspec_kernels.transfer import upload
 
 # Rows that go through a layer together, which bounds the activations of a long prompt; and where memory is so
 # tight that fewer make room for something better.
 CHUNK, SMALL_CHUNK = 1024, 256
-_TOGETHER = 12  # rows whose logits are made together: about as many as a walk that goes well visits
+# Rows whose logits are made together: about as many as a walk that goes well visits, and a few more where
+# they are nearly free.
+_TOGETHER, _TOGETHER_ON_DEVICE = 12, 16
 
 
 @dataclass(slots=True)
@@ -160,7 +163,7 @@ class TreeModel:
         self._parts, order = _parts(rows, self.chunk, context, self.row_counts)
         positions = context.position[-rows:]
         if len(order) > rows:
-            order = order.to(tokens.device)
+            (order,) = upload([order.numpy()], tokens.device)
             tokens, positions = tokens[order], positions[order]
         context.masked = self._masks is not None
         try:
@@ -239,34 +242,17 @@ class TreeModel:
             return self._head.logits(hidden, self.project)[:rows]
         return self.project(hidden)[:rows]
 
-    @property
-    def rows_together(self) -> int:
-        """Rows whose logits are made in one product."""
-        return self.row_counts.padded(_TOGETHER)
+    def rows_together(self, device: torch.device) -> int:
+        """Rows whose logits are best made in one product, on a device that is that of the model."""
+        return self.row_counts.padded(_TOGETHER if device.type == "cpu" else _TOGETHER_ON_DEVICE)
 
-    def logits_by_row(
-        self, hidden: torch.Tensor, likely: Sequence[int] = ()
-    ) -> Callable[[int], torch.Tensor]:
-        """row -> [V]: made when it is asked for, or all of them now where the head streams.
-
-        Args:
-            hidden: [n, H].
-            likely: Rows in the order in which they are likely to be asked for. The first of them are made
-                together: the product of a few rows takes as long as that of one, the time to read the head.
-        """
+    def logits_by_row(self, hidden: torch.Tensor) -> Callable[[Sequence[int]], torch.Tensor]:
+        """rows -> [n, V] of some of the rows [T, H]: made when they are asked for, or all of them now where
+        the head streams."""
         if self._head is not None:
-            rows = self.logits(hidden)
-            return lambda row: rows[row]
-        first = tuple(likely[: self.rows_together])
-        made: dict[int, torch.Tensor] = {}
-
-        def logits(row: int) -> torch.Tensor:
-            if row not in made:
-                together = list(first) if not made and row in first else [row]
-                made.update(zip(together, self.logits(hidden[together]), strict=True))
-            return made[row]
-
-        return logits
+            every = self.logits(hidden)
+            return lambda rows: rows_at(every, rows)
+        return lambda rows: self.logits(rows_at(hidden, rows))
 
     def project(self, hidden: torch.Tensor) -> torch.Tensor:
         """The same of a head that stays, at just as many rows: good enough for a draft."""
@@ -280,6 +266,12 @@ class TreeModel:
             self._given = None
         rows: torch.Tensor = out.logits
         return rows[0]
+
+
+def rows_at(states: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """Some rows [n, H] of states [T, H]; nobody waits for a device."""
+    (index,) = upload([rows], states.device)
+    return states.index_select(0, index)
 
 
 def _first(states: torch.Tensor) -> torch.Tensor:

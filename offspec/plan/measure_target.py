@@ -19,7 +19,7 @@ from offspec.model.loaded import LoadedModel
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
 from offspec.sampling.token_tree import TokenTree
-from offspec.sampling.verify import walk
+from offspec.sampling.verify import LikelyRows, walk
 from offspec_planners.cost import ModelSizes
 from offspec_planners.hardware import Hardware, Processor, Rate
 from offspec_planners.measure import disk_rate, identify
@@ -137,7 +137,7 @@ class PassTrial:
             prefix=self._prefix,
             position=torch.arange(self._prefix, self._prefix + rows, device=device),
             causal=0,
-            ancestors=_ancestors(rows).to(device),
+            ancestors=_ancestors(rows),
         )
         if device.type == "cuda":
             model.settle = lambda: torch.cuda.synchronize(device)
@@ -169,13 +169,13 @@ class PassTrial:
     def _head(self) -> float:
         """Seconds of the product that makes the logits of the likeliest nodes; 0 where there is none such."""
         model = self._target.tree_model
-        rows = model.rows_together
+        rows = model.rows_together(self._target.device)
         if model.streams_head:
             return 0.0
         times = []
         for _ in range(_WALKS):
             began = time.perf_counter()
-            float(model.logits_by_row(self._states(rows), range(rows))(0)[0])  # waits for a device
+            float(model.logits_by_row(self._states(rows))(range(rows))[0, 0])  # waits for a device
             times.append(time.perf_counter() - began)
         return statistics.median(times)
 
@@ -186,13 +186,14 @@ class PassTrial:
     def _walk(self) -> float:
         """Seconds of choosing one token, with the noise at hand, as it is where the draft has used it."""
         target, vocabulary = self._target, self._target.skeleton.vocab_size
-        none = torch.zeros(vocabulary, device=target.device)
+        none = torch.zeros(1, vocabulary, device=target.device)
         processor = LogitsProcessor(SamplingParams(self._temperature), vocabulary, [], target.device)
         noise = GumbelNoise(0, vocabulary, target.device) if self._temperature else None
-        times = []
+        times, tree = [], TokenTree.single(0)
         for _ in range(_WALKS):
             began = time.perf_counter()
-            walk(TokenTree.single(0), lambda row: none, processor, noise, 0, lambda token: True)
+            rows = LikelyRows(tree, lambda nodes: none, 1)
+            walk(tree, rows, processor, noise, 0, lambda token: True)
             times.append(time.perf_counter() - began)
         return statistics.median(times)
 

@@ -119,7 +119,7 @@ def _pass(target: LoadedModel) -> None:
         model.cache.rewind(0)
     if not model.streams_head:
         states = torch.zeros(
-            model.rows_together, target.skeleton.config.hidden_size, dtype=target.dtype, device=device
+            model.rows_together(device), target.skeleton.config.hidden_size, dtype=target.dtype, device=device
         )
         model.logits(states)
 

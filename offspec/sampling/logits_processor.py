@@ -10,6 +10,7 @@ Letters: V vocabulary, W nodes.
 
 import math
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,20 +18,24 @@ from torch import Tensor
 from offspec.core.config import SamplingParams
 from offspec.core.errors import CheckpointError, OffspecError, RequestError
 from offspec.core.events import TokenLogprobs
+from offspec.sampling.filters import border, borders
 from offspec.sampling.noise import GumbelNoise
 from offspec.sampling.rules import rules_of
 from offspec_kernels.gumbel_argmax import gumbel_argmax, keep_above
-
-Border = tuple[Tensor, Tensor | None]  # the `least` and `last_tie` of `keep_above`, [1] each
+from offspec_kernels.transfer import download
 
 # Logits divided by less than this could overflow float32. Two float32 logits that differ are then at least
 # 10^10 apart, far beyond any noise: the sample is the greedy token, as it would be at a lower temperature.
 _COLDEST = 1e-20
 _HOTTEST = 1e38  # near the largest float32; all tokens are as likely, as they would be beyond
 
-# How many of the likeliest tokens top_p looks at before it sorts the whole vocabulary, which takes
-# milliseconds on a CPU.
-_PREFIXES = (256, 4096)
+
+class Choice(NamedTuple):
+    """A token, its noisy score, and the largest of the others."""
+
+    token: int
+    best: float
+    second: float
 
 
 class LogitsProcessor:
@@ -72,38 +77,58 @@ class LogitsProcessor:
     def choose(
         self, logits: Tensor, path: Sequence[int], noise: GumbelNoise | None, position: int
     ) -> tuple[int, float]:
-        """The token that follows one node, the lowest id among equals, and its lead on the second best in
-        nats.
+        """The token that follows one node, and its lead on the second best in nats.
 
-        The lead is 0 for a tie, and inf when no other token is left.
+        logits: [V]. The rest, and the errors, are those of `choices` and `settled`.
+        """
+        (choice,) = self.choices(logits[None], [path], noise, [position])
+        return self.settled(choice, logits)
+
+    def choices(
+        self,
+        logits: Tensor,
+        paths: Sequence[Sequence[int]],
+        noise: GumbelNoise | None,
+        positions: Sequence[int],
+    ) -> list[Choice]:
+        """The token that follows each of W nodes, the lowest id among equals, by one wait for a device.
+
+        Nothing is said of rows without a choice: `settled` does, of those that matter.
 
         Args:
-            logits: [V] float32, bfloat16 or float16, not changed.
-            path: Tokens between the committed history and the logits.
-            noise: Makes the token a sample of softmax(process(logits, path)); None: the greedy choice.
-            position: Absolute, of the token.
+            logits: [W, V] float32, bfloat16 or float16, not changed.
+            paths: Of each node the tokens between the committed history and its logits.
+            noise: Makes each token a sample of softmax(process(logits, path)); None: the greedy choice.
+            positions: Absolute, of the tokens.
+        """
+        bare = not (self._rules or self._filters)  # then even the division is left to the kernel
+        scores = logits if bare else self.draft_scores(logits, paths)
+        least, last_tie = borders(scores, self.params) if self._filters else (None, None)
+        picks = gumbel_argmax(
+            scores,
+            seed=noise.key if noise else None,
+            positions=positions,
+            temperature=self._temperature if bare else 1.0,
+            least=least,
+            last_tie=last_tie,
+            noise=noise.row if noise else None,
+            table=noise.table(positions) if noise else None,
+        )
+        return [Choice(*found) for found in zip(*(part.tolist() for part in download(*picks)), strict=True)]
+
+    def settled(self, choice: Choice, logits: Tensor) -> tuple[int, float]:
+        """The token that was chosen by logits [V], and its lead on the second best in nats.
+
+        The lead is 0 for a tie, and inf when no other token is left.
 
         Raises:
             CheckpointError: The logits are not numbers.
             RequestError: The rules leave no token.
         """
-        bare = not (self._rules or self._filters)  # then even the division is left to the kernel
-        scores = logits[None] if bare else self.draft_scores(logits[None], [path])
-        least, last_tie = self._border(scores[0]) if self._filters else (None, None)
-        picks = gumbel_argmax(
-            scores,
-            seed=noise.key if noise else None,
-            positions=[position],
-            temperature=self._temperature if bare else 1.0,
-            least=least,
-            last_tie=last_tie,
-            noise=noise.row if noise else None,
-        )
-        best = float(picks.best)
-        if best == -math.inf and self.closes:
+        if choice.best == -math.inf and self.closes:
             raise self._closed(logits)
-        _check_finite(best)
-        return int(picks.token), best - float(picks.second)
+        _check_finite(choice.best)
+        return choice.token, choice.best - choice.second
 
     def process(self, logits: Tensor, path: Sequence[int] = ()) -> Tensor:
         """The scores that `choose` chooses from: [V] any float -> [V] float32, filtered tokens -inf.
@@ -112,7 +137,7 @@ class LogitsProcessor:
         memory when nothing is to be done.
         """
         scores = self.draft_scores(logits[None], [path])[0]
-        return keep_above(scores.clone(), *self._border(scores)) if self._filters else scores
+        return keep_above(scores.clone(), *border(scores, self.params)) if self._filters else scores
 
     def distribution(self, logits: Tensor, path: Sequence[int] = ()) -> Tensor:
         """What the token that follows a node is a sample of: softmax(process), [V] float64 on the CPU.
@@ -142,17 +167,26 @@ class LogitsProcessor:
         """Whether a rule may close tokens, and so leave a node without any."""
         return any(rule.closes for rule in self._rules)
 
-    def logprobs(self, logits: Tensor, token: int) -> TokenLogprobs | None:
-        """What the model itself says of a token, before any rule or temperature; None unless asked for.
+    def logprobs(self, logits: Sequence[Tensor], tokens: Sequence[int]) -> tuple[TokenLogprobs, ...]:
+        """What the model itself says of tokens, before any rule or temperature; none unless asked for.
 
-        logits: [V] any float, of the node that the token follows.
+        logits: n rows [V] of any float, of the nodes that the tokens follow.
         """
         if self.params.logprobs is None:
-            return None
-        known = torch.log_softmax(logits.float(), dim=0)
-        top = torch.topk(known, min(self.params.logprobs, len(known)))
-        likeliest = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-        return TokenLogprobs(token, float(known[token]), tuple(likeliest))
+            return ()
+        ids, values = list[Tensor](), list[Tensor]()
+        for row, token in zip(logits, tokens, strict=True):
+            known = torch.log_softmax(row.float(), dim=0)
+            top = torch.topk(known, min(self.params.logprobs, len(known)))
+            ids.append(top.indices)
+            values.append(torch.cat([known[token : token + 1], top.values]))
+        found = zip(
+            tokens, *(part.tolist() for part in download(torch.stack(ids), torch.stack(values))), strict=True
+        )
+        return tuple(
+            TokenLogprobs(token, own, tuple(zip(listed, known, strict=True)))
+            for token, listed, (own, *known) in found
+        )
 
     def draft_scores(
         self, logits: Tensor, paths: Sequence[Sequence[int]], out: Tensor | None = None
@@ -168,7 +202,8 @@ class LogitsProcessor:
         if out is not None:
             known = min(logits.shape[1], self.vocab_size)
             out[:, :known] = logits[:, :known]
-            out[:, known:] = -math.inf
+            if known < self.vocab_size:
+                out[:, known:] = -math.inf
         elif self._rules:
             out = logits.to(torch.float32, copy=True)
         scores = logits.float() if out is None else out
@@ -182,21 +217,6 @@ class LogitsProcessor:
             return scores / divisor
         return scores.div_(divisor)  # in place: memory for [W, V] costs more than the division
 
-    def _border(self, scores: Tensor) -> Border:
-        """Where top_k, top_p and min_p, one after the other, cut a row [V] float32."""
-        params = self.params
-        border: Border = scores.new_full((1,), -math.inf), None
-        kept = scores
-        if 0 < params.top_k < self.vocab_size:
-            border = torch.topk(scores, params.top_k).values[-1:], None  # all equals are kept
-            kept = keep_above(scores.clone(), *border)
-        if params.top_p < 1.0:
-            border = _top_p(kept, params.top_p) or border
-        if params.min_p > 0.0:
-            # p < min_p * p_max, without a softmax.
-            border = _raised(border, scores.amax(dim=0, keepdim=True) + math.log(params.min_p))
-        return border
-
 
 def _check_finite(largest: float) -> None:
     """Raises CheckpointError for the largest of a target's logits, which a NaN among them would be."""
@@ -205,33 +225,3 @@ def _check_finite(largest: float) -> None:
             "the target's logits are not finite numbers: its weights are damaged, or overflow in this "
             "dtype; try float32"
         )
-
-
-def _raised(border: Border, floor: Tensor) -> Border:
-    """The higher of the two. A floor keeps all that equal it, if it is above the border."""
-    least, last_tie = border
-    if last_tie is not None:
-        last_tie = last_tie.masked_fill(floor > least, torch.iinfo(torch.int64).max)
-    return torch.maximum(least, floor), last_tie
-
-
-def _top_p(scores: Tensor, top_p: float) -> Border | None:
-    """The border of the smallest set of likeliest tokens whose probability reaches top_p, scores [V].
-
-    Of tokens that are equally likely at the border, those with the lowest ids are kept. None: all are.
-    """
-    (size,) = scores.shape
-    logsum = torch.logsumexp(scores.double(), dim=0)
-    for length in (*(n for n in _PREFIXES if n < size), size):
-        ranked = torch.topk(scores, length).values  # descending
-        # Summed on the CPU: a GPU's scan does not add in the same order every time.
-        reached = (ranked.double() - logsum).cpu().exp_().cumsum(dim=0) >= top_p
-        count = int(length - reached.sum()) + 1  # tokens to keep
-        if count <= length:
-            break
-    else:
-        return None  # rounding: not even all of them reach top_p
-    least = ranked[count - 1 : count]
-    ties = (scores == least).nonzero()[:, 0]  # ascending ids
-    kept_ties = count - int((ranked[:count] > least).sum())
-    return least, ties[kept_ties - 1 : kept_ties] if kept_ties < len(ties) else None

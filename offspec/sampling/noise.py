@@ -26,11 +26,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from offspec_kernels.backend import choose_backend
 from offspec_kernels.noise import LOW, MULTIPLIERS, PURPOSE, ROUNDS, WEYL, gumbel_row, uniform_bits
 
 Purpose = Literal["draw", "test"]
 
 _CACHED_ROWS = 64
+NOWHERE = -1  # no position
 
 _KEYS: dict[Purpose, int] = {"draw": 0x44726177, "test": 0x54657374}
 _UNUSED = 12  # low bits of a word: 52 are left, and a half on top of them still fits a float64
@@ -61,6 +63,8 @@ class GumbelNoise:
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         self._rows: OrderedDict[int, Tensor] = OrderedDict()
+        self._table: Tensor | None = None
+        self._held = [NOWHERE] * _CACHED_ROWS  # by row of the table, its position
 
     @property
     def cache_bytes(self) -> int:
@@ -83,6 +87,30 @@ class GumbelNoise:
         if not positions:
             return torch.empty(0, self.vocab_size, device=self.device)
         return torch.stack([self.row(position) for position in positions])
+
+    def table(self, positions: Sequence[int]) -> Tensor | None:
+        """[S, V] float32 on a device with kernels that read it: row p mod S is that of p, one of `positions`.
+
+        None elsewhere. It is valid until the next call, and work that was queued before may still read it.
+        """
+        if self.device.type == "cpu" or choose_backend(self.device) != "triton" or not positions:
+            return None
+        from offspec_kernels.noise.triton import fill_rows
+
+        if self._table is None or max(positions) - min(positions) >= len(self._held):
+            while max(positions) - min(positions) >= len(self._held):
+                self._held *= 2
+            self._held = [NOWHERE] * len(self._held)
+            self._table = torch.empty(len(self._held), self.vocab_size, device=self.device)
+        slots = len(self._held)
+        fresh = sorted(position for position in {*positions} if self._held[position % slots] != position)
+        for position in fresh:
+            self._held[position % slots] = position
+        while fresh:
+            count = next((i for i in range(1, len(fresh)) if fresh[i] != fresh[0] + i), len(fresh))
+            fill_rows(self._table, self.key, fresh[0], count)
+            fresh = fresh[count:]
+        return self._table
 
     def bits(self, position: int) -> Tensor:
         """The uniform bits behind `row(position)`, [V] int64 in [0, 2^32), for checking kernels.

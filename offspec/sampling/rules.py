@@ -12,11 +12,13 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from offspec.core.config import SamplingParams
 from offspec.core.errors import RequestError
+from offspec_kernels.transfer import upload
 
 
 class Rule(Protocol):
@@ -116,19 +118,17 @@ class Penalties:
 
     def apply(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> None:
         if self._tables is None:
-            self._tables = (
-                torch.tensor(list(self._counts), dtype=torch.int64, device=self._device),
-                torch.tensor(list(self._counts.values()), dtype=torch.float32, device=self._device),
-            )
+            known = np.array(list(self._counts), np.int64), np.array(list(self._counts.values()), np.float32)
+            tokens, counts = upload(known, self._device)
+            self._tables = tokens, counts
         # The tokens of a path again, from their raw scores, with its own counts on top of the history's.
         hits = [
             (node, token, self._counts[token] + times)
             for node, path in enumerate(paths)
             for token, times in Counter(path).items()
         ]
-        nodes, of_path, times = (
-            torch.tensor(hits, dtype=torch.int64, device=self._device).view(-1, 3).unbind(1)
-        )
+        (found,) = upload([np.array(hits, np.int64).reshape(-1, 3)], self._device)
+        nodes, of_path, times = found.unbind(1)
         on_path = self._lowered(scores[nodes, of_path], times.float())
         tokens, counts = self._tables
         scores[:, tokens] = self._lowered(scores[:, tokens], counts)
@@ -191,14 +191,22 @@ class BadWords:
         self._tail = list(prompt)[-self._keep :] if self._keep else []
 
     def apply(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> None:
+        closed = list[tuple[int, int]]()
         for node, path in enumerate(paths):
             before = (*self._tail, *path)
-            closed = [word[-1] for word in self._words if _ends_with(before, word[:-1])]
-            scores[node, closed] = -math.inf
+            closed += [(node, word[-1]) for word in self._words if _ends_with(before, word[:-1])]
+        _close(scores, closed)
 
     def commit(self, tokens: Sequence[int]) -> None:
         if self._keep:
             self._tail = [*self._tail, *tokens][-self._keep :]
+
+
+def _close(scores: Tensor, tokens: Sequence[tuple[int, int]]) -> None:
+    """Close (node, token) pairs in scores [W, V]."""
+    if tokens:
+        (found,) = upload([tokens], scores.device)
+        scores[found[:, 0], found[:, 1]] = -math.inf
 
 
 def _ends_with(tokens: Sequence[int], last: Sequence[int]) -> bool:
@@ -218,15 +226,15 @@ class NoRepeatNgram:
         self.commit(prompt)
 
     def apply(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> None:
-        behind = self._size - 1
+        behind, closed = self._size - 1, list[tuple[int, int]]()
         for node, path in enumerate(paths):
             recent = [*self._tail, *path]
             if len(recent) < behind:
                 continue
             last = tuple(recent[len(recent) - behind :])
-            closed = set(self._next.get(last, ()))
-            closed |= {token for before, token in self._ngrams(recent) if before == last}
-            scores[node, sorted(closed)] = -math.inf
+            closed += [(node, token) for token in self._next.get(last, ())]
+            closed += [(node, token) for before, token in self._ngrams(recent) if before == last]
+        _close(scores, closed)
 
     def commit(self, tokens: Sequence[int]) -> None:
         recent = [*self._tail, *tokens]

@@ -20,10 +20,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from offspec.core.events import TokenLogprobs
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.token_tree import ROOT, TokenTree
-from offspec.sampling.verify import Walk
+from offspec.sampling.verify import LikelyRows, Walk
 
 # float64, or fractions where the rule is to be checked exactly.
 Distribution = NDArray[Any]
@@ -33,7 +32,7 @@ _NONE = 1e-290  # float64 loses digits a little below: what is less likely is ta
 
 def walk_without_replacement(
     tree: TokenTree,
-    logits: Callable[[int], torch.Tensor],
+    rows: LikelyRows,
     processor: LogitsProcessor,
     drafts: Callable[[int], torch.Tensor],
     numbers: Callable[[int], Iterator[float]],
@@ -47,7 +46,7 @@ def walk_without_replacement(
 
     Args:
         tree: As in `verify.walk`.
-        logits: As in `verify.walk`.
+        rows: As in `verify.walk`.
         processor: As in `verify.walk`.
         drafts: Gives the scores [V] float32 whose softmax a node's children were drawn from; called where
             there are children only.
@@ -56,24 +55,22 @@ def walk_without_replacement(
         position: As in `verify.walk`.
         stop: As in `verify.walk`.
     """
-    node, path, nodes, logprobs = ROOT, list[int](), [ROOT], list[TokenLogprobs]()
+    node, path, nodes = ROOT, list[int](), [ROOT]
     while True:
         chances = numbers(position + len(path) + 1)
-        row = logits(node)
-        target = processor.distribution(row, path).numpy()
+        target = processor.distribution(rows[node], path).numpy()
         children = tree.children(node)
         token = None
         if children:
             token, target = judge(target, _distribution(drafts(node)), list(children), chances)
         if token is None:
             token = _drawn(target, next(chances))
-        if (known := processor.logprobs(row, token)) is not None:
-            logprobs.append(known)
         path.append(token)
         child = children.get(token)
         stopped = stop(token)
         if stopped or child is None:
-            return Walk(tuple(nodes), tuple(path), (math.nan,) * len(path), stopped, tuple(logprobs))
+            known = processor.logprobs([rows[node] for node in nodes], path)
+            return Walk(tuple(nodes), tuple(path), (math.nan,) * len(path), stopped, known)
         node = child
         nodes.append(node)
 

@@ -11,14 +11,19 @@ from offspec.stream.disk_stream import DiskStream
 from offspec.stream.layout import UnitLayout
 from offspec.stream.ring import Ring, WorkerDiedError
 
+# Bytes that are copied at once. What a draft's step sends waits behind two such pieces, which takes about a
+# millisecond, and not behind a layer.
+PIECE = 16 << 20
+
 
 class DeviceStream:
     """One ring feeding another, so that disk reads, copies and compute overlap.
 
     layouts: the units in order. hosted: by unit, those that live in RAM; the others come from `disk`, in
-    their order. The copies run on a stream of their own. A device slot is refilled only when the kernels
-    that read it have run, which an event recorded at `release` tells; a host slot of the disk's ring is
-    given back as soon as its copy is done.
+    their order. The copies run on a stream of their own, in pieces of which two are under way: other copies
+    get their turn between them. A device slot is refilled only when the kernels that read it have run, which
+    an event recorded at `release` tells; a host slot of the disk's ring is given back as soon as its copy is
+    done.
     """
 
     def __init__(
@@ -38,7 +43,10 @@ class DeviceStream:
         slot_bytes = max(layout.nbytes_on(device) for layout in layouts)
         self.memory = [torch.empty(slot_bytes, dtype=torch.uint8, device=device) for _ in range(slots)]
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._under_way: list[torch.cuda.Event] = []
         if self._copies is not None:
+            # Who waits for them sleeps: a thread that spins takes a core from those that read and compute.
+            self._under_way = [torch.cuda.Event(blocking=True) for _ in range(2)]
             # The slots may lie where kernels still read what lay there before.
             self._copies.wait_stream(torch.cuda.current_stream(device))
         self._free: list[torch.cuda.Event | None] = [None] * slots
@@ -74,7 +82,8 @@ class DeviceStream:
                 if free is not None:
                     self._copies.wait_event(free)
                 self._move(unit, memory, slot)
-            self._copies.synchronize()
+            for event in self._under_way:
+                event.synchronize()
             return size
         except OffspecError:
             raise
@@ -82,10 +91,19 @@ class DeviceStream:
             raise self._error(unit, f"copying {self.layouts[unit].name} failed: {error}") from error
 
     def _move(self, unit: int, memory: torch.Tensor, slot: int) -> None:
+        number = 0
         for move in self.layouts[unit].moves_to(self._device):
             source = memory[move.source : move.source + move.length]
             target = self.memory[slot][move.target : move.target + move.length]
-            target.copy_(source, non_blocking=self._copies is not None)
+            if self._copies is None:
+                target.copy_(source)
+                continue
+            for into, piece in zip(target.split(PIECE), source.split(PIECE), strict=True):
+                event = self._under_way[number % 2]
+                event.synchronize()
+                into.copy_(piece, non_blocking=True)
+                event.record(self._copies)
+                number += 1
 
     def _error(self, unit: int, message: str) -> StreamError:
         first = self.layouts[unit].extents[0]

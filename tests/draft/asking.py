@@ -32,10 +32,12 @@ class Hearing(Scorer):
         paths: Sequence[Sequence[int]],
         positions: Sequence[int],
         depths: Sequence[int] = (0,),
+        there: torch.Tensor | None = None,
     ) -> Children:
         self.heard += logits.clone()
         self.positions += positions
-        return super().children(logits, paths, positions, depths)
+        assert there is None or there.tolist() == list(positions)
+        return super().children(logits, paths, positions, depths, there)
 
 
 def tree_below(token: int) -> GrowingTree:

@@ -12,6 +12,7 @@ from offspec.draft.sampled_scorer import DrawingScorer
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import endless, uniforms
 from offspec.sampling.token_tree import TokenTree
+from offspec.sampling.verify import LikelyRows
 from offspec.sampling.verify_sequoia import walk_without_replacement
 from offspec_planners.acceptance import Calibration
 from tests.support.chi_squared import agreement
@@ -118,7 +119,7 @@ def _two_tokens(
         rows = target[tree.token]
         walked = walk_without_replacement(
             tree,
-            rows.__getitem__,
+            LikelyRows(tree, rows.__getitem__, 4),
             processor,
             scores.__getitem__,
             lambda position: endless(seed, "test", position),

@@ -167,6 +167,21 @@ def test_rows_at_hand_are_used_and_left_alone() -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
+def test_rows_of_noise_may_lie_in_a_table(path: Backend) -> None:
+    noise, table, positions = GumbelNoise(2026, 2100), torch.full((8, 2100), torch.nan), [4, 2**33 + 1, 4]
+    logits = torch.randn(3, 2100, generator=torch.Generator().manual_seed(1))
+    for position in positions:
+        table[position % 8] = noise.row(position)
+    made = gumbel_argmax(logits, seed=2026, positions=positions, temperature=0.5, path=path)
+    given = gumbel_argmax(logits, seed=2026, positions=positions, temperature=0.5, table=table, path=path)
+    assert all(torch.equal(mine, yours) for mine, yours in zip(made, given, strict=True))
+    if path == "triton":
+        table[1, 77] = 99.0
+        told = gumbel_argmax(logits, seed=2026, positions=positions, table=table, path=path)
+        assert told.token[1] == 77, "it is read"
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_logits_are_left_alone(path: Backend) -> None:
     logits = rows_of(0, 2, 50)
     before = logits.clone()

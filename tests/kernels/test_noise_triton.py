@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offspec_kernels.noise import LOW, gumbel, uniform_bits
-from offspec_kernels.noise.triton import gumbel_noise, gumbel_of, gumbel_run, philox_words
+from offspec_kernels.noise import LOW, gumbel, torch_row, uniform_bits
+from offspec_kernels.noise.triton import fill_rows, gumbel_noise, gumbel_of, gumbel_run, philox_words
 
 BLOCK = 64
 quick = settings(max_examples=25, deadline=None)
@@ -74,8 +74,24 @@ def test_extreme_bits_have_the_values_of_torch() -> None:
     check_extremes("cpu")
 
 
+def check_rows(device: str) -> None:
+    """Rows of a table that hold noise already, and others that must stay."""
+    table = torch.full((8, 1027), torch.nan, device=device)
+    fill_rows(table, 2**64 - 1, 2**40 + 5, 5)  # 5, 6, 7, 0, 1
+    for place in range(5):
+        row = table[(5 + place) % 8].cpu()
+        assert torch.equal(row, torch_row(2**64 - 1, 2**40 + 5 + place, 1027, torch.device("cpu")))
+    assert table[2:5].isnan().all()
+
+
+@pytest.mark.interpreted
+def test_rows_of_a_table_have_the_noise_of_their_positions() -> None:
+    check_rows("cpu")
+
+
 @pytest.mark.gpu
 def test_a_gpu_makes_the_same_noise() -> None:
+    check_rows("cuda")
     for seed, position, first in ((1, 0, 0), (2**64 - 1, 2**40 + 1, 32_000), (7, 1, 3)):
         check(seed, position, first, "cuda")
     check_extremes("cuda")

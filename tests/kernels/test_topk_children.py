@@ -104,6 +104,20 @@ def test_rows_of_noise_may_come_from_the_caller(positions: list[int]) -> None:
     assert sorted(asked) == sorted(set(positions))
 
 
+@pytest.mark.parametrize("positions", [[7, 7, 7], [7, 2**40 + 1, 8]])
+def test_rows_of_noise_may_lie_in_a_table(positions: list[int]) -> None:
+    logits, noise, table = rows_of(3, 3, 1000), GumbelNoise(11, 1000), torch.full((4, 1000), torch.nan)
+    for position in positions:
+        table[position % 4] = noise.row(position)
+    for path in PATHS:
+        made = topk_children(logits, 5, seed=11, positions=positions, path=path)
+        given = topk_children(logits, 5, seed=11, positions=positions, table=table, path=path)
+        assert torch.equal(made.token, given.token) and torch.equal(made.log_prob, given.log_prob)
+    table[positions[2] % 4, 444] = 99.0
+    told = topk_children(logits, 5, seed=11, positions=positions, table=table, path="triton")
+    assert told.token[2, 0] == 444, "it is read"
+
+
 @pytest.mark.parametrize("path", ["reference", *PATHS])
 def test_positions_may_be_a_tensor(path: Backend) -> None:
     logits = rows_of(4, 3, 300)
@@ -141,6 +155,8 @@ def test_the_room_is_used_and_may_hold_the_logits(within: bool) -> None:
         ({"seed": 1, "positions": torch.zeros(3)}, "positions"),
         ({"seed": 1, "positions": torch.zeros(3, dtype=torch.int64, device="meta")}, "positions"),
         ({"noise": GumbelNoise(1, 9).row}, "noise"),
+        ({"table": torch.zeros(4, 9)}, "table"),
+        ({"table": torch.zeros(4, 8), "seed": 1, "positions": [0, 1, 2]}, "table"),
         ({"room": torch.zeros(3, 9)}, "room"),
         ({"room": torch.zeros(3, BLOCK, dtype=torch.float64)}, "room"),
         ({"room": torch.zeros(3, BLOCK, device="meta")}, "room"),

@@ -1,5 +1,6 @@
 """Tree attention and the cache against the obvious: one path at a time, no cache, dense softmax."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -92,6 +93,28 @@ def test_pieces_cover_all_rows_and_leave_none_alone(start: int, rows: int, most:
     assert [row for part in parts for row in range(part.start, part.stop)] == list(range(start, start + rows))
     sizes = [part.stop - part.start for part in parts]
     assert all(1 < size <= most for size in sizes) or rows == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_step_sends_its_new_rows_and_looks_at_all(device: str) -> None:
+    """Steps of a growing tree, each by one copy, against the masks of the whole tree cut to size."""
+    there, causal, sees = torch.device(device), 3, np.eye(70, dtype=np.bool_)
+    for node in range(1, 70):
+        sees[node] |= sees[(node - 1) // 2]
+    position = [*range(20, 23), *(23 + int(row.sum()) - 1 for row in sees)]
+    whole = TreeContext(20, torch.tensor(position), causal, torch.from_numpy(sees))
+    for start, end in ((0, 4), (4, 5), (5, 68), (68, 73)):
+        rows = end - causal
+        tokens, context = TreeContext.of_step(
+            range(start, end), position[:end], sees[:rows, :rows], prefix=20, causal=causal, device=there
+        )
+        assert tokens.tolist() == list(range(start, end)) and context.position.tolist() == position[:end]
+        assert (start, end) in context._masks
+        found, expected = context.tree_mask(start, end), whole.tree_mask(start, end)
+        assert found.reaches() == expected.reaches()
+        for name in ("prefix", "first", "count", "causal", "words"):
+            assert torch.equal(getattr(found, name).cpu(), getattr(expected, name))
+        assert np.array_equal(found.words_of(0), expected.words[0].numpy())
 
 
 def test_sinks_take_their_share() -> None:

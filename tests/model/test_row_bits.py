@@ -111,7 +111,7 @@ def _row(model: LoadedModel, rows: int, place: int, *, causal: bool, seed: int =
         hidden = tree_model.hidden(tokens, context)
         assert len(hidden) == rows and tree_model.cache.rows[0].filled in (rows, 0)
         likely = [place, *(row for row in range(rows) if row != place)]
-        logits = tree_model.logits_by_row(hidden, likely[: 1 + seed])(place)
+        logits = tree_model.logits_by_row(hidden)(likely[: 1 + seed])[0]
         tree_model.cache.rewind(0)
     return torch.cat([hidden[place], logits])
 

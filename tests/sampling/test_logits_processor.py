@@ -67,7 +67,7 @@ def row(seed: int, size: int = V, spread: float = 3.0) -> Tensor:
 
 def given_noise(row: Tensor) -> Any:
     """Noise with this row at every position."""
-    return SimpleNamespace(key=0, row=lambda position: row)
+    return SimpleNamespace(key=0, row=lambda position: row, table=lambda positions: None)
 
 
 def transformers_row(logits: Tensor, history: list[int], params: SamplingParams) -> Tensor:

@@ -176,3 +176,15 @@ def test_a_request_s_key_depends_on_its_seed_and_every_token_of_its_prompt() -> 
     keys = [request_key(seed, ids) for seed in (0, 1, 2**64 - 1) for ids in prompts]
     assert len(set(keys)) == len(keys) and all(0 <= key < 2**64 for key in keys)
     assert keys[3] == request_key(0, (1, 2)), "of ids, whatever holds them"
+
+
+@pytest.mark.gpu
+def test_a_table_of_rows_serves_positions_again_and_again() -> None:
+    noise, plain = GumbelNoise(7, 300, "cuda"), GumbelNoise(7, 300)
+    assert plain.table([3]) is None and noise.table([]) is None
+    for positions in ([5, 6, 9], [9, 5], [10, 6, 7, 8, 5], [69, 70, 71], [6, 5], [5, 5 + 200], [300]):
+        table = noise.table(positions)
+        assert table is not None
+        for position in positions:
+            assert torch.equal(table[position % len(table)].cpu(), plain.row(position))
+    assert table is not None and len(table) == 256, "as many rows as positions lie apart"

@@ -169,10 +169,10 @@ def test_a_draft_has_nothing_to_say_where_all_is_closed() -> None:
 
 def test_logprobs_are_the_models_own() -> None:
     ours = processor([1, 1], logprobs=3, temperature=0.3, repetition_penalty=2.0, allowed_token_ids=(1, 2))
-    found = ours.logprobs(scores().bfloat16(), 2)
+    (found, other) = ours.logprobs([scores().bfloat16(), scores()], [2, 1])
     expected = torch.log_softmax(scores().bfloat16().float(), 0)
-    assert found is not None and (found.token, found.logprob) == (2, float(expected[2]))
+    assert (found.token, found.logprob, other.token) == (2, float(expected[2]), 1)
     assert [token for token, _ in found.top] == expected.topk(3).indices.tolist()
-    assert processor([]).logprobs(scores(), 2) is None
-    every = processor([], logprobs=50).logprobs(scores(), 2)
-    assert every is not None and len(every.top) == V
+    assert processor([]).logprobs([scores()], [2]) == ()
+    (every,) = processor([], logprobs=50).logprobs([scores()], [2])
+    assert len(every.top) == V

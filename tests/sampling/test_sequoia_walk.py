@@ -12,7 +12,7 @@ from offspec.core.errors import CheckpointError
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import endless
 from offspec.sampling.token_tree import TokenTree
-from offspec.sampling.verify import Walk
+from offspec.sampling.verify import LikelyRows, Walk
 from offspec.sampling.verify_sequoia import walk_without_replacement
 
 Law = list[Fraction]
@@ -41,7 +41,7 @@ class Scripted:
     def walk(self, processor: LogitsProcessor) -> Walk:
         return walk_without_replacement(
             self.tree,
-            lambda node: _logits(self.targets[node]),
+            LikelyRows(self.tree, lambda nodes: torch.stack([_logits(self.targets[n]) for n in nodes]), 3),
             processor,
             lambda node: _logits(self.drafts[node]),
             lambda position: iter(self.chances[position]),
@@ -106,9 +106,8 @@ def _walk(
 ) -> Walk:
     """A pass from position 10 where all rows are the same."""
     processor = _processor(len(target), temperature)
-    return walk_without_replacement(
-        tree, lambda node: target, processor, lambda node: draft, numbers, 10, stop
-    )
+    rows = LikelyRows(tree, lambda nodes: target.expand(len(nodes), -1), 2)
+    return walk_without_replacement(tree, rows, processor, lambda node: draft, numbers, 10, stop)
 
 
 def _tree(parents: Sequence[int], tokens: Sequence[int]) -> TokenTree:

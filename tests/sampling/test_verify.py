@@ -1,11 +1,15 @@
 """The walk down a tree: as far as the target agrees, and no further than the end of the answer."""
 
+from collections.abc import Sequence
+
+import pytest
 import torch
 
 from offspec.core.config import SamplingParams
 from offspec.sampling.logits_processor import LogitsProcessor
+from offspec.sampling.noise import GumbelNoise
 from offspec.sampling.token_tree import TokenTree
-from offspec.sampling.verify import Walk, walk
+from offspec.sampling.verify import LikelyRows, Walk, walk
 
 V = 6
 TREE = TokenTree.build([0, 1, 2, 3, 4], [-1, 0, 1, 2, 0], [0.0, -0.1, -0.2, -0.3, -3.0])
@@ -14,13 +18,14 @@ TREE = TokenTree.build([0, 1, 2, 3, 4], [-1, 0, 1, 2, 0], [0.0, -0.1, -0.2, -0.3
 def walked(choices: dict[int, int], stop: int = -1) -> Walk:
     """choices: the target's token at each node."""
 
-    def logits(node: int) -> torch.Tensor:
-        row = torch.zeros(V)
-        row[choices[node]] = 1.0
-        return row
+    def logits(nodes: Sequence[int]) -> torch.Tensor:
+        rows = torch.zeros(len(nodes), V)
+        for row, node in zip(rows, nodes, strict=True):
+            row[choices[node]] = 1.0
+        return rows
 
     processor = LogitsProcessor(SamplingParams(), V, [])
-    return walk(TREE, logits, processor, None, 0, lambda token: token == stop)
+    return walk(TREE, LikelyRows(TREE, logits, 1), processor, None, 0, lambda token: token == stop)
 
 
 def test_it_goes_as_far_as_the_target_agrees() -> None:
@@ -34,3 +39,32 @@ def test_it_ends_at_the_end_of_an_answer_inside_an_accepted_path() -> None:
     found = walked({0: 1, 1: 2, 2: 3, 3: 5}, stop=2)
     assert (found.nodes, found.tokens, found.stopped) == ((0, 1), (1, 2), True)
     assert walked({0: 1}, stop=1).tokens == (1,)
+
+
+def test_rows_of_likely_nodes_are_made_together() -> None:
+    asked: list[list[int]] = []
+
+    def logits(nodes: Sequence[int]) -> torch.Tensor:
+        asked.append(list(nodes))
+        return torch.arange(V).float().expand(len(nodes), V) + torch.tensor(nodes)[:, None]
+
+    rows = LikelyRows(TREE, logits, 3)
+    assert [int(rows[node][0]) for node in (0, 1, 2, 3, 4)] == [0, 1, 2, 3, 4]
+    assert asked == [[0, 1, 2], [3], [4]], "the likeliest first, and of the others what stands below"
+    rows = LikelyRows(TREE, logits, 9)
+    assert 1 not in rows and int(rows[1][0]) == 1 and 3 in rows and 0 not in rows
+
+
+@pytest.mark.parametrize("together", [1, 2, 16])
+def test_how_many_rows_are_made_together_changes_nothing(together: int) -> None:
+    every = 3 * torch.randn(5, V, generator=torch.Generator().manual_seed(8))
+    every[0, 1] = every[1, 2] = 9.0
+    params = SamplingParams(temperature=0.8, seed=2, top_p=0.9, repetition_penalty=1.1, logprobs=2)
+    processor, noise = LogitsProcessor(params, V, [1, 5]), GumbelNoise(2, V)
+    rows = LikelyRows(TREE, lambda nodes: every[list(nodes)], together)
+    found = walk(TREE, rows, processor, noise, 7, lambda token: False)
+    assert found.nodes[:2] == (0, 1) and len(found.logprobs) == len(found.tokens)
+    path: list[int] = []
+    for node, token, gap in zip(found.nodes, found.tokens, found.gaps, strict=True):
+        assert processor.choose(every[node], path, noise, 8 + len(path)) == (token, gap)
+        path.append(token)

@@ -5,12 +5,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from offspec.checkpoint import TensorInfo
 from offspec.core.errors import ClosedError, StreamError
+from offspec.stream import device_stream
 from offspec.stream.arena import PAGE, Arena
 from offspec.stream.device_stream import DeviceStream
 from offspec.stream.direct_reader import DirectReader, ReadShape
@@ -101,6 +103,38 @@ def test_a_pass_broken_off_starts_anew(tmp_path: Path, device_ring: bool) -> Non
             assert _content(layouts[unit], stream.acquire(unit)) == content
             stream.release()
     stream.close()
+
+
+@pytest.mark.gpu
+def test_units_are_copied_in_pieces_two_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    under_way, most = set[int](), list[int]()
+
+    class Watched(torch.cuda.Event):
+        def record(self, *args: Any) -> None:
+            under_way.add(id(self))
+            most.append(len(under_way))
+            super().record(*args)
+
+        def synchronize(self) -> None:
+            super().synchronize()
+            under_way.discard(id(self))
+
+    layouts, contents = _units(tmp_path)  # of four pages each
+    monkeypatch.setattr(device_stream, "PIECE", PAGE)
+    monkeypatch.setattr(torch.cuda, "Event", Watched)
+    disk = DiskStream(layouts[2:], 2, DirectReader(), shape=ReadShape(2, 4 * PAGE))
+    hosted = {unit: read_unit(layouts[unit], DirectReader()) for unit in range(2)}
+    there = torch.device("cuda", 0)
+    stream = DeviceStream(layouts, hosted, disk, 2, there)
+    try:
+        for _ in range(3):
+            for unit, content in enumerate(contents):
+                (place, info), *_ = layouts[unit].places_on(there).values()
+                assert bytes(stream.acquire(unit).cpu()[place : place + info.nbytes].numpy()) == content
+                stream.release()
+    finally:
+        stream.close()
+    assert max(most) == 2 and len(most) >= 3 * 4 * len(layouts)
 
 
 def test_a_large_unit_is_read_in_blocks(tmp_path: Path) -> None:

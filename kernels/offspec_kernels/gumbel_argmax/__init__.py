@@ -15,6 +15,7 @@ from offspec_kernels.checks import (
     check_rows_of_noise,
     check_scale,
     check_shape,
+    check_table,
 )
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.gumbel_argmax.rows import Picks, Work, empty_picks, keep_above
@@ -29,6 +30,7 @@ def gumbel_argmax(
     least: Tensor | None = None,
     last_tie: Tensor | None = None,
     noise: Callable[[int], Tensor] | None = None,
+    table: Tensor | None = None,
     path: Backend | None = None,
 ) -> Picks:
     """The token with the largest x = logits / temperature + g(seed, position, token) of each row, filtered.
@@ -44,7 +46,9 @@ def gumbel_argmax(
         least: [N] float32: scores (before noise) below it are excluded; none by default.
         last_tie: [N] int64: of scores equal to `least`, ids above it are excluded; none by default.
         noise: noise(position) gives the row [V] float32 of a position, equal to what would be made; the
-            triton path makes its own.
+            triton path reads `table`.
+        table: [S, V] float32, contiguous: row p mod S is that of position p, for all of `positions`. Where it
+            is None the triton path makes noise of its own.
         path: Backend to use, by default `choose_backend`'s.
 
     Returns:
@@ -59,10 +63,10 @@ def gumbel_argmax(
     Scratch: eager, two rows [V] float32 and, filtered, a bool one, whatever N is; triton, 16 bytes for each
     row and 1024 tokens of it.
     """
-    work = Work(
-        logits, seed, _checked(logits, seed, positions, noise), float(temperature), least, last_tie, noise
-    )
+    places = _checked(logits, seed, positions, noise)
+    work = Work(logits, seed, places, float(temperature), least, last_tie, noise, table)
     _check(work)
+    check_table(logits, seed, table)
     chosen = choose_backend(logits.device, path)
     if not len(logits):
         return empty_picks(0, logits.device)

@@ -34,6 +34,7 @@ class Work(NamedTuple):
     least: Tensor | None
     last_tie: Tensor | None
     noise: Callable[[int], Tensor] | None
+    table: Tensor | None = None
 
     def rows_by_position(self) -> list[tuple[int | None, list[int]]]:
         """Rows that share their noise, for each position; all rows, of position None, where there is none."""

@@ -13,17 +13,19 @@ import triton.language as tl
 from offspec_kernels.gumbel_argmax.rows import Picks, Work, empty_picks
 from offspec_kernels.noise import LOW
 from offspec_kernels.noise.triton import gumbel_run
+from offspec_kernels.transfer import upload
 from offspec_kernels.triton_sort_keys import NOTHING, key_id, key_score, keys
 
 _BLOCK = 1024
 _ROWS = 16
 
 
-@triton.jit(do_not_specialize=["key_low", "key_high"])
+@triton.jit(do_not_specialize=["slots", "key_low", "key_high"])
 def _within_blocks(
-    logits, stride, groups, least, last_tie, firsts, seconds, size, temperature, key_low, key_high,
-    NOISY: tl.constexpr, DIVIDED: tl.constexpr, FILTERED: tl.constexpr, TIES: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    logits, stride, groups, least, last_tie, table, firsts, seconds, size, temperature,
+    slots, key_low, key_high,
+    NOISY: tl.constexpr, KEPT: tl.constexpr, DIVIDED: tl.constexpr, FILTERED: tl.constexpr,
+    TIES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """firsts and seconds, [N, blocks] int64: the two largest keys of each block."""
     # Grid: blocks of the vocabulary, groups of rows.
@@ -32,7 +34,9 @@ def _within_blocks(
     ids = block * BLOCK + tl.arange(0, BLOCK)
     inside = ids < size
     noise = tl.zeros([BLOCK], tl.float32)
-    if NOISY:
+    if KEPT:
+        noise = tl.load(table + (tl.load(group) % slots) * size + ids, mask=inside, other=0.0)
+    elif NOISY:
         runs = block * (BLOCK // 4) + tl.arange(0, BLOCK // 4)
         noise = gumbel_run(runs, tl.load(group), key_low, key_high)
     for index in range(tl.load(group + 1).to(tl.int32)):
@@ -75,7 +79,7 @@ def pick(work: Work) -> Picks:
     picks = empty_picks(count, device)
     blocks = triton.cdiv(size, _BLOCK)
     firsts, seconds = torch.empty(2, count, blocks, dtype=torch.int64, device=device)
-    groups = torch.tensor(_groups(work), device=device)
+    (groups,) = upload([_groups(work)], device)
     seed = work.seed or 0
     with torch.cuda.device_of(logits):
         _within_blocks[(blocks, len(groups))](
@@ -84,13 +88,16 @@ def pick(work: Work) -> Picks:
             groups,
             work.least,
             work.last_tie,
+            work.table,
             firsts,
             seconds,
             size,
             work.temperature,
+            1 if work.table is None else len(work.table),
             seed & LOW,
             seed >> 32,
             NOISY=work.positions is not None,
+            KEPT=work.table is not None,
             DIVIDED=work.temperature != 1.0,
             FILTERED=work.least is not None,
             TIES=work.last_tie is not None,

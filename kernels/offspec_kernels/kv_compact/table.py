@@ -4,11 +4,11 @@ import math
 from collections.abc import Sequence
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
 from offspec_kernels.checks import check_device, check_rows
 from offspec_kernels.errors import ArgumentError
+from offspec_kernels.transfer import upload
 
 _LARGEST_WORD = 8  # bytes
 
@@ -57,7 +57,8 @@ class KVTable:
             for view in self.views
             for address, *sizes in [_bytes(view)]
         ]
-        return torch.tensor(places, dtype=torch.int64, device=self.device)
+        (found,) = upload([places], self.device)
+        return found
 
 
 def _bytes(view: Tensor) -> tuple[int, int, int, int]:

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from offspec_kernels.kv_compact.table import KVTable
+from offspec_kernels.transfer import upload
 
 _TILE = 16
 _WORDS = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
@@ -35,10 +36,11 @@ def _move(places, rows, start, count, WORD: tl.constexpr, SIZE: tl.constexpr, TI
 
 
 def move(table: KVTable, start: int, rows: Sequence[int]) -> None:
+    (moved,) = upload([rows], table.device)
     with torch.cuda.device_of(table.places):
         _move[(len(table.views), table.heads)](
             table.places,
-            torch.tensor(rows, device=table.device),
+            moved,
             start,
             len(rows),
             WORD=_WORDS[table.word],

@@ -5,10 +5,14 @@ rounded once instead of twice, and the noise would differ from torch's in its la
 halves of the seed as integers; the kernel names both in `do_not_specialize`, lest a seed of 1 be compiled in.
 """
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from offspec_kernels.noise import formula
+
+_BLOCK = 1024  # tokens of a program
 
 _MULTIPLIER_0 = tl.constexpr(formula.MULTIPLIERS[0])
 _MULTIPLIER_1 = tl.constexpr(formula.MULTIPLIERS[1])
@@ -78,3 +82,27 @@ def gumbel_run(block, position, key_low, key_high):
     """Gumbel values [4 n], float32, of all tokens of `block` [n], int ids, at a scalar int64 position."""
     w0, w1, w2, w3 = philox_words(block, position, key_low, key_high)
     return gumbel_of(tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3)))
+
+
+@triton.jit(do_not_specialize=["first", "slots", "key_low", "key_high"])
+def _fill(table, first, slots, size, key_low, key_high, BLOCK: tl.constexpr):
+    """A block of the row of one position."""
+    position = tl.cast(first, tl.int64) + tl.program_id(1)
+    run = tl.program_id(0) * (BLOCK // 4) + tl.arange(0, BLOCK // 4)
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values = gumbel_run(run, position, key_low, key_high)
+    tl.store(table + (position % slots) * size + token, values, mask=token < size)
+
+
+def fill_rows(table: Tensor, seed: int, first: int, count: int) -> None:
+    """Noise of `count` positions from `first` on: that of p goes to row p % S of table [S, V] float32.
+
+    The bits are those of `gumbel_row`. No two of the positions may share a row.
+    """
+    slots, size = table.shape
+    assert 0 < count <= slots and table.is_contiguous()
+    with torch.cuda.device_of(table):
+        _fill[(triton.cdiv(size, _BLOCK), count)](
+            table, first, slots, size, seed & formula.LOW, seed >> 32, BLOCK=_BLOCK,
+            num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip

@@ -17,6 +17,7 @@ from offspec_kernels.checks import (
     check_rows_of_noise,
     check_scale,
     check_shape,
+    check_table,
 )
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.noise import gumbel_row
@@ -46,6 +47,7 @@ def topk_children(
     positions: Sequence[int] | Tensor | None = None,
     tau: float = 1.0,
     noise: Callable[[int], Tensor] | None = None,
+    table: Tensor | None = None,
     room: Tensor | None = None,
     path: Backend | None = None,
 ) -> TopChildren:
@@ -62,7 +64,9 @@ def topk_children(
         positions: [W], those of the children: a sequence, or int64 on the device of logits.
         tau: Temperature of the log-probabilities that are returned, 1 by default.
         noise: noise(position) gives the row [V] float32 of a position, equal to g, where the caller keeps
-            such rows; the triton path makes its own.
+            such rows; the triton path reads `table`.
+        table: [S, V] float32, contiguous: row p mod S is that of position p, for all of `positions`. Where it
+            is None the triton path makes noise of its own.
         room: [W, V rounded up to whole blocks of 128] float32, contiguous: scratch of the eager path, made by
             default. logits may lie in its first V columns.
         path: Backend to use, by default `choose_backend`'s.
@@ -78,6 +82,7 @@ def topk_children(
     """
     _check(logits, count, tau, room)
     _check_noise(logits, seed, positions, noise)
+    check_table(logits, seed, table)
     chosen = choose_backend(logits.device, path)
     if chosen == "triton" and count > MOST:
         chosen = "eager"
@@ -85,7 +90,7 @@ def topk_children(
         if chosen == "triton":
             from offspec_kernels.topk_children.triton import children
 
-            return TopChildren(*children(logits, count, seed, positions, tau))
+            return TopChildren(*children(logits, count, seed, positions, tau, table))
         rows = _rows(logits, seed, positions, noise)
         if chosen == "eager":
             from offspec_kernels.topk_children import eager

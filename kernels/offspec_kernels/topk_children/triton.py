@@ -15,6 +15,7 @@ from torch import Tensor
 from offspec_kernels.noise import LOW
 from offspec_kernels.noise.triton import gumbel_noise, gumbel_run
 from offspec_kernels.topk_children.layout import BLOCK
+from offspec_kernels.transfer import upload
 from offspec_kernels.triton_sort_keys import NOTHING, key_id, key_score, keys
 
 _BLOCK = tl.constexpr(BLOCK)
@@ -23,10 +24,10 @@ _GROUP = 8  # blocks of a program of the first kernel
 _SHARING = 8  # rows of such a program, which makes the noise once for all that have the same position
 
 
-@triton.jit(do_not_specialize=["rows", "key_low", "key_high"])
+@triton.jit(do_not_specialize=["rows", "slots", "key_low", "key_high"])
 def _survey(
-    logits, stride, positions, maxima, sums, rows, size, blocks, tau, key_low, key_high,
-    NOISY: tl.constexpr, GROUP: tl.constexpr, SHARING: tl.constexpr,
+    logits, stride, positions, table, maxima, sums, rows, size, blocks, tau, slots, key_low, key_high,
+    NOISY: tl.constexpr, KEPT: tl.constexpr, GROUP: tl.constexpr, SHARING: tl.constexpr,
 ):  # fmt: skip
     """maxima and sums of exp((x - maximum) / tau), [W, n], for GROUP blocks of up to SHARING rows."""
     group = tl.program_id(0)
@@ -41,8 +42,11 @@ def _survey(
         if NOISY:
             position = tl.load(positions + row)
             if position != made:
-                quad = group * (GROUP * _BLOCK // 4) + tl.arange(0, GROUP * _BLOCK // 4)
-                noise = tl.reshape(gumbel_run(quad, position, key_low, key_high), [GROUP, _BLOCK])
+                if KEPT:
+                    noise = tl.load(table + (position % slots) * size + token, mask=token < size, other=0.0)
+                else:
+                    quad = group * (GROUP * _BLOCK // 4) + tl.arange(0, GROUP * _BLOCK // 4)
+                    noise = tl.reshape(gumbel_run(quad, position, key_low, key_high), [GROUP, _BLOCK])
                 made = position
             x += noise
         top = tl.max(x, 1)
@@ -53,11 +57,12 @@ def _survey(
         tl.store(sums + place, total, mask=block < blocks)
 
 
-@triton.jit(do_not_specialize=["key_low", "key_high"])
+@triton.jit(do_not_specialize=["slots", "key_low", "key_high"])
 def _pick(
-    logits, stride, positions, maxima, sums, tokens, relatives, log_probs, size, blocks, tau,
-    key_low, key_high,
-    NOISY: tl.constexpr, COUNT: tl.constexpr, CHOSEN: tl.constexpr, WIDE: tl.constexpr, BLOCKS: tl.constexpr,
+    logits, stride, positions, table, maxima, sums, tokens, relatives, log_probs, size, blocks, tau,
+    slots, key_low, key_high,
+    NOISY: tl.constexpr, KEPT: tl.constexpr, COUNT: tl.constexpr, CHOSEN: tl.constexpr, WIDE: tl.constexpr,
+    BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """The children of one row, from CHOSEN = min(K, n) of its blocks; WIDE and BLOCKS are padded sizes."""
     row = tl.program_id(0).to(tl.int64)
@@ -79,7 +84,11 @@ def _pick(
     inside = (number < CHOSEN)[:, None] & (token < size)
     x = tl.load(logits + row * stride + token, mask=inside, other=-float("inf")).to(tl.float32)
     if NOISY:
-        x += gumbel_noise(token, tl.load(positions + row), key_low, key_high)
+        position = tl.load(positions + row)
+        if KEPT:
+            x += tl.load(table + (position % slots) * size + token, mask=inside, other=0.0)
+        else:
+            x += gumbel_noise(token, position, key_low, key_high)
     open_tokens = tl.where(inside, keys(x, token), NOTHING)
     for k in range(COUNT):
         best = tl.max(tl.max(open_tokens, 1), 0)
@@ -91,7 +100,12 @@ def _pick(
 
 
 def children(
-    logits: Tensor, count: int, seed: int | None, positions: Sequence[int] | Tensor | None, tau: float
+    logits: Tensor,
+    count: int,
+    seed: int | None,
+    positions: Sequence[int] | Tensor | None,
+    tau: float,
+    table: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """token, relative and log_prob of `topk_children`."""
     (width, size), device = logits.shape, logits.device
@@ -101,22 +115,26 @@ def children(
     relatives, log_probs = torch.empty(2, width, count, device=device)
     if width == 0:
         return tokens, relatives, log_probs
-    where = torch.as_tensor(() if positions is None else positions, dtype=torch.int64, device=device)
+    where = positions
+    if not isinstance(where, Tensor):
+        (where,) = upload([() if where is None else where], device)
     noisy, key = seed is not None, seed or 0
-    shared = (logits, logits.stride(0), where, maxima, sums)
-    scalars = (size, blocks, tau, key & LOW, key >> 32)
+    kept = where if table is None else table
+    shared = (logits, logits.stride(0), where, kept, maxima, sums)
+    scalars = (size, blocks, tau, len(kept), key & LOW, key >> 32)
     sharing = _SHARING if noisy else 1
     chosen = min(count, blocks)
     with torch.cuda.device_of(logits):
         # Fused products would give the noise other bits than torch's.
         _survey[(triton.cdiv(blocks, _GROUP), triton.cdiv(width, sharing))](
             *shared, width, *scalars,
-            NOISY=noisy, GROUP=_GROUP, SHARING=sharing, num_warps=4, enable_fp_fusion=False,
+            NOISY=noisy, KEPT=table is not None, GROUP=_GROUP, SHARING=sharing,
+            num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
         _pick[(width,)](
             *shared, tokens, relatives, log_probs, *scalars,
-            NOISY=noisy, COUNT=count, CHOSEN=chosen, WIDE=triton.next_power_of_2(chosen),
-            BLOCKS=triton.next_power_of_2(blocks), num_warps=8 if chosen <= 32 else 16,
-            enable_fp_fusion=False,
+            NOISY=noisy, KEPT=table is not None, COUNT=count, CHOSEN=chosen,
+            WIDE=triton.next_power_of_2(chosen), BLOCKS=triton.next_power_of_2(blocks),
+            num_warps=8 if chosen <= 32 else 16, enable_fp_fusion=False,
         )  # fmt: skip
     return tokens, relatives, log_probs

@@ -84,12 +84,12 @@ def paths_of(
 def cuts_of(
     tree_mask: TreeMask, tree: int, window: Window | None, most: int, chosen: Tensor | None = None
 ) -> list[Cut]:
-    """How a tree's queries meet their keys, at most `most` in one. Waits for a GPU that holds the words.
+    """How a tree's queries meet their keys, at most `most` in one. Waits for a GPU that alone has the words.
 
     Which queries meet the keys that were `chosen` [N, K] is decided by their position, too.
     """
     reach = tree_mask.reaches()[tree]
-    words = tree_mask.words[tree, : reach.count].cpu().numpy()
+    words = tree_mask.words_of(tree)
     shared = reach.prefix + reach.causal  # positions whose key has the position as its row
     behind = np.arange(reach.first, reach.first + reach.count)
     branch = np.unpackbits(words.view(np.uint8), axis=1).sum(axis=1, dtype=np.int64)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from offspec_kernels.transfer import upload
 from offspec_kernels.tree_attention.paths import Cut, branch_of
 from offspec_kernels.tree_attention.sizes import PART
 
@@ -57,7 +58,6 @@ def tiles_of(cut: Cut, groups: int, size: int, device: torch.device) -> Tiles:
         row[: len(branch)] = branch
     bounds = (np.stack([cut.low, cut.end], axis=1) * some[:, None]).astype(np.int32)
     folded = np.array(tiles, np.int32).reshape(-1, 3)
-    rows, lists, counts, bounds_, tiles_, branches_ = (
-        torch.from_numpy(of).to(device) for of in (cut.rows, cut.lists, cut.counts, bounds, folded, table)
-    )
+    given = [cut.rows, cut.lists, cut.counts, bounds, folded, table]
+    rows, lists, counts, bounds_, tiles_, branches_ = upload(given, device)
     return Tiles(rows, lists, counts, bounds_, tiles_, branches_, cut.shared, first, last - first)

@@ -61,7 +61,7 @@ class TranslatedDrafter:
         rows = self._rows(candidates, nodes) if self._reading.told else []
         if not rows or not self._inner.reaches(candidates, nodes):
             return Children.none(len(nodes))
-        logits = self._inner.logits(self._translated(candidates), [nodes[row] for row in rows])
+        logits, _ = self._inner.logits(self._translated(candidates), [nodes[row] for row in rows])
         found = score(scorer, self._widened(logits, rows, len(nodes)), candidates, nodes, self._root)
         found.log_prob[[row for row in range(len(nodes)) if row not in rows]] = -np.inf
         return found

@@ -128,7 +128,7 @@ class StateDrafter:
             prefix=cache.length,
             position=torch.arange(first, root, device=self._device),
             causal=root - first,
-            ancestors=torch.zeros(0, 0, dtype=torch.bool, device=self._device),
+            ancestors=torch.zeros(0, 0, dtype=torch.bool),
             exact=False,
         )
         for part in split_evenly(0, root - first, _CHUNK):
@@ -146,15 +146,16 @@ class StateDrafter:
             self.between()
         self._rows.place(candidates, nodes)
         self._positions += [len(self._ids) - 2 + depth for depth in candidates.depth[nodes].tolist()]
-        context = TreeContext(
+        tokens, context = TreeContext.of_step(
+            candidates.token[nodes].tolist(),
+            self._positions,
+            self._rows.sees,
             prefix=self._layer.cache.length,
-            position=torch.tensor(self._positions, device=self._device),
             causal=0,
-            ancestors=torch.from_numpy(self._rows.sees).to(self._device),
+            device=self._device,
             exact=False,
         )
         states = torch.stack([self._outputs[parent] for parent in candidates.parent[nodes].tolist()])
-        tokens = torch.from_numpy(candidates.token[nodes]).to(self._device)
         self._outputs.update(zip(nodes, self._layer.forward(tokens, states, context), strict=True))
 
     def commit(self, nodes: Sequence[int]) -> None:

@@ -27,8 +27,10 @@ Layers = Callable[[torch.Tensor, Turn, TreeMask, torch.Tensor, int], torch.Tenso
 
 @dataclass(slots=True)
 class _Step:
-    """The buffers of one graph. hidden [P, H]; turn: two of [P, N, R]; rows [P]; tree_mask of P queries.
+    """The buffers of one graph. hidden [P, H]; turn: two of [P, N, R]; tree_mask of P queries.
 
+
+    rows: [P], counted from the step's first; words: columns of the mask's words that may not be nought;
     refused: whether it could not be captured.
     """
 
@@ -36,6 +38,7 @@ class _Step:
     turn: Turn
     tree_mask: TreeMask
     rows: torch.Tensor
+    words: int = 0
     out: torch.Tensor | None = None
     graph: torch.cuda.CUDAGraph | None = None
     refused: bool = False
@@ -83,8 +86,7 @@ class GraphedSteps:
         step.hidden[:count].copy_(hidden)
         for kept, new in zip(step.turn, turn, strict=True):
             kept[:count].copy_(new)
-        torch.arange(start, start + padded, out=step.rows)
-        _show(tree_mask, step.tree_mask)
+        _show(tree_mask, step)
         return self._through(step, capacity)[:count].clone()
 
     def _through(self, step: _Step, capacity: int) -> torch.Tensor:
@@ -93,14 +95,15 @@ class GraphedSteps:
         if step.graph is not None and step.out is not None:
             step.graph.replay()
             return step.out
-        return self._layers(step.hidden.clone(), step.turn, step.tree_mask, step.rows, capacity)
+        return self._work(step, capacity)
+
+    def _work(self, step: _Step, capacity: int) -> torch.Tensor:
+        mask = step.tree_mask
+        rows = step.rows + (mask.prefix + mask.first)
+        return self._layers(step.hidden.clone(), step.turn, mask, rows, capacity)
 
     def _capture(self, step: _Step, capacity: int) -> None:
         """Record the step, after a run aside in which libraries make what they cannot make in a capture."""
-
-        def work() -> torch.Tensor:
-            return self._layers(step.hidden.clone(), step.turn, step.tree_mask, step.rows, capacity)
-
         before = torch.cuda.current_stream(self._device)
         try:
             if self._aside is None:
@@ -108,14 +111,14 @@ class GraphedSteps:
                 self._pool = torch.cuda.graph_pool_handle()
             self._aside.wait_stream(before)
             with torch.cuda.stream(self._aside):
-                work()
+                self._work(step, capacity)
             before.wait_stream(self._aside)
             graph = torch.cuda.CUDAGraph()
             # Only this thread's calls count: others go on copying layers meanwhile.
             with torch.cuda.graph(
                 graph, pool=self._pool, stream=self._aside, capture_error_mode="thread_local"
             ):
-                step.out = work()
+                step.out = self._work(step, capacity)
             step.graph = graph
         except Exception as error:  # torch's: no memory, an operation that cannot be captured; or Triton's
             step.graph = step.out = None
@@ -134,24 +137,28 @@ class GraphedSteps:
 def _make(padded: int, hidden: torch.Tensor, turn: Turn, capacity: int) -> _Step:
     """Buffers of P rows, all of them numbers: what lies in padding is computed with."""
     cos, sin = (kept.new_zeros(padded, *kept.shape[1:]) for kept in turn)
-    rows = torch.zeros(padded, dtype=torch.long, device=hidden.device)
-    prefix, first, count, causal = rows.new_zeros(4, 1, dtype=torch.int32).unbind()
+    rows = torch.arange(padded, device=hidden.device)
+    numbers = rows.new_zeros(4, 1, dtype=torch.int32)
+    prefix, first, count, causal = numbers.unbind()
     words, position = rows.new_zeros(1, padded, -(-capacity // BITS)), rows.new_zeros(1, capacity)
     return _Step(
         hidden=hidden.new_zeros(padded, hidden.shape[1]),
         turn=(cos, sin),
-        tree_mask=TreeMask(prefix, first, count, causal, words, position),
+        tree_mask=TreeMask(prefix, first, count, causal, words, position, numbers=numbers),
         rows=rows,
     )
 
 
-def _show(tree_mask: TreeMask, graphed: TreeMask) -> None:
+def _show(tree_mask: TreeMask, step: _Step) -> None:
     """Copy a step's mask to where its graph looks. Rows of padding are queries of no node."""
-    for name in ("prefix", "first", "count", "causal"):
-        getattr(graphed, name).copy_(getattr(tree_mask, name))
+    graphed = step.tree_mask
+    assert tree_mask.numbers is not None and graphed.numbers is not None
+    graphed.numbers.copy_(tree_mask.numbers)
     rows, words = tree_mask.words.shape[1:]
     graphed.words[:, :rows, :words].copy_(tree_mask.words)
-    graphed.words[:, :rows, words:] = 0
+    if step.words > words:
+        graphed.words[:, :, words:] = 0
+    step.words = words
     assert tree_mask.position is not None and graphed.position is not None
     graphed.position[:, : tree_mask.position.shape[1]].copy_(tree_mask.position)
     graphed.forget()

@@ -93,6 +93,7 @@ class LeanModel:
         )
         self._steps = GraphedSteps(self.layers_over, device, notify) if use_static else None
         room = capacity + (PADDING if use_static else 0)
+        self._gathers = hasattr(skeleton.model.get_input_embeddings(), "takes_ids_of_the_host")
         self.between: Callable[[], None] | None = None
         self.cache = LeanCache(len(layers), shape.kv_heads, room, shape.size, self._dtype, device)
         self._cos, self._sin = self._rotations(room)
@@ -126,6 +127,8 @@ class LeanModel:
             self._cos, self._sin = self._rotations(self.cache.capacity)
             if self._steps is not None:
                 self._steps.forget()
+        if self._gathers and context.tokens is not None:
+            tokens = context.tokens
         parts = [self._chunk(tokens[start : start + _CHUNK], context) for start in range(0, count, _CHUNK)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

@@ -42,7 +42,12 @@ def tree_conv(inputs: Tensor, window: Tensor, weight: Tensor, bias: Tensor | Non
 
 
 def children(
-    logits: Tensor, count: int, seed: int | None, positions: Sequence[int] | Tensor | None, tau: float
+    logits: Tensor,
+    count: int,
+    seed: int | None,
+    positions: Sequence[int] | Tensor | None,
+    tau: float,
+    table: Tensor | None = None,
 ) -> TopChildren:
     return topk_children(logits, count, seed=seed, positions=positions, tau=tau, path="eager")
 

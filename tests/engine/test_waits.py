@@ -1,0 +1,133 @@
+"""How often the host waits for a device, and how much it launches: numbers that no change raises unseen.
+
+Counted on the simulated device, where every wait has a line and nothing depends on time. A capture of a graph
+waits, too, but once a size.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from offspec import SamplingParams
+from offspec.draft.lm import LMDrafter
+from offspec.engine import decode
+from offspec.engine.decode import DecodeState
+from offspec_planners.placement import Placement, Tier
+from tests.support.tiny_models import tiny_engine, write_model
+
+pytestmark = pytest.mark.gpu
+PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
+TOKENS = 40
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"temperature": 1.0, "seed": 3},
+    "filtered": {"temperature": 1.0, "seed": 3, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
+    "ruled": {
+        "temperature": 1.0,
+        "seed": 3,
+        "repetition_penalty": 1.2,
+        "no_repeat_ngram_size": 6,
+        "bad_words": ("abc",),
+        "logprobs": 2,
+    },
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """Lines that waited, operations launched beside those of graphs, and graphs replayed."""
+
+    waits: Counter[str]
+    launches: int
+    replays: int
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, list[Call]]]:
+    """Of every draft step, walk, pass and commit of the engines in a test."""
+    from tests.support.simulated_cuda import machine as simulated
+
+    if not simulated._installed:
+        pytest.skip("counted on the simulated device alone")
+    machine, found = simulated.machine(), dict[str, list[Call]]()
+
+    def waits() -> Counter[str]:
+        return Counter({f"{cause} in {line}": count for (cause, line), count in machine.waits.items()})
+
+    def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            before, launches, replays = waits(), machine.counts["launches"], machine.counts["replays"]
+            result = function(*args, **kwargs)
+            done = machine.counts["launches"] - launches, machine.counts["replays"] - replays
+            found.setdefault(name, []).append(Call(waits() - before, *done))
+            return result
+
+        return run
+
+    monkeypatch.setattr(LMDrafter, "expand", counted("step", LMDrafter.expand))
+    monkeypatch.setattr(decode, "_walk", counted("walk", decode._walk))
+    monkeypatch.setattr(DecodeState, "_forward", counted("pass", DecodeState._forward))
+    monkeypatch.setattr(DecodeState, "_commit", counted("commit", DecodeState._commit))
+    yield found
+
+
+def _run(folder: Path, request: str, layers: int = 3, budget: int = 16) -> None:
+    model = write_model(folder, num_hidden_layers=layers)
+    placement = Placement((Tier.DEVICE,) * layers, 0, 0, Tier.DEVICE)
+    params = SamplingParams(max_tokens=TOKENS, ignore_eos=True, **REQUESTS[request])
+    device = torch.device("cuda", 0)
+    with tiny_engine(model, model, placement=placement, budget=budget, device=device) as engine:
+        engine.generate(PROMPT, params)
+
+
+def _without_captures(calls: list[Call]) -> list[Call]:
+    return [call for call in calls if not any("cuda_graph" in line for line in call.waits)]
+
+
+@pytest.mark.parametrize(
+    ("request_", "step", "walk"), [("greedy", 22, 9), ("sampled", 22, 10), ("filtered", 22, 124)]
+)
+def test_a_draft_step_and_a_walk_wait_once_each(
+    request_: str, step: int, walk: int, tmp_path: Path, calls: dict[str, list[Call]]
+) -> None:
+    """A walk by the choices of sixteen nodes, however many of them it visits."""
+    _run(tmp_path / "model", request_)
+    steps = _without_captures(calls["step"])
+    assert len(steps) > 20 and all(call.replays == 1 for call in steps)
+    for name, found in (("step", steps), ("walk", calls["walk"])):
+        assert {sum(call.waits.values()) for call in found} == {1}, (name, found)
+    assert max(call.launches for call in steps) == step
+    assert max(call.launches for call in calls["walk"]) == walk
+    assert {sum(call.waits.values()) for call in calls["commit"]} == {0}
+
+
+def test_rules_wait_for_nothing_more(tmp_path: Path, calls: dict[str, list[Call]]) -> None:
+    """Log-probabilities come by a transfer of their own, once a walk."""
+    _run(tmp_path / "model", "ruled")
+    assert {sum(call.waits.values()) for call in _without_captures(calls["step"])} == {1}
+    assert {sum(call.waits.values()) for call in calls["walk"]} == {2}
+
+
+def test_a_large_tree_is_walked_by_groups_of_likely_nodes(
+    tmp_path: Path, calls: dict[str, list[Call]]
+) -> None:
+    _run(tmp_path / "model", "greedy", budget=48)
+    waits = [sum(call.waits.values()) for call in calls["walk"]]
+    assert sum(waits) * 5 < TOKENS, "a draft that is the target guesses all, sixteen nodes a group"
+
+
+def test_layers_of_a_pass_launch_so_much_each(tmp_path: Path, calls: dict[str, list[Call]]) -> None:
+    launches = []
+    for layers in (2, 4):
+        calls.clear()
+        _run(tmp_path / str(layers), "greedy", layers)
+        last = calls["pass"][-1]
+        launches.append(last.launches)
+        assert sum(last.waits.values()) == 1, "for the ids of the embedding, whose rows are on disk"
+    assert launches[1] - launches[0] == 2 * 40
