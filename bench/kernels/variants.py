@@ -63,7 +63,8 @@ def few() -> Iterator[Variant]:
     """One call of each operation, as a Llama 3 8B in NF4 leads to."""
     yield from _attention((128, 128), 4, torch.bfloat16, 16)
     yield next(_linear(torch.bfloat16, (16,)))
-    yield from (variant for variant in _sampling(torch.bfloat16, (8,)) if variant.name.endswith("noisy"))
+    chosen = _sampling(torch.bfloat16, (8,))
+    yield from (variant for variant in chosen if variant.name.endswith("noisy") or variant.op == "noise")
     yield next(_format("nf4", torch.bfloat16))
     yield next(_scan(128, 128, decays=1))
     yield next(_conv(torch.bfloat16))
