@@ -56,6 +56,13 @@ class TreeContext:
         empty = torch.zeros(0, 0, dtype=torch.bool, device=device)
         return cls(prefix=0, position=torch.arange(rows, device=device), causal=rows, ancestors=empty)
 
+    def on(self, device: torch.device) -> "TreeContext":
+        """The same pass for layers on that device, itself where it is there."""
+        if self.position.device == device:
+            return self
+        position, ancestors = self.position.to(device), self.ancestors.to(device)
+        return TreeContext(self.prefix, position, self.causal, ancestors, self.exact, masked=self.masked)
+
     def tree_mask(self, start: int, end: int) -> TreeMask:
         """What rows start to end, counted behind the prefix, may look at; kept for the next layer."""
         if (start, end) not in self._masks:

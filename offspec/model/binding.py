@@ -25,7 +25,8 @@ class Binder:
 
     `realise` makes all tensors, in the dtype and on the device that the model computes with: views of the
     slot where the bytes are already right, copies where they must be converted, fused or unpacked. `attach`
-    leaves packed weights packed: their values are made when their module runs.
+    leaves packed weights packed: their values are made when their module runs. device: where its modules are
+    computed, which may be set before there is any weight.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class Binder:
         self.prefix = prefix  # what the names of these parameters begin with inside the model
         self._model = model
         self.recipes = recipes
-        self._device = device
+        self.device = device
         self._homes = {parameter: _home(model, parameter) for recipe in recipes for parameter in recipe.names}
         self._meta = {parameter: _get(home) for parameter, home in self._homes.items()}
         self._memory: torch.Tensor | None = None  # what packed weights are attached to
@@ -134,7 +135,7 @@ class Binder:
         """
         if not self._any_packed:
             return self._made(memory, self.recipes, self._empty)
-        made = self._made(memory.to(self._device), self.recipes, self._empty)  # unpacked where it is used
+        made = self._made(memory.to(self.device), self.recipes, self._empty)  # unpacked where it is used
         # A view of a norm would keep the whole packed layer in memory.
         stored = memory.untyped_storage().data_ptr()
         return {
@@ -143,7 +144,7 @@ class Binder:
         }
 
     def _empty(self, count: int) -> torch.Tensor:
-        return torch.empty(count, dtype=self._model.dtype, device=self._device)
+        return torch.empty(count, dtype=self._model.dtype, device=self.device)
 
     def _made(
         self, memory: torch.Tensor, recipes: list[WeightRecipe], out: Callable[[int], torch.Tensor]
@@ -155,7 +156,7 @@ class Binder:
                 for weight, _ in recipe.sources
             }
             for name, tensor in recipe.realise(sources, self._model).items():
-                made[name] = tensor.to(device=self._device, dtype=self._meta[name].dtype)
+                made[name] = tensor.to(device=self.device, dtype=self._meta[name].dtype)
         return made
 
     def attach(self, memory: torch.Tensor) -> None:

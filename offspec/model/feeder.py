@@ -1,6 +1,6 @@
 """Gives every layer its weights just before it runs: resident ones once, the others from the stream."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -21,10 +21,11 @@ from offspec_planners.placement import Placement, Tier
 class LayerFeeder:
     """Binds layer i on `enter(i)` and takes its weights away again on `leave(i)`.
 
-    binders: one per layer. blocks: the units of a head that streams, which follow the last layer. With a
-    device that has memory of its own, or with layers in the host tier, a second ring of copies lies between
-    the disk's ring and the layers. scratch: what packed weights are unpacked in, a module at a time; without
-    it layers that stay are unpacked as they are loaded, and none may stream packed.
+    binders: one per layer, on the device that computes it. blocks: the units of a head that streams, which
+    follow the last layer. With a device that has memory of its own, or with layers in the host tier, a second
+    ring of copies lies between the disk's ring and the layers. scratches: by device, what packed weights are
+    unpacked in, a module at a time; without any, layers that stay are unpacked as they are loaded, and none
+    may stream packed.
     """
 
     def __init__(
@@ -35,11 +36,11 @@ class LayerFeeder:
         reader: DirectReader,
         device: torch.device,
         timeline: Timeline = OFF,
-        scratch: Scratch | None = None,
+        scratches: Mapping[torch.device, Scratch] | None = None,
     ) -> None:
-        self._binders, self._placement, self._scratch = binders, placement, scratch
+        self._binders, self._placement, self._scratches = binders, placement, dict(scratches or {})
         self._reader, self._device, self._timeline = reader, device, timeline
-        streamed = [layer for layer, tier in enumerate(placement.tiers) if tier is not Tier.DEVICE]
+        streamed = [layer for layer, tier in enumerate(placement.tiers) if tier.streams]
         self._order = {layer: unit for unit, layer in enumerate(streamed)}
         self._units = [binders[layer].layout for layer in streamed] + list(blocks)
         self._tiers = [placement.tiers[layer] for layer in streamed] + [placement.head] * len(blocks)
@@ -51,7 +52,7 @@ class LayerFeeder:
 
     @property
     def resident(self) -> tuple[int, ...]:
-        """Layers that have their weights at all times, and may run outside their turn."""
+        """Layers that have their weights on the device at all times, and may run outside their turn."""
         return tuple(self._placement.resident)
 
     def load(self, progress: Callable[[int, int], None]) -> None:
@@ -59,23 +60,23 @@ class LayerFeeder:
 
         Raises StreamError, CapacityError; `close` frees what there is by then.
         """
-        layers = self._placement.resident
+        layers = [layer for layer, tier in enumerate(self._placement.tiers) if not tier.streams]
         hosted = [unit for unit, tier in enumerate(self._tiers) if tier is Tier.HOST]
         total = sum(self._binders[layer].layout.nbytes for layer in layers)
         total += sum(self._units[unit].nbytes for unit in hosted)
         done = 0
-        if self._scratch is not None:
+        if self._scratches:
             for binder in self._binders:
-                binder.install(self._scratch)
+                binder.install(self._scratches[binder.device])
         for layer in layers:
             binder = self._binders[layer]
             # The parameters are views that keep this memory alive; where they are copies, it is freed.
             with self._timeline.span("load", binder.layout.name):
-                memory = read_unit(binder.layout, self._reader).tensor.to(self._device)
-                if self._scratch is None:
-                    binder.bind(binder.realise(memory))
-                else:
+                memory = read_unit(binder.layout, self._reader).tensor.to(binder.device)
+                if self._scratches:
                     binder.attach(memory)
+                else:
+                    binder.bind(binder.realise(memory))
             done += binder.layout.nbytes
             progress(done, total)
         for unit in hosted:
@@ -164,8 +165,8 @@ class LayerFeeder:
     def recover(self) -> None:
         """After a pass was broken off: make the stream usable for the next."""
         self._span = None
-        if self._scratch is not None:
-            self._scratch.taken = 0
+        for scratch in self._scratches.values():
+            scratch.taken = 0
         if self._stream is not None:
             self._stream.abandon()
 

@@ -20,7 +20,7 @@ from offspec.model.recurrence import snapshots
 from offspec.model.runner import CHUNK, SMALL_CHUNK
 from offspec.model.tokenizer import TextCodec
 from offspec.plan.placement import Needs, divide, placement_fits
-from offspec_planners.placement import Placement, Tier
+from offspec_planners.placement import Placement, Tier, cpu_layers
 from offspec_planners.plan import Part
 
 # How a draft is held: as stored, as rounded values at 16 bits each, or packed. And where there is no model
@@ -128,7 +128,8 @@ class Opened:
         for held, context in _choices(self, config):
             found: Fit | None = None
             for chunk in (CHUNK, SMALL_CHUNK):
-                needs = _needs(self, config, held, context, chunk)
+                cpu = cpu_layers(len(self.target.layers), config.cpu_layers or 0)
+                needs = _needs(self, config, held, context, chunk, cpu)
                 needs = replace(needs, layers=[int(size * share) for size in needs.layers])
                 try:
                     fit = Fit(context, held[0], divide(self.memory, needs, self.vram), chunk, held[1])
@@ -152,7 +153,7 @@ class Opened:
             return False
         if fit.context > self.target.skeleton.context_length:
             return False
-        needs = _needs(self, config, fit.held, fit.context, fit.chunk)
+        needs = _needs_of(self, config, fit)
         if fit.placement.head is not Tier.DEVICE and not needs.head:
             return False
         return placement_fits(self.memory, needs, fit.placement, self.vram)
@@ -166,13 +167,13 @@ class Opened:
         stays = len(fit.placement.resident) == len(target.layers) and fit.placement.head is Tier.DEVICE
         if not target.is_packed or not stays:
             return False
-        needs = _needs(self, config, fit.held, fit.context, fit.chunk)
+        needs = _needs_of(self, config, fit)
         needs = replace(needs, layers=target.held_bytes, extra=target.held_extra)
         return placement_fits(self.memory, needs, fit.placement, self.vram)
 
     def parts(self, config: EngineConfig, fit: Fit) -> tuple[Part, ...]:
         """All that takes room under an arrangement, and of what stays on disk."""
-        needs, target = _needs(self, config, fit.held, fit.context, fit.chunk), self.target
+        needs, target = _needs_of(self, config, fit), self.target
         layers = target.held_bytes if self.unpacks(config, fit) else target.layer_bytes
         placement, apart = fit.placement, target.device.type != "cpu"
         head = target.head_stored_bytes if placement.head is not Tier.DEVICE else 0
@@ -187,6 +188,7 @@ class Opened:
             ("scratch", Tier.DEVICE, needs.scratch + (needs.logits if head else 0) + max(needs.extra)),
             ("slots", Tier.DEVICE, placement.slots * slot),
             ("staging slots", Tier.HOST, placement.staging * slot),
+            ("caches and scratch", Tier.CPU, needs.beside),
             ("the device's own share", Tier.DEVICE, needs.device_runtime),
         ]
         return tuple(Part(what, tier, size) for what, tier, size in found if size > 0)
@@ -266,8 +268,18 @@ def _modes(opened: Opened, config: EngineConfig) -> list[Held]:
     return [*held, alone] if config.substitutes else held
 
 
-def _needs(opened: Opened, config: EngineConfig, held: Held, context: int, chunk: int) -> Needs:
-    """What takes room with the draft held in this way. chunk: rows of a prompt at a time."""
+def _needs_of(opened: Opened, config: EngineConfig, fit: Fit) -> Needs:
+    """What takes room under an arrangement."""
+    return _needs(opened, config, fit.held, fit.context, fit.chunk, fit.placement.layers(Tier.CPU))
+
+
+def _needs(
+    opened: Opened, config: EngineConfig, held: Held, context: int, chunk: int, cpu: tuple[int, ...]
+) -> Needs:
+    """What takes room with the draft held in this way.
+
+    chunk: rows of a prompt at a time; cpu: layers that the CPU computes beside a device.
+    """
     target, heads = opened.target, opened.heads
     budget = config.budget or 1
     capacity = context + budget
@@ -276,12 +288,14 @@ def _needs(opened: Opened, config: EngineConfig, held: Held, context: int, chunk
     # A substitute drafts with the target's own head, and so do some that are small.
     shares_head = (config.substitutes and rounded) or any(head.shares_head for head in heads)
     rows = context + draft_rows(config)
+    scratch = target.scratch_bytes(capacity, capacity, chunk)
+    on_cpu = target.cache_bytes(capacity, cpu)
     drawn = budget if config.verify == "sequoia" else 0  # nodes whose distributions are kept for the walk
     return Needs(
         runtime=opened.runtime,
         rest=target.rest_bytes,
-        caches=target.cache_bytes(capacity) + target.state_bytes(budget, snapshots.MOST),
-        scratch=target.scratch_bytes(capacity, capacity, chunk)
+        caches=target.cache_bytes(capacity) - on_cpu + target.state_bytes(budget, snapshots.MOST),
+        scratch=scratch
         + (64 + 3 * (config.width or WIDEST) + drawn) * 4 * vocabulary
         + _features_bytes(target, heads, capacity),
         draft=draft_bytes(held, opened.draft, config, context) + sum(head.nbytes(rows) for head in heads),
@@ -291,6 +305,9 @@ def _needs(opened: Opened, config: EngineConfig, held: Held, context: int, chunk
         block=target.head_block_bytes,
         logits=2 * max(budget, 2) * vocabulary * target.dtype.itemsize,
         device_runtime=devices.RUNTIME + devices.SLACK if target.device.type == "cuda" else 0,
+        cpu=cpu,
+        # What layers carry from token to token is counted twice: which of them do is not known here.
+        beside=on_cpu + scratch + target.state_bytes(budget, snapshots.MOST) if cpu else 0,
     )
 
 

@@ -39,6 +39,12 @@ def plan_for_hardware(config: EngineConfig, hardware: Hardware) -> Plan:
     """
     if config.device == "cuda" and hardware.link is None:
         raise RequestError(f"{hardware.name} has no GPU; leave out --device")
+    if config.cpu_layers and hardware.link is None:
+        raise RequestError(f"{hardware.name} has no GPU; leave out --cpu-layers")
+    if config.cpu_layers and hardware.host is None:
+        raise RequestError(
+            f"the profile of {hardware.name} says nothing of its CPU: add a host, or leave out --cpu-layers"
+        )
     config = replace(config, device="cpu" if hardware.link is None else "cuda")
     target, fingerprint = imagine(config.model, getattr(torch, config.dtype), torch.device(config.device))
     plans, failure = list[Plan](), None

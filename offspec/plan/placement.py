@@ -27,7 +27,8 @@ class Needs:
 
     rest counts a head that stays; `head` of it may stream instead, in units of `block` bytes (0 where it
     may not), and its logits for all nodes of a tree then take `logits`. device_runtime is what a device
-    with memory of its own sets aside.
+    with memory of its own sets aside. cpu: layers that the CPU computes beside it, for which `beside` is
+    needed in RAM besides their weights, and whose caches `caches` does not count.
     """
 
     runtime: int
@@ -41,6 +42,8 @@ class Needs:
     block: int = 0
     logits: int = 0
     device_runtime: int = 0
+    cpu: tuple[int, ...] = ()
+    beside: int = 0
 
     @property
     def passing(self) -> int:
@@ -94,7 +97,7 @@ def placement_fits(memory: int, needs: Needs, placement: Placement, device_memor
     if device_memory is None:
         return device <= usable - wanted.weights_aside
     aside = wanted.device_runtime + wanted.weights_aside
-    return device <= device_memory - aside and host <= usable - wanted.passing
+    return device <= device_memory - aside and host <= usable - wanted.passing - wanted.beside
 
 
 def _place(memory: int, needs: Needs, sizes: Sizes, device_memory: int | None) -> Placement:
@@ -102,7 +105,8 @@ def _place(memory: int, needs: Needs, sizes: Sizes, device_memory: int | None) -
     if device_memory is None:
         return place_layers(sizes, usable - needs.weights_aside)
     aside = needs.device_runtime + needs.weights_aside
-    return place_on_device(sizes, device_memory - aside, usable - needs.passing)
+    host = usable - needs.passing - needs.beside
+    return place_on_device(sizes, device_memory - aside, host, cpu=needs.cpu)
 
 
 def _cramped(placement: Placement) -> bool:
@@ -133,6 +137,7 @@ def _too_small(given: int, needs: Needs, error: TooSmallError, apart: bool) -> C
     if not on_device:
         parts["Python and libraries"] = needs.runtime + MARGIN
         parts["on its way to the device"] = needs.passing if apart else 0
+        parts["computing on the CPU"] = needs.beside
     if on_device or not apart:
         parts |= {
             "the device's own share": needs.device_runtime,
@@ -141,17 +146,20 @@ def _too_small(given: int, needs: Needs, error: TooSmallError, apart: bool) -> C
             "activations": needs.scratch,
             "the draft": needs.draft,
         }
-    parts["two layers"] = error.needed
+    own = sum(needs.layers[layer] + needs.extra[layer] for layer in needs.cpu) if not on_device else 0
+    parts["layers of the CPU"] = own
+    parts["two layers"] = error.needed - own
     least = sum(parts.values())
     if not on_device:
         parts["the kernel"] = int(least / (1 - _KERNEL_SHARE)) + 2 - least
         least += parts["the kernel"]
     listing = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
     kind, option = ("device memory", "--vram") if on_device else ("memory", "--memory")
+    fewer = " or --cpu-layers" if own else ""
     return CapacityError(
         f"{format_bytes(given)} of {kind} is too little: the least that would do is "
         f"{format_bytes(-(-least // 10**7) * 10**7)} ({listing}); "
-        f"give more {option} or ask for less --context",
+        f"give more {option} or ask for less --context{fewer}",
         needed=least,
         given=given,
     )

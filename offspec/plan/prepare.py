@@ -26,6 +26,7 @@ from offspec.plan.make import acceptance_for, measure, plan_by
 from offspec.plan.policy import DraftPolicy
 from offspec.plan.records import DraftRecord
 from offspec_planners.measured_costs import MeasuredCosts
+from offspec_planners.placement import Tier
 from offspec_planners.plan import Plan
 
 
@@ -146,6 +147,9 @@ def _as_planned(config: EngineConfig, plan: Plan) -> EngineConfig:
     ):
         if given not in (usual, planned):
             raise PlanError(f"the plan has {name} {planned}, not {given}: leave out --{name}, or the plan")
+    beside = len(plan.placement.layers(Tier.CPU))
+    if config.cpu_layers not in (None, beside):
+        raise PlanError(f"the plan has cpu-layers {beside}, not {config.cpu_layers}: leave out --cpu-layers")
     draft = plan.draft if config.draft == AUTO else config.draft
     # A substitute's bits are chosen anew should the plan not fit, those of a named draft are the user's.
     rounded = drafts and not {AUTO, SUBSTITUTE} & set(read_drafts(draft))
@@ -155,6 +159,7 @@ def _as_planned(config: EngineConfig, plan: Plan) -> EngineConfig:
         draft_bits=cast(DraftBits, plan.draft_bits) if rounded else config.draft_bits,
         memory=config.memory or min(plan.memory, memory.available_bytes() + memory.resident_bytes()),
         vram=config.vram or plan.vram,
+        cpu_layers=beside,
         context=plan.context,
         device=plan.device,
         dtype=cast(Dtype, plan.dtype),
@@ -181,6 +186,7 @@ def plan_key(opened: Opened) -> str:
         opened.runtime,
         config.memory,
         config.vram,
+        config.cpu_layers,
         config.device,
         config.dtype,
         config.context,

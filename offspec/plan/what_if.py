@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from offspec.core.config import EngineConfig, format_bytes
 from offspec.core.errors import CapacityError
+from offspec.plan.beside import fastest_cpu_layers
 from offspec.plan.fit import Fit, Opened
 from offspec_planners.acceptance import Calibration
 from offspec_planners.cost import ModelSizes, Pricing
@@ -32,7 +33,7 @@ class WhatIfs:
     ) -> None:
         self._opened, self._config, self._fit = opened, config, fit
         self._pricing, self._target, self._calibration = pricing, target, calibration
-        self._chosen = chosen.choice
+        self._chosen, self._outlook = chosen.choice, chosen
         self._placed = fit.placement
 
     def rows(self) -> tuple[WhatIf, ...]:
@@ -44,6 +45,7 @@ class WhatIfs:
                 *self._memory(),
                 WhatIf("a link twice as fast", self._speed(pricing=self._pricing.with_faster_link(2.0)), ""),
                 *self._packed(),
+                *self._beside(),
                 *rows,
             ]
         return tuple(rows)
@@ -90,6 +92,19 @@ class WhatIfs:
                 note = f"`offspec pack --to {name}`; another model, a little less exact"
                 rows.append(WhatIf(f"the target packed to {name}", speed, note))
         return rows
+
+    def _beside(self) -> list[WhatIf]:
+        """Layers computed by the CPU, where that was left to be chosen and none is."""
+        config = self._config
+        if config.cpu_layers or self._placed.layers(Tier.CPU):
+            return []
+        layers = fastest_cpu_layers(self._opened, config, self._pricing, self._target, self._outlook)
+        if not layers:
+            return []
+        fit = self._opened.fit(replace(config, cpu_layers=layers))
+        change, speed = f"{layers} layers computed by the CPU", self._speed(fit=fit)
+        note = f"`--cpu-layers {layers}`; in bfloat16 other answers, since a CPU rounds in another way"
+        return [WhatIf(change, speed, note)]
 
     def _plain(self) -> float:
         alone = self._opened.alone().fit(replace(self._config, budget=1, width=1))

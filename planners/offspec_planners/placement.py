@@ -13,13 +13,19 @@ from offspec_planners.json_fields import Whole
 class Tier(StrEnum):
     """Where a layer's weights are between two passes, the fastest first.
 
-    DEVICE: where they are computed with (on a CPU that is its RAM). HOST: RAM, copied to the device once a
-    pass. DISK: read once a pass.
+    DEVICE: where they are computed with (on a CPU that is its RAM). CPU: RAM beside a device with memory of
+    its own, computed there by the CPU. HOST: RAM, copied to the device once a pass. DISK: read once a pass.
     """
 
     DEVICE = "device"
+    CPU = "cpu"
     HOST = "host"
     DISK = "disk"
+
+    @property
+    def streams(self) -> bool:
+        """Whether weights come to the device in every pass."""
+        return self in (Tier.HOST, Tier.DISK)
 
 
 class TooSmallError(ValueError):
@@ -106,17 +112,19 @@ def place_layers(sizes: Sizes, memory: int, *, slots: int = 3) -> Placement:
     Raises:
         TooSmallError: Not even the smallest ring fits.
     """
-    resident, ring = _fill(sizes, memory, slots)
+    resident, ring = _fill(sizes, memory, slots, range(len(sizes.layers)))
     head = Tier.DISK if sizes.head else Tier.DEVICE
     return Placement.in_memory(len(sizes.layers), resident, ring, head)
 
 
-def place_on_device(sizes: Sizes, device: int, host: int, *, slots: int = 3, staging: int = 3) -> Placement:
+def place_on_device(
+    sizes: Sizes, device: int, host: int, *, slots: int = 3, staging: int = 3, cpu: Sequence[int] = ()
+) -> Placement:
     """Place layers on a device with memory of its own, over RAM, over disk.
 
-    The device keeps a ring and as many layers as fit beside it; RAM keeps as many of the rest as fit; the
-    others are read from disk, spread evenly among those that come from RAM, so that the disk has time while
-    those are copied.
+    The device keeps a ring and as many layers as fit beside it; RAM keeps those that the CPU computes, and as
+    many of the rest as fit; the others are read from disk, spread evenly among those that come from RAM, so
+    that the disk has time while those are copied.
 
     Args:
         sizes: Bytes of layers, slots and head.
@@ -124,19 +132,26 @@ def place_on_device(sizes: Sizes, device: int, host: int, *, slots: int = 3, sta
         host: Bytes of RAM.
         slots: Slots of the device's ring where there is room; at least 2 are placed. Default 3.
         staging: Slots in RAM that layers from disk pass through; at least 2 are placed. Default 3.
+        cpu: Layers that the CPU computes. Default none.
 
     Raises:
         TooSmallError: Not even the smallest arrangement fits; names the memory.
     """
-    count = len(sizes.layers)
-    resident, ring = _fill(sizes, device, slots)
-    tiers = [Tier.DEVICE if layer in set(resident) else Tier.HOST for layer in range(count)]
+    count, given = len(sizes.layers), host
+    own = sum(sizes.kept(layer) for layer in cpu)
+    host -= own
+    resident, ring = _fill(sizes, device, slots, [layer for layer in range(count) if layer not in set(cpu)])
+    tiers = [Tier.HOST] * count
+    for tier, layers in ((Tier.DEVICE, resident), (Tier.CPU, cpu)):
+        for layer in layers:
+            tiers[layer] = tier
     head = Tier.HOST if sizes.head else Tier.DEVICE
     rest = [layer for layer in range(count) if tiers[layer] is Tier.HOST]
-    if sum(sizes.layers[layer] for layer in rest) + sizes.head <= host:
+    waiting = sum(sizes.layers[layer] for layer in rest) + sizes.head
+    if waiting <= host:
         return Placement(tuple(tiers), ring, 0, head)
     if host < 2 * sizes.slot:
-        raise TooSmallError(2 * sizes.slot, host, Tier.HOST)
+        raise TooSmallError(own + min(2 * sizes.slot, waiting), given, Tier.HOST)
     stages = staging if host >= staging * sizes.slot else 2
     room = host - stages * sizes.slot
     if sizes.head > room:
@@ -152,12 +167,13 @@ def place_on_device(sizes: Sizes, device: int, host: int, *, slots: int = 3, sta
 
 def taken(sizes: Sizes, placement: Placement) -> tuple[int, int]:
     """(bytes of the memory that is computed from, bytes of the RAM behind it) that a placement takes."""
-    layers_stream = len(placement.resident) < len(placement.tiers)
+    layers_stream = any(tier.streams for tier in placement.tiers)
     slot = sizes.slot if layers_stream else sizes.block
     device = sum(sizes.kept(layer) for layer in placement.resident) + placement.slots * slot
     if layers_stream:
         device += max(sizes.extra)
     host = sum(sizes.layers[layer] for layer in placement.layers(Tier.HOST))
+    host += sum(sizes.kept(layer) for layer in placement.layers(Tier.CPU))
     host += placement.staging * slot + (sizes.head if placement.head is Tier.HOST else 0)
     return device, host
 
@@ -167,19 +183,28 @@ def spread(count: int, chosen: int) -> list[int]:
     return [int((place + 0.5) * count / chosen) for place in range(chosen)]
 
 
-def _fill(sizes: Sizes, memory: int, slots: int) -> tuple[list[int], int]:
-    """The layers that stay in `memory` bytes, and the slots of the ring beside them."""
-    count = len(sizes.layers)
+def cpu_layers(count: int, wanted: int) -> tuple[int, ...]:
+    """Which of `count` layers the CPU computes where it is to compute `wanted` of them.
+
+    They depend on nothing else, since a CPU rounds in another way than a GPU does. Spread evenly, they leave
+    the link time to fill the ring again while each of them is computed.
+    """
+    return tuple(spread(count, min(wanted, count)))
+
+
+def _fill(sizes: Sizes, memory: int, slots: int, layers: Sequence[int]) -> tuple[list[int], int]:
+    """Those of `layers` that stay in `memory` bytes, and the slots of the ring beside them."""
     # A head that streams needs slots even where every layer stays.
-    whole = sum(sizes.kept(layer) for layer in range(count)) + 2 * sizes.block
+    whole = sum(sizes.kept(layer) for layer in layers) + 2 * sizes.block
     if whole <= memory:
-        return list(range(count)), 2 if sizes.head else 0
+        return list(layers), 2 if sizes.head else 0
     scratch = max(sizes.extra)
     smallest = 2 * sizes.slot + scratch
     if smallest > memory:
         raise TooSmallError(min(smallest, whole), memory)
     ring = next(n for n in range(max(slots, 2), 1, -1) if n * sizes.slot + scratch <= memory)
     room = memory - ring * sizes.slot - scratch
-    fitting = min(room // max(sizes.kept(layer) for layer in range(count)), max(count - ring, 0))
+    count = len(layers)
+    fitting = min(room // max(map(sizes.kept, layers)), max(count - ring, 0)) if layers else 0
     units = count - fitting + (1 if sizes.head else 0)
-    return spread(count, fitting), min(ring, units)
+    return [layers[place] for place in spread(count, fitting)], min(ring, units)

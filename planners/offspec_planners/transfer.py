@@ -38,12 +38,8 @@ def streamed_units(layers: Sequence[int], head: int, placement: Placement) -> li
         head: Bytes of the output head.
         placement: Where they are.
     """
-    units = [
-        Unit(size, tier)
-        for size, tier in zip(layers, placement.tiers, strict=True)
-        if tier is not Tier.DEVICE
-    ]
-    if placement.head is not Tier.DEVICE:
+    units = [Unit(size, tier) for size, tier in zip(layers, placement.tiers, strict=True) if tier.streams]
+    if placement.head.streams:
         units += [Unit(size, placement.head) for size in _blocks(head, max(layers))]
     return units
 
@@ -90,17 +86,27 @@ def measured_links(units: Sequence[Unit], placement: Placement, rate: float) -> 
     return Links(rate * sum(unit.size for unit in units if unit.tier is Tier.DISK) / total, math.inf)
 
 
-def edge_layers(placement: Placement, layers: Sequence[int], head: int, head_layers: float) -> float:
+def edge_layers(
+    placement: Placement, layers: Sequence[int], head: int, head_layers: float, cpu: float = 1.0
+) -> float:
     """Layers that are computed up to the first unit that streams, and from the last one on, these included.
 
-    No link time is beside them where the rings are full when a pass begins. head_layers: what the head
-    counts for where it streams.
+    No link time is beside them where the rings are full when a pass begins.
+
+    Args:
+        placement: Where the layers are.
+        layers: Bytes of each layer.
+        head: Bytes of the output head.
+        head_layers: What the head counts for where it streams.
+        cpu: What a layer counts for that the CPU computes.
     """
-    streamed = [index for index, tier in enumerate(placement.tiers) if tier is not Tier.DEVICE]
-    count = len(placement.tiers)
-    if placement.head is Tier.DEVICE:
-        first, last = (streamed[0], streamed[-1]) if streamed else (count, count)
-        return float(first + 1 + count - last) if first < last else float(count)
+    streamed = [index for index, tier in enumerate(placement.tiers) if tier.streams]
+    counts = [cpu if tier is Tier.CPU else 1.0 for tier in placement.tiers]
+    every = sum(counts)
+    if not placement.head.streams:
+        if not streamed or streamed[0] == streamed[-1]:
+            return every
+        return sum(counts[: streamed[0] + 1]) + sum(counts[streamed[-1] :])
     blocks = _blocks(head, max(layers))
-    before = streamed[0] + 1.0 if streamed else count + head_layers * blocks[0] / head
-    return min(before + head_layers * blocks[-1] / head, count + head_layers)
+    before = sum(counts[: streamed[0] + 1]) if streamed else every + head_layers * blocks[0] / head
+    return min(before + head_layers * blocks[-1] / head, every + head_layers)

@@ -41,9 +41,9 @@ def test_tokens_are_those_of_the_cpu(family: str, draft: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("head", [Tier.DEVICE, Tier.HOST, Tier.DISK])
-@pytest.mark.parametrize("tiers", ["vvvvv", "hhhhh", "ddddd", "vhdhv", "dhdvd"])
+@pytest.mark.parametrize("tiers", ["vvvvv", "hhhhh", "ddddd", "vhdhv", "dhdvd", "ccccc", "vchdc", "hccvd"])
 def test_every_tier_says_the_same(tiers: str, head: Tier, tmp_path: Path) -> None:
-    names = {"v": Tier.DEVICE, "h": Tier.HOST, "d": Tier.DISK}
+    names = {"v": Tier.DEVICE, "c": Tier.CPU, "h": Tier.HOST, "d": Tier.DISK}
     model = write_model(tmp_path / "model", num_hidden_layers=5)
     params = SamplingParams(max_tokens=20, ignore_eos=True)
     expected = reference(model, PROMPT, 20)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from offspec_planners.plan import Plan
     from offspec_planners.plan.validation import Validation
 
-_CELLS = {Tier.DEVICE: ("█", "#"), Tier.HOST: ("▒", "+"), Tier.DISK: ("░", ".")}
-_STYLES = {Tier.DEVICE: "green", Tier.HOST: "yellow", Tier.DISK: "blue"}
+_CELLS = {Tier.DEVICE: ("█", "#"), Tier.CPU: ("▓", "%"), Tier.HOST: ("▒", "+"), Tier.DISK: ("░", ".")}
+_STYLES = {Tier.DEVICE: "green", Tier.CPU: "magenta", Tier.HOST: "yellow", Tier.DISK: "blue"}
 _CURVE = 90  # columns beyond which a curve only gets flatter
 _DRAFT_MODES = {
     "full": "as it is stored",
@@ -108,8 +108,9 @@ def _legend(plan: "Plan", layout: PageLayout) -> Text:
         holds = [f"{count} {'layer' if count == 1 else 'layers'}"] if count else []
         holds += ["the head"] if head else []
         if holds:
+            name = plan.memory_name(tier) + (", computed by the CPU" if tier is Tier.CPU else "")
             cell = (_CELLS[tier][layout.ascii_only], _STYLES[tier])
-            entries.append(Text.assemble(cell, f" {plan.memory_name(tier)}: {' and '.join(holds)}"))
+            entries.append(Text.assemble(cell, f" {name}: {' and '.join(holds)}"))
     return Text("  ") + Text("\n  " if layout.narrow else "   ").join(entries)
 
 
@@ -121,7 +122,8 @@ def _parts(plan: "Plan", layout: PageLayout) -> ConsoleRenderable:
         parts = [part for part in plan.parts if plan.memory_name(part.tier) == where]
         for part in parts:
             count = f"{len(plan.placement.layers(Tier(part.tier)))} " if part.what == "layers" else ""
-            table.add_row(plain(count + part.what), where, format_bytes(part.bytes))
+            what = count + part.what + (" of the CPU" if part.tier == Tier.CPU else "")
+            table.add_row(plain(what), where, format_bytes(part.bytes))
         if parts and most is not None:
             share = f"{format_bytes(sum(part.bytes for part in parts))} of {format_bytes(most)}"
             table.add_row("in all", where, share, style="bold")

@@ -98,7 +98,7 @@ class Plan:
         """What a person calls a tier on this machine: RAM, VRAM or disk."""
         if tier == Tier.DISK:
             return "disk"
-        return "RAM" if tier == Tier.HOST or self.vram is None else "VRAM"
+        return "RAM" if tier in (Tier.HOST, Tier.CPU) or self.vram is None else "VRAM"
 
     def streamed(self, *tiers: Tier) -> int:
         """Bytes of layers and head that leave these tiers in every pass."""
@@ -153,7 +153,7 @@ class Plan:
         apart, rounded = self.vram is not None, self.draft_mode in ("expanded", "packed")
         tiers, head = self.placement.tiers, self.placement.head
         used = {*tiers, head}
-        streams, staged = used != {Tier.DEVICE}, apart and Tier.DISK in used
+        streams, staged = any(tier.streams for tier in used), apart and Tier.DISK in used
         if apart == (self.device == "cpu"):
             should = "null, since the device is a CPU" if apart else "a number of bytes, since the device is "
             complain("vram", self.vram, should if apart else should + self.device)
@@ -161,12 +161,14 @@ class Plan:
             complain("draft_bits", self.draft_bits, f"2, 3 or 4, since the draft is {self.draft_mode}")
         if not rounded and self.draft_bits != 16:
             complain("draft_bits", self.draft_bits, f'16, since draft_mode is "{self.draft_mode}"')
-        if not apart and Tier.HOST in tiers:
+        if not apart and not {Tier.HOST, Tier.CPU}.isdisjoint(tiers):
             complain("placement.tiers", tiers, 'made of "device" and "disk", since a CPU computes in RAM')
+        if head is Tier.CPU:
+            complain("placement.head", head, '"device", "host" or "disk"')
         if not apart and head is Tier.HOST:
             complain("placement.head", head, '"device" or "disk", since a CPU computes in RAM')
         if streams != (self.placement.slots > 0):
-            should = "0 where all is on the device, and above 0 where anything streams"
+            should = "0 where nothing streams, and above 0 where anything does"
             complain("placement.slots", self.placement.slots, should)
         if staged != (self.placement.staging > 0):
             should = "above 0 where anything comes from disk to a GPU, and else 0"

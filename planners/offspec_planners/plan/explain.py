@@ -48,9 +48,14 @@ def _where_layers_are(plan: Plan) -> str:
     tiers, count = plan.placement.tiers, len(plan.placement.tiers)
     held = [(tier, len(plan.placement.layers(tier))) for tier in Tier if tier in tiers]
     if len(held) == 1:
-        verb = "are on" if held[0][0] is Tier.DISK else "stay in"
+        verb = {Tier.DISK: "are on", Tier.CPU: "are computed by the CPU in"}.get(held[0][0], "stay in")
         return f"All {count} layers {verb} {plan.memory_name(held[0][0])}."
-    words = {Tier.DEVICE: "stay in", Tier.HOST: "wait in", Tier.DISK: "come from"}
+    words = {
+        Tier.DEVICE: "stay in",
+        Tier.CPU: "are computed by the CPU in",
+        Tier.HOST: "wait in",
+        Tier.DISK: "come from",
+    }
     clauses = [f"{number} {words[tier]} {plan.memory_name(tier)}" for tier, number in held]
     listing = ", ".join(clauses[:-1]) + f" and {clauses[-1]}"
     return f"Of {count} layers {listing}, spread evenly, so that slots fill while those between compute."
