@@ -247,7 +247,8 @@ class EngineConfig:
         cpu_layers: Layers of the target that stay in RAM and are computed by the CPU, beside a GPU that
             computes the others. A CPU rounds in another way: in bfloat16 answers depend on this number. None:
             in float32 as many as a plan says is fastest, in bfloat16 none.
-        device: "cpu", "cuda" or "cuda:1": where the target is computed.
+        device: "cpu", "cuda" or "cuda:1": where the target is computed; "cuda:0,cuda:1" or "all": on several
+            GPUs, which share its layers; `vram` is of each.
         dtype: "bfloat16" or "float32", of the values that are computed with.
         budget: Most nodes verified in a pass. None: what a plan says is fastest, measured once and kept.
         width: Most nodes that a draft step expands. None: the plan's.

@@ -45,8 +45,11 @@ class LoadedModel(OpenedModel):
         dtype: torch.dtype,
         device: torch.device,
         timeline: Timeline = OFF,
+        more: Sequence[torch.device] = (),
     ) -> None:
+        """more: further GPUs that layers may be computed on."""
         super().__init__(folder, tensors, dtype, device)
+        self.devices = (device, *more)
         self.timeline = timeline
         self._scratches: dict[torch.device, Scratch] = {}
         self._reader = DirectReader(*checksums(folder))
@@ -138,8 +141,8 @@ class LoadedModel(OpenedModel):
 
     def _settle_places(self, placement: Placement) -> list[torch.device]:
         """Where each layer is computed."""
-        for binder, tier in zip(self.layers, placement.tiers, strict=True):
-            binder.device = _CPU if tier is Tier.CPU else self.device
+        for layer, (binder, tier) in enumerate(zip(self.layers, placement.tiers, strict=True)):
+            binder.device = _CPU if tier is Tier.CPU else self.devices[placement.gpu_of(layer)]
         return [binder.device for binder in self.layers]
 
     def load_rounded(

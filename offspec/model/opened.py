@@ -183,6 +183,10 @@ class OpenedModel:
         every = kept if layers is None else [kept[layer] for layer in layers if layer < len(kept)]
         return capacity * sum(every) * self.dtype.itemsize
 
+    def layer_cache_bytes(self, capacity: int) -> int:
+        """The same of the layer that takes most."""
+        return capacity * max(self.skeleton.rows.kept, default=0) * self.dtype.itemsize
+
     def state_bytes(self, rows: int, snapshots: int) -> int:
         """Bytes of what layers carry from token to token, with a tree of `rows` rows behind it."""
         kept, item = self.skeleton.rows, self.dtype.itemsize

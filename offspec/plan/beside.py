@@ -9,7 +9,7 @@ from offspec.plan.fit import Opened
 from offspec_planners.cost import ModelSizes, Pricing
 from offspec_planners.search import Outlook
 
-_WORTH_IT = 0.9  # of a pass's seconds: layers go to the CPU where less is left of them
+_WORTH_IT = 0.95  # of a pass's seconds: layers go to the CPU where less is left of them
 
 _AFTER = 3  # numbers of layers beyond the best that are tried
 

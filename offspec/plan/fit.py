@@ -73,6 +73,7 @@ class Opened:
         drafts: Models and heads that draft for it.
         memory: Bytes of RAM for the process.
         vram: Bytes of a device with memory of its own, None where the target is computed in RAM.
+        more_vram: Bytes of each further GPU.
         runtime: Bytes that the process takes without any weights.
         asked: What --draft said.
         codec: The target's tokenizer, where the models are to be loaded.
@@ -87,6 +88,7 @@ class Opened:
     runtime: int
     asked: str
     codec: TextCodec | None = None
+    more_vram: tuple[int, ...] = ()
 
     @property
     def draft(self) -> LoadedModel | None:
@@ -179,19 +181,37 @@ class Opened:
         head = target.head_stored_bytes if placement.head is not Tier.DEVICE else 0
         slot = max(*target.layer_bytes, target.head_block_bytes if head else 0)
         found = [("Python and libraries", Tier.HOST if apart else Tier.DEVICE, needs.runtime + MARGIN)]
-        found += [("layers", tier, sum(layers[layer] for layer in placement.layers(tier))) for tier in Tier]
+        below = (Tier.CPU, Tier.HOST, Tier.DISK)
+        found += [("layers", tier, sum(layers[layer] for layer in placement.layers(tier))) for tier in below]
+        first, *others = [
+            (
+                sum(layers[i] for i in placement.resident if placement.gpu_of(i) == gpu),
+                needs.cache * sum(tier is not Tier.CPU for tier in placement.tiers_on(gpu)),
+            )
+            for gpu in range(1 + len(self.more_vram))
+        ]
         found += [
+            ("layers", Tier.DEVICE, first[0]),
             ("head", placement.head, head or target.head_bytes),
             ("norms", Tier.DEVICE, needs.rest - target.head_bytes),
-            ("caches", Tier.DEVICE, needs.caches),
+            ("caches", Tier.DEVICE, needs.caches - needs.cached + first[1] if others else needs.caches),
             ("draft", Tier.DEVICE, needs.draft),
             ("scratch", Tier.DEVICE, needs.scratch + (needs.logits if head else 0) + max(needs.extra)),
             ("slots", Tier.DEVICE, placement.slots * slot),
-            ("staging slots", Tier.HOST, placement.staging * slot),
+            ("staging slots", Tier.HOST, placement.staging * slot * placement.gpu_count),
             ("caches and scratch", Tier.CPU, needs.beside),
             ("the device's own share", Tier.DEVICE, needs.device_runtime),
         ]
-        return tuple(Part(what, tier, size) for what, tier, size in found if size > 0)
+        parts = [Part(what, tier, size) for what, tier, size in found if size > 0]
+        for gpu, (own, caches) in enumerate(others, 1):
+            scratch = self.more_vram[gpu - 1] - needs.more[gpu - 1] - needs.device_runtime + max(needs.extra)
+            slots = placement.slots * slot if any(tier.streams for tier in placement.tiers_on(gpu)) else 0
+            names = ("layers", "caches", "scratch", "slots", "the device's own share")
+            sizes = (own, caches, scratch, slots, needs.device_runtime)
+            parts += [
+                Part(what, Tier.DEVICE, size, gpu) for what, size in zip(names, sizes, strict=True) if size
+            ]
+        return tuple(parts)
 
     def no_room(self, config: EngineConfig) -> str:
         """In a clause, why a substitute was left out, and what to do about it."""
@@ -289,12 +309,14 @@ def _needs(
     shares_head = (config.substitutes and rounded) or any(head.shares_head for head in heads)
     rows = context + draft_rows(config)
     scratch = target.scratch_bytes(capacity, capacity, chunk)
-    on_cpu = target.cache_bytes(capacity, cpu)
+    on_cpu, states = target.cache_bytes(capacity, cpu), target.state_bytes(budget, snapshots.MOST)
+    cached = target.cache_bytes(capacity) - on_cpu
+    device_runtime = devices.RUNTIME + devices.SLACK if target.device.type == "cuda" else 0
     drawn = budget if config.verify == "sequoia" else 0  # nodes whose distributions are kept for the walk
     return Needs(
         runtime=opened.runtime,
         rest=target.rest_bytes,
-        caches=target.cache_bytes(capacity) - on_cpu + target.state_bytes(budget, snapshots.MOST),
+        caches=cached + states,
         scratch=scratch
         + (64 + 3 * (config.width or WIDEST) + drawn) * 4 * vocabulary
         + _features_bytes(target, heads, capacity),
@@ -304,10 +326,13 @@ def _needs(
         head=0 if shares_head else target.head_bytes,
         block=target.head_block_bytes,
         logits=2 * max(budget, 2) * vocabulary * target.dtype.itemsize,
-        device_runtime=devices.RUNTIME + devices.SLACK if target.device.type == "cuda" else 0,
+        device_runtime=device_runtime,
         cpu=cpu,
-        # What layers carry from token to token is counted twice: which of them do is not known here.
-        beside=on_cpu + scratch + target.state_bytes(budget, snapshots.MOST) if cpu else 0,
+        # What layers carry from token to token is counted everywhere: which of them do is not known here.
+        beside=on_cpu + scratch + states if cpu else 0,
+        more=tuple(vram - device_runtime - scratch - states for vram in opened.more_vram),
+        cache=target.layer_cache_bytes(capacity),
+        cached=cached,
     )
 
 

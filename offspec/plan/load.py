@@ -52,13 +52,15 @@ class Assembly:
 
 def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) -> Opened:
     """Open what a configuration names. Raises any OffspecError; on an error nothing stays open."""
-    device, dtype = devices.find_device(config.device), getattr(torch, config.dtype)
+    device, *more = devices.find_devices(config.device)
+    dtype = getattr(torch, config.dtype)
     if config.cpu_layers and device.type == "cpu":
         raise RequestError("--cpu-layers is for use beside a GPU: add --device cuda, or leave it out")
-    vram = devices.claim(device, config.vram)
+    more_vram = tuple(claimed for gpu in more if (claimed := devices.claim(gpu, config.vram)))
+    vram = devices.claim(device, config.vram)  # the last one, which streams and graphs are made on
     given = config.memory or int(0.9 * (memory.available_bytes() + memory.resident_bytes()))
     checkpoint = _open_target(config, notify)
-    target = LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, device, timeline)
+    target = LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, device, timeline, more)
     try:
         codec = TextCodec(load_tokenizer(checkpoint.folder), checkpoint.folder, checkpoint.config)
         opener = DraftOpener(config, checkpoint, target, codec, notify)
@@ -75,7 +77,9 @@ def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) 
     memory.trim()
     runtime = memory.steady_runtime(fresh=any(model.is_loaded for model in _opened))
     _opened.update(loaded)
-    opened = Opened(config, target, checkpoint.fingerprint, drafts, given, vram, runtime, config.draft, codec)
+    opened = Opened(
+        config, target, checkpoint.fingerprint, drafts, given, vram, runtime, config.draft, codec, more_vram
+    )
     if config.drafts != (AUTO,):
         return opened
     try:
@@ -206,4 +210,12 @@ def describe(assembly: Assembly) -> dict[str, Any]:
         "chunk": assembly.target.tree_model.chunk,
         "memory": assembly.memory,
         "vram": assembly.vram,
+        "gpus": [
+            sum(
+                placement.gpu_of(layer) == gpu
+                for layer, tier in enumerate(placement.tiers)
+                if tier != Tier.CPU
+            )
+            for gpu in range(placement.gpu_count)
+        ],
     }

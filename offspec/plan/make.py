@@ -168,6 +168,7 @@ def build_plan(
         dtype=wanted.dtype,
         memory=opened.memory,
         vram=opened.vram,
+        more_vram=opened.more_vram,
         context=fit.context,
         temperature=wanted.temperature,
         draft_mode=fit.draft_mode,

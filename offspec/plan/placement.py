@@ -13,6 +13,7 @@ from offspec_planners.placement import (
     TooSmallError,
     place_layers,
     place_on_device,
+    place_on_devices,
     taken,
 )
 
@@ -28,7 +29,8 @@ class Needs:
     rest counts a head that stays; `head` of it may stream instead, in units of `block` bytes (0 where it
     may not), and its logits for all nodes of a tree then take `logits`. device_runtime is what a device
     with memory of its own sets aside. cpu: layers that the CPU computes beside it, for which `beside` is
-    needed in RAM besides their weights, and whose caches `caches` does not count.
+    needed in RAM besides their weights, and whose caches `caches` does not count. more: what further GPUs
+    have for layers and their caches, of `cache` bytes each, which of `caches` are `cached` in all.
     """
 
     runtime: int
@@ -44,6 +46,9 @@ class Needs:
     device_runtime: int = 0
     cpu: tuple[int, ...] = ()
     beside: int = 0
+    more: tuple[int, ...] = ()
+    cache: int = 0
+    cached: int = 0
 
     @property
     def passing(self) -> int:
@@ -54,6 +59,11 @@ class Needs:
     def weights_aside(self) -> int:
         """Everything but layers and the process itself."""
         return self.rest + self.caches + self.scratch + self.draft
+
+    def rooms(self, device_memory: int) -> list[int]:
+        """Bytes that each GPU has for layers, the first of `device_memory`; of several for caches, too."""
+        first = device_memory - self.device_runtime - self.weights_aside
+        return [first + self.cached, *self.more] if self.more else [first]
 
     def with_streamed_head(self) -> "Needs":
         """The same with the head as the last units of a pass."""
@@ -92,21 +102,24 @@ def divide(memory: int, needs: Needs, device_memory: int | None = None) -> Place
 def placement_fits(memory: int, needs: Needs, placement: Placement, device_memory: int | None = None) -> bool:
     """Whether a placement that was decided elsewhere fits as well; see `divide`."""
     wanted, sizes = list(_heads(needs))[-1 if placement.head is not Tier.DEVICE else 0]
-    device, host = taken(sizes, placement)
+    devices, host = taken(sizes, placement, wanted.cache if wanted.more else 0)
     usable = int(memory * (1 - _KERNEL_SHARE)) - needs.runtime - MARGIN
     if device_memory is None:
-        return device <= usable - wanted.weights_aside
-    aside = wanted.device_runtime + wanted.weights_aside
-    return device <= device_memory - aside and host <= usable - wanted.passing - wanted.beside
+        return devices[0] <= usable - wanted.weights_aside
+    rooms = wanted.rooms(device_memory)
+    if len(devices) > len(rooms) or host > usable - wanted.passing - wanted.beside:
+        return False
+    return all(device <= room for device, room in zip(devices, rooms, strict=False))
 
 
 def _place(memory: int, needs: Needs, sizes: Sizes, device_memory: int | None) -> Placement:
     usable = int(memory * (1 - _KERNEL_SHARE)) - needs.runtime - MARGIN
     if device_memory is None:
         return place_layers(sizes, usable - needs.weights_aside)
-    aside = needs.device_runtime + needs.weights_aside
-    host = usable - needs.passing - needs.beside
-    return place_on_device(sizes, device_memory - aside, host, cpu=needs.cpu)
+    rooms, host = needs.rooms(device_memory), usable - needs.passing - needs.beside
+    if len(rooms) == 1:
+        return place_on_device(sizes, rooms[0], host, cpu=needs.cpu)
+    return place_on_devices(sizes, rooms, host, cache=needs.cache, cpu=needs.cpu)
 
 
 def _cramped(placement: Placement) -> bool:

@@ -17,6 +17,7 @@ from offspec.core.errors import PlanError
 from offspec.core.events import Notice
 from offspec.core.trace import OFF, Timeline
 from offspec.draft.open import Notify
+from offspec.model import device as devices
 from offspec.plan import records as ledger
 from offspec.plan.fit import Opened
 from offspec.plan.hardware_profile import machine_fingerprint
@@ -70,6 +71,7 @@ def prepare(
     Raises:
         OffspecError: See `offspec.core.errors`.
     """
+    config = replace(config, device=devices.resolve(config.device))
     if named is not None:
         named = _as_wished(named, config)
         config = _as_planned(config, named)

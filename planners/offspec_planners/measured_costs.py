@@ -6,7 +6,7 @@ from offspec_planners.cost import ModelSizes, PassCosts, cpu_layer_seconds
 from offspec_planners.hardware import Processor, Rate
 from offspec_planners.json_fields import Points
 from offspec_planners.placement import Placement, Tier
-from offspec_planners.transfer import crossing_seconds, edge_layers, measured_links, streamed_units
+from offspec_planners.transfer import Links, edge_layers, measured_links, slowest_crossing, streamed_units
 
 _PREFIX = 128  # positions behind which passes are measured
 
@@ -52,7 +52,9 @@ class MeasuredCosts:
         link, rest = 0.0, 0.0
         if units and self.link is not None:
             links = measured_links(units, placement, self.link.value)
-            link, rest = crossing_seconds(units, placement, links)
+            if links.copy is not None and placement.gpu_count > 1:  # it was measured over all of their links
+                links = Links(links.read, links.copy / placement.gpu_count)
+            link, rest = slowest_crossing(target.layers, target.head, placement, links)
         head = target.head_weights / target.weights if placement.head is not Tier.DEVICE else 0.0
         around = {rows: seconds + walked * self.walk for rows, seconds in self.outside}
         on_cpu = len(placement.layers(Tier.CPU))

@@ -30,16 +30,23 @@ class Links:
     copy: float | None = None
 
 
-def streamed_units(layers: Sequence[int], head: int, placement: Placement) -> list[Unit]:
+def streamed_units(
+    layers: Sequence[int], head: int, placement: Placement, gpu: int | None = None
+) -> list[Unit]:
     """The units that stream, in the order of a pass.
 
     Args:
         layers: Bytes of each layer.
         head: Bytes of the output head.
         placement: Where they are.
+        gpu: Of several, the one they stream to; all by default.
     """
-    units = [Unit(size, tier) for size, tier in zip(layers, placement.tiers, strict=True) if tier.streams]
-    if placement.head.streams:
+    units = [
+        Unit(layers[layer], tier)
+        for layer, tier in enumerate(placement.tiers)
+        if tier.streams and gpu in (None, placement.gpu_of(layer))
+    ]
+    if placement.head.streams and not gpu:
         units += [Unit(size, placement.head) for size in _blocks(head, max(layers))]
     return units
 
@@ -48,6 +55,24 @@ def _blocks(head: int, most: int) -> list[int]:
     """The head in blocks as large as the largest layer, and one with what is left."""
     whole, left = divmod(head, most)
     return [most] * whole + ([left] if left else [])
+
+
+def slowest_crossing(
+    layers: Sequence[int], head: int, placement: Placement, links: Links
+) -> tuple[float, float]:
+    """`crossing_seconds` to the GPU where it takes longest: each has a link, and they share the disk.
+
+    Args:
+        layers: Bytes of each layer.
+        head: Bytes of the output head.
+        placement: Where they are.
+        links: Bytes per second from disk, and from RAM to each device.
+    """
+    count = placement.gpu_count
+    own = Links(links.read / count, links.copy)
+    each = (streamed_units(layers, head, placement, gpu) for gpu in range(count))
+    found = [crossing_seconds(units, placement, own) for units in each if units]
+    return max((link for link, _ in found), default=0.0), max((rest for _, rest in found), default=0.0)
 
 
 def crossing_seconds(units: Sequence[Unit], placement: Placement, links: Links) -> tuple[float, float]:

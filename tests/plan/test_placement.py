@@ -17,8 +17,10 @@ from offspec_planners.placement import (
     cpu_layers,
     place_layers,
     place_on_device,
+    place_on_devices,
     taken,
 )
+from offspec_planners.transfer import Links, slowest_crossing
 
 
 def _sizes(layers: list[int], grown: int = 0, head: int = 0) -> Sizes:
@@ -134,9 +136,51 @@ def test_layers_of_the_cpu_keep_to_the_budgets_too(
         return
     assert placement.layers(Tier.CPU) == beside and len(set(beside)) == min(wanted, len(layers))
     used = taken(sizes, placement)
-    assert used[0] <= device and used[1] <= host
+    assert used[0][0] <= device and used[1] <= host
     assert used[1] >= sum(sizes.kept(layer) for layer in beside)
     assert (placement.slots > 0) == any(tier.streams for tier in (*placement.tiers, placement.head))
+
+
+@given(
+    _LAYERS,
+    st.integers(0, 50),
+    st.integers(0, 300),
+    st.integers(0, 20),
+    st.lists(st.integers(0, 3000), min_size=2, max_size=4),
+    st.integers(0, 6000),
+    st.integers(0, 10),
+)
+def test_several_gpus_keep_to_their_budgets(
+    layers: list[int], grown: int, head: int, cache: int, rooms: list[int], host: int, wanted: int
+) -> None:
+    sizes, beside = _sizes(layers, grown, head), cpu_layers(len(layers), wanted)
+    try:
+        placement = place_on_devices(sizes, rooms, host, cache=cache, cpu=beside)
+    except TooSmallError as error:
+        assert error.needed > (min(rooms) if error.where is Tier.DEVICE else host)
+        return
+    devices, in_ram = taken(sizes, placement, cache)
+    assert all(used <= room for used, room in zip(devices, rooms, strict=False)) and in_ram <= host
+    assert len(placement.gpus) == len(layers) and placement.gpu_count <= len(rooms)
+    assert placement.layers(Tier.CPU) == beside
+    streamed = [placement.gpu_of(layer) for layer, tier in enumerate(placement.tiers) if tier.streams]
+    assert streamed == [place % len(rooms) for place in range(len(streamed))], "every link has its turn"
+    if not streamed:
+        own = [placement.gpu_of(layer) for layer, tier in enumerate(placement.tiers) if tier is not Tier.CPU]
+        assert own == sorted(own), "where all stays, each GPU has a run of layers"
+
+
+def test_two_gpus_keep_twice_as_many_layers() -> None:
+    sizes = _sizes([10] * 40)
+    one, two = place_on_device(sizes, 130, 400), place_on_devices(sizes, [130, 130], 400)
+    assert len(two.resident) == 2 * len(one.resident) == 20
+    assert [two.gpus.count(gpu) for gpu in (0, 1)] == [20, 20]
+    links = Links(1.0, 1.0)
+    alone, both = (slowest_crossing(sizes.layers, 0, placement, links) for placement in (one, two))
+    assert both[0] == 100.0 and alone[0] == 300.0, "a third of the layers on two links"
+    whole = place_on_devices(sizes, [250, 170], 0)
+    assert whole.resident == tuple(range(40)) and whole.slots == 0 and whole.hops == 2
+    assert [whole.gpus.count(gpu) for gpu in (0, 1)] == [25, 15]
 
 
 def test_tiers_are_taken_from_the_fastest_down() -> None:

@@ -23,9 +23,11 @@ output_option = partial(typer.Option, rich_help_panel="Prompt and output")
 
 
 def checked_device(value: str) -> str:
-    """The device. Raises typer.BadParameter."""
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", value):
-        raise typer.BadParameter(f"{value!r} is neither cpu nor cuda (cuda:1 for the second GPU)")
+    """One device, or several GPUs. Raises typer.BadParameter."""
+    if not re.fullmatch(r"cpu|all|cuda(:\d+)?(,cuda:\d+)*", value):
+        raise typer.BadParameter(
+            f"{value!r} is neither cpu nor cuda (cuda:1: the second GPU; cuda:0,cuda:1: two; all: every GPU)"
+        )
     return value
 
 
@@ -82,7 +84,12 @@ Memory = Annotated[
 ]
 Device = Annotated[
     str,
-    model_option(metavar="cpu|cuda", callback=checked_device, help="Where to compute."),
+    model_option(
+        metavar="cpu|cuda|all",
+        callback=checked_device,
+        help="Where to compute. [bold]cuda:0,cuda:1[/] divides the layers among two GPUs, [bold]all[/] among "
+        "all there are; drafts run on the first.",
+    ),
 ]
 Dtype = Annotated[
     Literal["bfloat16", "float32"],
@@ -115,8 +122,8 @@ class EngineOptions:
         model_option(
             parser=parse_bytes,
             metavar="SIZE",
-            help="The most memory of the GPU that may be used. What does not fit there comes from RAM, and "
-            "what does not fit in RAM from disk. Without it: most of what the GPU has free.",
+            help="The most memory of the GPU, or of each, that may be used. What does not fit there comes "
+            "from RAM, and what does not fit in RAM from disk. Without it: most of what the GPU has free.",
         ),
     ] = None
     device: Device = "cpu"
