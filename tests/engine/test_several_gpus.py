@@ -51,8 +51,8 @@ def test_any_layer_on_either(tiers: str, gpus: tuple[int, ...], head: Tier, tmp_
 def test_limits_of_each_are_kept(tmp_path: Path) -> None:
     """With memory for part of the model on each: what a plan decides, loaded and run."""
     model = write_model(tmp_path / "model", hidden_size=256, intermediate_size=2048, num_hidden_layers=12)
-    vram = RUNTIME + SLACK + 60_000_000
-    settings = {"dtype": "float32", "vram": vram, "budget": 32, "width": 8, "draft": str(model)}
+    vram = RUNTIME + SLACK + 50_000_000
+    settings = {"dtype": "float32", "vram": vram, "budget": 1, "draft": "none", "context": 128}
     with offspec.load(str(model), device="all", **settings) as engine:
         first, second = engine.placement["gpus"]
         assert first and second and first + second == 12
