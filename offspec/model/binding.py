@@ -1,6 +1,7 @@
 """Putting weights into a skeleton, and taking them out again."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -150,13 +151,14 @@ class Binder:
         self, memory: torch.Tensor, recipes: list[WeightRecipe], out: Callable[[int], torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         made: dict[str, torch.Tensor] = {}
-        for recipe in recipes:
-            sources = {
-                weight.name: weight_in(memory, self.layout, weight, out, self._known)
-                for weight, _ in recipe.sources
-            }
-            for name, tensor in recipe.realise(sources, self._model).items():
-                made[name] = tensor.to(device=self.device, dtype=self._meta[name].dtype)
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+            for recipe in recipes:
+                sources = {
+                    weight.name: weight_in(memory, self.layout, weight, out, self._known)
+                    for weight, _ in recipe.sources
+                }
+                for name, tensor in recipe.realise(sources, self._model).items():
+                    made[name] = tensor.to(device=self.device, dtype=self._meta[name].dtype)
         return made
 
     def attach(self, memory: torch.Tensor) -> None:

@@ -194,12 +194,16 @@ def build_plan(
 
 def notes_on(opened: Opened) -> tuple[str, ...]:
     """What a plan leaves out of account."""
-    lookups = [name for name in opened.config.drafts if name in LOOKUPS]
-    if not lookups:
-        return ()
-    return (
-        f"What {' and '.join(lookups)} copy from the text comes on top of this, and depends on the text.",
-    )
+    lookups, notes = [name for name in opened.config.drafts if name in LOOKUPS], list[str]()
+    if lookups:
+        notes.append(
+            f"What {' and '.join(lookups)} copy from the text comes on top of this, and depends on the text."
+        )
+    if opened.more_vram:
+        notes.append(
+            "Each GPU is taken to have such a link of its own: many desktop boards divide one among two."
+        )
+    return tuple(notes)
 
 
 def forecast(chosen: Outlook, costs: PassCosts, target: ModelSizes, hardware: Hardware) -> Forecast:

@@ -142,7 +142,7 @@ class PassTrial:
             ancestors=_ancestors(rows).to(device),
         )
         if device.type == "cuda":
-            model.settle = lambda: torch.cuda.synchronize(device)
+            model.settle = self._settle
         began = time.perf_counter()
 
         def stop(done: int) -> None:
@@ -162,6 +162,11 @@ class PassTrial:
         on_device = spent.layers - spent.cpu_layers
         beside = spent.cpu_computed / spent.cpu_layers if spent.cpu_layers else 0.0
         return (spent.computed - spent.cpu_computed) / on_device if on_device else beside, around, beside
+
+    def _settle(self) -> None:
+        """Wait for all GPUs."""
+        for gpu in self._target.devices:
+            torch.cuda.synchronize(gpu)
 
     def _pretend(self) -> None:
         """Make the cache as long as after a prompt. What it holds is of no interest."""

@@ -160,7 +160,7 @@ def _as_planned(config: EngineConfig, plan: Plan) -> EngineConfig:
         draft=draft,
         draft_bits=cast(DraftBits, plan.draft_bits) if rounded else config.draft_bits,
         memory=config.memory or min(plan.memory, memory.available_bytes() + memory.resident_bytes()),
-        vram=config.vram or plan.vram,
+        vram=config.vram or (None if plan.more_vram else plan.vram),
         cpu_layers=beside,
         context=plan.context,
         device=plan.device,

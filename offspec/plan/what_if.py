@@ -58,7 +58,9 @@ class WhatIfs:
             rows += self._with(replace(opened, memory=more), f"{format_bytes(more)} of RAM")
             if opened.vram is not None:
                 more = int(factor * opened.vram)
-                rows += self._with(replace(opened, vram=more), f"{format_bytes(more)} of VRAM")
+                others = tuple(int(factor * vram) for vram in opened.more_vram)
+                change = f"{format_bytes(more)} of VRAM{' on each GPU' if others else ''}"
+                rows += self._with(replace(opened, vram=more, more_vram=others), change)
         return rows
 
     def _with(self, larger: Opened, change: str) -> list[WhatIf]:

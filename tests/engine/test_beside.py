@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import offspec
 from offspec import SamplingParams
 from offspec.core.events import unheard
 from offspec.model import runner
 from offspec.model.attention import TreeContext
+from offspec.model.device import RUNTIME, SLACK
 from offspec.model.quantize.pack import pack_model
 from offspec_planners.placement import Placement, Tier
 from tests.support.tiny_models import (
@@ -110,3 +112,23 @@ def test_states_for_heads_are_kept_where_the_heads_are(tmp_path: Path) -> None:
     assert sorted(tapped) == [1, 2, 5]
     assert {states.device.type for states in (hidden, *tapped.values())} == {"cuda"}
     target.close()
+
+
+def test_the_number_that_is_asked_for_is_loaded(tmp_path: Path) -> None:
+    """It decides which layers these are, and with them the tokens, whatever the memory limits."""
+    model = write_model(tmp_path / "model", hidden_size=256, intermediate_size=1024, num_hidden_layers=6)
+    settings = {
+        "device": "cuda",
+        "cpu_layers": 2,
+        "draft": str(model),
+        "budget": 16,
+        "width": 4,
+        "context": 64,
+    }
+    said = set()
+    for vram in (RUNTIME + SLACK + 40_000_000, None):
+        with offspec.load(str(model), vram=vram, **settings) as engine:
+            result = engine.generate(PROMPT, SAMPLED)
+            assert (result.cpu_layers, engine.placement["cpu_layers"]) == (2, 2)
+            said.add((result.token_ids, engine.placement["resident_layers"] < 4))
+    assert len(said) == 2 and len({tokens for tokens, _ in said}) == 1
