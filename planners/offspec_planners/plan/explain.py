@@ -60,7 +60,8 @@ def _where_layers_are(plan: Plan) -> str:
     }
     clauses = [f"{number} {words[tier]} {plan.memory_name(tier)}" for tier, number in held]
     listing = ", ".join(clauses[:-1]) + f" and {clauses[-1]}"
-    return f"Of {count} layers {listing}, spread evenly, so that slots fill while those between compute."
+    spread = ", spread evenly, so that slots fill while those between compute" if plan.placement.slots else ""
+    return f"Of {count} layers {listing}{spread}."
 
 
 def _which_gpus(plan: Plan) -> list[str]:
