@@ -34,6 +34,11 @@ _ROUNDING = (
     "tokens are almost equally likely, an answer may depend on the draft"
 )
 
+_UNLIKE = (
+    "these GPUs are of different generations and may round in different ways: in bfloat16 an answer may "
+    "depend on how memory limits divide the layers among them"
+)
+
 _opened: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
 
 
@@ -58,6 +63,8 @@ def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) 
         raise RequestError("--cpu-layers is for use beside a GPU: add --device cuda, or leave it out")
     more_vram = tuple(claimed for gpu in more if (claimed := devices.claim(gpu, config.vram)))
     vram = devices.claim(device, config.vram)  # the last one, which streams and graphs are made on
+    if more and len({torch.cuda.get_device_capability(gpu) for gpu in (device, *more)}) > 1:
+        notify(Notice(_UNLIKE))
     given = config.memory or int(0.9 * (memory.available_bytes() + memory.resident_bytes()))
     checkpoint = _open_target(config, notify)
     target = LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, device, timeline, more)

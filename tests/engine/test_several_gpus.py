@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import offspec
-from offspec import SamplingParams
+from offspec import Notice, SamplingParams
 from offspec.model.device import RUNTIME, SLACK
 from offspec_planners.placement import Placement, Tier
 from tests.support.products import some
@@ -52,14 +52,21 @@ def test_any_layer_on_either(tiers: str, gpus: tuple[int, ...], head: Tier, tmp_
         assert [str(row.stores[0].device) for row in rows] == places, "keys lie where they are attended"
 
 
-def test_limits_of_each_are_kept(tmp_path: Path) -> None:
-    """With memory for part of the model on each: what a plan decides, loaded and run."""
+def test_limits_of_each_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With memory for part of the model on each; GPUs that may round in different ways are told of."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: (8, 6 + 3 * gpu.index))
+    said = list[str]()
+
+    def notify(event: object) -> None:
+        said.extend([event.text] if isinstance(event, Notice) else [])
+
     model = write_model(tmp_path / "model", hidden_size=256, intermediate_size=2048, num_hidden_layers=12)
     vram = RUNTIME + SLACK + 50_000_000
     settings = {"dtype": "float32", "vram": vram, "budget": 1, "draft": "none", "context": 128}
-    with offspec.load(str(model), device="all", **settings) as engine:
+    with offspec.load(str(model), device="all", notify=notify, **settings) as engine:
         first, second = engine.placement["gpus"]
         assert first and second and first + second == 12
         assert list(engine.generate(PROMPT, PARAMS).token_ids) == reference(model, PROMPT, 12)
         for device in TWO:
             assert 0 < torch.cuda.max_memory_reserved(device) <= vram - RUNTIME
+    assert sum("different generations" in text for text in said) == 1

@@ -134,8 +134,8 @@ class EngineOptions:
             metavar="LAYERS|auto",
             parser=_layers_or_auto,
             help="Layers that stay in RAM and are computed by the CPU instead of being copied to the GPU: "
-            "faster with small trees, as [bold]offspec plan[/] shows, slower with long prompts. A CPU rounds in "
-            "another way, so in bfloat16 answers depend on this number, and [bold]auto[/] takes none; in "
+            "faster with small trees, as [bold]offspec plan[/] shows, slower with long prompts. A CPU rounds "
+            "in another way, so in bfloat16 answers depend on this number, and [bold]auto[/] takes none; in "
             "float32 it takes as many as are fastest.",
         ),
     ] = "auto"
