@@ -118,17 +118,10 @@ def test_states_for_heads_are_kept_where_the_heads_are(tmp_path: Path) -> None:
 def test_the_number_that_is_asked_for_is_loaded(tmp_path: Path) -> None:
     """It decides which layers these are, and with them the tokens, whatever the memory limits."""
     model = write_model(tmp_path / "model", hidden_size=256, intermediate_size=1024, num_hidden_layers=6)
-    settings = {
-        "device": "cuda",
-        "cpu_layers": 2,
-        "draft": str(model),
-        "budget": 16,
-        "width": 4,
-        "context": 64,
-    }
+    settings = {"cpu_layers": 2, "draft": str(model), "budget": 16, "width": 4, "context": 64}
     said = set()
     for vram in (RUNTIME + SLACK + 40_000_000, None):
-        with offspec.load(str(model), vram=vram, context=64, **settings) as engine:
+        with offspec.load(str(model), device="cuda", vram=vram, **settings) as engine:
             result = engine.generate(PROMPT, SAMPLED)
             assert (result.cpu_layers, engine.placement["cpu_layers"]) == (2, 2)
             said.add((result.token_ids, engine.placement["resident_layers"] < 4))
