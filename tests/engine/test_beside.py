@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import offspec
-from offspec import SamplingParams
+from offspec import CapacityError, SamplingParams
 from offspec.core.events import unheard
 from offspec.model import runner
 from offspec.model.attention import TreeContext
@@ -120,7 +120,9 @@ def test_the_number_that_is_asked_for_is_loaded(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", hidden_size=256, intermediate_size=1024, num_hidden_layers=6)
     settings = {"cpu_layers": 2, "draft": str(model), "budget": 16, "width": 4, "context": 64}
     said = set()
-    for vram in (RUNTIME + SLACK + 40_000_000, None):
+    with pytest.raises(CapacityError) as caught:
+        offspec.load(str(model), device="cuda", vram=RUNTIME + SLACK + 1_000_000, **settings)
+    for vram in (caught.value.needed, None):
         with offspec.load(str(model), device="cuda", vram=vram, **settings) as engine:
             result = engine.generate(PROMPT, SAMPLED)
             assert (result.cpu_layers, engine.placement["cpu_layers"]) == (2, 2)

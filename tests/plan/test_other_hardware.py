@@ -115,14 +115,16 @@ def test_large_trees_leave_the_cpu_little_to_gain() -> None:
 
 def test_two_gpus() -> None:
     """Twice the memory and two links; the draft and the head are the first one's."""
-    one, two = (_plan(LARGE, "rtx-4090-256gb", draft=MIDDLE, device=device) for device in ("cuda", "cuda:0,cuda:1"))
+    one, two = (
+        _plan(LARGE, "rtx-4090-256gb", draft=MIDDLE, device=device) for device in ("cuda", "cuda:0,cuda:1")
+    )
     assert (two.device, two.more_vram) == ("cuda:0,cuda:1", (two.vram,)) and one.more_vram == ()
     assert len(two.placement.resident) > len(one.placement.resident) + 8
     assert two.placement.gpu_count == 2 and two.forecast.tok_per_s > 1.5 * one.forecast.tok_per_s
     for gpu, limit in enumerate((two.vram, *two.more_vram)):
         parts = [part for part in two.parts if part.tier == Tier.DEVICE and part.gpu == gpu]
         assert limit is not None and 0.85 * limit < sum(part.bytes for part in parts) <= limit
-        assert ("head" in {part.what for part in parts}) == (gpu == 0)
+        assert ("draft" in {part.what for part in parts}) == (gpu == 0)
     assert Plan.from_text(two.to_text()) == two
     with pytest.raises(RequestError, match="name them"):
         _plan(LARGE, "rtx-4090", device="all")
