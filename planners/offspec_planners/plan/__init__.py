@@ -40,7 +40,7 @@ ROUNDED_BITS = (2, 3, 4)  # of a draft that is expanded or packed; the others ha
 _TIERS = tuple(tier.value for tier in Tier)
 _MOST_LAYERS = 10_000
 _DEVICES = Meta(
-    pattern=r"^(cpu|cuda(:\d+)?(,cuda:\d+)*)\Z", description='"cpu", "cuda", or GPUs as "cuda:0,cuda:1"'
+    pattern=r"^(cpu|cuda(:\d+)?(,cuda:\d+)*)\Z", description='"cpu" or "cuda", or GPUs as "cuda:0,cuda:1"'
 )
 
 
@@ -124,6 +124,9 @@ class Plan:
         """The object of a plan file, which `from_json` reads."""
         values: dict[str, Any] = {"offspec_plan": VERSION, **json.loads(json.dumps(asdict(self)))}
         values["placement"]["tiers"] = _write_tiers(self.placement.tiers)
+        if not self.more_vram:  # what several GPUs need
+            del values["more_vram"], values["placement"]["gpus"]
+            values["parts"] = [{k: v for k, v in part.items() if k != "gpu"} for part in values["parts"]]
         del values["hardware"]
         values["hardware"] = self.hardware.to_json()  # long, and so the last
         return values
@@ -191,7 +194,7 @@ class Plan:
         if not apart and head is Tier.HOST:
             complain("placement.head", head, '"device" or "disk", since a CPU computes in RAM')
         if streams != (self.placement.slots > 0):
-            should = "0 where nothing streams, and above 0 where anything does"
+            should = "0 where all is on the device, and above 0 where anything streams"
             complain("placement.slots", self.placement.slots, should)
         if staged != (self.placement.staging > 0):
             should = "above 0 where anything comes from disk to a GPU, and else 0"
