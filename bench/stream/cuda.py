@@ -83,7 +83,7 @@ def _run(
             "vram": vram,
             "placement": describe(target, placement),
             "rows": summarise_all(windows),
-            "vram_peak_bytes": peak_bytes(device),
+            "vram_peak_bytes": peak_bytes([device]),
             "memory_peak_bytes": memory.peak_bytes(),
         }
     finally:

@@ -216,6 +216,7 @@ class Settings(TypedDict, total=False):
     draft_bits: DraftBits | None
     memory: str | int | None
     vram: str | int | None
+    cpu_layers: int | None
     device: str
     dtype: Dtype
     budget: int | None
@@ -243,7 +244,11 @@ class EngineConfig:
             `dtype`. None: that, and for a substitute the most of 4, 3 and 2 that fit.
         memory: Bytes of RAM that the whole process may use. None: what the machine has free.
         vram: Bytes of a CUDA device. None: what it has free.
-        device: "cpu", "cuda" or "cuda:1": where the target is computed.
+        cpu_layers: Layers of the target that stay in RAM and are computed by the CPU, beside a GPU that
+            computes the others. A CPU rounds in another way: in bfloat16 answers depend on this number. None:
+            in float32 as many as a plan says is fastest, in bfloat16 none.
+        device: "cpu", "cuda" or "cuda:1": where the target is computed; "cuda:0,cuda:1" or "all": on several
+            GPUs, which share its layers; `vram` is of each.
         dtype: "bfloat16" or "float32", of the values that are computed with.
         budget: Most nodes verified in a pass. None: what a plan says is fastest, measured once and kept.
         width: Most nodes that a draft step expands. None: the plan's.
@@ -268,6 +273,7 @@ class EngineConfig:
     draft_bits: DraftBits | None = None
     memory: int | None = None
     vram: int | None = None
+    cpu_layers: int | None = None
     device: str = "cpu"
     dtype: Dtype = "bfloat16"
     budget: int | None = None
@@ -305,6 +311,14 @@ class EngineConfig:
         """Whether the target itself, in few bits, is among the sources."""
         return SUBSTITUTE in self.drafts
 
+    @property
+    def chooses_cpu_layers(self) -> bool:
+        """Whether a plan may have the CPU compute layers beside a GPU without being asked to.
+
+        In bfloat16 it may not: answers would depend on what the plan was made for, budget and draft too.
+        """
+        return self.cpu_layers is None and self.dtype == "float32" and self.device != "cpu"
+
     def __post_init__(self) -> None:
         drafts = self.drafts
         if self.budget is not None and self.budget < 1:
@@ -315,6 +329,8 @@ class EngineConfig:
             raise RequestError(f"memory must be above 0, not {self.memory}")
         if self.vram is not None and self.vram <= 0:
             raise RequestError(f"vram must be above 0, not {self.vram}")
+        if self.cpu_layers is not None and self.cpu_layers < 0:
+            raise RequestError(f"cpu_layers must be 0 or above, not {self.cpu_layers}")
         if self.context is not None and self.context < 2:
             raise RequestError(f"context must be 2 or above, not {self.context}")
         if self.verify not in get_args(Verify):

@@ -217,6 +217,8 @@ class Result:
         prompt_tokens: Of the prompt.
         reused_tokens: Of those, found in the cache.
         peak_device_bytes: Memory of a CUDA device; 0 on a CPU.
+        cpu_layers: Layers of the target that the CPU computed beside a GPU. In bfloat16 the tokens depend on
+            this number.
         mismatches: What `check` found; None where it was not asked for.
         guessed_by: Accepted tokens of each source, most first.
     """
@@ -237,6 +239,7 @@ class Result:
     prompt_tokens: int = 0
     reused_tokens: int = 0
     peak_device_bytes: int = 0  # memory of a CUDA device; 0 on a CPU
+    cpu_layers: int = 0  # computed by the CPU beside a GPU
     mismatches: tuple[Mismatch, ...] | None = field(default=None)  # None: not checked
     guessed_by: Guessed = ()  # accepted tokens of each source, most first
     logprobs: tuple[TokenLogprobs, ...] | None = None  # of each token, where they were asked for

@@ -31,6 +31,7 @@ from offspec.engine.stopping import Ending, Halted
 from offspec.model import device as devices
 from offspec.model.contention import Contention
 from offspec.plan.load import Assembly
+from offspec_planners.placement import Tier
 
 
 class RunningRequest:
@@ -218,7 +219,8 @@ class RunningRequest:
             target_seconds=sum(done.target_seconds for done in self._passes),
             prompt_tokens=len(self._request.ids),
             reused_tokens=self.prefill.reused,
-            peak_device_bytes=devices.peak_bytes(target.device),
+            peak_device_bytes=devices.peak_bytes(target.devices),
+            cpu_layers=len(self._assembly.placement.layers(Tier.CPU)),
             guessed_by=total_guessed(done.guessed_by for done in self._passes),
             logprobs=None if params.logprobs is None else tuple(self._logprobs),
         )

@@ -94,6 +94,20 @@ class TreeContext:
         )
         return there, context
 
+    def on(self, device: torch.device) -> "TreeContext":
+        """The same pass for layers on that device, itself where it is there."""
+        if self.position.device == device:
+            return self
+        return TreeContext(
+            self.prefix,
+            self.position.to(device),
+            self.causal,
+            self.ancestors,
+            self.exact,
+            masked=self.masked,
+            tokens=self.tokens,
+        )
+
     def tree_mask(self, start: int, end: int) -> TreeMask:
         """What rows start to end, counted behind the prefix, may look at; kept for the next layer."""
         if (start, end) not in self._masks:

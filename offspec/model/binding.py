@@ -1,6 +1,7 @@
 """Putting weights into a skeleton, and taking them out again."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -25,7 +26,8 @@ class Binder:
 
     `realise` makes all tensors, in the dtype and on the device that the model computes with: views of the
     slot where the bytes are already right, copies where they must be converted, fused or unpacked. `attach`
-    leaves packed weights packed: their values are made when their module runs.
+    leaves packed weights packed: their values are made when their module runs. device: where its modules are
+    computed, which may be set before there is any weight.
     """
 
     def __init__(
@@ -35,7 +37,7 @@ class Binder:
         self.prefix = prefix  # what the names of these parameters begin with inside the model
         self._model = model
         self.recipes = recipes
-        self._device = device
+        self.device = device
         self._homes = {parameter: _home(model, parameter) for recipe in recipes for parameter in recipe.names}
         self._meta = {parameter: _get(home) for parameter, home in self._homes.items()}
         self._memory: torch.Tensor | None = None  # what packed weights are attached to
@@ -135,7 +137,7 @@ class Binder:
         if not self._any_packed:
             return self._made(memory, self.recipes, self._empty)
         if memory.device.type == "cpu":
-            memory = self.layout.put_on(memory, self._device)  # unpacked where it is used
+            memory = self.layout.put_on(memory, self.device)  # unpacked where it is used
         made = self._made(memory, self.recipes, self._empty)
         # A view of a norm would keep the whole packed layer in memory.
         stored = memory.untyped_storage().data_ptr()
@@ -145,19 +147,20 @@ class Binder:
         }
 
     def _empty(self, count: int) -> torch.Tensor:
-        return torch.empty(count, dtype=self._model.dtype, device=self._device)
+        return torch.empty(count, dtype=self._model.dtype, device=self.device)
 
     def _made(
         self, memory: torch.Tensor, recipes: list[WeightRecipe], out: Callable[[int], torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         made: dict[str, torch.Tensor] = {}
-        for recipe in recipes:
-            sources = {
-                weight.name: weight_in(memory, self.layout, weight, out, self._known)
-                for weight, _ in recipe.sources
-            }
-            for name, tensor in recipe.realise(sources, self._model).items():
-                made[name] = tensor.to(device=self._device, dtype=self._meta[name].dtype)
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+            for recipe in recipes:
+                sources = {
+                    weight.name: weight_in(memory, self.layout, weight, out, self._known)
+                    for weight, _ in recipe.sources
+                }
+                for name, tensor in recipe.realise(sources, self._model).items():
+                    made[name] = tensor.to(device=self.device, dtype=self._meta[name].dtype)
         return made
 
     def attach(self, memory: torch.Tensor) -> None:

@@ -122,7 +122,7 @@ class TreeCache(Cache):
     def __init__(self, layers: int, capacity: int) -> None:
         self.recurrences: dict[Place, Recurrence] = {}
         self.snapshots = Snapshots()
-        self._tables: list[KVTable] = []  # one at most, shared with the layers
+        self._tables: list[KVTable] = []  # one for each device, shared with the layers
         self.rows = [TreeCacheLayer(capacity, self._tables) for _ in range(layers)]
         super().__init__(layers=[*self.rows])
         self.length = 0
@@ -154,9 +154,10 @@ class TreeCache(Cache):
         self._commit_states(pending, nodes)
         if nodes and not self._tables:
             stores = [store for layer in self.rows for store in layer.stores]
-            self._tables += [KVTable(stores)] if stores else []
-        if nodes and self._tables:
-            kv_compact(self._tables[0], start, [start + node for node in nodes])
+            devices = dict.fromkeys(store.device for store in stores)
+            self._tables += [KVTable([s for s in stores if s.device == device]) for device in devices]
+        for table in self._tables if nodes else ():
+            kv_compact(table, start, [start + node for node in nodes])
         self.length = start + len(nodes)
         self._broken_off = False
         for layer in self.rows:

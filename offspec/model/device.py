@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Sequence
 
 import torch
 
@@ -63,6 +64,29 @@ def missing_kernels(device: torch.device) -> str | None:
     return f"{device} computes with torch's own operations, which takes longer: {reason}"
 
 
+def find_devices(names: str) -> tuple[torch.device, ...]:
+    """The devices of these names, joined by commas; the first has what is no layer. "all": every GPU.
+
+    Raises RequestError, as `find_device`, and for a device that is named twice, or a CPU beside others.
+    """
+    if names == "all":
+        first = find_device("cuda")
+        return tuple(torch.device(first.type, index) for index in range(torch.cuda.device_count()))
+    found = tuple(map(find_device, names.split(",")))
+    if len(set(found)) < len(found):
+        raise RequestError(f"--device {names} names a device twice; once is enough")
+    if len(found) > 1 and any(device.type == "cpu" for device in found):
+        raise RequestError(
+            "--device takes the CPU alone: for layers on it beside a GPU there is --cpu-layers"
+        )
+    return found
+
+
+def resolve(names: str) -> str:
+    """The same names with "all" spelled out. Raises RequestError."""
+    return ",".join(map(str, find_devices(names))) if names == "all" else names
+
+
 def claim(device: torch.device, vram: int | None) -> int | None:
     """Bytes of device memory that may be used in all; None for the CPU, which has only RAM.
 
@@ -103,6 +127,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return refused or isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
-def peak_bytes(device: torch.device) -> int:
-    """The most device memory held since `claim`, what was set aside included; 0 on a CPU."""
-    return RUNTIME + torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
+def peak_bytes(devices: Sequence[torch.device]) -> int:
+    """The most memory of GPUs held since `claim`, what was set aside included; 0 on a CPU."""
+    gpus = [device for device in devices if device.type == "cuda"]
+    return sum(RUNTIME + torch.cuda.max_memory_reserved(gpu) for gpu in gpus)

@@ -1,6 +1,6 @@
 """Gives every layer its weights just before it runs: resident ones once, the others from the stream."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -8,23 +8,21 @@ import torch
 from offspec.core.trace import OFF, Span, Timeline
 from offspec.model.binding import Binder
 from offspec.model.unpacking import Scratch
-from offspec.stream.arena import Arena
-from offspec.stream.device_stream import DeviceStream
 from offspec.stream.direct_reader import DirectReader, ReadShape
-from offspec.stream.disk_stream import DiskStream, read_unit
+from offspec.stream.disk_stream import read_unit
 from offspec.stream.layout import UnitLayout
-from offspec.stream.read_tuning import choose_read_shape
 from offspec.stream.ring import RingStats
+from offspec.stream.unit_stream import UnitStream
 from offspec_planners.placement import Placement, Tier
 
 
 class LayerFeeder:
     """Binds layer i on `enter(i)` and takes its weights away again on `leave(i)`.
 
-    binders: one per layer. blocks: the units of a head that streams, which follow the last layer. With a
-    device that has memory of its own, or with layers in the host tier, a second ring of copies lies between
-    the disk's ring and the layers. scratch: what packed weights are unpacked in, a module at a time; without
-    it layers that stay are unpacked as they are loaded, and none may stream packed.
+    binders: one per layer, on the device that computes it; each device has a stream of its own. blocks: the
+    units of a head that streams, which follow the last layer on `device`. scratches: by device, what packed
+    weights are unpacked in, a module at a time; without any, layers that stay are unpacked as they are
+    loaded, and none may stream packed.
     """
 
     def __init__(
@@ -35,154 +33,155 @@ class LayerFeeder:
         reader: DirectReader,
         device: torch.device,
         timeline: Timeline = OFF,
-        scratch: Scratch | None = None,
+        scratches: Mapping[torch.device, Scratch] | None = None,
     ) -> None:
-        self._binders, self._placement, self._scratch = binders, placement, scratch
+        self._binders, self._placement, self._scratches = binders, placement, dict(scratches or {})
         self._reader, self._device, self._timeline = reader, device, timeline
-        streamed = [layer for layer, tier in enumerate(placement.tiers) if tier is not Tier.DEVICE]
-        self._order = {layer: unit for unit, layer in enumerate(streamed)}
-        self._units = [binders[layer].layout for layer in streamed] + list(blocks)
-        self._tiers = [placement.tiers[layer] for layer in streamed] + [placement.head] * len(blocks)
-        self._stream: DiskStream | DeviceStream | None = None
-        self._disk: DiskStream | None = None
-        self._hosted: dict[int, Arena] = {}
+        self._units: dict[int, tuple[torch.device, int]] = {}  # of layers, and of blocks behind them
+        layouts: dict[torch.device, list[tuple[UnitLayout, Tier]]] = {}
+        streamed = [
+            (binder.device, binder.layout, tier)
+            for binder, tier in zip(binders, placement.tiers, strict=True)
+        ]
+        streamed += [(device, block, placement.head) for block in blocks]
+        for index, (place, layout, tier) in enumerate(streamed):
+            if tier.streams:
+                found = layouts.setdefault(place, [])
+                self._units[index] = place, len(found)
+                found.append((layout, tier))
+        self._streams = {
+            place: UnitStream(
+                [layout for layout, _ in found],
+                [unit for unit, (_, tier) in enumerate(found) if tier is Tier.HOST],
+                placement.slots,
+                placement.staging,
+                reader,
+                place,
+                timeline,
+            )
+            for place, found in layouts.items()
+        }
         self._span: Span | None = None
-        self.shape = ReadShape()
-        self.read_stats = self.ring_stats = RingStats()  # of what reads, and of what the layers wait for
 
     @property
     def resident(self) -> tuple[int, ...]:
-        """Layers that have their weights at all times, and may run outside their turn."""
-        return tuple(self._placement.resident)
+        """Layers that have their weights on `device` at all times, and may run outside their turn."""
+        return tuple(
+            layer for layer in self._placement.resident if self._binders[layer].device == self._device
+        )
+
+    @property
+    def shape(self) -> ReadShape:
+        """How files are read."""
+        return next((stream.shape for stream in self._streams.values()), ReadShape())
+
+    @property
+    def read_stats(self) -> RingStats:
+        """Of what reads, on all devices."""
+        return _sum([stream.read_stats for stream in self._streams.values()])
+
+    @property
+    def ring_stats(self) -> RingStats:
+        """Of what the layers wait for, on all devices."""
+        return _sum([stream.ring_stats for stream in self._streams.values()])
 
     @property
     def unpinned_bytes(self) -> int:
         """Bytes of RAM that are copied to a device from, and could not be pinned."""
-        arenas = [*self._hosted.values(), *(self._disk.memory if self._disk is not None else ())]
-        return sum(arena.nbytes for arena in arenas if self._apart and not arena.pinned)
+        return sum(stream.unpinned_bytes for stream in self._streams.values())
 
     def load(self, progress: Callable[[int, int], None]) -> None:
         """Read what stays, and start streaming the rest; progress(bytes done, bytes in all) as it goes.
 
         Raises StreamError, CapacityError; `close` frees what there is by then.
         """
-        layers = self._placement.resident
-        hosted = [unit for unit, tier in enumerate(self._tiers) if tier is Tier.HOST]
-        total = sum(self._binders[layer].layout.nbytes for layer in layers)
-        total += sum(self._units[unit].nbytes for unit in hosted)
+        staying = [self._binders[i] for i, tier in enumerate(self._placement.tiers) if not tier.streams]
+        total = sum(binder.layout.nbytes for binder in staying)
+        total += sum(stream.hosted_bytes for stream in self._streams.values())
         done = 0
-        if self._scratch is not None:
+
+        def tell(nbytes: int) -> None:
+            nonlocal done
+            done += nbytes
+            progress(done, total)
+
+        if self._scratches:
             for binder in self._binders:
-                binder.install(self._scratch)
-        for layer in layers:
-            binder = self._binders[layer]
+                binder.install(self._scratches[binder.device])
+        for binder in staying:
             # The parameters are views that keep this memory alive; where they are copies, it is freed.
             with self._timeline.span("load", binder.layout.name):
-                memory = binder.layout.put_on(read_unit(binder.layout, self._reader).tensor, self._device)
-                if self._scratch is None:
-                    binder.bind(binder.realise(memory))
-                else:
+                memory = binder.layout.put_on(read_unit(binder.layout, self._reader).tensor, binder.device)
+                if self._scratches:
                     binder.attach(memory)
-            done += binder.layout.nbytes
-            progress(done, total)
-        for unit in hosted:
-            with self._timeline.span("load", self._units[unit].name):
-                self._hosted[unit] = read_unit(self._units[unit], self._reader, pin=self._apart)
-            done += self._units[unit].nbytes
-            progress(done, total)
-        if self._units:
-            self._stream = self._start()
-
-    @property
-    def _apart(self) -> bool:
-        """Whether the device has memory of its own."""
-        return self._device.type != "cpu"
-
-    def _start(self) -> DiskStream | DeviceStream:
-        read = [layout for layout, tier in zip(self._units, self._tiers, strict=True) if tier is Tier.DISK]
-        copied = self._apart or bool(self._hosted)
-        disk = None
-        if read:
-            self.shape = choose_read_shape(read, self._reader)
-            slots = self._placement.staging if copied else self._placement.slots
-            disk = DiskStream(
-                read,
-                slots,
-                self._reader,
-                shape=self.shape,
-                pin=self._apart,
-                waits="copy 0" if copied else "compute",
-                timeline=self._timeline,
-            )
-            self._disk = disk
-            self.read_stats = self.ring_stats = disk.ring.stats
-        if not copied:
-            assert disk is not None
-            return disk
-        try:
-            copies = DeviceStream(
-                self._units, self._hosted, disk, self._placement.slots, self._device, self._timeline
-            )
-        except BaseException:
-            if disk is not None:
-                disk.close()
-            raise
-        self.ring_stats = copies.ring.stats
-        return copies
+                else:
+                    binder.bind(binder.realise(memory))
+            tell(binder.layout.nbytes)
+        for stream in self._streams.values():
+            stream.load(tell)
 
     def enter(self, layer: int) -> None:
         """Have layer's weights in place. Raises StreamError, ClosedError."""
-        unit = self._order.get(layer)
-        if unit is not None and self._stream is not None:
-            memory = self._stream.acquire(unit)
+        if layer in self._units:
+            memory = self._acquire(layer)
             try:
                 self._binders[layer].attach(memory)
             except BaseException:
-                self._stream.release()
+                self._release(layer)
                 raise
         self._span = self._timeline.span("compute", self._binders[layer].layout.name).__enter__()
 
     def leave(self, layer: int) -> None:
         if self._span is not None:
-            self._settle()
+            self._settle(self._binders[layer].device)
             self._span.__exit__(None, None, None)
             self._span = None
-        if self._stream is not None and layer in self._order:
+        if layer in self._units and self._streams:
             self._binders[layer].unbind()
-            self._stream.release()
+            self._release(layer)
 
-    def _settle(self) -> None:
+    def _acquire(self, index: int) -> torch.Tensor:
+        place, unit = self._units[index]
+        return self._streams[place].acquire(unit)
+
+    def _release(self, index: int) -> None:
+        self._streams[self._units[index][0]].release()
+
+    def _settle(self, device: torch.device) -> None:
         """While a timeline is kept, let the device finish, so that a span is the work and not its launch."""
-        if self._timeline.on and self._apart:
-            torch.cuda.synchronize(self._device)
+        if self._timeline.on and device.type == "cuda":
+            torch.cuda.synchronize(device)
 
     @contextmanager
     def head_block(self, index: int) -> Iterator[torch.Tensor]:
         """The slot that holds block `index` of a head that streams. Raises StreamError, ClosedError."""
-        assert self._stream is not None
-        unit = len(self._order) + index
-        memory = self._stream.acquire(unit)
+        place = len(self._binders) + index
+        memory = self._acquire(place)
         try:
-            with self._timeline.span("compute", self._units[unit].name):
+            device, unit = self._units[place]
+            with self._timeline.span("compute", self._streams[device].layouts[unit].name):
                 yield memory
-                self._settle()
+                self._settle(device)
         finally:
-            self._stream.release()
+            self._release(place)
 
     def recover(self) -> None:
         """After a pass was broken off: make the stream usable for the next."""
         self._span = None
-        if self._scratch is not None:
-            self._scratch.taken = 0
-        if self._stream is not None:
-            self._stream.abandon()
+        for scratch in self._scratches.values():
+            scratch.taken = 0
+        for stream in self._streams.values():
+            stream.abandon()
 
     def close(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = self._disk = None
-        for arena in self._hosted.values():
-            arena.close()
-        self._hosted.clear()
+        for stream in self._streams.values():
+            stream.close()
         for binder in self._binders:
             binder.close()
+
+
+def _sum(every: Sequence[RingStats]) -> RingStats:
+    """Those of one stream as they are, and of several what they come to now."""
+    if len(every) == 1:
+        return every[0]
+    return RingStats(sum(each.bytes_moved for each in every), sum(each.wait_seconds for each in every))

@@ -19,6 +19,7 @@ from offspec.model.experts import set_row_counts
 from offspec.model.feeder import LayerFeeder
 from offspec.model.fused.forward import LeanModel, lean_model
 from offspec.model.head import HeadBlock, StreamedHead
+from offspec.model.hops import Hops
 from offspec.model.longrope import fix_frequencies
 from offspec.model.opened import OpenedModel
 from offspec.model.quantize.resident_layers import RoundedLayers
@@ -32,6 +33,7 @@ from offspec.stream.ring import RingStats
 from offspec_planners.placement import Placement, Tier
 
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
+_CPU = torch.device("cpu")
 
 
 class LoadedModel(OpenedModel):
@@ -44,10 +46,13 @@ class LoadedModel(OpenedModel):
         dtype: torch.dtype,
         device: torch.device,
         timeline: Timeline = OFF,
+        more: Sequence[torch.device] = (),
     ) -> None:
+        """more: further GPUs that layers may be computed on."""
         super().__init__(folder, tensors, dtype, device)
+        self.devices = (device, *more)
         self.timeline = timeline
-        self._scratch: Scratch | None = None
+        self._scratches: dict[torch.device, Scratch] = {}
         self._reader = DirectReader(*checksums(folder))
         self._feeder: LayerFeeder | RoundedLayers | None = None
         self._gather: RowGather | None = None
@@ -120,8 +125,10 @@ class LoadedModel(OpenedModel):
         """
         self._reader.check_files(except_for=self.weight_files)
         blocks = self._head_blocks() if placement.head is not Tier.DEVICE else []
+        places = {self.device, *self._settle_places(placement)}
         if self.is_packed and not unpacked:
-            self._scratch = Scratch(self._unpacked_values, self.dtype, self.device)
+            values = self._unpacked_values
+            self._scratches = {device: Scratch(values, self.dtype, device) for device in places}
         feeder = LayerFeeder(
             self.layers,
             [block.layout for block in blocks],
@@ -129,13 +136,22 @@ class LoadedModel(OpenedModel):
             self._reader,
             self.device,
             self.timeline,
-            self._scratch,
+            self._scratches,
         )
-        row_counts = row_counts or self.find_row_counts()
+        if row_counts is None:
+            row_counts = RowCounts()
+            for device in places:
+                row_counts = row_counts.common(self.find_row_counts(device))
         set_row_counts(self.skeleton.layers, row_counts)
         make_even(self.skeleton.layers)
         self._assemble(feeder, capacity, None, blocks, chunk, context, row_counts, holds_rows)
         feeder.load(progress)
+
+    def _settle_places(self, placement: Placement) -> list[torch.device]:
+        """Where each layer is computed."""
+        for layer, (binder, tier) in enumerate(zip(self.layers, placement.tiers, strict=True)):
+            binder.device = _CPU if tier is Tier.CPU else self.devices[placement.gpu_of(layer)]
+        return [binder.device for binder in self.layers]
 
     def load_rounded(
         self,
@@ -232,11 +248,7 @@ class LoadedModel(OpenedModel):
             self._gather = RowGather(
                 model.get_input_embeddings(), rows, self.dtype, self.device, self._reader, held=holds_rows
             )
-        if self.device.type != "cpu":
-            for module in model.modules():
-                for name, buffer in module._buffers.items():
-                    if buffer is not None:
-                        module._buffers[name] = buffer.to(self.device)
+        self._move_buffers()
         cache = TreeCache(len(self.skeleton.rows.kept), capacity)
         self._tree_model = TreeModel(
             self.skeleton,
@@ -246,25 +258,47 @@ class LoadedModel(OpenedModel):
             head=head,
             chunk=chunk,
             row_counts=row_counts,
-            mode=self._function_mode(row_counts),
+            mode=self._function_mode(row_counts, self.device),
+            hops=self._hops(row_counts),
         )
 
-    def _function_mode(self, row_counts: RowCounts | None) -> TorchFunctionMode | None:
-        """What replaces some of torch's functions in a pass, for the sake of a row's bits."""
+    def _move_buffers(self) -> None:
+        """Buffers of layers to where those are computed, all others to the model's device."""
+        if self.device.type == "cpu":
+            return
+        places = {
+            id(module): binder.device
+            for binder, layer in zip(self.layers, self.skeleton.layers, strict=True)
+            for module in layer.modules()
+        }
+        for module in self.skeleton.model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = buffer.to(places.get(id(module), self.device))
+
+    def _hops(self, row_counts: RowCounts | None) -> Hops | None:
+        places = [binder.device for binder in self.layers]
+        if set(places) == {self.device}:
+            return None
+        return Hops(places, self.device, self._function_mode(row_counts, _CPU))
+
+    def _function_mode(self, row_counts: RowCounts | None, device: torch.device) -> TorchFunctionMode | None:
+        """What replaces some of torch's functions on a device in a pass, for the sake of a row's bits."""
         if row_counts is None:
             return None
-        if self.has_row_products:
+        if self.has_row_products(device):
             return RowProducts()
         has_experts = any(hasattr(module, "is_transposed") for module in self.skeleton.layers.modules())
         rows = self.skeleton.rows
-        needs_it = self.device.type == "cpu" and (has_experts or rows.expanded or rows.tail_numbers)
+        needs_it = device.type == "cpu" and (has_experts or rows.expanded or rows.tail_numbers)
         return EvenFunctions(row_counts) if needs_it else None
 
     def _lent(self, values: int) -> torch.Tensor:
         """Memory for values that are gone before a module runs that takes some."""
-        if self._scratch is None:
+        scratch = self._scratches.get(self.device)
+        if scratch is None:
             return torch.empty(values, dtype=self.dtype, device=self.device)
-        return self._scratch.lend(values)
+        return scratch.lend(values)
 
     def _read_rest(self, *, without_head: bool) -> dict[str, torch.Tensor]:
         """Everything that is no layer and stays, by parameter name."""
@@ -292,4 +326,5 @@ class LoadedModel(OpenedModel):
         self.rest_tensors = {}
         if self._tree_model is not None:
             self._tree_model.cache = TreeCache(0, 0)  # the skeleton's layers still refer to the model
-        self._feeder = self._gather = self._tree_model = self._scratch = None
+        self._feeder = self._gather = self._tree_model = None
+        self._scratches = {}

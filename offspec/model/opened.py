@@ -1,7 +1,7 @@
 """A model whose headers were read: what it is made of, and how many bytes each part takes."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -172,17 +172,27 @@ class OpenedModel:
         """Files that layers are read from."""
         return sorted({extent.file for binder in self.layers for extent in binder.layout.extents})
 
-    def warm_up(self) -> None:
-        """Have the code compiled that attention and packed weights need; the first time it takes seconds."""
-        if self.device.type == "cpu":
+    def warm_up(self, device: torch.device | None = None) -> None:
+        """Have the code compiled that attention and packed weights need; the first time it takes seconds.
+
+        device: Where layers are computed, the model's by default.
+        """
+        device = device or self.device
+        if device.type == "cpu":
             warm_up_attention(self.dtype)
         recipes = [recipe for binder in (*self.layers, *self._rest) for recipe in binder.recipes]
         weights = [weight for recipe in recipes for weight, _ in recipe.sources]
-        warm_up(weights if self._rows is None else [*weights, self._rows], self.dtype, self.device)
+        warm_up(weights if self._rows is None else [*weights, self._rows], self.dtype, device)
 
-    def cache_bytes(self, capacity: int) -> int:
-        """Bytes of a cache of `capacity` positions."""
-        return capacity * sum(self.skeleton.rows.kept) * self.dtype.itemsize
+    def cache_bytes(self, capacity: int, layers: Sequence[int] | None = None) -> int:
+        """Bytes of a cache of `capacity` positions, of all layers by default."""
+        kept = self.skeleton.rows.kept
+        every = kept if layers is None else [kept[layer] for layer in layers if layer < len(kept)]
+        return capacity * sum(every) * self.dtype.itemsize
+
+    def layer_cache_bytes(self, capacity: int) -> int:
+        """The same of the layer that takes most."""
+        return capacity * max(self.skeleton.rows.kept, default=0) * self.dtype.itemsize
 
     def state_bytes(self, rows: int, snapshots: int) -> int:
         """Bytes of what layers carry from token to token, with a tree of `rows` rows behind it."""
@@ -190,16 +200,19 @@ class OpenedModel:
         text = 4 * kept.state_numbers + item * kept.tail_numbers
         return text * (_STATES + snapshots) + rows * item * kept.row_numbers
 
-    def scratch_bytes(self, rows: int, length: int, chunk: int) -> int:
-        """Most bytes of activations in a pass of `rows` rows over a cache of `length` positions."""
-        return self.activation_bytes(rows, length, chunk) + self.unpacking_bytes
+    def scratch_bytes(self, rows: int, length: int, chunk: int, device: torch.device | None = None) -> int:
+        """Most bytes of activations in a pass of `rows` rows over a cache of `length` positions.
+
+        device: Where layers are computed, the model's by default.
+        """
+        return self.activation_bytes(rows, length, chunk, device) + self.unpacking_bytes
 
     @property
     def unpacking_bytes(self) -> int:
         """Bytes for values of packed weights, which stay, and for what some are fused of."""
         return (self._unpacked_values + self._fused_values) * self.dtype.itemsize
 
-    def activation_bytes(self, rows: int, length: int, chunk: int) -> int:
+    def activation_bytes(self, rows: int, length: int, chunk: int, device: torch.device | None = None) -> int:
         """The same without what packed weights take."""
         kept, item = self.skeleton.rows, self.dtype.itemsize
         hidden: int = self.skeleton.config.hidden_size
@@ -212,7 +225,7 @@ class OpenedModel:
             + max(rows, length) * kept.expanded * item
             + chunk * item * kept.row_numbers // len(self.layers) * _WIDENED
         )
-        if self.device.type == "cpu":
+        if (device or self.device).type == "cpu":
             reordered = max((a * b for a, b in self._matrix_shapes()), default=0) * item  # by the product
             attention = tree_attention_scratch(rows, length + rows, kept.heads, kept.groups, self.dtype)
             return 4 * states + part + gated + attention + reordered
@@ -229,8 +242,8 @@ class OpenedModel:
         choices = rows * min(int(getattr(config, "index_topk", 0)), keys) * 40
         return rows * keys + chunk * keys * (8 + 12 * scores) + choices
 
-    def find_row_counts(self) -> RowCounts:
-        """Row counts of passes at which no row's bits depend on the others; tried once a process."""
+    def find_row_counts(self, device: torch.device) -> RowCounts:
+        """Row counts of passes at which no row's bits depend on the others on a device; tried once."""
         shapes, sums = set[ProductShape](), {int(self.skeleton.config.hidden_size)}
         for module in [*self.skeleton.layers.modules(), self.skeleton.model.get_output_embeddings()]:
             plain = isinstance(module, torch.nn.Linear)
@@ -244,14 +257,14 @@ class OpenedModel:
                         shapes.add(ProductShape(columns, rows, transposed=True))
         if any(self._unpacks_transposed(recipe) for binder in self.layers for recipe in binder.recipes):
             shapes |= {replace(shape, transposed=True) for shape in shapes}
-        if self.has_row_products:  # whose row count does not matter
+        if self.has_row_products(device):  # whose row count does not matter
             shapes.clear()
-        return find_row_counts(shapes, sums, self.dtype, self.device)
+        return find_row_counts(shapes, sums, self.dtype, device)
 
-    @property
-    def has_row_products(self) -> bool:
-        """Whether products on the device have rows that are independent at any row count."""
-        return self.device.type == "cuda" and choose_backend(self.device) == "triton"
+    @staticmethod
+    def has_row_products(device: torch.device) -> bool:
+        """Whether products on a device have rows that are independent at any row count."""
+        return device.type == "cuda" and choose_backend(device) == "triton"
 
     @staticmethod
     def _unpacks_transposed(recipe: WeightRecipe) -> bool:

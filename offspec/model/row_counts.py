@@ -34,6 +34,10 @@ class RowCounts:
         """The least row count that will do for `rows` rows."""
         return -(-rows // self.step) * self.step
 
+    def common(self, other: "RowCounts") -> "RowCounts":
+        """Those that do where either does, since every step is a power of two."""
+        return RowCounts(max(self.step, other.step), self.holds and other.holds)
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProductShape:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from offspec.model.attention import TreeContext, running, running_context
 from offspec.model.cache import TreeCache
 from offspec.model.dense_mask import DenseMasks
 from offspec.model.head import StreamedHead
+from offspec.model.hops import Hops
 from offspec.model.row_counts import RowCounts
 from offspec.model.skeleton import Skeleton
 from offspec.model.text_part import way_to
@@ -33,11 +35,25 @@ _TOGETHER, _TOGETHER_ON_DEVICE = 12, 16
 
 @dataclass(slots=True)
 class Spent:
-    """Where a pass's time went: layers that are done, seconds computed in them, seconds waited for them."""
+    """Where a pass's time went: layers that are done, seconds computed in them, seconds waited for them.
+
+    cpu_layers, cpu_computed: those of them that the CPU computed beside a device, and their seconds.
+    """
 
     layers: int = 0
     computed: float = 0.0
     waited: float = 0.0
+    cpu_layers: int = 0
+    cpu_computed: float = 0.0
+
+    def add(self, computed: float, waited: float, *, beside: bool) -> None:
+        """Count one layer more. beside: whether the CPU computed it beside a device."""
+        self.layers += 1
+        self.computed += computed
+        self.waited += waited
+        if beside:
+            self.cpu_layers += 1
+            self.cpu_computed += computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +83,8 @@ class TreeModel:
     given where the head streams, too. chunk: most rows that go through a layer together. row_counts: what
     row counts its products run at; rows that fill up to them are seen neither by attention nor by the cache,
     nor by a caller. None: whatever comes, as is good enough for a draft. mode: entered for a pass, where some
-    of torch's own functions would not do. spent: of the latest pass; settle: called before a clock is read,
+    of torch's own functions would not do. hops: given where layers are computed on several devices. spent: of
+    the latest pass; settle: called before a clock is read,
     where work goes on after a call returns. on_layer: told how many layers are done; between: called before
     each layer and each chunk, and may raise to break the pass off. taps: layers whose inputs are kept aside,
     the number of layers for what leaves the last;
@@ -85,8 +102,10 @@ class TreeModel:
         chunk: int | None = None,
         row_counts: RowCounts | None = None,
         mode: TorchFunctionMode | None = None,
+        hops: Hops | None = None,
     ) -> None:
         self.skeleton = skeleton
+        self._hops = hops
         self.row_counts = row_counts or RowCounts()
         self.mode = mode or nullcontext()
         self.chunk = chunk or CHUNK
@@ -135,21 +154,20 @@ class TreeModel:
             began = time.perf_counter()
             try:
                 if index in self.taps:
-                    self.tapped[index] = self._without_padding(
-                        _first(hidden)
-                    ).clone()  # it may be written over
-                out = self._in_parts(forward, hidden, args, kwargs)
+                    self.tapped[index] = self._tapped(hidden)
+                if self._hops is None:
+                    out = self._in_parts(forward, hidden, args, kwargs)
+                else:
+                    out = self._hops.run(index, partial(self._in_parts, forward), hidden, args, kwargs)
                 if self.settle is not None:
                     self.settle()
-                self.spent.layers += 1
-                self.spent.computed += time.perf_counter() - began
-                self.spent.waited += began - asked
+                beside = self._hops is not None and self._hops.is_beside(index)
+                self.spent.add(time.perf_counter() - began, began - asked, beside=beside)
             finally:
                 if leave is not None:
                     leave(index)
             if index + 1 == len(self.skeleton.layers) and index + 1 in self.taps:
-                last = out[0] if isinstance(out, tuple) else out
-                self.tapped[index + 1] = self._without_padding(_first(last)).clone()
+                self.tapped[index + 1] = self._tapped(out[0] if isinstance(out, tuple) else out)
             if self.on_layer is not None:
                 self.on_layer(index + 1)
             return out
@@ -178,8 +196,15 @@ class TreeModel:
         finally:
             context.padding = self.cache.padding = 0
             context.end = None
+            if self._hops is not None:
+                self._hops.forget()
         states: torch.Tensor = out.last_hidden_state
         return self._without_padding(states[0])
+
+    def _tapped(self, hidden: torch.Tensor) -> torch.Tensor:
+        """A copy, since the states may be written over, where the model's other parts are."""
+        kept = self._without_padding(_first(hidden))
+        return kept.clone() if self._hops is None else kept.to(self._hops.home, copy=True)
 
     def _without_padding(self, states: torch.Tensor) -> torch.Tensor:
         """Those of the states [T, H] that belong to rows that were asked for."""

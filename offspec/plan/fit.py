@@ -20,7 +20,7 @@ from offspec.model.recurrence import snapshots
 from offspec.model.runner import CHUNK, SMALL_CHUNK
 from offspec.model.tokenizer import TextCodec
 from offspec.plan.placement import Needs, divide, placement_fits
-from offspec_planners.placement import Placement, Tier
+from offspec_planners.placement import Placement, Tier, cpu_layers
 from offspec_planners.plan import Part
 
 # How a draft is held: as stored, as rounded values at 16 bits each, or packed. And where there is no model
@@ -73,6 +73,7 @@ class Opened:
         drafts: Models and heads that draft for it.
         memory: Bytes of RAM for the process.
         vram: Bytes of a device with memory of its own, None where the target is computed in RAM.
+        more_vram: Bytes of each further GPU.
         runtime: Bytes that the process takes without any weights.
         asked: What --draft said.
         codec: The target's tokenizer, where the models are to be loaded.
@@ -87,6 +88,7 @@ class Opened:
     runtime: int
     asked: str
     codec: TextCodec | None = None
+    more_vram: tuple[int, ...] = ()
 
     @property
     def draft(self) -> LoadedModel | None:
@@ -130,7 +132,8 @@ class Opened:
             held_so = held or way
             found: Fit | None = None
             for chunk in (CHUNK, SMALL_CHUNK):
-                needs = _needs(self, config, held_so, context, chunk)
+                cpu = cpu_layers(len(self.target.layers), config.cpu_layers or 0)
+                needs = _needs(self, config, held_so, context, chunk, cpu)
                 needs = replace(needs, layers=[int(size * share) for size in needs.layers])
                 try:
                     fit = Fit(context, held_so[0], divide(self.memory, needs, self.vram), chunk, held_so[1])
@@ -154,7 +157,7 @@ class Opened:
             return False
         if fit.context > self.target.skeleton.context_length:
             return False
-        needs = _needs(self, config, fit.held, fit.context, fit.chunk)
+        needs = _needs_of(self, config, fit)
         if fit.placement.head is not Tier.DEVICE and not needs.head:
             return False
         return placement_fits(self.memory, needs, fit.placement, self.vram)
@@ -168,31 +171,50 @@ class Opened:
         stays = len(fit.placement.resident) == len(target.layers) and fit.placement.head is Tier.DEVICE
         if not target.is_packed or not stays:
             return False
-        needs = _needs(self, config, fit.held, fit.context, fit.chunk)
+        needs = _needs_of(self, config, fit)
         needs = replace(needs, layers=target.held_bytes, extra=target.held_extra)
         return placement_fits(self.memory, needs, fit.placement, self.vram)
 
     def parts(self, config: EngineConfig, fit: Fit) -> tuple[Part, ...]:
         """All that takes room under an arrangement, and of what stays on disk."""
-        needs, target = _needs(self, config, fit.held, fit.context, fit.chunk), self.target
+        needs, target = _needs_of(self, config, fit), self.target
         layers = target.held_bytes if self.unpacks(config, fit) else target.layer_bytes
         placement, apart = fit.placement, target.device.type != "cpu"
         head = target.head_stored_bytes if placement.head is not Tier.DEVICE else 0
         slot = max(*target.layer_bytes, target.head_block_bytes if head else 0)
         found = [("Python and libraries", Tier.HOST if apart else Tier.DEVICE, needs.runtime + MARGIN)]
-        found += [("layers", tier, sum(layers[layer] for layer in placement.layers(tier))) for tier in Tier]
+        below = (Tier.CPU, Tier.HOST, Tier.DISK)
+        found += [("layers", tier, sum(layers[layer] for layer in placement.layers(tier))) for tier in below]
+        first, *others = [
+            (
+                sum(layers[i] for i in placement.resident if placement.gpu_of(i) == gpu),
+                needs.cache * sum(tier is not Tier.CPU for tier in placement.tiers_on(gpu)),
+            )
+            for gpu in range(1 + len(self.more_vram))
+        ]
         found += [
+            ("layers", Tier.DEVICE, first[0]),
             ("head", placement.head, head or target.head_bytes),
             ("norms", Tier.DEVICE, needs.rest - target.head_bytes),
-            ("caches", Tier.DEVICE, needs.caches),
+            ("caches", Tier.DEVICE, needs.caches - needs.cached + first[1] if others else needs.caches),
             ("draft", Tier.DEVICE, needs.draft),
             ("the draft's embedding", Tier.HOST, needs.host),
             ("scratch", Tier.DEVICE, needs.scratch + (needs.logits if head else 0) + max(needs.extra)),
             ("slots", Tier.DEVICE, placement.slots * slot),
-            ("staging slots", Tier.HOST, placement.staging * slot),
+            ("staging slots", Tier.HOST, placement.staging * slot * placement.gpu_count),
+            ("caches and scratch", Tier.CPU, needs.beside),
             ("the device's own share", Tier.DEVICE, needs.device_runtime),
         ]
-        return tuple(Part(what, tier, size) for what, tier, size in found if size > 0)
+        parts = [Part(what, tier, size) for what, tier, size in found if size > 0]
+        for gpu, (own, caches) in enumerate(others, 1):
+            scratch = self.more_vram[gpu - 1] - needs.more[gpu - 1] - needs.device_runtime + max(needs.extra)
+            slots = placement.slots * slot if any(tier.streams for tier in placement.tiers_on(gpu)) else 0
+            names = ("layers", "caches", "scratch", "slots", "the device's own share")
+            sizes = (own, caches, scratch, slots, needs.device_runtime)
+            parts += [
+                Part(what, Tier.DEVICE, size, gpu) for what, size in zip(names, sizes, strict=True) if size
+            ]
+        return tuple(parts)
 
     def no_room(self, config: EngineConfig) -> str:
         """In a clause, why a substitute was left out, and what to do about it."""
@@ -271,8 +293,18 @@ def _modes(opened: Opened, config: EngineConfig) -> list[Held]:
     return [*held, alone] if config.substitutes else held
 
 
-def _needs(opened: Opened, config: EngineConfig, held: Held, context: int, chunk: int) -> Needs:
-    """What takes room with the draft held in this way. chunk: rows of a prompt at a time."""
+def _needs_of(opened: Opened, config: EngineConfig, fit: Fit) -> Needs:
+    """What takes room under an arrangement."""
+    return _needs(opened, config, fit.held, fit.context, fit.chunk, fit.placement.layers(Tier.CPU))
+
+
+def _needs(
+    opened: Opened, config: EngineConfig, held: Held, context: int, chunk: int, cpu: tuple[int, ...]
+) -> Needs:
+    """What takes room with the draft held in this way.
+
+    chunk: rows of a prompt at a time; cpu: layers that the CPU computes beside a device.
+    """
     target, heads = opened.target, opened.heads
     budget = config.budget or 1
     capacity = context + budget
@@ -281,6 +313,11 @@ def _needs(opened: Opened, config: EngineConfig, held: Held, context: int, chunk
     # A substitute drafts with the target's own head, and so do some that are small.
     shares_head = (config.substitutes and rounded) or any(head.shares_head for head in heads)
     rows = context + draft_rows(config)
+    on_device = target.scratch_bytes(capacity, capacity, chunk)
+    beside = target.scratch_bytes(capacity, capacity, chunk, devices.find_device("cpu"))
+    on_cpu, states = target.cache_bytes(capacity, cpu), target.state_bytes(budget, snapshots.MOST)
+    cached = target.cache_bytes(capacity) - on_cpu
+    device_runtime = devices.RUNTIME + devices.SLACK if target.device.type == "cuda" else 0
     drawn = budget if config.verify == "sequoia" else 0  # nodes whose distributions are kept for the walk
     width = config.width or WIDEST
     scores = (64 + width + drawn) * 4 * vocabulary  # that stay for a request, noise among them
@@ -294,7 +331,7 @@ def _needs(opened: Opened, config: EngineConfig, held: Held, context: int, chunk
     return Needs(
         runtime=opened.runtime,
         rest=target.rest_bytes,
-        caches=target.cache_bytes(capacity) + target.state_bytes(budget, snapshots.MOST),
+        caches=cached + states,
         scratch=scratch + target.unpacking_bytes + _features_bytes(target, heads, capacity),
         draft=draft + sum(head.nbytes(rows) for head in heads),
         layers=target.layer_bytes,
@@ -302,8 +339,14 @@ def _needs(opened: Opened, config: EngineConfig, held: Held, context: int, chunk
         head=0 if shares_head else target.head_bytes,
         block=target.head_block_bytes,
         logits=2 * max(budget, 2) * vocabulary * target.dtype.itemsize,
-        device_runtime=devices.RUNTIME + devices.SLACK if target.device.type == "cuda" else 0,
+        device_runtime=device_runtime,
         host=embedding_bytes(held, opened.draft, config) if target.device.type != "cpu" else 0,
+        cpu=cpu,
+        # What layers carry from token to token is counted everywhere: which of them do is not known here.
+        beside=on_cpu + beside + states if cpu else 0,
+        more=tuple(vram - device_runtime - on_device - states for vram in opened.more_vram),
+        cache=target.layer_cache_bytes(capacity),
+        cached=cached,
     )
 
 

@@ -56,10 +56,10 @@ def known_machine(name: str) -> Hardware:
 
 
 def machine_fingerprint(device: str) -> str:
-    """12 hex digits that identify this machine with that device, found without measuring."""
+    """12 hex digits that identify this machine with that device (of several the first), without measuring."""
     from offspec_planners.measure import identify
 
-    return identify(device).fingerprint()
+    return identify(device.split(",")[0]).fingerprint()
 
 
 def profile(

@@ -15,7 +15,7 @@ from offspec.checkpoint import Checkpoint, open_checkpoint
 from offspec.checkpoint.hub import is_cached
 from offspec.core import memory
 from offspec.core.config import AUTO, LOOKUPS, MTP, SUBSTITUTE, EngineConfig, format_bytes
-from offspec.core.errors import CapacityError, OffspecError
+from offspec.core.errors import CapacityError, OffspecError, RequestError
 from offspec.core.events import Notice
 from offspec.core.trace import OFF, Timeline
 from offspec.draft.auto import DraftChoice, choose_draft
@@ -41,6 +41,11 @@ _UNPINNED = (
     "memory (ulimit -l), or give less --memory"
 )
 
+_UNLIKE = (
+    "these GPUs are of different generations and may round in different ways: in bfloat16 an answer may "
+    "depend on how memory limits divide the layers among them"
+)
+
 _opened: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
 
 
@@ -59,13 +64,20 @@ class Assembly:
 
 def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) -> Opened:
     """Open what a configuration names. Raises any OffspecError; on an error nothing stays open."""
-    device, dtype = devices.find_device(config.device), getattr(torch, config.dtype)
-    if (told := devices.missing_kernels(device)) is not None:
-        notify(Notice(told))
-    vram = devices.claim(device, config.vram)
+    device, *more = devices.find_devices(config.device)
+    dtype = getattr(torch, config.dtype)
+    if config.cpu_layers and device.type == "cpu":
+        raise RequestError("--cpu-layers is for use beside a GPU: add --device cuda, or leave it out")
+    for gpu in (device, *more):
+        if (told := devices.missing_kernels(gpu)) is not None:
+            notify(Notice(told))
+    more_vram = tuple(claimed for gpu in more if (claimed := devices.claim(gpu, config.vram)))
+    vram = devices.claim(device, config.vram)  # the last one, which streams and graphs are made on
+    if more and len({torch.cuda.get_device_capability(gpu) for gpu in (device, *more)}) > 1:
+        notify(Notice(_UNLIKE))
     given = config.memory or int(0.9 * (memory.available_bytes() + memory.resident_bytes()))
     checkpoint = _open_target(config, notify)
-    target = LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, device, timeline)
+    target = LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, device, timeline, more)
     try:
         codec = TextCodec(load_tokenizer(checkpoint.folder), checkpoint.folder, checkpoint.config)
         opener = DraftOpener(config, checkpoint, target, codec, notify)
@@ -76,11 +88,15 @@ def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) 
     loaded = [model for model in (target, drafts.model) if model is not None]
     for model in loaded:
         model.warm_up()  # its compiled code is part of what the process takes
+    if config.cpu_layers or config.chooses_cpu_layers:
+        target.warm_up(devices.find_device("cpu"))
     gc.collect()
     memory.trim()
     runtime = memory.steady_runtime(fresh=any(model.is_loaded for model in _opened))
     _opened.update(loaded)
-    opened = Opened(config, target, checkpoint.fingerprint, drafts, given, vram, runtime, config.draft, codec)
+    opened = Opened(
+        config, target, checkpoint.fingerprint, drafts, given, vram, runtime, config.draft, codec, more_vram
+    )
     if config.drafts != (AUTO,):
         return opened
     try:
@@ -200,15 +216,18 @@ def assemble(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) -> 
 def describe(assembly: Assembly) -> dict[str, Any]:
     """What was decided, for logs and benches."""
     placement, sizes = assembly.placement, assembly.target.layer_bytes
-    streamed = [i for i in range(len(sizes)) if i not in placement.resident]
+    streamed = [i for i, tier in enumerate(placement.tiers) if tier.streams]
+    beside = placement.layers(Tier.CPU)
     host = placement.layers(Tier.HOST)
     return {
         "context": assembly.context,
         "resident_layers": len(placement.resident),
+        "cpu_layers": len(beside),
         "host_layers": len(host),
         "disk_layers": len(placement.layers(Tier.DISK)),
         "streamed_layers": len(streamed),
         "resident_bytes": sum(sizes[i] for i in placement.resident),
+        "cpu_bytes": sum(sizes[i] for i in beside),
         "host_bytes": sum(sizes[i] for i in host),
         "disk_bytes": sum(sizes[i] for i in placement.layers(Tier.DISK)),
         "slot_bytes": placement.slots * max((sizes[i] for i in streamed), default=0),
@@ -218,4 +237,12 @@ def describe(assembly: Assembly) -> dict[str, Any]:
         "chunk": assembly.target.tree_model.chunk,
         "memory": assembly.memory,
         "vram": assembly.vram,
+        "gpus": [
+            sum(
+                placement.gpu_of(layer) == gpu
+                for layer, tier in enumerate(placement.tiers)
+                if tier != Tier.CPU
+            )
+            for gpu in range(placement.gpu_count)
+        ],
     }

@@ -8,6 +8,7 @@ from offspec.core.events import LoadProgress
 from offspec.draft.open import Notify
 from offspec.model.contention import Contention
 from offspec.model.parts import TargetParts
+from offspec.plan.beside import fastest_cpu_layers
 from offspec.plan.fit import LEAST_BUDGET, Opened
 from offspec.plan.load import Assembly
 from offspec.plan.load_drafts import calibration_ids
@@ -19,6 +20,7 @@ from offspec.plan.what_if import WhatIfs
 from offspec_planners.acceptance import Calibration, typical
 from offspec_planners.cost import ModelSizes, PassCosts, Pricing, prefill_seconds
 from offspec_planners.hardware import Hardware
+from offspec_planners.measure import measure_host
 from offspec_planners.measured_costs import MeasuredCosts
 from offspec_planners.plan import Forecast, Plan
 from offspec_planners.search import BUDGETS, STATIC_WIDTH, WIDTHS, Outlook, best, outlook, static_sweep, sweep
@@ -47,6 +49,8 @@ def measure(opened: Opened, assembly: Assembly, config: EngineConfig, notify: No
             parts, budget = TargetParts(assembly.target), config.budget or 1
             step, start = measure_steps(main, parts, ids, budget, config.temperature, contention.look)
             measured = replace(measured, step=step, start=start)
+        if assembly.vram is not None:
+            measured = replace(measured, host=measure_host())
         return replace(measured, contended=contention.seen)
 
 
@@ -145,6 +149,9 @@ def build_plan(
         choice = chosen.choice
         nodes = choice.budget if drafts else opened.undrafted()
         settled, walked = replace(wanted, budget=nodes, width=choice.width), choice.tokens_per_pass
+        if wanted.chooses_cpu_layers:
+            layers = fastest_cpu_layers(opened, settled, pricing, target, chosen)
+            settled = replace(settled, cpu_layers=layers)
     fit = opened.fit(settled)
     if opened.unpacks(settled, fit):
         target = target.unpacked_once()
@@ -162,6 +169,7 @@ def build_plan(
         dtype=wanted.dtype,
         memory=opened.memory,
         vram=opened.vram,
+        more_vram=opened.more_vram,
         context=fit.context,
         temperature=wanted.temperature,
         draft_mode=fit.draft_mode,
@@ -187,12 +195,16 @@ def build_plan(
 
 def notes_on(opened: Opened) -> tuple[str, ...]:
     """What a plan leaves out of account."""
-    lookups = [name for name in opened.config.drafts if name in LOOKUPS]
-    if not lookups:
-        return ()
-    return (
-        f"What {' and '.join(lookups)} copy from the text comes on top of this, and depends on the text.",
-    )
+    lookups, notes = [name for name in opened.config.drafts if name in LOOKUPS], list[str]()
+    if lookups:
+        notes.append(
+            f"What {' and '.join(lookups)} copy from the text comes on top of this, and depends on the text."
+        )
+    if opened.more_vram:
+        notes.append(
+            "Each GPU is taken to have such a link of its own: many desktop boards divide one among two."
+        )
+    return tuple(notes)
 
 
 def forecast(chosen: Outlook, costs: PassCosts, target: ModelSizes, hardware: Hardware) -> Forecast:

@@ -73,14 +73,15 @@ class PassTrial:
     def measure(self, progress: Progress, seconds: float = _SECONDS) -> MeasuredCosts:
         """Passes of several row counts, the link, and the walk. Nothing is left in the target's cache."""
         target = self._target
-        layer, outside = list[tuple[int, float]](), list[tuple[int, float]]()
+        layer, outside, cpu = (list[tuple[int, float]]() for _ in range(3))
         target.tree_model.between = self._look
         try:
             for done, rows in enumerate(self._rows):
                 progress(done, len(self._rows) + 1)
-                each, around = self._pass(rows, seconds)
+                each, around, beside = self._pass(rows, seconds)
                 layer.append((rows, each))
                 outside.append((rows, around))
+                cpu += [(rows, beside)] if beside else []
             link = self.link()
             progress(len(self._rows) + 1, len(self._rows) + 1)
             unpack = 0.0 if target.is_packed else _UNPACKING * copying_seconds(target.dtype, target.device)
@@ -91,6 +92,7 @@ class PassTrial:
                 self._walk(),
                 link=link,
                 unpack=unpack,
+                cpu=tuple(cpu),
             )
         finally:
             target.tree_model.settle = None
@@ -114,21 +116,21 @@ class PassTrial:
         self._pass(2, _LINK_SECONDS / _READINGS)
         return (self._target.ring_stats.bytes_moved - moved) / (time.perf_counter() - began)
 
-    def _pass(self, rows: int, seconds: float) -> tuple[float, float]:
-        """Seconds of one layer, and of a pass around its layers: the medians of as many as there is time for.
+    def _pass(self, rows: int, seconds: float) -> tuple[float, float, float]:
+        """Seconds of one layer, of a pass around its layers, and of a layer of the CPU beside a GPU.
+
+        The medians of as many as there is time for; of the last 0 where no such layer ran.
 
         Of several passes the first, which makes what later ones find made, does not count.
         """
-        tried, began = list[tuple[float, float]](), time.perf_counter()
+        tried, began = list[tuple[float, float, float]](), time.perf_counter()
         while not tried or time.perf_counter() - began < seconds:
             tried.append(self._one(rows, seconds))
         counted = tried[1:] or tried
-        return (
-            statistics.median(each for each, _ in counted),
-            statistics.median(around for _, around in counted),
-        )
+        each, around, beside = map(statistics.median, zip(*counted, strict=True))
+        return each, around, beside
 
-    def _one(self, rows: int, seconds: float) -> tuple[float, float]:
+    def _one(self, rows: int, seconds: float) -> tuple[float, float, float]:
         """The same of one pass, which is broken off when it has run that long."""
         model, device = self._target.tree_model, self._target.device
         self._pretend()
@@ -140,7 +142,7 @@ class PassTrial:
             ancestors=_ancestors(rows),
         )
         if device.type == "cuda":
-            model.settle = lambda: torch.cuda.synchronize(device)
+            model.settle = self._settle
         began = time.perf_counter()
 
         def stop(done: int) -> None:
@@ -157,7 +159,14 @@ class PassTrial:
             self._target.recover()
         elif model.streams_head:
             model.logits(hidden[:2])  # or the ring would be out of step
-        return spent.computed / spent.layers, around
+        on_device = spent.layers - spent.cpu_layers
+        beside = spent.cpu_computed / spent.cpu_layers if spent.cpu_layers else 0.0
+        return (spent.computed - spent.cpu_computed) / on_device if on_device else beside, around, beside
+
+    def _settle(self) -> None:
+        """Wait for all GPUs."""
+        for gpu in self._target.devices:
+            torch.cuda.synchronize(gpu)
 
     def _pretend(self) -> None:
         """Make the cache as long as after a prompt. What it holds is of no interest."""
@@ -234,7 +243,8 @@ def tried_machine(target: LoadedModel, measured: MeasuredCosts, sizes: ModelSize
     products = tuple((rows, 2.0 * sizes.weights * rows / seconds) for rows, seconds in measured.layer)
     processor = Processor(which.processor, which.memory, Rate.exactly(fetched), products, 0.0)
     disk = measured.link or read_rate(target)
-    return Hardware(which.name, which.ram, disk, measured.link if which.apart else None, processor)
+    link = measured.link if which.apart else None
+    return Hardware(which.name, which.ram, disk, link, processor, host=measured.host)
 
 
 def _ancestors(rows: int) -> torch.Tensor:

@@ -38,10 +38,20 @@ def plan_for_hardware(config: EngineConfig, hardware: Hardware) -> Plan:
         CheckpointError: The model is not known, and its configuration cannot be read.
         RequestError: Settings that the machine does not have.
     """
-    if config.device == "cuda" and hardware.link is None:
+    if config.device == "all":
+        raise RequestError("a profile does not say how many GPUs a machine has: name them, as cuda:0,cuda:1")
+    if config.device.startswith("cuda") and hardware.link is None:
         raise RequestError(f"{hardware.name} has no GPU; leave out --device")
-    config = replace(config, device="cpu" if hardware.link is None else "cuda")
-    target, fingerprint = imagine(config.model, getattr(torch, config.dtype), torch.device(config.device))
+    if config.cpu_layers and hardware.link is None:
+        raise RequestError(f"{hardware.name} has no GPU; leave out --cpu-layers")
+    if config.cpu_layers and hardware.host is None:
+        raise RequestError(
+            f"the profile of {hardware.name} says nothing of its CPU: add a host, or leave out --cpu-layers"
+        )
+    several = "," in config.device
+    config = replace(config, device="cpu" if hardware.link is None else config.device if several else "cuda")
+    device = torch.device(config.device.split(",")[0])
+    target, fingerprint = imagine(config.model, getattr(torch, config.dtype), device)
     plans, failure = list[Plan](), None
     for wanted in _drafts(config, target):
         try:
@@ -78,6 +88,7 @@ def _plan(config: EngineConfig, hardware: Hardware, target: LoadedModel, fingerp
         vram,
         memory.RUNTIME,  # a process there, not this one
         config.draft,
+        more_vram=(vram,) * config.device.count(",") if vram else (),
     )
     opened, room, fit = _held(opened)
     if fit.draft_mode == "none":

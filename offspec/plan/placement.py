@@ -13,6 +13,7 @@ from offspec_planners.placement import (
     TooSmallError,
     place_layers,
     place_on_device,
+    place_on_devices,
     taken,
 )
 
@@ -27,7 +28,10 @@ class Needs:
 
     rest counts a head that stays; `head` of it may stream instead, in units of `block` bytes (0 where it
     may not), and its logits for all nodes of a tree then take `logits`. device_runtime is what a device
-    with memory of its own sets aside; beside it, `host` stays in RAM.
+    with memory of its own sets aside; beside it, `host` stays in RAM. cpu: layers that the CPU computes
+    beside it, for which `beside` is needed in RAM besides their weights, and whose caches `caches` does not
+    count. more: what further GPUs have for layers and their caches, of `cache` bytes each, which of `caches`
+    are `cached` in all.
     """
 
     runtime: int
@@ -42,6 +46,11 @@ class Needs:
     logits: int = 0
     device_runtime: int = 0
     host: int = 0
+    cpu: tuple[int, ...] = ()
+    beside: int = 0
+    more: tuple[int, ...] = ()
+    cache: int = 0
+    cached: int = 0
 
     @property
     def passing(self) -> int:
@@ -49,9 +58,19 @@ class Needs:
         return max(self.rest, *self.layers)
 
     @property
+    def host_aside(self) -> int:
+        """Bytes of RAM beside a device that has memory of its own, for everything but layers."""
+        return self.passing + self.beside + self.host
+
+    @property
     def weights_aside(self) -> int:
         """Everything but layers and the process itself."""
         return self.rest + self.caches + self.scratch + self.draft
+
+    def rooms(self, device_memory: int) -> list[int]:
+        """Bytes that each GPU has for layers, the first of `device_memory`; of several for caches, too."""
+        first = device_memory - self.device_runtime - self.weights_aside
+        return [first + self.cached, *self.more] if self.more else [first]
 
     def with_streamed_head(self) -> "Needs":
         """The same with the head as the last units of a pass."""
@@ -90,20 +109,24 @@ def divide(memory: int, needs: Needs, device_memory: int | None = None) -> Place
 def placement_fits(memory: int, needs: Needs, placement: Placement, device_memory: int | None = None) -> bool:
     """Whether a placement that was decided elsewhere fits as well; see `divide`."""
     wanted, sizes = list(_heads(needs))[-1 if placement.head is not Tier.DEVICE else 0]
-    device, host = taken(sizes, placement)
+    devices, host = taken(sizes, placement, wanted.cache if wanted.more else 0)
     usable = int(memory * (1 - _KERNEL_SHARE)) - needs.runtime - MARGIN
     if device_memory is None:
-        return device <= usable - wanted.weights_aside
-    aside = wanted.device_runtime + wanted.weights_aside
-    return device <= device_memory - aside and host <= usable - wanted.passing - wanted.host
+        return devices[0] <= usable - wanted.weights_aside
+    rooms = wanted.rooms(device_memory)
+    if len(devices) > len(rooms) or host > usable - wanted.host_aside:
+        return False
+    return all(device <= room for device, room in zip(devices, rooms, strict=False))
 
 
 def _place(memory: int, needs: Needs, sizes: Sizes, device_memory: int | None) -> Placement:
     usable = int(memory * (1 - _KERNEL_SHARE)) - needs.runtime - MARGIN
     if device_memory is None:
         return place_layers(sizes, usable - needs.weights_aside)
-    aside = needs.device_runtime + needs.weights_aside
-    return place_on_device(sizes, device_memory - aside, usable - needs.passing - needs.host)
+    rooms, host = needs.rooms(device_memory), usable - needs.host_aside
+    if len(rooms) == 1:
+        return place_on_device(sizes, rooms[0], host, cpu=needs.cpu)
+    return place_on_devices(sizes, rooms, host, cache=needs.cache, cpu=needs.cpu)
 
 
 def _cramped(placement: Placement) -> bool:
@@ -135,6 +158,7 @@ def _too_small(given: int, needs: Needs, error: TooSmallError, apart: bool) -> C
         parts["Python and libraries"] = needs.runtime + MARGIN
         parts["on its way to the device"] = needs.passing if apart else 0
         parts["the draft's embedding"] = needs.host
+        parts["computing on the CPU"] = needs.beside
     if on_device or not apart:
         parts |= {
             "the device's own share": needs.device_runtime,
@@ -143,17 +167,20 @@ def _too_small(given: int, needs: Needs, error: TooSmallError, apart: bool) -> C
             "activations": needs.scratch,
             "the draft": needs.draft,
         }
-    parts["two layers"] = error.needed
+    own = sum(needs.layers[layer] + needs.extra[layer] for layer in needs.cpu) if not on_device else 0
+    parts["layers of the CPU"] = own
+    parts["two layers"] = error.needed - own
     least = sum(parts.values())
     if not on_device:
         parts["the kernel"] = int(least / (1 - _KERNEL_SHARE)) + 2 - least
         least += parts["the kernel"]
     listing = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
     kind, option = ("device memory", "--vram") if on_device else ("memory", "--memory")
+    fewer = " or --cpu-layers" if own else ""
     return CapacityError(
         f"{format_bytes(given)} of {kind} is too little: the least that would do is "
         f"{format_bytes(-(-least // 10**7) * 10**7)} ({listing}); "
-        f"give more {option} or ask for less --context",
+        f"give more {option} or ask for less --context{fewer}",
         needed=least,
         given=given,
     )

@@ -17,6 +17,7 @@ from offspec.core.errors import PlanError
 from offspec.core.events import Notice
 from offspec.core.trace import OFF, Timeline
 from offspec.draft.open import Notify
+from offspec.model import device as devices
 from offspec.plan import records as ledger
 from offspec.plan.fit import Opened
 from offspec.plan.hardware_profile import machine_fingerprint
@@ -27,6 +28,7 @@ from offspec.plan.policy import DraftPolicy
 from offspec.plan.records import DraftRecord
 from offspec.plan.warm_up import KernelsRefusedError
 from offspec_planners.measured_costs import MeasuredCosts
+from offspec_planners.placement import Tier
 from offspec_planners.plan import Plan
 
 
@@ -70,6 +72,7 @@ def prepare(
     Raises:
         OffspecError: See `offspec.core.errors`.
     """
+    config = replace(config, device=devices.resolve(config.device))
     if named is not None:
         named = _as_wished(named, config)
         config = _as_planned(config, named)
@@ -150,6 +153,9 @@ def _as_planned(config: EngineConfig, plan: Plan) -> EngineConfig:
     ):
         if given not in (usual, planned):
             raise PlanError(f"the plan has {name} {planned}, not {given}: leave out --{name}, or the plan")
+    beside = len(plan.placement.layers(Tier.CPU))
+    if config.cpu_layers not in (None, beside):
+        raise PlanError(f"the plan has cpu-layers {beside}, not {config.cpu_layers}: leave out --cpu-layers")
     draft = plan.draft if config.draft == AUTO else config.draft
     # A substitute's bits are chosen anew should the plan not fit, those of a named draft are the user's.
     rounded = drafts and not {AUTO, SUBSTITUTE} & set(read_drafts(draft))
@@ -158,7 +164,8 @@ def _as_planned(config: EngineConfig, plan: Plan) -> EngineConfig:
         draft=draft,
         draft_bits=cast(DraftBits, plan.draft_bits) if rounded else config.draft_bits,
         memory=config.memory or min(plan.memory, memory.available_bytes() + memory.resident_bytes()),
-        vram=config.vram or plan.vram,
+        vram=config.vram or (None if plan.more_vram else plan.vram),
+        cpu_layers=beside,
         context=plan.context,
         device=plan.device,
         dtype=cast(Dtype, plan.dtype),
@@ -185,6 +192,7 @@ def plan_key(opened: Opened) -> str:
         opened.runtime,
         config.memory,
         config.vram,
+        config.cpu_layers,
         config.device,
         config.dtype,
         config.context,

@@ -74,7 +74,8 @@ def warm_up_kernels(
         except Exception as error:
             if devices.is_out_of_memory(error) or choose_backend(target.device) != "triton":
                 raise
-            refuse(target.device, f"a kernel could not be compiled ({first_line(error)})")
+            for device in target.devices:
+                refuse(device, f"a kernel could not be compiled ({first_line(error)})")
             if choose_backend(target.device) == "triton":  # it was asked for
                 raise
             raise KernelsRefusedError from error
@@ -125,12 +126,12 @@ def _pass(target: LoadedModel) -> None:
 
 
 def _last_of_its_kind(target: LoadedModel) -> int:
-    """The first layer by which there was one of each kind, by what it attends to and its weights."""
+    """The first layer by which there was one of each kind, by device, what it attends to and its weights."""
     kinds = getattr(target.skeleton.config, "layer_types", None) or [""] * len(target.layers)
     first = dict[object, int]()
     for index, layer in enumerate(target.skeleton.layers):
         shapes = tuple((name, tuple(weight.shape)) for name, weight in layer.named_parameters())
-        first.setdefault((kinds[index], shapes), index)
+        first.setdefault((target.layers[index].device, kinds[index], shapes), index)
     return max(first.values())
 
 

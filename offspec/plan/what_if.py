@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from offspec.core.config import DraftBits, EngineConfig, format_bytes
 from offspec.core.errors import CapacityError
+from offspec.plan.beside import fastest_cpu_layers
 from offspec.plan.fit import Fit, Opened
 from offspec_planners.acceptance import Calibration
 from offspec_planners.cost import ModelSizes, Pricing
@@ -34,13 +35,13 @@ class WhatIfs:
     ) -> None:
         self._opened, self._config, self._fit = opened, config, fit
         self._pricing, self._target, self._calibration = pricing, target, calibration
-        self._chosen = chosen.choice
+        self._chosen, self._outlook = chosen.choice, chosen
 
     def rows(self) -> tuple[WhatIf, ...]:
         """More memory, a faster link, fewer bits: what makes a difference. And no draft beside one."""
         rows = list[WhatIf]()
         if self._fit.placement.slots > 0:
-            rows = [*self._memory(), self._link(), *self._packed(), *self._packed_draft()]
+            rows = [*self._memory(), self._link(), *self._packed(), *self._packed_draft(), *self._beside()]
         least = _GAIN * self._chosen.tok_per_s
         rows = [row for row in rows if row.tok_per_s is not None and row.tok_per_s >= least]
         if self._opened.drafts.names:
@@ -53,7 +54,9 @@ class WhatIfs:
         grown = [(replace(opened, memory=int(by * opened.memory)), "RAM") for by in _FACTORS]
         rows = self._places(grown)
         if opened.vram is not None:
-            grown = [(replace(opened, vram=int(by * opened.vram)), "VRAM") for by in _FACTORS]
+            gpus, where = (opened.vram, *opened.more_vram), "VRAM on each GPU" if opened.more_vram else "VRAM"
+            sizes = [[int(by * vram) for vram in gpus] for by in _FACTORS]
+            grown = [(replace(opened, vram=first, more_vram=tuple(more)), where) for first, *more in sizes]
             rows += self._places(grown)
         return rows
 
@@ -112,6 +115,19 @@ class WhatIfs:
             return []
         kept = f"{len(fit.placement.resident)} of {len(fit.placement.tiers)} layers stay on the device"
         return [WhatIf(f"the draft kept in {_DRAFT_BITS} bits", self._speed(fit=fit, pricing=pricing), kept)]
+
+    def _beside(self) -> list[WhatIf]:
+        """Layers computed by the CPU, where that was left to be chosen and none is."""
+        config = self._config
+        if config.cpu_layers or self._fit.placement.layers(Tier.CPU):
+            return []
+        layers = fastest_cpu_layers(self._opened, config, self._pricing, self._target, self._outlook)
+        if not layers:
+            return []
+        fit = self._opened.fit(replace(config, cpu_layers=layers))
+        change, speed = f"{layers} layers computed by the CPU", self._speed(fit=fit)
+        note = f"`--cpu-layers {layers}`; in bfloat16 other answers, since a CPU rounds in another way"
+        return [WhatIf(change, speed, note)]
 
     def _plain(self) -> float:
         alone = self._opened.alone().fit(replace(self._config, budget=1, width=1))

@@ -21,10 +21,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from offspec_planners.hardware import Hardware, Processor
+from offspec_planners.hardware import Hardware, Processor, Rate
 from offspec_planners.json_fields import Number, Points
 from offspec_planners.placement import Placement, Tier
-from offspec_planners.transfer import Links, crossing_seconds, edge_layers, streamed_units
+from offspec_planners.transfer import Links, edge_layers, slowest_crossing, streamed_units
 
 # Row counts at which compute is tabulated from a hardware profile; between them it is piecewise linear.
 ROWS = (1, 2, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
@@ -33,6 +33,9 @@ WIDTHS = (1, 4, 8, 16, 32, 64, 128)
 _ATTENTION_SHARE = 0.3  # of a product's rate: what attention over a mask reaches
 _FULL = 64  # rows from which arithmetic, not memory, bounds a product
 _RANKING = 6  # times that a draft's logits are read and written while children are ranked
+_HOP = 5e-5  # seconds of a copy of a few rows between devices or to RAM, and of waiting for it
+_HOPPED = 5e9  # bytes per second of such copies, from memory that is not pinned
+_LEFT = 0.25  # share of the RAM's bandwidth that the CPU gets at least beside a link
 _STEP_OVERHEAD = 1e-3  # seconds of a step that no device sees: choosing nodes, placing their children
 
 
@@ -136,7 +139,13 @@ class PassCosts:
 
 
 class Pricing(Protocol):
-    """Something that knows what passes cost under any placement: from measured parts, or from a profile."""
+    """Something that knows what passes cost under any placement: from measured parts, or from a profile.
+
+    knows_cpu: whether that goes for placements with layers that a CPU computes beside a device.
+    """
+
+    @property
+    def knows_cpu(self) -> bool: ...
 
     def costs(self, target: ModelSizes, placement: Placement, walked: float) -> PassCosts:
         """walked: nodes that a pass walks on average."""
@@ -183,6 +192,11 @@ class Estimate:
     prefix: int = 128
     unpacks: bool = True
 
+    @property
+    def knows_cpu(self) -> bool:
+        """Implements `Pricing`."""
+        return self.hardware.host is not None
+
     def costs(self, target: ModelSizes, placement: Placement, walked: float) -> PassCosts:
         """Implements `Pricing`."""
         step, start = [(1, 0.0)], 0.0
@@ -193,29 +207,38 @@ class Estimate:
             ]
             start = step[2][1] - step[0][1]  # the tokens committed last run with the root
         units = streamed_units(target.layers, target.head, placement)
-        link, rest = crossing_seconds(units, placement, self._links())
-        compute, edge = self._compute(target, placement, walked)
+        link, rest = slowest_crossing(target.layers, target.head, placement, self._links())
+        compute, edge = self._compute(target, placement, walked, bool(units))
         return PassCosts(compute, tuple(step), start, link, rest, edge)
 
     def _links(self) -> Links:
         link = self.hardware.link
         return Links(self.hardware.disk.value, None if link is None else link.value)
 
-    def _compute(self, target: ModelSizes, placement: Placement, walked: float) -> tuple[Points, Points]:
+    def _compute(
+        self, target: ModelSizes, placement: Placement, walked: float, streams: bool
+    ) -> tuple[Points, Points]:
         """(rows, seconds) of all layers and of the head, and of those at the edges of a pass.
 
         A head that stays runs for the nodes that are walked, one that streams for all.
         """
-        processor = self.hardware.processor
+        processor, on_cpu = self.hardware.processor, len(placement.layers(Tier.CPU))
         compute, edge = list[tuple[int, float]](), list[tuple[int, float]]()
         for rows in ROWS:
-            layer = layer_seconds(processor, target, rows, self.prefix)
+            layer = cpu = layer_seconds(processor, target, rows, self.prefix)
+            if on_cpu:
+                assert self.hardware.host is not None, "nothing is known of the CPU"
+                copied = self.hardware.link.value if self.hardware.link is not None and streams else 0.0
+                copied *= placement.gpu_count
+                cpu = cpu_layer_seconds(self.hardware.host, target, rows, self.prefix, copied)
             head = product_seconds(processor, target.head_weights, rows)
             walk = 0.0
             if placement.head is Tier.DEVICE:
                 head, walk = 0.0, min(rows, walked) * product_seconds(processor, target.head_weights, 2)
-            compute.append((rows, len(target.layers) * layer + head + walk))
-            edges = edge_layers(placement, target.layers, target.head, head / layer)
+            layers = (len(target.layers) - on_cpu) * layer + on_cpu * cpu
+            layers += placement.hops * hop_seconds(target, rows)
+            compute.append((rows, layers + head + walk))
+            edges = edge_layers(placement, target.layers, target.head, head / layer, cpu / layer)
             edge.append((rows, edges * layer + walk))
         return tuple(compute), tuple(edge)
 
@@ -239,6 +262,28 @@ def layer_seconds(processor: Processor, sizes: ModelSizes, rows: int, prefix: in
     attention = sizes.attention * rows * (prefix + rows / 2) / (_ATTENTION_SHARE * processor.flops(rows))
     product = product_seconds(processor, sizes.weights, rows)
     return unpacking_seconds(processor, sizes) + product + attention + processor.layer_overhead
+
+
+def cpu_layer_seconds(
+    host: Processor, sizes: ModelSizes, rows: int, prefix: int, copied: float = 0.0
+) -> float:
+    """Seconds of one layer that the CPU computes from RAM, its rows brought there and back.
+
+    Args:
+        host: The CPU with its RAM.
+        sizes: Of the model.
+        rows: Rows of the pass.
+        prefix: Positions that they look back on.
+        copied: Bytes per second that are copied out of the same RAM meanwhile.
+    """
+    shared = max(host.bandwidth.value - copied, _LEFT * host.bandwidth.value)
+    processor = replace(host, bandwidth=Rate.exactly(shared))
+    return layer_seconds(processor, sizes, rows, prefix) + 2 * hop_seconds(sizes, rows)
+
+
+def hop_seconds(sizes: ModelSizes, rows: int) -> float:
+    """Seconds in which the hidden states of `rows` rows go from one device to another, or to RAM."""
+    return _HOP + 2.0 * rows * sizes.hidden / _HOPPED
 
 
 def unpacking_seconds(processor: Processor, sizes: ModelSizes) -> float:

@@ -104,6 +104,11 @@ class Processor:
         counts, rates = (np.log(column) for column in zip(*self.gemm, strict=True))
         return math.exp(np.interp(math.log(max(rows, 1.0)), counts, rates))
 
+    def to_json(self) -> dict[str, Any]:
+        """The object of a processor in a profile."""
+        gemm = [[rows, _plain(rate)] for rows, rate in self.gemm]
+        return {**asdict(self), "bandwidth": self.bandwidth.to_json(), "gemm": gemm}
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:
@@ -132,6 +137,8 @@ class Hardware:
         link: Bytes per second from RAM to the processor's memory; None where the processor computes in RAM.
         processor: What computes.
         sources: Where the figures come from; empty where they were measured.
+        host: The CPU with its RAM beside a processor that has memory of its own; None where it is not known,
+            or is the processor.
     """
 
     name: str
@@ -140,6 +147,7 @@ class Hardware:
     link: _Rate | None
     processor: Processor
     sources: Texts = ()
+    host: Processor | None = None
 
     @property
     def identity(self) -> Identity:
@@ -152,27 +160,30 @@ class Hardware:
 
     def to_json(self) -> dict[str, Any]:
         """The object of a profile, which `from_json` reads."""
-        chip = self.processor
-        gemm = [[rows, _plain(rate)] for rows, rate in chip.gemm]
-        return {
+        values: dict[str, Any] = {
             "version": VERSION,
             **asdict(self),
             "disk": self.disk.to_json(),
             "link": self.link.to_json() if self.link else None,
-            "processor": {**asdict(chip), "bandwidth": chip.bandwidth.to_json(), "gemm": gemm},
+            "processor": self.processor.to_json(),
             "sources": list(self.sources),
         }
+        del values["host"]
+        return values if self.host is None else values | {"host": self.host.to_json()}
 
     @classmethod
     def from_json(cls, found: object) -> "Hardware":
         """Raises ValueError, one line: the key, what it is, what it should be."""
-        given = without_version(found, "version", VERSION, "a hardware profile")
+        given = {"host": None, **without_version(found, "version", VERSION, "a hardware profile")}
         given |= {key: _rate(given[key]) for key in ("disk", "link") if key in given}
-        chip = given.get("processor")
-        if isinstance(chip, dict) and "bandwidth" in chip:
-            given["processor"] = {**chip, "bandwidth": _rate(chip["bandwidth"])}
+        for name in ("processor", "host"):
+            chip = given.get(name)
+            if isinstance(chip, dict) and "bandwidth" in chip:
+                given[name] = {**chip, "bandwidth": _rate(chip["bandwidth"])}
         hardware = read(given, cls)
         require_ascending(hardware.processor.gemm, "processor.gemm")
+        if hardware.host is not None:
+            require_ascending(hardware.host.gemm, "host.gemm")
         return hardware
 
     def text(self) -> str:

@@ -1,8 +1,9 @@
 """Which tier each layer lives in, and how many slots the ones that stream pass through."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import pairwise
 from typing import Annotated
 
 from msgspec import Meta
@@ -13,13 +14,19 @@ from offspec_planners.json_fields import Whole
 class Tier(StrEnum):
     """Where a layer's weights are between two passes, the fastest first.
 
-    DEVICE: where they are computed with (on a CPU that is its RAM). HOST: RAM, copied to the device once a
-    pass. DISK: read once a pass.
+    DEVICE: where they are computed with (on a CPU that is its RAM). CPU: RAM beside a device with memory of
+    its own, computed there by the CPU. HOST: RAM, copied to the device once a pass. DISK: read once a pass.
     """
 
     DEVICE = "device"
+    CPU = "cpu"
     HOST = "host"
     DISK = "disk"
+
+    @property
+    def streams(self) -> bool:
+        """Whether weights come to the device in every pass."""
+        return self in (Tier.HOST, Tier.DISK)
 
 
 class TooSmallError(ValueError):
@@ -40,12 +47,15 @@ class Placement:
         staging: Slots in RAM that units from disk pass through on their way to a device with memory of its
             own.
         head: The tier of the output head; where that is not DEVICE, it comes as the last units of a pass.
+        gpus: Which of several GPUs computes each layer, by its number, each with slots and staging of its
+            own; empty where there is one. The head is the first one's.
     """
 
     tiers: tuple[Tier, ...]
     slots: Whole
     staging: Whole = 0
     head: Annotated[Tier, Meta(description='"device", "host" or "disk"')] = Tier.DEVICE
+    gpus: tuple[Whole, ...] = ()
 
     @classmethod
     def in_memory(
@@ -59,6 +69,25 @@ class Placement:
     def layers(self, tier: Tier) -> tuple[int, ...]:
         """Indices of the layers in a tier, ascending."""
         return tuple(layer for layer, place in enumerate(self.tiers) if place is tier)
+
+    def gpu_of(self, layer: int) -> int:
+        """The number of the GPU that computes a layer, where it is not the CPU that does."""
+        return self.gpus[layer] if self.gpus else 0
+
+    def tiers_on(self, gpu: int) -> tuple[Tier, ...]:
+        """Of the layers that one GPU computes."""
+        return tuple(tier for layer, tier in enumerate(self.tiers) if self.gpu_of(layer) == gpu)
+
+    @property
+    def gpu_count(self) -> int:
+        """How many GPUs there are, 1 where the computing is done in RAM."""
+        return max(self.gpus, default=0) + 1
+
+    @property
+    def hops(self) -> int:
+        """How often the rows of a pass go from one GPU to another."""
+        gpus = [self.gpu_of(layer) for layer, tier in enumerate(self.tiers) if tier is not Tier.CPU]
+        return sum(left != right for left, right in pairwise((*gpus, 0)))
 
     @property
     def resident(self) -> tuple[int, ...]:
@@ -106,17 +135,19 @@ def place_layers(sizes: Sizes, memory: int, *, slots: int = 3) -> Placement:
     Raises:
         TooSmallError: Not even the smallest ring fits.
     """
-    resident, ring = _fill(sizes, memory, slots)
+    resident, ring = _fill(sizes, memory, slots, range(len(sizes.layers)))
     head = Tier.DISK if sizes.head else Tier.DEVICE
     return Placement.in_memory(len(sizes.layers), resident, ring, head)
 
 
-def place_on_device(sizes: Sizes, device: int, host: int, *, slots: int = 3, staging: int = 3) -> Placement:
+def place_on_device(
+    sizes: Sizes, device: int, host: int, *, slots: int = 3, staging: int = 3, cpu: Sequence[int] = ()
+) -> Placement:
     """Place layers on a device with memory of its own, over RAM, over disk.
 
-    The device keeps a ring and as many layers as fit beside it; RAM keeps as many of the rest as fit; the
-    others are read from disk, spread evenly among those that come from RAM, so that the disk has time while
-    those are copied.
+    The device keeps a ring and as many layers as fit beside it; RAM keeps those that the CPU computes, and as
+    many of the rest as fit; the others are read from disk, spread evenly among those that come from RAM, so
+    that the disk has time while those are copied.
 
     Args:
         sizes: Bytes of layers, slots and head.
@@ -124,21 +155,122 @@ def place_on_device(sizes: Sizes, device: int, host: int, *, slots: int = 3, sta
         host: Bytes of RAM.
         slots: Slots of the device's ring where there is room; at least 2 are placed. Default 3.
         staging: Slots in RAM that layers from disk pass through; at least 2 are placed. Default 3.
+        cpu: Layers that the CPU computes. Default none.
 
     Raises:
         TooSmallError: Not even the smallest arrangement fits; names the memory.
     """
     count = len(sizes.layers)
-    resident, ring = _fill(sizes, device, slots)
-    tiers = [Tier.DEVICE if layer in set(resident) else Tier.HOST for layer in range(count)]
-    head = Tier.HOST if sizes.head else Tier.DEVICE
-    rest = [layer for layer in range(count) if tiers[layer] is Tier.HOST]
-    if sum(sizes.layers[layer] for layer in rest) + sizes.head <= host:
-        return Placement(tuple(tiers), ring, 0, head)
-    if host < 2 * sizes.slot:
-        raise TooSmallError(2 * sizes.slot, host, Tier.HOST)
-    stages = staging if host >= staging * sizes.slot else 2
-    room = host - stages * sizes.slot
+    resident, ring = _fill(sizes, device, slots, [layer for layer in range(count) if layer not in set(cpu)])
+    tiers = [Tier.HOST] * count
+    for tier, layers in ((Tier.DEVICE, resident), (Tier.CPU, cpu)):
+        for layer in layers:
+            tiers[layer] = tier
+    return _beside_cpu(sizes, Placement(tuple(tiers), ring, staging), host)
+
+
+def place_on_devices(
+    sizes: Sizes,
+    rooms: Sequence[int],
+    host: int,
+    *,
+    cache: int = 0,
+    slots: int = 3,
+    staging: int = 3,
+    cpu: Sequence[int] = (),
+) -> Placement:
+    """The same on several GPUs, each with memory, rings and a link of its own.
+
+    Where all layers stay, each GPU has a run of them, and rows hop once. Else those that stream go to the
+    GPUs in turn, so that all links are busy at the same time, and those that stay to whichever has room, the
+    one of the layer before if it can be.
+
+    Args:
+        sizes: Bytes of layers, slots and head; the head is the first GPU's.
+        rooms: Bytes of each GPU's memory.
+        host: Bytes of RAM.
+        cache: Bytes of keys and values of a layer, on the GPU that computes it. Default 0.
+        slots: Of each ring, as in `place_on_device`.
+        staging: Of each ring.
+        cpu: Layers that the CPU computes. Default none.
+
+    Raises:
+        TooSmallError: Not even the smallest arrangement fits; names the memory.
+    """
+    layers = [layer for layer in range(len(sizes.layers)) if layer not in set(cpu)]
+    tiers, gpus = [Tier.CPU] * len(sizes.layers), [0] * len(sizes.layers)
+    runs = _runs(sizes, rooms, layers, cache)
+    if runs is not None:
+        for layer, gpu in zip(layers, runs, strict=True):
+            tiers[layer], gpus[layer] = Tier.DEVICE, gpu
+        placed = Placement(tuple(tiers), 2 if sizes.head else 0, staging, gpus=tuple(gpus))
+        return _beside_cpu(sizes, placed, host)
+    ring, fitting = _rings(sizes, rooms, len(layers), cache, slots)
+    resident = set(spread(len(layers), sum(fitting)))
+    streamed, last = 0, 0
+    for place, layer in enumerate(layers):
+        tiers[layer] = Tier.DEVICE if place in resident else Tier.HOST
+        if tiers[layer] is Tier.HOST:
+            last, streamed = streamed % len(rooms), streamed + 1
+        else:
+            last = last if fitting[last] else fitting.index(max(fitting))
+            fitting[last] -= 1
+        gpus[layer] = last
+    return _beside_cpu(sizes, Placement(tuple(tiers), ring, staging, gpus=tuple(gpus)), host)
+
+
+def _runs(sizes: Sizes, rooms: Sequence[int], layers: Sequence[int], cache: int) -> list[int] | None:
+    """The GPU of each layer where all of them stay; None where they do not fit."""
+    found, gpu, left = list[int](), 0, rooms[0] - 2 * sizes.block
+    if left < 0:
+        return None
+    for layer in layers:
+        needed = sizes.kept(layer) + cache
+        while needed > left:
+            gpu += 1
+            if gpu == len(rooms):
+                return None
+            left = rooms[gpu]
+        left -= needed
+        found.append(gpu)
+    return found
+
+
+def _rings(sizes: Sizes, rooms: Sequence[int], count: int, cache: int, slots: int) -> tuple[int, list[int]]:
+    """Slots of each GPU's ring, and how many of `count` layers stay on each of them."""
+    aside = max(sizes.extra) + cache * -(-count // len(rooms))  # for those that stream there, at most
+    for room in rooms:
+        if room < 2 * sizes.slot + aside:
+            raise TooSmallError(2 * sizes.slot + aside, room)
+    ring = next(n for n in range(max(slots, 2), 1, -1) if n * sizes.slot + aside <= min(rooms))
+    largest = max(map(sizes.kept, range(len(sizes.layers)))) + cache
+    fitting = [(room - ring * sizes.slot - aside) // largest for room in rooms]
+    while sum(fitting) > max(count - len(rooms), 0):
+        fitting[fitting.index(max(fitting))] -= 1
+    return ring, fitting
+
+
+def _beside_cpu(sizes: Sizes, placed: Placement, host: int) -> Placement:
+    """`_behind` in what is left of the RAM beside the layers that the CPU computes."""
+    own = sum(sizes.kept(layer) for layer in placed.layers(Tier.CPU))
+    try:
+        return _behind(sizes, placed, host - own)
+    except TooSmallError as error:
+        raise TooSmallError(error.needed + own, host, Tier.HOST) from error
+
+
+def _behind(sizes: Sizes, placed: Placement, host: int) -> Placement:
+    """The same with layers that stream, and a head, in `host` bytes of RAM, or on disk."""
+    tiers, head = list(placed.tiers), Tier.HOST if sizes.head else Tier.DEVICE
+    rest = [layer for layer in range(len(tiers)) if tiers[layer].streams]
+    waiting = sum(sizes.layers[layer] for layer in rest) + sizes.head
+    if waiting <= host:
+        return replace(placed, staging=0, head=head)
+    stage = sizes.slot * placed.gpu_count
+    if host < 2 * stage:
+        raise TooSmallError(min(2 * stage, waiting), host, Tier.HOST)
+    stages = placed.staging if host >= placed.staging * stage else 2
+    room = host - stages * stage
     if sizes.head > room:
         head = Tier.DISK
     elif sizes.head:
@@ -147,19 +279,29 @@ def place_on_device(sizes: Sizes, device: int, host: int, *, slots: int = 3, sta
     kept = {rest[place] for place in spread(len(rest), held)}
     for layer in rest:
         tiers[layer] = Tier.HOST if layer in kept else Tier.DISK
-    return Placement(tuple(tiers), ring, stages, head)
+    return replace(placed, tiers=tuple(tiers), staging=stages, head=head)
 
 
-def taken(sizes: Sizes, placement: Placement) -> tuple[int, int]:
-    """(bytes of the memory that is computed from, bytes of the RAM behind it) that a placement takes."""
-    layers_stream = len(placement.resident) < len(placement.tiers)
+def taken(sizes: Sizes, placement: Placement, cache: int = 0) -> tuple[list[int], int]:
+    """(bytes of each memory that is computed from, bytes of the RAM behind) that a placement takes.
+
+    cache: bytes of keys and values of each layer where they are to be counted. Default 0.
+    """
+    layers_stream = any(tier.streams for tier in placement.tiers)
     slot = sizes.slot if layers_stream else sizes.block
-    device = sum(sizes.kept(layer) for layer in placement.resident) + placement.slots * slot
-    if layers_stream:
-        device += max(sizes.extra)
+    devices = [placement.slots * slot + (max(sizes.extra) if layers_stream else 0)] * placement.gpu_count
+    if not layers_stream:
+        devices[1:] = [0] * (placement.gpu_count - 1)  # the head's ring is the first one's
+    for layer, tier in enumerate(placement.tiers):
+        if tier is not Tier.CPU:
+            kept = sizes.kept(layer) if tier is Tier.DEVICE else 0
+            devices[placement.gpu_of(layer)] += kept + cache
     host = sum(sizes.layers[layer] for layer in placement.layers(Tier.HOST))
-    host += placement.staging * slot + (sizes.head if placement.head is Tier.HOST else 0)
-    return device, host
+    host += sum(sizes.kept(layer) for layer in placement.layers(Tier.CPU))
+    host += placement.staging * slot * placement.gpu_count + (
+        sizes.head if placement.head is Tier.HOST else 0
+    )
+    return devices, host
 
 
 def spread(count: int, chosen: int) -> list[int]:
@@ -167,19 +309,28 @@ def spread(count: int, chosen: int) -> list[int]:
     return [int((place + 0.5) * count / chosen) for place in range(chosen)]
 
 
-def _fill(sizes: Sizes, memory: int, slots: int) -> tuple[list[int], int]:
-    """The layers that stay in `memory` bytes, and the slots of the ring beside them."""
-    count = len(sizes.layers)
+def cpu_layers(count: int, wanted: int) -> tuple[int, ...]:
+    """Which of `count` layers the CPU computes where it is to compute `wanted` of them.
+
+    They depend on nothing else, since a CPU rounds in another way than a GPU does. Spread evenly, they leave
+    the link time to fill the ring again while each of them is computed.
+    """
+    return tuple(spread(count, min(wanted, count)))
+
+
+def _fill(sizes: Sizes, memory: int, slots: int, layers: Sequence[int]) -> tuple[list[int], int]:
+    """Those of `layers` that stay in `memory` bytes, and the slots of the ring beside them."""
     # A head that streams needs slots even where every layer stays.
-    whole = sum(sizes.kept(layer) for layer in range(count)) + 2 * sizes.block
+    whole = sum(sizes.kept(layer) for layer in layers) + 2 * sizes.block
     if whole <= memory:
-        return list(range(count)), 2 if sizes.head else 0
+        return list(layers), 2 if sizes.head else 0
     scratch = max(sizes.extra)
     smallest = 2 * sizes.slot + scratch
     if smallest > memory:
         raise TooSmallError(min(smallest, whole), memory)
     ring = next(n for n in range(max(slots, 2), 1, -1) if n * sizes.slot + scratch <= memory)
     room = memory - ring * sizes.slot - scratch
-    fitting = min(room // max(sizes.kept(layer) for layer in range(count)), max(count - ring, 0))
+    count = len(layers)
+    fitting = min(room // max(map(sizes.kept, layers)), max(count - ring, 0)) if layers else 0
     units = count - fitting + (1 if sizes.head else 0)
-    return spread(count, fitting), min(ring, units)
+    return [layers[place] for place in spread(count, fitting)], min(ring, units)

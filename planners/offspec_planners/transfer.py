@@ -30,20 +30,23 @@ class Links:
     copy: float | None = None
 
 
-def streamed_units(layers: Sequence[int], head: int, placement: Placement) -> list[Unit]:
+def streamed_units(
+    layers: Sequence[int], head: int, placement: Placement, gpu: int | None = None
+) -> list[Unit]:
     """The units that stream, in the order of a pass.
 
     Args:
         layers: Bytes of each layer.
         head: Bytes of the output head.
         placement: Where they are.
+        gpu: Of several, the one they stream to; all by default.
     """
     units = [
-        Unit(size, tier)
-        for size, tier in zip(layers, placement.tiers, strict=True)
-        if tier is not Tier.DEVICE
+        Unit(layers[layer], tier)
+        for layer, tier in enumerate(placement.tiers)
+        if tier.streams and gpu in (None, placement.gpu_of(layer))
     ]
-    if placement.head is not Tier.DEVICE:
+    if placement.head.streams and not gpu:
         units += [Unit(size, placement.head) for size in _blocks(head, max(layers))]
     return units
 
@@ -52,6 +55,24 @@ def _blocks(head: int, most: int) -> list[int]:
     """The head in blocks as large as the largest layer, and one with what is left."""
     whole, left = divmod(head, most)
     return [most] * whole + ([left] if left else [])
+
+
+def slowest_crossing(
+    layers: Sequence[int], head: int, placement: Placement, links: Links
+) -> tuple[float, float]:
+    """`crossing_seconds` to the GPU where it takes longest: each has a link, and they share the disk.
+
+    Args:
+        layers: Bytes of each layer.
+        head: Bytes of the output head.
+        placement: Where they are.
+        links: Bytes per second from disk, and from RAM to each device.
+    """
+    count = placement.gpu_count
+    own = Links(links.read / count, links.copy)
+    each = (streamed_units(layers, head, placement, gpu) for gpu in range(count))
+    found = [crossing_seconds(units, placement, own) for units in each if units]
+    return max((link for link, _ in found), default=0.0), max((rest for _, rest in found), default=0.0)
 
 
 def crossing_seconds(units: Sequence[Unit], placement: Placement, links: Links) -> tuple[float, float]:
@@ -90,17 +111,27 @@ def measured_links(units: Sequence[Unit], placement: Placement, rate: float) -> 
     return Links(rate * sum(unit.size for unit in units if unit.tier is Tier.DISK) / total, math.inf)
 
 
-def edge_layers(placement: Placement, layers: Sequence[int], head: int, head_layers: float) -> float:
+def edge_layers(
+    placement: Placement, layers: Sequence[int], head: int, head_layers: float, cpu: float = 1.0
+) -> float:
     """Layers that are computed up to the first unit that streams, and from the last one on, these included.
 
-    No link time is beside them where the rings are full when a pass begins. head_layers: what the head
-    counts for where it streams.
+    No link time is beside them where the rings are full when a pass begins.
+
+    Args:
+        placement: Where the layers are.
+        layers: Bytes of each layer.
+        head: Bytes of the output head.
+        head_layers: What the head counts for where it streams.
+        cpu: What a layer counts for that the CPU computes.
     """
-    streamed = [index for index, tier in enumerate(placement.tiers) if tier is not Tier.DEVICE]
-    count = len(placement.tiers)
-    if placement.head is Tier.DEVICE:
-        first, last = (streamed[0], streamed[-1]) if streamed else (count, count)
-        return float(first + 1 + count - last) if first < last else float(count)
+    streamed = [index for index, tier in enumerate(placement.tiers) if tier.streams]
+    counts = [cpu if tier is Tier.CPU else 1.0 for tier in placement.tiers]
+    every = sum(counts)
+    if not placement.head.streams:
+        if not streamed or streamed[0] == streamed[-1]:
+            return every
+        return sum(counts[: streamed[0] + 1]) + sum(counts[streamed[-1] :])
     blocks = _blocks(head, max(layers))
-    before = streamed[0] + 1.0 if streamed else count + head_layers * blocks[0] / head
-    return min(before + head_layers * blocks[-1] / head, count + head_layers)
+    before = sum(counts[: streamed[0] + 1]) if streamed else every + head_layers * blocks[0] / head
+    return min(before + head_layers * blocks[-1] / head, every + head_layers)

@@ -65,15 +65,20 @@ def test_tokens_are_those_of_the_cpu(family: str, draft: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("tiers", "head"),
     some(
-        product(["vvvvv", "hhhhh", "ddddd", "vhdhv", "dhdvd"], Tier),
+        product(
+            ["vvvvv", "hhhhh", "ddddd", "vhdhv", "dhdvd", "ccccc", "vchdc", "hccvd"],
+            [Tier.DEVICE, Tier.HOST, Tier.DISK],
+        ),
         ("vvvvv", Tier.DISK),
         ("hhhhh", Tier.DEVICE),
         ("ddddd", Tier.HOST),
         ("vhdhv", Tier.DISK),
+        ("ccccc", Tier.HOST),
+        ("vchdc", Tier.DEVICE),
     ),
 )
 def test_every_tier_says_the_same(tiers: str, head: Tier, tmp_path: Path) -> None:
-    names = {"v": Tier.DEVICE, "h": Tier.HOST, "d": Tier.DISK}
+    names = {"v": Tier.DEVICE, "c": Tier.CPU, "h": Tier.HOST, "d": Tier.DISK}
     model = write_model(tmp_path / "model", num_hidden_layers=5)
     params = SamplingParams(max_tokens=20, ignore_eos=True)
     expected = reference(model, PROMPT, 20)

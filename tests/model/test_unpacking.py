@@ -125,7 +125,7 @@ def test_an_interrupt_within_a_module(tmp_path: Path) -> None:
                 packed.tree_model.hidden(IDS, context)
             packed.recover()
             packed.tree_model.cache.rewind(0)
-            assert packed._scratch is not None and packed._scratch.taken == 0
+            assert [scratch.taken for scratch in packed._scratches.values()] == [0]
             logits = packed.tree_model.logits(packed.tree_model.hidden(IDS, context))
         assert torch.equal(logits, expected)
     finally:

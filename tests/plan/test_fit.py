@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from offspec import CapacityError
+from offspec import CapacityError, RequestError
 from offspec.core import memory as process_memory
 from offspec.core.config import EngineConfig
 from offspec.model.attention import TreeContext
@@ -65,6 +65,12 @@ def test_what_was_decided_holds(opened: Callable[..., Opened], draft: str, conte
     assert len(seen) > 3 and any(not placement.slots for placement in seen)
     with pytest.raises(CapacityError):
         replace(found, memory=least - MB).fit(config)
+
+
+def test_layers_of_the_cpu_are_for_a_gpu(opened: Callable[..., Opened]) -> None:
+    with pytest.raises(RequestError, match="--device cuda"):
+        opened(cpu_layers=3)
+    assert opened(cpu_layers=0).fit(opened().config).placement.layers(Tier.CPU) == ()
 
 
 def test_what_does_not_belong_does_not_hold(opened: Callable[..., Opened]) -> None:

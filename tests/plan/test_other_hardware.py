@@ -1,6 +1,7 @@
 """Plans for machines that are elsewhere: from a configuration alone, and such as the field would expect."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from offspec.plan.hardware_profile import known_machine
 from offspec.plan.other_hardware import plan_for_hardware
 from offspec_planners.acceptance import typical
 from offspec_planners.hardware import preset
-from offspec_planners.placement import Tier
+from offspec_planners.placement import Tier, cpu_layers
 from offspec_planners.plan import Plan
 from offspec_planners.typical_acceptance import expected_tokens
 from tests.support.products import some
@@ -91,6 +92,63 @@ def test_a_machine_that_is_too_small() -> None:
         _plan(LARGE, "laptop-8gb", memory=2 * GB)
 
 
+def test_the_cpu_computes_layers_where_that_is_faster() -> None:
+    """With few nodes and much RAM; in bfloat16 as many as are asked for, and a row says how many would do."""
+    small = _plan(LARGE, "rtx-4090-256gb", draft="none", budget=1)
+    assert not small.placement.layers(Tier.CPU), "answers would depend on what the plan was made for"
+    row = next(row for row in small.what_ifs if "computed by the CPU" in row.change)
+    layers = int(row.change.split()[0])
+    assert f"--cpu-layers {layers}`" in row.note and "bfloat16" in row.note
+    asked = _plan(LARGE, "rtx-4090-256gb", draft="none", budget=1, cpu_layers=layers)
+    assert len(asked.placement.layers(Tier.CPU)) == layers
+    assert asked.placement.layers(Tier.CPU) == cpu_layers(80, layers)
+    assert asked.forecast.tok_per_s == pytest.approx(row.tok_per_s) and row.tok_per_s is not None
+    assert asked.forecast.tok_per_s > 2 * small.forecast.tok_per_s
+    assert asked.streamed(Tier.HOST, Tier.DISK) < small.streamed(Tier.HOST, Tier.DISK)
+    assert any(part.tier == Tier.CPU and "caches" in part.what for part in asked.parts)
+    assert Plan.from_text(asked.to_text()) == asked
+    for fewer, more in ((layers - 1, layers), (layers + 1, layers)):
+        near = [_plan(LARGE, "rtx-4090-256gb", draft="none", budget=1, cpu_layers=n) for n in (fewer, more)]
+        assert near[0].forecast.tok_per_s < near[1].forecast.tok_per_s
+
+
+def test_large_trees_leave_the_cpu_little_to_gain() -> None:
+    plan = _plan(LARGE, "rtx-4090-256gb", draft=MIDDLE)
+    rows = [row for row in plan.what_ifs if "computed by the CPU" in row.change]
+    assert all((row.tok_per_s or 0) < 1.15 * plan.forecast.tok_per_s for row in rows)
+
+
+def test_two_gpus() -> None:
+    """Twice the memory and two links; the draft and the head are the first one's."""
+    one, two = (
+        _plan(LARGE, "rtx-4090-256gb", draft=MIDDLE, device=device) for device in ("cuda", "cuda:0,cuda:1")
+    )
+    assert (two.device, two.more_vram) == ("cuda:0,cuda:1", (two.vram,)) and one.more_vram == ()
+    assert len(two.placement.resident) > len(one.placement.resident) + 8
+    assert two.placement.gpu_count == 2 and two.forecast.tok_per_s > 1.5 * one.forecast.tok_per_s
+    for gpu, limit in enumerate((two.vram, *two.more_vram)):
+        parts = [part for part in two.parts if part.tier == Tier.DEVICE and part.gpu == gpu]
+        assert limit is not None and 0.85 * limit < sum(part.bytes for part in parts) <= limit
+        assert ("draft" in {part.what for part in parts}) == (gpu == 0)
+    assert Plan.from_text(two.to_text()) == two
+    with pytest.raises(RequestError, match="name them"):
+        _plan(LARGE, "rtx-4090", device="all")
+
+
+def test_in_float32_a_plan_chooses_how_many_layers_the_cpu_computes() -> None:
+    plan = _plan(MIDDLE, "laptop-8gb", draft="none", budget=1, dtype="float32", memory=60 * GB)
+    chosen = len(plan.placement.layers(Tier.CPU))
+    assert chosen > 0
+    none = _plan(MIDDLE, "laptop-8gb", draft="none", budget=1, dtype="float32", memory=60 * GB, cpu_layers=0)
+    assert not none.placement.layers(Tier.CPU)
+    assert plan.forecast.tok_per_s > 1.2 * none.forecast.tok_per_s
+
+
+def test_layers_of_the_cpu_that_ram_does_not_hold() -> None:
+    with pytest.raises(CapacityError, match=r"layers of the CPU .* GB.*--memory.*or --cpu-layers"):
+        _plan(LARGE, "rtx-4090", draft="none", budget=1, cpu_layers=60)
+
+
 def test_a_machine_without_a_gpu(tmp_path: Path) -> None:
     file = tmp_path / "laptop.json"
     LAPTOP.save(file)
@@ -98,8 +156,12 @@ def test_a_machine_without_a_gpu(tmp_path: Path) -> None:
     assert (plan.device, plan.vram, plan.hardware) == ("cpu", None, LAPTOP)
     assert set(plan.placement.tiers) == {Tier.DEVICE, Tier.DISK} and plan.placement.staging == 0
     assert plan.draft == SMALL and plan.forecast.link_seconds > 1
-    with pytest.raises(RequestError, match="no GPU"):
-        _plan(MIDDLE, str(file), device="cuda")
+    for wanted in ({"device": "cuda"}, {"cpu_layers": 3}):
+        with pytest.raises(RequestError, match="no GPU"):
+            _plan(MIDDLE, str(file), **wanted)
+    replace(preset("laptop-8gb"), host=None).save(file)
+    with pytest.raises(RequestError, match="says nothing of its CPU"):
+        _plan(MIDDLE, str(file), cpu_layers=3)
 
 
 @pytest.mark.parametrize(

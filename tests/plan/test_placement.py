@@ -9,7 +9,18 @@ from hypothesis import strategies as st
 from offspec.core.errors import CapacityError
 from offspec.core.memory import MARGIN
 from offspec.plan.placement import Needs, divide, placement_fits
-from offspec_planners.placement import Placement, Sizes, Tier, TooSmallError, place_layers, place_on_device
+from offspec_planners.placement import (
+    Placement,
+    Sizes,
+    Tier,
+    TooSmallError,
+    cpu_layers,
+    place_layers,
+    place_on_device,
+    place_on_devices,
+    taken,
+)
+from offspec_planners.transfer import Links, slowest_crossing
 
 
 def _sizes(layers: list[int], grown: int = 0, head: int = 0) -> Sizes:
@@ -103,15 +114,84 @@ def test_two_memories_keep_to_their_budgets(
     assert (placement.head is Tier.DEVICE) == (not head)
 
 
+@given(
+    _LAYERS,
+    st.integers(0, 50),
+    st.integers(0, 500),
+    st.integers(0, 6000),
+    st.integers(0, 6000),
+    st.integers(0, 40),
+)
+def test_layers_of_the_cpu_keep_to_the_budgets_too(
+    layers: list[int], grown: int, head: int, device: int, host: int, wanted: int
+) -> None:
+    """They are those that the number alone decides, and lie in RAM with what converting them makes."""
+    sizes, beside = _sizes(layers, grown, head), cpu_layers(len(layers), wanted)
+    try:
+        placement = place_on_device(sizes, device, host, cpu=beside)
+    except TooSmallError as error:
+        assert error.needed > (device if error.where is Tier.DEVICE else host)
+        if error.where is Tier.HOST:
+            assert place_on_device(sizes, device, error.needed, cpu=beside).layers(Tier.CPU) == beside
+        return
+    assert placement.layers(Tier.CPU) == beside and len(set(beside)) == min(wanted, len(layers))
+    used = taken(sizes, placement)
+    assert used[0][0] <= device and used[1] <= host
+    assert used[1] >= sum(sizes.kept(layer) for layer in beside)
+    assert (placement.slots > 0) == any(tier.streams for tier in (*placement.tiers, placement.head))
+
+
+@given(
+    _LAYERS,
+    st.integers(0, 50),
+    st.integers(0, 300),
+    st.integers(0, 20),
+    st.lists(st.integers(0, 3000), min_size=2, max_size=4),
+    st.integers(0, 6000),
+    st.integers(0, 10),
+)
+def test_several_gpus_keep_to_their_budgets(
+    layers: list[int], grown: int, head: int, cache: int, rooms: list[int], host: int, wanted: int
+) -> None:
+    sizes, beside = _sizes(layers, grown, head), cpu_layers(len(layers), wanted)
+    try:
+        placement = place_on_devices(sizes, rooms, host, cache=cache, cpu=beside)
+    except TooSmallError as error:
+        assert error.needed > (min(rooms) if error.where is Tier.DEVICE else host)
+        return
+    devices, in_ram = taken(sizes, placement, cache)
+    assert all(used <= room for used, room in zip(devices, rooms, strict=False)) and in_ram <= host
+    assert len(placement.gpus) == len(layers) and placement.gpu_count <= len(rooms)
+    assert placement.layers(Tier.CPU) == beside
+    streamed = [placement.gpu_of(layer) for layer, tier in enumerate(placement.tiers) if tier.streams]
+    assert streamed == [place % len(rooms) for place in range(len(streamed))], "every link has its turn"
+    if not streamed:
+        own = [placement.gpu_of(layer) for layer, tier in enumerate(placement.tiers) if tier is not Tier.CPU]
+        assert own == sorted(own), "where all stays, each GPU has a run of layers"
+
+
+def test_two_gpus_keep_twice_as_many_layers() -> None:
+    sizes = _sizes([10] * 40)
+    one, two = place_on_device(sizes, 130, 400), place_on_devices(sizes, [130, 130], 400)
+    assert len(two.resident) == 2 * len(one.resident) == 20
+    assert [two.gpus.count(gpu) for gpu in (0, 1)] == [20, 20]
+    links = Links(1.0, 1.0)
+    alone, both = (slowest_crossing(sizes.layers, 0, placement, links) for placement in (one, two))
+    assert both[0] == 100.0 and alone[0] == 300.0, "a third of the layers on two links"
+    whole = place_on_devices(sizes, [250, 170], 0)
+    assert whole.resident == tuple(range(40)) and whole.slots == 0 and whole.hops == 2
+    assert [whole.gpus.count(gpu) for gpu in (0, 1)] == [25, 15]
+
+
 def test_tiers_are_taken_from_the_fastest_down() -> None:
     sizes = _sizes([10] * 12)
     assert place_on_device(sizes, 120, 0).tiers == (Tier.DEVICE,) * 12
     placement = place_on_device(sizes, 70, 80)
     counts = [len(placement.layers(tier)) for tier in Tier]
-    assert counts == [4, 8, 0] and placement.staging == 0
+    assert counts == [4, 0, 8, 0] and placement.staging == 0
     placement = place_on_device(sizes, 70, 70)
     counts = [len(placement.layers(tier)) for tier in Tier]
-    assert counts == [4, 4, 4] and placement.staging == 3
+    assert counts == [4, 0, 4, 4] and placement.staging == 3
     disk = placement.layers(Tier.DISK)
     assert max(b - a for a, b in pairwise(disk)) <= 4, "disk layers are spread, so that the disk has time"
 
@@ -147,7 +227,7 @@ def test_a_third_slot_is_worth_more_than_a_head_that_stays() -> None:
 def test_a_device_and_ram_are_told_apart() -> None:
     needs = Needs(10**8, 10**8, 10**7, 10**7, 0, [10**7] * 40, [0] * 40, device_runtime=10**8)
     placement = divide(4 * 10**8, needs, 3 * 10**8)
-    assert all(placement.layers(tier) for tier in Tier)
+    assert all(placement.layers(tier) for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK))
     with pytest.raises(CapacityError, match=r"of device memory is too little.*--vram"):
         divide(10**9, needs, 2 * 10**8)
     with pytest.raises(CapacityError, match=r"of memory is too little.*--memory") as caught:

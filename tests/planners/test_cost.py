@@ -13,6 +13,7 @@ from offspec_planners.cost import (
     Estimate,
     ModelSizes,
     PassCosts,
+    cpu_layer_seconds,
     draft_step,
     layer_seconds,
     prefill_seconds,
@@ -21,7 +22,15 @@ from offspec_planners.cost import (
 )
 from offspec_planners.hardware import Hardware, Processor, Rate, preset, preset_names
 from offspec_planners.measured_costs import MeasuredCosts
-from offspec_planners.placement import Placement, Sizes, Tier, TooSmallError, place_layers, place_on_device
+from offspec_planners.placement import (
+    Placement,
+    Sizes,
+    Tier,
+    TooSmallError,
+    cpu_layers,
+    place_layers,
+    place_on_device,
+)
 from offspec_planners.transfer import streamed_units
 from tests.planners.ring_simulation import Unit, seconds_per_pass
 
@@ -61,8 +70,11 @@ def _placed(draw: st.DrawFn, model: ModelSizes, apart: bool) -> Placement:
     )
     near = int(size * (draw(st.floats(2, 4)) + draw(st.floats(0, 0.97)) * len(model.layers)))
     far = int(size * draw(st.floats(2, 4 + len(model.layers))))
+    count = len(model.layers)
+    beside = cpu_layers(count, draw(st.integers(0, count // 2)) if apart and draw(st.booleans()) else 0)
+    far += size * len(beside)
     try:
-        return place_on_device(sizes, near, far) if apart else place_layers(sizes, near)
+        return place_on_device(sizes, near, far, cpu=beside) if apart else place_layers(sizes, near)
     except TooSmallError:
         return place_layers(sizes, 10**15)
 
@@ -79,17 +91,24 @@ def _machines(draw: st.DrawFn, apart: bool) -> Hardware:
     )
     disk = Rate.exactly(10 ** draw(st.floats(8.5, 10)))
     link = Rate.exactly(10 ** draw(st.floats(9.7, 10.8))) if apart else None
-    return Hardware("machine", 10**12, disk, link, processor)
+    ram = Rate.exactly(draw(st.floats(3e10, 2e11)))
+    host = Processor("cpu", 10**12, ram, ((1, 1e10), (64, 1e12)), 1e-4) if apart else None
+    return Hardware("machine", 10**12, disk, link, processor, host=host)
 
 
 def _units(
-    hardware: Hardware, model: ModelSizes, placement: Placement, layer: float, head: float
+    hardware: Hardware,
+    model: ModelSizes,
+    placement: Placement,
+    layer: float,
+    head: float,
+    cpu: float = 0.0,
 ) -> list[Unit]:
-    """For the simulation. layer, head: seconds of computing with a layer, and with the whole head."""
+    """For the simulation. layer, head, cpu: seconds of computing with a layer, the whole head, on the CPU."""
 
     def unit(size: int, tier: Tier, compute: float) -> Unit:
-        if tier is Tier.DEVICE:
-            return Unit(compute)
+        if not tier.streams:
+            return Unit(cpu if tier is Tier.CPU else compute)
         read = size / hardware.disk.value if tier is Tier.DISK else 0.0
         return Unit(compute, read, size / hardware.link.value if hardware.link else 0.0)
 
@@ -97,7 +116,7 @@ def _units(
     units = [unit(size, tier, layer) for size, tier in layers]
     if placement.head is not Tier.DEVICE:
         blocks = streamed_units(model.layers, model.head, placement)
-        blocks = blocks[len(placement.tiers) - len(placement.resident) :]
+        blocks = blocks[sum(tier.streams for tier in placement.tiers) :]
         units += [unit(block.size, placement.head, head * block.size / model.head) for block in blocks]
     return units
 
@@ -113,7 +132,12 @@ def _off(
     if placement.head is Tier.DEVICE:
         head, around = 0.0, min(rows, walked) * product_seconds(processor, model.head_weights, 2)
     layer = layer_seconds(processor, model, rows, 128)
-    units = _units(hardware, model, placement, layer, head)
+    cpu = 0.0
+    if placement.layers(Tier.CPU):
+        assert hardware.host is not None and hardware.link is not None
+        copied = hardware.link.value if placement.slots else 0.0
+        cpu = cpu_layer_seconds(hardware.host, model, rows, 128, copied)
+    units = _units(hardware, model, placement, layer, head, cpu)
     simulated = seconds_per_pass(units, draft, around, placement.slots, placement.staging)
     return float(costs.iteration(draft, rows)) / simulated - 1.0
 
@@ -224,6 +248,39 @@ def test_a_packed_target_has_fewer_bytes_and_more_to_do(bits: float) -> None:
         more = float(after.compute_seconds(64) - before.compute_seconds(64))
         each = 1e-9 * packed.unpacked if pricing is measured else unpacking_seconds(CPU.processor, packed)
         assert more == pytest.approx(30 * each, rel=1e-3)
+
+
+def test_layers_of_the_cpu_save_their_trip_and_take_their_time() -> None:
+    """Beside a link the CPU has what is left of the RAM; where it computes all, nothing streams."""
+    hardware, sizes = preset("rtx-4090-256gb"), Sizes(LARGE.layers, (0,) * 80)
+    seconds = dict[int, float]()
+    for wanted in (0, 20, 40, 60):
+        placement = place_on_device(sizes, 20 * GB, 240 * GB, cpu=cpu_layers(80, wanted))
+        costs = Estimate(hardware, None).costs(LARGE, placement, 1.0)
+        assert len(placement.layers(Tier.CPU)) == wanted
+        streamed = sum(tier.streams for tier in placement.tiers)
+        assert costs.link == pytest.approx(streamed * LARGE.layers[0] / 25e9)
+        seconds[wanted] = float(costs.iteration(0.0, 1))
+    assert hardware.host is not None
+    alone, beside = (cpu_layer_seconds(hardware.host, LARGE, 1, 128, copied) for copied in (0.0, 25e9))
+    assert alone > LARGE.layers[0] / hardware.host.bandwidth.value
+    assert beside / alone == pytest.approx(153 / 128, rel=0.05)
+    assert seconds[60] < seconds[40] < seconds[20] < seconds[0], "in such RAM the CPU is faster than PCIe"
+    assert cpu_layer_seconds(hardware.host, LARGE, 512, 128) > 2 * LARGE.layers[0] / 25e9
+
+
+def test_measured_layers_of_the_cpu_count_as_they_were_measured() -> None:
+    host = preset("rtx-4090").host
+    measured = MeasuredCosts(((1, 1e-3), (64, 2e-3)), ((1, 0.01), (64, 0.01)), 0.0, link=CPU.disk, host=host)
+    placement = Placement((Tier.DEVICE,) * 10 + (Tier.CPU,) * 20, 0)
+    assert host is not None
+    expected = [10 * each + 20 * cpu_layer_seconds(host, WIDE, rows, 128) for rows, each in measured.layer]
+    found = [seconds - 0.01 for _, seconds in measured.costs(WIDE, placement, 1.0).compute]
+    assert found == pytest.approx(expected)
+    tried = replace(measured, host=None, cpu=((1, 0.02), (64, 0.05)))
+    found = [seconds - 0.01 for _, seconds in tried.costs(WIDE, placement, 1.0).compute]
+    assert found == pytest.approx([10 * 1e-3 + 20 * 0.02, 10 * 2e-3 + 20 * 0.05])
+    assert measured.knows_cpu and tried.knows_cpu and not replace(measured, host=None).knows_cpu
 
 
 def test_a_faster_link_only_helps_where_something_streams() -> None:

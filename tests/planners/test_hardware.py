@@ -35,7 +35,8 @@ PEAKS = {
 
 
 def test_json_and_back(tmp_path: Path) -> None:
-    for machine in (MACHINE, replace(MACHINE, link=None, sources=())):
+    beside = replace(MACHINE, host=replace(MACHINE.processor, name="a CPU"))
+    for machine in (MACHINE, replace(MACHINE, link=None, sources=()), beside):
         assert Hardware.from_json(json.loads(json.dumps(machine.to_json()))) == machine
         machine.save(tmp_path / "machine.json")
         assert Hardware.load(tmp_path / "machine.json") == machine
@@ -74,6 +75,8 @@ def edited(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         (lambda v: v["processor"].update(bandwidth=True), "processor.bandwidth"),
         (lambda v: v["processor"].update(layer_overhead=-1), "processor.layer_overhead"),
         (lambda v: v.update(sources="a leaflet"), "sources"),
+        (lambda v: v.update(host=3), "host"),
+        (lambda v: v.update(host={**v["processor"], "gemm": [[4, 1e9], [2, 1e9]]}), "host.gemm"),
     ],
 )
 def test_a_wrong_value_is_named_in_one_line(change: Callable[[dict[str, Any]], object], named: str) -> None:
@@ -149,15 +152,20 @@ def test_a_preset_stays_below_what_is_published(name: str) -> None:
     assert machine.link is not None
     assert machine.disk.value < machine.link.value < chip.bandwidth.value
     assert chip.memory < machine.ram
-    parts = ("GPU", "Link", "Disk", "RAM", "Bandwidth", "gemm", "layer_overhead")
+    assert machine.host is not None
+    assert machine.link.value < machine.host.bandwidth.value < chip.bandwidth.value
+    assert machine.host.flops(256) < chip.flops(256)
+    parts = ("GPU", "Link", "Disk", "RAM", "CPU", "Bandwidth", "gemm", "layer_overhead")
     for part in parts:
         assert any(source.startswith(part) for source in machine.sources), part
 
 
 @pytest.mark.parametrize("name", preset_names())
 def test_few_rows_of_a_preset_are_bound_by_its_memory(name: str) -> None:
-    chip = preset(name).processor
-    for rows, rate in chip.gemm:
-        assert rate <= rows * chip.bandwidth.value * 1.01  # two bytes and two operations a weight and row
-    assert chip.flops(1) == pytest.approx(chip.bandwidth.value)
-    assert [rate for _, rate in chip.gemm] == sorted(rate for _, rate in chip.gemm)
+    machine = preset(name)
+    for chip in (machine.processor, machine.host):
+        assert chip is not None
+        for rows, rate in chip.gemm:
+            assert rate <= rows * chip.bandwidth.value * 1.01  # two bytes and two operations a weight and row
+        assert chip.flops(1) == pytest.approx(chip.bandwidth.value)
+        assert [rate for _, rate in chip.gemm] == sorted(rate for _, rate in chip.gemm)

@@ -34,9 +34,9 @@ def curves(draw: st.DrawFn) -> tuple[tuple[int, float], ...]:
 def placements(draw: st.DrawFn, apart: bool) -> Placement:
     kinds = list(Tier) if apart else [Tier.DEVICE, Tier.DISK]
     tiers = tuple(draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=40)))
-    head = draw(st.sampled_from(kinds))
+    head = draw(st.sampled_from([kind for kind in kinds if kind is not Tier.CPU]))
     used = {*tiers, head}
-    slots = 0 if used == {Tier.DEVICE} else draw(st.integers(1, 4))
+    slots = draw(st.integers(1, 4)) if any(tier.streams for tier in used) else 0
     staging = draw(st.integers(2, 4)) if apart and Tier.DISK in used else 0
     return Placement(tiers, slots, staging, head)
 

@@ -171,6 +171,7 @@ class ScriptedEngine:
         return {
             "context": self.context,
             "resident_layers": self.layers // 4,
+            "cpu_layers": 0,
             "host_layers": 0,
             "disk_layers": self.layers - self.layers // 4,
             "streamed_layers": self.layers - self.layers // 4,

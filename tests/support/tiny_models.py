@@ -267,9 +267,14 @@ def write_tokenizer(folder: Path, size: int = VOCABULARY) -> None:
     wrapped.save_pretrained(folder)
 
 
-def open_model(folder: Path, dtype: torch.dtype = torch.float32, device: torch.device = _CPU) -> LoadedModel:
+def open_model(
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = _CPU,
+    more_devices: Sequence[torch.device] = (),
+) -> LoadedModel:
     checkpoint = open_checkpoint(str(folder))
-    return LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, device)
+    return LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, device, more=more_devices)
 
 
 def load_all(model: LoadedModel, capacity: int) -> None:
@@ -303,6 +308,7 @@ def tiny_engine(
     expand: bool = True,
     lean: bool = True,
     device: torch.device = _CPU,
+    more_devices: Sequence[torch.device] = (),
     wrap: Callable[[Any], Any] | None = None,
     more: Mapping[str, Any] | None = None,
     notify: Callable[[Event], None] = unheard,
@@ -315,7 +321,7 @@ def tiny_engine(
     """
     checkpoint = open_checkpoint(str(folder))
     codec = TextCodec(load_tokenizer(checkpoint.folder), checkpoint.folder, checkpoint.config)
-    target = open_model(folder, dtype, device)
+    target = open_model(folder, dtype, device, more_devices)
     if placement is None:
         placement = Placement.in_memory(len(target.layers), resident, slots)
         placement = replace(placement, staging=2 if device.type != "cpu" else 0)

@@ -26,6 +26,10 @@ class Committed:
     tail: torch.Tensor | None = None
     state: torch.Tensor | None = None
 
+    def on(self, device: torch.device) -> "Committed":
+        """The same on a device."""
+        return Committed(*(None if part is None else part.to(device) for part in (self.tail, self.state)))
+
     def copy(self) -> "Committed":
         return Committed(*(None if part is None else part.clone() for part in (self.tail, self.state)))
 
@@ -93,6 +97,7 @@ class Recurrence:
         self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, paths: PartPaths
     ) -> torch.Tensor:
         """rows [T, C], weight [C, K] to [T, C] float32."""
+        self._bring(rows.device)
         if not self._taps:
             self._taps = weight.shape[1]
             self.tail_numbers = (self._taps - 1) * rows.shape[1]
@@ -116,6 +121,7 @@ class Recurrence:
             paths: How they follow each other.
         """
         self._update = update
+        self._bring(query.device)
         before, state = paths.first, self.committed.state if self._state is None else self._state
         if paths.is_text:
             step, final = update(rows), self._state
@@ -159,6 +165,12 @@ class Recurrence:
         """Forget what is not committed."""
         self._tail = self._state = self._inputs = None
         self._rows = {}
+
+    def _bring(self, device: torch.device) -> None:
+        """Have what is committed where the rows are: it may have been another cache's, on another device."""
+        parts = (self.committed.tail, self.committed.state)
+        if any(part is not None and part.device != device for part in parts):
+            self.committed = self.committed.on(device)
 
     def _behind_tail(self, rows: torch.Tensor) -> torch.Tensor:
         """[K - 1 + n, C]: rows [n, C] with the inputs before them in front."""

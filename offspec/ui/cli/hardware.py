@@ -126,8 +126,13 @@ def machine_section(machine: "Hardware", layout: PageLayout) -> Iterator[Console
     ]
     if machine.link is not None:
         rows.insert(3, ("RAM to VRAM", *_rate(machine.link)))
+    if machine.host is not None:
+        rows.append(("CPU beside it", machine.host.name, ""))
+        rows.append(("RAM is read at", *_rate(machine.host.bandwidth)))
     yield facts(rows, layout)
     yield series("16-bit products", *_flops(chip.gemm), layout)
+    if machine.host is not None:
+        yield series("16-bit products of the CPU", *_flops(machine.host.gemm), layout)
 
 
 def _rate(rate: "Rate") -> tuple[str, str]:

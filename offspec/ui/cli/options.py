@@ -23,9 +23,11 @@ output_option = partial(typer.Option, rich_help_panel="Prompt and output")
 
 
 def checked_device(value: str) -> str:
-    """The device. Raises typer.BadParameter."""
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", value):
-        raise typer.BadParameter(f"{value!r} is neither cpu nor cuda (cuda:1 for the second GPU)")
+    """One device, or several GPUs. Raises typer.BadParameter."""
+    if not re.fullmatch(r"cpu|all|cuda(:\d+)?(,cuda:\d+)*", value):
+        raise typer.BadParameter(
+            f"{value!r} is neither cpu nor cuda (cuda:1: the second GPU; cuda:0,cuda:1: two; all: every GPU)"
+        )
     return value
 
 
@@ -35,11 +37,15 @@ def _bits(bits: int | None) -> int | None:
     return bits
 
 
-def _number_or_auto(value: str) -> int | None:
-    """A number of nodes, or None where a plan is to choose."""
+def _number_or_auto(value: str, of: str = "nodes") -> int | None:
+    """A number, or None where a plan is to choose."""
     if value != "auto" and not re.fullmatch(r"\d+", value):
-        raise typer.BadParameter(f"{value!r} is neither a number of nodes nor auto")
+        raise typer.BadParameter(f"{value!r} is neither a number of {of} nor auto")
     return None if value == "auto" else int(value)
+
+
+def _layers_or_auto(value: str) -> int | None:
+    return _number_or_auto(value, "layers")
 
 
 def _token_ids(value: str) -> tuple[int, ...]:
@@ -78,7 +84,12 @@ Memory = Annotated[
 ]
 Device = Annotated[
     str,
-    model_option(metavar="cpu|cuda", callback=checked_device, help="Where to compute."),
+    model_option(
+        metavar="cpu|cuda|all",
+        callback=checked_device,
+        help="Where to compute. [bold]cuda:0,cuda:1[/] divides the layers among two GPUs, [bold]all[/] among "
+        "all there are; drafts run on the first.",
+    ),
 ]
 Dtype = Annotated[
     Literal["bfloat16", "float32"],
@@ -111,11 +122,23 @@ class EngineOptions:
         model_option(
             parser=parse_bytes,
             metavar="SIZE",
-            help="The most memory of the GPU that may be used. What does not fit there comes from RAM, and "
-            "what does not fit in RAM from disk. Without it: most of what the GPU has free.",
+            help="The most memory of the GPU, or of each, that may be used. What does not fit there comes "
+            "from RAM, and what does not fit in RAM from disk. Without it: most of what the GPU has free.",
         ),
     ] = None
     device: Device = "cpu"
+    cpu_layers: Annotated[
+        Any,
+        model_option(
+            "--cpu-layers",
+            metavar="LAYERS|auto",
+            parser=_layers_or_auto,
+            help="Layers that stay in RAM and are computed by the CPU instead of being copied to the GPU: "
+            "faster with small trees, as [bold]offspec plan[/] shows, slower with long prompts. A CPU rounds "
+            "in another way, so in bfloat16 answers depend on this number, and [bold]auto[/] takes none; in "
+            "float32 it takes as many as are fastest.",
+        ),
+    ] = "auto"
     dtype: Dtype = "bfloat16"
     context: Annotated[
         int | None,

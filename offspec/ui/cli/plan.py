@@ -106,7 +106,7 @@ class PlanOptions(opt.EngineOptions):
         str,
         opt.model_option(
             "--device",
-            metavar="cpu|cuda",
+            metavar="cpu|cuda|all",
             callback=lambda value: value and opt.checked_device(value),
             help="Where to compute. Without it: the CPU, or with [bold]--hardware[/] what that machine "
             "computes with.",

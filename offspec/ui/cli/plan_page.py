@@ -16,11 +16,11 @@ from offspec_planners.plan.forecast import best_by_budget
 from offspec_planners.units import format_bytes, format_number, format_seconds
 
 if TYPE_CHECKING:
-    from offspec_planners.plan import Plan
+    from offspec_planners.plan import Part, Plan
     from offspec_planners.plan.validation import Validation
 
-_CELLS = {Tier.DEVICE: ("█", "#"), Tier.HOST: ("▒", "+"), Tier.DISK: ("░", ".")}
-_STYLES = {Tier.DEVICE: "green", Tier.HOST: "yellow", Tier.DISK: "blue"}
+_CELLS = {Tier.DEVICE: ("█", "#"), Tier.CPU: ("▓", "%"), Tier.HOST: ("▒", "+"), Tier.DISK: ("░", ".")}
+_STYLES = {Tier.DEVICE: "green", Tier.CPU: "magenta", Tier.HOST: "yellow", Tier.DISK: "blue"}
 _CURVE = 90  # columns beyond which a curve only gets flatter
 _DRAFT_MODES = {
     "full": "as it is stored",
@@ -60,7 +60,8 @@ def _sections(
 def _title(plan: "Plan") -> Iterator[ConsoleRenderable]:
     speed = format_number(plan.forecast.tok_per_s)
     yield Text.assemble(plain(plan.target, "bold"), ": ", (f"about {speed} tok/s", "bold green"))
-    vram = "" if plan.vram is None else f" and {format_bytes(plan.vram)} of VRAM"
+    sizes = [] if plan.vram is None else [format_bytes(size) for size in (plan.vram, *plan.more_vram)]
+    vram = f" and {' + '.join(sizes)} of VRAM" if sizes else ""
     yield plain(
         f"in {format_bytes(plan.memory)} of RAM{vram}, {plan.dtype} on {plan.device}, "
         f"context {plan.context:,}, temperature {plan.temperature:g}"
@@ -108,24 +109,32 @@ def _legend(plan: "Plan", layout: PageLayout) -> Text:
         holds = [f"{count} {'layer' if count == 1 else 'layers'}"] if count else []
         holds += ["the head"] if head else []
         if holds:
+            name = plan.memory_name(tier) + (", computed by the CPU" if tier is Tier.CPU else "")
             cell = (_CELLS[tier][layout.ascii_only], _STYLES[tier])
-            entries.append(Text.assemble(cell, f" {plan.memory_name(tier)}: {' and '.join(holds)}"))
+            entries.append(Text.assemble(cell, f" {name}: {' and '.join(holds)}"))
     return Text("  ") + Text("\n  " if layout.narrow else "   ").join(entries)
 
 
 def _parts(plan: "Plan", layout: PageLayout) -> ConsoleRenderable:
     """What each memory holds, and how much of what it may; then what is left on disk."""
     table = columns((False, False, True), layout)
-    given = {"VRAM": plan.vram, "RAM": plan.memory, "disk": None}
-    for where, most in given.items():
-        parts = [part for part in plan.parts if plan.memory_name(part.tier) == where]
+    given = [("VRAM", 0, plan.vram), *(("VRAM", gpu, most) for gpu, most in enumerate(plan.more_vram, 1))]
+    for memory, gpu, most in (*given, ("RAM", 0, plan.memory), ("disk", 0, None)):
+        parts = [part for part in plan.parts if (plan.memory_name(part.tier), part.gpu) == (memory, gpu)]
+        where = f"{memory} of GPU {gpu}" if plan.more_vram and memory == "VRAM" else memory
         for part in parts:
-            count = f"{len(plan.placement.layers(Tier(part.tier)))} " if part.what == "layers" else ""
-            table.add_row(plain(count + part.what), where, format_bytes(part.bytes))
+            count = f"{_layers_of(plan, part)} " if part.what == "layers" else ""
+            what = count + part.what + (" of the CPU" if part.tier == Tier.CPU else "")
+            table.add_row(plain(what), where, format_bytes(part.bytes))
         if parts and most is not None:
             share = f"{format_bytes(sum(part.bytes for part in parts))} of {format_bytes(most)}"
             table.add_row("in all", where, share, style="bold")
     return indented(table)
+
+
+def _layers_of(plan: "Plan", part: "Part") -> int:
+    tiers = plan.placement.tiers_on(part.gpu) if part.tier == Tier.DEVICE else plan.placement.tiers
+    return sum(tier == part.tier for tier in tiers)
 
 
 def _tree(plan: "Plan", layout: PageLayout) -> Iterator[ConsoleRenderable]:

@@ -80,7 +80,7 @@ def sparkline(emitted: Sequence[int]) -> Content:
 def memory(engine: "ChatEngine") -> Content:
     """What lies in each memory. Without a plan only the layers and the limits are known."""
     placement, plan = engine.placement, engine.plan
-    resident, host = placement["resident_layers"], placement["host_layers"]
+    resident, host = placement["resident_layers"], placement["cpu_layers"] + placement["host_layers"]
     tiers = [("RAM", resident + host, placement["memory"])]
     if placement["vram"] is not None:
         tiers = [("VRAM", resident, placement["vram"]), ("RAM", host, placement["memory"])]

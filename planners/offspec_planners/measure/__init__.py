@@ -27,12 +27,14 @@ __all__ = [
     "identify",
     "layer_overhead",
     "measure",
+    "measure_host",
     "memory_bandwidth",
     "read_bandwidth",
     "reads_past_cache",
 ]
 
 _ROWS = {"cpu": (1, 4, 16, 64, 256, 1024), "cuda": (1, 4, 16, 64, 256, 1024, 4096)}
+_HOST_ROWS = (1, 16, 64, 256)  # beside a device a CPU is for few rows
 _SIDE = 4096  # of the square matrices that are multiplied with
 _SECONDS = 0.25  # for each number of rows
 
@@ -71,7 +73,7 @@ def wait_policy() -> str:
 
 
 def measure(disk_files: Sequence[Path], device: str = "cpu", progress: Progress = _unheard) -> Hardware:
-    """Measure this machine; some seven seconds.
+    """Measure this machine; some seven seconds, and one more where a CPU lies beside the device.
 
     Takes up to 200 MB of RAM, or 1.1 GB of the device's memory and 256 MB of pinned RAM.
 
@@ -84,7 +86,7 @@ def measure(disk_files: Sequence[Path], device: str = "cpu", progress: Progress 
         OSError: The files cannot be read.
     """
     which = identify(device)
-    steps = ["disk", "memory", *(["link"] if which.apart else []), "products", "launches"]
+    steps = ["disk", "memory", *(["link", "the CPU"] if which.apart else []), "products", "launches"]
 
     def begin(what: str) -> None:
         progress(what, steps.index(what), len(steps))
@@ -93,10 +95,12 @@ def measure(disk_files: Sequence[Path], device: str = "cpu", progress: Progress 
     disk = disk_rate(disk_files)
     begin("memory")
     memory = memory_bandwidth(device)
-    link = None
+    link = host = None
     if which.apart:
         begin("link")
         link = copy_bandwidth(device)
+        begin("the CPU")
+        host = measure_host()
     begin("products")
     rows = _ROWS["cuda" if which.apart else "cpu"]
     gemm = gemm_rates(rows, rows=_SIDE, columns=_SIDE, dtype="bfloat16", seconds=_SECONDS, device=device)
@@ -105,7 +109,16 @@ def measure(disk_files: Sequence[Path], device: str = "cpu", progress: Progress 
     progress("done", len(steps), len(steps))
     points = tuple((rate.tokens, rate.flops_per_s) for rate in gemm)
     processor = Processor(which.processor, which.memory, memory, points, overhead)
-    return Hardware(which.name, which.ram, disk, link, processor)
+    return Hardware(which.name, which.ram, disk, link, processor, host=host)
+
+
+def measure_host() -> Processor:
+    """Measure the CPU and its RAM alone; about a second. Takes up to 200 MB."""
+    which, seconds = identify("cpu"), _SECONDS / 3
+    gemm = gemm_rates(_HOST_ROWS, rows=_SIDE, columns=_SIDE, dtype="bfloat16", seconds=seconds)
+    points = tuple((rate.tokens, rate.flops_per_s) for rate in gemm)
+    overhead = float(f"{layer_overhead('cpu', seconds):.3g}")
+    return Processor(which.processor, which.memory, memory_bandwidth("cpu", seconds / 5), points, overhead)
 
 
 def _cpu_name() -> str:

@@ -39,15 +39,22 @@ ROUNDED_BITS = (2, 3, 4)  # of a draft that is expanded or packed; the others ha
 
 _TIERS = tuple(tier.value for tier in Tier)
 _MOST_LAYERS = 10_000
+_DEVICES = Meta(
+    pattern=r"^(cpu|cuda(:\d+)?(,cuda:\d+)*)\Z", description='"cpu" or "cuda", or GPUs as "cuda:0,cuda:1"'
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Something that takes room: what it is, the tier it lies in, and how many bytes it takes."""
+    """Something that takes room: what it is, the tier it lies in, and how many bytes it takes.
+
+    gpu: of several, the number of the one in whose memory it lies.
+    """
 
     what: str
     tier: Annotated[str, one_of(*_TIERS)]
     bytes: Whole
+    gpu: Whole = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +62,8 @@ class Plan:
     """Everything that is decided about running one target with one draft on one machine.
 
     target_print, draft_print: fingerprints of their files; draft is "none" without a draft.
-    memory, vram: bytes that may be used, vram None where the computing is done in RAM.
+    memory, vram: bytes that may be used, vram None where the computing is done in RAM; more_vram: of each
+    further GPU.
     draft_bits: that the draft's matrices are rounded to, 16 where they are not, or without a draft.
     parts: all that takes room, and what is left on disk. Those called "layers"
     and "head" cross a link in every pass unless they are on the device.
@@ -69,7 +77,7 @@ class Plan:
     draft: str
     draft_print: str
     hardware: Hardware
-    device: Annotated[str, Meta(pattern=r"^(cpu|cuda(:\d+)?)\Z", description='"cpu" or "cuda"')]
+    device: Annotated[str, _DEVICES]
     dtype: Annotated[str, one_of("bfloat16", "float32")]
     memory: Count
     vram: Count | None
@@ -93,12 +101,13 @@ class Plan:
     least_vram: Whole | None
     notes: Texts
     measured: bool = False
+    more_vram: tuple[Count, ...] = ()
 
     def memory_name(self, tier: Tier | str) -> str:
         """What a person calls a tier on this machine: RAM, VRAM or disk."""
         if tier == Tier.DISK:
             return "disk"
-        return "RAM" if tier == Tier.HOST or self.vram is None else "VRAM"
+        return "RAM" if tier in (Tier.HOST, Tier.CPU) or self.vram is None else "VRAM"
 
     def streamed(self, *tiers: Tier) -> int:
         """Bytes of layers and head that leave these tiers in every pass."""
@@ -115,6 +124,9 @@ class Plan:
         """The object of a plan file, which `from_json` reads."""
         values: dict[str, Any] = {"offspec_plan": VERSION, **json.loads(json.dumps(asdict(self)))}
         values["placement"]["tiers"] = _write_tiers(self.placement.tiers)
+        if not self.more_vram:  # what several GPUs need
+            del values["more_vram"], values["placement"]["gpus"]
+            values["parts"] = [{k: v for k, v in part.items() if k != "gpu"} for part in values["parts"]]
         del values["hardware"]
         values["hardware"] = self.hardware.to_json()  # long, and so the last
         return values
@@ -133,6 +145,13 @@ class Plan:
         """A plan from the object of a plan file. Raises ValueError: a key, its value, what it should be."""
         given = without_version(value, "offspec_plan", VERSION, "a plan")
         given.setdefault("measured", False)  # added later; without it, a plan is made anew
+        given.setdefault("more_vram", [])  # as was all that several GPUs need
+        if isinstance(given.get("placement"), dict):
+            given["placement"] = {"gpus": [], **given["placement"]}
+        if isinstance(given.get("parts"), list):
+            given["parts"] = [
+                {"gpu": 0, **part} if isinstance(part, dict) else part for part in given["parts"]
+            ]
         version = value["offspec_plan"]
         if version < VERSION:  # earlier ones do not say how many bits the draft has
             raise ValueError(f"offspec_plan is {version}, of an earlier offspec; make one by `offspec plan`")
@@ -153,16 +172,25 @@ class Plan:
         apart, rounded = self.vram is not None, self.draft_mode in ("expanded", "packed")
         tiers, head = self.placement.tiers, self.placement.head
         used = {*tiers, head}
-        streams, staged = used != {Tier.DEVICE}, apart and Tier.DISK in used
+        streams, staged = any(tier.streams for tier in used), apart and Tier.DISK in used
         if apart == (self.device == "cpu"):
             should = "null, since the device is a CPU" if apart else "a number of bytes, since the device is "
             complain("vram", self.vram, should if apart else should + self.device)
+        if len(self.placement.gpus) not in (0, len(tiers)) or self.placement.gpu_count > 1 + len(
+            self.more_vram
+        ):
+            should = (
+                f"a number from 0 to {len(self.more_vram)} for each layer, or empty where there is one GPU"
+            )
+            complain("placement.gpus", self.placement.gpus, should)
         if rounded and self.draft_bits not in ROUNDED_BITS:
             complain("draft_bits", self.draft_bits, f"2, 3 or 4, since the draft is {self.draft_mode}")
         if not rounded and self.draft_bits != 16:
             complain("draft_bits", self.draft_bits, f'16, since draft_mode is "{self.draft_mode}"')
-        if not apart and Tier.HOST in tiers:
+        if not apart and not {Tier.HOST, Tier.CPU}.isdisjoint(tiers):
             complain("placement.tiers", tiers, 'made of "device" and "disk", since a CPU computes in RAM')
+        if head is Tier.CPU:
+            complain("placement.head", head, '"device", "host" or "disk"')
         if not apart and head is Tier.HOST:
             complain("placement.head", head, '"device" or "disk", since a CPU computes in RAM')
         if streams != (self.placement.slots > 0):

@@ -36,10 +36,12 @@ def explain(plan: Plan) -> tuple[str, ...]:
 
 def explain_placement(plan: Plan) -> tuple[str, ...]:
     """Where the layers are, what crosses which link in a pass, and the least memory that would do."""
-    sentences = [_where_layers_are(plan), *_what_streams(plan)]
+    sentences = [_where_layers_are(plan), *_which_gpus(plan), *_what_streams(plan)]
     least = f"{format_bytes(plan.least_memory)} of RAM"
     if plan.least_vram is not None:
-        least += f" and {format_bytes(plan.least_vram)} of VRAM"
+        least += (
+            f" and {format_bytes(plan.least_vram)} of VRAM{' on the first GPU' if plan.more_vram else ''}"
+        )
     sentences.append(f"The least that works with this context and draft: {least}.")
     return tuple(sentences)
 
@@ -48,12 +50,33 @@ def _where_layers_are(plan: Plan) -> str:
     tiers, count = plan.placement.tiers, len(plan.placement.tiers)
     held = [(tier, len(plan.placement.layers(tier))) for tier in Tier if tier in tiers]
     if len(held) == 1:
-        verb = "are on" if held[0][0] is Tier.DISK else "stay in"
+        verb = {Tier.DISK: "are on", Tier.CPU: "are computed by the CPU in"}.get(held[0][0], "stay in")
         return f"All {count} layers {verb} {plan.memory_name(held[0][0])}."
-    words = {Tier.DEVICE: "stay in", Tier.HOST: "wait in", Tier.DISK: "come from"}
+    words = {
+        Tier.DEVICE: "stay in",
+        Tier.CPU: "are computed by the CPU in",
+        Tier.HOST: "wait in",
+        Tier.DISK: "come from",
+    }
     clauses = [f"{number} {words[tier]} {plan.memory_name(tier)}" for tier, number in held]
     listing = ", ".join(clauses[:-1]) + f" and {clauses[-1]}"
-    return f"Of {count} layers {listing}, spread evenly, so that slots fill while those between compute."
+    spread = ", spread evenly, so that slots fill while those between compute" if plan.placement.slots else ""
+    return f"Of {count} layers {listing}{spread}."
+
+
+def _which_gpus(plan: Plan) -> list[str]:
+    """How layers are divided among several GPUs."""
+    placement = plan.placement
+    if not plan.more_vram:
+        return []
+    counts = [
+        sum(tier is not Tier.CPU for tier in placement.tiers_on(gpu))
+        for gpu in range(1 + len(plan.more_vram))
+    ]
+    listing = f"{', '.join(map(str, counts[:-1]))} and {counts[-1]} layers"
+    if not placement.slots or not any(tier.streams for tier in placement.tiers):
+        return [f"The GPUs compute {listing}, one behind the other."]
+    return [f"The GPUs compute {listing}; those that stream go to them in turn, so that all links are busy."]
 
 
 def _what_streams(plan: Plan) -> list[str]:
@@ -62,7 +85,10 @@ def _what_streams(plan: Plan) -> list[str]:
     if from_disk := plan.streamed(Tier.DISK):
         crossings.append(f"{format_bytes(from_disk)} from disk at {format_rate(machine.disk.value)}")
     if machine.link is not None and (copied := plan.streamed(Tier.DISK, Tier.HOST)):
-        crossings.append(f"{format_bytes(copied)} from RAM to VRAM at {format_rate(machine.link.value)}")
+        each = " to each GPU" if placement.gpu_count > 1 else ""
+        crossings.append(
+            f"{format_bytes(copied)} from RAM to VRAM at {format_rate(machine.link.value)}{each}"
+        )
     if not crossings:
         return [] if placement.slots else ["No weights move while it decodes."]
     seconds = f"{format_seconds(plan.costs.link)}{' on the slower of the two' if len(crossings) > 1 else ''}"

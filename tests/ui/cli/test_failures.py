@@ -66,6 +66,8 @@ def test_bytes_that_are_not_text(offspec: Call) -> None:
         ("generate", "demo", "Why?", "--dtype", "int3"),
         ("generate", "demo", "Why?", "--verify", "hope"),
         ("generate", "demo", "Why?", "--device", "tpu"),
+        ("generate", "demo", "Why?", "--device", "cuda:0,cpu"),
+        ("generate", "demo", "Why?", "--cpu-layers", "few"),
         ("generate", "demo", "Why?", "and", "more"),
         ("levitate",),
     ],

@@ -53,6 +53,7 @@ class PlannedEngine(ScriptedEngine):
         return {
             **super().placement,
             "resident_layers": len(held.layers(Tier.DEVICE)),
+            "cpu_layers": 0,
             "host_layers": len(held.layers(Tier.HOST)),
             "disk_layers": len(held.layers(Tier.DISK)),
             "memory": self.plan.memory,

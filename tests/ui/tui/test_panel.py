@@ -101,6 +101,7 @@ def test_memory_of_three_tiers() -> None:
         def placement(self) -> dict[str, object]:
             return {
                 "resident_layers": 5,
+                "cpu_layers": 0,
                 "host_layers": 25,
                 "disk_layers": 50,
                 "memory": 60 * 10**9,
