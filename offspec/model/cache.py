@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from offspec.model.cache_block import CacheBlock
 from offspec.model.recurrence.functions import reach
 from offspec.model.recurrence.snapshots import SPACING, Place, Snapshot, Snapshots
 from offspec.model.recurrence.state import Committed, Recurrence
@@ -22,7 +23,7 @@ _WORTH_IT = 16  # positions that it takes a snapshot to be saved
 
 
 class TreeCacheLayer(CacheLayerMixin):
-    """One layer's keys and values, [1, KV, C, D] each, allocated once and filled from the left.
+    """One layer's keys and values, [1, KV, C, D] each, taken from a block once and filled from the left.
 
     `filled` rows are valid; the committed prefix comes first. Sliding-window layers keep all rows: the
     window is the attention mask's business, because a tree may be rewound to before it. A layer that selects
@@ -33,23 +34,19 @@ class TreeCacheLayer(CacheLayerMixin):
 
     padding = 0  # of the rows that are appended, so many at the end are not kept
 
-    def __init__(self, capacity: int, tables: list[KVTable]) -> None:
+    def __init__(self, capacity: int, tables: list[KVTable], block: CacheBlock) -> None:
         """`tables` say where layers lie, and keep them alive: it is emptied when this one is to move."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.capacity = capacity
-        self._tables = tables
+        self._tables, self._block = tables, block
         self.filled = self.indexed = 0
         self.index_keys: torch.Tensor | None = None
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self._tables.clear()
-        self.keys = self._room(key_states)
-        self.values = self._room(value_states)
+        self.keys = self._block.take(key_states, self.capacity)
+        self.values = self._block.take(value_states, self.capacity)
         self.is_initialized = True
-
-    def _room(self, like: torch.Tensor) -> torch.Tensor:
-        batch, heads, _, size = like.shape
-        return torch.empty(batch, heads, self.capacity, size, dtype=like.dtype, device=like.device)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -75,7 +72,7 @@ class TreeCacheLayer(CacheLayerMixin):
             self.reserve(max(end, 2 * self.capacity))
         if self.index_keys is None:
             self._tables.clear()
-            self.index_keys = self._room(states[:, None])
+            self.index_keys = self._block.take(states[:, None], self.capacity)
         self.index_keys[0, :, self.indexed : end] = states[:, :rows]
         self.indexed = end
         return self.index_keys[0, :, :end]
@@ -91,14 +88,14 @@ class TreeCacheLayer(CacheLayerMixin):
         self.filled = self.indexed = length
 
     def reserve(self, capacity: int) -> None:
-        """Make room for `capacity` rows, keeping what is there."""
+        """Make room for `capacity` rows, keeping what is there: outside the block, a tensor at a time."""
         if capacity <= self.capacity:
             return
         self.capacity = capacity
         self._tables.clear()
         for name in ("keys", "values", "index_keys"):
             if (old := getattr(self, name)) is not None:
-                new = self._room(old)
+                new = old.new_empty(*old.shape[:2], capacity, old.shape[3])
                 filled = max(self.filled, self.indexed)
                 new[:, :, :filled] = old[:, :, :filled]
                 setattr(self, name, new)
@@ -117,13 +114,15 @@ class TreeCache(Cache):
     """The cache of a whole model. `length` counts committed positions; rows behind them are a tree's.
 
     recurrences: of layers that carry a state, by layer and by place in it; they come when they are asked for.
+    block: memory for the rows of all layers; None: each allocates its own.
     """
 
-    def __init__(self, layers: int, capacity: int) -> None:
+    def __init__(self, layers: int, capacity: int, block: CacheBlock | None = None) -> None:
         self.recurrences: dict[Place, Recurrence] = {}
         self.snapshots = Snapshots()
         self._tables: list[KVTable] = []  # one at most, shared with the layers
-        self.rows = [TreeCacheLayer(capacity, self._tables) for _ in range(layers)]
+        self.block = block or CacheBlock()
+        self.rows = [TreeCacheLayer(capacity, self._tables, self.block) for _ in range(layers)]
         super().__init__(layers=[*self.rows])
         self.length = 0
         self._broken_off = False  # within a commit or a rewind, when states and positions may not agree

@@ -14,6 +14,7 @@ from offspec.core.trace import OFF, Timeline
 from offspec.model.activations import EvenFunctions, make_even
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
+from offspec.model.cache_block import CacheBlock
 from offspec.model.embedding import RowGather
 from offspec.model.experts import set_row_counts
 from offspec.model.feeder import LayerFeeder
@@ -190,11 +191,16 @@ class LoadedModel(OpenedModel):
             if rounded is not None:
                 rounded.release(index)
 
+        self.tree_model.cache = self._new_cache(capacity)  # the old memory goes before new is taken
         model = lean_model(self.skeleton, capacity, self.device, release, rounded, notify)
         if model is not None:
-            self.tree_model.cache = TreeCache(1, 0)  # frees the old one's memory, whatever holds the model
             self._tree_model = None
         return model
+
+    def _new_cache(self, capacity: int) -> TreeCache:
+        """An empty cache that takes no memory yet."""
+        layers = len(self.skeleton.rows.kept)
+        return TreeCache(layers, capacity, CacheBlock(self.cache_bytes(capacity), 3 * layers, self.device))
 
     def _assemble(
         self,
@@ -237,10 +243,9 @@ class LoadedModel(OpenedModel):
                 for name, buffer in module._buffers.items():
                     if buffer is not None:
                         module._buffers[name] = buffer.to(self.device)
-        cache = TreeCache(len(self.skeleton.rows.kept), capacity)
         self._tree_model = TreeModel(
             self.skeleton,
-            cache,
+            self._new_cache(capacity),
             enter=feeder.enter,
             leave=feeder.leave,
             head=head,

@@ -165,6 +165,7 @@ def load_models(opened: Opened, config: EngineConfig, fit: Fit, notify: Notify) 
             notify(Notice(_UNPINNED.format(format_bytes(target.unpinned_bytes))))
         if not target.tree_model.row_counts.holds:
             notify(Notice(_ROUNDING))
+        target.tree_model.cache.block.allocate()
         sources = load_drafts(drafts, config, fit, target, codec, notify)
         try:
             warm_up_kernels(target, sources, config, calibration_ids(codec, _WARM_UP_TOKENS), notify)
