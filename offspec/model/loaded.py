@@ -45,8 +45,10 @@ class LoadedModel(OpenedModel):
         dtype: torch.dtype,
         device: torch.device,
         timeline: Timeline = OFF,
+        *,
+        int8_cache: bool = False,
     ) -> None:
-        super().__init__(folder, tensors, dtype, device)
+        super().__init__(folder, tensors, dtype, device, int8_cache=int8_cache)
         self.timeline = timeline
         self._scratch: Scratch | None = None
         self._reader = DirectReader(*checksums(folder))
@@ -200,7 +202,8 @@ class LoadedModel(OpenedModel):
     def _new_cache(self, capacity: int) -> TreeCache:
         """An empty cache that takes no memory yet."""
         layers = len(self.skeleton.rows.kept)
-        return TreeCache(layers, capacity, CacheBlock(self.cache_bytes(capacity), 3 * layers, self.device))
+        block = CacheBlock(self.cache_bytes(capacity), 5 * layers, self.device)
+        return TreeCache(layers, capacity, block, int8=self.int8_cache)
 
     def _assemble(
         self,

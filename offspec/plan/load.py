@@ -65,7 +65,9 @@ def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) 
     vram = devices.claim(device, config.vram)
     given = config.memory or int(0.9 * (memory.available_bytes() + memory.resident_bytes()))
     checkpoint = _open_target(config, notify)
-    target = LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, device, timeline)
+    target = LoadedModel(
+        checkpoint.folder, checkpoint.tensors, dtype, device, timeline, int8_cache=config.kv_cache == "int8"
+    )
     try:
         codec = TextCodec(load_tokenizer(checkpoint.folder), checkpoint.folder, checkpoint.config)
         opener = DraftOpener(config, checkpoint, target, codec, notify)
@@ -217,6 +219,7 @@ def describe(assembly: Assembly) -> dict[str, Any]:
         "staging": placement.staging,
         "head": str(placement.head),
         "chunk": assembly.target.tree_model.chunk,
+        "kv_cache": "int8" if assembly.target.int8_cache else "model",
         "memory": assembly.memory,
         "vram": assembly.vram,
     }

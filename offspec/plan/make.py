@@ -160,6 +160,7 @@ def build_plan(
         hardware=hardware,
         device=wanted.device,
         dtype=wanted.dtype,
+        kv_cache=wanted.kv_cache,
         memory=opened.memory,
         vram=opened.vram,
         context=fit.context,

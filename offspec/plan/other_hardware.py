@@ -41,7 +41,12 @@ def plan_for_hardware(config: EngineConfig, hardware: Hardware) -> Plan:
     if config.device == "cuda" and hardware.link is None:
         raise RequestError(f"{hardware.name} has no GPU; leave out --device")
     config = replace(config, device="cpu" if hardware.link is None else "cuda")
-    target, fingerprint = imagine(config.model, getattr(torch, config.dtype), torch.device(config.device))
+    target, fingerprint = imagine(
+        config.model,
+        getattr(torch, config.dtype),
+        torch.device(config.device),
+        int8_cache=config.kv_cache == "int8",
+    )
     plans, failure = list[Plan](), None
     for wanted in _drafts(config, target):
         try:
