@@ -123,10 +123,9 @@ def _attention(
     given = (query, key, value, mask, 0.1, window, softcap, sinks, out)
     yield Variant("tree_attention", name, partial(attend, *given))
     yield Variant("tree_attention exact", name, partial(attend_exact, *given))
-    narrow = QuantisedRows.of(key), QuantisedRows.of(value)
-    yield Variant(
-        "tree_attention exact", f"{name}, int8 keys", partial(attend_exact, query, *narrow, *given[3:])
-    )
+    narrow = (QuantisedRows.of(key), QuantisedRows.of(value))
+    call = partial(attend_exact, query, *narrow, mask, 0.1, window, softcap, sinks, out)
+    yield Variant("tree_attention exact", f"{name}, int8 keys", call)
 
 
 def _linear(dtype: torch.dtype, counts: tuple[int, ...]) -> Iterator[Variant]:

@@ -10,7 +10,8 @@ import torch
 from transformers.cache_utils import Cache
 
 from offspec.model.cache_block import CacheBlock
-from offspec.model.cache_layer import Int8CacheLayer, TreeCacheLayer
+from offspec.model.cache_layer import Int8CacheLayer, TreeCacheLayer, WindowedInt8Layer, WindowedLayer
+from offspec.model.cache_windows import CacheWindows
 from offspec.model.recurrence.functions import reach
 from offspec.model.recurrence.snapshots import SPACING, Place, Snapshot, Snapshots
 from offspec.model.recurrence.state import Committed, Recurrence
@@ -28,21 +29,34 @@ class TreeCache(Cache):
 
     recurrences: of layers that carry a state, by layer and by place in it; they come when they are asked for.
     block: memory for the rows of all layers; None: each allocates its own. int8: keep keys and values in 8
-    bits.
+    bits. windows: through which rows come to the device, where the block is in RAM.
     """
 
     def __init__(
-        self, layers: int, capacity: int, block: CacheBlock | None = None, *, int8: bool = False
+        self,
+        layers: int,
+        capacity: int,
+        block: CacheBlock | None = None,
+        *,
+        int8: bool = False,
+        windows: CacheWindows | None = None,
     ) -> None:
         self.recurrences: dict[Place, Recurrence] = {}
         self.snapshots = Snapshots()
         self._tables: list[KVTable] = []  # one at most, shared with the layers
         self.block = block or CacheBlock()
-        kind = Int8CacheLayer if int8 else TreeCacheLayer
-        self.rows = [kind(capacity, self._tables, self.block) for _ in range(layers)]
+        self._windows = windows
+        self.rows = [self._layer(capacity, int8) for _ in range(layers)]
         super().__init__(layers=[*self.rows])
         self.length = 0
         self._broken_off = False  # within a commit or a rewind, when states and positions may not agree
+
+    def _layer(self, capacity: int, int8: bool) -> TreeCacheLayer:
+        if self._windows is not None:
+            apart = WindowedInt8Layer if int8 else WindowedLayer
+            return apart(capacity, self._tables, self.block, self._windows)
+        kind = Int8CacheLayer if int8 else TreeCacheLayer
+        return kind(capacity, self._tables, self.block)
 
     @property
     def padding(self) -> int:
@@ -71,6 +85,8 @@ class TreeCache(Cache):
         if nodes and not self._tables:
             stores = [store for layer in self.rows for store in layer.stores]
             self._tables += [KVTable(stores)] if stores else []
+        if nodes and self._windows is not None:
+            self._windows.settle()
         if nodes and self._tables:
             kv_compact(self._tables[0], start, [start + node for node in nodes])
         self.length = start + len(nodes)

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-_ALIGNED = 64  # bytes: what kernels read at once begins at a multiple of it
+ALIGNED = 64  # bytes: what kernels read at once begins at a multiple of it
 _CPU = torch.device("cpu")
 
 
@@ -21,8 +21,10 @@ class CacheBlock:
         device: Where it lies. Default: the CPU.
     """
 
+    pinned = True  # or need not be
+
     def __init__(self, nbytes: int = 0, pieces: int = 0, device: torch.device = _CPU) -> None:
-        self.nbytes = nbytes + pieces * _ALIGNED
+        self.nbytes = nbytes + pieces * ALIGNED
         self.device = device
         self._memory: torch.Tensor | None = None
         self._taken = 0
@@ -32,10 +34,13 @@ class CacheBlock:
         if self._memory is None and self.nbytes:
             self._memory = torch.empty(self.nbytes, dtype=torch.uint8, device=self.device)
 
+    def close(self) -> None:
+        """Give back what is more than memory; that goes with the last who holds some of it."""
+
     def take(self, like: torch.Tensor, rows: int) -> torch.Tensor:
         """[B, KV, rows, D] for a tensor `like` [B, KV, n, D], of its dtype and on its device."""
         shape = (*like.shape[:2], rows, like.shape[3])
-        start = -(-self._taken // _ALIGNED) * _ALIGNED
+        start = -(-self._taken // ALIGNED) * ALIGNED
         end = start + math.prod(shape) * like.element_size()
         if end > self.nbytes or like.device != self.device:
             return like.new_empty(shape)

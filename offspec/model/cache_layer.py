@@ -10,6 +10,7 @@ import torch
 from transformers.cache_utils import CacheLayerMixin
 
 from offspec.model.cache_block import CacheBlock
+from offspec.model.cache_windows import CacheWindows
 from offspec.model.quantised_tensor import QuantisedTensor
 from offspec_kernels.kv_compact import KVTable
 from offspec_kernels.quantised_rows import QuantisedRows
@@ -155,3 +156,74 @@ class Int8CacheLayer(TreeCacheLayer):
         keys = QuantisedRows(self.keys, self.key_scales[..., 0], self._dtype)
         values = QuantisedRows(self.values, self.value_scales[..., 0], self._dtype)
         return keys[:, :, start:end], values[:, :, start:end]
+
+
+class WindowedLayer(TreeCacheLayer):
+    """A layer whose rows live in RAM, and are on the device while it is its turn; see `CacheWindows`.
+
+    home: by name, what is in RAM. Keys of an index have no place there.
+    """
+
+    def __init__(
+        self, capacity: int, tables: list[KVTable], block: CacheBlock, windows: CacheWindows
+    ) -> None:
+        super().__init__(capacity, tables, block)
+        self._windows = windows
+        self.home: dict[str, torch.Tensor] = {}
+
+    def _take(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        like = (
+            of.new_zeros((*of.shape[:2], 1, of.shape[3]), device="cpu") for of in (key_states, value_states)
+        )
+        super()._take(*like)
+        self.home = {name: getattr(self, name) for name in self._NAMES if getattr(self, name) is not None}
+        self._windows.add(self)
+        self._windows.enter(self)
+
+    def bind(self, stores: dict[str, torch.Tensor]) -> None:
+        """Compute with these from now on."""
+        for name, store in stores.items():
+            setattr(self, name, store)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.home:
+            self._windows.enter(self)
+        start = self.filled
+        found = super().update(key_states, value_states)
+        self._windows.keep(self, start, self.filled)
+        return found
+
+    def between(self, start: int, end: int) -> tuple[torch.Tensor, ...]:
+        if not self.home:
+            return ()
+        self._windows.settle()
+        views = {name: getattr(self, name) for name in self.home}
+        self.bind(self.home)
+        found = tuple(rows.to(self._windows.device) for rows in self._read(start, end))
+        self.bind(views)
+        return found
+
+    @property
+    def stores(self) -> list[torch.Tensor]:
+        return [*self.home.values()]
+
+    def cut(self, length: int) -> None:
+        super().cut(length)
+        self._windows.cut(length)
+
+    def reserve(self, capacity: int) -> None:
+        if capacity > self.capacity and self.home:
+            self._windows.settle()
+            self._windows.forget()
+            self.bind(self.home)
+            super().reserve(capacity)
+            self.home = {name: getattr(self, name) for name in self.home}
+            self._windows.enter(self)
+        else:
+            super().reserve(capacity)
+
+
+class WindowedInt8Layer(WindowedLayer, Int8CacheLayer):
+    """The same in 8 bits."""

@@ -15,6 +15,7 @@ from offspec.model.activations import EvenFunctions, make_even
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
 from offspec.model.cache_block import CacheBlock
+from offspec.model.cache_windows import CacheWindows, HostBlock
 from offspec.model.embedding import RowGather
 from offspec.model.experts import set_row_counts
 from offspec.model.feeder import LayerFeeder
@@ -56,6 +57,7 @@ class LoadedModel(OpenedModel):
         self._gather: RowGather | None = None
         self._tree_model: TreeModel | None = None
         self.rest_tensors: dict[str, torch.Tensor] = {}
+        self._caches = Tier.DEVICE
 
     @property
     def tree_model(self) -> TreeModel:
@@ -85,7 +87,9 @@ class LoadedModel(OpenedModel):
     @property
     def unpinned_bytes(self) -> int:
         """Bytes of RAM that are copied to a device from, and could not be pinned."""
-        return self._feeder.unpinned_bytes if isinstance(self._feeder, LayerFeeder) else 0
+        block = self.tree_model.cache.block
+        weights = self._feeder.unpinned_bytes if isinstance(self._feeder, LayerFeeder) else 0
+        return weights + (0 if block.pinned else block.nbytes)
 
     @property
     def buffered_files(self) -> set[Path]:
@@ -137,6 +141,7 @@ class LoadedModel(OpenedModel):
         row_counts = row_counts or self.find_row_counts()
         set_row_counts(self.skeleton.layers, row_counts)
         make_even(self.skeleton.layers)
+        self._caches = placement.caches
         self._assemble(feeder, capacity, None, blocks, chunk, context, row_counts, holds_rows)
         feeder.load(progress)
 
@@ -201,9 +206,13 @@ class LoadedModel(OpenedModel):
 
     def _new_cache(self, capacity: int) -> TreeCache:
         """An empty cache that takes no memory yet."""
-        layers = len(self.skeleton.rows.kept)
-        block = CacheBlock(self.cache_bytes(capacity), 5 * layers, self.device)
-        return TreeCache(layers, capacity, block, int8=self.int8_cache)
+        layers, nbytes = len(self.skeleton.rows.kept), self.cache_bytes(capacity)
+        if self._caches is Tier.DEVICE:
+            block = CacheBlock(nbytes, 5 * layers, self.device)
+            return TreeCache(layers, capacity, block, int8=self.int8_cache)
+        home = HostBlock(nbytes, 5 * layers, pin=self.device.type != "cpu")
+        windows = CacheWindows(self.window_bytes(capacity), self.device)
+        return TreeCache(layers, capacity, home, int8=self.int8_cache, windows=windows)
 
     def _assemble(
         self,
@@ -299,5 +308,6 @@ class LoadedModel(OpenedModel):
         self._reader.close()
         self.rest_tensors = {}
         if self._tree_model is not None:
+            self._tree_model.cache.block.close()
             self._tree_model.cache = TreeCache(0, 0)  # the skeleton's layers still refer to the model
         self._feeder = self._gather = self._tree_model = self._scratch = None

@@ -25,6 +25,7 @@ from offspec_kernels.tree_attention import warm_up as warm_up_attention
 _STATES = 3
 # Times the bytes of rows that a scan takes: in float32, and once more while they are put together.
 _WIDENED = 6
+_WINDOW_GAPS = 256  # bytes: stores of a layer begin at round addresses
 _HEAD_VALUES = 4 << 20  # of a packed head, in a block that streams, even where layers unpack fewer at once
 
 
@@ -186,6 +187,17 @@ class OpenedModel:
     def cache_bytes(self, capacity: int) -> int:
         """Bytes of a cache of `capacity` positions."""
         return capacity * sum(self.position_bytes)
+
+    def window_bytes(self, capacity: int) -> int:
+        """Bytes of the keys and values of one layer, the largest, at `capacity` positions."""
+        return capacity * max(self.position_bytes, default=0) + _WINDOW_GAPS
+
+    @property
+    def caches_move(self) -> bool:
+        """Whether keys and values may live in RAM: every layer looks at its own, by our attention alone."""
+        skeleton = self.skeleton
+        own = sum(numbers > 0 for numbers in skeleton.rows.kept)
+        return not (skeleton.masked or skeleton.closed) and own == len(skeleton.rows.products)
 
     @property
     def position_bytes(self) -> list[int]:

@@ -25,6 +25,9 @@ from offspec_kernels.chunks import split_evenly
 # Rows that go through a layer together, which bounds the activations of a long prompt; and where memory is so
 # tight that fewer make room for something better.
 CHUNK, SMALL_CHUNK = 1024, 256
+# Rows of a prompt in one pass, whose states wait between layers. Computing that many takes longer than a trip
+# of the weights, so a longer prompt that takes several trips takes no more time.
+PASS_ROWS = 16384
 _TOGETHER = 12  # rows whose logits are made together: about as many as a walk that goes well visits
 
 

@@ -163,11 +163,11 @@ def load_models(opened: Opened, config: EngineConfig, fit: Fit, notify: Notify) 
         )
         for file in sorted(target.buffered_files):
             notify(Notice(f"{file.name} is read through the page cache: its file system refuses O_DIRECT"))
+        target.tree_model.cache.block.allocate()
         if target.unpinned_bytes:
             notify(Notice(_UNPINNED.format(format_bytes(target.unpinned_bytes))))
         if not target.tree_model.row_counts.holds:
             notify(Notice(_ROUNDING))
-        target.tree_model.cache.block.allocate()
         sources = load_drafts(drafts, config, fit, target, codec, notify)
         try:
             warm_up_kernels(target, sources, config, calibration_ids(codec, _WARM_UP_TOKENS), notify)
@@ -218,6 +218,7 @@ def describe(assembly: Assembly) -> dict[str, Any]:
         "slots": placement.slots,
         "staging": placement.staging,
         "head": str(placement.head),
+        "caches": str(placement.caches),
         "chunk": assembly.target.tree_model.chunk,
         "kv_cache": "int8" if assembly.target.int8_cache else "model",
         "memory": assembly.memory,

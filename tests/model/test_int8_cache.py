@@ -83,7 +83,7 @@ def test_model_code_is_given_values() -> None:
     assert stored_rows(tensor) is rows and stored_rows(values) is values
 
 
-@pytest.mark.parametrize("family", some([*FAMILIES, *MORE], *FAMILIES[:5], "gemma3n_text", "qwen3_next"))
+@pytest.mark.parametrize("family", some([*FAMILIES, *MORE], "llama", "gpt2", "deepseek_v3", "gemma3n_text"))
 def test_the_bytes_of_a_position(family: str, tmp_path: Path) -> None:
     model = open_model(written(tmp_path, family), torch.bfloat16, int8_cache=True)
     load_all(model, 16)
@@ -95,7 +95,7 @@ def test_the_bytes_of_a_position(family: str, tmp_path: Path) -> None:
     model.close()
 
 
-@pytest.mark.parametrize("family", some([*FAMILIES, *MORE], "llama", "deepseek_v3", "gemma3n_text"))
+@pytest.mark.parametrize("family", some([*FAMILIES, *MORE], "llama", "deepseek_v3"))
 def test_tokens_are_those_of_rounded_rows(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,6 +119,8 @@ class Plan:
         values["placement"]["tiers"] = _write_tiers(self.placement.tiers)
         if self.kv_cache == "model":  # said where it is otherwise
             del values["kv_cache"]
+        if self.placement.caches is Tier.DEVICE:
+            del values["placement"]["caches"]
         del values["hardware"]
         values["hardware"] = self.hardware.to_json()  # long, and so the last
         return values
@@ -148,7 +150,7 @@ class Plan:
                 raise ValueError(f"hardware: {error}") from None
         placement = given.get("placement")
         if isinstance(placement, dict) and "tiers" in placement:
-            given["placement"] = {**placement, "tiers": _read_tiers(placement["tiers"])}
+            given["placement"] = {"caches": "device", **placement, "tiers": _read_tiers(placement["tiers"])}
         plan = read(given, cls)
         plan._check()
         return plan
@@ -170,6 +172,8 @@ class Plan:
             complain("placement.tiers", tiers, 'made of "device" and "disk", since a CPU computes in RAM')
         if not apart and head is Tier.HOST:
             complain("placement.head", head, '"device" or "disk", since a CPU computes in RAM')
+        if self.placement.caches not in ((Tier.DEVICE, Tier.HOST) if apart else (Tier.DEVICE,)):
+            complain("placement.caches", self.placement.caches, '"device", or on a GPU "host"')
         if streams != (self.placement.slots > 0):
             should = "0 where all is on the device, and above 0 where anything streams"
             complain("placement.slots", self.placement.slots, should)
