@@ -65,6 +65,27 @@ def test_any_order_of_passes(layers: int, int8: bool) -> None:
     assert caches[1].rows[0].capacity > 40, "it has grown"
 
 
+@pytest.mark.gpu
+def test_on_a_gpu_nothing_is_moved_before_it_is_there() -> None:
+    """Nothing but the cache itself waits for the device, from the first row of a pass to its commit."""
+    device = torch.device("cuda")
+    home = HostBlock(100_000, 20, pin=True)
+    caches = [TreeCache(3, 64), TreeCache(3, 64, home, windows=CacheWindows(64 * 4 * 16 + 256, device))]
+    for step in range(6):
+        for cache in caches:
+            for layer in range(3):
+                heads, size, width = SHAPES[layer]
+                rows = torch.arange(9.0, device=device)[:, None] + 10 * step
+                cache.rows[layer].update(*(rows.expand(1, heads, 9, n) * (layer + 1) for n in (size, width)))
+            cache.commit(2, [1, 4, 6])
+            if step % 2:
+                cache.rewind(cache.length - 2)
+    for plain, apart in zip(*(cache.committed(0) for cache in caches), strict=True):
+        assert plain is not None and apart is not None
+        for one, other in zip(plain, apart, strict=True):
+            assert torch.equal(one.cpu(), other.cpu())
+
+
 def test_what_is_not_of_the_layer_is_not_in_its_window() -> None:
     """A window that is not filled again in time would show the layer before."""
     windows = CacheWindows(8 * 4 * 4 + 256, CPU)
