@@ -4,15 +4,12 @@ A context that a device has no room for takes two windows there, each as large a
 layer computes from its window as it would from memory of its own, so no bit depends on where rows live.
 """
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
 from offspec.model.cache_block import ALIGNED, CacheBlock
 from offspec.stream.arena import Arena
-
-if TYPE_CHECKING:
-    from offspec.model.cache_layer import WindowedLayer
 
 _PIECE = 16 << 20  # bytes of a copy: what else waits for the link does not wait for long
 
@@ -36,6 +33,15 @@ class HostBlock(CacheBlock):
             self._arena.close()
 
 
+class HomedLayer(Protocol):
+    """A layer whose stores are in RAM, with `filled` rows each; `bind` gives it others for its turn."""
+
+    home: dict[str, torch.Tensor]
+    filled: int
+
+    def bind(self, stores: dict[str, torch.Tensor]) -> None: ...
+
+
 class CacheWindows:
     """Two windows that the rows of layers pass through, in the order of a pass.
 
@@ -52,18 +58,18 @@ class CacheWindows:
         self._memory = [torch.empty(nbytes, dtype=torch.uint8, device=device) for _ in range(2)]
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._ready: list[torch.cuda.Event | None] = [None, None]
-        self._held: list[WindowedLayer | None] = [None, None]
+        self._held: list[HomedLayer | None] = [None, None]
         self._loaded = [0, 0]  # rows that are there of the layer
-        self._layers: list[WindowedLayer] = []
+        self._layers: list[HomedLayer] = []
         self._now = 0  # the window of the layer whose turn it is
         self._running = False  # whether it is the turn of any
         self._length = 0  # rows that are committed
 
-    def add(self, layer: "WindowedLayer") -> None:
+    def add(self, layer: HomedLayer) -> None:
         """Take in a layer, the first time that it comes to its turn."""
         self._layers.append(layer)
 
-    def enter(self, layer: "WindowedLayer") -> None:
+    def enter(self, layer: HomedLayer) -> None:
         """Make it the turn of a layer: its rows are in a window, and its stores are views of that."""
         if self._running and self._held[self._now] is layer:
             return
@@ -79,7 +85,7 @@ class CacheWindows:
         if following is not layer:
             self._bring(1 - window, following, self._length)
 
-    def keep(self, layer: "WindowedLayer", start: int, end: int) -> None:
+    def keep(self, layer: HomedLayer, start: int, end: int) -> None:
         """Copy rows [start, end) that a layer has appended to RAM."""
         _copy_rows(layer.home, self._views(self._now, layer), start, end)
 
@@ -97,7 +103,7 @@ class CacheWindows:
         if self._copies is not None:
             torch.cuda.current_stream(self.device).synchronize()
 
-    def _bring(self, window: int, layer: "WindowedLayer", rows: int) -> None:
+    def _bring(self, window: int, layer: HomedLayer, rows: int) -> None:
         """Copy what is missing of the first `rows` rows of a layer, behind all that is launched by now."""
         start = self._loaded[window] if self._held[window] is layer else 0
         if self._held[window] is layer and start >= rows:
@@ -113,7 +119,7 @@ class CacheWindows:
                 self._ready[window] = self._copies.record_event()
         self._held[window], self._loaded[window] = layer, max(start, rows)
 
-    def _views(self, window: int, layer: "WindowedLayer") -> dict[str, torch.Tensor]:
+    def _views(self, window: int, layer: HomedLayer) -> dict[str, torch.Tensor]:
         """The window as stores of a layer, each like its home."""
         views, end = dict[str, torch.Tensor](), 0
         for name, home in layer.home.items():
