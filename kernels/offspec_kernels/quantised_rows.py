@@ -40,7 +40,9 @@ class QuantisedRows:
 
     def values(self) -> Tensor:
         """[..., S, D]. Scratch: the same in float32."""
-        return (self.numbers * self.scales[..., None]).to(self.dtype)
+        return (
+            self.numbers.float().mul_(self.scales[..., None]).to(self.dtype)
+        )  # quicker than int8 by float32
 
     def __getitem__(self, index: Any) -> "QuantisedRows":
         """Some heads or rows; `index` leaves the numbers of a row whole."""
