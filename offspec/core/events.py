@@ -219,6 +219,7 @@ class Result:
         peak_device_bytes: Memory of a CUDA device; 0 on a CPU.
         mismatches: What `check` found; None where it was not asked for.
         guessed_by: Accepted tokens of each source, most first.
+        kv_cache: How keys and values were kept: "model" or "int8", which changes answers.
     """
 
     text: str
@@ -240,6 +241,7 @@ class Result:
     mismatches: tuple[Mismatch, ...] | None = field(default=None)  # None: not checked
     guessed_by: Guessed = ()  # accepted tokens of each source, most first
     logprobs: tuple[TokenLogprobs, ...] | None = None  # of each token, where they were asked for
+    kv_cache: str = "model"
 
     @property
     def tokens(self) -> int:

@@ -221,6 +221,7 @@ class RunningRequest:
             peak_device_bytes=devices.peak_bytes(target.device),
             guessed_by=total_guessed(done.guessed_by for done in self._passes),
             logprobs=None if params.logprobs is None else tuple(self._logprobs),
+            kv_cache="int8" if target.int8_cache else "model",
         )
 
 

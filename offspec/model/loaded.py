@@ -14,6 +14,8 @@ from offspec.core.trace import OFF, Timeline
 from offspec.model.activations import EvenFunctions, make_even
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
+from offspec.model.cache_block import CacheBlock
+from offspec.model.cache_windows import CacheWindows, HostBlock
 from offspec.model.embedding import RowGather
 from offspec.model.experts import set_row_counts
 from offspec.model.feeder import LayerFeeder
@@ -44,8 +46,10 @@ class LoadedModel(OpenedModel):
         dtype: torch.dtype,
         device: torch.device,
         timeline: Timeline = OFF,
+        *,
+        int8_cache: bool = False,
     ) -> None:
-        super().__init__(folder, tensors, dtype, device)
+        super().__init__(folder, tensors, dtype, device, int8_cache=int8_cache)
         self.timeline = timeline
         self._scratch: Scratch | None = None
         self._reader = DirectReader(*checksums(folder))
@@ -53,6 +57,7 @@ class LoadedModel(OpenedModel):
         self._gather: RowGather | None = None
         self._tree_model: TreeModel | None = None
         self.rest_tensors: dict[str, torch.Tensor] = {}
+        self._caches = Tier.DEVICE
 
     @property
     def tree_model(self) -> TreeModel:
@@ -82,7 +87,9 @@ class LoadedModel(OpenedModel):
     @property
     def unpinned_bytes(self) -> int:
         """Bytes of RAM that are copied to a device from, and could not be pinned."""
-        return self._feeder.unpinned_bytes if isinstance(self._feeder, LayerFeeder) else 0
+        block = self.tree_model.cache.block
+        weights = self._feeder.unpinned_bytes if isinstance(self._feeder, LayerFeeder) else 0
+        return weights + (0 if block.pinned else block.nbytes)
 
     @property
     def buffered_files(self) -> set[Path]:
@@ -134,6 +141,7 @@ class LoadedModel(OpenedModel):
         row_counts = row_counts or self.find_row_counts()
         set_row_counts(self.skeleton.layers, row_counts)
         make_even(self.skeleton.layers)
+        self._caches = placement.caches
         self._assemble(feeder, capacity, None, blocks, chunk, context, row_counts, holds_rows)
         feeder.load(progress)
 
@@ -190,11 +198,21 @@ class LoadedModel(OpenedModel):
             if rounded is not None:
                 rounded.release(index)
 
+        self.tree_model.cache = self._new_cache(capacity)  # the old memory goes before new is taken
         model = lean_model(self.skeleton, capacity, self.device, release, rounded, notify)
         if model is not None:
-            self.tree_model.cache = TreeCache(1, 0)  # frees the old one's memory, whatever holds the model
             self._tree_model = None
         return model
+
+    def _new_cache(self, capacity: int) -> TreeCache:
+        """An empty cache that takes no memory yet."""
+        layers, nbytes = len(self.skeleton.rows.kept), self.cache_bytes(capacity)
+        if self._caches is Tier.DEVICE:
+            block = CacheBlock(nbytes, 5 * layers, self.device)
+            return TreeCache(layers, capacity, block, int8=self.int8_cache)
+        home = HostBlock(nbytes, 5 * layers, pin=self.device.type != "cpu")
+        windows = CacheWindows(self.window_bytes(capacity), self.device)
+        return TreeCache(layers, capacity, home, int8=self.int8_cache, windows=windows)
 
     def _assemble(
         self,
@@ -237,10 +255,9 @@ class LoadedModel(OpenedModel):
                 for name, buffer in module._buffers.items():
                     if buffer is not None:
                         module._buffers[name] = buffer.to(self.device)
-        cache = TreeCache(len(self.skeleton.rows.kept), capacity)
         self._tree_model = TreeModel(
             self.skeleton,
-            cache,
+            self._new_cache(capacity),
             enter=feeder.enter,
             leave=feeder.leave,
             head=head,
@@ -291,5 +308,6 @@ class LoadedModel(OpenedModel):
         self._reader.close()
         self.rest_tensors = {}
         if self._tree_model is not None:
+            self._tree_model.cache.block.close()
             self._tree_model.cache = TreeCache(0, 0)  # the skeleton's layers still refer to the model
         self._feeder = self._gather = self._tree_model = self._scratch = None

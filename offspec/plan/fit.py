@@ -17,7 +17,7 @@ from offspec.model.fused.cuda_graph import PADDING
 from offspec.model.fused.weights import packed_size
 from offspec.model.loaded import LoadedModel
 from offspec.model.recurrence import snapshots
-from offspec.model.runner import CHUNK, SMALL_CHUNK
+from offspec.model.runner import CHUNK, PASS_ROWS, SMALL_CHUNK
 from offspec.model.tokenizer import TextCodec
 from offspec.plan.placement import Needs, divide, placement_fits
 from offspec_planners.placement import Placement, Tier
@@ -125,26 +125,41 @@ class Opened:
             CapacityError: Nothing fits.
             RequestError: A context that is over the model's.
         """
-        failure: CapacityError | None = None
+        failures = list[CapacityError]()
         for way, context in _choices(self, config):
-            held_so = held or way
-            found: Fit | None = None
-            for chunk in (CHUNK, SMALL_CHUNK):
-                needs = _needs(self, config, held_so, context, chunk)
-                needs = replace(needs, layers=[int(size * share) for size in needs.layers])
+            for caches in self._cache_tiers(config):
                 try:
-                    fit = Fit(context, held_so[0], divide(self.memory, needs, self.vram), chunk, held_so[1])
+                    return self._arranged(config, held or way, context, caches, share)
                 except CapacityError as error:
-                    if failure is None or error.needed < failure.needed:
-                        failure = error
-                    continue
-                # Where not even one layer stays, a smaller chunk may make room for one, a slot or the head.
-                if found is None or fit.placement != found.placement:
-                    found = fit
-                if found.placement.resident:
-                    break
-            if found is not None:
-                return found
+                    failures.append(error)
+        # What fails in RAM would do on the device.
+        raise min(failures, key=lambda error: (error.given == self.vram, error.needed))
+
+    def _cache_tiers(self, config: EngineConfig) -> tuple[Tier, ...]:
+        """Where the target's keys and values may live: in RAM where a context that was asked for needs it."""
+        moves = self.vram is not None and config.context is not None and self.target.caches_move
+        return (Tier.DEVICE, Tier.HOST) if moves else (Tier.DEVICE,)
+
+    def _arranged(self, config: EngineConfig, held: Held, context: int, caches: Tier, share: float) -> Fit:
+        """With the draft held in this way, and caches in this tier. Raises CapacityError."""
+        found: Fit | None = None
+        failure: CapacityError | None = None
+        for chunk in (CHUNK, SMALL_CHUNK):
+            needs = _needs(self, config, held, context, chunk, caches)
+            needs = replace(needs, layers=[int(size * share) for size in needs.layers])
+            try:
+                placement = replace(divide(self.memory, needs, self.vram), caches=caches)
+            except CapacityError as error:
+                if failure is None or error.needed < failure.needed:
+                    failure = error
+                continue
+            # Where not even one layer stays, a smaller chunk may make room for one, a slot or the head.
+            if found is None or placement != found.placement:
+                found = Fit(context, held[0], placement, chunk, held[1])
+            if found.placement.resident:
+                break
+        if found is not None:
+            return found
         assert failure is not None
         raise failure
 
@@ -154,10 +169,18 @@ class Opened:
             return False
         if fit.context > self.target.skeleton.context_length:
             return False
-        needs = _needs(self, config, fit.held, fit.context, fit.chunk)
+        if fit.placement.caches not in (
+            Tier.DEVICE,
+            *self._cache_tiers(replace(config, context=fit.context)),
+        ):
+            return False
+        needs = self._needed_by(config, fit)
         if fit.placement.head is not Tier.DEVICE and not needs.head:
             return False
         return placement_fits(self.memory, needs, fit.placement, self.vram)
+
+    def _needed_by(self, config: EngineConfig, fit: Fit) -> Needs:
+        return _needs(self, config, fit.held, fit.context, fit.chunk, fit.placement.caches)
 
     def unpacks(self, config: EngineConfig, fit: Fit) -> bool:
         """Whether there is room to unpack a packed target as it is loaded, all of which then stays.
@@ -168,13 +191,13 @@ class Opened:
         stays = len(fit.placement.resident) == len(target.layers) and fit.placement.head is Tier.DEVICE
         if not target.is_packed or not stays:
             return False
-        needs = _needs(self, config, fit.held, fit.context, fit.chunk)
+        needs = self._needed_by(config, fit)
         needs = replace(needs, layers=target.held_bytes, extra=target.held_extra)
         return placement_fits(self.memory, needs, fit.placement, self.vram)
 
     def parts(self, config: EngineConfig, fit: Fit) -> tuple[Part, ...]:
         """All that takes room under an arrangement, and of what stays on disk."""
-        needs, target = _needs(self, config, fit.held, fit.context, fit.chunk), self.target
+        needs, target = self._needed_by(config, fit), self.target
         layers = target.held_bytes if self.unpacks(config, fit) else target.layer_bytes
         placement, apart = fit.placement, target.device.type != "cpu"
         head = target.head_stored_bytes if placement.head is not Tier.DEVICE else 0
@@ -185,6 +208,7 @@ class Opened:
             ("head", placement.head, head or target.head_bytes),
             ("norms", Tier.DEVICE, needs.rest - target.head_bytes),
             ("caches", Tier.DEVICE, needs.caches),
+            ("caches", Tier.HOST, needs.hosted),
             ("draft", Tier.DEVICE, needs.draft),
             ("the draft's embedding", Tier.HOST, needs.host),
             ("scratch", Tier.DEVICE, needs.scratch + (needs.logits if head else 0) + max(needs.extra)),
@@ -271,8 +295,13 @@ def _modes(opened: Opened, config: EngineConfig) -> list[Held]:
     return [*held, alone] if config.substitutes else held
 
 
-def _needs(opened: Opened, config: EngineConfig, held: Held, context: int, chunk: int) -> Needs:
-    """What takes room with the draft held in this way. chunk: rows of a prompt at a time."""
+def _needs(opened: Opened, config: EngineConfig, held: Held, context: int, chunk: int, caches: Tier) -> Needs:
+    """What takes room with the draft held in this way.
+
+    Args:
+        chunk: Rows of a prompt that run together.
+        caches: Where the target's keys and values live.
+    """
     target, heads = opened.target, opened.heads
     budget = config.budget or 1
     capacity = context + budget
@@ -281,11 +310,15 @@ def _needs(opened: Opened, config: EngineConfig, held: Held, context: int, chunk
     # A substitute drafts with the target's own head, and so do some that are small.
     shares_head = (config.substitutes and rounded) or any(head.shares_head for head in heads)
     rows = context + draft_rows(config)
+    together = min(capacity, PASS_ROWS + budget)  # rows of a pass
+    kept, hosted = target.cache_bytes(capacity), 0
+    if caches is Tier.HOST:
+        kept, hosted = 2 * target.window_bytes(capacity), kept
     drawn = budget if config.verify == "sequoia" else 0  # nodes whose distributions are kept for the walk
     width = config.width or WIDEST
     scores = (64 + width + drawn) * 4 * vocabulary  # that stay for a request, noise among them
     logits = 2 * width * 4 * vocabulary  # of a draft step
-    activations = target.activation_bytes(capacity, capacity, chunk)
+    activations = target.activation_bytes(together, capacity, chunk)
     draft, loading = draft_bytes(held, opened.draft, config, context), loading_bytes(held, opened.draft)
     if target.device.type == "cpu":
         draft, scratch = draft + loading, scores + logits + activations
@@ -294,8 +327,8 @@ def _needs(opened: Opened, config: EngineConfig, held: Held, context: int, chunk
     return Needs(
         runtime=opened.runtime,
         rest=target.rest_bytes,
-        caches=target.cache_bytes(capacity) + target.state_bytes(budget, snapshots.MOST),
-        scratch=scratch + target.unpacking_bytes + _features_bytes(target, heads, capacity),
+        caches=kept + target.state_bytes(budget, snapshots.MOST),
+        scratch=scratch + target.unpacking_bytes + _features_bytes(target, heads, together),
         draft=draft + sum(head.nbytes(rows) for head in heads),
         layers=target.layer_bytes,
         extra=target.layer_extra,
@@ -304,6 +337,7 @@ def _needs(opened: Opened, config: EngineConfig, held: Held, context: int, chunk
         logits=2 * max(budget, 2) * vocabulary * target.dtype.itemsize,
         device_runtime=devices.RUNTIME + devices.SLACK if target.device.type == "cuda" else 0,
         host=embedding_bytes(held, opened.draft, config) if target.device.type != "cpu" else 0,
+        hosted=hosted,
     )
 
 

@@ -20,6 +20,7 @@ from offspec_planners.acceptance import Calibration, typical
 from offspec_planners.cost import ModelSizes, PassCosts, Pricing, prefill_seconds
 from offspec_planners.hardware import Hardware
 from offspec_planners.measured_costs import MeasuredCosts
+from offspec_planners.placement import Tier
 from offspec_planners.plan import Forecast, Plan
 from offspec_planners.search import BUDGETS, STATIC_WIDTH, WIDTHS, Outlook, best, outlook, static_sweep, sweep
 
@@ -47,6 +48,8 @@ def measure(opened: Opened, assembly: Assembly, config: EngineConfig, notify: No
             parts, budget = TargetParts(assembly.target), config.budget or 1
             step, start = measure_steps(main, parts, ids, budget, config.temperature, contention.look)
             measured = replace(measured, step=step, start=start)
+        if assembly.placement.caches is Tier.HOST:
+            measured = replace(measured, prefix=assembly.context)
         return replace(measured, contended=contention.seen)
 
 
@@ -160,6 +163,7 @@ def build_plan(
         hardware=hardware,
         device=wanted.device,
         dtype=wanted.dtype,
+        kv_cache=wanted.kv_cache,
         memory=opened.memory,
         vram=opened.vram,
         context=fit.context,

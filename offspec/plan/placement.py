@@ -27,7 +27,8 @@ class Needs:
 
     rest counts a head that stays; `head` of it may stream instead, in units of `block` bytes (0 where it
     may not), and its logits for all nodes of a tree then take `logits`. device_runtime is what a device
-    with memory of its own sets aside; beside it, `host` stays in RAM.
+    with memory of its own sets aside; beside it, `host` stays in RAM, and `hosted` is what
+    keys and values take that live there.
     """
 
     runtime: int
@@ -42,6 +43,7 @@ class Needs:
     logits: int = 0
     device_runtime: int = 0
     host: int = 0
+    hosted: int = 0
 
     @property
     def passing(self) -> int:
@@ -95,7 +97,7 @@ def placement_fits(memory: int, needs: Needs, placement: Placement, device_memor
     if device_memory is None:
         return device <= usable - wanted.weights_aside
     aside = wanted.device_runtime + wanted.weights_aside
-    return device <= device_memory - aside and host <= usable - wanted.passing - wanted.host
+    return device <= device_memory - aside and host <= usable - wanted.passing - wanted.host - wanted.hosted
 
 
 def _place(memory: int, needs: Needs, sizes: Sizes, device_memory: int | None) -> Placement:
@@ -103,7 +105,7 @@ def _place(memory: int, needs: Needs, sizes: Sizes, device_memory: int | None) -
     if device_memory is None:
         return place_layers(sizes, usable - needs.weights_aside)
     aside = needs.device_runtime + needs.weights_aside
-    return place_on_device(sizes, device_memory - aside, usable - needs.passing - needs.host)
+    return place_on_device(sizes, device_memory - aside, usable - needs.passing - needs.host - needs.hosted)
 
 
 def _cramped(placement: Placement) -> bool:
@@ -135,6 +137,7 @@ def _too_small(given: int, needs: Needs, error: TooSmallError, apart: bool) -> C
         parts["Python and libraries"] = needs.runtime + MARGIN
         parts["on its way to the device"] = needs.passing if apart else 0
         parts["the draft's embedding"] = needs.host
+        parts["keys and values in RAM"] = needs.hosted
     if on_device or not apart:
         parts |= {
             "the device's own share": needs.device_runtime,

@@ -6,7 +6,13 @@ from offspec_planners.cost import ModelSizes, PassCosts
 from offspec_planners.hardware import Rate
 from offspec_planners.json_fields import Points
 from offspec_planners.placement import Placement, Tier
-from offspec_planners.transfer import crossing_seconds, edge_layers, measured_links, streamed_units
+from offspec_planners.transfer import (
+    cache_seconds,
+    crossing_seconds,
+    edge_layers,
+    measured_links,
+    streamed_units,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +28,7 @@ class MeasuredCosts:
         link: Bytes per second that came while the link was busy; None where nothing streams.
         unpack: Seconds of making a value of a packed weight, used for a target that is packed where the
             measured one is not.
+        prefix: Committed positions whose keys and values cross the link, where those live in RAM.
         contended: Whether other processes used the processors meanwhile.
     """
 
@@ -32,6 +39,7 @@ class MeasuredCosts:
     start: float = 0.0
     link: Rate | None = None
     unpack: float = 0.0
+    prefix: int = 0
     contended: bool = False
 
     def costs(self, target: ModelSizes, placement: Placement, walked: float) -> PassCosts:
@@ -41,6 +49,8 @@ class MeasuredCosts:
         if units and self.link is not None:
             links = measured_links(units, placement, self.link.value)
             link, rest = crossing_seconds(units, placement, links)
+            caches = cache_seconds(target.kv_per_token, self.prefix, placement, self.link.value)
+            link, rest = link + caches, rest + caches
         head = target.head_weights / target.weights if placement.head is not Tier.DEVICE else 0.0
         edges = edge_layers(placement, target.layers, target.head, head)
         around = {rows: seconds + walked * self.walk for rows, seconds in self.outside}

@@ -40,12 +40,15 @@ class Placement:
         staging: Slots in RAM that units from disk pass through on their way to a device with memory of its
             own.
         head: The tier of the output head; where that is not DEVICE, it comes as the last units of a pass.
+        caches: The tier of the target's keys and values: DEVICE, or HOST, from where each layer's are copied
+            to a device in every pass.
     """
 
     tiers: tuple[Tier, ...]
     slots: Whole
     staging: Whole = 0
     head: Annotated[Tier, Meta(description='"device", "host" or "disk"')] = Tier.DEVICE
+    caches: Annotated[Tier, Meta(description='"device" or "host"')] = Tier.DEVICE
 
     @classmethod
     def in_memory(

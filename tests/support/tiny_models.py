@@ -267,9 +267,15 @@ def write_tokenizer(folder: Path, size: int = VOCABULARY) -> None:
     wrapped.save_pretrained(folder)
 
 
-def open_model(folder: Path, dtype: torch.dtype = torch.float32, device: torch.device = _CPU) -> LoadedModel:
+def open_model(
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = _CPU,
+    *,
+    int8_cache: bool = False,
+) -> LoadedModel:
     checkpoint = open_checkpoint(str(folder))
-    return LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, device)
+    return LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, device, int8_cache=int8_cache)
 
 
 def load_all(model: LoadedModel, capacity: int) -> None:
@@ -306,6 +312,8 @@ def tiny_engine(
     wrap: Callable[[Any], Any] | None = None,
     more: Mapping[str, Any] | None = None,
     notify: Callable[[Event], None] = unheard,
+    int8_cache: bool = False,
+    chunk: int | None = None,
 ) -> Engine:
     """An engine whose placement is given instead of decided; draft is a folder, "substitute" or "none".
 
@@ -315,11 +323,11 @@ def tiny_engine(
     """
     checkpoint = open_checkpoint(str(folder))
     codec = TextCodec(load_tokenizer(checkpoint.folder), checkpoint.folder, checkpoint.config)
-    target = open_model(folder, dtype, device)
+    target = open_model(folder, dtype, device, int8_cache=int8_cache)
     if placement is None:
         placement = Placement.in_memory(len(target.layers), resident, slots)
         placement = replace(placement, staging=2 if device.type != "cpu" else 0)
-    target.load(placement, context + budget, nothing, context=context)
+    target.load(placement, context + budget, nothing, chunk, context=context)
     draft = str(draft).replace("auto", "substitute")
     main, *others = draft.split(",")
     drafters: dict[str, Any] = {}

@@ -11,7 +11,16 @@ from typing import Annotated, Any, Literal, get_args
 
 import typer
 
-from offspec.core.config import DraftBits, EngineConfig, PackFormat, SamplingParams, Tree, Verify, parse_bytes
+from offspec.core.config import (
+    DraftBits,
+    EngineConfig,
+    KVCache,
+    PackFormat,
+    SamplingParams,
+    Tree,
+    Verify,
+    parse_bytes,
+)
 from offspec.core.errors import RequestError
 
 # Options by their panel of the help. A flag has metavar="", or the help would show a type for it.
@@ -125,6 +134,14 @@ class EngineOptions:
             "reason.",
         ),
     ] = None
+    kv_cache: Annotated[
+        KVCache,
+        model_option(
+            "--kv-cache",
+            help="How the target keeps the keys and values of its context: in the numbers of the "
+            "[bold]model[/], or in [bold]int8[/], about half the memory and slightly different answers.",
+        ),
+    ] = "model"
     draft: Annotated[
         str,
         draft_option(

@@ -61,8 +61,9 @@ def _title(plan: "Plan") -> Iterator[ConsoleRenderable]:
     speed = format_number(plan.forecast.tok_per_s)
     yield Text.assemble(plain(plan.target, "bold"), ": ", (f"about {speed} tok/s", "bold green"))
     vram = "" if plan.vram is None else f" and {format_bytes(plan.vram)} of VRAM"
+    narrow = ", keys and values in int8" if plan.kv_cache == "int8" else ""
     yield plain(
-        f"in {format_bytes(plan.memory)} of RAM{vram}, {plan.dtype} on {plan.device}, "
+        f"in {format_bytes(plan.memory)} of RAM{vram}, {plan.dtype} on {plan.device}{narrow}, "
         f"context {plan.context:,}, temperature {plan.temperature:g}"
     )
 

@@ -59,6 +59,7 @@ class Plan:
     draft_bits: that the draft's matrices are rounded to, 16 where they are not, or without a draft.
     parts: all that takes room, and what is left on disk. Those called "layers"
     and "head" cross a link in every pass unless they are on the device.
+    kv_cache: how the target keeps keys and values: in `dtype`, or in 8 bits.
     measured: whether this draft's acceptance was counted, rather than taken from drafts of its kind;
     acceptance: where it comes from, in words.
     sweep: what other budgets and widths would give. least_memory, least_vram: the smallest that work.
@@ -93,6 +94,7 @@ class Plan:
     least_vram: Whole | None
     notes: Texts
     measured: bool = False
+    kv_cache: Annotated[str, one_of("model", "int8")] = "model"
 
     def memory_name(self, tier: Tier | str) -> str:
         """What a person calls a tier on this machine: RAM, VRAM or disk."""
@@ -115,6 +117,10 @@ class Plan:
         """The object of a plan file, which `from_json` reads."""
         values: dict[str, Any] = {"offspec_plan": VERSION, **json.loads(json.dumps(asdict(self)))}
         values["placement"]["tiers"] = _write_tiers(self.placement.tiers)
+        if self.kv_cache == "model":  # said where it is otherwise
+            del values["kv_cache"]
+        if self.placement.caches is Tier.DEVICE:
+            del values["placement"]["caches"]
         del values["hardware"]
         values["hardware"] = self.hardware.to_json()  # long, and so the last
         return values
@@ -133,6 +139,7 @@ class Plan:
         """A plan from the object of a plan file. Raises ValueError: a key, its value, what it should be."""
         given = without_version(value, "offspec_plan", VERSION, "a plan")
         given.setdefault("measured", False)  # added later; without it, a plan is made anew
+        given.setdefault("kv_cache", "model")
         version = value["offspec_plan"]
         if version < VERSION:  # earlier ones do not say how many bits the draft has
             raise ValueError(f"offspec_plan is {version}, of an earlier offspec; make one by `offspec plan`")
@@ -143,7 +150,7 @@ class Plan:
                 raise ValueError(f"hardware: {error}") from None
         placement = given.get("placement")
         if isinstance(placement, dict) and "tiers" in placement:
-            given["placement"] = {**placement, "tiers": _read_tiers(placement["tiers"])}
+            given["placement"] = {"caches": "device", **placement, "tiers": _read_tiers(placement["tiers"])}
         plan = read(given, cls)
         plan._check()
         return plan
@@ -165,6 +172,8 @@ class Plan:
             complain("placement.tiers", tiers, 'made of "device" and "disk", since a CPU computes in RAM')
         if not apart and head is Tier.HOST:
             complain("placement.head", head, '"device" or "disk", since a CPU computes in RAM')
+        if self.placement.caches not in ((Tier.DEVICE, Tier.HOST) if apart else (Tier.DEVICE,)):
+            complain("placement.caches", self.placement.caches, '"device", or on a GPU "host"')
         if streams != (self.placement.slots > 0):
             should = "0 where all is on the device, and above 0 where anything streams"
             complain("placement.slots", self.placement.slots, should)

@@ -36,7 +36,7 @@ def explain(plan: Plan) -> tuple[str, ...]:
 
 def explain_placement(plan: Plan) -> tuple[str, ...]:
     """Where the layers are, what crosses which link in a pass, and the least memory that would do."""
-    sentences = [_where_layers_are(plan), *_what_streams(plan)]
+    sentences = [_where_layers_are(plan), *_what_streams(plan), *_where_caches_are(plan)]
     least = f"{format_bytes(plan.least_memory)} of RAM"
     if plan.least_vram is not None:
         least += f" and {format_bytes(plan.least_vram)} of VRAM"
@@ -54,6 +54,17 @@ def _where_layers_are(plan: Plan) -> str:
     clauses = [f"{number} {words[tier]} {plan.memory_name(tier)}" for tier, number in held]
     listing = ", ".join(clauses[:-1]) + f" and {clauses[-1]}"
     return f"Of {count} layers {listing}, spread evenly, so that slots fill while those between compute."
+
+
+def _where_caches_are(plan: Plan) -> list[str]:
+    """Said only where it is not the device."""
+    if plan.placement.caches is Tier.DEVICE:
+        return []
+    nbytes = sum(part.bytes for part in plan.parts if part.what == "caches" and part.tier == Tier.HOST)
+    return [
+        f"Keys and values live in RAM, {format_bytes(nbytes)} of {plan.context:,} tokens, and come to "
+        f"{plan.memory_name(Tier.DEVICE)} a layer at a time in every pass; times are those of a full context."
+    ]
 
 
 def _what_streams(plan: Plan) -> list[str]:
