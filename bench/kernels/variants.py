@@ -25,6 +25,7 @@ from offspec_kernels.gumbel_argmax.triton import pick
 from offspec_kernels.kv_compact import KVTable
 from offspec_kernels.kv_compact.triton import move
 from offspec_kernels.noise.triton import fill_rows
+from offspec_kernels.quantised_rows import QuantisedRows
 from offspec_kernels.row_linear.triton import row_linear
 from offspec_kernels.topk_children.triton import children
 from offspec_kernels.tree_attention import Chunk, TreeMask
@@ -124,6 +125,9 @@ def _attention(
     given = (query, key, value, mask, 0.1, window, softcap, sinks, out)
     yield Variant("tree_attention", name, partial(attend, *given))
     yield Variant("tree_attention exact", name, partial(attend_exact, *given))
+    narrow = (QuantisedRows.of(key), QuantisedRows.of(value))
+    call = partial(attend_exact, query, *narrow, mask, 0.1, window, softcap, sinks, out)
+    yield Variant("tree_attention exact", f"{name}, int8 keys", call)
 
 
 def _linear(dtype: torch.dtype, counts: tuple[int, ...]) -> Iterator[Variant]:

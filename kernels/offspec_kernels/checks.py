@@ -1,6 +1,7 @@
 """Checks that every door makes before it lets a tensor through to raw pointers."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,7 +11,20 @@ from offspec_kernels.errors import ArgumentError
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def check_shape(name: str, tensor: Tensor, shape: Sequence[int | str]) -> None:
+class Shaped(Protocol):
+    """What a tensor is known by, and what stands for one."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+
+def check_shape(name: str, tensor: Shaped, shape: Sequence[int | str]) -> None:
     """`shape`: a number for a size that is known, a letter for one that may be anything."""
     sizes = tensor.shape
     if len(sizes) == len(shape):
@@ -22,7 +36,7 @@ def check_shape(name: str, tensor: Tensor, shape: Sequence[int | str]) -> None:
     raise ArgumentError(name, f"the shape must be [{', '.join(map(str, shape))}], not {list(sizes)}")
 
 
-def check_dtype(name: str, tensor: Tensor, dtypes: Sequence[torch.dtype]) -> None:
+def check_dtype(name: str, tensor: Shaped, dtypes: Sequence[torch.dtype]) -> None:
     if tensor.dtype not in dtypes:
         wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise ArgumentError(
@@ -30,7 +44,7 @@ def check_dtype(name: str, tensor: Tensor, dtypes: Sequence[torch.dtype]) -> Non
         )
 
 
-def check_device(name: str, tensor: Tensor, device: torch.device) -> None:
+def check_device(name: str, tensor: Shaped, device: torch.device) -> None:
     if tensor.device != device:
         raise ArgumentError(name, f"it must be on {device}, as the first tensor is, not on {tensor.device}")
 

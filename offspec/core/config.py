@@ -18,6 +18,7 @@ Tree = Literal["dynamic", "sequoia"]
 Dtype = Literal["bfloat16", "float32"]
 DraftBits = Literal[2, 3, 4, 16]
 PackFormat = Literal["nf4", "int8", "int4-g64"]
+KVCache = Literal["model", "int8"]
 
 
 def parse_bytes(text: str | int) -> int:
@@ -219,6 +220,7 @@ class Settings(TypedDict, total=False):
     cpu_layers: int | None
     device: str
     dtype: Dtype
+    kv_cache: KVCache
     budget: int | None
     width: int | None
     context: int | None
@@ -250,6 +252,8 @@ class EngineConfig:
         device: "cpu", "cuda" or "cuda:1": where the target is computed; "cuda:0,cuda:1" or "all": on several
             GPUs, which share its layers; `vram` is of each.
         dtype: "bfloat16" or "float32", of the values that are computed with.
+        kv_cache: How the target keeps keys and values: "model", in `dtype`, or "int8", in 8 bits with a scale
+            for each head of each token, which makes other answers. Drafts keep theirs in `dtype`.
         budget: Most nodes verified in a pass. None: what a plan says is fastest, measured once and kept.
         width: Most nodes that a draft step expands. None: the plan's.
         context: Tokens of KV cache to make room for. None: a default that fits.
@@ -276,6 +280,7 @@ class EngineConfig:
     cpu_layers: int | None = None
     device: str = "cpu"
     dtype: Dtype = "bfloat16"
+    kv_cache: KVCache = "model"
     budget: int | None = None
     width: int | None = None
     context: int | None = None
@@ -315,9 +320,11 @@ class EngineConfig:
     def chooses_cpu_layers(self) -> bool:
         """Whether a plan may have the CPU compute layers beside a GPU without being asked to.
 
-        In bfloat16 it may not: answers would depend on what the plan was made for, budget and draft too.
+        In bfloat16 it may not, nor with keys in int8: answers would depend on what the plan was made for,
+        budget and draft too.
         """
-        return self.cpu_layers is None and self.dtype == "float32" and self.device != "cpu"
+        exact = self.dtype == "float32" and self.kv_cache == "model"
+        return self.cpu_layers is None and exact and self.device != "cpu"
 
     def __post_init__(self) -> None:
         drafts = self.drafts
@@ -343,6 +350,8 @@ class EngineConfig:
             raise RequestError(f"tree must be 'dynamic' or 'sequoia', not {self.tree!r}")
         if self.dtype not in ("bfloat16", "float32"):
             raise RequestError(f"dtype must be 'bfloat16' or 'float32', not {self.dtype!r}")
+        if self.kv_cache not in get_args(KVCache):
+            raise RequestError(f"kv_cache must be 'model' or 'int8', not {self.kv_cache!r}")
         if self.draft_bits not in (None, 2, 3, 4, 16):
             raise RequestError(f"draft_bits must be 2, 3, 4 or 16, not {self.draft_bits!r}")
         if self.quantize not in (None, *get_args(PackFormat)):

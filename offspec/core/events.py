@@ -221,6 +221,7 @@ class Result:
             this number.
         mismatches: What `check` found; None where it was not asked for.
         guessed_by: Accepted tokens of each source, most first.
+        kv_cache: How keys and values were kept: "model" or "int8", which changes answers.
     """
 
     text: str
@@ -243,6 +244,7 @@ class Result:
     mismatches: tuple[Mismatch, ...] | None = field(default=None)  # None: not checked
     guessed_by: Guessed = ()  # accepted tokens of each source, most first
     logprobs: tuple[TokenLogprobs, ...] | None = None  # of each token, where they were asked for
+    kv_cache: str = "model"
 
     @property
     def tokens(self) -> int:

@@ -13,6 +13,7 @@ from offspec.draft.grow.result import GrownTree, root_alone
 from offspec.draft.grow.static import grow_static
 from offspec.draft.mix.mixture import Mixture
 from offspec.draft.mix.sources import Sources
+from offspec.model import runner
 from offspec.model.attention import TreeContext
 from offspec.model.loaded import LoadedModel
 from offspec.model.runner import rows_at
@@ -99,6 +100,8 @@ class DecodeState:
         After an exception the committed ids are what they were; the target must then `recover`.
         """
         began = time.perf_counter()
+        while len(self.ids) - 1 - self.cached > runner.PASS_ROWS:
+            self._read_ahead(runner.PASS_ROWS)
         grown = self._grow(decoding, max_depth)
         if decoding.on_grown is not None:
             decoding.on_grown(len(grown.tree))
@@ -137,6 +140,21 @@ class DecodeState:
                 grown = grown.one_path(drawn=decoding.numbers is not None)
             span.note(nodes=len(grown.tree), steps=grown.steps)
         return grown
+
+    def _read_ahead(self, rows: int) -> None:
+        """Take the first `rows` pending tokens through the target and commit them, in a pass of their own."""
+        model, start = self._target.tree_model, self.cached
+        place = torch.arange(start, start + rows, device=self._target.device)
+        nothing = torch.zeros(0, 0, dtype=torch.bool, device=place.device)
+        tokens = torch.tensor(self.ids[start : start + rows], device=place.device)
+        model.taps = self._sources.wants.layers
+        with self._timeline.span("engine", "prompt", rows=rows):
+            hidden = model.hidden(tokens, TreeContext(start, place, rows, nothing))
+            if model.streams_head:
+                model.logits(hidden[-1:])  # which a pass asks for: its blocks come behind the layers
+        model.cache.commit(rows, [])
+        if self._sources.wants:
+            self._sources.observe(Features(start, hidden, dict(model.tapped)))
 
     def _forward(self, grown: GrownTree) -> torch.Tensor:
         """Hidden states [P + N, H]: of the P pending tokens, which go in front, and of the tree's nodes."""

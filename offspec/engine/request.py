@@ -223,6 +223,7 @@ class RunningRequest:
             cpu_layers=len(self._assembly.placement.layers(Tier.CPU)),
             guessed_by=total_guessed(done.guessed_by for done in self._passes),
             logprobs=None if params.logprobs is None else tuple(self._logprobs),
+            kv_cache="int8" if target.int8_cache else "model",
         )
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from offspec.core.errors import UnsupportedModelError
 from offspec.model.position_scale import position_scale
+from offspec.model.quantised_tensor import stored_rows
 from offspec_kernels.transfer import upload
 from offspec_kernels.tree_attention import Chunk, Window, tree_attention
 from offspec_kernels.tree_mask import TreeExtent, TreeMask, pack_rows
@@ -181,16 +182,17 @@ def attend_tree(
     _, heads, padded, _ = query.shape
     rows = padded - tree.padding
     end = key.shape[2] - tree.prefix if tree.end is None else tree.end
+    keys, values = stored_rows(key), stored_rows(value)
     if tree.prefix + end < key.shape[2]:
-        key, value = key[:, :, : tree.prefix + end], value[:, :, : tree.prefix + end]
+        keys, values = keys[:, :, : tree.prefix + end], values[:, :, : tree.prefix + end]
     asked = query[:, :, :rows]
     if (scale := position_scale(module, tree.position[end - rows : end])) is not None:
         asked = (asked * scale[:, None]).to(query.dtype)
     out = query.new_empty(1, padded, heads, value.shape[3])
     tree_attention(
         asked,
-        key,
-        value,
+        keys,
+        values,
         tree.tree_mask(end - rows, end),
         scale=scaling,
         window=window_of(module) if isinstance(sliding_window, str) else sliding_window,

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
+from offspec.model.cache_block import CacheBlock
+from offspec.model.cache_layer import Int8CacheLayer, TreeCacheLayer, WindowedInt8Layer, WindowedLayer
+from offspec.model.cache_windows import CacheWindows
 from offspec.model.recurrence.functions import reach
 from offspec.model.recurrence.snapshots import SPACING, Place, Snapshot, Snapshots
 from offspec.model.recurrence.state import Committed, Recurrence
@@ -21,112 +24,39 @@ KeysAndValues = tuple[torch.Tensor, ...]
 _WORTH_IT = 16  # positions that it takes a snapshot to be saved
 
 
-class TreeCacheLayer(CacheLayerMixin):
-    """One layer's keys and values, [1, KV, C, D] each, allocated once and filled from the left.
-
-    `filled` rows are valid; the committed prefix comes first. Sliding-window layers keep all rows: the
-    window is the attention mask's business, because a tree may be rewound to before it. A layer that selects
-    keys by an index has the index's own keys, [1, 1, C, D], of which `indexed` rows are valid.
-    """
-
-    is_sliding = False
-
-    padding = 0  # of the rows that are appended, so many at the end are not kept
-
-    def __init__(self, capacity: int, tables: list[KVTable]) -> None:
-        """`tables` say where layers lie, and keep them alive: it is emptied when this one is to move."""
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.capacity = capacity
-        self._tables = tables
-        self.filled = self.indexed = 0
-        self.index_keys: torch.Tensor | None = None
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self._tables.clear()
-        self.keys = self._room(key_states)
-        self.values = self._room(value_states)
-        self.is_initialized = True
-
-    def _room(self, like: torch.Tensor) -> torch.Tensor:
-        batch, heads, _, size = like.shape
-        return torch.empty(batch, heads, self.capacity, size, dtype=like.dtype, device=like.device)
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append the rows [1, KV, T, D] of a chunk, without padding; returns all [1, KV, filled + T, D]."""
-        if self.keys is None or self.values is None:
-            self.lazy_initialization(key_states, value_states)
-        rows = key_states.shape[2] - self.padding
-        end = self.filled + rows
-        if end > self.capacity:
-            self.reserve(max(end, 2 * self.capacity))
-        assert self.keys is not None and self.values is not None
-        self.keys[:, :, self.filled : end] = key_states[:, :, :rows]
-        self.values[:, :, self.filled : end] = value_states[:, :, :rows]
-        self.filled = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
-
-    def update_indexer(self, states: torch.Tensor) -> torch.Tensor:
-        """Append the index's keys [1, T, D] of a chunk, without padding; returns all [1, indexed + T, D]."""
-        rows = states.shape[1] - self.padding
-        end = self.indexed + rows
-        if end > self.capacity:
-            self.reserve(max(end, 2 * self.capacity))
-        if self.index_keys is None:
-            self._tables.clear()
-            self.index_keys = self._room(states[:, None])
-        self.index_keys[0, :, self.indexed : end] = states[:, :rows]
-        self.indexed = end
-        return self.index_keys[0, :, :end]
-
-    @property
-    def stores(self) -> list[torch.Tensor]:
-        """What there is of keys, values and the index's keys."""
-        every = (self.keys, self.values, self.index_keys)
-        return [store for store in every if store is not None]
-
-    def cut(self, length: int) -> None:
-        """Drop all rows from `length` on."""
-        self.filled = self.indexed = length
-
-    def reserve(self, capacity: int) -> None:
-        """Make room for `capacity` rows, keeping what is there."""
-        if capacity <= self.capacity:
-            return
-        self.capacity = capacity
-        self._tables.clear()
-        for name in ("keys", "values", "index_keys"):
-            if (old := getattr(self, name)) is not None:
-                new = self._room(old)
-                filled = max(self.filled, self.indexed)
-                new[:, :, :filled] = old[:, :, :filled]
-                setattr(self, name, new)
-
-    def get_seq_length(self) -> int:
-        return self.filled
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.filled + query_length, 0
-
-    def get_max_length(self) -> int:
-        return -1
-
-
 class TreeCache(Cache):
     """The cache of a whole model. `length` counts committed positions; rows behind them are a tree's.
 
     recurrences: of layers that carry a state, by layer and by place in it; they come when they are asked for.
+    block: memory for the rows of all layers; None: each allocates its own. int8: keep keys and values in 8
+    bits. windows: through which rows come to the device, where the block is in RAM.
     """
 
-    def __init__(self, layers: int, capacity: int) -> None:
+    def __init__(
+        self,
+        layers: int,
+        capacity: int,
+        block: CacheBlock | None = None,
+        *,
+        int8: bool = False,
+        windows: CacheWindows | None = None,
+    ) -> None:
         self.recurrences: dict[Place, Recurrence] = {}
         self.snapshots = Snapshots()
         self._tables: list[KVTable] = []  # one for each device, shared with the layers
-        self.rows = [TreeCacheLayer(capacity, self._tables) for _ in range(layers)]
+        self.block = block or CacheBlock()
+        self._windows = windows
+        self.rows = [self._layer(capacity, int8) for _ in range(layers)]
         super().__init__(layers=[*self.rows])
         self.length = 0
         self._broken_off = False  # within a commit or a rewind, when states and positions may not agree
+
+    def _layer(self, capacity: int, int8: bool) -> TreeCacheLayer:
+        if self._windows is not None:
+            apart = WindowedInt8Layer if int8 else WindowedLayer
+            return apart(capacity, self._tables, self.block, self._windows)
+        kind = Int8CacheLayer if int8 else TreeCacheLayer
+        return kind(capacity, self._tables, self.block)
 
     @property
     def padding(self) -> int:
@@ -156,6 +86,8 @@ class TreeCache(Cache):
             stores = [store for layer in self.rows for store in layer.stores]
             devices = dict.fromkeys(store.device for store in stores)
             self._tables += [KVTable([s for s in stores if s.device == device]) for device in devices]
+        if nodes and self._windows is not None:
+            self._windows.settle()
         for table in self._tables if nodes else ():
             kv_compact(table, start, [start + node for node in nodes])
         self.length = start + len(nodes)
@@ -165,7 +97,7 @@ class TreeCache(Cache):
 
     def committed(self, start: int) -> list[KeysAndValues | None]:
         """Of each layer the committed positions from `start` on; None of a layer that holds nothing."""
-        return [tuple(store[:, :, start : self.length] for store in row.stores) or None for row in self.rows]
+        return [row.between(start, self.length) or None for row in self.rows]
 
     def adopt(self, start: int, layers: Sequence[KeysAndValues | None]) -> None:
         """Take over, as committed, what another cache has from `start` on, in the place of what is there."""

@@ -14,6 +14,8 @@ from offspec.core.trace import OFF, Timeline
 from offspec.model.activations import EvenFunctions, make_even
 from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
+from offspec.model.cache_block import CacheBlock, CacheBlocks
+from offspec.model.cache_windows import CacheWindows, HostBlock
 from offspec.model.embedding import RowGather
 from offspec.model.experts import set_row_counts
 from offspec.model.feeder import LayerFeeder
@@ -47,9 +49,11 @@ class LoadedModel(OpenedModel):
         device: torch.device,
         timeline: Timeline = OFF,
         more: Sequence[torch.device] = (),
+        *,
+        int8_cache: bool = False,
     ) -> None:
-        """more: further GPUs that layers may be computed on."""
-        super().__init__(folder, tensors, dtype, device)
+        """more: further GPUs that layers may be computed on; int8_cache: see `OpenedModel`."""
+        super().__init__(folder, tensors, dtype, device, int8_cache=int8_cache)
         self.devices = (device, *more)
         self.timeline = timeline
         self._scratches: dict[torch.device, Scratch] = {}
@@ -58,6 +62,7 @@ class LoadedModel(OpenedModel):
         self._gather: RowGather | None = None
         self._tree_model: TreeModel | None = None
         self.rest_tensors: dict[str, torch.Tensor] = {}
+        self._caches = Tier.DEVICE
 
     @property
     def tree_model(self) -> TreeModel:
@@ -87,7 +92,9 @@ class LoadedModel(OpenedModel):
     @property
     def unpinned_bytes(self) -> int:
         """Bytes of RAM that are copied to a device from, and could not be pinned."""
-        return self._feeder.unpinned_bytes if isinstance(self._feeder, LayerFeeder) else 0
+        block = self.tree_model.cache.block
+        weights = self._feeder.unpinned_bytes if isinstance(self._feeder, LayerFeeder) else 0
+        return weights + (0 if block.pinned else block.nbytes)
 
     @property
     def buffered_files(self) -> set[Path]:
@@ -144,6 +151,7 @@ class LoadedModel(OpenedModel):
                 row_counts = row_counts.common(self.find_row_counts(device))
         set_row_counts(self.skeleton.layers, row_counts)
         make_even(self.skeleton.layers)
+        self._caches = placement.caches
         self._assemble(feeder, capacity, None, blocks, chunk, context, row_counts, holds_rows)
         feeder.load(progress)
 
@@ -206,11 +214,31 @@ class LoadedModel(OpenedModel):
             if rounded is not None:
                 rounded.release(index)
 
+        self.tree_model.cache = self._new_cache(capacity)  # the old memory goes before new is taken
         model = lean_model(self.skeleton, capacity, self.device, release, rounded, notify)
         if model is not None:
-            self.tree_model.cache = TreeCache(1, 0)  # frees the old one's memory, whatever holds the model
             self._tree_model = None
         return model
+
+    def _new_cache(self, capacity: int) -> TreeCache:
+        """An empty cache that takes no memory yet."""
+        layers = len(self.skeleton.rows.kept)
+        if self._caches is Tier.DEVICE:
+            return TreeCache(layers, capacity, self._cache_block(capacity), int8=self.int8_cache)
+        home = HostBlock(self.cache_bytes(capacity), 5 * layers, pin=self.device.type != "cpu")
+        windows = CacheWindows(self.window_bytes(capacity), self.device)
+        return TreeCache(layers, capacity, home, int8=self.int8_cache, windows=windows)
+
+    def _cache_block(self, capacity: int) -> CacheBlock:
+        """Memory for the rows of all layers, where each is computed."""
+        places = dict[torch.device, list[int]]()
+        for layer, binder in enumerate(self.layers):
+            places.setdefault(binder.device, []).append(layer)
+        if len(places) == 1:
+            return CacheBlock(self.cache_bytes(capacity), 5 * len(self.skeleton.rows.kept), *places)
+        return CacheBlocks(
+            [CacheBlock(self.cache_bytes(capacity, of), 5 * len(of), place) for place, of in places.items()]
+        )
 
     def _assemble(
         self,
@@ -249,10 +277,9 @@ class LoadedModel(OpenedModel):
                 model.get_input_embeddings(), rows, self.dtype, self.device, self._reader, held=holds_rows
             )
         self._move_buffers()
-        cache = TreeCache(len(self.skeleton.rows.kept), capacity)
         self._tree_model = TreeModel(
             self.skeleton,
-            cache,
+            self._new_cache(capacity),
             enter=feeder.enter,
             leave=feeder.leave,
             head=head,
@@ -325,6 +352,7 @@ class LoadedModel(OpenedModel):
         self._reader.close()
         self.rest_tensors = {}
         if self._tree_model is not None:
+            self._tree_model.cache.block.close()
             self._tree_model.cache = TreeCache(0, 0)  # the skeleton's layers still refer to the model
         self._feeder = self._gather = self._tree_model = None
         self._scratches = {}

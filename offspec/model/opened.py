@@ -25,6 +25,7 @@ from offspec_kernels.tree_attention import warm_up as warm_up_attention
 _STATES = 3
 # Times the bytes of rows that a scan takes: in float32, and once more while they are put together.
 _WIDENED = 6
+_WINDOW_GAPS = 256  # bytes: stores of a layer begin at round addresses
 _HEAD_VALUES = 4 << 20  # of a packed head, in a block that streams, even where layers unpack fewer at once
 
 
@@ -41,9 +42,12 @@ class OpenedModel:
         tensors: Mapping[str, Weight],
         dtype: torch.dtype,
         device: torch.device,
+        *,
+        int8_cache: bool = False,
     ) -> None:
+        """int8_cache: whether its keys and values are to be kept in 8 bits. Default False."""
         self.skeleton = build_skeleton(folder, dtype)
-        self.device, self.dtype = device, dtype
+        self.device, self.dtype, self.int8_cache = device, dtype, int8_cache
         model = self.skeleton.model
         layers: list[list[WeightRecipe]] = [[] for _ in self.skeleton.layers]
         rest: list[WeightRecipe] = []
@@ -186,13 +190,33 @@ class OpenedModel:
 
     def cache_bytes(self, capacity: int, layers: Sequence[int] | None = None) -> int:
         """Bytes of a cache of `capacity` positions, of all layers by default."""
-        kept = self.skeleton.rows.kept
-        every = kept if layers is None else [kept[layer] for layer in layers if layer < len(kept)]
-        return capacity * sum(every) * self.dtype.itemsize
+        each = self.position_bytes
+        every = each if layers is None else [each[layer] for layer in layers if layer < len(each)]
+        return capacity * sum(every)
 
     def layer_cache_bytes(self, capacity: int) -> int:
         """The same of the layer that takes most."""
-        return capacity * max(self.skeleton.rows.kept, default=0) * self.dtype.itemsize
+        return capacity * max(self.position_bytes, default=0)
+
+    def window_bytes(self, capacity: int) -> int:
+        """Bytes of the keys and values of one layer, the largest, at `capacity` positions."""
+        return self.layer_cache_bytes(capacity) + _WINDOW_GAPS
+
+    @property
+    def caches_move(self) -> bool:
+        """Whether keys and values may live in RAM: every layer looks at its own, by our attention alone."""
+        skeleton = self.skeleton
+        own = sum(numbers > 0 for numbers in skeleton.rows.kept)
+        return not (skeleton.masked or skeleton.closed) and own == len(skeleton.rows.products)
+
+    @property
+    def position_bytes(self) -> list[int]:
+        """Bytes that a position takes in each layer of the cache."""
+        kept, item = self.skeleton.rows, self.dtype.itemsize
+        if not self.int8_cache:
+            return [numbers * item for numbers in kept.kept]
+        layers = zip(kept.kept, kept.index, kept.key_heads, strict=True)
+        return [numbers + index * (item - 1) + 4 * heads for numbers, index, heads in layers]
 
     def state_bytes(self, rows: int, snapshots: int) -> int:
         """Bytes of what layers carry from token to token, with a tree of `rows` rows behind it."""
@@ -222,16 +246,26 @@ class OpenedModel:
         part = (
             chunk * 4 * hidden * 4
             + self._dense_scratch(rows, length + rows, chunk)
-            + max(rows, length) * kept.expanded * item
+            + max(rows, length) * (kept.expanded * item + self._read_as_values)
             + chunk * item * kept.row_numbers // len(self.layers) * _WIDENED
         )
         if (device or self.device).type == "cpu":
             reordered = max((a * b for a, b in self._matrix_shapes()), default=0) * item  # by the product
-            attention = tree_attention_scratch(rows, length + rows, kept.heads, kept.groups, self.dtype)
+            attention = tree_attention_scratch(
+                rows, length + rows, kept.heads, kept.groups, self.dtype, self.int8_cache
+            )
             return 4 * states + part + gated + attention + reordered
         part += max(gated, gpu_scratch_bytes(rows, length, kept.heads))  # one is gone when the other comes
         # When layers are done, the last norm runs over all rows in float32.
         return 2 * states + max(part, rows * hidden * (item + 8))
+
+    @property
+    def _read_as_values(self) -> int:
+        """Bytes of a position of keys in 8 bits that become values before a layer looks at them."""
+        kept = self.skeleton.rows
+        if not self.int8_cache or not (kept.expanded or self.skeleton.closed):
+            return 0
+        return max(kept.kept) * (4 + self.dtype.itemsize)
 
     def _dense_scratch(self, rows: int, keys: int, chunk: int) -> int:
         """Bytes of dense masks, of scores that layers make of them, and of an index's scores and choices."""

@@ -31,6 +31,9 @@ CHUNK, SMALL_CHUNK = 1024, 256
 # Rows whose logits are made together: about as many as a walk that goes well visits, and a few more where
 # they are nearly free.
 _TOGETHER, _TOGETHER_ON_DEVICE = 12, 16
+# Rows of a prompt in one pass, whose states wait between layers. Computing that many takes longer than a trip
+# of the weights, so a longer prompt that takes several trips takes no more time.
+PASS_ROWS = 16384
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from offspec.model.fused.cuda_graph import PADDING
 from offspec.model.fused.weights import packed_size
 from offspec.model.loaded import LoadedModel
 from offspec.model.recurrence import snapshots
-from offspec.model.runner import CHUNK, SMALL_CHUNK
+from offspec.model.runner import CHUNK, PASS_ROWS, SMALL_CHUNK
 from offspec.model.tokenizer import TextCodec
 from offspec.plan.placement import Needs, divide, placement_fits
 from offspec_planners.placement import Placement, Tier, cpu_layers
@@ -127,27 +127,43 @@ class Opened:
             CapacityError: Nothing fits.
             RequestError: A context that is over the model's.
         """
-        failure: CapacityError | None = None
+        failures = list[CapacityError]()
         for way, context in _choices(self, config):
-            held_so = held or way
-            found: Fit | None = None
-            for chunk in (CHUNK, SMALL_CHUNK):
-                cpu = cpu_layers(len(self.target.layers), config.cpu_layers or 0)
-                needs = _needs(self, config, held_so, context, chunk, cpu)
-                needs = replace(needs, layers=[int(size * share) for size in needs.layers])
+            for caches in self._cache_tiers(config):
                 try:
-                    fit = Fit(context, held_so[0], divide(self.memory, needs, self.vram), chunk, held_so[1])
+                    return self._arranged(config, held or way, context, caches, share)
                 except CapacityError as error:
-                    if failure is None or error.needed < failure.needed:
-                        failure = error
-                    continue
-                # Where not even one layer stays, a smaller chunk may make room for one, a slot or the head.
-                if found is None or fit.placement != found.placement:
-                    found = fit
-                if found.placement.resident:
-                    break
-            if found is not None:
-                return found
+                    failures.append(error)
+        # What fails in RAM would do on the device.
+        raise min(failures, key=lambda error: (error.given == self.vram, error.needed))
+
+    def _cache_tiers(self, config: EngineConfig) -> tuple[Tier, ...]:
+        """Where the target's keys and values may live: in RAM where a context that was asked for needs it."""
+        one = self.vram is not None and not self.more_vram and not config.cpu_layers  # computes all layers
+        moves = one and config.context is not None and self.target.caches_move
+        return (Tier.DEVICE, Tier.HOST) if moves else (Tier.DEVICE,)
+
+    def _arranged(self, config: EngineConfig, held: Held, context: int, caches: Tier, share: float) -> Fit:
+        """With the draft held in this way, and caches in this tier. Raises CapacityError."""
+        found: Fit | None = None
+        failure: CapacityError | None = None
+        cpu = cpu_layers(len(self.target.layers), config.cpu_layers or 0)
+        for chunk in (CHUNK, SMALL_CHUNK):
+            needs = _needs(self, config, held, context, chunk, caches, cpu)
+            needs = replace(needs, layers=[int(size * share) for size in needs.layers])
+            try:
+                placement = replace(divide(self.memory, needs, self.vram), caches=caches)
+            except CapacityError as error:
+                if failure is None or error.needed < failure.needed:
+                    failure = error
+                continue
+            # Where not even one layer stays, a smaller chunk may make room for one, a slot or the head.
+            if found is None or placement != found.placement:
+                found = Fit(context, held[0], placement, chunk, held[1])
+            if found.placement.resident:
+                break
+        if found is not None:
+            return found
         assert failure is not None
         raise failure
 
@@ -157,10 +173,20 @@ class Opened:
             return False
         if fit.context > self.target.skeleton.context_length:
             return False
-        needs = _needs_of(self, config, fit)
+        if fit.placement.caches not in (
+            Tier.DEVICE,
+            *self._cache_tiers(replace(config, context=fit.context)),
+        ):
+            return False
+        needs = self._needed_by(config, fit)
         if fit.placement.head is not Tier.DEVICE and not needs.head:
             return False
         return placement_fits(self.memory, needs, fit.placement, self.vram)
+
+    def _needed_by(self, config: EngineConfig, fit: Fit) -> Needs:
+        placed = fit.placement
+        cpu = placed.layers(Tier.CPU)
+        return _needs(self, config, fit.held, fit.context, fit.chunk, placed.caches, cpu)
 
     def unpacks(self, config: EngineConfig, fit: Fit) -> bool:
         """Whether there is room to unpack a packed target as it is loaded, all of which then stays.
@@ -171,13 +197,13 @@ class Opened:
         stays = len(fit.placement.resident) == len(target.layers) and fit.placement.head is Tier.DEVICE
         if not target.is_packed or not stays:
             return False
-        needs = _needs_of(self, config, fit)
+        needs = self._needed_by(config, fit)
         needs = replace(needs, layers=target.held_bytes, extra=target.held_extra)
         return placement_fits(self.memory, needs, fit.placement, self.vram)
 
     def parts(self, config: EngineConfig, fit: Fit) -> tuple[Part, ...]:
         """All that takes room under an arrangement, and of what stays on disk."""
-        needs, target = _needs_of(self, config, fit), self.target
+        needs, target = self._needed_by(config, fit), self.target
         layers = target.held_bytes if self.unpacks(config, fit) else target.layer_bytes
         placement, apart = fit.placement, target.device.type != "cpu"
         head = target.head_stored_bytes if placement.head is not Tier.DEVICE else 0
@@ -197,6 +223,7 @@ class Opened:
             ("head", placement.head, head or target.head_bytes),
             ("norms", Tier.DEVICE, needs.rest - target.head_bytes),
             ("caches", Tier.DEVICE, needs.caches - needs.cached + first[1] if others else needs.caches),
+            ("caches", Tier.HOST, needs.hosted),
             ("draft", Tier.DEVICE, needs.draft),
             ("the draft's embedding", Tier.HOST, needs.host),
             ("scratch", Tier.DEVICE, needs.scratch + (needs.logits if head else 0) + max(needs.extra)),
@@ -293,17 +320,21 @@ def _modes(opened: Opened, config: EngineConfig) -> list[Held]:
     return [*held, alone] if config.substitutes else held
 
 
-def _needs_of(opened: Opened, config: EngineConfig, fit: Fit) -> Needs:
-    """What takes room under an arrangement."""
-    return _needs(opened, config, fit.held, fit.context, fit.chunk, fit.placement.layers(Tier.CPU))
-
-
 def _needs(
-    opened: Opened, config: EngineConfig, held: Held, context: int, chunk: int, cpu: tuple[int, ...]
+    opened: Opened,
+    config: EngineConfig,
+    held: Held,
+    context: int,
+    chunk: int,
+    caches: Tier,
+    cpu: tuple[int, ...],
 ) -> Needs:
     """What takes room with the draft held in this way.
 
-    chunk: rows of a prompt at a time; cpu: layers that the CPU computes beside a device.
+    Args:
+        chunk: Rows of a prompt that run together.
+        caches: Where the target's keys and values live.
+        cpu: Layers that the CPU computes beside a device.
     """
     target, heads = opened.target, opened.heads
     budget = config.budget or 1
@@ -313,16 +344,19 @@ def _needs(
     # A substitute drafts with the target's own head, and so do some that are small.
     shares_head = (config.substitutes and rounded) or any(head.shares_head for head in heads)
     rows = context + draft_rows(config)
-    on_device = target.scratch_bytes(capacity, capacity, chunk)
-    beside = target.scratch_bytes(capacity, capacity, chunk, devices.find_device("cpu"))
+    together = min(capacity, PASS_ROWS + budget)  # rows of a pass
+    on_device = target.scratch_bytes(together, capacity, chunk)
+    beside = target.scratch_bytes(together, capacity, chunk, devices.find_device("cpu"))
     on_cpu, states = target.cache_bytes(capacity, cpu), target.state_bytes(budget, snapshots.MOST)
-    cached = target.cache_bytes(capacity) - on_cpu
+    cached, hosted = target.cache_bytes(capacity) - on_cpu, 0
+    if caches is Tier.HOST:
+        cached, hosted = 2 * target.window_bytes(capacity), cached
     device_runtime = devices.RUNTIME + devices.SLACK if target.device.type == "cuda" else 0
     drawn = budget if config.verify == "sequoia" else 0  # nodes whose distributions are kept for the walk
     width = config.width or WIDEST
     scores = (64 + width + drawn) * 4 * vocabulary  # that stay for a request, noise among them
     logits = 2 * width * 4 * vocabulary  # of a draft step
-    activations = target.activation_bytes(capacity, capacity, chunk)
+    activations = target.activation_bytes(together, capacity, chunk)
     draft, loading = draft_bytes(held, opened.draft, config, context), loading_bytes(held, opened.draft)
     if target.device.type == "cpu":
         draft, scratch = draft + loading, scores + logits + activations
@@ -332,7 +366,7 @@ def _needs(
         runtime=opened.runtime,
         rest=target.rest_bytes,
         caches=cached + states,
-        scratch=scratch + target.unpacking_bytes + _features_bytes(target, heads, capacity),
+        scratch=scratch + target.unpacking_bytes + _features_bytes(target, heads, together),
         draft=draft + sum(head.nbytes(rows) for head in heads),
         layers=target.layer_bytes,
         extra=target.layer_extra,
@@ -341,6 +375,7 @@ def _needs(
         logits=2 * max(budget, 2) * vocabulary * target.dtype.itemsize,
         device_runtime=device_runtime,
         host=embedding_bytes(held, opened.draft, config) if target.device.type != "cpu" else 0,
+        hosted=hosted,
         cpu=cpu,
         # What layers carry from token to token is counted everywhere: which of them do is not known here.
         beside=on_cpu + beside + states if cpu else 0,

@@ -77,7 +77,15 @@ def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) 
         notify(Notice(_UNLIKE))
     given = config.memory or int(0.9 * (memory.available_bytes() + memory.resident_bytes()))
     checkpoint = _open_target(config, notify)
-    target = LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, device, timeline, more)
+    target = LoadedModel(
+        checkpoint.folder,
+        checkpoint.tensors,
+        dtype,
+        device,
+        timeline,
+        more,
+        int8_cache=config.kv_cache == "int8",
+    )
     try:
         codec = TextCodec(load_tokenizer(checkpoint.folder), checkpoint.folder, checkpoint.config)
         opener = DraftOpener(config, checkpoint, target, codec, notify)
@@ -177,6 +185,7 @@ def load_models(opened: Opened, config: EngineConfig, fit: Fit, notify: Notify) 
         )
         for file in sorted(target.buffered_files):
             notify(Notice(f"{file.name} is read through the page cache: its file system refuses O_DIRECT"))
+        target.tree_model.cache.block.allocate()
         if target.unpinned_bytes:
             notify(Notice(_UNPINNED.format(format_bytes(target.unpinned_bytes))))
         if not target.tree_model.row_counts.holds:
@@ -234,7 +243,9 @@ def describe(assembly: Assembly) -> dict[str, Any]:
         "slots": placement.slots,
         "staging": placement.staging,
         "head": str(placement.head),
+        "caches": str(placement.caches),
         "chunk": assembly.target.tree_model.chunk,
+        "kv_cache": "int8" if assembly.target.int8_cache else "model",
         "memory": assembly.memory,
         "vram": assembly.vram,
         "gpus": [

@@ -106,6 +106,7 @@ def _drafter(
     lean = draft.lean(rows, notify)
     if lean is None:
         draft.tree_model.cache.snapshots.most = snapshots.OF_DRAFT
+        draft.tree_model.cache.block.allocate()
     model: DraftModel = lean or draft.tree_model
     return LMDrafter(name, model, draft.device, lambda: _release(lean, draft), target)
 

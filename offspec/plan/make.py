@@ -22,6 +22,7 @@ from offspec_planners.cost import ModelSizes, PassCosts, Pricing, prefill_second
 from offspec_planners.hardware import Hardware
 from offspec_planners.measure import measure_host
 from offspec_planners.measured_costs import MeasuredCosts
+from offspec_planners.placement import Tier
 from offspec_planners.plan import Forecast, Plan
 from offspec_planners.search import BUDGETS, STATIC_WIDTH, WIDTHS, Outlook, best, outlook, static_sweep, sweep
 
@@ -51,6 +52,8 @@ def measure(opened: Opened, assembly: Assembly, config: EngineConfig, notify: No
             measured = replace(measured, step=step, start=start)
         if assembly.vram is not None:
             measured = replace(measured, host=measure_host())
+        if assembly.placement.caches is Tier.HOST:
+            measured = replace(measured, prefix=assembly.context)
         return replace(measured, contended=contention.seen)
 
 
@@ -167,6 +170,7 @@ def build_plan(
         hardware=hardware,
         device=wanted.device,
         dtype=wanted.dtype,
+        kv_cache=wanted.kv_cache,
         memory=opened.memory,
         vram=opened.vram,
         more_vram=opened.more_vram,

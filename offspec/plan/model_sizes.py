@@ -53,7 +53,9 @@ def _multiplied(layer: torch.nn.Module, config: Any) -> int:
     return int(total)
 
 
-def imagine(model: str, dtype: torch.dtype, device: torch.device) -> tuple[LoadedModel, str]:
+def imagine(
+    model: str, dtype: torch.dtype, device: torch.device, *, int8_cache: bool = False
+) -> tuple[LoadedModel, str]:
     """A model to plan for, and its fingerprint: config.json is enough.
 
     Nothing can be loaded from what is returned unless its weights are on this machine.
@@ -63,23 +65,27 @@ def imagine(model: str, dtype: torch.dtype, device: torch.device) -> tuple[Loade
             hub id of a well-known model.
         dtype: Of values that are computed with.
         device: Where they are computed.
+        int8_cache: Whether keys and values are kept in 8 bits. Default False.
 
     Raises:
         CheckpointError: The configuration cannot be read.
     """
     path, _ = local_path(model)
     if path.is_file() and path.suffix == ".json":
-        return _from_config(read_json(path), dtype, device)
+        return _from_config(read_json(path), dtype, device, int8_cache)
     if path.is_dir() and (path / CONFIG).is_file() and not any(path.glob("*.safetensors")):
-        return _from_config(read_json(path / CONFIG), dtype, device)
+        return _from_config(read_json(path / CONFIG), dtype, device, int8_cache)
     known = None if path.exists() else known_config(model)
     if known is not None:
-        return _from_config(known, dtype, device)
+        return _from_config(known, dtype, device, int8_cache)
     checkpoint = open_checkpoint(model)
-    return LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, device), checkpoint.fingerprint
+    found = LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, device, int8_cache=int8_cache)
+    return found, checkpoint.fingerprint
 
 
-def _from_config(config: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[LoadedModel, str]:
+def _from_config(
+    config: dict[str, Any], dtype: torch.dtype, device: torch.device, int8_cache: bool
+) -> tuple[LoadedModel, str]:
     """Tensors as a checkpoint of this configuration would hold them, one behind the other in no file."""
     text = json.dumps(config, sort_keys=True)
     packing = _packing(config.pop("quantization_config", None))
@@ -98,7 +104,8 @@ def _from_config(config: dict[str, Any], dtype: torch.dtype, device: torch.devic
                 nbytes = tensor.numel() * dtype.itemsize
                 tensors[name] = TensorInfo(name, _DTYPES[dtype], shape, file, offset, nbytes)
             offset += tensors[name].nbytes
-        return LoadedModel(folder, tensors, dtype, device), hashlib.sha256(text.encode()).hexdigest()
+        found = LoadedModel(folder, tensors, dtype, device, int8_cache=int8_cache)
+        return found, hashlib.sha256(text.encode()).hexdigest()
 
 
 def _packing(quantised: Any) -> Grouped | None:

@@ -18,6 +18,7 @@ from offspec.plan.model_sizes import imagine, sizes_of
 from offspec_planners.acceptance import typical
 from offspec_planners.cost import Estimate
 from offspec_planners.hardware import Hardware
+from offspec_planners.placement import Tier
 from offspec_planners.plan import Plan
 
 _MOST_NODES = 1024
@@ -50,8 +51,12 @@ def plan_for_hardware(config: EngineConfig, hardware: Hardware) -> Plan:
         )
     several = "," in config.device
     config = replace(config, device="cpu" if hardware.link is None else config.device if several else "cuda")
-    device = torch.device(config.device.split(",")[0])
-    target, fingerprint = imagine(config.model, getattr(torch, config.dtype), device)
+    target, fingerprint = imagine(
+        config.model,
+        getattr(torch, config.dtype),
+        torch.device(config.device.split(",")[0]),
+        int8_cache=config.kv_cache == "int8",
+    )
     plans, failure = list[Plan](), None
     for wanted in _drafts(config, target):
         try:
@@ -97,6 +102,8 @@ def _plan(config: EngineConfig, hardware: Hardware, target: LoadedModel, fingerp
     sizes = sizes_of(draft, opened.drafts.main) if draft else None
     packed = fit.draft_bits if fit.draft_mode == "packed" else None
     pricing = Estimate(hardware, sizes, packed, unpacks=_unpacks(draft, packed))
+    if fit.placement.caches is Tier.HOST:  # all of a context that fits nowhere else is looked back on
+        pricing = replace(pricing, prefix=fit.context)
     acceptance = typical_substitute(fit.draft_bits)
     if sizes is not None and not config.substitutes:
         share = sizes.parameters / sizes_of(target, config.model).parameters

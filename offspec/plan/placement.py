@@ -28,10 +28,10 @@ class Needs:
 
     rest counts a head that stays; `head` of it may stream instead, in units of `block` bytes (0 where it
     may not), and its logits for all nodes of a tree then take `logits`. device_runtime is what a device
-    with memory of its own sets aside; beside it, `host` stays in RAM. cpu: layers that the CPU computes
-    beside it, for which `beside` is needed in RAM besides their weights, and whose caches `caches` does not
-    count. more: what further GPUs have for layers and their caches, of `cache` bytes each, which of `caches`
-    are `cached` in all.
+    with memory of its own sets aside; beside it, `host` stays in RAM, and `hosted` is what keys and values
+    take that live there. cpu: layers that the CPU computes beside it, for which `beside` is needed in RAM
+    besides their weights, and whose caches `caches` does not count. more: what further GPUs have for layers
+    and their caches, of `cache` bytes each, which of `caches` are `cached` in all.
     """
 
     runtime: int
@@ -46,6 +46,7 @@ class Needs:
     logits: int = 0
     device_runtime: int = 0
     host: int = 0
+    hosted: int = 0
     cpu: tuple[int, ...] = ()
     beside: int = 0
     more: tuple[int, ...] = ()
@@ -60,7 +61,7 @@ class Needs:
     @property
     def host_aside(self) -> int:
         """Bytes of RAM beside a device that has memory of its own, for everything but layers."""
-        return self.passing + self.beside + self.host
+        return self.passing + self.beside + self.host + self.hosted
 
     @property
     def weights_aside(self) -> int:
@@ -158,6 +159,7 @@ def _too_small(given: int, needs: Needs, error: TooSmallError, apart: bool) -> C
         parts["Python and libraries"] = needs.runtime + MARGIN
         parts["on its way to the device"] = needs.passing if apart else 0
         parts["the draft's embedding"] = needs.host
+        parts["keys and values in RAM"] = needs.hosted
         parts["computing on the CPU"] = needs.beside
     if on_device or not apart:
         parts |= {

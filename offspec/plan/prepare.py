@@ -12,7 +12,17 @@ import torch
 
 from offspec.checkpoint import local_path
 from offspec.core import memory
-from offspec.core.config import AUTO, NONE, SUBSTITUTE, DraftBits, Dtype, EngineConfig, Tree, read_drafts
+from offspec.core.config import (
+    AUTO,
+    NONE,
+    SUBSTITUTE,
+    DraftBits,
+    Dtype,
+    EngineConfig,
+    KVCache,
+    Tree,
+    read_drafts,
+)
 from offspec.core.errors import PlanError
 from offspec.core.events import Notice
 from offspec.core.trace import OFF, Timeline
@@ -148,6 +158,7 @@ def _as_planned(config: EngineConfig, plan: Plan) -> EngineConfig:
     for name, given, planned, usual in (
         ("device", config.device, plan.device, "cpu"),
         ("dtype", config.dtype, plan.dtype, "bfloat16"),
+        ("kv-cache", config.kv_cache, plan.kv_cache, "model"),
         ("tree", config.tree, plan.tree, "dynamic"),
         ("draft-bits", config.draft_bits if drafts else None, plan.draft_bits, None),
     ):
@@ -169,6 +180,7 @@ def _as_planned(config: EngineConfig, plan: Plan) -> EngineConfig:
         context=plan.context,
         device=plan.device,
         dtype=cast(Dtype, plan.dtype),
+        kv_cache=cast(KVCache, plan.kv_cache),
         tree=cast(Tree, plan.tree),
         temperature=plan.temperature,
     )
@@ -195,6 +207,7 @@ def plan_key(opened: Opened) -> str:
         config.cpu_layers,
         config.device,
         config.dtype,
+        config.kv_cache,
         config.context,
         config.converses and config.context is None,
         config.budget,

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from offspec_planners.hardware import Hardware, Processor, Rate
 from offspec_planners.json_fields import Number, Points
 from offspec_planners.placement import Placement, Tier
-from offspec_planners.transfer import Links, edge_layers, slowest_crossing, streamed_units
+from offspec_planners.transfer import Links, cache_seconds, edge_layers, slowest_crossing, streamed_units
 
 # Row counts at which compute is tabulated from a hardware profile; between them it is piecewise linear.
 ROWS = (1, 2, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
@@ -207,9 +207,11 @@ class Estimate:
             ]
             start = step[2][1] - step[0][1]  # the tokens committed last run with the root
         units = streamed_units(target.layers, target.head, placement)
-        link, rest = slowest_crossing(target.layers, target.head, placement, self._links())
+        links = self._links()
+        link, rest = slowest_crossing(target.layers, target.head, placement, links)
+        caches = cache_seconds(target.kv_per_token, self.prefix, placement, links.copy or links.read)
         compute, edge = self._compute(target, placement, walked, bool(units))
-        return PassCosts(compute, tuple(step), start, link, rest, edge)
+        return PassCosts(compute, tuple(step), start, link + caches, rest + caches, edge)
 
     def _links(self) -> Links:
         link = self.hardware.link

@@ -6,7 +6,14 @@ from offspec_planners.cost import ModelSizes, PassCosts, cpu_layer_seconds
 from offspec_planners.hardware import Processor, Rate
 from offspec_planners.json_fields import Points
 from offspec_planners.placement import Placement, Tier
-from offspec_planners.transfer import Links, edge_layers, measured_links, slowest_crossing, streamed_units
+from offspec_planners.transfer import (
+    Links,
+    cache_seconds,
+    edge_layers,
+    measured_links,
+    slowest_crossing,
+    streamed_units,
+)
 
 _PREFIX = 128  # positions behind which passes are measured
 
@@ -24,6 +31,7 @@ class MeasuredCosts:
         link: Bytes per second that came while the link was busy; None where nothing streams.
         unpack: Seconds of making a value of a packed weight, used for a target that is packed where the
             measured one is not.
+        prefix: Committed positions whose keys and values cross the link, where those live in RAM.
         contended: Whether other processes used the processors meanwhile.
         host: The CPU beside a device with memory of its own.
         cpu: (rows, seconds) of one layer that the CPU computes, at the rows of `layer`; empty where none ran,
@@ -37,6 +45,7 @@ class MeasuredCosts:
     start: float = 0.0
     link: Rate | None = None
     unpack: float = 0.0
+    prefix: int = 0
     contended: bool = False
     host: Processor | None = None
     cpu: Points = ()
@@ -55,6 +64,8 @@ class MeasuredCosts:
             if links.copy is not None and placement.gpu_count > 1:  # it was measured over all of their links
                 links = Links(links.read, links.copy / placement.gpu_count)
             link, rest = slowest_crossing(target.layers, target.head, placement, links)
+            caches = cache_seconds(target.kv_per_token, self.prefix, placement, self.link.value)
+            link, rest = link + caches, rest + caches
         head = target.head_weights / target.weights if placement.head is not Tier.DEVICE else 0.0
         around = {rows: seconds + walked * self.walk for rows, seconds in self.outside}
         on_cpu = len(placement.layers(Tier.CPU))

@@ -49,6 +49,8 @@ class Placement:
         head: The tier of the output head; where that is not DEVICE, it comes as the last units of a pass.
         gpus: Which of several GPUs computes each layer, by its number, each with slots and staging of its
             own; empty where there is one. The head is the first one's.
+        caches: The tier of the target's keys and values: DEVICE, or HOST, from where each layer's are copied
+            to a device in every pass.
     """
 
     tiers: tuple[Tier, ...]
@@ -56,6 +58,7 @@ class Placement:
     staging: Whole = 0
     head: Annotated[Tier, Meta(description='"device", "host" or "disk"')] = Tier.DEVICE
     gpus: tuple[Whole, ...] = ()
+    caches: Annotated[Tier, Meta(description='"device" or "host"')] = Tier.DEVICE
 
     @classmethod
     def in_memory(

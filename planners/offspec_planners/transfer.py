@@ -100,6 +100,18 @@ def crossing_seconds(units: Sequence[Unit], placement: Placement, links: Links) 
     return max(sum(near), sum(read)), rest
 
 
+def cache_seconds(position: int, positions: int, placement: Placement, rate: float) -> float:
+    """Seconds in which keys and values that live in RAM cross the link in every pass; 0 where they do not.
+
+    Args:
+        position: Bytes of one position, over all layers.
+        positions: That are committed.
+        placement: Where they live.
+        rate: Bytes per second.
+    """
+    return position * positions / rate if placement.caches is Tier.HOST else 0.0
+
+
 def measured_links(units: Sequence[Unit], placement: Placement, rate: float) -> Links:
     """The links behind a measured rate at which units came, all in all.
 

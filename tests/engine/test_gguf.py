@@ -77,7 +77,14 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("family", some(FAMILIES, "llama", "gemma3"))
+@pytest.mark.parametrize(
+    ("family", "device"),
+    [
+        *some([(family, "cpu") for family in FAMILIES], ("llama", "cpu"), ("gemma3", "cpu")),
+        pytest.param("llama", "cuda", marks=pytest.mark.gpu),
+    ],
+    indirect=["device"],
+)
 def test_the_tokens_of_the_same_weights_stored_whole(
     tmp_path: Path, family: str, device: torch.device
 ) -> None:

@@ -50,6 +50,8 @@ def test_any_layer_on_either(tiers: str, gpus: tuple[int, ...], head: Tier, tmp_
         rows = engine._assembly.target.tree_model.cache.rows
         places = ["cpu" if tier == "c" else f"cuda:{gpu}" for tier, gpu in zip(tiers, gpus, strict=True)]
         assert [str(row.stores[0].device) for row in rows] == places, "keys lie where they are attended"
+        memory = {store.untyped_storage().data_ptr() for row in rows for store in row.stores}
+        assert len(memory) == len(set(places)), "in one block on each device"
 
 
 def test_limits_of_each_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,15 @@ def test_a_named_plan_brings_its_own_settings(world: World, tmp_path: Path) -> N
         assert engine.plan == plan, "and not only from a file"
 
 
+def test_the_bits_of_keys_and_values_are_the_plans(world: World, tmp_path: Path) -> None:
+    plan = world.plan(kv_cache="int8")
+    assert plan.kv_cache == "int8" and world.plan().kv_cache == "model"
+    with world.load(plan=saved(plan, tmp_path / "plan.json")) as engine:
+        assert engine.config.kv_cache == engine.placement["kv_cache"] == "int8"
+    with pytest.raises(PlanError, match="kv-cache model, not int8: leave out --kv-cache"):
+        world.load(plan=saved(world.plan(), tmp_path / "other.json"), kv_cache="int8")
+
+
 def test_the_bits_of_the_draft_are_the_plans(world: World, tmp_path: Path) -> None:
     plan = world.plan(draft_bits=3)
     assert (plan.draft_mode, plan.draft_bits) == ("expanded", 3)

@@ -103,3 +103,11 @@ def test_waits_are_counted_by_cause_and_line(late: Any) -> None:
     assert total == 15 and causes.keys() == {"item", "cuda.synchronize"}
     assert causes["item"].startswith("tests/simulated_cuda/test_streams.py:")
     assert late.counts["launches"] == 2 and late.copied["host to device"] == 24
+
+
+def test_where_only_sizes_matter_nothing_is_computed(late: Any) -> None:
+    late.scheduler.policy = "sizes"
+    given = torch.ones(1000, device="cuda")
+    held = torch.cuda.memory_allocated()
+    product = given * 3
+    assert torch.cuda.memory_allocated() - held == 4096 and product.cpu().eq(0).all()

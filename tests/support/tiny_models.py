@@ -272,9 +272,13 @@ def open_model(
     dtype: torch.dtype = torch.float32,
     device: torch.device = _CPU,
     more_devices: Sequence[torch.device] = (),
+    *,
+    int8_cache: bool = False,
 ) -> LoadedModel:
     checkpoint = open_checkpoint(str(folder))
-    return LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, device, more=more_devices)
+    return LoadedModel(
+        checkpoint.folder, checkpoint.tensors, dtype, device, more=more_devices, int8_cache=int8_cache
+    )
 
 
 def load_all(model: LoadedModel, capacity: int) -> None:
@@ -312,6 +316,8 @@ def tiny_engine(
     wrap: Callable[[Any], Any] | None = None,
     more: Mapping[str, Any] | None = None,
     notify: Callable[[Event], None] = unheard,
+    int8_cache: bool = False,
+    chunk: int | None = None,
 ) -> Engine:
     """An engine whose placement is given instead of decided; draft is a folder, "substitute" or "none".
 
@@ -321,11 +327,11 @@ def tiny_engine(
     """
     checkpoint = open_checkpoint(str(folder))
     codec = TextCodec(load_tokenizer(checkpoint.folder), checkpoint.folder, checkpoint.config)
-    target = open_model(folder, dtype, device, more_devices)
+    target = open_model(folder, dtype, device, more_devices, int8_cache=int8_cache)
     if placement is None:
         placement = Placement.in_memory(len(target.layers), resident, slots)
         placement = replace(placement, staging=2 if device.type != "cpu" else 0)
-    target.load(placement, context + budget, nothing, context=context)
+    target.load(placement, context + budget, nothing, chunk, context=context)
     draft = str(draft).replace("auto", "substitute")
     main, *others = draft.split(",")
     drafters: dict[str, Any] = {}

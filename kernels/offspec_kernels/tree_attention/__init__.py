@@ -9,14 +9,15 @@ from torch import Tensor
 from offspec_kernels.backend import Backend, choose_backend
 from offspec_kernels.checks import FLOATS, check_device, check_dtype, check_rows, check_shape
 from offspec_kernels.errors import ArgumentError
+from offspec_kernels.quantised_rows import QuantisedRows, Rows, check_row_values, values_of
 from offspec_kernels.tree_attention.sizes import FEW, NEAR, STEP, WIDE_KEYS, gpu_scratch_bytes, scratch_bytes
 from offspec_kernels.tree_mask import Chunk, TreeMask, Window
 
 
 def tree_attention(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Rows,
+    value: Rows,
     tree_mask: TreeMask,
     *,
     scale: float | None = None,
@@ -31,7 +32,8 @@ def tree_attention(
     """softmax(query key^T scale) value, of each query over the keys that `tree_mask` shows it.
 
     Tensors are float32, bfloat16 or float16, of one dtype and device, with a contiguous last dimension and
-    free other strides. Queries of padding give zeros.
+    free other strides. Keys and values may both be `QuantisedRows` of that dtype, and the result has the bits
+    that their values would give. Queries of padding give zeros.
 
     Args:
         query: [B, H, N, D], H a multiple of KV, D at most 256.
@@ -84,18 +86,22 @@ def tree_attention(
     options: dict[str, Any] = {} if chosen is None else {"chosen": chosen}
     match choose_backend(query.device, path):
         case "triton":
-            if exact or chosen is not None:
+            if exact or chosen is not None or isinstance(key, QuantisedRows):
                 from offspec_kernels.tree_attention.triton_exact import attend as way
             else:
                 from offspec_kernels.tree_attention.triton import attend as way
         case "eager" if query.device.type != "cpu":  # a GPU without triton
             from offspec_kernels.tree_attention.reference import attend as way
+
+            key, value = values_of(key), values_of(value)
         case "eager":
             from offspec_kernels.tree_attention.eager import attend as way
 
             options["exact"] = exact
         case "reference":
             from offspec_kernels.tree_attention.reference import attend as way
+
+            key, value = values_of(key), values_of(value)
     with torch.no_grad():
         way(query, key, value, tree_mask, scaling, window, softcap or None, sinks, out, **options)
     return out
@@ -111,8 +117,8 @@ def warm_up(dtype: torch.dtype) -> None:
 
 def _check(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Rows,
+    value: Rows,
     tree_mask: TreeMask,
     window: Window | None,
     sinks: Tensor | None,
@@ -122,11 +128,13 @@ def _check(
     check_shape("key", key, [batch, "KV", "S", size])
     check_shape("value", value, [batch, key.shape[1], key.shape[2], "E"])
     check_dtype("query", query, FLOATS)
-    for name, tensor in (("key", key), ("value", value)):
-        check_dtype(name, tensor, [query.dtype])
-        check_device(name, tensor, query.device)
+    if isinstance(key, Tensor) != isinstance(value, Tensor):
+        raise ArgumentError("value", "keys and values are both tensors, or both quantised")
+    for name, rows_ in (("key", key), ("value", value)):
+        check_dtype(name, rows_, [query.dtype])
+        check_device(name, rows_, query.device)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        check_rows(name, tensor)
+        check_row_values(name, tensor)
         if not 0 < tensor.shape[3] <= 256:
             raise ArgumentError(name, f"heads have 1 to 256 numbers, not {tensor.shape[3]}")
     if key.shape[1] == 0 or heads % key.shape[1]:
@@ -144,7 +152,7 @@ def _check(
         check_device("sinks", sinks, query.device)
 
 
-def _check_chosen(chosen: Tensor, query: Tensor, key: Tensor, window: Window | None) -> None:
+def _check_chosen(chosen: Tensor, query: Tensor, key: Rows, window: Window | None) -> None:
     check_shape("chosen", chosen, [query.shape[0], query.shape[2], "K"])
     check_dtype("chosen", chosen, [torch.int32, torch.int64])
     check_device("chosen", chosen, query.device)
@@ -185,6 +193,7 @@ def _check_mask(tree_mask: TreeMask, batch: int, rows: int, keys: int, device: t
 
 __all__ = [
     "Chunk",
+    "QuantisedRows",
     "TreeMask",
     "Window",
     "gpu_scratch_bytes",

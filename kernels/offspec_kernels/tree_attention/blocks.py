@@ -18,6 +18,7 @@ from torch import Tensor
 
 from offspec_kernels.dequant.native import array
 from offspec_kernels.dequant.threads import spread
+from offspec_kernels.quantised_rows import Rows, values_of
 from offspec_kernels.tree_attention.native import powers, weigh_narrow, weigh_wide
 from offspec_kernels.tree_attention.paths import Piece
 from offspec_kernels.tree_attention.sizes import BLOCK, LEAST_ROWS, WIDE_KEYS
@@ -90,12 +91,10 @@ class Blocks:
         self._desk, self._query, self._wide, self._scale, self._cap = desk, query, wide, scale, cap
         self._is_narrow = query.dtype == torch.bfloat16 and not cap
 
-    def take(self, sums: Sums, rows: slice, piece: Piece, key: Tensor, value: Tensor) -> None:
+    def take(self, sums: Sums, rows: slice, piece: Piece, key: Rows, value: Rows) -> None:
         """Keys [S, D] and values [S, E] at the positions of `piece`, for folded rows `rows`."""
-        if piece.keys is None:
-            keys, values = key[piece.low : piece.high], value[piece.low : piece.high]
-        else:
-            keys, values = key[piece.keys], value[piece.keys]
+        where = slice(piece.low, piece.high) if piece.keys is None else piece.keys
+        keys, values = values_of(key[where]), values_of(value[where])
         count = rows.stop - rows.start
         padded = slice(rows.start, max(rows.stop, rows.start + LEAST_ROWS))
         part = sums.of(rows)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from offspec_kernels.dequant.native import Array
 from offspec_kernels.dequant.threads import spread
+from offspec_kernels.quantised_rows import QuantisedRows, Rows, values_of
 from offspec_kernels.tree_attention.blocks import Blocks, Desk, Sums, exp2
 from offspec_kernels.tree_attention.native import LOG2E, near
 from offspec_kernels.tree_attention.paths import Paths, paths_of
@@ -22,8 +23,8 @@ from offspec_kernels.tree_mask import TreeMask, Window
 
 def attend(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Rows,
+    value: Rows,
     tree_mask: TreeMask,
     scale: float,
     window: Window | None,
@@ -61,8 +62,8 @@ def attend(
 
 def _fused(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Rows,
+    value: Rows,
     tree_mask: TreeMask,
     tree: int,
     scale: float,
@@ -81,15 +82,15 @@ def _fused(
         if sum(mask.nbytes for mask in tree_mask.kept.values() if isinstance(mask, Tensor)) <= KEPT:
             tree_mask.kept[name] = bias
     folded = query[:, : reach.count].reshape(1, len(key), groups * reach.count, query.shape[2])
-    keys, values = key[None, :, : reach.keys], value[None, :, : reach.keys]
+    keys, values = (values_of(of[None, :, : reach.keys]) for of in (key, value))
     done = F.scaled_dot_product_attention(folded, keys, values, attn_mask=bias, scale=scale)
     out[:, : reach.count] = done.view(heads, reach.count, -1)
 
 
 def _attend_rows(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Rows,
+    value: Rows,
     paths: Paths,
     factor: float,
     cap: float,
@@ -126,8 +127,8 @@ def _attend_rows(
 
 def _take_near(
     wide: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Rows,
+    value: Rows,
     paths: Paths,
     cap: float,
     acc: Tensor,
@@ -139,6 +140,11 @@ def _take_near(
     groups = acc.shape[1] // count
     asked = wide.numpy()
     results = [of.view(heads, count, groups, *of.shape[2:]).numpy() for of in (acc, top, total)]
+    lists = paths.cut.lists
+    if isinstance(key, QuantisedRows):
+        used, lists = _used(lists)
+        key, value = key[:, used], value[:, used]
+    key, value = values_of(key), values_of(value)
     (keys, key_at), (values, value_at) = _flat(key), _flat(value)
     is_half = key.dtype == torch.float16
 
@@ -149,7 +155,7 @@ def _take_near(
             values,
             key_at,
             value_at,
-            paths.cut.lists,
+            lists,
             paths.cut.counts,
             is_half,
             cap,
@@ -159,6 +165,14 @@ def _take_near(
         )
 
     spread(work, heads * count, heads * groups * int(paths.cut.counts.sum()) * wide.shape[2])
+
+
+def _used(lists: Array) -> tuple[Tensor, Array]:
+    """Rows of keys that lists [n, P] name, ascending; and the same lists of places among those."""
+    named = np.zeros(int(lists.max()) + 1, bool)
+    named[lists] = True
+    places = np.cumsum(named, dtype=np.int32) - np.int32(1)
+    return torch.from_numpy(np.flatnonzero(named)), places[lists]
 
 
 def _flat(rows: Tensor) -> tuple[Array, Array]:

@@ -16,8 +16,13 @@ SMALL, KEPT = 1 << 20, 16 << 20
 PART, SCRATCH = 1024, 64 << 20
 
 
-def scratch_bytes(rows: int, keys: int, heads: int, groups: int, dtype: torch.dtype) -> int:
-    """Most bytes beside the result: up to `rows` queries of `heads` heads over `keys` keys, G = `groups`."""
+def scratch_bytes(
+    rows: int, keys: int, heads: int, groups: int, dtype: torch.dtype, quantised: bool = False
+) -> int:
+    """Most bytes beside the result: up to `rows` queries of `heads` heads over `keys` keys, G = `groups`.
+
+    quantised: whether keys and values are in 8 bits. Default False.
+    """
     item, size = dtype.itemsize, 256  # bytes of a number, and numbers of a query or value, at most
     together = min(rows, most_rows(heads, groups))
     folded = together * groups + LEAST_ROWS
@@ -26,6 +31,9 @@ def scratch_bytes(rows: int, keys: int, heads: int, groups: int, dtype: torch.dt
     if dtype == torch.bfloat16:
         products += 2 * folded * min(keys, BLOCK) * item
     converted = 0 if dtype == torch.float32 else 2 * min(keys, WIDE_KEYS) * size * 4
+    if quantised:  # the values of a block, or of all keys that some lists name
+        named = heads // groups * min(keys, 2 * (together + FEW))
+        converted += 2 * max(min(keys, BLOCK), named) * size * (item + 4)
     lists = 2 * rows * 4 * (min(keys, FEW) + AT_ONCE)  # with and without a window
     pairs = min(rows * keys, max(SMALL // groups, keys))
     dense = (

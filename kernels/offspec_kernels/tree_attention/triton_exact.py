@@ -13,6 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from offspec_kernels.backend import interprets
+from offspec_kernels.dequant.triton import in_bfloat16
+from offspec_kernels.quantised_rows import QuantisedRows, Rows
 from offspec_kernels.tree_attention.paths import cuts_of
 from offspec_kernels.tree_attention.sizes import AT_ONCE, PART, SCRATCH
 from offspec_kernels.tree_attention.tiles import Tiles, tiles_of
@@ -38,6 +40,22 @@ def _product(a, b, acc, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
+def _values_of(
+    base, stride, scales, index, inside, dtype: tl.constexpr,
+    SIZE: tl.constexpr, PADDED: tl.constexpr, SCALED: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """Rows as `rows_of`; of those in 8 bits the values, rounded as `QuantisedRows` rounds them."""
+    rows = rows_of(base, stride, index, inside, SIZE, PADDED)
+    if SCALED:
+        scale = tl.load(scales + index, mask=inside, other=0.0)
+        rows = rows.to(tl.float32) * scale[:, None]
+        if INTERPRETED and dtype == tl.bfloat16:
+            rows = in_bfloat16(rows)
+        rows = rows.to(dtype)
+    return rows
+
+
+@triton.jit
 def _scores_of(products, scale, softcap, CAPPED: tl.constexpr):
     """Scores in units of log 2."""
     scores = products * scale
@@ -49,11 +67,12 @@ def _scores_of(products, scale, softcap, CAPPED: tl.constexpr):
 # Numbers that change from call to call are not compiled in, nor does what is known of them change the code.
 @triton.jit(do_not_specialize=["shared", "width", "count", "first", "parts"])
 def _far_keys(
-    query, key, value, sums, tops, rows, bounds, tiles, branches,
-    query_h, query_n, key_h, key_s, value_h, value_s,
+    query, key, value, key_scales, value_scales, sums, tops, rows, bounds, tiles, branches,
+    query_h, query_n, key_h, key_s, value_h, value_s, key_scales_h, value_scales_h,
     shared, width, count, first, parts, scale, softcap,
     G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, PD: tl.constexpr, PE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, PART: tl.constexpr, CAPPED: tl.constexpr, INTERPRETED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, PART: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr,
+    INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """One part of the keys of a tile of rows, in blocks that a row meets whole or not at all."""
     tile = tiles + tl.program_id(0) * 3
@@ -83,8 +102,12 @@ def _far_keys(
         behind = position - shared
         index = tl.load(branches + branch * width + behind, mask=behind >= 0, other=0)
         index = tl.where(behind >= 0, index, position)
-        k = rows_of(key + head * key_h, key_s, index, there, D, PD)
-        v = rows_of(value + head * value_h, value_s, index, there, E, PE)
+        scales = key_scales + head * key_scales_h
+        k = _values_of(key + head * key_h, key_s, scales, index, there, q.dtype, D, PD, SCALED, INTERPRETED)
+        scales = value_scales + head * value_scales_h
+        v = _values_of(
+            value + head * value_h, value_s, scales, index, there, q.dtype, E, PE, SCALED, INTERPRETED
+        )
         products = _product(q, tl.trans(k), tl.zeros([BM, BN], dtype=tl.float32), INTERPRETED)
         scores = _scores_of(products, scale, softcap, CAPPED)
         new = tl.maximum(top, tl.max(scores, 1))
@@ -107,15 +130,17 @@ def _far_keys(
 
 @triton.jit(do_not_specialize=["length", "count", "first", "parts"])
 def _near_keys(
-    query, key, value, out, sums, tops, rows, bounds, lists, counts, sinks,
-    query_h, query_n, key_h, key_s, value_h, value_s, out_h, out_n,
+    query, key, value, key_scales, value_scales, out, sums, tops, rows, bounds, lists, counts, sinks,
+    query_h, query_n, key_h, key_s, value_h, value_s, key_scales_h, value_scales_h, out_h, out_n,
     length, count, first, parts, heads, scale, softcap,
     G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, PD: tl.constexpr, PE: tl.constexpr,
-    AT_ONCE: tl.constexpr, PART: tl.constexpr, CAPPED: tl.constexpr, SUNK: tl.constexpr,
+    AT_ONCE: tl.constexpr, PART: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr,
+    SUNK: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """One query of one head: the keys of its list, merged with the parts that `_far_keys` left."""
     nth, lane = tl.program_id(0).to(tl.int64) // heads, tl.program_id(0).to(tl.int64) % heads
     node = tl.load(rows + nth)
+    dtype = query.dtype.element_ty
     column = tl.arange(0, PD)
     place = query + lane * query_h + node * query_n + column
     q = tl.load(place, mask=column < D, other=0.0).to(tl.float32)
@@ -128,8 +153,16 @@ def _near_keys(
         entry = start + tl.arange(0, AT_ONCE)
         there = entry < listed
         index = tl.load(lists + nth * length + entry, mask=there, other=0)
-        k = rows_of(key + lane // G * key_h, key_s, index, there, D, PD).to(tl.float32)
-        v = rows_of(value + lane // G * value_h, value_s, index, there, E, PE).to(tl.float32)
+        head = lane // G
+        scales = key_scales + head * key_scales_h
+        k = _values_of(key + head * key_h, key_s, scales, index, there, dtype, D, PD, SCALED, INTERPRETED).to(
+            tl.float32
+        )
+        scales = value_scales + head * value_scales_h
+        v = _values_of(
+            value + head * value_h, value_s, scales, index, there, dtype, E, PE, SCALED, INTERPRETED
+        )
+        v = v.to(tl.float32)
         scores = _scores_of(tl.sum(q[None, :] * k, 1), scale, softcap, CAPPED)
         scores = tl.where(there, scores, float("-inf"))
         new = tl.maximum(near_top, tl.max(scores, 0))
@@ -168,8 +201,8 @@ def _near_keys(
 
 def attend(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Rows,
+    value: Rows,
     tree_mask: TreeMask,
     scale: float,
     window: Window | None,
@@ -202,8 +235,8 @@ def attend(
 
 def _attend(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Rows,
+    value: Rows,
     tiles: Tiles,
     scale: float,
     softcap: float | None,
@@ -213,28 +246,36 @@ def _attend(
     (heads, _, size), width, count = query.shape, value.shape[2], len(tiles.rows)
     groups, (rows, keys, warps) = heads // len(key), _tile(query, value)
     factor = scale if softcap else scale * LOG2E.value
+    scaled = isinstance(key, QuantisedRows)
+    (keys_at, key_scales), (values_at, value_scales) = _parts(key), _parts(value)
+    places = [query, keys_at, values_at, key_scales, value_scales]
+    strides = [stride for of in places[:3] for stride in of.stride()[:2]]
+    strides += [key_scales.stride(0), value_scales.stride(0)]
     sums = query.new_empty(heads * count * tiles.parts, width, dtype=torch.float32)
     tops = query.new_empty(heads * count * tiles.parts, 2, dtype=torch.float32)
     if len(tiles.tiles):
         _far_keys[(len(tiles.tiles), tiles.parts, len(key))](
-            query, key, value, sums, tops, tiles.rows, tiles.bounds, tiles.tiles, tiles.branches,
-            *query.stride()[:2], *key.stride()[:2], *value.stride()[:2],
+            *places, sums, tops, tiles.rows, tiles.bounds, tiles.tiles, tiles.branches, *strides,
             tiles.shared, tiles.branches.shape[1], count, tiles.first, tiles.parts, factor, softcap or 1.0,
             G=groups, D=size, E=width, PD=padded(size), PE=padded(width),
-            BM=rows, BN=keys, PART=PART, CAPPED=softcap is not None, INTERPRETED=interprets(),
+            BM=rows, BN=keys, PART=PART, CAPPED=softcap is not None, SCALED=scaled, INTERPRETED=interprets(),
             num_warps=warps, num_stages=2, enable_fp_fusion=True,
         )  # fmt: skip
     _near_keys[(count * heads,)](
-        query, key, value, out, sums, tops, tiles.rows, tiles.bounds, tiles.lists, tiles.counts,
-        query if sinks is None else sinks,
-        *query.stride()[:2], *key.stride()[:2], *value.stride()[:2], *out.stride()[:2],
+        *places, out, sums, tops, tiles.rows, tiles.bounds, tiles.lists, tiles.counts,
+        query if sinks is None else sinks, *strides, *out.stride()[:2],
         tiles.lists.shape[1], count, tiles.first, tiles.parts, heads, factor, softcap or 1.0,
         G=groups, D=size, E=width, PD=padded(size), PE=padded(width),
-        AT_ONCE=AT_ONCE, PART=PART, CAPPED=softcap is not None, SUNK=sinks is not None,
-        num_warps=4, num_stages=2, enable_fp_fusion=True,
+        AT_ONCE=AT_ONCE, PART=PART, CAPPED=softcap is not None, SCALED=scaled, SUNK=sinks is not None,
+        INTERPRETED=interprets(), num_warps=4, num_stages=2, enable_fp_fusion=True,
     )  # fmt: skip
 
 
-def _tile(query: Tensor, value: Tensor) -> tuple[int, int, int]:
+def _parts(rows: Rows) -> tuple[Tensor, Tensor]:
+    """What kernels read: rows and their scales, or the rows again where they have none."""
+    return (rows.numbers, rows.scales) if isinstance(rows, QuantisedRows) else (rows, rows)
+
+
+def _tile(query: Tensor, value: Rows) -> tuple[int, int, int]:
     number, widest = query.element_size(), max(query.shape[-1], value.shape[-1])
     return next(tile for (bytes_, head), tile in _TILES.items() if bytes_ == number and widest <= head)

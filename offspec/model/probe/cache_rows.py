@@ -29,7 +29,9 @@ class CacheRows:
     """Numbers that each position takes.
 
     Args:
-        kept: By layer of the cache, numbers that are kept: keys and values.
+        kept: By layer of the cache, numbers that are kept: keys and values, and an index's keys.
+        index: By layer of the cache, those of them that are an index's keys.
+        key_heads: By layer of the cache, heads of keys and of values, together.
         expanded: Most numbers that a layer makes of what is kept for each position, for one pass.
         products: By layer of the model, multiplications of a query's row with a key's and with a value's.
         heads: Most heads of a layer's queries.
@@ -40,6 +42,8 @@ class CacheRows:
     """
 
     kept: tuple[int, ...] = ()
+    index: tuple[int, ...] = ()
+    key_heads: tuple[int, ...] = ()
     expanded: int = 0
     products: tuple[int, ...] = ()
     heads: int = 1
@@ -131,9 +135,12 @@ def measure_rows(skeleton: Any, wraps: int = 0) -> CacheRows:
     kept = list(cache.row_sizes)
     while len(kept) > len(skeleton.layers) and not kept[-1]:
         kept.pop()
+    rows = cache.rows[: len(kept)]
     carried, item = cache.recurrences.values(), next(skeleton.model.parameters()).dtype.itemsize
     return CacheRows(
         tuple(kept),
+        tuple(0 if row.index_keys is None else row.index_keys.shape[3] for row in rows),
+        tuple(sum(of.shape[1] for of in (row.keys, row.values) if of is not None) for row in rows),
         seen.expanded,
         tuple(seen.products),
         seen.heads,

@@ -11,7 +11,16 @@ from typing import Annotated, Any, Literal, get_args
 
 import typer
 
-from offspec.core.config import DraftBits, EngineConfig, PackFormat, SamplingParams, Tree, Verify, parse_bytes
+from offspec.core.config import (
+    DraftBits,
+    EngineConfig,
+    KVCache,
+    PackFormat,
+    SamplingParams,
+    Tree,
+    Verify,
+    parse_bytes,
+)
 from offspec.core.errors import RequestError
 
 # Options by their panel of the help. A flag has metavar="", or the help would show a type for it.
@@ -135,8 +144,8 @@ class EngineOptions:
             parser=_layers_or_auto,
             help="Layers that stay in RAM and are computed by the CPU instead of being copied to the GPU: "
             "faster with small trees, as [bold]offspec plan[/] shows, slower with long prompts. A CPU rounds "
-            "in another way, so in bfloat16 answers depend on this number, and [bold]auto[/] takes none; in "
-            "float32 it takes as many as are fastest.",
+            "in another way, so in bfloat16 or with [bold]--kv-cache int8[/] answers depend on this number, "
+            "and [bold]auto[/] takes none; in float32 it takes as many as are fastest.",
         ),
     ] = "auto"
     dtype: Dtype = "bfloat16"
@@ -148,6 +157,14 @@ class EngineOptions:
             "reason.",
         ),
     ] = None
+    kv_cache: Annotated[
+        KVCache,
+        model_option(
+            "--kv-cache",
+            help="How the target keeps the keys and values of its context: in the numbers of the "
+            "[bold]model[/], or in [bold]int8[/], about half the memory and slightly different answers.",
+        ),
+    ] = "model"
     draft: Annotated[
         str,
         draft_option(

@@ -62,8 +62,9 @@ def _title(plan: "Plan") -> Iterator[ConsoleRenderable]:
     yield Text.assemble(plain(plan.target, "bold"), ": ", (f"about {speed} tok/s", "bold green"))
     sizes = [] if plan.vram is None else [format_bytes(size) for size in (plan.vram, *plan.more_vram)]
     vram = f" and {' + '.join(sizes)} of VRAM" if sizes else ""
+    narrow = ", keys and values in int8" if plan.kv_cache == "int8" else ""
     yield plain(
-        f"in {format_bytes(plan.memory)} of RAM{vram}, {plan.dtype} on {plan.device}, "
+        f"in {format_bytes(plan.memory)} of RAM{vram}, {plan.dtype} on {plan.device}{narrow}, "
         f"context {plan.context:,}, temperature {plan.temperature:g}"
     )
 

@@ -67,6 +67,7 @@ class Plan:
     draft_bits: that the draft's matrices are rounded to, 16 where they are not, or without a draft.
     parts: all that takes room, and what is left on disk. Those called "layers"
     and "head" cross a link in every pass unless they are on the device.
+    kv_cache: how the target keeps keys and values: in `dtype`, or in 8 bits.
     measured: whether this draft's acceptance was counted, rather than taken from drafts of its kind;
     acceptance: where it comes from, in words.
     sweep: what other budgets and widths would give. least_memory, least_vram: the smallest that work.
@@ -102,6 +103,7 @@ class Plan:
     notes: Texts
     measured: bool = False
     more_vram: tuple[Count, ...] = ()
+    kv_cache: Annotated[str, one_of("model", "int8")] = "model"
 
     def memory_name(self, tier: Tier | str) -> str:
         """What a person calls a tier on this machine: RAM, VRAM or disk."""
@@ -127,6 +129,10 @@ class Plan:
         if not self.more_vram:  # what several GPUs need
             del values["more_vram"], values["placement"]["gpus"]
             values["parts"] = [{k: v for k, v in part.items() if k != "gpu"} for part in values["parts"]]
+        if self.kv_cache == "model":  # said where it is otherwise
+            del values["kv_cache"]
+        if self.placement.caches is Tier.DEVICE:
+            del values["placement"]["caches"]
         del values["hardware"]
         values["hardware"] = self.hardware.to_json()  # long, and so the last
         return values
@@ -152,6 +158,7 @@ class Plan:
             given["parts"] = [
                 {"gpu": 0, **part} if isinstance(part, dict) else part for part in given["parts"]
             ]
+        given.setdefault("kv_cache", "model")
         version = value["offspec_plan"]
         if version < VERSION:  # earlier ones do not say how many bits the draft has
             raise ValueError(f"offspec_plan is {version}, of an earlier offspec; make one by `offspec plan`")
@@ -162,7 +169,7 @@ class Plan:
                 raise ValueError(f"hardware: {error}") from None
         placement = given.get("placement")
         if isinstance(placement, dict) and "tiers" in placement:
-            given["placement"] = {**placement, "tiers": _read_tiers(placement["tiers"])}
+            given["placement"] = {"caches": "device", **placement, "tiers": _read_tiers(placement["tiers"])}
         plan = read(given, cls)
         plan._check()
         return plan
@@ -193,6 +200,10 @@ class Plan:
             complain("placement.head", head, '"device", "host" or "disk"')
         if not apart and head is Tier.HOST:
             complain("placement.head", head, '"device" or "disk", since a CPU computes in RAM')
+        one = apart and Tier.CPU not in tiers and not self.more_vram
+        if self.placement.caches not in ((Tier.DEVICE, Tier.HOST) if one else (Tier.DEVICE,)):
+            should = '"device", or on a GPU that computes all layers "host"'
+            complain("placement.caches", self.placement.caches, should)
         if streams != (self.placement.slots > 0):
             should = "0 where all is on the device, and above 0 where anything streams"
             complain("placement.slots", self.placement.slots, should)

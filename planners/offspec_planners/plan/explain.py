@@ -36,7 +36,12 @@ def explain(plan: Plan) -> tuple[str, ...]:
 
 def explain_placement(plan: Plan) -> tuple[str, ...]:
     """Where the layers are, what crosses which link in a pass, and the least memory that would do."""
-    sentences = [_where_layers_are(plan), *_which_gpus(plan), *_what_streams(plan)]
+    sentences = [
+        _where_layers_are(plan),
+        *_which_gpus(plan),
+        *_what_streams(plan),
+        *_where_caches_are(plan),
+    ]
     least = f"{format_bytes(plan.least_memory)} of RAM"
     if plan.least_vram is not None:
         least += (
@@ -77,6 +82,17 @@ def _which_gpus(plan: Plan) -> list[str]:
     if not placement.slots or not any(tier.streams for tier in placement.tiers):
         return [f"The GPUs compute {listing}, one behind the other."]
     return [f"The GPUs compute {listing}; those that stream go to them in turn, so that all links are busy."]
+
+
+def _where_caches_are(plan: Plan) -> list[str]:
+    """Said only where it is not the device."""
+    if plan.placement.caches is Tier.DEVICE:
+        return []
+    nbytes = sum(part.bytes for part in plan.parts if part.what == "caches" and part.tier == Tier.HOST)
+    return [
+        f"Keys and values live in RAM, {format_bytes(nbytes)} of {plan.context:,} tokens, and come to "
+        f"{plan.memory_name(Tier.DEVICE)} a layer at a time in every pass; times are those of a full context."
+    ]
 
 
 def _what_streams(plan: Plan) -> list[str]:

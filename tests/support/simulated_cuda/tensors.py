@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tests.support.simulated_cuda.machine import machine
 
+_EMPTY = torch.empty  # before a test replaces it
 _DEVICES = [torch.device("cuda", index) for index in range(8)]
 
 
@@ -88,7 +89,7 @@ class Operand:
             every = allocator.bytes.view(self.dtype)
             return every.as_strided(self.size, self.stride, self.start // self.dtype.itemsize)
         if 0 in self.size:
-            return torch.empty(self.size, dtype=self.dtype)
+            return _EMPTY(self.size, dtype=self.dtype)
         count = extent(self.size, self.stride)
         flat = torch.frombuffer(allocator.memory, dtype=self.dtype, count=count, offset=self.start)
         return flat.as_strided(self.size, self.stride)
@@ -108,5 +109,5 @@ def new_tensor(
         if not count:
             return DeviceTensor(torch.empty_strided(size, stride, dtype=dtype, device="cpu"), device)
         storage = machine().allocate(count * dtype.itemsize, device, written)
-        empty = torch.empty(0, dtype=dtype, device="cpu")
+        empty = _EMPTY(0, dtype=dtype, device="cpu")
         return DeviceTensor(empty.set_(storage, 0, tuple(size), tuple(stride)), device)

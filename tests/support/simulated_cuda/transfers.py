@@ -104,6 +104,8 @@ def _up(into: Tensor, source: DeviceTensor, non_blocking: bool, pinned: bool = F
     of.copied["device to host"] += source.nbytes
     with torch._C.DisableTorchFunction():
         place = into.detach()
+    if of.scheduler.policy == "sizes":
+        place.zero_()
     of.launch("copy to host", lambda: place.copy_(origin.tensor()), source.index)
     if not (non_blocking and (pinned or into.is_pinned())):
         of.host_waits("copy to host", [of.current_queue(source.index).end])

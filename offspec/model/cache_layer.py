@@ -1,0 +1,229 @@
+"""One layer's keys and values, with a token tree's behind those of the committed prefix.
+
+Letters: B sequences (1, but where texts are written), KV key heads, C capacity, T new rows, D numbers of a
+row.
+"""
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import CacheLayerMixin
+
+from offspec.model.cache_block import CacheBlock
+from offspec.model.cache_windows import CacheWindows
+from offspec.model.quantised_tensor import QuantisedTensor
+from offspec_kernels.kv_compact import KVTable
+from offspec_kernels.quantised_rows import QuantisedRows
+
+
+class TreeCacheLayer(CacheLayerMixin):
+    """One layer's keys and values, [1, KV, C, D] each, taken from a block once and filled from the left.
+
+    `filled` rows are valid; the committed prefix comes first. Sliding-window layers keep all rows: the
+    window is the attention mask's business, because a tree may be rewound to before it. A layer that selects
+    keys by an index has the index's own keys, [1, 1, C, D], of which `indexed` rows are valid.
+    """
+
+    is_sliding = False
+
+    _NAMES: tuple[str, ...] = ("keys", "values", "index_keys")
+
+    padding = 0  # of the rows that are appended, so many at the end are not kept
+
+    def __init__(self, capacity: int, tables: list[KVTable], block: CacheBlock) -> None:
+        """`tables` say where layers lie, and keep them alive: it is emptied when this one is to move."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.capacity = capacity
+        self._tables, self._block = tables, block
+        self.filled = self.indexed = 0
+        self.index_keys: torch.Tensor | None = None
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self._tables.clear()
+        self._take(key_states, value_states)
+        self.is_initialized = True
+
+    def _take(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Room for rows like these."""
+        self.keys = self._block.take(key_states, self.capacity)
+        self.values = self._block.take(value_states, self.capacity)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append the rows [B, KV, T, D] of a chunk, without padding; returns all [B, KV, filled + T, D]."""
+        if self.keys is None or self.values is None:
+            self.lazy_initialization(key_states, value_states)
+        rows = key_states.shape[2] - self.padding
+        start, end = self.filled, self.filled + rows
+        if end > self.capacity:
+            self.reserve(max(end, 2 * self.capacity))
+        self._write(start, end, key_states[:, :, :rows], value_states[:, :, :rows])
+        self.filled = end
+        return self._read(0, end)
+
+    def _write(self, start: int, end: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        assert self.keys is not None and self.values is not None
+        self.keys[:, :, start:end] = keys
+        self.values[:, :, start:end] = values
+
+    def _read(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.keys is not None and self.values is not None
+        return self.keys[:, :, start:end], self.values[:, :, start:end]
+
+    def between(self, start: int, end: int) -> tuple[torch.Tensor, ...]:
+        """Keys, values and the index's keys of these rows; nothing where the layer keeps none."""
+        found = () if self.keys is None else self._read(start, end)
+        return found if self.index_keys is None else (*found, self.index_keys[:, :, start:end])
+
+    def update_indexer(self, states: torch.Tensor) -> torch.Tensor:
+        """Append the index's keys [1, T, D] of a chunk, without padding; returns all [1, indexed + T, D]."""
+        rows = states.shape[1] - self.padding
+        end = self.indexed + rows
+        if end > self.capacity:
+            self.reserve(max(end, 2 * self.capacity))
+        if self.index_keys is None:
+            self._tables.clear()
+            self.index_keys = self._block.take(states[:, None], self.capacity)
+        self.index_keys[0, :, self.indexed : end] = states[:, :rows]
+        self.indexed = end
+        return self.index_keys[0, :, :end]
+
+    @property
+    def stores(self) -> list[torch.Tensor]:
+        """All that is kept of rows, each [B, heads, C, numbers]."""
+        return [store for name in self._NAMES if (store := getattr(self, name)) is not None]
+
+    def cut(self, length: int) -> None:
+        """Drop all rows from `length` on."""
+        self.filled = self.indexed = length
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for `capacity` rows, keeping what is there: outside the block, a tensor at a time."""
+        if capacity <= self.capacity:
+            return
+        self.capacity = capacity
+        self._tables.clear()
+        for name in self._NAMES:
+            if (old := getattr(self, name)) is not None:
+                new = old.new_empty(*old.shape[:2], capacity, old.shape[3])
+                filled = max(self.filled, self.indexed)
+                new[:, :, :filled] = old[:, :, :filled]
+                setattr(self, name, new)
+
+    def get_seq_length(self) -> int:
+        return self.filled
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.filled + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class Int8CacheLayer(TreeCacheLayer):
+    """The same in 8 bits: whole numbers, and beside them scales [B, KV, C, 1] in float32.
+
+    Rows are quantised as they are written, and never read otherwise, not even by the pass that made them.
+    So a key is the same in a tree, in a chunk of a prompt and in the prefix. Keys of an index are kept whole.
+    """
+
+    _NAMES = (*TreeCacheLayer._NAMES, "key_scales", "value_scales")
+    key_scales: torch.Tensor | None = None
+    value_scales: torch.Tensor | None = None
+    _dtype = torch.float32
+
+    def _take(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self._dtype = key_states.dtype
+        for name, states in (("key", key_states), ("value", value_states)):
+            rows = QuantisedRows.of(states[:, :, :1])
+            setattr(self, f"{name}s", self._block.take(rows.numbers, self.capacity))
+            setattr(self, f"{name}_scales", self._block.take(rows.scales[..., None], self.capacity))
+
+    def _write(self, start: int, end: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        for stored, states in zip(self._quantised(start, end), (keys, values), strict=True):
+            rows = QuantisedRows.of(states)
+            stored.numbers.copy_(rows.numbers)
+            stored.scales.copy_(rows.scales)
+
+    def _read(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = map(QuantisedTensor, self._quantised(start, end))
+        return keys, values
+
+    def _quantised(self, start: int, end: int) -> tuple[QuantisedRows, QuantisedRows]:
+        assert self.keys is not None and self.key_scales is not None
+        assert self.values is not None and self.value_scales is not None
+        keys = QuantisedRows(self.keys, self.key_scales[..., 0], self._dtype)
+        values = QuantisedRows(self.values, self.value_scales[..., 0], self._dtype)
+        return keys[:, :, start:end], values[:, :, start:end]
+
+
+class WindowedLayer(TreeCacheLayer):
+    """A layer whose rows live in RAM, and are on the device while it is its turn; see `CacheWindows`.
+
+    home: by name, what is in RAM. Keys of an index have no place there.
+    """
+
+    def __init__(
+        self, capacity: int, tables: list[KVTable], block: CacheBlock, windows: CacheWindows
+    ) -> None:
+        super().__init__(capacity, tables, block)
+        self._windows = windows
+        self.home: dict[str, torch.Tensor] = {}
+
+    def _take(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        like = (
+            of.new_zeros((*of.shape[:2], 1, of.shape[3]), device="cpu") for of in (key_states, value_states)
+        )
+        super()._take(*like)
+        self.home = {name: getattr(self, name) for name in self._NAMES if getattr(self, name) is not None}
+        self._windows.add(self)
+        self._windows.enter(self)
+
+    def bind(self, stores: dict[str, torch.Tensor]) -> None:
+        """Compute with these from now on."""
+        for name, store in stores.items():
+            setattr(self, name, store)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.home:
+            self._windows.enter(self)
+        start = self.filled
+        found = super().update(key_states, value_states)
+        self._windows.keep(self, start, self.filled)
+        return found
+
+    def between(self, start: int, end: int) -> tuple[torch.Tensor, ...]:
+        if not self.home:
+            return ()
+        self._windows.settle()
+        views = {name: getattr(self, name) for name in self.home}
+        self.bind(self.home)
+        found = tuple(rows.to(self._windows.device) for rows in self._read(start, end))
+        self.bind(views)
+        return found
+
+    @property
+    def stores(self) -> list[torch.Tensor]:
+        return [*self.home.values()]
+
+    def cut(self, length: int) -> None:
+        super().cut(length)
+        self._windows.cut(length)
+
+    def reserve(self, capacity: int) -> None:
+        if capacity > self.capacity and self.home:
+            self._windows.settle()
+            self._windows.forget()
+            self.bind(self.home)
+            super().reserve(capacity)
+            self.home = {name: getattr(self, name) for name in self.home}
+            self._windows.enter(self)
+        else:
+            super().reserve(capacity)
+
+
+class WindowedInt8Layer(WindowedLayer, Int8CacheLayer):
+    """The same in 8 bits."""

@@ -1,0 +1,146 @@
+"""Keys and values that live in RAM and come to the device a layer at a time, while the layer before computes.
+
+A context that a device has no room for takes two windows there, each as large as the rows of one layer. A
+layer computes from its window as it would from memory of its own, so no bit depends on where rows live.
+"""
+
+from typing import Protocol
+
+import torch
+
+from offspec.model.cache_block import ALIGNED, CacheBlock
+from offspec.stream.arena import Arena
+
+_PIECE = 16 << 20  # bytes of a copy: what else waits for the link does not wait for long
+
+
+class HostBlock(CacheBlock):
+    """Rows in RAM. pin: have it pinned, as memory is that a device copies from."""
+
+    def __init__(self, nbytes: int, pieces: int, *, pin: bool) -> None:
+        super().__init__(nbytes, pieces)
+        self._pin = pin
+        self._arena: Arena | None = None
+
+    def allocate(self) -> None:
+        """Have the memory now. Raises CapacityError."""
+        if self._memory is None:
+            self._arena = Arena(self.nbytes, pin=self._pin)
+            self._memory, self.pinned = self._arena.tensor, self._arena.pinned or not self._pin
+
+    def close(self) -> None:
+        if self._arena is not None:
+            self._arena.close()
+
+
+class HomedLayer(Protocol):
+    """A layer whose stores are in RAM, with `filled` rows each; `bind` gives it others for its turn."""
+
+    home: dict[str, torch.Tensor]
+    filled: int
+
+    def bind(self, stores: dict[str, torch.Tensor]) -> None: ...
+
+
+class CacheWindows:
+    """Two windows that the rows of layers pass through, in the order of a pass.
+
+    While a layer computes in one, the committed rows of the next are copied into the other, and those of the
+    first while the last computes. Rows that a layer appends are written to its window, and from there to RAM.
+
+    Args:
+        nbytes: Bytes of a window.
+        device: Where the windows are.
+    """
+
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        self.device = device
+        self._memory = [torch.empty(nbytes, dtype=torch.uint8, device=device) for _ in range(2)]
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._ready: list[torch.cuda.Event | None] = [None, None]
+        self._held: list[HomedLayer | None] = [None, None]
+        self._loaded = [0, 0]  # rows that are there of the layer
+        self._layers: list[HomedLayer] = []
+        self._now = 0  # the window of the layer whose turn it is
+        self._running = False  # whether it is the turn of any
+        self._length = 0  # rows that are committed
+
+    def add(self, layer: HomedLayer) -> None:
+        """Take in a layer, the first time that it comes to its turn."""
+        self._layers.append(layer)
+
+    def enter(self, layer: HomedLayer) -> None:
+        """Make it the turn of a layer: its rows are in a window, and its stores are views of that."""
+        if self._running and self._held[self._now] is layer:
+            return
+        window = self._held.index(layer) if layer in self._held else 1 - self._now
+        self._now, self._running = window, True
+        self._bring(window, layer, layer.filled)
+        if self._copies is not None:
+            event = self._ready[window]
+            assert event is not None
+            torch.cuda.current_stream(self.device).wait_event(event)
+        layer.bind(self._views(window, layer))
+        following = self._layers[(self._layers.index(layer) + 1) % len(self._layers)]
+        if following is not layer:
+            self._bring(1 - window, following, self._length)
+
+    def keep(self, layer: HomedLayer, start: int, end: int) -> None:
+        """Copy rows [start, end) that a layer has appended to RAM."""
+        _copy_rows(layer.home, self._views(self._now, layer), start, end)
+
+    def cut(self, length: int) -> None:
+        """Keep `length` rows of every layer; the next pass begins."""
+        self._length, self._running = length, False
+        self._loaded = [min(loaded, length) for loaded in self._loaded]
+
+    def forget(self) -> None:
+        """Whatever the windows hold, it is copied again."""
+        self._held, self._running = [None, None], False
+
+    def settle(self) -> None:
+        """Wait until what layers have appended is in RAM."""
+        if self._copies is not None:
+            torch.cuda.current_stream(self.device).synchronize()
+
+    def _bring(self, window: int, layer: HomedLayer, rows: int) -> None:
+        """Copy what is missing of the first `rows` rows of a layer, behind all that is launched by now."""
+        start = self._loaded[window] if self._held[window] is layer else 0
+        if self._held[window] is layer and start >= rows:
+            return
+        self._held[window] = None  # until all of it has been launched
+        views = self._views(window, layer)
+        if self._copies is None:
+            _copy_rows(views, layer.home, start, rows)
+        else:
+            self._copies.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(self._copies):
+                _copy_rows(views, layer.home, start, rows)
+                self._ready[window] = self._copies.record_event()
+        self._held[window], self._loaded[window] = layer, max(start, rows)
+
+    def _views(self, window: int, layer: HomedLayer) -> dict[str, torch.Tensor]:
+        """The window as stores of a layer, each like its home."""
+        views, end = dict[str, torch.Tensor](), 0
+        for name, home in layer.home.items():
+            start = -(-end // ALIGNED) * ALIGNED
+            end = start + home.nbytes
+            if end > len(self._memory[window]):  # the layer has grown
+                self._memory[window] = self._memory[window].new_empty(sum(map(_room, layer.home.values())))
+                return self._views(window, layer)
+            views[name] = self._memory[window][start:end].view(home.dtype).view(home.shape)
+        return views
+
+
+def _room(store: torch.Tensor) -> int:
+    return store.nbytes + ALIGNED
+
+
+def _copy_rows(to: dict[str, torch.Tensor], source: dict[str, torch.Tensor], start: int, end: int) -> None:
+    """Rows [start, end) of each store [1, heads, C, D], in pieces without gaps."""
+    for name, store in source.items():
+        step = max(_PIECE // max(store.shape[3] * store.element_size(), 1), 1)
+        for head in range(store.shape[1]):
+            for first in range(start, end, step):
+                some = slice(first, min(first + step, end))
+                to[name][0, head, some].copy_(store[0, head, some], non_blocking=True)

@@ -1,0 +1,44 @@
+"""A prompt that is longer than a pass is taken in several, and says the same."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offspec import SamplingParams
+from offspec.model import runner
+from offspec_planners.placement import Placement, Tier
+from tests.support.products import some
+from tests.support.tiny_models import HYBRIDS, reference, tiny_engine, write_hybrid, write_model
+
+PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9] * 4
+CASES: dict[str, dict[str, Any]] = {
+    "llama, none": {"budget": 1},
+    "llama, auto": {"budget": 16},
+    "llama, suffix": {"placement": Placement((Tier.DISK,) * 3, 2, 0, Tier.DISK)},
+    "mistral, auto": {"budget": 16, "chunk": 5},
+    "qwen3_next, none": {"budget": 1},
+    "qwen3_next, suffix": {"budget": 8},
+}
+
+
+@pytest.mark.parametrize("case", some(CASES, "llama, auto", "llama, suffix", "qwen3_next, suffix"))
+def test_in_several_passes(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    family, draft = case.split(", ")
+    folder = (write_hybrid if family in HYBRIDS else write_model)(tmp_path, family)
+    monkeypatch.setattr(runner, "PASS_ROWS", 7)
+    rows, hidden = list[int](), runner.TreeModel.hidden
+
+    def counted(model: runner.TreeModel, tokens: Any, context: Any) -> Any:
+        rows.append(len(tokens))
+        return hidden(model, tokens, context)
+
+    with tiny_engine(folder, draft, **CASES[case]) as engine:
+        target = engine._assembly.target.tree_model
+        monkeypatch.setattr(target, "hidden", lambda *given: counted(target, *given))
+        found = engine.generate(PROMPT, SamplingParams(max_tokens=16, ignore_eos=True))
+        assert list(found.token_ids) == reference(folder, PROMPT, 16)
+        assert rows[:4] == [7] * 4 and rows[4] - engine.budget <= 7
+        more = [*PROMPT, *found.token_ids[:4], *PROMPT]
+        again = engine.generate(more, SamplingParams(max_tokens=8, ignore_eos=True))
+        assert list(again.token_ids) == reference(folder, more, 8)

@@ -1,0 +1,74 @@
+"""Keys and values of all layers lie in one allocation, whatever their shapes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from offspec.model.attention import TreeContext
+from offspec.model.cache import TreeCache
+from offspec.model.cache_block import CacheBlock
+from offspec.model.fused.forward import LeanModel
+from tests.support.tiny_models import HYBRIDS, load_all, open_model, write_hybrid, write_model
+
+PROMPT = torch.tensor([5, 9, 17, 33, 64, 20, 21, 22, 9])
+FAMILIES = ["llama", "deepseek_v3", "mimo_v2_flash", "gemma3n_text", "gemma4_text", "qwen3_next", "zamba2"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_layers_share_one_block(family: str, tmp_path: Path) -> None:
+    write = write_hybrid if family in HYBRIDS else write_model
+    model = open_model(write(tmp_path, family))
+    load_all(model, 16)
+    cache = model.tree_model.cache
+    cache.block.allocate()
+    with torch.no_grad():
+        model.tree_model.hidden(PROMPT, TreeContext.chain(len(PROMPT), model.device))
+    stores = [store for layer in cache.rows for store in layer.stores]
+    storages = {store.untyped_storage().data_ptr(): store.untyped_storage() for store in stores}
+    assert len(storages) == 1 and len(stores) > 1
+    (storage,) = storages.values()
+    assert model.cache_bytes(16) <= storage.nbytes() <= model.cache_bytes(16) + 320 * len(cache.rows)
+    first = [store.data_ptr() for store in stores]
+    assert len(set(first)) == len(first) and not any(place % 64 for place in first)
+    model.close()
+
+
+def test_rows_of_a_block_stay_apart() -> None:
+    """Layers of other shapes, one of them with an index, that fill up and then grow out of the block."""
+    sizes = [(2, 3, 5), (1, 4, 2)]
+    cache = TreeCache(2, 4, CacheBlock(4 * 4 * (2 * 3 + 2 * 5 + 4 + 2 + 7), 5))
+    kept: list[list[torch.Tensor]] = []
+    for count in (3, 1, 5):
+        kept.append([])
+        for layer, (heads, size, width) in zip(cache.rows, sizes, strict=True):
+            key, value = torch.randn(1, heads, count, size), torch.randn(1, heads, count, width)
+            layer.update(key, value)
+            kept[-1] += [key, value]
+        index = torch.randn(1, count, 7)
+        cache.rows[1].update_indexer(index)
+        kept[-1].append(index[:, None])
+        stores = [store for layer in cache.rows for store in layer.stores]
+        assert len({store.untyped_storage().data_ptr() for store in stores}) == (1 if len(kept) < 3 else 5)
+        for store, rows in zip(stores, zip(*kept, strict=True), strict=True):
+            whole = torch.cat(rows, dim=2)
+            assert torch.equal(store[:, :, : whole.shape[2]], whole)
+
+
+def test_without_room_in_the_block_rows_have_their_own() -> None:
+    cache = TreeCache(1, 4, CacheBlock(100, 0))
+    rows = torch.randn(1, 2, 3, 8)
+    keys, values = cache.rows[0].update(rows, -rows)
+    assert torch.equal(keys, rows) and torch.equal(values, -rows)
+
+
+def test_a_fused_draft_has_no_second_block(tmp_path: Path) -> None:
+    """The rows of the model that it takes the place of are never allocated, or freed before its own are."""
+    model = open_model(write_model(tmp_path))
+    load_all(model, 16)
+    before = model.tree_model
+    with torch.no_grad():
+        before.hidden(PROMPT, TreeContext.chain(len(PROMPT), model.device))
+    assert isinstance(model.lean(16), LeanModel)
+    assert not any(layer.stores for layer in before.cache.rows)
+    model.close()

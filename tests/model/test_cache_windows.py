@@ -1,0 +1,149 @@
+"""Keys and values in RAM that pass through two windows say what they say where they are computed with."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from offspec import SamplingParams
+from offspec.model.cache import TreeCache
+from offspec.model.cache_windows import CacheWindows, HostBlock
+from offspec.model.quantised_tensor import QuantisedTensor
+from offspec_planners.placement import Placement, Tier
+from tests.kernels.poison import poisoned
+from tests.support.products import some
+from tests.support.tiny_models import HYBRIDS, open_model, reference, tiny_engine, write_hybrid, write_model
+
+CPU = torch.device("cpu")
+PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
+SHAPES = [(2, 4, 6), (1, 3, 3), (2, 5, 4), (3, 2, 2), (1, 8, 8)]  # heads, numbers of a key and of a value
+
+
+def appended(cache: TreeCache, layer: int, count: int, seed: int) -> list[torch.Tensor]:
+    """What a layer then has of keys and values."""
+    heads, size, width = SHAPES[layer]
+    generator = torch.Generator().manual_seed(seed * 10 + layer)
+    key = torch.randn(1, heads, count, size, generator=generator)
+    value = torch.randn(1, heads, count, width, generator=generator)
+    return [rows.clone() for rows in cache.rows[layer].update(key, value)]
+
+
+@pytest.mark.parametrize("layers", [1, 2, 5])
+@pytest.mark.parametrize("int8", [False, True])
+def test_any_order_of_passes(layers: int, int8: bool) -> None:
+    """Passes in parts, passes that end early, commits, rewinds, and rows over the capacity."""
+    rng = random.Random(layers)
+    home = HostBlock(100_000, 20, pin=False)
+    with poisoned():
+        windows = CacheWindows(40 * 4 * 16 + 256, CPU)
+        caches = [TreeCache(layers, 40, int8=int8), TreeCache(layers, 40, home, int8=int8, windows=windows)]
+    for step in range(80):
+        parts = [rng.randint(1, 4) for _ in range(rng.randint(1, 3))]
+        ran = layers if rng.random() < 0.8 else rng.randrange(layers)
+        for layer in range(ran):
+            for part, count in enumerate(parts):
+                plain, apart = (appended(cache, layer, count, 4 * step + part) for cache in caches)
+                assert all(map(torch.equal, plain, apart)), (step, layer, part)
+        if ran == layers:
+            pending = rng.randint(0, sum(parts) - 1)
+            nodes = sorted(rng.sample(range(sum(parts) - pending), rng.randint(1, sum(parts) - pending)))
+            for cache in caches:
+                cache.commit(pending, nodes)
+        length = caches[0].length
+        if ran < layers or rng.random() < 0.3:
+            length = rng.randint(length // 2, length)
+            for cache in caches:
+                cache.rewind(length)
+        if rng.random() < 0.2:
+            for plain_, apart_ in zip(*(cache.committed(length // 3) for cache in caches), strict=True):
+                assert plain_ is not None and apart_ is not None
+                for one, other in zip(plain_, apart_, strict=True):
+                    assert torch.equal(one.clone(), other.clone())
+    assert caches[1].rows[0].capacity > 40, "it has grown"
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_nothing_is_moved_before_it_is_there() -> None:
+    """Nothing but the cache itself waits for the device, from the first row of a pass to its commit."""
+    device = torch.device("cuda")
+    home = HostBlock(100_000, 20, pin=True)
+    caches = [TreeCache(3, 64), TreeCache(3, 64, home, windows=CacheWindows(64 * 4 * 16 + 256, device))]
+    for step in range(6):
+        for cache in caches:
+            for layer in range(3):
+                heads, size, width = SHAPES[layer]
+                rows = torch.arange(9.0, device=device)[:, None] + 10 * step
+                cache.rows[layer].update(*(rows.expand(1, heads, 9, n) * (layer + 1) for n in (size, width)))
+            cache.commit(2, [1, 4, 6])
+            if step % 2:
+                cache.rewind(cache.length - 2)
+    for plain, apart in zip(*(cache.committed(0) for cache in caches), strict=True):
+        assert plain is not None and apart is not None
+        for one, other in zip(plain, apart, strict=True):
+            assert torch.equal(one.cpu(), other.cpu())
+
+
+def test_what_is_not_of_the_layer_is_not_in_its_window() -> None:
+    """A window that is not filled again in time would show the layer before."""
+    windows = CacheWindows(8 * 4 * 4 + 256, CPU)
+    cache = TreeCache(3, 8, HostBlock(4096, 9, pin=False), windows=windows)
+    for turn in range(3):
+        for layer in range(3):
+            rows = torch.full((1, 1, 2, 2), float(layer))
+            keys, values = cache.rows[layer].update(rows, -rows)
+            assert keys.eq(layer).all() and values.eq(-layer).all() and keys.shape[2] == 2 * turn + 2
+        cache.commit(2, [])
+
+
+def written(folder: Path, family: str) -> Path:
+    return write_hybrid(folder, family) if family in HYBRIDS else write_model(folder, family)
+
+
+FAMILIES = ["llama", "mistral", "gpt2", "deepseek_v3", "gpt_oss", "mimo_v2_flash", "qwen3_next"]
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("family", some(FAMILIES, "llama", "deepseek_v3"))
+def test_tokens_do_not_know_where_keys_live(family: str, int8: bool, tmp_path: Path) -> None:
+    """By trees, in chunks, and in a second turn."""
+    folder, found = written(tmp_path / "model", family), list[list[Any]]()
+    greedy = SamplingParams(max_tokens=12, ignore_eos=True)
+    sampled = replace(greedy, temperature=0.8, seed=5)
+    count = len(open_model(folder).layers)
+    options = {"budget": 5, "chunk": 4} if int8 else {"budget": 24}
+    for caches, draft, given in (
+        (Tier.DEVICE, "none", {"budget": 1}),
+        (Tier.HOST, "suffix" if int8 else "auto", options),
+    ):
+        placement = replace(Placement.in_memory(count, [0], 2), caches=caches)
+        with tiny_engine(folder, draft, placement=placement, int8_cache=int8, **given) as engine:
+            answer = engine.generate(PROMPT, greedy).token_ids
+            again = engine.generate([*PROMPT, *answer[:7], 40, 41], sampled).token_ids
+            found.append([answer, again])
+    assert found[0] == found[1]
+    assert int8 or list(found[0][0]) == reference(folder, PROMPT, 12)
+
+
+def test_which_models_may_keep_them_in_ram(tmp_path: Path) -> None:
+    """Not those whose layers look at another's rows, which have left the window by then."""
+    known = {"llama": True, "deepseek_v3": True, "gemma3n_text": False, "gemma4_text": False}
+    for family, moves in known.items():
+        model = open_model(write_model(tmp_path / family, family))
+        assert model.caches_move == moves
+        model.close()
+
+
+def test_the_windows_are_all_there_is_on_the_device(tmp_path: Path) -> None:
+    model = open_model(write_model(tmp_path, num_hidden_layers=6))
+    placement = replace(Placement.in_memory(6, range(6), 0), caches=Tier.HOST)
+    model.load(placement, 64, lambda done, total: None)
+    cache = model.tree_model.cache
+    assert isinstance(cache.block, HostBlock) and cache.block.nbytes >= model.cache_bytes(64)
+    assert model.window_bytes(64) <= model.cache_bytes(64) // 6 + 256
+    rows = cache.rows[0].update(torch.randn(1, 2, 3, 8), torch.randn(1, 2, 3, 8))
+    assert not any(isinstance(one, QuantisedTensor) for one in rows)
+    assert {one.untyped_storage().nbytes() for one in rows} == {model.window_bytes(64)}
+    model.close()
