@@ -138,6 +138,7 @@ def test_defaults_reach_the_engine(offspec: Call, load: ScriptedLoad) -> None:
         "device": "cpu",
         "dtype": "bfloat16",
         "kv_cache": "model",
+        "cpu_layers": None,
         "budget": None,
         "width": None,
         "context": None,
@@ -154,7 +155,7 @@ def test_defaults_reach_the_engine(offspec: Call, load: ScriptedLoad) -> None:
 
 def test_every_option_reaches_the_engine(offspec: Call, load: ScriptedLoad) -> None:
     args = """--draft small --draft-bits 4 --memory 1.5GB --vram 8GB --device cuda:1 --dtype float32
-    --kv-cache int8
+    --kv-cache int8 --cpu-layers 2
     --budget 64 --width 8 --context 999 --verify plain --check --raw --max-tokens 5 --temperature 0.5
     --top-p 0.9 --top-k 40 --min-p 0.05 --repetition-penalty 1.1 --presence-penalty 0.2
     --frequency-penalty 0.3 --seed 1 --stop END --stop ### --ignore-eos --tree sequoia --plan mine.json
@@ -172,6 +173,7 @@ def test_every_option_reaches_the_engine(offspec: Call, load: ScriptedLoad) -> N
         "device": "cuda:1",
         "dtype": "float32",
         "kv_cache": "int8",
+        "cpu_layers": 2,
         "budget": 64,
         "width": 8,
         "context": 999,
