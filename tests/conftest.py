@@ -21,7 +21,7 @@ if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # A gate says the same of the same code. For fresh examples: --hypothesis-profile=default
-settings.register_profile("same", derandomize=True)
+settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")
 
 _CACHE = pytest.StashKey[str]()

@@ -115,7 +115,15 @@ def test_tokens_do_not_depend_on_the_guesses(hybrid: Written, hostile: Path, eve
                 assert result.tokens_per_pass >= least, (draft, budget, params)
 
 
-@with_hybrids("mamba", "qwen3_next")
+@pytest.mark.parametrize(
+    ("hybrid", "device"),
+    [
+        *some([(family, "cpu") for family in sorted(HYBRIDS)], ("mamba", "cpu")),
+        pytest.param("mamba2", "cuda", marks=pytest.mark.gpu),
+        pytest.param("qwen3_next", "cuda", marks=[pytest.mark.gpu, pytest.mark.exhaustive]),
+    ],
+    indirect=True,
+)
 def test_chunks_and_layers_on_disk(
     hybrid: Written, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,6 @@ def test_draft_steps_are_compared_at_every_width(tmp_path: Path) -> None:
 
 
 def test_a_draft_without_graphs_is_refused(tmp_path: Path) -> None:
-    model = str(write_model(tmp_path / "model", "gemma"))
+    model = str(write_model(tmp_path / "model", "gpt2"))
     with pytest.raises(BenchError, match="not of a plain shape"):
         kernels_draft.measure_graphs(model, CPU, (2,), rounds=1)
