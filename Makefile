@@ -30,7 +30,7 @@ endif
 ALL_TESTS := $(TESTS) -m 'not slow'
 
 # Tests marked gpu have a process of their own where there is no GPU: a simulated one reaches far into torch.
-# Two processes, each with a policy, run all of them side by side.
+# Two processes, each with a policy, run all of them side by side; of the exhaustive ones each runs some.
 ifneq ($(wildcard /dev/nvidiactl),)
 GPU_TESTS := $(PYTEST) $(ARGS)
 else
@@ -38,7 +38,7 @@ SIMULATED := -p tests.support.simulated_cuda.plugin --simulated-cuda=late-copies
 GPU_TESTS := $(PYTEST) -n 2 --dist each $(SIMULATED) $(ARGS)
 ifeq ($(strip $(ARGS)),)
 AND_GPU = $(GPU_TESTS) -m 'gpu and not slow and not exhaustive'
-AND_ALL_GPU = $(GPU_TESTS) -m 'gpu and not slow'
+AND_ALL_GPU = $(AND_GPU) && $(PYTEST) -n 2 --dist worksteal $(SIMULATED) -m 'gpu and exhaustive and not slow'
 endif
 endif
 

@@ -46,7 +46,7 @@ def _placed(layers: int, first: Tier = Tier.DEVICE) -> Placement:
     return Placement((*tiers, Tier.CPU), 2, 2, Tier.HOST)
 
 
-@pytest.mark.parametrize("family", some(_EVERY_KIND, "gemma3n_text", "gpt_oss"))
+@pytest.mark.parametrize("family", some(_EVERY_KIND, "gpt_oss"))
 def test_families(family: str, tmp_path: Path) -> None:
     """Windows, sinks, experts, latents, keys of other layers and inputs of each layer hop as well."""
     model = write_model(tmp_path / "model", family)
@@ -115,6 +115,7 @@ def test_states_for_heads_are_kept_where_the_heads_are(tmp_path: Path) -> None:
     target.close()
 
 
+@pytest.mark.exhaustive
 def test_the_number_that_is_asked_for_is_loaded(tmp_path: Path) -> None:
     """It decides which layers these are, and with them the tokens, whatever the memory limits."""
     model = write_model(tmp_path / "model", hidden_size=256, intermediate_size=1024, num_hidden_layers=6)

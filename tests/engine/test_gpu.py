@@ -42,9 +42,7 @@ def exact_products() -> None:
         product(FAMILIES, ["auto", "same", "hostile", "none"]),
         ("llama", "auto"),
         ("gemma2", "same"),
-        ("gpt_oss", "hostile"),
-        ("gpt2", "none"),
-        ("qwen3_moe", "same"),
+        ("gpt2", "hostile"),
     ),
 )
 def test_tokens_are_those_of_the_cpu(family: str, draft: str, tmp_path: Path) -> None:
@@ -165,6 +163,7 @@ def test_a_graph_that_cannot_be_captured_is_done_without(
         assert list(engine.generate(PROMPT, params).token_ids) == reference(model, PROMPT, 20)
 
 
+@pytest.mark.exhaustive
 def test_a_promise_of_device_memory_is_kept(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", hidden_size=256, intermediate_size=2048, num_hidden_layers=12)
     params = SamplingParams(max_tokens=20, ignore_eos=True)

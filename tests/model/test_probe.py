@@ -181,3 +181,9 @@ def test_where_nothing_can_be_kept_it_is_tried_again(tmp_path: Path, monkeypatch
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "file" / "cache"))
     assert build_skeleton(written(tmp_path / "model", "qwen3"), torch.float32).rows.kept
+
+
+def test_positions_that_a_tree_breaks_are_noticed_beside_scaled_tokens() -> None:
+    """PLBart counts rows of the cache, and multiplies the embeddings of tokens, not those of positions."""
+    config = small_config(configured("plbart", is_encoder_decoder=False))
+    assert "other logits" in try_out(config).reason

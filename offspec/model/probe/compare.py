@@ -27,6 +27,7 @@ _CHUNK = 4  # rows that go through a layer together
 _COUNTS = RowCounts(3)  # with padding behind them
 _MOST_VALUES = 64_000_000  # of a small model
 _GAIN = 1.5  # of random matrices: weak ones would leave attention without a say
+_TABLE = 4.0  # spread of other tables than that of tokens, which are often scaled: positions must tell
 _TOLERANCE = 2e-3  # of the spread of logits, where float32 rounds to some millionths
 # Parents of two trees. A path of the first is kept, whose rows do not lie side by side.
 _TREES = ((-1, 0, 0, 1, 1, 2, 3, 4, 6, 6), (-1, 0, 0, 0, 2, 4, 4, 5))
@@ -184,14 +185,17 @@ class _Trial:
 def draw_weights(skeleton: Skeleton, random: torch.Generator) -> None:
     """Random weights in the place of all parameters on the meta device; those that are one stay one."""
     made: dict[int, torch.nn.Parameter] = {}
+    tokens = skeleton.model.get_input_embeddings()
     for module in skeleton.model.modules():
+        is_table = isinstance(module, torch.nn.Embedding) and module is not tokens
         for name, meta in module._parameters.items():
             if meta is None:
                 continue
             if id(meta) not in made:
                 values = torch.empty(meta.shape, dtype=meta.dtype)
                 if meta.dim() >= 2:
-                    values.normal_(0, _GAIN * meta.shape[-1] ** -0.5, generator=random)
+                    spread = _TABLE if is_table else _GAIN * meta.shape[-1] ** -0.5
+                    values.normal_(0, spread, generator=random)
                 else:
                     values.normal_(0.5, 0.2, generator=random)
                 made[id(meta)] = torch.nn.Parameter(values, requires_grad=False)

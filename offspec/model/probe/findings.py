@@ -12,7 +12,7 @@ from offspec.core.files import write_file
 from offspec.model.probe.cache_rows import CacheRows
 from offspec_planners.json_fields import parse, read
 
-_VERSION = 3
+_VERSION = 4
 # What a configuration says beside its architecture.
 _BESIDE = (
     "_name_or_path",
