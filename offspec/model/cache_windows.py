@@ -10,8 +10,7 @@ import torch
 
 from offspec.model.cache_block import ALIGNED, CacheBlock
 from offspec.stream.arena import Arena
-
-_PIECE = 16 << 20  # bytes of a copy: what else waits for the link does not wait for long
+from offspec.stream.device_stream import PIECE
 
 
 class HostBlock(CacheBlock):
@@ -139,7 +138,7 @@ def _room(store: torch.Tensor) -> int:
 def _copy_rows(to: dict[str, torch.Tensor], source: dict[str, torch.Tensor], start: int, end: int) -> None:
     """Rows [start, end) of each store [1, heads, C, D], in pieces without gaps."""
     for name, store in source.items():
-        step = max(_PIECE // max(store.shape[3] * store.element_size(), 1), 1)
+        step = max(PIECE // max(store.shape[3] * store.element_size(), 1), 1)
         for head in range(store.shape[1]):
             for first in range(start, end, step):
                 some = slice(first, min(first + step, end))
