@@ -26,7 +26,7 @@ from offspec.model import device as devices
 from offspec.model.loaded import LoadedModel
 from offspec.model.tokenizer import TextCodec, load_tokenizer
 from offspec.plan.fit import LEAST_BUDGET, WIDEST, Fit, Opened
-from offspec.plan.load_drafts import bytes_progress, calibration_ids, load_drafts
+from offspec.plan.load_drafts import bytes_progress, load_drafts
 from offspec.plan.warm_up import warm_up_kernels
 from offspec_planners.placement import Placement, Tier
 
@@ -35,7 +35,6 @@ _ROUNDING = (
     "tokens are almost equally likely, an answer may depend on the draft"
 )
 
-_WARM_UP_TOKENS = 512
 _UNPINNED = (
     "{} of RAM could not be pinned, so that copies to the device take longer: raise the limit of locked "
     "memory (ulimit -l), or give less --memory"
@@ -192,7 +191,7 @@ def load_models(opened: Opened, config: EngineConfig, fit: Fit, notify: Notify) 
             notify(Notice(_ROUNDING))
         sources = load_drafts(drafts, config, fit, target, codec, notify)
         try:
-            warm_up_kernels(target, sources, config, calibration_ids(codec, _WARM_UP_TOKENS), notify)
+            warm_up_kernels(target, sources, config, codec, notify)
         except BaseException:
             sources.close()
             raise

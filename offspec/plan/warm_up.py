@@ -5,7 +5,7 @@ pass that is broken off when a layer of each kind has run, draft steps of severa
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 
@@ -20,6 +20,8 @@ from offspec.model import device as devices
 from offspec.model.attention import TreeContext
 from offspec.model.loaded import LoadedModel
 from offspec.model.parts import TargetParts
+from offspec.model.tokenizer import TextCodec
+from offspec.plan.load_drafts import calibration_ids
 from offspec.plan.measure_draft import measure_steps
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
@@ -27,6 +29,7 @@ from offspec_kernels.backend import choose_backend, first_line, refuse
 from offspec_kernels.kv_compact import KVTable, kv_compact
 
 _ROWS = 384  # of the pass: enough that some keys are met one by one and some in blocks
+_TOKENS = 512  # of the text that draft trees grow in
 _QUIET_S = 1.0  # that warming up may take unmentioned
 _CHOICES = (
     SamplingParams(),
@@ -46,7 +49,7 @@ class _EnoughError(Exception):
 
 
 def warm_up_kernels(
-    target: LoadedModel, sources: Sources, config: EngineConfig, ids: Sequence[int], notify: Notify
+    target: LoadedModel, sources: Sources, config: EngineConfig, codec: TextCodec, notify: Notify
 ) -> None:
     """Leaves the caches empty. Does nothing on a CPU, which `LoadedModel.warm_up` is enough for.
 
@@ -54,7 +57,7 @@ def warm_up_kernels(
         target: Loaded.
         sources: Drafters for it.
         config: Settings, with the budget that there is room for.
-        ids: Text that draft trees grow in.
+        codec: Makes the text that draft trees grow in.
         notify: Takes LoadProgress events, where it takes longer than a second.
 
     Raises:
@@ -63,7 +66,7 @@ def warm_up_kernels(
     """
     if target.device.type == "cpu":
         return
-    steps, began = list(_steps(target, sources, config, ids)), time.perf_counter()
+    steps, began = list(_steps(target, sources, config, codec)), time.perf_counter()
     for done, step in enumerate(steps):
         if time.perf_counter() - began > _QUIET_S:
             notify(LoadProgress("Compiling kernels", done, len(steps), "steps"))
@@ -82,12 +85,13 @@ def warm_up_kernels(
 
 
 def _steps(
-    target: LoadedModel, sources: Sources, config: EngineConfig, ids: Sequence[int]
+    target: LoadedModel, sources: Sources, config: EngineConfig, codec: TextCodec
 ) -> Iterator[Callable[[], object]]:
     yield partial(_pass, target)
     for params in _CHOICES:
         yield partial(_choice, target, params)
     parts, budget = TargetParts(target), config.budget or 1
+    ids = calibration_ids(codec, _TOKENS) if sources.drafters else []
     for drafter in sources.drafters.values():
         for temperature in (0.0, 1.0):
             yield partial(measure_steps, drafter, parts, ids, budget, temperature, seconds=0.0)
