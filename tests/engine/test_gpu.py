@@ -184,3 +184,6 @@ def test_pinning_that_is_refused_leaves_no_error_behind() -> None:
     assert arena.pinned and not arena._register(), "memory cannot be registered twice"
     assert torch.ones(3, device="cuda").sum().item() == 3, "the refusal must not surface here"
     arena.close()
+    arena.pinned = arena._register()
+    assert arena.pinned, "what is closed may be registered again"
+    arena.close()
