@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
+
 from offspec.core.config import LOOKUPS, DraftBits, EngineConfig, format_bytes
 from offspec.core.errors import CapacityError, RequestError
 from offspec.core.memory import MARGIN
@@ -35,6 +37,7 @@ LOOKED_UP = {"cpu": 64, "cuda": 128}  # nodes where lookups are by themselves, w
 
 _SUBSTITUTE_BITS: tuple[DraftBits, ...] = (4, 3, 2)  # tried in turn when the caller does not say
 _CONTEXTS = (4096, 2048, 1024, 512)  # tried in turn when the caller does not say
+_CPU = torch.device("cpu")
 _CONVERSATION = 2048  # tokens that some turns of a conversation take
 
 
@@ -345,8 +348,6 @@ def _needs(
     shares_head = (config.substitutes and rounded) or any(head.shares_head for head in heads)
     rows = context + draft_rows(config)
     together = min(capacity, PASS_ROWS + budget)  # rows of a pass
-    on_device = target.scratch_bytes(together, capacity, chunk)
-    beside = target.scratch_bytes(together, capacity, chunk, devices.find_device("cpu"))
     on_cpu, states = target.cache_bytes(capacity, cpu), target.state_bytes(budget, snapshots.MOST)
     cached, hosted = target.cache_bytes(capacity) - on_cpu, 0
     if caches is Tier.HOST:
@@ -356,7 +357,9 @@ def _needs(
     width = config.width or WIDEST
     scores = (64 + width + drawn) * 4 * vocabulary  # that stay for a request, noise among them
     logits = 2 * width * 4 * vocabulary  # of a draft step
-    activations = target.activation_bytes(together, capacity, chunk)
+    activations, unpacking = target.activation_bytes(together, capacity, chunk), target.unpacking_bytes
+    # What layers carry from token to token is counted everywhere: which of them do is not known here.
+    beside = target.scratch_bytes(together, capacity, chunk, _CPU) + on_cpu + states if cpu else 0
     draft, loading = draft_bytes(held, opened.draft, config, context), loading_bytes(held, opened.draft)
     if target.device.type == "cpu":
         draft, scratch = draft + loading, scores + logits + activations
@@ -366,7 +369,7 @@ def _needs(
         runtime=opened.runtime,
         rest=target.rest_bytes,
         caches=cached + states,
-        scratch=scratch + target.unpacking_bytes + _features_bytes(target, heads, together),
+        scratch=scratch + unpacking + _features_bytes(target, heads, together),
         draft=draft + sum(head.nbytes(rows) for head in heads),
         layers=target.layer_bytes,
         extra=target.layer_extra,
@@ -377,9 +380,8 @@ def _needs(
         host=embedding_bytes(held, opened.draft, config) if target.device.type != "cpu" else 0,
         hosted=hosted,
         cpu=cpu,
-        # What layers carry from token to token is counted everywhere: which of them do is not known here.
-        beside=on_cpu + beside + states if cpu else 0,
-        more=tuple(vram - device_runtime - on_device - states for vram in opened.more_vram),
+        beside=beside,
+        more=tuple(vram - device_runtime - activations - unpacking - states for vram in opened.more_vram),
         cache=target.layer_cache_bytes(capacity),
         cached=cached,
     )

@@ -29,7 +29,6 @@ Layers = Callable[[torch.Tensor, Turn, TreeMask, torch.Tensor, int], torch.Tenso
 class _Step:
     """The buffers of one graph. hidden [P, H]; turn: two of [P, N, R]; tree_mask of P queries.
 
-
     rows: [P], counted from the step's first; words: columns of the mask's words that may not be nought;
     refused: whether it could not be captured.
     """
