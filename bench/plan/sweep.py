@@ -51,7 +51,8 @@ class Unkept(DraftRecord):
 def load(plan: Plan, args: argparse.Namespace, target: Target) -> tuple[Engine, DraftPolicy]:
     """An engine placed by the plan, with room for every tree of the sweep, and the plan's policy for it."""
     from offspec.engine.engine import Engine
-    from offspec.plan.fit import DraftMode, Fit
+    from offspec.plan.draft_memory import DraftMode
+    from offspec.plan.fit import Fit
     from offspec.plan.load import load_models, open_models
     from offspec.plan.policy import DraftPolicy
 

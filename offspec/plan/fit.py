@@ -5,7 +5,6 @@
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 
@@ -15,23 +14,24 @@ from offspec.core.memory import MARGIN
 from offspec.draft.heads.base import OpenedHead
 from offspec.draft.open import Drafts
 from offspec.model import device as devices
-from offspec.model.fused.cuda_graph import PADDING
-from offspec.model.fused.weights import packed_size
 from offspec.model.loaded import LoadedModel
 from offspec.model.recurrence import snapshots
 from offspec.model.runner import CHUNK, PASS_ROWS, SMALL_CHUNK
 from offspec.model.tokenizer import TextCodec
+from offspec.plan.draft_memory import (
+    WIDEST,
+    DraftMode,
+    Held,
+    draft_bytes,
+    draft_rows,
+    embedding_bytes,
+    loading_bytes,
+)
 from offspec.plan.placement import Needs, divide, placement_fits
 from offspec_planners.placement import Placement, Tier, cpu_layers
 from offspec_planners.plan import Part
 
-# How a draft is held: as stored, as rounded values at 16 bits each, or packed. And where there is no model
-# beside the target: whether heads draft, or nothing does.
-DraftMode = Literal["full", "expanded", "packed", "head", "none"]
-Held = tuple[DraftMode, DraftBits]
-
 UNROUNDED: DraftBits = 16
-WIDEST = 64  # nodes that a draft step expands at most, where the caller does not say
 LEAST_BUDGET = 16  # nodes that there must be room for beside a draft
 LOOKED_UP = {"cpu": 64, "cuda": 128}  # nodes where lookups are by themselves, which take no time to draft
 
@@ -284,11 +284,6 @@ class Opened:
         return 1
 
 
-def draft_rows(config: EngineConfig) -> int:
-    """Rows that a growing tree may take in the draft's cache, whatever width is chosen once it is loaded."""
-    return 2 * (config.budget or 1) + (config.width or WIDEST)
-
-
 def _choices(opened: Opened, config: EngineConfig) -> list[tuple[Held, int]]:
     """How a draft may be held and how long the context may be, the most wanted first.
 
@@ -393,36 +388,3 @@ def _features_bytes(target: LoadedModel, heads: tuple[OpenedHead, ...], rows: in
     last = any(head.wants.last for head in heads)
     hidden: int = target.skeleton.config.hidden_size
     return (len(layers) + last) * rows * hidden * target.dtype.itemsize
-
-
-def embedding_bytes(held: Held, draft: LoadedModel | None, config: EngineConfig) -> int:
-    """Bytes of RAM of a draft's embedding; a substitute reads the rows of the target's from disk."""
-    if draft is None or held[0] in ("head", "none") or config.substitutes:
-        return 0
-    return draft.embedding_bytes
-
-
-def loading_bytes(held: Held, draft: LoadedModel | None) -> int:
-    """Bytes of the layer of a draft that is being rounded or fused, as it is on disk and as values."""
-    if draft is None or held[0] in ("head", "none"):
-        return 0
-    if draft.is_packed:
-        return max(map(sum, zip(draft.held_bytes, draft.held_extra, strict=True)))
-    return max(draft.layer_bytes) + max(draft.layer_extra)
-
-
-def draft_bytes(held: Held, draft: LoadedModel | None, config: EngineConfig, context: int) -> int:
-    """Bytes that a draft's model takes where it is computed, held in this way, its cache included."""
-    mode, bits = held
-    if draft is None or mode in ("head", "none"):
-        return 0
-    rows = context + draft_rows(config) + PADDING
-    fixed = draft.cache_bytes(rows) + draft.state_bytes(draft_rows(config), snapshots.OF_DRAFT)
-    fixed += 0 if config.substitutes else draft.rest_bytes
-    fixed += embedding_bytes(held, draft, config) if draft.device.type == "cpu" else 0
-    if mode == "full":
-        return fixed + sum(draft.held_bytes)
-    if mode == "expanded":
-        return fixed + sum(weight.nbytes for weight in draft.skeleton.layers.parameters())
-    packed = packed_size(draft.skeleton, bits, draft.device)
-    return fixed + packed.nbytes + packed.scratch * draft.dtype.itemsize

@@ -8,7 +8,8 @@ from offspec.core.config import AUTO, DraftBits, EngineConfig, format_bytes
 from offspec.core.errors import CapacityError, PlanError
 from offspec.core.events import Notice
 from offspec.draft.open import Notify
-from offspec.plan.fit import LEAST_BUDGET, WIDEST, DraftMode, Fit, Opened
+from offspec.plan.draft_memory import WIDEST, DraftMode
+from offspec.plan.fit import LEAST_BUDGET, Fit, Opened
 from offspec.plan.hardware_profile import machine_fingerprint
 from offspec_planners.plan import Plan
 

@@ -25,7 +25,8 @@ from offspec.draft.published import KnownDraft, known_drafts
 from offspec.model import device as devices
 from offspec.model.loaded import LoadedModel
 from offspec.model.tokenizer import TextCodec, load_tokenizer
-from offspec.plan.fit import LEAST_BUDGET, WIDEST, Fit, Opened
+from offspec.plan.draft_memory import WIDEST
+from offspec.plan.fit import LEAST_BUDGET, Fit, Opened
 from offspec.plan.load_drafts import bytes_progress, load_drafts
 from offspec.plan.warm_up import warm_up_kernels
 from offspec_planners.placement import Placement, Tier

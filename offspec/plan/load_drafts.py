@@ -21,7 +21,8 @@ from offspec.model.quantize.calibration import TEXT
 from offspec.model.recurrence import snapshots
 from offspec.model.row_counts import RowCounts
 from offspec.model.tokenizer import TextCodec
-from offspec.plan.fit import Fit, draft_rows
+from offspec.plan.draft_memory import draft_rows
+from offspec.plan.fit import Fit
 from offspec_planners.placement import Placement
 
 

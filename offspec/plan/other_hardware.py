@@ -12,7 +12,8 @@ from offspec.draft.open import Drafts, substitute_print
 from offspec.draft.published import known_drafts
 from offspec.model.fused.weights import packed_size
 from offspec.model.loaded import LoadedModel
-from offspec.plan.fit import WIDEST, Fit, Opened
+from offspec.plan.draft_memory import WIDEST
+from offspec.plan.fit import Fit, Opened
 from offspec.plan.make import Acceptance, build_plan, typical_substitute
 from offspec.plan.model_sizes import imagine, sizes_of
 from offspec_planners.acceptance import typical

@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 
 from offspec.core.config import EngineConfig
 from offspec.draft.grow.best_first import GrowthPolicy
-from offspec.plan.fit import LOOKED_UP, WIDEST
+from offspec.plan.draft_memory import WIDEST
+from offspec.plan.fit import LOOKED_UP
 from offspec.plan.initial_fit import RECORDED
 from offspec.plan.make import acceptance_for
 from offspec.plan.records import DraftRecord

@@ -19,7 +19,8 @@ from offspec.model.quantize import rounding as packing
 from offspec.model.quantize.resident_layers import rounded_bytes, unpacked_values
 from offspec.model.quantize.rounding import RoundedMatrix
 from offspec.model.unpacking import Scratch
-from offspec.plan.fit import Opened, draft_bytes
+from offspec.plan.draft_memory import draft_bytes
+from offspec.plan.fit import Opened
 from offspec.plan.load import open_models
 from offspec_planners.placement import Placement, Tier
 from tests.support.plan_world import MB, write_large

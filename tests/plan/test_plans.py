@@ -10,6 +10,7 @@ import offspec
 from offspec import SamplingParams
 from offspec.core import memory as process_memory
 from offspec.engine import rehearsal as planning
+from offspec.plan import draft_memory
 from offspec.plan import fit as fits
 from offspec.plan import prepare as choose
 from offspec.plan.load import open_models
@@ -172,7 +173,7 @@ def test_a_static_tree_says_the_same(world: World, temperature: float, given: di
 
 def _no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """For any substitute."""
-    real = fits.draft_bytes
+    real = draft_memory.draft_bytes
     monkeypatch.setattr(
         fits, "draft_bytes", lambda held, *rest: (1 << 60) if held[0] != "none" else real(held, *rest)
     )

@@ -1,0 +1,54 @@
+"""What a draft takes: where it is computed, in RAM behind that, and while it is loaded."""
+
+from typing import Literal
+
+from offspec.core.config import DraftBits, EngineConfig
+from offspec.model.fused.cuda_graph import PADDING
+from offspec.model.fused.weights import packed_size
+from offspec.model.loaded import LoadedModel
+from offspec.model.recurrence import snapshots
+
+# How a draft is held: as stored, as rounded values at 16 bits each, or packed. And where there is no model
+# beside the target: whether heads draft, or nothing does.
+DraftMode = Literal["full", "expanded", "packed", "head", "none"]
+Held = tuple[DraftMode, DraftBits]
+
+WIDEST = 64  # nodes that a draft step expands at most, where the caller does not say
+
+
+def draft_rows(config: EngineConfig) -> int:
+    """Rows that a growing tree may take in the draft's cache, whatever width is chosen once it is loaded."""
+    return 2 * (config.budget or 1) + (config.width or WIDEST)
+
+
+def embedding_bytes(held: Held, draft: LoadedModel | None, config: EngineConfig) -> int:
+    """Bytes of RAM of a draft's embedding; a substitute reads the rows of the target's from disk."""
+    if draft is None or held[0] in ("head", "none") or config.substitutes:
+        return 0
+    return draft.embedding_bytes
+
+
+def loading_bytes(held: Held, draft: LoadedModel | None) -> int:
+    """Bytes of the layer of a draft that is being rounded or fused, as it is on disk and as values."""
+    if draft is None or held[0] in ("head", "none"):
+        return 0
+    if draft.is_packed:
+        return max(map(sum, zip(draft.held_bytes, draft.held_extra, strict=True)))
+    return max(draft.layer_bytes) + max(draft.layer_extra)
+
+
+def draft_bytes(held: Held, draft: LoadedModel | None, config: EngineConfig, context: int) -> int:
+    """Bytes that a draft's model takes where it is computed, held in this way, its cache included."""
+    mode, bits = held
+    if draft is None or mode in ("head", "none"):
+        return 0
+    rows = context + draft_rows(config) + PADDING
+    fixed = draft.cache_bytes(rows) + draft.state_bytes(draft_rows(config), snapshots.OF_DRAFT)
+    fixed += 0 if config.substitutes else draft.rest_bytes
+    fixed += embedding_bytes(held, draft, config) if draft.device.type == "cpu" else 0
+    if mode == "full":
+        return fixed + sum(draft.held_bytes)
+    if mode == "expanded":
+        return fixed + sum(weight.nbytes for weight in draft.skeleton.layers.parameters())
+    packed = packed_size(draft.skeleton, bits, draft.device)
+    return fixed + packed.nbytes + packed.scratch * draft.dtype.itemsize
