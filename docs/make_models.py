@@ -1,4 +1,4 @@
-"""Write the table of models and machines in README.md, from what `offspec plan` predicts.
+"""Write the table of models and machines in docs/models.md, from what `offspec plan` predicts.
 
 python docs/make_models.py    takes some minutes; needs neither the models nor the machines
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
+PAGE = Path(__file__).with_name("models.md")
 MODELS = (
     "Qwen/Qwen3-8B",
     "Qwen/Qwen3-14B",
@@ -77,9 +77,9 @@ def table() -> str:
 
 
 def main() -> None:
-    before, _, rest = README.read_text("utf-8").partition(_MARKS[0])
+    before, _, rest = PAGE.read_text("utf-8").partition(_MARKS[0])
     _, _, after = rest.partition(_MARKS[1])
-    README.write_text(before + _MARKS[0] + table() + _MARKS[1] + after, "utf-8")
+    PAGE.write_text(before + _MARKS[0] + table() + _MARKS[1] + after, "utf-8")
 
 
 if __name__ == "__main__":

@@ -62,8 +62,12 @@ async def draw(folder: Path) -> dict[str, str]:
 
 
 def _named(picture: str, name: str) -> str:
-    """The picture with a prefix of our own for the names inside, which rich makes from a checksum."""
-    return re.sub(r"\bterminal-\d+-", f"{name}-", picture)
+    """The picture with a prefix of our own for the names inside, which rich makes from a checksum.
+
+    It takes the fonts that are installed: rich has others loaded from a server.
+    """
+    local = re.sub(r"\s*@font-face \{.*?\}", "", picture, flags=re.DOTALL)
+    return re.sub(r"\bterminal-\d+-", f"{name}-", local)
 
 
 @contextmanager

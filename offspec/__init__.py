@@ -17,49 +17,56 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "Engine": "engine.engine",
-    "load": "engine.load",
-    "Session": "chat.session",
-    "EngineConfig": "core.config",
-    "SamplingParams": "core.config",
-    "Event": "core.events",
-    "Finished": "core.events",
-    "LoadProgress": "core.events",
-    "Mismatch": "core.events",
-    "Notice": "core.events",
-    "PassProgress": "core.events",
-    "PassStats": "core.events",
-    "Piece": "core.events",
-    "Prefill": "core.events",
-    "Result": "core.events",
-    "TextDelta": "core.events",
-    "TokenLogprobs": "core.events",
-    "TreeSeen": "core.events",
-    "Timeline": "core.trace",
-    "CapacityError": "core.errors",
-    "CheckpointError": "core.errors",
-    "ClosedError": "core.errors",
-    "DiskFullError": "core.errors",
-    "DraftError": "core.errors",
-    "HeaderError": "core.errors",
-    "MissingTensorError": "core.errors",
-    "ModelNotFoundError": "core.errors",
-    "OffspecError": "core.errors",
-    "PlanError": "core.errors",
-    "RequestError": "core.errors",
-    "SessionError": "core.errors",
-    "StreamError": "core.errors",
-    "TruncatedError": "core.errors",
-    "UnsupportedModelError": "core.errors",
+    "Engine": ".engine.engine",
+    "load": ".engine.load",
+    "Answer": ".engine.answer",
+    "Session": ".chat.session",
+    "Message": ".chat.message",
+    "Plan": "offspec_planners.plan",
+    "EngineConfig": ".core.config",
+    "SamplingParams": ".core.config",
+    "Constraint": ".core.constraint",
+    "Event": ".core.events",
+    "Finished": ".core.events",
+    "LoadProgress": ".core.events",
+    "Mismatch": ".core.events",
+    "Notice": ".core.events",
+    "PassProgress": ".core.events",
+    "PassStats": ".core.events",
+    "Piece": ".core.events",
+    "Prefill": ".core.events",
+    "Result": ".core.events",
+    "TextDelta": ".core.events",
+    "TokenLogprobs": ".core.events",
+    "TreeSeen": ".core.events",
+    "Timeline": ".core.trace",
+    "CapacityError": ".core.errors",
+    "CheckpointError": ".core.errors",
+    "ClosedError": ".core.errors",
+    "DiskFullError": ".core.errors",
+    "DraftError": ".core.errors",
+    "HeaderError": ".core.errors",
+    "MissingTensorError": ".core.errors",
+    "ModelNotFoundError": ".core.errors",
+    "OffspecError": ".core.errors",
+    "PlanError": ".core.errors",
+    "RequestError": ".core.errors",
+    "SessionError": ".core.errors",
+    "StreamError": ".core.errors",
+    "TruncatedError": ".core.errors",
+    "UnsupportedModelError": ".core.errors",
 }
 
 __all__ = [  # noqa: RUF022 - in the order a reader meets them
     "__version__",
     "load",
     "Engine",
+    "Answer",
     "Session",
+    "Message",
     "EngineConfig",
     "SamplingParams",
+    "Constraint",
     "Event",
     "LoadProgress",
     "Notice",
@@ -73,6 +80,7 @@ __all__ = [  # noqa: RUF022 - in the order a reader meets them
     "Mismatch",
     "Result",
     "Finished",
+    "Plan",
     "Timeline",
     "OffspecError",
     "RequestError",
@@ -98,7 +106,7 @@ def __getattr__(name: str) -> Any:
     from offspec.core.openmp import limit_spinning
 
     limit_spinning()  # before what is asked for imports torch
-    return getattr(import_module(f"offspec.{_HOME[name]}"), name)
+    return getattr(import_module(_HOME[name], "offspec"), name)
 
 
 def __dir__() -> list[str]:
@@ -106,8 +114,10 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from offspec.chat.message import Message
     from offspec.chat.session import Session
     from offspec.core.config import EngineConfig, SamplingParams
+    from offspec.core.constraint import Constraint
     from offspec.core.errors import (
         CapacityError,
         CheckpointError,
@@ -141,5 +151,7 @@ if TYPE_CHECKING:
         TreeSeen,
     )
     from offspec.core.trace import Timeline
+    from offspec.engine.answer import Answer
     from offspec.engine.engine import Engine
     from offspec.engine.load import load
+    from offspec_planners.plan import Plan

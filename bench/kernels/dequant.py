@@ -28,6 +28,7 @@ from offspec_kernels.dequant import Format, Part, dequantise
 from offspec_kernels.dequant.awq import Awq
 from offspec_kernels.dequant.codebook import Codebook
 from offspec_kernels.dequant.compressed import CompressedInt
+from offspec_kernels.dequant.float4 import Mxfp4, Nvfp4
 from offspec_kernels.dequant.float8 import Float8
 from offspec_kernels.dequant.ggml import Ggml
 from offspec_kernels.dequant.ggml.layout import LAYOUTS
@@ -56,6 +57,8 @@ FORMATS: dict[str, Format] = {
     "ct-int8": CompressedInt(8, packed=False, group=None, zero_point=False),
     "ct-fp8": Float8(None, "channel", torch.bfloat16),
     "fp8-blocks": Float8((128, 128), "block", rounded=False),
+    "mxfp4": Mxfp4(),
+    "nvfp4": Nvfp4(),
     **{kind: Ggml(kind) for kind in LAYOUTS},
 }
 

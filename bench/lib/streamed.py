@@ -41,7 +41,13 @@ def product_rates(
 
 
 def ask(
-    args: argparse.Namespace, folder: Path, group: Sequence[tuple[int, Prompt]], temperature: float, on: bool
+    args: argparse.Namespace,
+    folder: Path,
+    group: Sequence[tuple[int, Prompt]],
+    temperature: float,
+    on: bool,
+    module: str = "bench.lib.worker",
+    **more: Any,
 ) -> dict[str, Any]:
     """Answers of one measured process, with the cgroup's peaks beside them.
 
@@ -49,8 +55,10 @@ def ask(
         args: of the bench; for the engine, the length of answers with and without speculation, the limits.
         group: prompts with their numbers, from which seeds are made.
         on: whether it speculates.
+        module: of the process. more: what its job has besides.
     """
     job = {
+        **more,
         "load": {
             "model": str(folder),
             "draft": args.draft if on else "none",
@@ -64,7 +72,7 @@ def ask(
         "check": on and args.check,
         "prompts": numbered(group),
     }
-    found = measured_job(args, "bench.lib.worker", job)
+    found = measured_job(args, module, job)
     return {"speculate": on, "temperature": temperature, **found}
 
 

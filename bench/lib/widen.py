@@ -14,7 +14,8 @@ import hashlib
 import json
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,22 +77,29 @@ def _write_rest(
 ) -> None:
     """The index, the config, the recipe, and copies of the tokenizer's files."""
     total = sum(tensor.nbytes for tensors in files.values() for tensor in tensors)
-    index = {
-        "metadata": {"total_size": total},
-        "weight_map": {tensor.name: file for file, tensors in files.items() for tensor in tensors},
-    }
-    _write_json(folder / "model.safetensors.index.json", index)
     # From the file itself: what a checkpoint keeps of it may have been completed by defaults.
     config = json.loads((checkpoint.folder / "config.json").read_text("utf-8"))
-    _write_json(folder / "config.json", wide_config(config, factor))
-    _write_json(folder / RECIPE, recipe(checkpoint, files, factor))
+    write_index(folder, {tensor.name: file for file, tensors in files.items() for tensor in tensors}, total)
+    write_json(folder / "config.json", wide_config(config, factor))
+    write_json(folder / RECIPE, recipe(checkpoint, files, factor))
+    copy_tokenizer(checkpoint, folder)
+
+
+def write_index(folder: Path, weight_map: dict[str, str], total: int) -> None:
+    """The index of a checkpoint of several files. weight_map: file by tensor; total: bytes of all tensors."""
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    write_json(folder / "model.safetensors.index.json", index)
+
+
+def copy_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
+    """The tokenizer's files, the chat template, and the settings of generation."""
     for pattern in _COPIED:
         for file in sorted(checkpoint.folder.glob(pattern)):
             if file.is_file():
                 write_file(folder / file.name, file.read_bytes())
 
 
-def _write_json(file: Path, content: dict[str, Any]) -> None:
+def write_json(file: Path, content: dict[str, Any]) -> None:
     write_file(file, json.dumps(content, indent=2).encode() + b"\n")
 
 
@@ -128,8 +136,12 @@ def fingerprint(checkpoint: Checkpoint) -> str:
 
 def default_folder(model: str, factor: int) -> Path:
     """Where a widened model is kept when no folder is named: in the user's cache."""
-    name = Path(model).stem if model.endswith(".gguf") else Path(model).name
-    return cache_root() / "widened" / f"{name}-x{factor}"
+    return cache_root() / "widened" / f"{short_name(model)}-x{factor}"
+
+
+def short_name(model: str) -> str:
+    """What a model is called in names of folders that are made of it."""
+    return Path(model).stem if model.endswith(".gguf") else Path(model).name
 
 
 def ensure(model: str, out: Path | None, factor: int, *, force: bool = False) -> tuple[Path, bool]:
@@ -150,11 +162,18 @@ def ensure(model: str, out: Path | None, factor: int, *, force: bool = False) ->
     if out.exists():
         shutil.rmtree(out)
     total = sum(tensor.nbytes for tensors in files.values() for tensor in tensors)
+    with progress_line(f"widening {checkpoint.folder.name} ×{factor}", total) as on_write:
+        widen(checkpoint, out, factor, on_write=on_write)
+    return out, True
+
+
+@contextmanager
+def progress_line(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr; what is entered takes the bytes of every piece that was written."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(f"widening {checkpoint.folder.name} ×{factor}", total=total)
-        widen(checkpoint, out, factor, on_write=lambda count: progress.advance(task, count))
-    return out, True
+        task = progress.add_task(title, total=total)
+        yield lambda count: progress.advance(task, count)
 
 
 def read_recipe(folder: Path) -> dict[str, Any]:

@@ -9,23 +9,32 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.lib.command import printed
 from bench.lib.process import say
 from bench.peers.worker import process_peak, read_bytes
 
+if TYPE_CHECKING:
+    from offspec import Engine
+    from offspec.core.events import PassStats
 
-def work(job: dict[str, Any]) -> dict[str, Any]:
+
+def work(
+    job: dict[str, Any], watch: Callable[[Engine, PassStats], dict[str, Any]] = lambda engine, stats: {}
+) -> dict[str, Any]:
     """Load the engine, answer the job's prompts, and return the figures of each and of the process.
 
     job: `load` (arguments of `offspec.load`), `params` (of SamplingParams, less the seed), `seed`,
-    `prompts` (number, id, text), `speculate`, and `check` (of `Engine.stream`).
+    `prompts` (number, id, text), `speculate`, and `check` (of `Engine.stream`). watch: gives more figures of
+    each pass, after it.
     """
     import offspec
     from offspec.core.config import SamplingParams
-    from offspec.core.events import Finished, Notice, PassStats
+    from offspec.core.events import Finished, Notice
+    from offspec.core.events import PassStats as Stats
 
     start = time.perf_counter()
     answers = []
@@ -33,19 +42,19 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
         load_seconds, load_reads = time.perf_counter() - start, read_bytes()
         for prompt in job["prompts"]:
             params = SamplingParams(**job["params"], seed=job["seed"] + prompt["number"])
-            passes: list[PassStats] = []
+            passes: list[dict[str, Any]] = []
             result, reads = None, read_bytes()
             for event in engine.stream(
                 prompt["text"], params, speculate=job["speculate"], check=job["check"]
             ):
-                if isinstance(event, PassStats):
-                    passes.append(event)
+                if isinstance(event, Stats):
+                    passes.append({**asdict(event), **watch(engine, event)})
                 elif isinstance(event, Notice):
                     _notify(event)
                 elif isinstance(event, Finished):
                     result = event.result
             assert result is not None, "a stream ends with Finished"
-            figures = {**result.to_json(), "per_pass": [asdict(p) for p in passes]}
+            figures = {**result.to_json(), "per_pass": passes}
             answers.append({"id": prompt["id"], **figures, "read_bytes": read_bytes() - reads})
             say(
                 f"  {prompt['id']:<12} {result.tokens} tokens, {result.passes} passes, {result.seconds:.1f} s"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,12 +57,16 @@ def ensure(target: Path, model: str) -> Path:
     Raises BenchError, DiskFullError.
     """
     source, recipe = source_file(model), read_recipe(target)
-    folder = cache_root() / "peers" / f"llama-{target.name}-{KIND}-{recipe['fingerprint']}"
+    name = f"llama-{target.name}-{KIND}-{recipe['fingerprint']}"
+    return kept_file(name, f"{target.name} in {KIND}", lambda out: write(target, source, out))
+
+
+def kept_file(name: str, what: str, write: Callable[[Path], None]) -> Path:
+    """The GGUF file in a folder of the cache of this name; `write` makes it where it is not there."""
+    folder = cache_root() / "peers" / name
     if not folder.exists():
-        say(f"writing {target.name} in {KIND} for llama.cpp")
-        make_folder(
-            folder, lambda partial: write(target, source, partial / FILE), lambda: say("another does")
-        )
+        say(f"writing {what} for llama.cpp")
+        make_folder(folder, lambda partial: write(partial / FILE), lambda: say("another does"))
     return folder / FILE
 
 
@@ -74,15 +78,20 @@ def write(target: Path, source: Path, out: Path) -> None:
 
     checkpoint = open_checkpoint(str(target))
     writer = GGUFWriter(out, _FAMILY)
-    _describe(GGUFReader(source), checkpoint.config, writer)
-    tensors = list(_renamed(dense(checkpoint), checkpoint.config["num_hidden_layers"]))
+    describe(GGUFReader(source), sizes_of(checkpoint.config), writer)
+    tensors = list(renamed(dense(checkpoint), checkpoint.config["num_hidden_layers"]))
     for name, info in tensors:
         _declare(writer, name, info)
+    write_declared(writer, (_stored(name, info, checkpoint.config) for name, info in tensors))
+
+
+def write_declared(writer: GGUFWriter, values: Iterable[Values]) -> None:
+    """Write the file of a writer that knows all tensors: its description, then their values in order."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for name, info in tensors:
-        writer.write_tensor_data(_stored(name, info, checkpoint.config))
+    for each in values:
+        writer.write_tensor_data(each)
     writer.close()
 
 
@@ -97,19 +106,23 @@ def sizes_of(config: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def _describe(reader: GGUFReader, config: Mapping[str, Any], writer: GGUFWriter) -> None:
+def describe(reader: GGUFReader, own: Mapping[str, int], writer: GGUFWriter) -> None:
+    """Write the keys of another file of a llama, less those that the new file has values of its `own` for."""
+    from gguf import GGUFValueType
+
     family = reader.fields["general.architecture"].contents()
     if family != _FAMILY:
         raise BenchError(f"only a {_FAMILY} model is written for llama.cpp, not a {family} model")
-    sizes = sizes_of(config)
     for key, field in reader.fields.items():
-        if key.startswith("GGUF.") or key == "general.architecture":  # the writer has its own
+        if key.startswith("GGUF.") or key == "general.architecture" or key in own:  # the writer has the first
             continue
         inner = field.types[-1] if len(field.types) > 1 else None
-        writer.add_key_value(key, sizes.get(key, field.contents()), field.types[0], inner)
+        writer.add_key_value(key, field.contents(), field.types[0], inner)
+    for key, value in own.items():
+        writer.add_key_value(key, value, GGUFValueType.UINT32)
 
 
-def _renamed(tensors: Mapping[str, TensorInfo], layers: int) -> Iterator[tuple[str, TensorInfo]]:
+def renamed(tensors: Mapping[str, TensorInfo], layers: int) -> Iterator[tuple[str, TensorInfo]]:
     """Tensors under the names that GGUF files of llamas have for them."""
     from gguf import MODEL_ARCH, get_tensor_name_map
 
@@ -138,15 +151,20 @@ def _stored(name: str, info: TensorInfo, config: Mapping[str, Any]) -> Values:
     from gguf.quants import quantize
 
     if len(info.shape) == 1:
-        return _values(info, 0, info.shape[0])
+        return values(info, 0, info.shape[0])
     step = max(1, _PIECE // info.shape[1])
-    heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(name.split(".")[-2])
-    if heads:  # whole: its rows change places
-        pieces = [rotated(_values(info, 0, info.shape[0]), config[heads])]
+    if heads := heads_of(name, config):  # whole: its rows change places
+        pieces = [rotated(values(info, 0, info.shape[0]), heads)]
     else:
-        pieces = [_values(info, start, start + step) for start in range(0, info.shape[0], step)]
+        pieces = [values(info, start, start + step) for start in range(0, info.shape[0], step)]
     kind = GGMLQuantizationType[KIND]
     return np.concatenate([quantize(piece, kind) for piece in pieces])
+
+
+def heads_of(name: str, config: Mapping[str, Any]) -> int:
+    """Heads of a query or key weight, of which `rotated` puts the rows in order; 0 of other tensors."""
+    heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(name.split(".")[-2])
+    return int(config[heads]) if heads else 0
 
 
 def rotated(rows: Values, heads: int) -> Values:
@@ -154,7 +172,7 @@ def rotated(rows: Values, heads: int) -> Values:
     return rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def _values(info: TensorInfo, start: int, end: int) -> Values:
+def values(info: TensorInfo, start: int, end: int) -> Values:
     """Rows of a bfloat16 or float32 tensor, in float32."""
     kind = {"BF16": "<u2", "F32": "<f4"}.get(info.dtype)
     if kind is None:
@@ -180,15 +198,15 @@ def texts(target: Path, prompts: int) -> dict[str, str]:
     }
 
 
-def main() -> int:
+def main(make: Callable[[Path, str], Path] = ensure) -> int:
     """Make the file; print where it lies, the draft, and the prompts, as one line of JSON."""
-    parser = argparse.ArgumentParser(prog="python -m bench.peers.llama_models", description=main.__doc__)
-    parser.add_argument("target", type=Path, help="folder of the widened model")
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("target", type=Path, help="folder of the model")
     shared(parser, "model", prompts=2)
     args = parser.parse_args()
 
     def made() -> str:
-        found = {"target": str(ensure(args.target, args.model)), "draft": str(source_file(args.model))}
+        found = {"target": str(make(args.target, args.model)), "draft": str(source_file(args.model))}
         return json.dumps({**found, "texts": texts(args.target, args.prompts)})
 
     return printed(made)

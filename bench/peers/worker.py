@@ -37,7 +37,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
 
     job: `peer` ("accelerate" or "airllm"), `target` and perhaps `draft` (folders), `placement` (see
     `load_accelerate`), `assistant` (fields of the draft's generation config), `temperature`, `max_tokens`,
-    `seed`, and `prompts` (number, id, text).
+    `seed`, `prompts` (number, id, text), and `together` where they are to be one batch.
     """
     start = time.perf_counter()
     import torch
@@ -51,7 +51,9 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     draft = load_draft(job) if job.get("draft") else None
     load_seconds, load_reads = time.perf_counter() - start, read_bytes()
     answers = []
-    for prompt in job["prompts"]:
+    if job.get("together"):
+        answers.append(answer_all(model, tokenizer, [prompt["text"] for prompt in job["prompts"]], job))
+    for prompt in () if job.get("together") else job["prompts"]:
         torch.manual_seed(job["seed"] + prompt["number"])
         found = answer(model, draft, tokenizer, prompt["text"], job)
         answers.append({"id": prompt["id"], **found})
@@ -183,6 +185,29 @@ def answer(model: Any, draft: Any, tokenizer: Any, text: str, job: dict[str, Any
             for emitted, before, end in zip(clock.tokens, ends, clock.times, strict=False)
         ],
     }
+
+
+def answer_all(model: Any, tokenizer: Any, texts: list[str], job: dict[str, Any]) -> dict[str, Any]:
+    """All prompts as one batch, padded at the left: tokens that are no padding, and seconds."""
+    import torch
+
+    chats = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+        )
+        for text in texts
+    ]
+    tokenizer.padding_side = "left"
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    given = tokenizer(chats, add_special_tokens=False, return_tensors="pt", padding=True)
+    began, reads = time.perf_counter(), read_bytes()
+    with torch.inference_mode():
+        out = model.generate(**given, pad_token_id=tokenizer.pad_token_id, **generation_settings(job, None))
+    seconds, ends = time.perf_counter() - began, set(end_tokens(model))
+    tokens = 0
+    for row in out[:, given["input_ids"].shape[1] :].tolist():
+        tokens += next((place + 1 for place, token in enumerate(row) if token in ends), len(row))
+    return {"tokens": tokens, "seconds": seconds, "read_bytes": read_bytes() - reads}
 
 
 def generation_settings(job: dict[str, Any], draft: Any) -> dict[str, Any]:

@@ -23,10 +23,10 @@ from typing import Any
 from bench.lib.cgroup import BenchError
 from bench.lib.command import Command, shared
 from bench.lib.process import measured, tell_liberties
+from bench.lib.record import keep
 from bench.lib.report import Report, grid, model_name, ratio
 from bench.lib.streamed import product_rates, raw_bandwidth
 from bench.plan.cases import CASES, Case, Target
-from bench.plan.record import keep
 from offspec.checkpoint import open_checkpoint
 from offspec.core.cache_dir import cache_root
 from offspec.core.config import format_bytes

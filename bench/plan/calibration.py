@@ -73,15 +73,14 @@ def look_at(done: Any) -> Pass:
 def watching(engine: Any) -> Iterator[list[Pass]]:
     """The passes of an engine, as they happen."""
     passes: list[Pass] = []
-    run = engine._state.run_pass
+    run = engine._passes._run
 
-    def run_pass(*given: Any) -> Any:
-        done = run(*given)
-        if done.grown.steps:
-            passes.append(look_at(done))
-        return done
+    def watched(*given: Any) -> Any:
+        found = run(*given)
+        passes.extend(look_at(done) for done in found if done is not None and done.grown.steps)
+        return found
 
-    with patch.object(engine._state, "run_pass", run_pass):
+    with patch.object(engine._passes, "_run", watched):
         yield passes
 
 

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, cast
 from bench.lib.cgroup import BenchError
 from bench.lib.command import Command, shared
 from bench.lib.plots import sweep_plot
+from bench.lib.record import keep
 from bench.lib.report import Prompt, Report, model_name, read_prompts
 from bench.plan.cases import Target
-from bench.plan.record import keep
 from bench.plan.sweep_figures import Answer, Pair, show, show_ceiling, summarise
 from offspec.core.config import DraftBits, SamplingParams, parse_bytes
 from offspec.core.events import PassStats, unheard

@@ -36,7 +36,8 @@ def choose_backend(device: torch.device, path: Backend | None = None) -> Backend
         if not has_triton():
             raise PathError("the triton path needs triton: pip install triton")
         if device.type != "cuda" and not interprets():
-            raise PathError(f"the triton path on {device.type} needs TRITON_INTERPRET=1")
+            fix = f"without {VARIABLE} the path that suits it is taken"
+            raise PathError(f"the triton path on {device.type} needs TRITON_INTERPRET=1; {fix}")
     return cast(Backend, asked)
 
 

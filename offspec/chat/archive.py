@@ -37,13 +37,21 @@ class Entry:
 Entries = list[Entry]
 
 
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """What cannot be read in the archive. reason: one line, which names the file."""
+
+    file: Path
+    reason: str
+
+
 class Archive:
-    """Conversations by name. damaged: files that the last `list` could not read."""
+    """Conversations by name. damaged: what the last `list` could not read, by name."""
 
     def __init__(self, folder: Path | None = None) -> None:
         """folder: by default `sessions` in the user's data folder; made when something is first saved."""
         self.folder = folder or data_root() / "sessions"
-        self.damaged = 0
+        self.damaged: tuple[Damaged, ...] = ()
 
     def file_for(self, conversation: Conversation) -> Path:
         """Where a conversation is kept here."""
@@ -55,13 +63,22 @@ class Archive:
 
     def list(self) -> Entries:
         """All conversations in which something was said, those that changed last first."""
+        damaged: list[Damaged] = []
         try:
             files = [file for file in self.folder.iterdir() if _is_session(file)]
-        except OSError:
+        except FileNotFoundError:  # nothing was saved yet
             files = []
-        found = [_entry(file) for file in files]
-        self.damaged = sum(entry is None for entry in found)
-        entries = [entry for entry in found if entry is not None and entry.turns]
+        except OSError as error:
+            files = []
+            damaged.append(Damaged(self.folder, f"cannot read the folder {self.folder}: {error.strerror}"))
+        found = []
+        for file in sorted(files):
+            try:
+                found.append(_entry(file))
+            except SessionError as error:
+                damaged.append(Damaged(file, str(error)))
+        self.damaged = tuple(damaged)
+        entries = [entry for entry in found if entry.turns]
         return sorted(entries, key=lambda entry: (entry.updated, entry.id), reverse=True)
 
     def latest(self, model: str | None = None) -> Entry | None:
@@ -71,7 +88,8 @@ class Archive:
     def find(self, name: str) -> Path:
         """The file of that path, or of the conversation with that id, beginning of an id, or title.
 
-        Raises SessionError, which proposes others, where there is none or more than one.
+        Raises SessionError where there is none or more than one, which proposes others, and where it cannot
+        be read, which says why.
         """
         entries, wanted = self.list(), name.strip().casefold()
         matches = [entry for entry in entries if wanted == entry.id.casefold()]
@@ -86,13 +104,20 @@ class Archive:
             raise SessionError(
                 f"several sessions are called {clean_title(name)!r}: {_named(matches)}; give an id"
             )
+        for damaged in self.damaged:
+            if wanted and damaged.file.stem.casefold().startswith(wanted):
+                raise SessionError(damaged.reason)
+        none = f"there is no session {clean_title(name)!r}"
+        unread = f"; {self.unread()}" if self.damaged else ""
         if not entries:
-            raise SessionError(
-                f"there is no session {clean_title(name)!r}: none was saved in {self.folder} yet"
-            )
-        raise SessionError(
-            f"there is no session {clean_title(name)!r}; there are {_named(_near(wanted, entries))}"
-        )
+            raise SessionError(f"{none}{unread or f': none was saved in {self.folder} yet'}")
+        raise SessionError(f"{none}; there are {_named(_near(wanted, entries))}{unread}")
+
+    def unread(self) -> str:
+        """What the last `list` could not read, and why, on one line."""
+        reasons = [damaged.reason for damaged in self.damaged[:_SHOWN]]
+        more = len(self.damaged) - len(reasons)
+        return "; ".join([*reasons, f"and {more} more"] if more else reasons)
 
 
 def _is_session(file: Path) -> bool:
@@ -102,15 +127,12 @@ def _is_session(file: Path) -> bool:
         return True
 
 
-def _entry(file: Path) -> Entry | None:
-    """What a file says of itself in its first line, else all of it; None where it is damaged."""
+def _entry(file: Path) -> Entry:
+    """What a file says of itself in its first line, else all of it. Raises SessionError for a damaged one."""
     try:
         conversation, turns = _begin(file)
     except (OSError, ValueError, SessionError):
-        try:
-            conversation = Conversation.read(file)
-        except SessionError:
-            return None
+        conversation = Conversation.read(file)
         turns = conversation.turns
     return Entry(file, conversation.id, conversation.title, conversation.model, conversation.updated, turns)
 

@@ -127,6 +127,9 @@ class Autosave:
         self._file, self._claim, self._failing, self._trouble = None, None, False, None
 
 
-def _said(conversation: Conversation) -> list[Message]:
-    """The messages without their figures: the seconds of an answer pass though nothing new was said."""
-    return [replace(message, figures=None) for message in conversation.messages]
+def _said(conversation: Conversation) -> tuple[list[Message], int]:
+    """The messages without their figures: the seconds of an answer pass though nothing new was said.
+
+    A retry that says what the answer before said shows in the number of branches.
+    """
+    return [replace(message, figures=None) for message in conversation.messages], len(conversation.branches)

@@ -1,7 +1,9 @@
 """Who said what, and how it is written to a file.
 
 The file is JSON in UTF-8 that a person may read and edit: its first line says what the conversation is, and
-each further line is one message. It begins with "offspec_session", the version of its format.
+each further line is one message. It begins with "offspec_session", the version of its format. What a retry or
+an edit replaced stands behind the messages, as "branches"; a file without any is one of version 1, as before
+there were branches.
 """
 
 import hashlib
@@ -17,7 +19,15 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from offspec.chat.message import AnswerFigures, Message, checked_text, read_message
+from offspec.chat.branches import (
+    Branch,
+    MessageTree,
+    branch_lines,
+    message_lines,
+    read_branches,
+    read_messages,
+)
+from offspec.chat.message import AnswerFigures, Message, checked_text
 from offspec.core.config import SamplingParams, is_unicode
 from offspec.core.errors import RequestError, SessionError
 from offspec.core.files import private_folder, real_path, write_file
@@ -25,7 +35,7 @@ from offspec_planners.json_fields import Whole, complain, parse, read, without_v
 
 __all__ = ["VERSION", "AnswerFigures", "Conversation", "Message", "clean_title", "copy_id", "headline"]
 
-VERSION = 1
+VERSION = 2
 
 _TITLE = 60  # characters of a first question that name a conversation
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
@@ -48,8 +58,8 @@ class Conversation:
     """What was said so far. Questions and answers take turns; only the last question may lack its answer.
 
     model: as the user named it. title: the first line of the first question unless the user chose another.
-    created, updated: ISO 8601 in UTC. system: what the model is told before everything else. Raises
-    RequestError where that is not valid Unicode.
+    created, updated: ISO 8601 in UTC. system: what the model is told before everything else. branches: what
+    retries and edits replaced. Raises RequestError where the system message is not valid Unicode.
     """
 
     model: str
@@ -60,6 +70,7 @@ class Conversation:
     system: str | None = None
     params: SamplingParams = field(default_factory=SamplingParams)
     messages: list[Message] = field(default_factory=list)
+    branches: tuple[Branch, ...] = ()
 
     def __post_init__(self) -> None:
         checked_text(self.system or "")
@@ -70,10 +81,15 @@ class Conversation:
         """Questions asked."""
         return sum(message.role == "user" for message in self.messages)
 
-    def change(self, messages: Iterable[Message]) -> None:
-        """Other messages from now on. A title that the first question gave follows them."""
+    @property
+    def tree(self) -> MessageTree:
+        """The messages, and what branches off them."""
+        return MessageTree(tuple(self.messages), self.branches)
+
+    def change(self, messages: Iterable[Message], branches: tuple[Branch, ...] = ()) -> None:
+        """Other messages and branches from now on. A title that the first question gave follows them."""
         named = self.title == headline(self.messages)
-        self.messages = list(messages)
+        self.messages, self.branches = list(messages), branches
         if named:
             self.title = headline(self.messages)
         self.updated = now()
@@ -99,13 +115,15 @@ class Conversation:
         names = ("id", "title", "model", "created", "updated", "turns", "system")
         about = {name: getattr(self, name) for name in names}
         params = {**asdict(self.params), "stop": list(self.params.stop)}
-        return {"offspec_session": VERSION, **about, "params": params}
+        return {"offspec_session": VERSION if self.branches else 1, **about, "params": params}
 
     def to_text(self) -> str:
         """A session file. Its first line is all that a list of sessions needs."""
         about = json.dumps(self._about(), ensure_ascii=False)[:-1]
-        lines = [json.dumps(message.to_json(), ensure_ascii=False) for message in self.messages]
-        return about + ', "messages": [\n' + ",\n".join(lines) + "\n]}\n"
+        text = f'{about}, "messages": [\n{message_lines(self.messages)}\n]'
+        if self.branches:
+            text += f', "branches": [\n{branch_lines(self.branches, self.messages)}\n]'
+        return text + "}\n"
 
     @classmethod
     def from_json(cls, data: object) -> "Conversation":
@@ -115,7 +133,7 @@ class Conversation:
         """
         try:
             return _read(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise SessionError(_printable(error)) from error
 
     @classmethod
@@ -126,7 +144,7 @@ class Conversation:
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or error
             raise SessionError(_printable(f"cannot read the session {file}: {reason}")) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise SessionError(_printable(f"{file} is not a session that can be used: {error}")) from error
 
     def write(self, file: Path) -> None:
@@ -181,6 +199,7 @@ class _Saved:
     system: str | None
     params: SamplingParams
     messages: list[Message]
+    branches: tuple[Branch, ...] = ()
 
 
 def _read(data: object) -> Conversation:
@@ -197,10 +216,8 @@ def _read(data: object) -> Conversation:
     except RequestError as error:
         raise ValueError(f"params: {error}") from None
     if isinstance(messages := given.get("messages"), list):
-        given["messages"] = [
-            read_message(message, "assistant" if index % 2 else "user", f"messages[{index}].")
-            for index, message in enumerate(messages)
-        ]
+        given["messages"] = list(read_messages(messages, "messages"))
+        given["branches"] = read_branches(given.get("branches", []), given["messages"])
     saved = read(given, _Saved)
     for name in ("created", "updated"):
         _check_time(name, getattr(saved, name))

@@ -9,6 +9,7 @@ from msgspec import Meta
 from offspec.core.config import is_unicode
 from offspec.core.errors import RequestError
 from offspec.core.events import FinishReason
+from offspec.core.values import shown
 from offspec_planners.json_fields import Number, Whole, complain, one_of, read
 
 Role = Literal["user", "assistant"]
@@ -64,7 +65,9 @@ def read_message(value: Any, role: Role, path: str) -> Message:
 
 
 def checked_text(text: str) -> str:
-    """Text as it was typed. Raises RequestError where it is not valid Unicode."""
+    """Text as it was typed. Raises RequestError where it is no string, or not valid Unicode."""
+    if not isinstance(text, str):
+        raise RequestError(f"the text must be a string, not {shown(text)}")
     if not is_unicode(text):
         raise RequestError("the text is not valid Unicode: it has half of a character in it")
     return text

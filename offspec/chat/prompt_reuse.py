@@ -14,7 +14,7 @@ from typing import Protocol
 from offspec.chat.conversation import Conversation, Message
 
 _ANCHOR = 16  # characters or tokens in front of others that show a tokenizer where those stand
-_OPENED = re.compile(r"<(?:think|thinking|reasoning)>\s*\Z")
+OPENED = re.compile(r"<(?:think|thinking|reasoning)>\s*\Z")
 
 
 class Wording(Protocol):
@@ -65,7 +65,7 @@ class PromptReuse:
                 self._say(message.token_ids, index + 1)
         self._continue_to(self._wording.render(conversation.prompt()), len(messages))
         self._system, self._messages = conversation.system, list(messages)
-        opened = _OPENED.search(self._text)
+        opened = OPENED.search(self._text)
         return Encoded(list(self._ids), opened[0] if opened else "")
 
     def knows(self, token: int) -> bool:

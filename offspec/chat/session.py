@@ -1,55 +1,30 @@
 """A conversation with an engine: questions in, events out, and what was said kept in a file as it comes."""
 
 import threading
-import weakref
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from offspec.chat.autosave import Autosave
+from offspec.chat.answering import Answering, AnsweringEngine
+from offspec.chat.branches import Fork, MessageTree
 from offspec.chat.conversation import Conversation, copy_id
 from offspec.chat.message import Message, checked_text
-from offspec.chat.prompt_reuse import Encoded, PromptReuse, Wording
-from offspec.chat.turns import (
-    PartialAnswer,
-    asked,
-    seeded_anew,
-    with_other_question,
-    with_question,
-    without_answer,
-)
-from offspec.core.config import SamplingParams
-from offspec.core.errors import ClosedError, OffspecError, RequestError
-from offspec.core.events import Event, Finished, Notice, Result
-from offspec.core.threads import ExclusiveUse, in_thread
+from offspec.chat.prompt_reuse import Wording
+from offspec.chat.turns import seeded_anew, to_answer_again, turns_back, with_other_question, with_question
+from offspec.core.config import SamplingParams, checked_params
+from offspec.core.errors import RequestError
+from offspec.core.events import Event, Finished, Result
+from offspec.core.threads import ExclusiveUse, Halts, in_thread
+from offspec_planners.units import format_count
 
-_CHARACTERS = 4  # of a token, about
-
-_Asked = tuple[list[Message], SamplingParams]
-_Ask = Callable[[], _Asked]  # called when its turn has come
-
-
-class AnsweringEngine(Protocol):
-    """What a session needs of an engine; `offspec.Engine` is one."""
-
-    @property
-    def context(self) -> int: ...
-    def stream(
-        self,
-        prompt: list[int],
-        params: SamplingParams,
-        *,
-        halt: threading.Event | None = None,
-        trees: bool = False,
-    ) -> Generator[Event, None, None]: ...
+_Ask = Callable[[SamplingParams], tuple[MessageTree, SamplingParams]]  # called when its turn has come
 
 
 class ChattingEngine(Protocol):
     """An engine that begins conversations."""
 
-    def chat(self, *, system: str | None = None, params: SamplingParams | None = None) -> "Session": ...
+    def chat(self, *, chat_template_kwargs: Mapping[str, Any] | None = None) -> "Session": ...
 
 
 class Session:
@@ -65,26 +40,36 @@ class Session:
     """
 
     def __init__(self, engine: AnsweringEngine, wording: Wording, conversation: Conversation) -> None:
-        """engine: answers token ids; wording: its tokenizer and chat template."""
-        self.conversation = conversation
-        self.last: Result | None = None  # of the last answer that came to its end
-        self._engine = engine
-        self._prompts = PromptReuse(wording)
-        self._autosave = Autosave()
+        self._answering = Answering(engine, wording, conversation)
+        self._autosave = self._answering.autosave
         self._turns = ExclusiveUse(
             "an answer of this conversation is under way; stop it, or read it to its end"
         )
-        self._halts: weakref.WeakSet[threading.Event] = weakref.WeakSet()
-        self._halting = threading.Lock()
-        self._coming: PartialAnswer | None = None
-        self._used = self._estimate()
-        # The seed that was fixed for the last answer, and the one that it was made with after some retries.
-        self._seeds: tuple[int | None, int | None] = (None, None)
+        self._halts = Halts()
+
+    @property
+    def conversation(self) -> Conversation:
+        """What was said, and how it goes on."""
+        return self._answering.conversation
+
+    @property
+    def last(self) -> Result | None:
+        """The result of the last answer that came to its end."""
+        return self._answering.last
+
+    def __repr__(self) -> str:
+        questions = format_count(self.conversation.turns, "question")
+        return f"<Session, {questions}, {self.used} of {self.context} tokens>"
 
     @property
     def messages(self) -> tuple[Message, ...]:
         """Questions and answers, without the one that is coming."""
         return tuple(self.conversation.messages)
+
+    @property
+    def branches(self) -> tuple[Fork, ...]:
+        """The turns that have several versions, by `retry` and `edit`; the last of them at the end."""
+        return self.conversation.tree.forks()
 
     @property
     def params(self) -> SamplingParams:
@@ -93,9 +78,9 @@ class Session:
 
     @params.setter
     def params(self, params: SamplingParams) -> None:
-        self.conversation.params = params
+        self.conversation.params = checked_params(params)
         if not self.busy:  # else the answer under way will be written with it
-            self._write()
+            self._answering.write()
 
     @property
     def system(self) -> str | None:
@@ -109,27 +94,31 @@ class Session:
     def system(self, text: str | None) -> None:
         with self._turns.take(wait=False):
             self.conversation.system = checked_text(text) if text else None
-            self._write()
+            self._answering.write()
 
     @property
     def context(self) -> int:
         """Tokens that a conversation and its next answer may have together."""
-        return self._engine.context
+        return self._answering.engine.context
 
     @property
     def used(self) -> int:
-        """Tokens of the conversation, with those of the answer under way.
+        """Tokens of the conversation that go into the prompt, with those of the answer under way.
 
         An estimate until the next question, where the conversation was resumed or changed since the last one:
         counting a long one takes a while.
         """
-        coming = self._coming
-        return self._used + (len(coming.ids) if coming else 0)
+        return self._answering.used
+
+    @property
+    def left_out(self) -> int:
+        """Questions at the beginning that the last prompt left out, as the context had no room for them."""
+        return self._answering.left_out
 
     @property
     def opened(self) -> str:
         """What the template began the answer under way with, such as "<think>"; "" where there is none."""
-        coming = self._coming
+        coming = self._answering.coming
         return coming.opened if coming else ""
 
     @property
@@ -137,52 +126,69 @@ class Session:
         """Whether an answer is under way."""
         return self._turns.taken
 
-    def send(self, text: str, *, trees: bool = False) -> Generator[Event, None, None]:
+    def count(self, text: str) -> int:
+        """Tokens of a text by itself. Raises RequestError while an answer is under way."""
+        with self._turns.take(wait=False):
+            return self._answering.count(text)
+
+    def send(
+        self, text: str, *, params: SamplingParams | None = None, trees: bool = False
+    ) -> Generator[Event, None, None]:
         """Ask, and yield the events of the answer as `Engine.stream` does.
 
         Where the conversation cannot be saved, a Notice says so once, and the answer continues. A generator
-        that is closed early halts the answer; the text so far is kept.
+        that is closed early halts the answer; the text so far is kept. Where the context has no room for the
+        whole conversation, its first turns are left out of the prompt, and a Notice says how many.
 
         Args:
             text: The question.
+            params: How this answer is chosen; None: by the session's `params`.
             trees: Send a TreeSeen for every pass. Default False.
 
         Raises:
             OffspecError: See `offspec.core.errors`.
         """
-        return self._answer(self._question(text), trees, self._halt())
+        return self._answer(self._question(text), params, trees, self._halts.new())
 
-    def retry(self, *, trees: bool = False) -> Generator[Event, None, None]:
-        """As `send`, for another answer in place of the last.
+    def retry(
+        self, *, params: SamplingParams | None = None, trees: bool = False
+    ) -> Generator[Event, None, None]:
+        """As `send`, for another answer to the last question. The one before is kept as a branch.
 
-        A fixed seed increases by one each time, from the seed of the answer that is replaced.
+        It stays where nothing comes of the other. A fixed seed increases by one each time.
         """
-        return self._answer(self._again, trees, self._halt())
+        return self._answer(self._again, params, trees, self._halts.new())
 
-    def edit(self, text: str, *, trees: bool = False) -> Generator[Event, None, None]:
-        """As `send`, in place of the last question and its answer, which stay where this one is refused."""
-        return self._answer(self._other_question(text), trees, self._halt())
+    def edit(
+        self, text: str, *, params: SamplingParams | None = None, trees: bool = False
+    ) -> Generator[Event, None, None]:
+        """As `send`, in place of the last question and its answer, which are kept as a branch."""
+        return self._answer(self._other_question(text), params, trees, self._halts.new())
 
-    def asend(self, text: str, *, trees: bool = False) -> AsyncGenerator[Event, None]:
+    def asend(
+        self, text: str, *, params: SamplingParams | None = None, trees: bool = False
+    ) -> AsyncGenerator[Event, None]:
         """`send` for `async` callers. Cancelled or closed, it halts the answer; the text so far is kept."""
-        return self._answer_in_thread(self._question(text), trees)
+        return self._answer_in_thread(self._question(text), params, trees)
 
-    def aretry(self, *, trees: bool = False) -> AsyncGenerator[Event, None]:
+    def aretry(
+        self, *, params: SamplingParams | None = None, trees: bool = False
+    ) -> AsyncGenerator[Event, None]:
         """`retry` for `async` callers; see `asend`."""
-        return self._answer_in_thread(self._again, trees)
+        return self._answer_in_thread(self._again, params, trees)
 
-    def aedit(self, text: str, *, trees: bool = False) -> AsyncGenerator[Event, None]:
+    def aedit(
+        self, text: str, *, params: SamplingParams | None = None, trees: bool = False
+    ) -> AsyncGenerator[Event, None]:
         """`edit` for `async` callers; see `asend`."""
-        return self._answer_in_thread(self._other_question(text), trees)
+        return self._answer_in_thread(self._other_question(text), params, trees)
 
     def stop(self) -> None:
         """Halt the answer under way, and those that wait for it, from any thread. The text so far is kept."""
-        with self._halting:
-            for halt in self._halts:
-                halt.set()
+        self._halts.set()
 
     def rewind(self, turns: int = 1) -> tuple[Message, ...]:
-        """Remove the last questions with their answers, and return them.
+        """Remove the last questions with their answers, and return them. Their other versions go as well.
 
         Args:
             turns: How many questions. Default 1.
@@ -191,19 +197,28 @@ class Session:
             RequestError: There are fewer, or an answer is under way.
         """
         with self._turns.take(wait=False):
-            messages = self.messages
-            questions = asked(messages)
-            if not 1 <= turns <= len(questions):
-                raise RequestError(
-                    f"cannot take back {turns} questions; the conversation has {len(questions)}"
-                    if questions
-                    else "there is no question to take back"
-                )
-            at = questions[-turns]
-            self.conversation.change(messages[:at])
-            self._used = self._count()
-            self._autosave.write(self._snapshot)
-            return messages[at:]
+            tree = self.conversation.tree
+            at = turns_back(tree, turns)
+            self._answering.change(tree.cut(at))
+            return tree.messages[at:]
+
+    def switch(self, number: int, at: int | None = None) -> None:
+        """Go on with another version of a turn, and with all that followed it.
+
+        Args:
+            number: Which of the versions, 0 for the earliest.
+            at: Where the question of the turn is in `messages`. Default: the last of `branches`.
+
+        Raises:
+            RequestError: There is no such version, or an answer is under way.
+        """
+        with self._turns.take(wait=False):
+            tree = self.conversation.tree
+            fork = tree.fork(at)
+            if not 0 <= number < len(fork.versions):
+                raise RequestError(f"there is no version {number}; there are 0 to {len(fork.versions) - 1}")
+            if number != fork.active:
+                self._answering.change(tree.switched(fork.at, number))
 
     def clear(self) -> None:
         """Begin a new conversation with the same system message and parameters; it is not saved yet.
@@ -215,9 +230,8 @@ class Session:
         """
         with self._turns.take(wait=False):
             old = self.conversation
-            self._autosave.move(None, self._snapshot)
-            self.conversation = Conversation(model=old.model, system=old.system, params=old.params)
-            self.last, self._used = None, 0
+            self._autosave.move(None, self._answering.snapshot)
+            self._answering.take_up(Conversation(model=old.model, system=old.system, params=old.params))
 
     def keep(self, file: Path | None) -> None:
         """From now on write the conversation to a file, after each question and while its answer comes.
@@ -233,8 +247,8 @@ class Session:
             SessionError: Another session uses the file, or the file before cannot be written.
             DiskFullError: The file before cannot be written.
         """
-        self._autosave.move(file, self._snapshot)
-        self._write()
+        self._autosave.move(file, self._answering.snapshot)
+        self._answering.write()
 
     def close(self) -> None:
         """Release the file in which the conversation is kept, after the answer under way.
@@ -244,7 +258,7 @@ class Session:
             DiskFullError: Likewise.
         """
         with self._turns.take():
-            self._autosave.close(self._snapshot)
+            self._autosave.close(self._answering.snapshot)
 
     def save(self, file: Path | str) -> None:
         """Write the conversation to a file, completely or not at all.
@@ -260,14 +274,23 @@ class Session:
         """
         file = Path(file).expanduser()
         if self._autosave.keeps(file):
-            self._autosave.save(self._snapshot)
+            self._autosave.save(self._answering.snapshot)
         else:
-            replace(self._snapshot(), id=copy_id(self.conversation.id, file)).write(file)
+            replace(self._answering.snapshot(), id=copy_id(self.conversation.id, file)).write(file)
 
     @classmethod
-    def load(cls, engine: ChattingEngine, file: Path | str) -> "Session":
-        """Go on with a conversation that was saved. Raises SessionError."""
-        session = engine.chat()
+    def load(
+        cls,
+        engine: ChattingEngine,
+        file: Path | str,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> "Session":
+        """Go on with a conversation that was saved. Raises SessionError.
+
+        chat_template_kwargs: See `Engine.chat`.
+        """
+        session = engine.chat(chat_template_kwargs=chat_template_kwargs)
         session.resume(Conversation.read(Path(file).expanduser()))
         return session
 
@@ -288,136 +311,32 @@ class Session:
             if file is not None and self._autosave.keeps(file):
                 # What was read from it may lack what could not be written lately.
                 raise RequestError(f"the conversation in {file} is the one that goes on here already")
-            self._autosave.move(file, self._snapshot)
-            model, other = self.conversation.model, conversation.model
-            conversation.model = model
-            conversation.messages = [
-                message if model == other and self._knows(message) else replace(message, token_ids=None)
-                for message in conversation.messages
-            ]
-            self.conversation, self.last, self._seeds = conversation, None, (None, None)
-            self._used = self._estimate()
-
-    def _halt(self) -> threading.Event:
-        halt = threading.Event()
-        with self._halting:
-            self._halts.add(halt)
-        return halt
+            self._autosave.move(file, self._answering.snapshot)
+            self._answering.take_up(conversation)
 
     def _question(self, text: str) -> _Ask:
-        return lambda: (with_question(self.messages, text), self.params)
+        return lambda params: (with_question(self.conversation.tree, text), params)
 
     def _other_question(self, text: str) -> _Ask:
-        return lambda: (with_other_question(self.messages, text), self.params)
+        return lambda params: (with_other_question(self.conversation.tree, text), params)
 
-    def _again(self) -> _Asked:
-        messages = without_answer(self.messages)
-        return messages, seeded_anew(self.params, self.messages[-1], self._seeds)
+    def _again(self, params: SamplingParams) -> tuple[MessageTree, SamplingParams]:
+        tree = self.conversation.tree
+        return to_answer_again(tree), seeded_anew(params, tree)
 
-    def _answer_in_thread(self, ask: _Ask, trees: bool) -> AsyncGenerator[Event, None]:
-        halt = self._halt()
-        return in_thread(lambda: self._answer(ask, trees, halt), halt.set)
+    def _answer_in_thread(
+        self, ask: _Ask, given: SamplingParams | None, trees: bool
+    ) -> AsyncGenerator[Event, None]:
+        halt = self._halts.new()
+        return in_thread(lambda: self._answer(ask, given, trees, halt), halt.set)
 
-    def _answer(self, ask: _Ask, trees: bool, halt: threading.Event) -> Generator[Event, None, None]:
+    def _answer(
+        self, ask: _Ask, given: SamplingParams | None, trees: bool, halt: threading.Event
+    ) -> Generator[Event, None, None]:
         with self._turns.take(halt):
-            messages, params = ask()
-            encoded = self._encode(messages)
-            coming = PartialAnswer(params.seed, encoded.opened)
-            events = self._engine.stream(encoded.ids, params, halt=halt, trees=trees)
-            with closing(events), self._recorded(messages, coming, len(encoded.ids)):
-                try:
-                    for event in events:
-                        coming.hear(event)
-                        if isinstance(event, Finished):
-                            break
-                        yield event
-                        yield from self._notices()
-                    else:
-                        raise ClosedError(
-                            "the engine was closed in the middle of the answer; load the model again"
-                        )
-                except GeneratorExit:
-                    halt.set()
-                    with suppress(OffspecError):  # there is no caller left to tell
-                        for event in events:  # what was held back, and the end
-                            coming.hear(event)
-                    raise
+            params = checked_params(self.params if given is None else given)
+            yield from self._answering.run(*ask(params), halt, trees=trees)
         # The turn is over: who hears of the end may ask again at once.
-        yield from self._notices()
-        assert coming.result is not None
-        yield Finished(coming.result)
-
-    def _encode(self, messages: list[Message]) -> Encoded:
-        """The prompt that these messages are. Raises RequestError where it leaves no room for an answer."""
-        encoded = self._prompts.encode(replace(self.conversation, messages=messages))
-        if len(encoded.ids) >= self.context:
-            raise RequestError(
-                f"the conversation has {len(encoded.ids):,} tokens with this question, and the context has "
-                f"room for {self.context:,} with the answer; shorten it, take questions back, begin a new "
-                "conversation, or load with a larger --context"
-            )
-        return encoded
-
-    @contextmanager
-    def _recorded(self, messages: list[Message], coming: PartialAnswer, tokens: int) -> Iterator[None]:
-        """Keep the question before the block and the answer after it, however the block ends.
-
-        tokens: of the prompt. Of what the engine refuses, before anything came, nothing is kept.
-        """
-        before, updated = self.conversation.messages, self.conversation.updated
-        used, seed, refused = self._used, self.params.seed, False
-        self.conversation.change(messages)
-        self._autosave.write(self._snapshot)
-        self._coming, self._used = coming, tokens
-        try:
-            with self._autosave.meanwhile(self._snapshot):
-                yield
-        except (RequestError, ClosedError):
-            refused = not coming.begun
-            raise
-        except (GeneratorExit, KeyboardInterrupt):
-            if coming.result is None:
-                coming.finish = "halted"
-            raise
-        finally:
-            self.conversation.change(before if refused else [*messages, coming.message()])
-            self._coming, self.last = None, coming.result or self.last
-            if refused:
-                self._used, self.conversation.updated = used, updated
-            else:
-                self._used, self._seeds = tokens + len(coming.ids), (seed, coming.seed)
-            if self.messages:
-                self._autosave.write(self._snapshot)
-            else:
-                self._autosave.erase()
-
-    def _snapshot(self) -> Conversation:
-        """The conversation with what came of its next answer."""
-        coming, messages = self._coming, self.conversation.messages
-        if coming and messages and messages[-1].role == "user":
-            messages = messages + coming.so_far()
-        return replace(self.conversation, messages=messages)
-
-    def _notices(self) -> Iterator[Notice]:
-        trouble = self._autosave.trouble()
-        return iter([Notice(trouble)] if trouble else [])
-
-    def _write(self) -> None:
-        """Write what was set between questions. A conversation in which nothing was said has no file."""
-        if self.messages:
-            self._autosave.write(self._snapshot)
-
-    def _knows(self, message: Message) -> bool:
-        return not message.token_ids or self._prompts.knows(max(message.token_ids))
-
-    def _estimate(self) -> int:
-        """About how many tokens the conversation has, without making any."""
-        said = (m.token_ids or m.content[::_CHARACTERS] for m in self.messages)
-        return sum(map(len, said))
-
-    def _count(self) -> int:
-        """Tokens of the conversation, 0 where its chat template cannot say."""
-        try:
-            return len(self._prompts.encode(self.conversation).ids) if self.conversation.messages else 0
-        except OffspecError:
-            return 0
+        yield from self._answering.notices()
+        assert self.last is not None
+        yield Finished(self.last)

@@ -23,8 +23,8 @@ from offspec.core.files import reading
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-# Where the first tools for GPTQ and AWQ wrote what is now quantization_config of config.json.
-OLDER_SETTINGS = ("quantize_config.json", "quant_config.json")
+# Where older tools for GPTQ, AWQ and Model Optimizer wrote what is now quantization_config of config.json.
+OLDER_SETTINGS = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 TEXT_FILES = (".json", ".jinja", ".model", ".tiktoken", ".txt")  # endings of what a model has beside weights
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -121,9 +121,12 @@ def _with_older_settings(
 ) -> dict[str, Any]:
     """config.json with what tells how its weights are quantised, where that is in a file of its own."""
     files = [name for name in OLDER_SETTINGS if name in names]
-    if not files or settings_of(config) or not any(name.endswith(".qweight") for name in tensors):
+    signs = (".qweight", ".weight_scale")
+    if not files or settings_of(config) or not any(name.endswith(signs) for name in tensors):
         return config
     settings = read_json(folder / files[0])
+    if isinstance(of_weights := settings.get("quantization"), dict):
+        return {**config, "quantization_config": {"quant_method": "modelopt", **of_weights}}
     method = "awq" if "zero_point" in settings else "gptq"  # a setting that only AWQ has
     return {**config, "quantization_config": {"quant_method": method, **settings}}
 

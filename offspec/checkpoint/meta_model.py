@@ -120,15 +120,16 @@ def _on_meta(module: torch.nn.Module, name: str, parameter: Parameter) -> Any:
 class _NothingDrawn(TorchFunctionMode):
     """Leaves parameters on meta alone that would be drawn at random.
 
-    torch has no kernel for it, and what it does instead imports its compiler. Matrices of all experts are on
-    meta from the beginning: there may be no room for one of them, even untouched.
+    torch has no kernel for it: what it does instead imports its compiler, or takes longer than all else of a
+    linear layer. Matrices of all experts are on meta from the beginning: there may be no room for one of
+    them, even untouched.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function is torch.empty and kwargs.get("device") is None and _numbers(args) >= _LARGE:
             return function(*args, **{**kwargs, "device": "meta"})
-        if function in (torch.Tensor.normal_, init.normal_):
+        if function in (torch.Tensor.normal_, init.normal_, init.kaiming_uniform_, init.uniform_):
             tensor = args[0] if args else kwargs["tensor"]
             if tensor.is_meta:
                 return tensor

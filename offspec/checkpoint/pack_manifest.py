@@ -19,7 +19,7 @@ from msgspec import Meta
 from offspec.checkpoint.checksum import FileSum, Printable
 from offspec.checkpoint.json_file import read_json
 from offspec.core.config import PackFormat
-from offspec.core.errors import CheckpointError, HeaderError
+from offspec.core.errors import CheckpointError, HeaderError, ModelNotFoundError
 from offspec_planners.json_fields import Whole, read, without_version
 
 if TYPE_CHECKING:
@@ -99,6 +99,14 @@ def format_of(name: PackFormat) -> Format:
     if name == "nf4":
         return Codebook("nf4", 64, absmax=torch.float16)
     return Grouped(8 if name == "int8" else 4)
+
+
+def check_pack(folder: Path) -> None:
+    """See that a folder is there and says that it holds a pack. Raises ModelNotFoundError."""
+    if not folder.is_dir():
+        raise ModelNotFoundError(f"there is no folder {folder}: name the folder of a pack")
+    if not (folder / MANIFEST).is_file():
+        raise ModelNotFoundError(f"{folder} is no pack: it has no {MANIFEST}")
 
 
 def read_manifest(folder: Path) -> Manifest:

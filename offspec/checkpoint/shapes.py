@@ -21,9 +21,7 @@ def known_config(hub_id: str) -> dict[str, Any] | None:
 @cache
 def _configs() -> dict[str, str]:
     """JSON texts by hub id in small letters. Texts, so that callers cannot change them."""
-    file = resources.files("offspec.checkpoint").joinpath(_FILE)
-    found = json.loads(file.read_text(encoding="utf-8"))
-    configs: dict[str, str] = {}
+    found, configs = _file(), dict[str, str]()
     for hub_id, model in found["models"].items():
         names = (hub_id, *model.pop("also"))
         text = json.dumps(found["families"][model.pop("family")] | model)
@@ -34,3 +32,15 @@ def _configs() -> dict[str, str]:
 def known_models() -> tuple[str, ...]:
     """Hub ids, in small letters, of the models that are known here."""
     return tuple(_configs())
+
+
+def named_models() -> tuple[str, ...]:
+    """The same as the hub spells them, in alphabetical order."""
+    models: dict[str, Any] = _file()["models"]
+    names = [name for hub_id, model in models.items() for name in (hub_id, *model["also"])]
+    return tuple(sorted(names, key=str.lower))
+
+
+def _file() -> dict[str, Any]:
+    file = resources.files("offspec.checkpoint").joinpath(_FILE)
+    return dict(json.loads(file.read_text(encoding="utf-8")))

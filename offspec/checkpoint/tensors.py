@@ -108,6 +108,11 @@ def bytes_of(dtype: str, shape: tuple[int, ...]) -> int:
     return bits // 8
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """What the format calls a dtype of torch. Raises KeyError for one that it has no name for."""
+    return {torch_name: name for name, (_, torch_name) in _DTYPES.items()}[str(dtype).removeprefix("torch.")]
+
+
 def torch_dtype(name: str) -> torch.dtype:
     """The torch dtype of a safetensors dtype name. Raises UnsupportedModelError where torch has none."""
     import torch

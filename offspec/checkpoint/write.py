@@ -28,7 +28,8 @@ class SafetensorsWriter:
     array or CPU tensor; a large tensor may come in consecutive pieces. The file appears at `path` when
     the block ends, whole and synced; after an error nothing is left behind. The data starts at a
     multiple of 4096 bytes (the JSON header is padded with spaces, as the format allows), which is `start`.
-    on_write takes the size of each buffer; on_bytes may be set to take all bytes of the file, in order.
+    on_write takes the size of each buffer; on_bytes may be set to take all bytes of the file, in order; mode:
+    the file's permissions, less what the user's mask takes away.
 
     Raises DiskFullError when there is no room, ValueError for tensors out of order, of another size
     than announced, or missing when the block ends.
@@ -41,8 +42,9 @@ class SafetensorsWriter:
         *,
         metadata: Mapping[str, str] | None = None,
         on_write: Callable[[int], None] | None = None,
+        mode: int = 0o666,
     ) -> None:
-        self.path = Path(path)
+        self.path, self._mode = Path(path), mode
         self._sizes: dict[str, int] = {}
         self._header, self.nbytes = self._lay_out(list(entries), metadata)
         self.start = len(self._header)
@@ -68,7 +70,7 @@ class SafetensorsWriter:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            self._fd = stack.enter_context(new_file(self.path, self.nbytes))
+            self._fd = stack.enter_context(new_file(self.path, self.nbytes, self._mode))
             reserve(self._fd, self.nbytes)
             self._put(memoryview(self._header))
             self._file = stack.pop_all()

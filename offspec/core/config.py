@@ -2,12 +2,14 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
 
+from offspec.core.constraint import Constraint as Constraint
 from offspec.core.errors import RequestError
+from offspec.core.values import read_fields, read_value, shown
 from offspec_planners.units import format_bytes as format_bytes
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -15,32 +17,35 @@ _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 Verify = Literal["coupled", "plain", "sequoia"]
 Tree = Literal["dynamic", "sequoia"]
+Experts = Literal["auto", "gpu", "cpu"]
 Dtype = Literal["bfloat16", "float32"]
 DraftBits = Literal[2, 3, 4, 16]
 PackFormat = Literal["nf4", "int8", "int4-g64"]
 KVCache = Literal["model", "int8"]
 
 
-def parse_bytes(text: str | int) -> int:
-    """Bytes from `"1.5GB"`, `"800MiB"`, `"12G"` or a plain number. Raises RequestError."""
-    if isinstance(text, int):
-        if text <= 0:
-            raise RequestError(f"a memory size must be above 0, not {text}")
-        return text
+def parse_bytes(text: str | int, name: str = "a memory size", least: int = 1) -> int:
+    """Bytes, `least` or more, from `"1.5GB"`, `"800MiB"`, `"12G"` or a plain number. Raises RequestError."""
+    wanted = "above 0" if least else "0 or above"
+    if not isinstance(text, str):
+        size: int = read_value(name, text, int, "a size such as 1.5GB, or a whole number of bytes")
+        if size < least:
+            raise RequestError(f"a memory size must be {wanted}, not {size}")
+        return size
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
     if not match or (match[3] and not match[2]):
         raise RequestError(f"cannot read {text!r} as a memory size; write it like 1.5GB or 800MiB")
     units = _BINARY if match[3] else _UNITS
     size = int(float(match[1]) * units[match[2].upper()])
-    if size <= 0:
-        raise RequestError(f"a memory size must be above 0, not {text!r}")
+    if size < least:
+        raise RequestError(f"a memory size must be {wanted}, not {text!r}")
     return size
 
 
 AUTO, NONE, SUBSTITUTE = "auto", "none", "substitute"
 LOOKUPS = ("suffix", "lookup")  # sources that copy from the text, and need no weights
 EARLY_EXIT, MTP = "early-exit", "mtp"  # layers of the target itself
-SOURCES = {  # what --draft takes beside models and heads, and what that means
+SOURCES = {  # what `draft` takes beside models and heads, and what that means
     AUTO: "the best there is",
     NONE: "one token a pass",
     SUBSTITUTE: "a copy of the target in few bits",
@@ -51,31 +56,31 @@ SOURCES = {  # what --draft takes beside models and heads, and what that means
 }
 
 
-def read_drafts(text: str | Sequence[str]) -> tuple[str, ...]:
-    """The sources that `--draft` names: one, or several joined by commas.
+def read_drafts(text: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
+    """The sources that `draft` names: one, or several joined by commas.
 
     A comma in the path of something that exists does not part it. Raises RequestError for an empty name, one
     that is named twice, and "auto" or "none" beside others.
     """
-    names = _parted(text) if isinstance(text, str) else [name for one in text for name in _parted(one)]
+    given = str(text) if isinstance(text, str | Path) else ",".join(map(str, text))
+    names = _parted(given)
     if not names or not all(names):
-        shown = text if isinstance(text, str) else ",".join(text)
-        raise RequestError(f"a name is missing in --draft {shown!r}: write suffix,substitute for two sources")
+        raise RequestError(f"a name is missing in `draft` {given!r}: write suffix,substitute for two sources")
     twice = [name for at, name in enumerate(names) if name in names[:at]]
     if twice:
-        raise RequestError(f"--draft names {twice[0]} twice; once is enough")
+        raise RequestError(f"`draft` names {twice[0]} twice; once is enough")
     for alone in (AUTO, NONE):
         if alone in names and len(names) > 1:
-            raise RequestError(f"--draft {alone} stands alone: leave it out, or the others")
+            raise RequestError(f'`draft="{alone}"` stands alone: leave it out, or the others')
     return tuple(names)
 
 
 def check_draws(drafts: Sequence[str]) -> None:
-    """Raises RequestError where these sources cannot draw what `--verify sequoia` verifies."""
+    """Raises RequestError where these sources cannot draw what `verify="sequoia"` verifies."""
     if len(drafts) > 1 or drafts[0] in LOOKUPS:
         raise RequestError(
-            f"--verify sequoia takes one draft that knows how likely every token is, not {','.join(drafts)}: "
-            "name a model or a head alone, or take --verify coupled"
+            '`verify="sequoia"` takes one draft that knows how likely every token is, not '
+            f'{",".join(drafts)}: name a model or a head alone, or take `verify="coupled"`'
         )
 
 
@@ -103,6 +108,9 @@ def is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+_FAR = 1e9  # what is added to logits or multiplies them: they are to stay finite in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +142,11 @@ class SamplingParams:
         no_repeat_ngram_size: No sequence of this many tokens comes twice, prompt included. Default 0, off.
         logprobs: Report for each token the log-probability that the model itself gives it, and this many of
             the likeliest tokens. None: do not.
+        format: What the whole answer must look like, such as a JSON schema; also a mapping of its kind and
+            text. An answer that `max_tokens` or `stop` cuts has only begun to. None: anything.
 
     Raises:
-        RequestError: A value outside its range.
+        RequestError: A value of another type, or outside its range.
     """
 
     temperature: float = 0.0
@@ -157,39 +167,39 @@ class SamplingParams:
     bad_words: tuple[str, ...] = ()
     no_repeat_ngram_size: int = 0  # 0: off
     logprobs: int | None = None
+    format: Constraint | None = None
 
     def __post_init__(self) -> None:
-        for name in ("stop", "bad_words"):
-            given = getattr(self, name)
-            object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
-        bias = self.logit_bias.items() if isinstance(self.logit_bias, Mapping) else self.logit_bias
-        object.__setattr__(self, "logit_bias", tuple(sorted((int(token), float(by)) for token, by in bias)))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        if self.allowed_token_ids is not None:
-            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        read_fields(self)
+        object.__setattr__(self, "format", Constraint.of(self.format))
         checks = (
             (0.0 <= self.temperature < math.inf, "temperature", "0 or above"),
             (0.0 < self.top_p <= 1.0, "top_p", "above 0 and at most 1"),
             (self.top_k >= 0, "top_k", "0 (off) or above"),
             (0.0 <= self.min_p <= 1.0, "min_p", "between 0 and 1"),
-            (0.0 < self.repetition_penalty < math.inf, "repetition_penalty", "above 0"),
-            (math.isfinite(self.presence_penalty), "presence_penalty", "a finite number"),
-            (math.isfinite(self.frequency_penalty), "frequency_penalty", "a finite number"),
+            (1 / _FAR <= self.repetition_penalty <= _FAR, "repetition_penalty", "above 0 and at most 10^9"),
+            (abs(self.presence_penalty) <= _FAR, "presence_penalty", "between -10^9 and 10^9"),
+            (abs(self.frequency_penalty) <= _FAR, "frequency_penalty", "between -10^9 and 10^9"),
             (self.max_tokens >= 1, "max_tokens", "1 or above"),
             (all(self.stop), "stop", "strings that are not empty"),
             (all(map(is_unicode, self.stop)), "stop", "valid Unicode text"),
             (self.seed is None or 0 <= self.seed < 2**64, "seed", "between 0 and 2^64 - 1"),
             (0 <= self.min_tokens <= self.max_tokens, "min_tokens", "between 0 and max_tokens"),
-            (all(math.isfinite(by) for _, by in self.logit_bias), "logit_bias", "finite numbers"),
+            (all(abs(by) <= _FAR for _, by in self.logit_bias), "logit_bias", "numbers within ±10^9"),
             (self.allowed_token_ids != (), "allowed_token_ids", "None, or at least one token"),
             (all(self.bad_words), "bad_words", "strings that are not empty"),
             (all(map(is_unicode, self.bad_words)), "bad_words", "valid Unicode text"),
             (self.no_repeat_ngram_size >= 0, "no_repeat_ngram_size", "0 (off) or above"),
             (self.logprobs is None or self.logprobs >= 0, "logprobs", "None, or 0 or above"),
+            (
+                not (self.format and self.ignore_eos),
+                "ignore_eos",
+                "False where there is a format, which ends",
+            ),
         )
         for ok, name, wanted in checks:
             if not ok:
-                raise RequestError(f"{name} must be {wanted}, not {getattr(self, name)!r}")
+                raise RequestError(f"{name} must be {wanted}, not {shown(getattr(self, name))}")
 
     @property
     def greedy(self) -> bool:
@@ -201,23 +211,33 @@ class SamplingParams:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
+def checked_params(params: SamplingParams | None) -> SamplingParams:
+    """The parameters of a request, by default greedy ones. Raises RequestError for anything else."""
+    if not isinstance(params, SamplingParams | None):
+        raise RequestError(
+            f"params must be SamplingParams, as in SamplingParams(temperature=0.7), not {shown(params)}"
+        )
+    return params or SamplingParams()
+
+
 def check_comparable(verify: Verify, params: SamplingParams) -> None:
-    """Raises RequestError where `--check` cannot compare tokens, because they depend on the draft."""
+    """Raises RequestError where `check` cannot compare tokens, because they depend on the draft."""
     if verify == "sequoia" and not params.greedy:
         raise RequestError(
-            "--check compares tokens, and those of --verify sequoia depend on the draft: take "
-            "--verify coupled, or --temperature 0"
+            '`check` compares tokens, and those of `verify="sequoia"` depend on the draft: take '
+            '`verify="coupled"`, or `temperature=0`'
         )
 
 
 class Settings(TypedDict, total=False):
     """The settings of `EngineConfig` beside the model, as a caller may write them: sizes like "1.5GB"."""
 
-    draft: str | Sequence[str]
+    draft: str | Path | Sequence[str | Path]
     draft_bits: DraftBits | None
     memory: str | int | None
     vram: str | int | None
     cpu_layers: int | None
+    experts: Experts
     device: str
     dtype: Dtype
     kv_cache: KVCache
@@ -230,7 +250,9 @@ class Settings(TypedDict, total=False):
     learn: bool
     converses: bool
     quantize: PackFormat | None
-    corpus: Sequence[str | Path]
+    corpus: str | Path | Sequence[str | Path]
+    cache_size: str | int
+    sequences: int | Literal["auto"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +271,10 @@ class EngineConfig:
         cpu_layers: Layers of the target that stay in RAM and are computed by the CPU, beside a GPU that
             computes the others. A CPU rounds in another way: in bfloat16 answers depend on this number. None:
             in float32 as many as a plan says is fastest, in bfloat16 none.
+        experts: What computes the routed experts of a mixture beside a GPU: "gpu", which has those copied to
+            it that it has no room for; "cpu", all of them from RAM, however many the GPU has room for. In
+            bfloat16 answers depend on it, as on `cpu_layers`. "auto": in float32 what a plan says is faster,
+            in bfloat16 the GPU.
         device: "cpu", "cuda" or "cuda:1": where the target is computed; "cuda:0,cuda:1" or "all": on several
             GPUs, which share its layers; `vram` is of each.
         dtype: "bfloat16" or "float32", of the values that are computed with.
@@ -267,9 +293,13 @@ class EngineConfig:
         quantize: Round the target's matrices to this format, once, into a pack in the cache, and run that.
             None: the target as it is.
         corpus: Text files, saved conversations and folders of them that "suffix" may copy from as well.
+        cache_size: Bytes of disk, in the cache folder, for keys and values of conversations that others took
+            the place of, so that they go on without their prompts being read again. Default 0, none.
+        sequences: Most requests of `Engine.submit` and `Engine.generate_many` that share passes, each with a
+            cache of its own; others wait. "auto": as many as memory has room for beside the layers.
 
     Raises:
-        RequestError: A value outside its range, or two that exclude each other.
+        RequestError: A value of another type, or outside its range, or two that exclude each other.
     """
 
     model: str
@@ -278,6 +308,7 @@ class EngineConfig:
     memory: int | None = None
     vram: int | None = None
     cpu_layers: int | None = None
+    experts: Experts = "auto"
     device: str = "cpu"
     dtype: Dtype = "bfloat16"
     kv_cache: KVCache = "model"
@@ -291,20 +322,23 @@ class EngineConfig:
     converses: bool = False
     quantize: PackFormat | None = None
     corpus: tuple[Path, ...] = ()
+    cache_size: int = 0
+    sequences: int | Literal["auto"] = 1
 
     @classmethod
-    def of(cls, model: str, settings: Settings) -> "EngineConfig":
+    def of(cls, model: str | Path, settings: Settings) -> "EngineConfig":
         """A configuration from settings as a caller writes them. Raises RequestError."""
         given: dict[str, Any] = dict(settings)
         if unknown := given.keys() - Settings.__annotations__.keys():
             raise TypeError(f"there is no setting {min(unknown)!r}; see offspec.EngineConfig")
-        if "draft" in given and not isinstance(given["draft"], str):
-            given["draft"] = ",".join(given["draft"])
+        if isinstance(given.get("draft"), list | tuple):
+            given["draft"] = ",".join(map(str, given["draft"]))
         for size in ("memory", "vram"):
             if given.get(size) is not None:
-                given[size] = parse_bytes(given[size])
-        given["corpus"] = tuple(map(Path, given.get("corpus", ())))
-        return cls(model, **given)
+                given[size] = parse_bytes(given[size], size)
+        if given.get("cache_size") is not None:
+            given["cache_size"] = parse_bytes(given["cache_size"], "cache_size", least=0)
+        return cls(model, **given)  # type: ignore[arg-type] # a path becomes a string
 
     @property
     def drafts(self) -> tuple[str, ...]:
@@ -323,11 +357,28 @@ class EngineConfig:
         In bfloat16 it may not, nor with keys in int8: answers would depend on what the plan was made for,
         budget and draft too.
         """
-        exact = self.dtype == "float32" and self.kv_cache == "model"
-        return self.cpu_layers is None and exact and self.device != "cpu"
+        return self.cpu_layers is None and self._exact and self.device != "cpu"
+
+    @property
+    def chooses_experts(self) -> bool:
+        """Whether a plan may have the CPU compute experts beside a GPU, by the same rule."""
+        return self.experts == AUTO and self._exact and self.device != "cpu" and not self.cpu_layers
+
+    @property
+    def _exact(self) -> bool:
+        """Whether answers are taken to be the same however products are rounded."""
+        return self.dtype == "float32" and self.kv_cache == "model"
+
+    @property
+    def least_sequences(self) -> int:
+        """Sequences that there must be room for."""
+        return 1 if self.sequences == AUTO else int(self.sequences)
 
     def __post_init__(self) -> None:
+        read_fields(self)
         drafts = self.drafts
+        if self.sequences != AUTO and (not isinstance(self.sequences, int) or self.sequences < 1):
+            raise RequestError(f"sequences must be 1 or above, or auto, not {self.sequences!r}")
         if self.budget is not None and self.budget < 1:
             raise RequestError(f"budget must be 1 or above, not {self.budget}: the root is a node too")
         if self.width is not None and self.width < 1:
@@ -336,15 +387,23 @@ class EngineConfig:
             raise RequestError(f"memory must be above 0, not {self.memory}")
         if self.vram is not None and self.vram <= 0:
             raise RequestError(f"vram must be above 0, not {self.vram}")
+        if self.cache_size < 0:
+            raise RequestError(f"cache_size must be 0 (none) or above, not {self.cache_size}")
         if self.cpu_layers is not None and self.cpu_layers < 0:
             raise RequestError(f"cpu_layers must be 0 or above, not {self.cpu_layers}")
+        if self.experts not in get_args(Experts):
+            raise RequestError(f"experts must be 'auto', 'gpu' or 'cpu', not {self.experts!r}")
+        if self.experts == "cpu" and self.cpu_layers:
+            raise RequestError("the CPU computes layers or experts: leave out `cpu_layers` or `experts`")
         if self.context is not None and self.context < 2:
             raise RequestError(f"context must be 2 or above, not {self.context}")
         if self.verify not in get_args(Verify):
             raise RequestError(f"verify must be 'coupled', 'plain' or 'sequoia', not {self.verify!r}")
         if self.verify == "sequoia":
             if self.tree != "sequoia":
-                raise RequestError("--verify sequoia holds for trees of one shape alone: add --tree sequoia")
+                raise RequestError(
+                    '`verify="sequoia"` holds for trees of one shape alone: add `tree="sequoia"`'
+                )
             check_draws(drafts)
         if self.tree not in ("dynamic", "sequoia"):
             raise RequestError(f"tree must be 'dynamic' or 'sequoia', not {self.tree!r}")
@@ -358,4 +417,4 @@ class EngineConfig:
             formats = ", ".join(get_args(PackFormat))
             raise RequestError(f"quantize must be one of {formats}, not {self.quantize!r}")
         if (AUTO in drafts or SUBSTITUTE in drafts) and self.draft_bits == 16:
-            raise RequestError("a substitute has 4, 3 or 2 bits: leave out --draft-bits, or name a draft")
+            raise RequestError("a substitute has 4, 3 or 2 bits: leave out `draft_bits`, or name a draft")

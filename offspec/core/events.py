@@ -24,7 +24,7 @@ class LoadProgress:
     stage: str
     done: int
     total: int
-    unit: Literal["bytes", "layers", "files", "tensors", "steps", "tokens", "texts"] = "bytes"
+    unit: Literal["bytes", "layers", "files", "tensors", "steps", "tokens", "texts", "answers"] = "bytes"
     detail: str = ""
 
 
@@ -156,6 +156,9 @@ class PassStats:
         wait_seconds: Of `target_seconds`, waiting for weights.
         compute_seconds: Of `target_seconds`, computing layers.
         guessed_by: Accepted tokens of each source that had any.
+        experts_asked: Experts that its rows were sent to, where those are read when they are asked for.
+        experts_read: Of those that were not in memory.
+        sequences: That shared the pass, whose seconds, bytes and experts are those of all.
     """
 
     index: int
@@ -169,6 +172,9 @@ class PassStats:
     wait_seconds: float = 0.0
     compute_seconds: float = 0.0
     guessed_by: Guessed = ()
+    experts_asked: int = 0
+    experts_read: int = 0
+    sequences: int = 1
 
 
 def total_guessed(counts: Iterable[Guessed]) -> Guessed:
@@ -219,6 +225,7 @@ class Result:
         peak_device_bytes: Memory of a CUDA device; 0 on a CPU.
         cpu_layers: Layers of the target that the CPU computed beside a GPU. In bfloat16 the tokens depend on
             this number.
+        cpu_experts: Whether the CPU computed its routed experts beside a GPU; tokens depend on it likewise.
         mismatches: What `check` found; None where it was not asked for.
         guessed_by: Accepted tokens of each source, most first.
         kv_cache: How keys and values were kept: "model" or "int8", which changes answers.
@@ -241,6 +248,7 @@ class Result:
     reused_tokens: int = 0
     peak_device_bytes: int = 0  # memory of a CUDA device; 0 on a CPU
     cpu_layers: int = 0  # computed by the CPU beside a GPU
+    cpu_experts: bool = False
     mismatches: tuple[Mismatch, ...] | None = field(default=None)  # None: not checked
     guessed_by: Guessed = ()  # accepted tokens of each source, most first
     logprobs: tuple[TokenLogprobs, ...] | None = None  # of each token, where they were asked for

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -58,6 +59,30 @@ class ExclusiveUse:
                 yield
             finally:
                 self._holder = None
+
+
+class Halts:
+    """Events that end what runs, or waits to, as long as something holds them."""
+
+    def __init__(self) -> None:
+        self._events: weakref.WeakSet[threading.Event] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def new(self) -> threading.Event:
+        """One more, which is not set."""
+        halt = threading.Event()
+        with self._lock:
+            self._events.add(halt)
+        return halt
+
+    def set(self) -> None:
+        """Set all there are, from any thread."""
+        with self._lock:
+            for halt in self._events:
+                halt.set()
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class Wanted:
             raise RequestError(f"the kind of a head is one of {', '.join(KINDS)}, not {self.kind!r}")
         if self.tokens < LEAST_TOKENS:
             raise RequestError(
-                f"{self.tokens} tokens are too few to learn from: give --tokens {LEAST_TOKENS} or more"
+                f"{self.tokens} tokens are too few to learn from: give `tokens={LEAST_TOKENS}` or more"
             )
         for name, value, least in (
             ("length", self.length, _LEAST_ANSWER),

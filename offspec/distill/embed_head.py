@@ -9,6 +9,7 @@ Letters: V vocabulary, H hidden size, C common tokens, R others that were drawn,
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -16,6 +17,7 @@ from offspec.core.errors import CapacityError
 from offspec.model.attention import TreeContext
 from offspec.model.loaded import LoadedModel
 from offspec.model.parts import TargetParts
+from offspec.model.skeleton import Skeleton
 
 _PROBED = 256  # tokens whose logits tell how the family scales them
 
@@ -48,8 +50,25 @@ class Ends:
         self._bias, self._scale, self._cap = bias, scale, cap
         self.place = torch.full((len(matrix),), len(common), dtype=torch.int64, device=matrix.device)
         self.place[common] = torch.arange(len(common), device=matrix.device)
-        self._others = (self.place == len(common)).nonzero()[:, 0]
         self._common_rows = self.matrix[common]
+
+    @classmethod
+    def imagined(cls, skeleton: Skeleton, dtype: torch.dtype, most: int) -> "Ends":
+        """Without values: of a target that is not loaded, with `most` common tokens, or its vocabulary."""
+        matrix = torch.empty(
+            skeleton.vocab_size, int(skeleton.config.hidden_size), dtype=dtype, device="meta"
+        )
+        common = torch.empty(min(most, len(matrix)), dtype=torch.int64, device="meta")
+        return cls(matrix, None, matrix[common], common, 1.0, None)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its matrices."""
+        return self.matrix.nbytes + self.embedding.nbytes + self._common_rows.nbytes
+
+    @cached_property
+    def _others(self) -> torch.Tensor:
+        return (self.place == len(self.common)).nonzero()[:, 0]
 
     @property
     def vocab_size(self) -> int:
@@ -94,7 +113,7 @@ def take_ends(target: LoadedModel, texts: Iterable[torch.Tensor], most: int) -> 
     if target.tree_model.streams_head:
         raise CapacityError(
             "a head is trained with the target's output matrix in memory, where there is no room for it: "
-            "raise --memory",
+            "raise `memory`",
             needed=target.head_bytes,
             given=0,
         )

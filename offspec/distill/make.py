@@ -22,13 +22,14 @@ from offspec.distill.embed_head import Ends, take_ends
 from offspec.distill.generate import LONGEST_QUESTION, write_text
 from offspec.distill.measure import HeadAcceptance, measure_head
 from offspec.distill.medusa import Medusa
-from offspec.distill.memory import questions_together, rows_together
+from offspec.distill.memory import check_training, questions_together, rows_together
 from offspec.distill.mlp import MLP
 from offspec.distill.publish import claim_out, write_head
 from offspec.distill.questions import own_questions, read_questions
 from offspec.distill.store import Store, TextOrigin
 from offspec.distill.student import Pupil
 from offspec.distill.train import Schedule, Trained, Training
+from offspec.model.loaded import LoadedModel
 from offspec.plan.load import Assembly, assemble
 from offspec.plan.model_sizes import imagine
 
@@ -129,6 +130,7 @@ def _open(wanted: Wanted, given: int, device: str, dtype: Dtype, notify: Notify)
             f"heads for {family} cannot be trained: answers are written many at a time, and its layers carry "
             "a state that is kept of one text only"
         )
+    _check_training(wanted, outline, given)
     longest = min(LONGEST_QUESTION + wanted.length, outline.skeleton.context_length)
     batch, taken = questions_together(outline, longest, given)
     taken += outline.skeleton.vocab_size * int(outline.skeleton.config.hidden_size) * outline.dtype.itemsize
@@ -143,6 +145,14 @@ def _open(wanted: Wanted, given: int, device: str, dtype: Dtype, notify: Notify)
         dtype=dtype,
     )
     return batch, assemble(settings, notify)
+
+
+def _check_training(wanted: Wanted, outline: LoadedModel, given: int) -> None:
+    """Raise CapacityError where training would not fit, with as many common tokens as there can be."""
+    ends = Ends.imagined(outline.skeleton, outline.dtype, min(_COMMON, wanted.tokens))
+    taps = published_taps(len(outline.layers)) if wanted.kind == "eagle3" else ()
+    with torch.device("meta"):
+        check_training(_pupil(wanted, ends, taps, outline.skeleton.config), ends, given)
 
 
 def _teach(

@@ -35,16 +35,32 @@ def rows_together(pupil: Pupil, ends: Ends, given: int | None) -> int:
     """
     if given is None:
         return _ROWS[0]
-    weights = _WEIGHT * sum(weight.numel() for weight in pupil.module.parameters())
-    each = _COPIES * (pupil.depth + 1) * 4 * len(ends.common)
-    fixed = memory.resident_bytes() + weights
     for rows in _ROWS:
-        if fixed + rows * each <= given:
+        needed = memory.resident_bytes() + _training_bytes(pupil, ends, rows)
+        if needed <= given:
             return rows
-    needed = fixed + _ROWS[-1] * each
-    raise CapacityError(
-        f"training the head needs {format_bytes(needed)} of memory, and --memory allows "
-        f"{format_bytes(given)}: raise it; the text is kept",
+    raise _too_little(needed, given, "raise `memory`; the text is kept")
+
+
+def check_training(pupil: Pupil, ends: Ends, given: int) -> None:
+    """Raise CapacityError where even the shortest lesson takes more than `given` bytes, before there is text.
+
+    pupil and ends: without values; what the process has now stays.
+    """
+    needed = memory.resident_bytes() + ends.nbytes + _training_bytes(pupil, ends, _ROWS[-1])
+    if needed > given:
+        raise _too_little(needed, given, "raise `memory`, or train medusa heads of a small depth")
+
+
+def _training_bytes(pupil: Pupil, ends: Ends, rows: int) -> int:
+    weights = sum(weight.numel() for weight in pupil.module.parameters())
+    return _WEIGHT * weights + rows * _COPIES * (pupil.depth + 1) * 4 * len(ends.common)
+
+
+def _too_little(needed: int, given: int, fix: str) -> CapacityError:
+    sizes = f"{format_bytes(needed)} of memory, and {format_bytes(given)} are allowed"
+    return CapacityError(
+        f"training the head needs {sizes}: {fix}",
         needed=needed,
         given=given,
     )

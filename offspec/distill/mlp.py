@@ -131,9 +131,9 @@ def _sized(rows: torch.Tensor, inner: int) -> torch.Tensor:
     more = inner - rows.shape[1]
     if more <= 0:
         return rows[:, :inner].clone()
-    random = torch.Generator(rows.device).manual_seed(0)
-    filling = torch.randn(len(rows), more, generator=random, device=rows.device) * inner**-0.5
-    return torch.cat([rows, filling], 1)
+    random = torch.Generator().manual_seed(0)
+    filling = torch.randn(len(rows), more, generator=random, device="cpu") * inner**-0.5
+    return torch.cat([rows, filling.to(rows.device)], 1)
 
 
 def _spread(common: torch.Tensor, other: torch.Tensor, ends: Ends) -> torch.Tensor:

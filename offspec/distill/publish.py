@@ -15,8 +15,8 @@ from offspec.distill.student import Published
 def claim_out(out: Path) -> None:
     """See that a folder can be made there, before hours of work. Raises RequestError, CheckpointError."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RequestError(f"{out} is there already: name another folder with --out, or remove it")
-    with writing(out.parent, "name another folder with --out"):
+        raise RequestError(f"{out} is there already: name another folder with `out`, or remove it")
+    with writing(out.parent, "name another folder with `out`"):
         out.parent.mkdir(parents=True, exist_ok=True)
         probe(out)
 

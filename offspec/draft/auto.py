@@ -65,7 +65,7 @@ def _other_than(known: Sequence[KnownDraft], refused: Sequence[str]) -> str:
     best = trained[0]
     return (
         f"draft: a substitute of the target with {_MIXED}; {best.target} has a trained head, which "
-        f"--draft {best.id} fetches"
+        f'`draft="{best.id}"` fetches'
     )
 
 

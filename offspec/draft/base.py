@@ -4,7 +4,7 @@ Letters: W nodes expanded together, K children of each, V vocabulary.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from offspec.draft.growing_tree import GrowingTree, Subtree
+from offspec.model.cache import TreeCache
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
 from offspec_kernels.topk_children import topk_children
@@ -39,15 +40,35 @@ class Children:
         nothing = np.empty((count, 0), np.float32)
         return cls(nothing.astype(np.int64), nothing, nothing)
 
+    def without(self, rows: NDArray[np.bool_]) -> "Children":
+        """The same with nothing to say about some of the nodes [W]."""
+        if not rows.any():
+            return self
+        return replace(self, log_prob=np.where(rows[:, None], np.float32(-np.inf), self.log_prob))
+
+
+class Room:
+    """Memory that scorers of one thread may share: what lies in it is read before the next of them begins."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0)
+
+    def take(self, rows: int, columns: int, device: torch.device) -> torch.Tensor:
+        """[rows, columns] float32, with anything in it."""
+        memory = self._memory
+        if len(memory) < rows * columns or memory.device != device:
+            memory = self._memory = torch.empty(rows * columns, device=device)
+        return memory[: rows * columns].view(rows, columns)
+
 
 class Scorer:
     """Turns a draft's logits into the probability that the target picks each token.
 
     x = the draft's processed logits (penalties, temperature; no filters, which would hide what the target
     may keep) plus the noise the target will add; softmax(x / tau), corrected by the calibration's table, is
-    the estimate. noise is None for greedy decoding and for SpecExec's ranking. One buffer [W, V] is kept
-    from step to step and worked on in place: fresh memory of that size costs several times what is computed
-    in it.
+    the estimate. noise is None for greedy decoding and for SpecExec's ranking. One buffer [W, V] in `room`
+    is kept from step to step and worked on in place: fresh memory of that size costs several times what is
+    computed in it.
     """
 
     def __init__(
@@ -56,12 +77,13 @@ class Scorer:
         noise: GumbelNoise | None,
         calibration: Calibration,
         children: int = 32,
+        room: Room | None = None,
     ) -> None:
         self._processor = processor
         self._noise = noise
         self._children = children
         self.calibration = calibration
-        self._room = torch.empty(0, 0)
+        self._room = room or Room()
 
     @property
     def vocab_size(self) -> int:
@@ -91,7 +113,7 @@ class Scorer:
             there: [W] int64, `positions` on the device of logits, where the caller has them there.
         """
         size = self._processor.vocab_size
-        room = self._buffer(len(logits), logits.device)
+        room = self._room.take(len(logits), -(-size // BLOCK) * BLOCK, logits.device)
         scores = self._processor.draft_scores(logits, paths, out=room[:, :size])
         noise = self._noise
         children = topk_children(
@@ -108,13 +130,6 @@ class Scorer:
         if self._processor.closes:  # a node whose tokens are all closed is the end of its path
             log_prob[np.isnan(log_prob[:, 0])] = -np.inf
         return Children(token=token, log_prob=self.calibration.table.apply(log_prob, depths), x=x)
-
-    def _buffer(self, count: int, device: torch.device) -> torch.Tensor:
-        """[W, V in whole blocks], as `topk_children` wants its room."""
-        if len(self._room) < count or self._room.device != device:
-            blocks = -(-self._processor.vocab_size // BLOCK)
-            self._room = torch.empty(count, blocks * BLOCK, device=device)
-        return self._room[:count]
 
 
 def score(
@@ -176,6 +191,13 @@ class Drafter(Protocol):
     @property
     def wants(self) -> Wants: ...
 
+    def fork(self, target: TreeCache) -> "Drafter":
+        """The same weights with a state of its own, at an empty text, for one more sequence.
+
+        It is closed before the one that it was made of, and leaves the weights alone. `between` is that of
+        all. target: the target's cache of that sequence.
+        """
+
     def start(self, ids: Sequence[int]) -> None:
         """Catch up with the committed ids, the last of which is the root of the tree to come."""
 
@@ -211,6 +233,9 @@ class Lookup(Protocol):
     """A source that copies continuations from texts, many tokens deep at once, in negligible time."""
 
     name: str
+
+    def fork(self) -> "Lookup":
+        """One for one more sequence: it knows the texts of earlier, and what hits were worth."""
 
     def start(self, ids: Sequence[int]) -> None:
         """Catch up with the committed ids, the last of which is the root of the tree to come."""

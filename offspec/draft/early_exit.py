@@ -45,12 +45,12 @@ def _usable(total: int, resident: Sequence[int], streams_head: bool) -> tuple[in
     if streams_head:
         raise DraftError(
             "early-exit drafts with the target's head, which has no room to stay in memory: give more "
-            "memory, or use another --draft"
+            "memory, or use another `draft`"
         )
     if not resident:
         raise DraftError(
             "early-exit drafts with the layers of the target that stay in memory, and none has room to: "
-            "give more memory, or use another --draft"
+            "give more memory, or use another `draft`"
         )
     used = tuple(sorted(resident))
     return used if len(used) < total else used[: max(total // 2, 1)]
@@ -81,6 +81,11 @@ class _SomeRows(TreeCache):
     def __init__(self, layers: int, capacity: int, used: Sequence[int]) -> None:
         super().__init__(layers, capacity)
         self._used = frozenset(used)
+
+    def another(self) -> "_SomeRows":
+        cache = _SomeRows(len(self.rows), self._capacity, sorted(self._used))
+        cache.snapshots.most = self.snapshots.most
+        return cache
 
     def adopt(self, start: int, layers: Sequence[KeysAndValues | None]) -> None:
         super().adopt(start, [found if i in self._used else None for i, found in enumerate(layers)])

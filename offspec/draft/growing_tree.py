@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from offspec.sampling.constraint import FormatRule
 from offspec.sampling.token_tree import NO_PARENT, ROOT, TokenTree
 
 
@@ -25,15 +26,24 @@ class Subtree:
     token: Sequence[int]
     log_prob: Sequence[float]
 
-    def closed(self, ends: frozenset[int]) -> "Subtree":
-        """The same without what hangs below these tokens."""
-        if ends.isdisjoint(self.token):
+    def closed(
+        self, ends: frozenset[int], format: FormatRule | None = None, path: Sequence[int] = ()
+    ) -> "Subtree":
+        """The same without what hangs below these tokens, and without what an answer's format closes.
+
+        path: tokens from the root to the node that this is below.
+        """
+        if format is None and ends.isdisjoint(self.token):
             return self
         place = {NO_PARENT: NO_PARENT}  # of what is kept and may have children
+        paths = {NO_PARENT: tuple(path)}
         kept = list[int]()
-        for node, parent in enumerate(self.parent):
+        for node, (parent, token) in enumerate(zip(self.parent, self.token, strict=True)):
             if parent in place:
-                if self.token[node] not in ends:
+                paths[node] = (*paths[parent], token)
+                if format is not None and not format.fits(paths[node]):
+                    continue
+                if token not in ends:
                     place[node] = len(kept)
                 kept.append(node)
         return Subtree(
@@ -59,10 +69,11 @@ class GrowingTree:
     Columns as in `TokenTree`, in order of creation, in arrays that grow by doubling. Several sources may
     guess at the children of a node: `said` [S, N] is the log-probability that each of S sources gives a node,
     given its parent, and `asked` [S, N] tells who was asked for a node's children. The likelihood of a
-    child is what the only source says, or what a blend makes of several.
+    child is what the only source says, or what a blend makes of several. A node is `settled` [N] where the
+    target has no choice: its one child has the likelihood 1, whatever sources say.
     """
 
-    _COLUMNS = ("token", "parent", "depth", "score", "_given", "_crowded", "said", "asked")
+    _COLUMNS = ("token", "parent", "depth", "score", "settled", "_given", "_crowded", "said", "asked")
 
     def __init__(self, root_token: int, sources: int = 1) -> None:
         self.count = 1
@@ -72,6 +83,7 @@ class GrowingTree:
         self.score = np.zeros(1024, dtype=np.float64)
         self.said: NDArray[np.float32] = np.full((sources, 1024), np.nan, dtype=np.float32)
         self.asked: NDArray[np.bool_] = np.zeros((sources, 1024), dtype=np.bool_)
+        self.settled: NDArray[np.bool_] = np.zeros(1024, dtype=np.bool_)
         self._given = np.zeros(1024, dtype=np.float64)  # log-probability given the parent
         self._crowded = np.zeros(1024, dtype=np.bool_)  # has children
 
@@ -126,14 +138,34 @@ class GrowingTree:
         for above in groups:
             self.asked[source, place[above]] = True
 
+    def force(self, node: int, tokens: Sequence[int]) -> int:
+        """Append a chain of tokens that the target must choose below a node; its last node.
+
+        Some may be there already, as a source has guessed them.
+        """
+        guessed = False
+        for token in tokens:
+            below = self.children(node)
+            self.settled[node] = True
+            if len(below):
+                assert self.token[below].tolist() == [token], "nothing stands beside the only token"
+                guessed, node = True, int(below[0])
+                self._given[node] = 0.0
+            else:
+                self._append(np.array([node]), np.array([token]), np.zeros(1))
+                node = self.count - 1
+        if guessed:
+            self._rescore()
+        return node
+
     def _append(
         self,
         parents: NDArray[np.int64],
         tokens: NDArray[np.int64],
         given: NDArray[np.float64],
-        source: int,
+        source: int | None = None,
     ) -> None:
-        """New nodes [n], parents among them before their children."""
+        """New nodes [n], parents among them before their children; source: who guessed them, if one did."""
         start, end = self.count, self.count + len(parents)
         while end > len(self.token):
             for name in self._COLUMNS:
@@ -143,7 +175,8 @@ class GrowingTree:
         self.token[start:end] = tokens
         self.parent[start:end] = parents
         self._given[start:end] = given
-        self.said[source, start:end] = given
+        if source is not None:
+            self.said[source, start:end] = given
         self._crowded[parents] = True
         self.count = end
         inner = np.flatnonzero(parents >= start)  # below one another, as in a subtree
@@ -164,7 +197,9 @@ class GrowingTree:
         blend: Blend,
     ) -> list[int]:
         """The nodes of these children [K] of one node, old and new; scores are left to `_rescore`."""
-        siblings = np.flatnonzero(self.parent[: self.count] == parent)
+        siblings = self.children(parent)
+        if self.settled[parent]:
+            return [int(siblings[0])] * len(tokens)
         place = {
             token: int(node) for node, token in zip(siblings, self.token[siblings].tolist(), strict=True)
         }
@@ -198,6 +233,12 @@ class GrowingTree:
         """The children of a node, the oldest first."""
         return np.flatnonzero(self.parent[: self.count] == node)
 
+    def has_to_come(self, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these nodes are the one thing that may follow their parents."""
+        parents = self.parent[nodes]
+        alone: NDArray[np.bool_] = self.settled[parents] & (parents != NO_PARENT)
+        return alone
+
     def best(self, budget: int) -> NDArray[np.int64]:
         """The best `budget` nodes, ascending. They form a subtree, since no score rises along a path."""
         if self.count <= budget:
@@ -214,14 +255,19 @@ class GrowingTree:
         return tokens[::-1]
 
     def tree(self, nodes: NDArray[np.int64]) -> TokenTree:
-        """The subtree of the given ascending nodes. The source of a node is who thinks it likeliest."""
+        """The subtree of the given ascending nodes.
+
+        The source of a node is who thinks it likeliest, or the number of sources where it had to come.
+        """
         place = np.full(self.count, NO_PARENT, dtype=np.int64)
         place[nodes] = np.arange(len(nodes))
         parent = np.where(self.parent[nodes] == NO_PARENT, NO_PARENT, place[self.parent[nodes]])
+        said: NDArray[np.float32] = np.nan_to_num(self.said[:, nodes], nan=-np.inf)
+        likeliest = said.argmax(axis=0) if len(said) else np.zeros(len(nodes), np.int64)
         return TokenTree(
             token=self.token[nodes].copy(),
             parent=parent,
             depth=self.depth[nodes].copy(),
             score=self.score[nodes].copy(),
-            source=np.nan_to_num(self.said[:, nodes], nan=-np.inf).argmax(axis=0),
+            source=np.where(self.has_to_come(nodes), len(said), likeliest),
         )

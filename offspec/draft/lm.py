@@ -1,15 +1,18 @@
 """A language model as drafter: one forward for the W nodes of a step, over its own tree cache."""
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+import copy
+from collections.abc import Callable, Generator, Sequence
+from typing import Protocol, Self
 
 import torch
 
 from offspec.draft.base import Children, Features, Scorer, Wants, score
 from offspec.draft.cache_rows import TreeRows
+from offspec.draft.forward import Expansion, Forward, alone
 from offspec.draft.growing_tree import GrowingTree
 from offspec.model.attention import TreeContext
 from offspec.model.cache import KeysAndValues, TreeCache
+from offspec.model.pass_parts import SequenceRows
 from offspec.model.skeleton import Skeleton
 
 
@@ -17,6 +20,8 @@ class DraftCache(Protocol):
     """What `TreeCache` and `LeanCache` have in common."""
 
     length: int
+
+    def another(self) -> "DraftCache": ...
 
     def commit(self, pending: int, nodes: Sequence[int]) -> None: ...
 
@@ -37,6 +42,8 @@ class DraftModel(Protocol):
     def cache(self) -> DraftCache: ...
 
     def hidden(self, tokens: torch.Tensor, context: TreeContext) -> torch.Tensor: ...
+
+    def hidden_of(self, sequences: Sequence[SequenceRows]) -> torch.Tensor: ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
@@ -64,12 +71,23 @@ class LMDrafter:
         self._model = model
         self._device = device
         self._release = release
-        self._target = target
+        self._begin(model.cache, target)
+
+    def _begin(self, cache: DraftCache, target: TreeCache | None) -> None:
+        """An empty text in this cache, and in that of its target."""
+        self._cache, self._target = cache, target
         self._adopted = 0  # positions of the cache that are the target's
         self._ids: list[int] = []
         self._rows = TreeRows()
         self._pending = 0  # rows before the tree's: tokens committed since the cache was last committed
         self._positions: list[int] = []  # of the pending rows, then of the tree's
+
+    def fork(self, target: TreeCache) -> Self:
+        """See `Drafter.fork`."""
+        twin = copy.copy(self)
+        twin._begin(self._cache.another(), None if self._target is None else target)
+        twin._release = _nothing
+        return twin
 
     @property
     def between(self) -> Callable[[], None] | None:
@@ -88,16 +106,20 @@ class LMDrafter:
         pass  # it sees the tokens alone
 
     def start(self, ids: Sequence[int]) -> None:
-        cache = self._model.cache
+        cache = self._cache
         cache.rewind(min(cache.length, len(ids) - 1))
         self._adopted = min(self._adopted, cache.length)
         self._ids = list(ids)
         self._rows.clear()
 
     def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
+        return alone(self.expanding(candidates, nodes, scorer))
+
+    def expanding(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Expansion:
+        """See `Joinable.expanding`."""
         if not self.reaches(candidates, nodes):
             return Children.none(len(nodes))
-        logits, position = self.logits(candidates, nodes)
+        logits, position = yield from self.logits(candidates, nodes)
         return score(scorer, logits, candidates, nodes, len(self._ids) - 1, position + 1)
 
     def reaches(self, candidates: GrowingTree, nodes: Sequence[int]) -> bool:
@@ -105,10 +127,12 @@ class LMDrafter:
         last = len(self._ids) - 1 + int(candidates.depth[nodes].max())
         return last < self._model.skeleton.context_length
 
-    def logits(self, candidates: GrowingTree, nodes: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def logits(
+        self, candidates: GrowingTree, nodes: Sequence[int]
+    ) -> Generator[Forward, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         """What `expand` scores at nodes that are expanded by it: [W, V] of the draft's head, and [W] where
         the nodes stand."""
-        cache, root = self._model.cache, len(self._ids) - 1
+        cache, root = self._cache, len(self._ids) - 1
         fresh = self._ids[cache.length : root] if not self._rows else []
         if not self._rows:
             self._pending, self._positions = len(fresh), list(range(cache.length, root))
@@ -124,26 +148,30 @@ class LMDrafter:
             device=self._device,
             exact=False,
         )
-        hidden = self._model.hidden(tokens, context)
-        return self._model.logits(hidden[len(fresh) :]), context.position[-len(nodes) :]
+        logits = yield Forward(self._model, SequenceRows(tokens, context, cache), len(nodes))
+        return logits, context.position[-len(nodes) :]
 
     def commit(self, nodes: Sequence[int]) -> None:
         rows = self._rows.of(nodes)
         if rows:
-            self._model.cache.commit(self._pending, rows)
+            self._cache.commit(self._pending, rows)
 
     def adopt(self) -> None:
         if self._target is not None and self._target.length > self._adopted:
-            self._model.cache.adopt(self._adopted, self._target.committed(self._adopted))
+            self._cache.adopt(self._adopted, self._target.committed(self._adopted))
             if self._target.recurrences:
-                self._model.cache.adopt_states(self._target)
+                self._cache.adopt_states(self._target)
             self._adopted = self._target.length
 
     def rewind(self, length: int) -> None:
-        cache = self._model.cache
+        cache = self._cache
         cache.rewind(min(length, cache.length))
         self._adopted = min(self._adopted, cache.length)
 
     def close(self) -> None:
-        self._target = None
+        self._begin(TreeCache(0, 0), None)
         self._release()
+
+
+def _nothing() -> None:
+    """A fork holds no weights that it could release."""

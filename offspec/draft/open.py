@@ -101,7 +101,7 @@ class DraftOpener:
             return replace(found, names=names, heads={**found.heads, name: head})
         if found.model is not None:
             raise RequestError(
-                f"--draft names two models, {_model_of(found)} and {name}, and there is room for one at a "
+                f"`draft` names two models, {_model_of(found)} and {name}, and there is room for one at a "
                 "time: name one of them, with heads or lookups beside it"
             )
         found = replace(found, names=names)
@@ -125,7 +125,7 @@ class DraftOpener:
             return open_head(name, shape, self._notify)
         module = open_mtp(self._checkpoint, shape)
         if module is None:
-            raise DraftError(f"the checkpoint of {shape.name} has no MTP module: use another --draft")
+            raise DraftError(f"the checkpoint of {shape.name} has no MTP module: use another `draft`")
         return module
 
     def _with_substitute(self, found: Drafts) -> Drafts:
@@ -163,6 +163,7 @@ class OpenedEarlyExit:
     kind: str = EARLY_EXIT
     name: str = EARLY_EXIT
     shares_head: bool = True
+    embeds: bool = True
     depth: None = None
 
     @property

@@ -21,7 +21,7 @@ def read_corpus(places: Sequence[Path]) -> list[str]:
         text = _text(file)
         if text is None:
             if file in {place.expanduser() for place in places}:
-                raise RequestError(f"{file} cannot be read as text: name other files with --draft-corpus")
+                raise RequestError(f"{file} cannot be read as text: name other files in `corpus`")
             continue
         if room <= 0:
             break
@@ -39,7 +39,7 @@ def _files(place: Path) -> Iterator[Path]:
             if shown and file.is_file():
                 yield file
     else:
-        raise RequestError(f"there is no file or folder {place} to draft from: check --draft-corpus")
+        raise RequestError(f"there is no file or folder {place} to draft from: check `corpus`")
 
 
 def _changed(file: Path) -> float:

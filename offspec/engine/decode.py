@@ -1,25 +1,27 @@
-"""The state of decoding: committed token ids, what both caches hold of them, and a pass over them."""
+"""The state of decoding one sequence: committed token ids, what the caches hold of them, and its trees."""
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from offspec.core.trace import OFF, Timeline
 from offspec.draft.base import Features
-from offspec.draft.grow.best_first import GrowthPolicy, grow
+from offspec.draft.grow.growing import Growing, GrowthPolicy
 from offspec.draft.grow.result import GrownTree, root_alone
 from offspec.draft.grow.static import grow_static
 from offspec.draft.mix.mixture import Mixture
 from offspec.draft.mix.sources import Sources
-from offspec.model import runner
+from offspec.engine.prefixes import Prefixes, common
 from offspec.model.attention import TreeContext
+from offspec.model.cache import TreeCache
 from offspec.model.loaded import LoadedModel
+from offspec.model.pass_parts import SequenceRows
 from offspec.model.runner import rows_at
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
-from offspec.sampling.verify import LikelyRows, Walk, walk
+from offspec.sampling.verify import LikelyRows, Logits, Walk, walk
 from offspec.sampling.verify_sequoia import walk_without_replacement
 from offspec_planners.sequoia import TreeShape
 
@@ -36,8 +38,6 @@ class Decoding:
         stop: Called with each emitted token; True ends the answer.
         shape: Of all trees, where they are not grown best first; it has no more nodes than the budget of
             `growth`.
-        between: Called between draft steps, and may raise to cancel the pass.
-        on_grown: Called with the number of nodes once the tree is complete.
         numbers: By Sequoia's rule, where the one drafter of the mixture samples: random numbers for the
             choice of the token at a position; trees then have a shape, or one node.
     """
@@ -48,136 +48,124 @@ class Decoding:
     growth: GrowthPolicy
     stop: Callable[[int], bool]
     shape: TreeShape | None = None
-    between: Callable[[], None] | None = None
-    on_grown: Callable[[int], None] | None = None
     numbers: Callable[[int], Iterator[float]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class PassResult:
-    """What a pass emitted, the tree it checked, and where its seconds went."""
+class PassStates:
+    """What a pass made of a sequence's rows: final states [T, H], and inputs [T, H] of layers asked for."""
 
-    walk: Walk
-    grown: GrownTree
-    draft_seconds: float
-    target_seconds: float
+    last: torch.Tensor
+    tapped: Mapping[int, torch.Tensor]
 
 
 class DecodeState:
-    """Token ids and the caches that follow them.
+    """Token ids of one sequence and the caches that follow them.
 
     The target's cache covers `ids` but for the last at most, the root of the next tree; tokens of a new
     prompt that it does not cover yet ride along with the next pass.
     """
 
-    def __init__(self, target: LoadedModel, sources: Sources | None = None, timeline: Timeline = OFF) -> None:
-        """sources: all that may guess, whether or not a request uses them: each follows the ids."""
+    def __init__(
+        self,
+        target: LoadedModel,
+        sources: Sources | None = None,
+        timeline: Timeline = OFF,
+        prefixes: Prefixes | None = None,
+        cache: TreeCache | None = None,
+    ) -> None:
+        """sources: all that may guess, whether or not a request uses them: each follows the ids.
+
+        prefixes: other conversations, on disk. cache: of the target for this sequence, by default the
+        target's own.
+        """
         self._target = target
-        self._sources = sources or Sources()
+        self.sources = sources or Sources()
         self._timeline = timeline
+        self._prefixes = prefixes
+        self._anew = False  # whether the next prompt is to be computed, whatever is on disk
+        self.cache = cache or target.tree_model.cache
         self.ids: list[int] = []
 
     @property
     def cached(self) -> int:
         """Committed positions whose keys and values the target holds."""
-        return self._target.tree_model.cache.length
+        return self.cache.length
 
-    def begin(self, prompt: Sequence[int]) -> int:
-        """Make `prompt` the committed ids, keeping what the caches share with it; returns that length."""
-        shared = 0
-        limit = min(self.cached, len(self.ids), len(prompt) - 1)
-        while shared < limit and self.ids[shared] == prompt[shared]:
-            shared += 1
-        shared = self._target.tree_model.cache.rewind(shared)
-        self._sources.rewind(shared)
+    @property
+    def pending(self) -> int:
+        """Committed ids before the last that the target has not read."""
+        return len(self.ids) - 1 - self.cached
+
+    def begin(self, prompt: Sequence[int], look: Callable[[], None] = lambda: None) -> int:
+        """Make `prompt` the committed ids, keeping what the caches share with it; returns that length.
+
+        Where more of it is on disk than in the target's cache, that takes its place. look: called meanwhile;
+        it may raise.
+        """
+        held: Sequence[int] = self.ids[: self.cached]
+        shared = _shared(held, prompt)
+        if self._prefixes is not None and not self._anew:
+            self.sources.rewind(shared)  # of another conversation they have nothing, whatever the target has
+            with self._timeline.span("engine", "prefixes"):
+                shared = _shared(self._prefixes.change(self.cache, held, prompt, look), prompt)
+        self._anew = False
+        shared = self.cache.rewind(shared)
+        self.sources.rewind(shared)
         self.ids = list(prompt)
         return shared
 
-    @torch.no_grad()  # and not inference_mode, which an interrupt at its edge leaves on, with no way back
-    def run_pass(self, decoding: Decoding, max_depth: int) -> PassResult:
-        """Grow a tree, take it through the target with all pending tokens, walk it, commit the path.
+    def begin_tree(
+        self, decoding: Decoding, max_depth: int, look: Callable[[], None] | None
+    ) -> Growing | GrownTree:
+        """A tree below the last id that is to be grown, or one that is complete by itself.
 
-        After an exception the committed ids are what they were; the target must then `recover`.
+        look: called between draft steps; what it raises cancels the growth.
         """
-        began = time.perf_counter()
-        while len(self.ids) - 1 - self.cached > runner.PASS_ROWS:
-            self._read_ahead(runner.PASS_ROWS)
-        grown = self._grow(decoding, max_depth)
-        if decoding.on_grown is not None:
-            decoding.on_grown(len(grown.tree))
-        drafted = time.perf_counter()
-        with self._timeline.span("engine", "target", nodes=len(grown.tree)):
-            hidden = self._forward(grown)
-        model = self._target.tree_model
-        root = len(self.ids) - 1
-        pending = root - model.cache.length
-        with self._timeline.span("verify", "walk") as span:
-            logits = model.logits_by_row(hidden[pending:])
-            rows = LikelyRows(grown.tree, logits, model.rows_together(self._target.device))
-            result = _walk(grown, decoding, rows, root)
-            span.note(emitted=len(result.tokens))
-        with self._timeline.span("engine", "commit"):
-            self._commit(grown, result, decoding, hidden)
-        ended = time.perf_counter()
-        costs = decoding.growth.costs
-        if decoding.mixture is not None and costs is not None:  # who sets a budget wants what was named
-            grown.settle(decoding.mixture, result.nodes, len(result.tokens), ended - began, costs.link)
-        return PassResult(result, grown, drafted - began, ended - drafted)
-
-    def _grow(self, decoding: Decoding, max_depth: int) -> GrownTree:
-        mixture, policy, look = decoding.mixture, decoding.growth, decoding.between
+        mixture, policy = decoding.mixture, decoding.growth
         if mixture is None or policy.budget == 1 or max_depth < 1:
             return root_alone(self.ids[-1])
-        with self._timeline.span("draft", "grow") as span:
-            self._sources.adopt()
-            if decoding.shape is None:
-                grown = grow(mixture, self.ids, policy, max_depth, self._timeline, look)
-            else:
-                grown = grow_static(
-                    mixture, self.ids, decoding.shape, max_depth, policy.width, self._timeline, look
-                )
-            if not self._target.skeleton.branches:
-                grown = grown.one_path(drawn=decoding.numbers is not None)
-            span.note(nodes=len(grown.tree), steps=grown.steps)
-        return grown
+        self.sources.adopt()
+        if decoding.shape is None:
+            return Growing(mixture, self.ids, policy, max_depth, self._timeline, look)
+        return grow_static(mixture, self.ids, decoding.shape, max_depth, policy.width, self._timeline, look)
 
-    def _read_ahead(self, rows: int) -> None:
-        """Take the first `rows` pending tokens through the target and commit them, in a pass of their own."""
-        model, start = self._target.tree_model, self.cached
-        place = torch.arange(start, start + rows, device=self._target.device)
-        nothing = torch.zeros(0, 0, dtype=torch.bool, device=place.device)
-        tokens = torch.tensor(self.ids[start : start + rows], device=place.device)
-        model.taps = self._sources.wants.layers
-        with self._timeline.span("engine", "prompt", rows=rows):
-            hidden = model.hidden(tokens, TreeContext(start, place, rows, nothing))
-            if model.streams_head:
-                model.logits(hidden[-1:])  # which a pass asks for: its blocks come behind the layers
-        model.cache.commit(rows, [])
-        if self._sources.wants:
-            self._sources.observe(Features(start, hidden, dict(model.tapped)))
-
-    def _forward(self, grown: GrownTree) -> torch.Tensor:
-        """Hidden states [P + N, H]: of the P pending tokens, which go in front, and of the tree's nodes."""
-        model, device = self._target.tree_model, self._target.device
-        root = len(self.ids) - 1
-        pending = self.ids[model.cache.length : root]
-        tree = grown.tree
+    def rows(self, grown: GrownTree | None, most: int | None = None) -> SequenceRows:
+        """What a pass takes: at most `most` pending tokens, and behind all of them a tree if there is one."""
+        start, root = self.cached, len(self.ids) - 1
+        pending = self.ids[start:root][:most]
+        end = start + len(pending)
+        assert grown is None or end == root, "a tree stands behind all of the text"
+        tree = None if grown is None else grown.tree
         tokens, context = TreeContext.of_step(
-            [*pending, *tree.token.tolist()],
-            [*range(model.cache.length, root), *(root + tree.depth).tolist()],
-            tree.ancestors(),
-            prefix=model.cache.length,
+            pending if tree is None else [*pending, *tree.token.tolist()],
+            [*range(start, end), *(() if tree is None else (root + tree.depth).tolist())],
+            np.zeros((0, 0), np.bool_) if tree is None else tree.ancestors(),
+            prefix=start,
             causal=len(pending),
-            device=device,
+            device=self._target.device,
         )
-        model.taps = self._sources.wants.layers
-        return model.hidden(tokens, context)
+        return SequenceRows(tokens, context, self.cache)
 
-    def _commit(self, grown: GrownTree, result: Walk, decoding: Decoding, hidden: torch.Tensor) -> None:
-        cache = self._target.tree_model.cache
-        start = cache.length
-        pending = len(self.ids) - 1 - start
-        cache.commit(pending, result.nodes)
+    def walk(self, grown: GrownTree, decoding: Decoding, logits: Logits) -> Walk:
+        """Walk a tree by the request's rule. logits: of some of its nodes, [n, V]."""
+        with self._timeline.span("verify", "walk") as span:
+            rows = LikelyRows(grown.tree, logits, self._target.tree_model.rows_together(self._target.device))
+            result = _walk(grown, decoding, rows, len(self.ids) - 1)
+            span.note(emitted=len(result.tokens))
+        return result
+
+    def commit_text(self, states: PassStates) -> None:
+        """Commit the pending tokens that went through a pass without a tree."""
+        start = self.cached
+        self.cache.commit(len(states.last), [])
+        if self.sources.wants:
+            self.sources.observe(Features(start, states.last, states.tapped))
+
+    def commit(self, grown: GrownTree, result: Walk, decoding: Decoding, states: PassStates) -> None:
+        """Commit all pending tokens and the path of a walk, of which the sources learn."""
+        start, pending = self.cached, self.pending
+        self.cache.commit(pending, result.nodes)
         self.ids.extend(result.tokens)
         decoding.processor.commit(result.tokens)
         mixture = decoding.mixture
@@ -186,15 +174,53 @@ class DecodeState:
             for index in grown.asked.seen:
                 mixture.sources[index].drafter.commit(accepted)
             grown.learn(mixture, result.nodes, result.tokens)
-        if self._sources.wants:
+        if self.sources.wants:
             rows = [*range(pending), *(pending + node for node in result.nodes)]
-            tapped = self._target.tree_model.tapped
-            inputs = {layer: rows_at(states, rows) for layer, states in tapped.items()}
-            self._sources.observe(Features(start, rows_at(hidden, rows), inputs))
+            inputs = {layer: rows_at(found, rows) for layer, found in states.tapped.items()}
+            self.sources.observe(Features(start, rows_at(states.last, rows), inputs))
+
+    def note_prefill(self, rows: int, seconds: float) -> None:
+        """Learn what it takes to read a prompt: a pass with so many of its rows took so long."""
+        if self._prefixes is not None:
+            self._prefixes.prefill.note(rows, seconds)
+
+    def recover(self) -> None:
+        """Drop what a pass that was cancelled has left behind the committed positions."""
+        self.cache.rewind(self.cached)
+
+    def shared(self, prompt: Sequence[int]) -> int:
+        """Positions of the target's cache that serve a prompt."""
+        return self.cache.reusable(_shared(self.ids[: self.cached], prompt))
+
+    def common(self, prompt: Sequence[int]) -> int:
+        """How many ids a prompt begins with alike, whether or not the target has read them."""
+        return _shared(self.ids, prompt)
+
+    def take_over(self, other: "DecodeState", prompt: Sequence[int]) -> None:
+        """Hold what another sequence's cache of the target has of a prompt, before it is begun."""
+        self.keep()
+        self.sources.rewind(_shared(self.ids[: self.cached], prompt))
+        self.ids = other.ids[: self.cache.take_over(other.cache, other.shared(prompt))]
 
     def forget(self) -> None:
         """Compute the whole next prompt, whatever the caches hold of it."""
-        self._target.tree_model.cache.rewind(0)
+        self.cache.rewind(0)
+        self._anew = True
+
+    def close(self) -> None:
+        """Free what it holds, before the models are freed."""
+        self.sources.close()
+        self.cache.block.close()
+
+    def keep(self) -> None:
+        """Have what the target's cache holds on disk, where that is wanted."""
+        if self._prefixes is not None:
+            self._prefixes.keep(self.cache, self.ids[: self.cached])
+
+
+def _shared(held: Sequence[int], prompt: Sequence[int]) -> int:
+    """Positions that serve a prompt, of whose ids the last is to be computed in any case."""
+    return common(np.asarray(held, np.int32), np.asarray(prompt[:-1], np.int32))
 
 
 def _walk(grown: GrownTree, decoding: Decoding, rows: LikelyRows, position: int) -> Walk:

@@ -4,7 +4,7 @@ A token may hold part of a character, and a stop string may begin in one token a
 kept back until they are decided, so that text once shown is never taken back.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from offspec.model.tokenizer import TextCodec
 
@@ -17,26 +17,33 @@ class IncrementalText:
     Decoding needs neighbours: a word's leading space may be dropped at the start of a text, and a
     character may lie across tokens. So a window of the last tokens is decoded again for each new one, from
     the last but one place where no character was open. Its size does not grow with the text.
+
+    shown: special tokens that are spelt out; the others are left out.
     """
 
     _MOST = 64  # tokens in the window, even when no character ever ends (bytes that are no text)
     _REST = 32  # tokens left when it is cut for that reason
 
-    def __init__(self, codec: TextCodec) -> None:
-        self._codec = codec
+    def __init__(self, codec: TextCodec, shown: Collection[int] = ()) -> None:
+        self._codec, self._shown = codec, shown
         self._window: list[int] = []
         self._boundary = 0  # tokens of the window that stand before the last place with nothing open
         self._given = ""  # text of the window that was given out
 
     def push(self, tokens: Iterable[int]) -> str:
         """The text that these tokens complete. How an answer is cut into pushes makes no difference."""
-        return "".join(self._add(token) for token in tokens if token not in self._codec.hidden_ids)
+        return "".join(map(self._piece, tokens))
 
     def finish(self) -> str:
         """What was held back: characters that were never completed, as U+FFFD."""
         rest = self._text()[len(self._given) :]
         self._window, self._boundary, self._given = [], 0, ""
         return rest
+
+    def _piece(self, token: int) -> str:
+        if token in self._shown:
+            return self._codec.spell([token])
+        return "" if token in self._codec.hidden_ids else self._add(token)
 
     def _text(self) -> str:
         text = self._codec.decode(self._window)
@@ -99,16 +106,21 @@ class StopStrings:
 
     def _open(self, text: str) -> int:
         """Length of the longest end of the text that begins a stop string."""
+        most = len(text) + 1
         return max(
-            (n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0
+            (n for stop in self._stops for n in range(1, min(len(stop), most)) if text.endswith(stop[:n])),
+            default=0,
         )
 
 
 class TextStream:
-    """An answer's text as its tokens are chosen, one by one, and the place where a stop string ends it."""
+    """An answer's text as its tokens are chosen, one by one, and the place where a stop string ends it.
 
-    def __init__(self, codec: TextCodec, stops: Iterable[str] = ()) -> None:
-        self._text = IncrementalText(codec)
+    shown: see `IncrementalText`.
+    """
+
+    def __init__(self, codec: TextCodec, stops: Iterable[str] = (), shown: Collection[int] = ()) -> None:
+        self._text = IncrementalText(codec, shown)
         self._stops = StopStrings(stops)
         self._ready: list[str] = []
 

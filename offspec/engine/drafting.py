@@ -5,24 +5,31 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from offspec.core.config import AUTO, LOOKUPS, NONE, EngineConfig, SamplingParams, check_draws, read_drafts
 from offspec.core.errors import RequestError
 from offspec.core.events import Event, Notice, unheard
-from offspec.draft.base import Scorer
+from offspec.draft.base import Room, Scorer
 from offspec.draft.grow.best_first import GrowthPolicy
 from offspec.draft.grow.self_rollout import self_rollout
 from offspec.draft.mix.mixture import Mixture
+from offspec.draft.mix.sources import Sources
 from offspec.draft.sampled_scorer import DrawingScorer
 from offspec.engine.decode import Decoding
 from offspec.plan.load import Assembly
+from offspec.plan.make import acceptance_for
 from offspec.plan.policy import DraftPolicy
-from offspec.plan.records import Case, DraftRecord, case_of
+from offspec.plan.records import Case, DraftRecord, ExpertRecord, case_of
+from offspec.sampling.constraint import FormatRule
+from offspec.sampling.grammar import matcher_of
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise, endless, request_key
 from offspec_planners.acceptance import Calibration
 from offspec_planners.best_first import Grown
+from offspec_planners.experts import ExpertPass
 
+_PRICED = 16  # passes after which costs of experts are looked at again
 _PREVIEWED = 256  # nodes at least of a previewed tree, where there is room
 _STRIDE = 10  # tokens from one previewed tree to the next: about a pass
 
@@ -37,6 +44,7 @@ class Request:
         sources: Names of the draft sources; none to decode one token per pass.
         halt: May be set from any thread, to end the answer with what there is.
         trees: Whether to send TreeSeen events.
+        shown: Special tokens that are in the text, which has no others.
     """
 
     ids: Sequence[int]
@@ -44,6 +52,7 @@ class Request:
     sources: tuple[str, ...] = ()
     halt: threading.Event | None = None
     trees: bool = False
+    shown: frozenset[int] = frozenset()
 
     @property
     def key(self) -> int:
@@ -56,19 +65,27 @@ class Drafting:
     """Sources of an engine, of which each request uses some.
 
     policy: how trees are grown; may be replaced. names: what a request uses that does not choose; record:
-    where learning about the main drafter is kept.
+    where learning about the main drafter is kept; experts: where that about the target's experts is, if those
+    are read when they are asked for.
     """
 
     def __init__(
-        self, config: EngineConfig, assembly: Assembly, policy: DraftPolicy, record: DraftRecord | None
+        self,
+        config: EngineConfig,
+        assembly: Assembly,
+        policy: DraftPolicy,
+        record: DraftRecord | None,
+        experts: ExpertRecord | None = None,
     ) -> None:
-        self.policy, self.record = policy, record
+        self.policy, self.record, self.experts = policy, record, experts
+        self._priced = 0  # passes that the costs of experts know of
         self._config, self._assembly, self._sources = config, assembly, assembly.sources
         drafters = tuple(self._sources.drafters)
         wanted = (*drafters, LOOKUPS[0]) if config.drafts == (AUTO,) else config.drafts
         self._all = tuple(name for name in wanted if name in self._sources.names)
         self.names = self._all
         self._main = drafters[0] if drafters else NONE
+        self._room = Room()
         self._calibrations: defaultdict[tuple[str, Case], Calibration] = defaultdict(Calibration)
 
     @property
@@ -77,11 +94,16 @@ class Drafting:
         names = self._company(self.names, None)
         return self._with_room(self.policy.growth, names).budget if names else 1
 
-    def use(self, draft: str | Sequence[str]) -> None:
+    @property
+    def room(self) -> int:
+        """Most nodes of a pass that there is memory for, those of all sequences together."""
+        return self._config.budget or 1
+
+    def use(self, draft: str | Path | Sequence[str | Path]) -> None:
         """Set the draft sources of requests that do not name any. Raises RequestError."""
         self.names = self._all if draft == AUTO else self.chosen(draft)
 
-    def chosen(self, draft: str | Sequence[str] | None) -> tuple[str, ...]:
+    def chosen(self, draft: str | Path | Sequence[str | Path] | None) -> tuple[str, ...]:
         """The sources that a request asks for, of those that there are. Raises RequestError."""
         names = (AUTO,) if draft is None else read_drafts(draft)
         if names == (AUTO,):
@@ -93,7 +115,7 @@ class Drafting:
                 held = ", ".join((*self._sources.names, NONE))
                 raise RequestError(
                     f"there is no draft {name!r} in this engine, which was loaded with {held}; "
-                    "choose among these, or load it as well with --draft"
+                    "choose among these, or load it as well with `draft`"
                 )
         if self._config.verify == "sequoia":
             check_draws(names)
@@ -113,23 +135,27 @@ class Drafting:
     def decoding(
         self,
         request: Request,
+        sources: Sources,
         *,
         stop: Callable[[int], bool],
         ends: frozenset[int] = frozenset(),
         notify: Callable[[Event], None] = unheard,
-        between: Callable[[], None] | None = None,
-        on_grown: Callable[[int], None] | None = None,
     ) -> Decoding:
         """What stays the same for all passes of a request.
 
-        ends: tokens that end it; notify: hears of a source that fails; the others: see `Decoding`.
+        sources: of its sequence; ends: tokens that end it; notify: hears of a source that fails; stop: see
+        `Decoding`.
         """
+        self._price_experts()
         dice = self._dice(request)
         names = self._company(request.sources, dice)
         processor, noise = self._choice(request)
         mixture = None
-        if names:
-            mixture = self._mixture(names, request.params, dice, processor, noise, ends, notify)
+        # What a format forces is worth a tree even where no source takes part.
+        forced = processor.format is not None and bool(request.sources)
+        forced = forced and dice is None and self.policy.shape is None
+        if names or forced:
+            mixture = self._mixture(sources, names, request.params, dice, processor, noise, ends, notify)
         main = mixture.main if mixture is not None else None
         growth = self.policy.growth
         if main is not None and main.name == self._main:
@@ -138,13 +164,29 @@ class Drafting:
             processor=processor,
             noise=noise,
             mixture=mixture,
-            growth=self._with_room(growth, names),
+            growth=self._with_room(growth, names, forced),
             shape=self.policy.shape if main is not None else None,
             stop=stop,
-            between=between,
-            on_grown=on_grown,
             numbers=None if mixture is None or dice is None else partial(endless, dice, "test"),
         )
+
+    def learn_experts(self, rows: int, asked: int, missed: int, held: int) -> None:
+        """Learn from a pass; see `ExpertPass`."""
+        if (record := self.experts) is not None:
+            record.use.observe(ExpertPass(rows, record.layers, asked, missed, held))
+
+    def _price_experts(self) -> None:
+        """Go by what was learnt of the target's experts by now."""
+        costs, record = self.policy.growth.costs, self.experts
+        if costs is None or costs.experts is None or record is None:
+            return
+        if record.use.passes >= self._priced + _PRICED:
+            self._priced = record.use.passes
+            known = None
+            if self._main != NONE and self.record is not None:
+                known = acceptance_for(self.record, self._config).calibration
+            learnt = replace(costs, experts=record.use.applied(costs.experts))
+            self.policy = self.policy.priced(learnt, known)
 
     def _dice(self, request: Request) -> int | None:
         """The key that guesses are drawn with, None where they are ranked: greedily all rules are one."""
@@ -162,9 +204,10 @@ class Drafting:
             return tuple(name for name in names if name != self._main)  # by the plan it does not pay
         return names
 
-    def _with_room(self, growth: GrowthPolicy, names: Sequence[str]) -> GrowthPolicy:
-        """The same, where lookups take part with room for what they find."""
-        return self.policy.with_lookups(growth) if set(names) & set(self._sources.lookups) else growth
+    def _with_room(self, growth: GrowthPolicy, names: Sequence[str], forced: bool = False) -> GrowthPolicy:
+        """The same, where lookups or a format take part with room for what they find."""
+        found = forced or set(names) & set(self._sources.lookups)
+        return self.policy.with_lookups(growth) if found else growth
 
     def _choice(self, request: Request) -> tuple[LogitsProcessor, GumbelNoise | None]:
         """How the target chooses a request's tokens, and the noise that it adds, if it does."""
@@ -179,11 +222,23 @@ class Drafting:
             device,
             ends=codec.eos_ids,
             bad_words=[codec.tokenize(form) for form in forms],
+            format=self._format(params),
         )
         return processor, GumbelNoise(request.key, vocabulary, device) if processor.uses_noise else None
 
+    def _format(self, params: SamplingParams) -> FormatRule | None:
+        """The rule of a request's format, at the beginning of an answer. Raises RequestError."""
+        if params.format is None:
+            return None
+        target, codec = self._assembly.target, self._assembly.codec
+        tokens = codec.grammar_tokens
+        matcher = matcher_of(params.format, tokens)
+        size = target.skeleton.vocab_size
+        return FormatRule(matcher, size, tokens.vocab_size, codec.eos_ids, target.device)
+
     def _mixture(
         self,
+        sources: Sources,
         names: Sequence[str],
         params: SamplingParams,
         dice: int | None,
@@ -200,10 +255,16 @@ class Drafting:
             calibration = self.calibration(name, *case)
             if dice is not None:
                 return DrawingScorer(processor, dice, calibration)
-            return Scorer(processor, known, calibration)
+            return Scorer(processor, known, calibration, room=self._room)
 
-        return self._sources.mixture(
-            names, scorer, known, case, ends=ends, tell=lambda text: notify(Notice(text))
+        return sources.mixture(
+            names,
+            scorer,
+            known,
+            case,
+            ends=ends,
+            format=processor.format,
+            tell=lambda text: notify(Notice(text)),
         )
 
     def preview(self, ids: Sequence[int], params: SamplingParams, trees: int, context: int) -> list[Grown]:
@@ -218,17 +279,18 @@ class Drafting:
             trees: How many.
             context: Most tokens of prompt and answer.
         """
-        room = self._config.budget or 1
-        nodes = min(room, max(_PREVIEWED, 2 * self.policy.growth.budget))
+        nodes = min(self.room, max(_PREVIEWED, 2 * self.policy.growth.budget))
         drafter = self._sources.drafters.get(self._main)
-        request = Request(ids, params)
+        # An answer that is not committed token by token has no place in a format.
+        request = Request(ids, replace(params, format=None))
         if drafter is None or drafter.wants or nodes < 2 or self._dice(request) is not None:
             return []
-        mixture = self._mixture((self._main,), params, None, *self._choice(request))
+        mixture = self._mixture(self._sources, (self._main,), params, None, *self._choice(request))
         growth = replace(self.policy.growth, budget=nodes // 2, record=nodes, costs=None)
         return self_rollout(mixture, ids, growth, _STRIDE, trees, context)
 
     def save(self) -> None:
         """Save what was learnt for later runs, if the configuration says so."""
-        if self.record is not None:
-            self.record.save()
+        for record in (self.record, self.experts):
+            if record is not None:
+                record.save()

@@ -4,35 +4,47 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from operator import index
+from functools import partial
+from pathlib import Path
 from types import TracebackType
-from typing import Any, TypedDict, Unpack, cast
+from typing import Any, TypedDict, Unpack
 
+from offspec.chat.answer_parts import MarkedParts, Parts, PlainText
 from offspec.chat.conversation import Conversation
 from offspec.chat.session import Session
-from offspec.core.config import EngineConfig, SamplingParams, check_comparable
+from offspec.core.config import EngineConfig, SamplingParams, check_comparable, checked_params
 from offspec.core.errors import ClosedError, OffspecError, RequestError
-from offspec.core.events import Event, Finished, Mismatch, Result
+from offspec.core.events import Event, Finished, Mismatch, Notice, Result
 from offspec.core.threads import ExclusiveUse, in_thread
 from offspec.core.trace import OFF, Timeline
+from offspec.engine.answer import Answer
 from offspec.engine.decode import DecodeState
 from offspec.engine.drafting import Drafting, Request
+from offspec.engine.passes import Passes
+from offspec.engine.prefixes import open_prefixes
 from offspec.engine.request import RunningRequest
+from offspec.engine.scheduler import Scheduler
+from offspec.engine.sequences import Sequences
+from offspec.model import answer_formats
 from offspec.model.contention import Contention
-from offspec.model.tokenizer import Messages
+from offspec.model.prompt import Prompt
+from offspec.model.token_bytes import token_bytes
+from offspec.plan.hot_experts import save_experts
 from offspec.plan.load import Assembly, describe
+from offspec.plan.make import expert_record
 from offspec.plan.policy import DraftPolicy
 from offspec.plan.records import DraftRecord
+from offspec.sampling.rules import check_tokens
 from offspec_planners.best_first import Grown
 from offspec_planners.plan import Plan
 
+_BUSY = "another answer of this engine is under way; read its stream to the end or close it"
 _CLOSING_S = 0.02  # how often `close` looks whether an answer in another thread has ended
 
-Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]  # ids also as an array or a tensor
-Draft = str | Sequence[str]  # names, joined by commas or one by one
+Draft = str | Path | Sequence[str | Path]  # names, joined by commas or one by one
 
 
 class RequestOptions(TypedDict, total=False):
@@ -42,6 +54,16 @@ class RequestOptions(TypedDict, total=False):
     draft: Draft | None
     speculate: bool
     check: bool
+    chat_template_kwargs: Mapping[str, Any] | None
+
+
+class SubmitOptions(TypedDict, total=False):
+    """What is the same for many requests; see `Engine.submit`."""
+
+    raw: bool
+    draft: Draft | None
+    speculate: bool
+    chat_template_kwargs: Mapping[str, Any] | None
 
 
 class Engine:
@@ -62,15 +84,33 @@ class Engine:
         self.timeline = timeline
         self._assembly = assembly
         self._notify = notify
-        self.drafting = Drafting(config, assembly, policy or DraftPolicy.fixed(config), record)
-        self._state = DecodeState(assembly.target, assembly.sources, timeline)
-        self._turns = ExclusiveUse(
-            "another answer of this engine is under way; read its stream to the end or close it"
-        )
+        policy = policy or DraftPolicy.fixed(config)
+        experts = expert_record(assembly.target, assembly.target_print, keeps=config.learn)
+        self.drafting = Drafting(config, assembly, policy, record, experts)
+        if complaint := answer_formats.complaint(assembly.codec):
+            notify(Notice(complaint))
+        prefixes = open_prefixes(config, assembly, notify)
+        self._prefixes = prefixes
+        self._contention = Contention()
+        self._passes = Passes(assembly, self.drafting, timeline, self._contention)
+        self._state = DecodeState(assembly.target, assembly.sources, timeline, prefixes)
+        self._sequences = Sequences(self._state, self._new_state, assembly.sequences)
+        self._scheduler = Scheduler(self._begin_answer, self._passes, self._sequences, self._turn)
+        self._turns = ExclusiveUse(_BUSY)
         self._streams: weakref.WeakSet[Generator[Event, None, None]] = weakref.WeakSet()
         self._halt: threading.Event | None = None  # of the latest answer
-        self._contention = Contention()
         self._closed = False
+
+    def __repr__(self) -> str:
+        if self._closed:
+            return f"<Engine {self.config.model}, closed>"
+        layers = self.placement
+        tiers = {"resident": "resident", "cpu": "on the CPU", "host": "in RAM", "disk": "on disk"}
+        held = [f"{count} {where}" for tier, where in tiers.items() if (count := layers[f"{tier}_layers"])]
+        return (
+            f"<Engine {self.config.model} on {self.config.device}: layers {', '.join(held)}; "
+            f"draft {self.draft}; budget {self.budget}; context {self.context}>"
+        )
 
     @property
     def draft(self) -> str:
@@ -114,6 +154,11 @@ class Engine:
         return self._assembly.context
 
     @property
+    def sequences(self) -> int:
+        """Most requests of `submit` that share passes."""
+        return self._sequences.most
+
+    @property
     def placement(self) -> dict[str, Any]:
         """Counts of layers by tier and of slots, the context, and the memory limits."""
         return describe(self._assembly)
@@ -137,13 +182,16 @@ class Engine:
         check: bool = False,
         halt: threading.Event | None = None,
         trees: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        shown: frozenset[int] = frozenset(),
     ) -> Generator[Event, None, None]:
         """Answer a prompt, yielding events as they happen.
 
         A second thread waits until the first stream has ended or was closed.
 
         Args:
-            prompt: Text (one message of the user, or plain text when `raw`), chat messages, or token ids.
+            prompt: Text (one message of the user, or plain text when `raw`), chat messages, or token ids, in
+                a list, an array or a tensor [T]. An answer that the messages end with is continued.
             params: How tokens are chosen, and when to stop; greedy by default.
             raw: Continue text as it is, without the chat template.
             draft: Which of `sources` draft for this request, by default what was loaded for it; "none": no
@@ -152,24 +200,28 @@ class Engine:
             check: Decode once more in that way, and report in the result where tokens differ, if they do.
             halt: Once it is set, from any thread, the pass under way is broken off and the answer ends.
             trees: Send a TreeSeen for every pass.
+            chat_template_kwargs: Variables for the chat template, such as {"enable_thinking": False}.
+            shown: Special tokens that are spelt out in the text, as `parts` needs it.
 
         Raises:
             OffspecError: See `offspec.core.errors`; the engine can be used on.
         """
+        params = checked_params(params)
         if check and speculate:
-            check_comparable(self.config.verify, params or SamplingParams())
+            check_comparable(self.config.verify, params)
         sources = self.drafting.chosen(draft) if speculate else ()
-        request = Request((), _seeded(params), sources, halt or threading.Event(), trees)
-        events = self._stream(prompt, raw, check, request)
+        request = Request((), _seeded(params), sources, halt or threading.Event(), trees, shown)
+        encode = partial(self.encode, prompt, raw, chat_template_kwargs)
+        events = self._stream(encode, check, request)
         self._streams.add(events)
         return events
 
     def _stream(
-        self, prompt: Prompt, raw: bool, check: bool, request: Request
+        self, encode: Callable[[], list[int]], check: bool, request: Request
     ) -> Generator[Event, None, None]:
         with self._turn(request.halt):
             self._halt = request.halt
-            request = replace(request, ids=self._encode(prompt, raw))
+            request = replace(request, ids=encode())
             running = self._begin(request)
             events: list[Event] = [running.prefill]
             while True:
@@ -179,7 +231,7 @@ class Engine:
                 if running.reason is not None:
                     break
                 try:
-                    events = running.step()
+                    (events,) = self._passes.step([running])
                 except OffspecError:
                     yield from running.held_back()
                     raise
@@ -188,15 +240,140 @@ class Engine:
                 result = replace(result, mismatches=self._check(request, result, running.gaps))
             yield Finished(result)
 
-    def chat(self, *, system: str | None = None, params: SamplingParams | None = None) -> Session:
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        raw: bool = False,
+        draft: Draft | None = None,
+        speculate: bool = True,
+        halt: threading.Event | None = None,
+        trees: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        shown: frozenset[int] = frozenset(),
+        progress: bool = False,
+    ) -> Answer:
+        """Have a prompt answered beside others, which share passes: `config.sequences` of them at a time.
+
+        The tokens are those of `stream`. It returns at once; streams and answers wait for each other's end.
+
+        Args:
+            prompt: As in `stream`, and so are the others but for:
+            progress: Send the Prefill and PassProgress events of passes that are under way, too.
+
+        Raises:
+            RequestError: The prompt or the parameters are wrong, or a stream is open in the same thread.
+            ClosedError: The engine was closed.
+        """
+        if self._turns.mine and not self._scheduler.is_here:
+            raise RequestError(_BUSY)
+        params = checked_params(params)
+        self.check(params)
+        sources = self.drafting.chosen(draft) if speculate else ()
+        ids = self.encode(prompt, raw, chat_template_kwargs)
+        request = Request(ids, _seeded(params), sources, halt or threading.Event(), trees, shown)
+        answer = Answer(request, progress)
+        self._scheduler.submit(answer)
+        return answer
+
+    def generate_many(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | Iterable[SamplingParams] | None = None,
+        **options: Unpack[SubmitOptions],
+    ) -> list[Result]:
+        """The answers to several prompts, which share passes; see `submit`.
+
+        Args:
+            prompts: As in `stream`.
+            params: For all of them, or as many as there are prompts.
+            options: As in `submit`, for all of them.
+
+        Raises:
+            OffspecError: As soon as one of them fails, in the order of prompts; the others are cancelled.
+        """
+        answers = self._submit_all(prompts, params, options)
+        try:
+            return [answer.result() for answer in answers]
+        finally:
+            for answer in answers:
+                answer.cancel()
+
+    async def agenerate_many(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | Iterable[SamplingParams] | None = None,
+        **options: Unpack[SubmitOptions],
+    ) -> list[Result]:
+        """`generate_many` for `async` callers; cancelled, it cancels the answers."""
+        answers = self._submit_all(prompts, params, options)
+        try:
+            return [await answer for answer in answers]
+        finally:
+            for answer in answers:
+                answer.cancel()
+
+    def _submit_all(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | Iterable[SamplingParams] | None,
+        options: SubmitOptions,
+    ) -> list[Answer]:
+        every = [*prompts]
+        each = [params] * len(every) if params is None or isinstance(params, SamplingParams) else [*params]
+        if len(each) != len(every):
+            raise RequestError(f"there are {len(each)} `params` for {len(every)} prompts; give one for each")
+        answers = list[Answer]()
+        try:
+            for prompt, own in zip(every, each, strict=True):
+                answers.append(self.submit(prompt, own, **options))
+        except BaseException:
+            for answer in answers:
+                answer.cancel()
+            raise
+        return answers
+
+    def chat(
+        self,
+        *,
+        system: str | None = None,
+        params: SamplingParams | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Session:
         """Begin a conversation that computes only the new tokens of each question; see `Session`.
 
         Args:
             system: System message; None by default.
             params: How its answers are chosen; greedy by default.
+            chat_template_kwargs: Variables for the chat template in all its turns, such as
+                {"enable_thinking": False}. They are not saved with the conversation.
+
+        Raises:
+            RequestError: Variables that no template has, or a system message that is not valid Unicode.
         """
-        conversation = Conversation(model=self.config.model, system=system, params=params or SamplingParams())
-        return Session(self, self._assembly.codec, conversation)
+        conversation = Conversation(model=self.config.model, system=system, params=checked_params(params))
+        return Session(self, self._assembly.codec.with_template(chat_template_kwargs), conversation)
+
+    def count_tokens(
+        self,
+        prompt: Prompt,
+        *,
+        raw: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Tokens that a prompt has, those of the chat template included; `context` has room for them and the
+        answer.
+
+        Args:
+            prompt: As in `stream`, of any length.
+            raw: As in `stream`.
+            chat_template_kwargs: As in `stream`.
+
+        Raises:
+            RequestError: It is no prompt, or the chat template refuses it.
+        """
+        return len(self._ids(prompt, raw, chat_template_kwargs))
 
     @contextmanager
     def _turn(self, halt: threading.Event | None = None) -> Iterator[None]:
@@ -206,33 +383,84 @@ class Engine:
                 raise ClosedError("this engine was closed; load the model again")
             yield
 
-    def _encode(self, prompt: Prompt, raw: bool) -> list[int]:
-        """Token ids of a prompt that leaves room for an answer."""
-        ids = _token_ids(prompt)
-        if ids is None:
-            ids = self._assembly.codec.encode_prompt(cast(str | Messages, prompt), raw)
+    def _ids(
+        self, prompt: Prompt, raw: bool, template: Mapping[str, Any] | None, most: int | None = None
+    ) -> list[int]:
+        """Token ids of a prompt; see `TextCodec.encode_prompt`. Raises RequestError."""
+        ids = self._assembly.codec.with_template(template).encode_prompt(prompt, raw, most)
         size = self._assembly.target.skeleton.vocab_size
         if not all(0 <= token < size for token in ids):
             raise RequestError(
                 f"the prompt has a token that the model does not know: ids go from 0 to {size - 1}"
             )
+        return ids
+
+    def encode(
+        self, prompt: Prompt, raw: bool = False, chat_template_kwargs: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """Token ids of a prompt that leaves room for an answer; from any thread, while others read streams.
+
+        Args:
+            prompt: As in `stream`.
+            raw: As in `stream`.
+            chat_template_kwargs: As in `stream`; "tools" are descriptions of functions for the model to call.
+
+        Raises:
+            RequestError: It is no prompt, the chat template refuses it, or the context has no room for it.
+        """
+        ids = self._ids(prompt, raw, chat_template_kwargs, self.context)
         if len(ids) >= self.context:
+            count = len(ids) if len(ids) <= 2 * self.context else f"more than {2 * self.context}"
             raise RequestError(
-                f"the prompt has {len(ids)} tokens, and the context has room for {self.context} with the "
-                "answer; shorten it, or load with a larger --context"
+                f"the prompt has {count} tokens, and the context has room for {self.context} with the "
+                "answer; shorten it, or load with a larger `context`"
             )
         return ids
 
+    def check(self, params: SamplingParams) -> None:
+        """Raises RequestError where parameters name tokens that the model does not have; from any thread."""
+        check_tokens(params, self._assembly.target.skeleton.vocab_size)
+
+    def spell(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens included."""
+        return self._assembly.codec.spell(ids)
+
+    def parts(self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]] = ()) -> Parts:
+        """What takes the text of an answer apart into thoughts, calls of tools and the rest.
+
+        Args:
+            ids: The prompt, written by the chat template.
+            tools: What may be called, as {"type": "function", "function": {...}}.
+        """
+        codec = self._assembly.codec
+        given = answer_formats.find(codec, calls=bool(tools))
+        return MarkedParts(given, codec.spell(ids), tools) if given else PlainText()
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token stands for within a text, in UTF-8; it may be a part of a character."""
+        return token_bytes(self._assembly.codec.tokenizer, token)
+
     def _begin(self, request: Request) -> RunningRequest:
-        return RunningRequest(
-            request,
-            self._assembly,
-            self._state,
-            self.drafting,
-            self._notify,
-            self.timeline,
-            self._contention,
-        )
+        running = RunningRequest(request, self._assembly, self._state, self.drafting, self._notify)
+        self._contention.begin()
+        return running
+
+    def _begin_answer(self, answer: Answer, state: DecodeState) -> RunningRequest:
+        def notify(event: Event) -> None:
+            if isinstance(event, Notice):
+                self._notify(event)
+            elif answer.progress:
+                answer.put([event])
+
+        running = RunningRequest(answer.request, self._assembly, state, self.drafting, notify)
+        self._contention.begin()
+        return running
+
+    def _new_state(self) -> DecodeState:
+        """One more sequence."""
+        assembly, cache = self._assembly, self._state.cache.another()
+        sources = assembly.sources.fork(cache)
+        return DecodeState(assembly.target, sources, self.timeline, self._prefixes, cache)
 
     def preview(
         self, prompt: Prompt, params: SamplingParams, *, trees: int = 3, raw: bool = False
@@ -250,7 +478,7 @@ class Engine:
         """
         with self._turn():
             params = replace(params, seed=params.seed or 0)
-            return self.drafting.preview(self._encode(prompt, raw), params, trees, self.context)
+            return self.drafting.preview(self.encode(prompt, raw), params, trees, self.context)
 
     def follow(self, policy: DraftPolicy) -> None:
         """Grow trees by another policy, within the room there is, from the next answer on."""
@@ -264,7 +492,7 @@ class Engine:
         self._state.forget()  # keys and values that came with a tree would be taken for right
         alone = self._begin(replace(request, sources=(), trees=False))
         while alone.reason is None:
-            alone.step()
+            self._passes.step([alone])
         tokens, others = result.token_ids, alone.result.token_ids
         for place, (token, other) in enumerate(zip(tokens, others, strict=False)):
             if token != other:
@@ -282,6 +510,7 @@ class Engine:
 
         Streams that are still open end; an answer that is read in another thread is halted, and waited for.
         """
+        self._scheduler.close()
         while True:
             for events in list(self._streams):
                 with suppress(ValueError):  # it is running in another thread
@@ -295,9 +524,18 @@ class Engine:
 
     def _free(self) -> None:
         learnt, self._closed = not self._closed, True
-        self._assembly.sources.close()
-        self._assembly.target.close()
-        self._contention.close()
+        try:
+            if learnt:
+                for state in self._sequences.all:
+                    state.keep()
+                if self.config.learn:
+                    save_experts(self._assembly.target, self._assembly.target_print)
+        finally:
+            for state in self._sequences.all:
+                state.close()
+            self._assembly.sources.close()
+            self._assembly.target.close()
+            self._contention.close()
         if learnt:
             self.drafting.save()
 
@@ -330,16 +568,5 @@ class Engine:
         self.close()
 
 
-def _token_ids(prompt: Prompt) -> list[int] | None:
-    """Ids, from a list, an array or a tensor of them; None for text and messages."""
-    if isinstance(prompt, str) or len(prompt) == 0:
-        return None
-    try:
-        return [index(item) for item in prompt]  # type: ignore[arg-type]
-    except TypeError:
-        return None
-
-
-def _seeded(params: SamplingParams | None) -> SamplingParams:
-    params = params or SamplingParams()
+def _seeded(params: SamplingParams) -> SamplingParams:
     return params if params.seed is not None else replace(params, seed=secrets.randbits(63))

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Unpack
 
 from offspec.core.config import EngineConfig, Settings
+from offspec.core.errors import RequestError
 from offspec.core.events import Event, Notice, unheard
 from offspec.core.openmp import unlimited_spinning
 from offspec.core.trace import OFF, Timeline
+from offspec.core.values import shown
 from offspec.draft.lookup.suffix import SuffixLookup
 from offspec.engine.corpus import read_corpus
 from offspec.engine.engine import Engine
@@ -17,7 +19,7 @@ from offspec_planners.plan import Plan
 
 
 def load(
-    model: str | EngineConfig,
+    model: str | Path | EngineConfig,
     *,
     plan: str | Path | Plan | None = None,
     replan: bool = False,
@@ -42,6 +44,8 @@ def load(
     if isinstance(model, EngineConfig) and settings:
         raise TypeError("settings beside an EngineConfig: give them in it, with dataclasses.replace")
     config = model if isinstance(model, EngineConfig) else EngineConfig.of(model, settings)
+    if not isinstance(plan, str | Path | Plan | None):
+        raise RequestError(f"plan must be an offspec.Plan or the path of its file, not {shown(plan)}")
     named = read_plan(Path(plan)) if isinstance(plan, str | Path) else plan
     notify, timeline = notify or unheard, timeline or OFF
     if (told := unlimited_spinning()) is not None:

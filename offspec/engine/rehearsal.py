@@ -3,9 +3,11 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
+from offspec.checkpoint.open import hub_id
 from offspec.core.config import NONE, EngineConfig, SamplingParams
-from offspec.core.errors import RequestError
+from offspec.core.errors import ModelNotFoundError, RequestError
 from offspec.core.events import LoadProgress, PassStats, unheard
 from offspec.draft.open import Notify
 from offspec.engine.engine import Engine
@@ -50,10 +52,18 @@ def make_plan(
     notify = notify or unheard
     if hardware is not None:
         return plan_for_hardware(config, hardware)
-    if not replan and (kept := _kept(config, notify)) is not None:
-        return kept
-    with rehearsed(config, notify) as rehearsal:
-        return rehearsal.plan
+    try:
+        if not replan and (kept := _kept(config, notify)) is not None:
+            return kept
+        with rehearsed(config, notify) as rehearsal:
+            return rehearsal.plan
+    except ModelNotFoundError as error:
+        if not hub_id(config.model):
+            raise
+        raise ModelNotFoundError(
+            f"{error}; to plan without its weights, add `hardware=NAME` (for this machine a profile that "
+            "`offspec hardware --json > here.json` makes)"
+        ) from error
 
 
 def _kept(config: EngineConfig, notify: Notify) -> Plan | None:
@@ -133,7 +143,7 @@ def answer_passes(
 @contextmanager
 def rehearsed(config: EngineConfig, notify: Notify) -> Iterator[Rehearsal]:
     """Load, measure, rehearse answers where nothing is on record of the draft, and plan."""
-    prepared = prepare(config, notify, replan=True)
+    prepared = prepare(replace(config, cache_size=0), notify, replan=True)
     with Engine(
         prepared.config, prepared.assembly, notify, policy=prepared.policy, record=prepared.record
     ) as engine:

@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import torch
 
 from offspec.core import memory as process_memory
-from offspec.core.errors import CapacityError
 from offspec.core.events import (
     Event,
     FinishReason,
@@ -23,19 +22,30 @@ from offspec.core.events import (
     TreeSeen,
     total_guessed,
 )
-from offspec.core.trace import Timeline
-from offspec.engine.decode import DecodeState, Decoding, PassResult
+from offspec.engine.decode import DecodeState, Decoding
 from offspec.engine.detokenizer import TextStream
 from offspec.engine.drafting import Drafting, Request
+from offspec.engine.forest import Member, PassResult
 from offspec.engine.stopping import Ending, Halted
 from offspec.model import device as devices
-from offspec.model.contention import Contention
+from offspec.model.runner import Spent
 from offspec.plan.load import Assembly
 from offspec_planners.placement import Tier
 
 
+@dataclass(frozen=True, slots=True)
+class PassSpent:
+    """What a pass took, for all its sequences: bytes read, time in layers, experts asked for and read."""
+
+    sequences: int
+    nbytes: int
+    layers: Spent
+    experts_asked: int = 0
+    experts_read: int = 0
+
+
 class RunningRequest:
-    """A request on its way: `step` after `step` until there is a `reason` to stop, then its `result`.
+    """A request on its way: pass after pass until there is a `reason` to stop, then its `result`.
 
     Args:
         request: What is asked.
@@ -43,8 +53,6 @@ class RunningRequest:
         state: Token ids and caches, which go on from what they share with the prompt.
         drafting: What drafts for this request, and how trees are grown.
         notify: Takes the progress of a pass while it is under way.
-        timeline: Records passes.
-        contention: Looked at wherever a pass can be broken off.
     """
 
     def __init__(
@@ -54,25 +62,22 @@ class RunningRequest:
         state: DecodeState,
         drafting: Drafting,
         notify: Callable[[Event], None],
-        timeline: Timeline,
-        contention: Contention,
     ) -> None:
         self.gaps: list[float] = []  # of every token chosen so far, see `Walk`
         self.reason: FinishReason | None = None
-        self._request, self._assembly, self._state = request, assembly, state
-        self._notify, self._timeline, self._contention = notify, timeline, contention
+        self.state = state
+        self._request, self._assembly, self._notify = request, assembly, notify
         codec, params = assembly.codec, request.params
-        self._text = TextStream(codec, params.stop)
+        self._text = TextStream(codec, params.stop, request.shown)
         ends = frozenset[int]() if params.ignore_eos else codec.eos_ids
         self._ending = Ending(params, ends, self._text)
         self._ending.room = assembly.context - len(request.ids)
         self._decoding = drafting.decoding(
             request,
+            state.sources,
             stop=self._ending.after,
             ends=ends.union(params.stop_token_ids),
             notify=notify,
-            between=self._look,
-            on_grown=self._grown,
         )
         self._draft = drafting.described(request.sources)
         self._spell = lru_cache(maxsize=4096)(lambda token: codec.spell([token]))
@@ -81,24 +86,39 @@ class RunningRequest:
         self._logprobs: list[TokenLogprobs] = []
         self._shown: list[str] = []
         self._first = 0.0
-        self._nodes = 0  # of the tree that is on its way through the target
-        self._tell: Callable[[int], None] = lambda layer: None
         self._began = time.perf_counter()
         self._read_before = assembly.target.bytes_streamed
-        reused = state.begin(request.ids)
-        contention.begin()
-        self.prefill = Prefill(len(request.ids) - reused, reused, 0, len(assembly.target.layers))
-
-    def step(self) -> list[Event]:
-        """Events of one more pass. Raises OffspecError; `held_back` then has the text that was not shown."""
-        target = self._assembly.target
-        read = target.bytes_streamed
+        reused = 0
         try:
-            self._look()
-            done = self._run_pass(read)
+            reused = state.begin(request.ids, self._check_halt)
         except Halted:
             self.reason = "halted"
-            return self.held_back()
+        self.prefill = Prefill(len(request.ids) - reused, reused, 0, len(assembly.target.layers))
+
+    @property
+    def member(self) -> Member:
+        """Its part of a pass."""
+        return Member(self.state, self._decoding, self._ending.left - 1)
+
+    @property
+    def halted(self) -> bool:
+        """Whether it was asked to end."""
+        return self._request.halt is not None and self._request.halt.is_set()
+
+    def halt(self) -> list[Event]:
+        """End it with what there is."""
+        self.reason = "halted"
+        return self.held_back()
+
+    def tell(self, layer: int, nodes: int, nbytes: int, seconds: float) -> None:
+        """How far the pass is that is under way: layers done, nodes of its tree, bytes read, seconds."""
+        index, layers = len(self._passes) + 1, self.prefill.layers
+        if index == 1 and layer:
+            self._notify(Prefill(self.prefill.tokens, self.prefill.reused, layer, layers))
+        self._notify(PassProgress(index, nodes, layer, layers, nbytes, seconds))
+
+    def take(self, done: PassResult, spent: PassSpent) -> list[Event]:
+        """Events of a pass."""
         self.reason = self._ending.reason
         self._first = self._first or time.perf_counter() - self._began
         self._tokens += done.walk.tokens
@@ -106,7 +126,7 @@ class RunningRequest:
         self._logprobs += done.walk.logprobs
         delta = self._delta(done)
         self._shown.append(delta.text)
-        stats = self._stats(done, target.bytes_streamed - read)
+        stats = self._stats(done, spent)
         self._passes.append(stats)
         if self._request.trees:
             return [delta, describe_tree(len(self._passes), done, self._spell), stats]
@@ -118,62 +138,9 @@ class RunningRequest:
         self._shown.append(rest)
         return [TextDelta(rest, (), (Piece(rest, "bonus"),))] if rest else []
 
-    def _look(self) -> None:
-        """Called wherever a pass can be broken off. Raises Halted where that is asked for."""
-        self._contention.look()
-        if self._request.halt is not None and self._request.halt.is_set():
+    def _check_halt(self) -> None:
+        if self.halted:
             raise Halted
-
-    def _grown(self, nodes: int) -> None:
-        """Called when the tree of a pass is complete."""
-        self._nodes = nodes
-        self._tell(0)
-
-    def _run_pass(self, read: int) -> PassResult:
-        target, recording = self._assembly.target, torch.is_grad_enabled()
-        self._watch(read)
-        try:
-            with self._timeline.span("engine", "pass") as span:
-                done = self._state.run_pass(self._decoding, self._ending.left - 1)
-                span.note(nodes=len(done.grown.tree), emitted=len(done.walk.tokens))
-            self._timeline.counter("bytes streamed", target.bytes_streamed)
-            return done
-        except BaseException as error:
-            torch.set_grad_enabled(recording)  # Ctrl-C may have struck where it was about to be set back
-            target.recover()
-            if devices.is_out_of_memory(error):
-                raise CapacityError(
-                    "memory ran out in the middle of a pass; give a smaller --context or --budget, or close "
-                    "what else uses memory",
-                    needed=0,
-                    given=self._assembly.vram or self._assembly.memory,
-                ) from error
-            raise
-        finally:
-            self._unwatch()
-
-    def _watch(self, read: int) -> None:
-        """Say how far the pass is, and look wherever it can be broken off."""
-        target, prefill = self._assembly.target, self.prefill
-        began, index = time.perf_counter(), len(self._passes) + 1
-        self._nodes = 0
-
-        def tell(layer: int) -> None:
-            if index == 1 and layer:
-                self._notify(Prefill(prefill.tokens, prefill.reused, layer, prefill.layers))
-            streamed, seconds = target.bytes_streamed - read, time.perf_counter() - began
-            self._notify(PassProgress(index, self._nodes, layer, prefill.layers, streamed, seconds))
-
-        self._tell = tell
-        tell(0)
-        target.tree_model.on_layer = tell
-        target.tree_model.between = self._look
-        self._assembly.sources.watch(self._look)
-
-    def _unwatch(self) -> None:
-        model = self._assembly.target.tree_model
-        model.on_layer = model.between = None
-        self._assembly.sources.watch(None)
 
     def _delta(self, done: PassResult) -> TextDelta:
         """The text of a pass, token by token; what only the end sets free belongs to the last of them."""
@@ -182,8 +149,8 @@ class RunningRequest:
         pieces = [Piece(text, "draft" if i < guessed else "bonus") for i, text in enumerate(texts) if text]
         return TextDelta("".join(texts), done.walk.tokens, tuple(pieces), done.walk.logprobs)
 
-    def _stats(self, done: PassResult, nbytes: int) -> PassStats:
-        tree, spent = done.grown.tree, self._assembly.target.tree_model.spent
+    def _stats(self, done: PassResult, spent: PassSpent) -> PassStats:
+        tree = done.grown.tree
         return PassStats(
             index=len(self._passes) + 1,
             tree_nodes=len(tree),
@@ -192,10 +159,13 @@ class RunningRequest:
             emitted=len(done.walk.tokens),
             draft_seconds=done.draft_seconds,
             target_seconds=done.target_seconds,
-            bytes_streamed=nbytes,
-            wait_seconds=spent.waited,
-            compute_seconds=spent.computed,
+            bytes_streamed=spent.nbytes,
+            wait_seconds=spent.layers.waited,
+            compute_seconds=spent.layers.computed,
             guessed_by=guessed_by(done, self._decoding),
+            experts_asked=spent.experts_asked,
+            experts_read=spent.experts_read,
+            sequences=spent.sequences,
         )
 
     @property
@@ -221,6 +191,7 @@ class RunningRequest:
             reused_tokens=self.prefill.reused,
             peak_device_bytes=devices.peak_bytes(target.devices),
             cpu_layers=len(self._assembly.placement.layers(Tier.CPU)),
+            cpu_experts=self._assembly.placement.cpu_experts,
             guessed_by=total_guessed(done.guessed_by for done in self._passes),
             logprobs=None if params.logprobs is None else tuple(self._logprobs),
             kv_cache="int8" if target.int8_cache else "model",
@@ -236,7 +207,7 @@ def accepted(done: PassResult) -> tuple[int, ...]:
 
 def guessed_by(done: PassResult, decoding: Decoding) -> Guessed:
     """Accepted tokens of each source that had any: of those who guessed a token, who thought it likeliest."""
-    names = decoding.mixture.names if decoding.mixture is not None else ()
+    names = (*decoding.mixture.names, "format") if decoding.mixture is not None else ()
     counts = np.bincount(done.grown.tree.source[list(accepted(done)[1:])]).tolist()
     return tuple((name, count) for name, count in zip(names, counts, strict=False) if count)
 

@@ -42,7 +42,7 @@ def validate_plan(
     Raises:
         OffspecError: See `offspec.core.errors`.
     """
-    prepared = prepare(config, notify, named=plan)
+    prepared = prepare(replace(config, cache_size=0), notify, named=plan)
     target = sizes_of(prepared.opened.target, config.model)
     prepared.record.keeps = False  # or the next validation would know the prompts
     rows = list[ValidationRow]()
@@ -76,7 +76,7 @@ def validate_plan(
     if not rows:
         raise RequestError(
             "nothing to compare: no prompt fitted the context, or each answer was over with its first pass, "
-            "which does not count; give a larger --context, or more --prompts"
+            "which does not count; give a larger `context`, or more `prompts`"
         )
     return Validation(tuple(rows))
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from offspec.model.row_counts import RowCounts
+from offspec.model.torch_functions import never_watched
 
 VECTOR = 64  # numbers that torch takes at once, at most: two vectors of 32 bfloat16
 _SHARE = 1 << 15  # numbers up to which one thread takes them all (at::internal::GRAIN_SIZE)
@@ -75,6 +76,7 @@ def rows_as_columns(function: Any, args: Any) -> tuple[torch.Tensor, torch.Tenso
     return args[1].mT, args[0]
 
 
+@never_watched
 def evenly(function: Function, values: torch.Tensor) -> torch.Tensor:
     """function(values [..., I]), an elementwise one, so that no value depends on its place."""
     if values.device.type != "cpu" or values.dim() == 0 or values.numel() == 0:

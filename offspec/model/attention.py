@@ -15,8 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from offspec.core.errors import UnsupportedModelError
+from offspec.model.parted_tensor import parts_in
 from offspec.model.position_scale import position_scale
 from offspec.model.quantised_tensor import stored_rows
+from offspec.model.torch_functions import never_watched
 from offspec_kernels.transfer import upload
 from offspec_kernels.tree_attention import Chunk, Window, tree_attention
 from offspec_kernels.tree_mask import TreeExtent, TreeMask, pack_rows
@@ -56,6 +58,7 @@ class TreeContext:
     _masks: dict[tuple[int, int], TreeMask] = field(default_factory=dict)
     kept: dict[object, Any] = field(default_factory=dict)
     tokens: torch.Tensor | None = None
+    _elsewhere: dict[torch.device, "TreeContext"] = field(default_factory=dict)
 
     @classmethod
     def chain(cls, rows: int, device: torch.device) -> "TreeContext":
@@ -88,8 +91,9 @@ class TreeContext:
         """
         extent = TreeExtent(prefix, len(position) - len(tokens), len(tokens), causal)
         packed = pack_rows(_seen(sees, extent))
-        there, places, words, numbers = upload([tokens, position, packed, extent.numbers], device)
-        context = cls(prefix, places, causal, torch.from_numpy(sees), exact, tokens=torch.tensor(tokens))
+        ids = np.array(tokens, np.int64)
+        there, places, words, numbers = upload([ids, position, packed, extent.numbers], device)
+        context = cls(prefix, places, causal, torch.from_numpy(sees), exact, tokens=torch.from_numpy(ids))
         context._masks[extent.first, len(position)] = TreeMask.uploaded(
             extent, packed, words, numbers, places, context.kept
         )
@@ -99,15 +103,17 @@ class TreeContext:
         """The same pass for layers on that device, itself where it is there."""
         if self.position.device == device:
             return self
-        return TreeContext(
-            self.prefix,
-            self.position.to(device),
-            self.causal,
-            self.ancestors,
-            self.exact,
-            masked=self.masked,
-            tokens=self.tokens,
-        )
+        if device not in self._elsewhere:
+            there = TreeContext(
+                self.prefix, self.position.to(device), self.causal, self.ancestors, self.exact
+            )
+            there.masked, there.tokens = self.masked, self.tokens
+            self._elsewhere[device] = there
+        return self._elsewhere[device]
+
+    def pieces(self, padded: int) -> "list[tuple[TreeContext, slice]]":
+        """Of so many rows that run, copies included: those that are none, which are all of one sequence."""
+        return [(self, slice(0, padded - self.padding))]
 
     def tree_mask(self, start: int, end: int) -> TreeMask:
         """What rows start to end, counted behind the prefix, may look at; kept for the next layer."""
@@ -125,6 +131,26 @@ class TreeContext:
         return self._masks[start, end]
 
 
+@dataclass(frozen=True, slots=True)
+class MergedContext:
+    """The contexts of several sequences whose rows go through a layer together.
+
+    Args:
+        contexts: Of the sequences, each told where the rows that run end.
+        places: Of each which rows are its own.
+        padding: Rows behind all of them, as in a `TreeContext`.
+    """
+
+    contexts: tuple[TreeContext, ...]
+    places: tuple[slice, ...]
+    padding: int
+    masked: bool = False
+
+    def pieces(self, padded: int) -> list[tuple[TreeContext, slice]]:
+        """Of the rows that run, each sequence's with its context."""
+        return [*zip(self.contexts, self.places, strict=True)]
+
+
 def _seen(sees: NDArray[np.bool_], of: TreeExtent) -> NDArray[np.bool_]:
     """[count, R] bool: the rows of the tree up to the last of these that each of them sees."""
     columns = max(of.first + of.count - of.causal, 0)
@@ -135,14 +161,14 @@ def _seen(sees: NDArray[np.bool_], of: TreeExtent) -> NDArray[np.bool_]:
 
 
 class _Running(threading.local):
-    context: TreeContext | None = None
+    context: TreeContext | MergedContext | None = None
 
 
 _RUNNING = _Running()
 
 
 @contextmanager
-def running(context: TreeContext) -> Iterator[None]:
+def running(context: TreeContext | MergedContext) -> Iterator[None]:
     """While the block runs, layers of this thread belong to a pass."""
     before, _RUNNING.context = _RUNNING.context, context
     try:
@@ -151,11 +177,12 @@ def running(context: TreeContext) -> Iterator[None]:
         _RUNNING.context = before
 
 
-def running_context() -> TreeContext | None:
+def running_context() -> TreeContext | MergedContext | None:
     """That of the pass which runs in this thread."""
     return _RUNNING.context
 
 
+@never_watched
 def attend_tree(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -167,10 +194,12 @@ def attend_tree(
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     indices: torch.Tensor | None = None,
-    tree: TreeContext | None = None,
+    tree: TreeContext | MergedContext | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """query [1, H, T, D], key and value [1, KV, S, D] to ([1, T, H, D], None).
+
+    Rows of several sequences attend to the keys of their own, each to what it would alone.
 
     `s_aux` [H] are attention sinks, `indices` [1, T, K] the keys that an index has selected.
     Raises UnsupportedModelError where the family loses the keyword.
@@ -180,28 +209,29 @@ def attend_tree(
     if tree is None:
         raise UnsupportedModelError("it does not hand its keywords down to its attention")
     _, heads, padded, _ = query.shape
-    rows = padded - tree.padding
-    end = key.shape[2] - tree.prefix if tree.end is None else tree.end
-    keys, values = stored_rows(key), stored_rows(value)
-    if tree.prefix + end < key.shape[2]:
-        keys, values = keys[:, :, : tree.prefix + end], values[:, :, : tree.prefix + end]
-    asked = query[:, :, :rows]
-    if (scale := position_scale(module, tree.position[end - rows : end])) is not None:
-        asked = (asked * scale[:, None]).to(query.dtype)
     out = query.new_empty(1, padded, heads, value.shape[3])
-    tree_attention(
-        asked,
-        keys,
-        values,
-        tree.tree_mask(end - rows, end),
-        scale=scaling,
-        window=window_of(module) if isinstance(sliding_window, str) else sliding_window,
-        softcap=softcap,
-        sinks=s_aux,
-        chosen=None if indices is None else indices[:, :rows],
-        out=out[:, :rows].transpose(1, 2),
-        exact=tree.exact,
-    )
+    for (own, place), keys, values in zip(tree.pieces(padded), parts_in(key), parts_in(value), strict=True):
+        end, rows = own.end, place.stop - place.start
+        if end is None:
+            end = keys.shape[2] - own.prefix
+        seen = slice(0, own.prefix + end)
+        asked = query[:, :, place]
+        if (scale := position_scale(module, own.position[end - rows : end])) is not None:
+            asked = (asked * scale[:, None]).to(query.dtype)
+        tree_attention(
+            asked,
+            stored_rows(keys)[:, :, seen],
+            stored_rows(values)[:, :, seen],
+            own.tree_mask(end - rows, end),
+            scale=scaling,
+            window=window_of(module) if isinstance(sliding_window, str) else sliding_window,
+            softcap=softcap,
+            sinks=s_aux,
+            chosen=None if indices is None else indices[:, place],
+            out=out[:, place].transpose(1, 2),
+            exact=own.exact,
+        )
+    rows = padded - tree.padding
     out[:, rows:] = out[:, rows - 1 : rows]
     return out, None
 

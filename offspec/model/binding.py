@@ -62,6 +62,11 @@ class Binder:
             lambda: self._restore(names),
         )
 
+    @property
+    def parameters(self) -> Mapping[str, torch.Tensor]:
+        """Its parameters by name, without values."""
+        return self._meta
+
     def has(self, parameter: str) -> bool:
         return parameter in self._homes
 

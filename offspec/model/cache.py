@@ -4,7 +4,6 @@ Letters: L committed positions, T new rows of a pass (P pending prompt tokens, t
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from transformers.cache_utils import Cache
@@ -12,9 +11,9 @@ from transformers.cache_utils import Cache
 from offspec.model.cache_block import CacheBlock
 from offspec.model.cache_layer import Int8CacheLayer, TreeCacheLayer, WindowedInt8Layer, WindowedLayer
 from offspec.model.cache_windows import CacheWindows
-from offspec.model.recurrence.functions import reach
 from offspec.model.recurrence.snapshots import SPACING, Place, Snapshot, Snapshots
 from offspec.model.recurrence.state import Committed, Recurrence
+from offspec.model.recurrence.walks import HoldsStates
 from offspec_kernels.kv_compact import KVTable, kv_compact
 
 # [1, KV, n, D] each, of n positions: keys, values, and where a layer has an index, its keys [1, 1, n, D].
@@ -24,7 +23,7 @@ KeysAndValues = tuple[torch.Tensor, ...]
 _WORTH_IT = 16  # positions that it takes a snapshot to be saved
 
 
-class TreeCache(Cache):
+class TreeCache(HoldsStates, Cache):
     """The cache of a whole model. `length` counts committed positions; rows behind them are a tree's.
 
     recurrences: of layers that carry a state, by layer and by place in it; they come when they are asked for.
@@ -46,10 +45,18 @@ class TreeCache(Cache):
         self._tables: list[KVTable] = []  # one for each device, shared with the layers
         self.block = block or CacheBlock()
         self._windows = windows
+        self._capacity, self._int8 = capacity, int8
         self.rows = [self._layer(capacity, int8) for _ in range(layers)]
         super().__init__(layers=[*self.rows])
         self.length = 0
         self._broken_off = False  # within a commit or a rewind, when states and positions may not agree
+
+    def another(self) -> "TreeCache":
+        """An empty cache like this one, with memory of its own, for one more sequence."""
+        block = self.block.another()
+        cache = TreeCache(len(self.rows), self._capacity, block, int8=self._int8, windows=self._windows)
+        cache.snapshots.most = self.snapshots.most
+        return cache
 
     def _layer(self, capacity: int, int8: bool) -> TreeCacheLayer:
         if self._windows is not None:
@@ -86,8 +93,8 @@ class TreeCache(Cache):
             stores = [store for layer in self.rows for store in layer.stores]
             devices = dict.fromkeys(store.device for store in stores)
             self._tables += [KVTable([s for s in stores if s.device == device]) for device in devices]
-        if nodes and self._windows is not None:
-            self._windows.settle()
+        if nodes:
+            self.settle()
         for table in self._tables if nodes else ():
             kv_compact(table, start, [start + node for node in nodes])
         self.length = start + len(nodes)
@@ -130,6 +137,62 @@ class TreeCache(Cache):
         self._broken_off = False
         return length
 
+    def settle(self) -> None:
+        """Wait until all rows are where their stores are."""
+        if self._windows is not None:
+            self._windows.settle()
+
+    def reusable(self, shared: int) -> int:
+        """How many positions `rewind(shared)` would leave."""
+        if not self.recurrences or shared == self.length:
+            return shared
+        return max((length for length in self.snapshots.lengths if length <= shared), default=0)
+
+    def states(self) -> list[Snapshot]:
+        """The states that can be gone back to, ascending, and last those that are committed."""
+        if not self.recurrences:
+            return []
+        earlier = [snapshot for snapshot in self.snapshots.kept if snapshot.length < self.length]
+        return [*earlier, self._snapshot(self.length)]
+
+    def drop(self) -> None:
+        """Forget everything, before the layers' stores are written from outside; `resume` ends that."""
+        self._broken_off, self.length = True, 0
+        for layer in self.rows:
+            layer.cut(0)
+
+    def resume(self, length: int, states: Sequence[Snapshot]) -> None:
+        """Have `length` rows that were written to the stores for committed. states: as `states` gave them."""
+        for recurrence in self.recurrences.values():
+            recurrence.drop()
+            recurrence.committed = Committed()
+        self.snapshots = Snapshots(self.snapshots.most)
+        for snapshot in states[:-1]:
+            self.snapshots.add(snapshot)
+        for place, found in states[-1].states.items() if states else ():
+            self._recurrence(*place).committed = found
+        for layer in self.rows:
+            layer.cut(length)
+        self.length = length
+        self._broken_off = False
+
+    def take_over(self, other: "TreeCache", length: int) -> int:
+        """Hold, as committed, what another cache of the same model has of its first `length` positions.
+
+        Where layers carry a state, these are those of the nearest snapshot. How many there are is returned.
+        """
+        other.settle()
+        length = other.reusable(length)
+        states = [*other.states()]
+        while states and states[-1].length > length:
+            states.pop()
+        states += [state.copy() for state in states[-1:]]
+        self.drop()
+        for mine, its in zip(self.rows, other.rows, strict=True):
+            mine.take_over(its, length)
+        self.resume(length, states)
+        return length
+
     def adopt_states(self, other: "TreeCache") -> None:
         """Take over the states of another cache of the same model, and with them its number of positions."""
         self.length = other.length  # also where no layer has keys and values
@@ -157,25 +220,5 @@ class TreeCache(Cache):
     def _recurrence(self, layer: int, place: int) -> Recurrence:
         return self.recurrences.setdefault((layer, place), Recurrence())
 
-    # What families ask of their cache: the state is ours, and they are told that there is none yet.
-
-    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        reach(self._recurrence(layer_idx, state_idx))
-
-    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        reach(self._recurrence(layer_idx, state_idx))
-
-    def update_conv_state(
-        self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
-    ) -> torch.Tensor:
-        reach(self._recurrence(layer_idx, state_idx))
-        return conv_states
-
-    def update_recurrent_state(self, recurrent_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
-        return recurrent_states
-
-    def has_previous_state(self, *args: Any, **kwargs: Any) -> bool:
-        return False
-
-    def is_recording_past(self, layer_idx: int) -> bool:
-        return False
+    def reached(self, layer: int, place: int) -> tuple[Recurrence]:
+        return (self._recurrence(layer, place),)

@@ -1,5 +1,6 @@
 """The memory of all layers of a cache, in one allocation."""
 
+import copy
 import math
 from collections.abc import Sequence
 
@@ -30,6 +31,12 @@ class CacheBlock:
         self._memory: torch.Tensor | None = None
         self._taken = 0
 
+    def another(self) -> "CacheBlock":
+        """One like it for one more cache, of which nothing is allocated or taken yet."""
+        block = copy.copy(self)
+        block._memory, block._taken = None, 0
+        return block
+
     def allocate(self) -> None:
         """Have the memory now. What an allocation raises where there is none is raised."""
         if self._memory is None and self.nbytes:
@@ -59,6 +66,9 @@ class CacheBlocks(CacheBlock):
         super().__init__()
         self._blocks = {block.device: block for block in blocks}
         self.nbytes = sum(block.nbytes for block in blocks)
+
+    def another(self) -> "CacheBlocks":
+        return CacheBlocks([block.another() for block in self._blocks.values()])
 
     def allocate(self) -> None:
         for block in self._blocks.values():

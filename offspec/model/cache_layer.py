@@ -4,6 +4,7 @@ Letters: B sequences (1, but where texts are written), KV key heads, C capacity,
 row.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ class TreeCacheLayer(CacheLayerMixin):
 
     _NAMES: tuple[str, ...] = ("keys", "values", "index_keys")
 
+    _dtype = torch.float32  # of keys and values where they are kept in fewer bits
     padding = 0  # of the rows that are appended, so many at the end are not kept
 
     def __init__(self, capacity: int, tables: list[KVTable], block: CacheBlock) -> None:
@@ -90,9 +92,38 @@ class TreeCacheLayer(CacheLayerMixin):
         return self.index_keys[0, :, :end]
 
     @property
+    def named_stores(self) -> dict[str, torch.Tensor]:
+        """All that is kept of rows, by name, each [B, heads, C, numbers]."""
+        return {name: store for name in self._NAMES if (store := getattr(self, name)) is not None}
+
+    @property
     def stores(self) -> list[torch.Tensor]:
-        """All that is kept of rows, each [B, heads, C, numbers]."""
-        return [store for name in self._NAMES if (store := getattr(self, name)) is not None]
+        """The same without names."""
+        return [*self.named_stores.values()]
+
+    def hold(
+        self, like: Mapping[str, torch.Tensor], rows: int, dtype: torch.dtype
+    ) -> Mapping[str, torch.Tensor]:
+        """The stores by name, with room for `rows` rows, to be written from the left; `cut` then counts them.
+
+        Args:
+            like: By name, [1, heads, n, numbers] of what each store is to hold, where the layer is computed.
+            rows: That are to be written.
+            dtype: Of keys and values, in whatever form they are kept.
+        """
+        self.reserve(rows)
+        for name, store in like.items():
+            if getattr(self, name) is None:
+                self._tables.clear()
+                setattr(self, name, self._block.take(store, self.capacity))
+        self.is_initialized = True
+        return self.named_stores
+
+    def take_over(self, other: "TreeCacheLayer", rows: int) -> None:
+        """Hold the first rows of another cache's layer, in the form that they are kept in."""
+        theirs = other.named_stores
+        for name, store in self.hold(theirs, rows, other._dtype).items():
+            store[:, :, :rows] = theirs[name][:, :, :rows]
 
     def cut(self, length: int) -> None:
         """Drop all rows from `length` on."""
@@ -131,7 +162,6 @@ class Int8CacheLayer(TreeCacheLayer):
     _NAMES = (*TreeCacheLayer._NAMES, "key_scales", "value_scales")
     key_scales: torch.Tensor | None = None
     value_scales: torch.Tensor | None = None
-    _dtype = torch.float32
 
     def _take(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self._dtype = key_states.dtype
@@ -139,6 +169,12 @@ class Int8CacheLayer(TreeCacheLayer):
             rows = QuantisedRows.of(states[:, :, :1])
             setattr(self, f"{name}s", self._block.take(rows.numbers, self.capacity))
             setattr(self, f"{name}_scales", self._block.take(rows.scales[..., None], self.capacity))
+
+    def hold(
+        self, like: Mapping[str, torch.Tensor], rows: int, dtype: torch.dtype
+    ) -> Mapping[str, torch.Tensor]:
+        self._dtype = dtype
+        return super().hold(like, rows, dtype)
 
     def _write(self, start: int, end: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         for stored, states in zip(self._quantised(start, end), (keys, values), strict=True):
@@ -206,8 +242,21 @@ class WindowedLayer(TreeCacheLayer):
         return found
 
     @property
-    def stores(self) -> list[torch.Tensor]:
-        return [*self.home.values()]
+    def named_stores(self) -> dict[str, torch.Tensor]:
+        return self.home
+
+    def hold(
+        self, like: Mapping[str, torch.Tensor], rows: int, dtype: torch.dtype
+    ) -> Mapping[str, torch.Tensor]:
+        self.reserve(rows)
+        self._windows.settle()
+        self._windows.forget()
+        self.bind(self.home)
+        super().hold({name: store.cpu() for name, store in like.items()}, rows, dtype)
+        if not self.home:
+            self._windows.add(self)
+        self.home = {name: getattr(self, name) for name in like}
+        return self.home
 
     def cut(self, length: int) -> None:
         super().cut(length)

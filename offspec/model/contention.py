@@ -50,8 +50,9 @@ class Contention:
         self._seen = now, waiting
         share = (waiting - waited) / (now - then)
         self._calm = self._calm + now - then if share < _IDLE else 0
+        self.seen = self.seen or share > _BUSY
         if share > _BUSY and self._idle_team is None and torch.get_num_threads() > 1:
-            self._idle_team, self.seen = _IdleTeam(), True
+            self._idle_team = _IdleTeam()
         elif self._calm >= _CALM:
             self.close()
 

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -18,6 +19,9 @@ RUNTIME = 700_000_000
 # is set aside and not in use, up to 115 MB in tests/plan/test_device_memory.py.
 SLACK = 192_000_000
 
+# Of NVIDIA's driver, on machines that have a card for it.
+_DRIVER_FILES = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia/version"))
+
 
 def find_device(name: str) -> torch.device:
     """The device of that name, a CUDA device with its index: "cuda" is cuda:0.
@@ -32,7 +36,8 @@ def find_device(name: str) -> torch.device:
         raise RequestError(f"offspec runs on cpu and cuda, not on {name!r}")
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise RequestError("this machine has no CUDA device that torch can use; use --device cpu")
+            instead = unused_gpu() or "this machine has no CUDA device that torch can use"
+            raise RequestError(f'{instead}; use `device="cpu"`')
         device, count = torch.device("cuda", device.index or 0), torch.cuda.device_count()
         if device.index >= count:
             raise RequestError(f"there is no {name}; this machine has {count} CUDA devices, from cuda:0 on")
@@ -42,6 +47,16 @@ def find_device(name: str) -> torch.device:
     except (ArgumentError, PathError) as error:
         raise RequestError(str(error)) from error
     return device
+
+
+def unused_gpu() -> str | None:
+    """What to tell where torch is a build for the CPU and the machine has an NVIDIA GPU; else None."""
+    if torch.version.cuda or torch.version.hip or not any(file.exists() for file in _DRIVER_FILES):
+        return None
+    return (
+        f"this machine has an NVIDIA GPU, which torch {torch.__version__}, a build for the CPU, cannot use: "
+        "`make env TORCH=cuda` in a checkout, or `pip install --force-reinstall torch`, installs one that can"
+    )
 
 
 def _use_expandable_segments() -> None:
@@ -74,10 +89,10 @@ def find_devices(names: str) -> tuple[torch.device, ...]:
         return tuple(torch.device(first.type, index) for index in range(torch.cuda.device_count()))
     found = tuple(map(find_device, names.split(",")))
     if len(set(found)) < len(found):
-        raise RequestError(f"--device {names} names a device twice; once is enough")
+        raise RequestError(f'`device="{names}"` names a device twice; once is enough')
     if len(found) > 1 and any(device.type == "cpu" for device in found):
         raise RequestError(
-            "--device takes the CPU alone: for layers on it beside a GPU there is --cpu-layers"
+            "`device` takes the CPU alone: for layers on it beside a GPU there is `cpu_layers`"
         )
     return found
 
@@ -100,7 +115,7 @@ def claim(device: torch.device, vram: int | None) -> int | None:
     """
     if device.type == "cpu":
         if vram is not None:
-            raise RequestError("--vram is for a CUDA device; on a CPU, limit RAM with --memory")
+            raise RequestError("`vram` is for a CUDA device; on a CPU, limit RAM with `memory`")
         return None
     torch.cuda.set_device(device)  # or streams and graphs would be made on the first one
     torch.cuda.empty_cache()
@@ -110,7 +125,7 @@ def claim(device: torch.device, vram: int | None) -> int | None:
     elif vram > free + RUNTIME:
         raise CapacityError(
             f"{format_bytes(vram)} of device memory were asked for, and {format_bytes(free)} are free; close "
-            "what else uses the device, or give a smaller --vram",
+            "what else uses the device, or give a smaller `vram`",
             needed=vram,
             given=free,
         )

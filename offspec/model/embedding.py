@@ -1,7 +1,8 @@
 """Token embeddings of which only the rows of the tokens in a pass are used: from disk, or from RAM.
 
 A target's rows are read from disk, once a pass. A draft runs many small steps while the disk is busy with
-the target's layers, each of which would wait for it, so its embedding is held in RAM.
+the target's layers, each of which would wait for it, so its embedding is held in RAM: its own, or the
+target's where it looks tokens up in that.
 """
 
 from collections import OrderedDict
@@ -9,8 +10,9 @@ from typing import Any
 
 import torch
 
+from offspec.checkpoint.slices import cut
 from offspec.checkpoint.tensors import TensorInfo, Weight, on_disk, torch_dtype
-from offspec.model.unpacking import rows_of, values_of
+from offspec.model.unpacking import values_of
 from offspec.stream.arena import PAGE, Arena, round_up
 from offspec.stream.direct_reader import DirectReader
 from offspec.stream.disk_stream import read_unit
@@ -23,7 +25,7 @@ class RowGather:
     """Feeds an embedding module the rows it needs, leaving its own arithmetic (scaling, say) as it is.
 
     Before the module runs, its weight becomes the matrix of the distinct rows [U, H] and its ids become
-    indices into that. weight [V, H]: a stored tensor, or a packed one whose format goes by rows. held: read
+    indices into that. weight [V, H]: a stored tensor, or a packed one that can be cut. held: read
     all of it now, and keep it in RAM as it is stored. Ids may come on the CPU, and it is best that they do:
     nobody waits for a device then.
     """
@@ -42,7 +44,7 @@ class RowGather:
         self._kept: OrderedDict[int, torch.Tensor] = OrderedDict()
         self._layout = lay_out("the embedding", on_disk(weight))
         self._table = read_unit(self._layout, reader) if held else None
-        most = max(info.nbytes // info.shape[0] for info in on_disk(weight))
+        most = max(info.nbytes for info in on_disk(cut(weight, 0, 1)))
         self._page = Arena(most + 2 * PAGE)  # a row need not begin where a page does
         module.takes_ids_of_the_host = True
         module.padding_idx = None  # matters to gradients alone, and must lie within the rows that are here
@@ -68,7 +70,7 @@ class RowGather:
 
     def _read(self, token: int) -> torch.Tensor:
         """The row [H] in the model's dtype, on the CPU."""
-        weight = rows_of(self._weight, token, token + 1)
+        weight = cut(self._weight, token, token + 1)
         views = {info.name: self._read_part(info) for info in on_disk(weight)}
         values = values_of(weight, views, lambda count: torch.empty(count, dtype=self._dtype), set())
         return values[0].to(self._dtype)

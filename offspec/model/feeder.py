@@ -1,18 +1,19 @@
 """Gives every layer its weights just before it runs: resident ones once, the others from the stream."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 
 from offspec.core.trace import OFF, Span, Timeline
 from offspec.model.binding import Binder
+from offspec.model.expert_parts import AnyExpertStore
 from offspec.model.unpacking import Scratch
 from offspec.stream.direct_reader import DirectReader, ReadShape
 from offspec.stream.disk_stream import read_unit
 from offspec.stream.layout import UnitLayout
-from offspec.stream.ring import RingStats
 from offspec.stream.unit_stream import UnitStream
+from offspec.stream.workers import RingStats
 from offspec_planners.placement import Placement, Tier
 
 
@@ -22,7 +23,8 @@ class LayerFeeder:
     binders: one per layer, on the device that computes it; each device has a stream of its own. blocks: the
     units of a head that streams, which follow the last layer on `device`. scratches: by device, what packed
     weights are unpacked in, a module at a time; without any, layers that stay are unpacked as they are
-    loaded, and none may stream packed.
+    loaded, and none may stream packed. store: of experts that are read when they are asked for; needing: the
+    layers that have such.
     """
 
     def __init__(
@@ -34,9 +36,12 @@ class LayerFeeder:
         device: torch.device,
         timeline: Timeline = OFF,
         scratches: Mapping[torch.device, Scratch] | None = None,
+        store: AnyExpertStore | None = None,
+        needing: Collection[int] = (),
     ) -> None:
         self._binders, self._placement, self._scratches = binders, placement, dict(scratches or {})
         self._reader, self._device, self._timeline = reader, device, timeline
+        self._store, self._needing = store, needing
         self._units: dict[int, tuple[torch.device, int]] = {}  # of layers, and of blocks behind them
         layouts: dict[torch.device, list[tuple[UnitLayout, Tier]]] = {}
         streamed = [
@@ -67,7 +72,9 @@ class LayerFeeder:
     def resident(self) -> tuple[int, ...]:
         """Layers that have their weights on `device` at all times, and may run outside their turn."""
         return tuple(
-            layer for layer in self._placement.resident if self._binders[layer].device == self._device
+            layer
+            for layer in self._placement.resident
+            if self._binders[layer].device == self._device and layer not in self._needing
         )
 
     @property
@@ -78,7 +85,8 @@ class LayerFeeder:
     @property
     def read_stats(self) -> RingStats:
         """Of what reads, on all devices."""
-        return _sum([stream.read_stats for stream in self._streams.values()])
+        experts = [self._store.read_stats] if self._store is not None else []
+        return _sum([*(stream.read_stats for stream in self._streams.values()), *experts])
 
     @property
     def ring_stats(self) -> RingStats:
@@ -88,7 +96,8 @@ class LayerFeeder:
     @property
     def unpinned_bytes(self) -> int:
         """Bytes of RAM that are copied to a device from, and could not be pinned."""
-        return sum(stream.unpinned_bytes for stream in self._streams.values())
+        experts = self._store.unpinned_bytes if self._store is not None else 0
+        return experts + sum(stream.unpinned_bytes for stream in self._streams.values())
 
     def load(self, progress: Callable[[int, int], None]) -> None:
         """Read what stays, and start streaming the rest; progress(bytes done, bytes in all) as it goes.
@@ -98,6 +107,7 @@ class LayerFeeder:
         staying = [self._binders[i] for i, tier in enumerate(self._placement.tiers) if not tier.streams]
         total = sum(binder.layout.nbytes for binder in staying)
         total += sum(stream.hosted_bytes for stream in self._streams.values())
+        total += self._store.load_bytes if self._store is not None else 0
         done = 0
 
         def tell(nbytes: int) -> None:
@@ -117,6 +127,8 @@ class LayerFeeder:
                 else:
                     binder.bind(binder.realise(memory))
             tell(binder.layout.nbytes)
+        if self._store is not None:
+            self._store.load(tell)
         for stream in self._streams.values():
             stream.load(tell)
 
@@ -172,10 +184,14 @@ class LayerFeeder:
             scratch.taken = 0
         for stream in self._streams.values():
             stream.abandon()
+        if self._store is not None:
+            self._store.abandon()
 
     def close(self) -> None:
         for stream in self._streams.values():
             stream.close()
+        if self._store is not None:
+            self._store.close()
         for binder in self._binders:
             binder.close()
 

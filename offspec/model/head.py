@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from offspec.checkpoint.slices import cut
 from offspec.checkpoint.tensors import PackedInfo, Weight, on_disk
-from offspec.model.unpacking import rows_of, weight_in
+from offspec.model.unpacking import weight_in
 from offspec.stream.layout import UnitLayout, lay_out
 
 
@@ -35,7 +36,7 @@ def head_blocks(weight: Weight, most: int, values: int) -> list[HeadBlock]:
     blocks: list[HeadBlock] = []
     for start in range(0, vocabulary, step):
         end = min(start + step, vocabulary)
-        part = rows_of(weight, start, end)
+        part = cut(weight, start, end)
         blocks.append(HeadBlock(start, end, part, lay_out(f"head {len(blocks)}", on_disk(part))))
     return blocks
 

@@ -3,14 +3,14 @@
 Letters: T rows of a pass, H hidden size.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from offspec.model.attention import TreeContext, running, running_context
+from offspec.model.attention import MergedContext, TreeContext, running, running_context
 
 Layer = Callable[[torch.Tensor, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -32,7 +32,6 @@ class Hops:
         self.home = home
         self._places, self._cpu_mode = tuple(places), cpu_mode
         self._pass: TreeContext | None = None  # that everything below belongs to
-        self._contexts: dict[torch.device, TreeContext] = {}
         self._brought: dict[tuple[int, torch.device], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def run(
@@ -42,8 +41,9 @@ class Hops:
         place, context = self._places[index], running_context()
         if context is None or context is not self._pass:
             self.forget()
+            assert not isinstance(context, MergedContext), "a layer hops with all parts of a pass"
             self._pass = context
-        args, kwargs = self._bring(args, place), self._bring(dict(kwargs), place)
+        args, kwargs = self.bring(args, place), self.bring(dict(kwargs), place)
         with self._on(place):
             out = layer(hidden.to(place), args, kwargs)
         after = self._places[index + 1] if index + 1 < len(self._places) else self.home
@@ -56,37 +56,30 @@ class Hops:
     def forget(self) -> None:
         """Let go of what was brought."""
         self._pass = None
-        self._contexts.clear()
         self._brought.clear()
+
+    def bring(self, value: Any, place: torch.device) -> Any:
+        """The same on a device. A dictionary stays the same object: layers may leave things in it."""
+        if isinstance(value, torch.Tensor):
+            return value if value.device == place else self._tensor(value, place)
+        if isinstance(value, TreeContext):
+            return value.on(place)
+        if type(value) in (tuple, list):
+            return type(value)(self.bring(item, place) for item in value)
+        if isinstance(value, MutableMapping):  # transformers has one of its own for keys that layers share
+            value.update({name: self.bring(item, place) for name, item in value.items()})
+        return value
 
     @contextmanager
     def _on(self, place: torch.device) -> Iterator[None]:
         with ExitStack() as stack:
             if self._pass is not None:
-                stack.enter_context(running(self._context(place)))
+                stack.enter_context(running(self._pass.on(place)))
             if place.type == "cuda":
                 stack.enter_context(torch.cuda.device(place))  # where Triton launches its kernels
             elif self._cpu_mode is not None:
                 stack.enter_context(self._cpu_mode)
             yield
-
-    def _context(self, place: torch.device) -> TreeContext:
-        assert self._pass is not None
-        if place not in self._contexts:
-            self._contexts[place] = self._pass.on(place)
-        return self._contexts[place]
-
-    def _bring(self, value: Any, place: torch.device) -> Any:
-        """The same on a device. A dictionary stays the same object: layers may leave things in it."""
-        if isinstance(value, torch.Tensor):
-            return value if value.device == place else self._tensor(value, place)
-        if isinstance(value, TreeContext):
-            return self._context(place)
-        if type(value) in (tuple, list):
-            return type(value)(self._bring(item, place) for item in value)
-        if type(value) is dict:
-            value.update({name: self._bring(item, place) for name, item in value.items()})
-        return value
 
     def _tensor(self, value: torch.Tensor, place: torch.device) -> torch.Tensor:
         known = self._brought.get((id(value), place))

@@ -17,25 +17,31 @@ from offspec.model.cache import TreeCache
 from offspec.model.cache_block import CacheBlock, CacheBlocks
 from offspec.model.cache_windows import CacheWindows, HostBlock
 from offspec.model.embedding import RowGather
-from offspec.model.experts import set_row_counts
+from offspec.model.expert_parts import AnyExpertStore, attach
+from offspec.model.experts import ExpertsBeside, is_experts, set_row_counts
 from offspec.model.feeder import LayerFeeder
 from offspec.model.fused.forward import LeanModel, lean_model
 from offspec.model.head import HeadBlock, StreamedHead
 from offspec.model.hops import Hops
 from offspec.model.longrope import fix_frequencies
 from offspec.model.opened import OpenedModel
+from offspec.model.quantize.kept import KeptRounding
 from offspec.model.quantize.resident_layers import RoundedLayers
 from offspec.model.row_counts import RowCounts
 from offspec.model.row_products import RowProducts
 from offspec.model.runner import TreeModel
 from offspec.model.unpacking import Scratch
-from offspec.stream.direct_reader import DirectReader
+from offspec.stream.device_experts import DeviceExpertStore
+from offspec.stream.direct_reader import DirectReader, ReadShape
 from offspec.stream.disk_stream import read_unit
-from offspec.stream.ring import RingStats
+from offspec.stream.expert_store import ExpertStore
+from offspec.stream.read_tuning import choose_read_shape
+from offspec.stream.workers import RingStats
 from offspec_planners.placement import Placement, Tier
 
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 _CPU = torch.device("cpu")
+_EXPERTS_AT_ONCE = 4  # reads under way: an expert is often smaller than what a disk wants to have to do
 
 
 class LoadedModel(OpenedModel):
@@ -59,10 +65,12 @@ class LoadedModel(OpenedModel):
         self._scratches: dict[torch.device, Scratch] = {}
         self._reader = DirectReader(*checksums(folder))
         self._feeder: LayerFeeder | RoundedLayers | None = None
+        self.store: AnyExpertStore | None = None  # of experts that are read when they are asked for
         self._gather: RowGather | None = None
         self._tree_model: TreeModel | None = None
         self.rest_tensors: dict[str, torch.Tensor] = {}
         self._caches = Tier.DEVICE
+        self.long_factors = False  # whether positions are rotated for texts beyond the original length
 
     @property
     def tree_model(self) -> TreeModel:
@@ -116,7 +124,8 @@ class LoadedModel(OpenedModel):
         """Read the rest and the layers that stay in memory, and start streaming the others.
 
         Args:
-            placement: Where each layer and the head lie.
+            placement: Where each layer and the head lie, and how many experts are kept that are read when
+                they are asked for.
             capacity: Positions of the cache.
             progress: Called with bytes done and bytes in all.
             chunk: Rows that go through a layer together; None: all.
@@ -134,31 +143,62 @@ class LoadedModel(OpenedModel):
         blocks = self._head_blocks() if placement.head is not Tier.DEVICE else []
         places = {self.device, *self._settle_places(placement)}
         if self.is_packed and not unpacked:
-            values = self._unpacked_values
+            values = self._unpacked_in(self.dense if placement.by_need else self.layers)
             self._scratches = {device: Scratch(values, self.dtype, device) for device in places}
-        feeder = LayerFeeder(
-            self.layers,
+        store = self._expert_store(placement)
+        self._feeder = feeder = LayerFeeder(
+            self.layers if store is None else self.dense,
             [block.layout for block in blocks],
             placement,
             self._reader,
             self.device,
             self.timeline,
             self._scratches,
+            store,
+            self.experts.layers if store is not None else (),
         )
         if row_counts is None:
             row_counts = RowCounts()
-            for device in places:
+            for device in places | ({_CPU} if placement.cpu_experts else set()):
                 row_counts = row_counts.common(self.find_row_counts(device))
+        if store is not None:
+            mode = self._function_mode(row_counts, _CPU)
+            attach(self.experts, store, ExpertsBeside(_CPU, mode) if placement.cpu_experts else None)
         set_row_counts(self.skeleton.layers, row_counts)
         make_even(self.skeleton.layers)
         self._caches = placement.caches
         self._assemble(feeder, capacity, None, blocks, chunk, context, row_counts, holds_rows)
         feeder.load(progress)
 
+    def _expert_store(self, placement: Placement) -> AnyExpertStore | None:
+        """Experts that are read when they are asked for; None where they are parts of their layers."""
+        if not placement.by_need:
+            return None
+        apart, units = self.device.type != "cpu", self.experts.units
+        tried = choose_read_shape([binder.layout for binder in self.layers], self._reader)
+        store = ExpertStore(
+            [unit.layout for unit in units],
+            placement.host_expert_slots if apart else placement.expert_slots,
+            self._reader,
+            groups=self.experts.groups,
+            arrange=lambda unit, memory: units[unit].arrange(memory),
+            shape=ReadShape(max(tried.depth, _EXPERTS_AT_ONCE), tried.block),
+            pin=apart and not placement.cpu_experts,
+            timeline=self.timeline,
+        )
+        self.store = store
+        if apart and not placement.cpu_experts:
+            arranged = [unit.arranged for unit in units]
+            slots = placement.expert_slots
+            self.store = DeviceExpertStore(store, arranged, slots, self.device, self.timeline)
+        return self.store
+
     def _settle_places(self, placement: Placement) -> list[torch.device]:
         """Where each layer is computed."""
-        for layer, (binder, tier) in enumerate(zip(self.layers, placement.tiers, strict=True)):
+        layers = zip(self.layers, self.dense, placement.tiers, strict=True)
+        for layer, (binder, dense, tier) in enumerate(layers):
             binder.device = _CPU if tier is Tier.CPU else self.devices[placement.gpu_of(layer)]
+            dense.device = binder.device
         return [binder.device for binder in self.layers]
 
     def load_rounded(
@@ -172,6 +212,7 @@ class LoadedModel(OpenedModel):
         chunk: int | None = None,
         context: int | None = None,
         holds_rows: bool = False,
+        kept: KeptRounding | None = None,
     ) -> None:
         """Read all layers and round their matrices; see `RoundedLayers`.
 
@@ -185,10 +226,12 @@ class LoadedModel(OpenedModel):
             chunk: Rows that go through a layer together; None: all.
             context: Most positions of prompt and answer; None: the capacity.
             holds_rows: Keep the embedding in RAM instead of reading its rows. Default False.
+            kept: Where what was rounded is read, or else kept; None: nowhere.
         """
         layers = list(self.skeleton.layers)
+        rounded = RoundedLayers(self.layers, layers, self._reader, bits, expand, progress, kept)
         self._assemble(
-            RoundedLayers(self.layers, layers, self._reader, bits, expand, progress),
+            rounded,
             capacity,
             rest,
             (),
@@ -196,10 +239,17 @@ class LoadedModel(OpenedModel):
             context,
             holds_rows=holds_rows,
         )
-        chain = TreeContext.chain(len(calibration), self.device)
-        with torch.no_grad():
-            self.tree_model.hidden(torch.tensor(list(calibration), device=self.device), chain)
-        self.tree_model.cache.rewind(0)
+
+        def round_all() -> None:
+            chain = TreeContext.chain(len(calibration), self.device)
+            with torch.no_grad():
+                self.tree_model.hidden(torch.tensor(list(calibration), device=self.device), chain)
+            self.tree_model.cache.rewind(0)
+
+        if kept is None:
+            round_all()
+        elif kept.is_there() or not kept.make(round_all):
+            rounded.load_kept(kept)
 
     def lean(self, capacity: int, notify: Callable[[Event], None] = unheard) -> LeanModel | None:
         """A faster model that takes the place of `tree_model`; None where there is none for this one.
@@ -214,13 +264,19 @@ class LoadedModel(OpenedModel):
             if rounded is not None:
                 rounded.release(index)
 
-        self.tree_model.cache = self._new_cache(capacity)  # the old memory goes before new is taken
+        self.tree_model.cache = self.new_cache(capacity)  # the old memory goes before new is taken
         model = lean_model(self.skeleton, capacity, self.device, release, rounded, notify)
         if model is not None:
             self._tree_model = None
         return model
 
-    def _new_cache(self, capacity: int) -> TreeCache:
+    @property
+    def row_devices(self) -> list[torch.device]:
+        """Of each layer of the cache, where it is computed."""
+        rows = len(self.tree_model.cache.rows)
+        return [*(binder.device for binder in self.layers), *[self.device] * rows][:rows]
+
+    def new_cache(self, capacity: int) -> TreeCache:
         """An empty cache that takes no memory yet."""
         layers = len(self.skeleton.rows.kept)
         if self._caches is Tier.DEVICE:
@@ -253,7 +309,7 @@ class LoadedModel(OpenedModel):
     ) -> None:
         self._feeder = feeder
         model: Any = self.skeleton.model
-        fix_frequencies(model, context or capacity)
+        self.long_factors = fix_frequencies(model, context or capacity)
         self.rest_tensors = self._read_rest(without_head=bool(blocks)) if rest is None else rest
         for binder in self._rest:
             binder.bind({name: tensor for name, tensor in self.rest_tensors.items() if binder.has(name)})
@@ -273,13 +329,14 @@ class LoadedModel(OpenedModel):
         elif self.skeleton.tied:
             model.get_output_embeddings().weight = model.get_input_embeddings().weight
         if rows is not None:
+            held = holds_rows and rows is self._rows  # not a tied head, which streams for want of room
             self._gather = RowGather(
-                model.get_input_embeddings(), rows, self.dtype, self.device, self._reader, held=holds_rows
+                model.get_input_embeddings(), rows, self.dtype, self.device, self._reader, held=held
             )
         self._move_buffers()
         self._tree_model = TreeModel(
             self.skeleton,
-            self._new_cache(capacity),
+            self.new_cache(capacity),
             enter=feeder.enter,
             leave=feeder.leave,
             head=head,
@@ -288,6 +345,9 @@ class LoadedModel(OpenedModel):
             mode=self._function_mode(row_counts, self.device),
             hops=self._hops(row_counts),
         )
+        store = self.store
+        if store is not None:
+            self._tree_model.stalled = lambda: store.read_stats.wait_seconds
 
     def _move_buffers(self) -> None:
         """Buffers of layers to where those are computed, all others to the model's device."""
@@ -315,7 +375,7 @@ class LoadedModel(OpenedModel):
             return None
         if self.has_row_products(device):
             return RowProducts()
-        has_experts = any(hasattr(module, "is_transposed") for module in self.skeleton.layers.modules())
+        has_experts = any(is_experts(module) for module in self.skeleton.layers.modules())
         rows = self.skeleton.rows
         needs_it = device.type == "cpu" and (has_experts or rows.expanded or rows.tail_numbers)
         return EvenFunctions(row_counts) if needs_it else None
@@ -345,6 +405,10 @@ class LoadedModel(OpenedModel):
         """Stop reading, close files, drop the weights. May be called twice."""
         if self._feeder is not None:
             self._feeder.close()
+        if self.store is not None:
+            self.store.close()  # again, unless loading went no further
+            attach(self.experts, None)
+            self.store = None
         if self._gather is not None:
             self._gather.close()
         for binder in self._rest:

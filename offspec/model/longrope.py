@@ -14,19 +14,22 @@ import torch
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, [1, T, D] each
 
 
-def fix_frequencies(model: Any, context: int) -> None:
+def fix_frequencies(model: Any, context: int) -> bool:
     """Have every position rotated by the long factors where the context is beyond the original length.
 
-    Within that length no position is, and transformers chooses the short ones by itself.
+    Within that length no position is, and transformers chooses the short ones by itself. Returns whether they
+    were changed.
 
     Args:
         model: Of transformers.
         context: Most positions of prompt and answer.
     """
+    changed = False
     for module in model.modules():
         original = original_length(module)
         if original is not None and context > original:
-            module.forward = _long(module.forward, original)
+            module.forward, changed = _long(module.forward, original), True
+    return changed
 
 
 def original_length(module: Any) -> int | None:

@@ -2,18 +2,22 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import torch
 
+from offspec.checkpoint.slices import can_slice
 from offspec.checkpoint.tensors import PackedInfo, Weight, on_disk
 from offspec.core.errors import UnsupportedModelError
 from offspec.model.binding import Binder
+from offspec.model.expert_parts import RoutedExperts, take_apart
 from offspec.model.head import HeadBlock, head_blocks
 from offspec.model.probe.build import build_skeleton
 from offspec.model.row_counts import ProductShape, RowCounts, find_row_counts
-from offspec.model.unpacking import can_be_cut, warm_up
+from offspec.model.unpacking import warm_up
 from offspec.model.weights import WeightRecipe, map_weights, shared_by_layers
 from offspec.stream.layout import lay_out
 from offspec_kernels.backend import choose_backend
@@ -73,6 +77,14 @@ class OpenedModel:
         self.layers = [
             Binder(model, f"layer {i}", recipes, device, f"{prefix}.{i}.") for i, recipes in enumerate(layers)
         ]
+        without, found = take_apart(model, layers, self.skeleton.layer_of)
+        self.experts = RoutedExperts(found)
+        self.dense = [  # the layers without those experts
+            whole
+            if len(recipes) == len(whole.recipes)
+            else Binder(model, whole.layout.name, recipes, device, whole.prefix)
+            for whole, recipes in zip(self.layers, without, strict=True)
+        ]
         self._rest = [Binder(model, "the rest", rest, device)]
         if self._head is not None:
             self._rest.append(Binder(model, "the head", [self._head], device))
@@ -81,7 +93,7 @@ class OpenedModel:
         """Whether it is an embedding whose rows can be read alone."""
         if recipe.converter is not None or recipe.names != (self.skeleton.embedding,):
             return False
-        return can_be_cut(recipe.sources[0][0])
+        return can_slice(recipe.sources[0][0])
 
     def _head_alias(self) -> str:
         """What the head is called in a checkpoint that stores it although it is tied."""
@@ -102,6 +114,16 @@ class OpenedModel:
     def layer_extra(self) -> list[int]:
         """Bytes that each layer takes besides, where its tensors must be converted."""
         return [binder.copied_bytes for binder in self.layers]
+
+    @property
+    def dense_bytes(self) -> list[int]:
+        """Bytes of each layer without its routed experts."""
+        return [binder.layout.nbytes for binder in self.dense]
+
+    @property
+    def dense_extra(self) -> list[int]:
+        """Bytes that each layer takes besides, without its routed experts."""
+        return [binder.copied_bytes for binder in self.dense]
 
     @property
     def held_bytes(self) -> list[int]:
@@ -137,7 +159,7 @@ class OpenedModel:
     @property
     def head_bytes(self) -> int:
         """Bytes of the head, and of `rest_bytes` therefore, that may stream instead; 0 where it cannot."""
-        if self._head is None or not can_be_cut(self._head.sources[0][0]):
+        if self._head is None or not can_slice(self._head.sources[0][0]):
             return 0
         return self._rest[1].kept_bytes
 
@@ -162,7 +184,10 @@ class OpenedModel:
     @property
     def _unpacked_values(self) -> int:
         """Most values of packed weights that are there at once while layers run, or a head's blocks."""
-        most = max(binder.scratch_elements for binder in self.layers)
+        return self._unpacked_in(self.layers)
+
+    def _unpacked_in(self, layers: Sequence[Binder]) -> int:
+        most = max(binder.scratch_elements for binder in layers)
         if self._head is not None and self._head.is_packed:
             most = max(most, min(_HEAD_VALUES, math.prod(self._head.sources[0][0].shape)))
         return most
@@ -187,6 +212,12 @@ class OpenedModel:
         recipes = [recipe for binder in (*self.layers, *self._rest) for recipe in binder.recipes]
         weights = [weight for recipe in recipes for weight, _ in recipe.sources]
         warm_up(weights if self._rows is None else [*weights, self._rows], self.dtype, device)
+
+    def with_int8_cache(self) -> Self:
+        """The same with keys and values in 8 bits, to see what it would take; not to be loaded."""
+        narrow = copy(self)
+        narrow.int8_cache = True
+        return narrow
 
     def cache_bytes(self, capacity: int, layers: Sequence[int] | None = None) -> int:
         """Bytes of a cache of `capacity` positions, of all layers by default."""
@@ -235,6 +266,12 @@ class OpenedModel:
     def unpacking_bytes(self) -> int:
         """Bytes for values of packed weights, which stay, and for what some are fused of."""
         return (self._unpacked_values + self._fused_values) * self.dtype.itemsize
+
+    @property
+    def dense_unpacking_bytes(self) -> int:
+        """The same where routed experts are made one by one, without what those take."""
+        fused = max(binder.fused_elements for binder in self.dense)
+        return (self._unpacked_in(self.dense) + fused) * self.dtype.itemsize
 
     def activation_bytes(self, rows: int, length: int, chunk: int, device: torch.device | None = None) -> int:
         """The same without what packed weights take."""

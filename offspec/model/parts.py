@@ -42,7 +42,7 @@ class TargetParts:
         return self._target.device
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Embeddings [n, H] of token ids [n], as the family has them. Rows may be read from disk."""
+        """Embeddings [n, H] of token ids [n], as the family has them; from disk where they are not held."""
         embedding: Any = self._target.skeleton.model.get_input_embeddings()
         rows: torch.Tensor = embedding(tokens[None])[0]
         return rows

@@ -4,7 +4,7 @@ Letters: T rows of a pass, H hidden size, V vocabulary.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -14,16 +14,18 @@ import torch
 from torch.overrides import TorchFunctionMode
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from offspec.model.attention import TreeContext, running, running_context
+from offspec.model.apart import take_apart
+from offspec.model.attention import MergedContext, TreeContext, running, running_context
 from offspec.model.cache import TreeCache
 from offspec.model.dense_mask import DenseMasks
 from offspec.model.head import StreamedHead
 from offspec.model.hops import Hops
+from offspec.model.pass_parts import Part, SequenceRows, as_asked, joined, order_of, parts_of
 from offspec.model.row_counts import RowCounts
 from offspec.model.skeleton import Skeleton
 from offspec.model.text_part import way_to
-from offspec_kernels.chunks import split_evenly
 from offspec_kernels.transfer import upload
+from offspec_planners.cost import PROMPT_ROWS
 
 # Rows that go through a layer together, which bounds the activations of a long prompt; and where memory is so
 # tight that fewer make room for something better.
@@ -34,6 +36,8 @@ _TOGETHER, _TOGETHER_ON_DEVICE = 12, 16
 # Rows of a prompt in one pass, whose states wait between layers. Computing that many takes longer than a trip
 # of the weights, so a longer prompt that takes several trips takes no more time.
 PASS_ROWS = 16384
+# Of a pass that other sequences share: their answers wait for it.
+SHARED_PROMPT_ROWS = PROMPT_ROWS
 
 
 @dataclass(slots=True)
@@ -59,19 +63,6 @@ class Spent:
             self.cpu_computed += computed
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Rows [start, end) of a pass that go through a layer together; the last `padding` are copies of one."""
-
-    start: int
-    end: int
-    padding: int
-
-    def kept(self) -> int:
-        """Rows that are no copies."""
-        return self.end - self.start - self.padding
-
-
 class _Given(BaseModelOutputWithPast):
     """States, and nothing of what else the parts of one family or another return."""
 
@@ -87,10 +78,10 @@ class TreeModel:
     row counts its products run at; rows that fill up to them are seen neither by attention nor by the cache,
     nor by a caller. None: whatever comes, as is good enough for a draft. mode: entered for a pass, where some
     of torch's own functions would not do. hops: given where layers are computed on several devices. spent: of
-    the latest pass; settle: called before a clock is read,
-    where work goes on after a call returns. on_layer: told how many layers are done; between: called before
-    each layer and each chunk, and may raise to break the pass off. taps: layers whose inputs are kept aside,
-    the number of layers for what leaves the last;
+    the latest pass; settle: called before a clock is read, where work goes on after a call returns; stalled:
+    given where layers wait for their experts, seconds of it so far. on_layer: told how many layers are done;
+    between: called before each layer and each chunk, and may raise to break the pass off. taps: layers whose
+    inputs are kept aside, the number of layers for what leaves the last;
     tapped: those of the latest pass, [T, H] each.
     """
 
@@ -117,21 +108,28 @@ class TreeModel:
         self.on_layer: Callable[[int], None] | None = None
         self.between: Callable[[], None] | None = None
         self.settle: Callable[[], None] | None = None
+        self.stalled: Callable[[], float] | None = None
         self.spent = Spent()
         self.taps: tuple[int, ...] = ()
         self.tapped: dict[int, torch.Tensor] = {}
         self._given: torch.Tensor | None = None
-        self._parts: list[_Part] = []  # of the pass that runs
+        self._parts: list[Part] = []  # of the pass that runs
+        self._shown: SequenceRows  # whose cache and context the decoder is given
         self._masks = DenseMasks(skeleton.layers[0]) if skeleton.masked else None
         for part in (*way_to(skeleton.model, skeleton.decoder)[1:], skeleton.decoder):
             part.forward = self._or_given(part.forward)
         for index, layer in enumerate(skeleton.layers):
+            if skeleton.apart:
+                take_apart(layer, self.row_counts)
             layer.forward = self._fed(index, layer.forward, enter, leave)
 
     @property
     def streams_head(self) -> bool:
         """Whether the head comes as the last units of a pass, which must then ask for logits."""
         return self._head is not None
+
+    def _stalled_seconds(self) -> float:
+        return self.stalled() if self.stalled is not None else 0.0
 
     def _or_given(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """A part of the model that hands on the states that are there for the head, and makes none then."""
@@ -154,7 +152,7 @@ class TreeModel:
             asked = time.perf_counter()
             if enter is not None:
                 enter(index)
-            began = time.perf_counter()
+            began, stalled = time.perf_counter(), self._stalled_seconds()
             try:
                 if index in self.taps:
                     self.tapped[index] = self._tapped(hidden)
@@ -165,7 +163,8 @@ class TreeModel:
                 if self.settle is not None:
                     self.settle()
                 beside = self._hops is not None and self._hops.is_beside(index)
-                self.spent.add(time.perf_counter() - began, began - asked, beside=beside)
+                inside = self._stalled_seconds() - stalled
+                self.spent.add(time.perf_counter() - began - inside, began - asked + inside, beside=beside)
             finally:
                 if leave is not None:
                     leave(index)
@@ -179,42 +178,48 @@ class TreeModel:
 
     def hidden(self, tokens: torch.Tensor, context: TreeContext) -> torch.Tensor:
         """Final hidden states [T, H] of tokens [T]; their keys and values are appended to the cache."""
-        rows = len(tokens)
+        return self.hidden_of([SequenceRows(tokens, context, self.cache)])
+
+    def hidden_of(self, sequences: Sequence[SequenceRows]) -> torch.Tensor:
+        """Final hidden states [T, H] of several sequences, T rows in all, one sequence behind the other.
+
+        Each layer is entered once for all of them. Keys and values are appended to each sequence's own cache.
+        """
         self.spent, self.tapped = Spent(), {}
-        self._parts, order = _parts(rows, self.chunk, context, self.row_counts)
-        positions = context.position[-rows:]
-        if len(order) > rows:
-            (order,) = upload([order.numpy()], tokens.device)
+        merges = self.skeleton.merges and len(sequences) > 1
+        self._parts = parts_of(sequences, self.chunk, self.row_counts, merges=merges)
+        tokens = joined([rows.tokens for rows in sequences])
+        positions = joined([rows.context.position[-len(rows.tokens) :] for rows in sequences])
+        if merges or any(part.padding for part in self._parts):
+            (order,) = upload([order_of(self._parts).numpy()], tokens.device)
             tokens, positions = tokens[order], positions[order]
-        context.masked = self._masks is not None
+        self._shown = shown = max(
+            sequences, key=lambda rows: rows.cache.length
+        )  # a mask spans every position
+        for rows in sequences:
+            rows.context.masked = self._masks is not None
         try:
-            with self.mode, running(context):
+            with self.mode, running(shown.context):
                 out = self.skeleton.decoder(
                     input_ids=tokens[None],
                     position_ids=positions[None],
                     use_cache=True,
-                    **{self.skeleton.cache_keyword: self.cache},
-                    **({} if self.skeleton.closed else {"tree": context}),
+                    **{self.skeleton.cache_keyword: shown.cache},
+                    **({} if self.skeleton.closed else {"tree": shown.context}),
                 )
         finally:
-            context.padding = self.cache.padding = 0
-            context.end = None
+            for rows in sequences:
+                rows.context.padding = rows.cache.padding = 0
+                rows.context.end = None
             if self._hops is not None:
                 self._hops.forget()
         states: torch.Tensor = out.last_hidden_state
-        return self._without_padding(states[0])
+        return as_asked(states[0], self._parts)
 
     def _tapped(self, hidden: torch.Tensor) -> torch.Tensor:
         """A copy, since the states may be written over, where the model's other parts are."""
-        kept = self._without_padding(_first(hidden))
+        kept = as_asked(_first(hidden), self._parts)
         return kept.clone() if self._hops is None else kept.to(self._hops.home, copy=True)
-
-    def _without_padding(self, states: torch.Tensor) -> torch.Tensor:
-        """Those of the states [T, H] that belong to rows that were asked for."""
-        if not any(part.padding for part in self._parts):
-            return states
-        kept = [states[part.start : part.start + part.kept()] for part in self._parts]
-        return kept[0] if len(kept) == 1 else torch.cat(kept)
 
     def _in_parts(
         self, forward: Callable[..., Any], hidden: torch.Tensor, args: Any, kwargs: dict[str, Any]
@@ -224,39 +229,48 @@ class TreeModel:
         The states of a long prompt are overwritten part by part, so that only one set of them waits. A layer
         that reads the keys of another meets those of later parts, too, and is told where its own part ends.
         """
-        tree = running_context()
-        if tree is None:  # not a pass of this model's, but one of whole sequences
+        if running_context() is None:  # not a pass of this model's, but one of whole sequences
             return forward(hidden, *args, **kwargs)
-        end = len(tree.position) - sum(map(_Part.kept, self._parts))
         if self._masks is not None:
             args, kwargs = (), self._masks.named(args, kwargs)
         beside, states = list[tuple[Any, ...]](), hidden
         for part in self._parts:
             if self.between is not None and len(self._parts) > 1:
                 self.between()
-            end += part.kept()
-            self.cache.padding = tree.padding = part.padding
-            tree.end = end
+            tree = part.begin(hidden.device)
             own = dict[str, Any]()
             if self._masks is not None:
-                own = self._masks.over_tree(kwargs, tree, part.end - part.start, end)
-            if len(self._parts) == 1:
+                assert isinstance(tree, TreeContext) and tree.end is not None
+                own = self._masks.over_tree(kwargs, tree, part.rows, tree.end)
+            if len(self._parts) == len(part.pieces) == 1:
                 return forward(hidden, *args, **kwargs | own)
-            rows, place = hidden.shape[-2], slice(part.start, part.end)
-            sliced = {name: _rows(value, place, rows) for name, value in kwargs.items()}
-            out = forward(
-                hidden[..., place, :], *(_rows(value, place, rows) for value in args), **sliced | own
-            )
+            place, take = part.place, partial(self._taken, part, tree, hidden)
+            given = {name: take(value) for name, value in kwargs.items()} | own
+            with running(tree):
+                out = forward(hidden[..., place, :], *map(take, args), **given)
+            if len(self._parts) == 1:
+                return out
             if isinstance(out, tuple):
                 beside.append(out[1:])
                 out = out[0]
             if out.dtype != states.dtype:  # a first layer that begins a sum in float32
                 states = torch.empty_like(hidden, dtype=out.dtype)
             states[..., place, :] = out
-        counts = [part.end - part.start for part in self._parts]
+        counts = [part.rows for part in self._parts]
         return (
             (states, *(_joined(found, counts) for found in zip(*beside, strict=True))) if beside else states
         )
+
+    def _taken(self, part: Part, tree: TreeContext | MergedContext, hidden: torch.Tensor, value: Any) -> Any:
+        """What a part gets of an argument of a layer that is for all R rows of all sequences."""
+        if value is self._shown.cache:
+            return part.cache()
+        if isinstance(value, TreeContext):
+            return tree
+        if isinstance(value, MutableMapping) and any(of.sequence is not self._shown for of in part.pieces):
+            own = part.left_in(value)
+            return own if self._hops is None else self._hops.bring(own, hidden.device)
+        return part.rows_of(value, hidden.shape[-2])
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, H] to [n, V], through the family's own head: scaling and soft caps included.
@@ -307,23 +321,6 @@ def _first(states: torch.Tensor) -> torch.Tensor:
     return states.flatten(0, -3)[0]
 
 
-def _parts(rows: int, chunk: int, tree: TreeContext, counts: RowCounts) -> tuple[list[_Part], torch.Tensor]:
-    """What goes through the layers together, and which row each row of the padded pass is.
-
-    At most about `chunk` rows each, and none with rows of both the prompt and a tree: the states of a long
-    prompt need no more room because a tree rides behind it.
-    """
-    prompt = max(tree.causal - (len(tree.position) - rows), 0)
-    parts, order, start = list[_Part](), list[torch.Tensor](), 0
-    for piece in split_evenly(0, prompt, chunk) + split_evenly(prompt, rows, chunk):
-        count = piece.stop - piece.start
-        padding = counts.padded(count) - count
-        order += [torch.arange(piece.start, piece.stop), torch.full((padding,), piece.stop - 1)]
-        parts.append(_Part(start, start + count + padding, padding))
-        start += count + padding
-    return parts, torch.cat(order)
-
-
 def _joined(values: Sequence[Any], counts: Sequence[int]) -> Any:
     """What a layer returned beside its states for each part of so many rows; anything else as of the last.
 
@@ -335,15 +332,3 @@ def _joined(values: Sequence[Any], counts: Sequence[int]) -> Any:
     width = max(value.shape[-1] for value in values)
     wide = [torch.cat([value, *[value[..., -1:]] * (width - value.shape[-1])], dim=-1) for value in values]
     return torch.cat(wide, dim=1)
-
-
-def _rows(value: Any, part: slice, rows: int) -> Any:
-    """The rows of a per-row tensor ([1, T, ...], [n, 1, T, ...], tuples of them); anything else as it is."""
-    if isinstance(value, torch.Tensor) and value.dim() >= 2:
-        if value.shape[0] == 1 and value.shape[1] == rows:
-            return value[:, part]
-        if value.dim() >= 3 and value.shape[1] == 1 and value.shape[2] == rows:
-            return value[:, :, part]
-    if isinstance(value, tuple):
-        return tuple(_rows(item, part, rows) for item in value)
-    return value

@@ -28,6 +28,8 @@ class Skeleton:
     the two weights, the same name where they are tied. rows: what positions take in the cache, where that was
     measured; branches: whether a token tree may be more than one path. masked: whether its layers are to be
     given a tree as a dense mask; closed: whether they compute attention in their own way, which is why.
+    merges: whether rows of several sequences may go through a layer together, each attending to its own keys;
+    apart: and attention takes one sequence after the other.
     """
 
     model: Any
@@ -40,6 +42,8 @@ class Skeleton:
     branches: bool = True
     masked: bool = False
     closed: bool = False
+    merges: bool = False
+    apart: bool = False
 
     @property
     def config(self) -> Any:

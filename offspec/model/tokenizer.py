@@ -1,20 +1,29 @@
-"""Prompts in: a model's tokenizer, its chat template, and what its folder says about endings."""
+"""Token ids of prompts: a model's tokenizer, its chat template, and what its folder says about endings."""
 
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from offspec.core.errors import CheckpointError, ModelNotFoundError, RequestError
+from offspec.core.values import shown
+from offspec.model.prompt import Messages, Prompt, checked_messages, checked_text, token_ids
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from llguidance import LLTokenizer
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-Messages = Sequence[Mapping[str, str]]
-
-_ROLES = ("system", "developer", "user", "assistant", "tool")
+_NO_TOKENIZER = "holds no tokenizer; add tokenizer.json and tokenizer_config.json"
+# Files of tokens begin like one of these.
+_VOCABULARIES = ("tokenizer.", "vocab", "merges", "spiece", "sentencepiece", "spm", "tekken", "tiktoken")
+_BEGINNING = 2**16  # characters that are tokenised at once, whatever comes behind them
+_ROOMY = 8  # characters that hardly any text has for a token, on average
+# Arguments of transformers' function that are settled here, and so are no variables of a template.
+_SETTLED = {"conversation", "tokenize", "add_generation_prompt", "continue_final_message", "return_dict"}
 # Tokens that only fill the vocabulary up to the size of the embedding, as GGUF files have them.
 _PADDING = re.compile(r"[<\[|]*(pad|unused|extra|reserved|dummy)[a-z_]*?[ _-]*\d+[>\]|]*", re.IGNORECASE)
 
@@ -30,10 +39,12 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
         vocabulary: dict[str, int] = tokenizer.get_vocab()
         added: dict[int, Any] = tokenizer.added_tokens_decoder
     except Exception as error:  # the parsers of a dozen formats, each with errors of its own
+        if not any(file.name.startswith(_VOCABULARIES) for file in folder.iterdir()):
+            raise CheckpointError(f"{folder} {_NO_TOKENIZER}") from error
         raise CheckpointError(f"{folder} holds no tokenizer that can be read: {_one_line(error)}") from error
     # Without its files a tokenizer is not refused: it is made, and knows its special tokens alone.
     if set(vocabulary.values()) <= added.keys():
-        raise CheckpointError(f"{folder} holds no tokenizer; add tokenizer.json and tokenizer_config.json")
+        raise CheckpointError(f"{folder} {_NO_TOKENIZER}")
     return tokenizer
 
 
@@ -66,6 +77,7 @@ class TextCodec:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", folder: Path, config: Mapping[str, Any]) -> None:
         self.tokenizer = tokenizer
         self.folder = folder
+        self._variables: dict[str, Any] = {}  # of the chat template, beside its own
         added: dict[int, Any] = tokenizer.added_tokens_decoder
         self.hidden_ids = frozenset(tokenizer.all_special_ids) | {i for i, t in added.items() if t.special}
         generation = _read_json(folder / "generation_config.json")
@@ -82,40 +94,93 @@ class TextCodec:
     def has_chat_template(self) -> bool:
         return bool(self.tokenizer.chat_template)
 
-    def encode_prompt(self, prompt: str | Messages, raw: bool = False) -> list[int]:
+    @cached_property
+    def grammar_tokens(self) -> "LLTokenizer":
+        """What formats are followed by: the bytes of every token. Made once, in about a second.
+
+        Raises RequestError for a tokenizer that has none, or no end of an answer.
+        """
+        from llguidance.hf import from_tokenizer
+
+        known: set[int] = set(self.tokenizer.get_vocab().values())
+        ends = sorted(self.eos_ids & known)
+        if not ends:
+            raise RequestError("this model has no end-of-sequence token, so no answer of a format could end")
+        try:
+            return from_tokenizer(cast("PreTrainedTokenizerFast", self.tokenizer), eos_token=ends)
+        except ValueError as error:
+            reason = _one_line(error)
+            raise RequestError(f"this model's tokenizer cannot follow a format: {reason}") from error
+
+    def with_template(self, variables: Mapping[str, Any] | None) -> "TextCodec":
+        """The same with variables for the chat template, such as enable_thinking. Raises RequestError."""
+        if not variables:
+            return self
+        if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
+            raise RequestError(
+                f"chat_template_kwargs must be a mapping from names to values, not {shown(variables)}"
+            )
+        if settled := _SETTLED & variables.keys():
+            raise RequestError(f"chat_template_kwargs cannot set {min(settled)}: offspec does")
+        other = copy(self)
+        other._variables = dict(variables)
+        return other
+
+    def encode_prompt(self, prompt: Prompt, raw: bool = False, most: int | None = None) -> list[int]:
         """Token ids of a prompt, at least one. Raises RequestError.
+
+        most: Of a text with more than twice as many tokens, only those of its beginning need to be told.
 
         raw encodes a string plainly, with the special tokens that the tokenizer itself puts around it.
         Otherwise the chat template is used, for a list of {"role", "content"} messages or, given a
-        string, for one message of the user; the answer is the assistant's.
+        string, for one message of the user; the answer is the assistant's. Where the last message is the
+        assistant's, the answer goes on from it. Token ids are taken as they are.
         """
+        if (ids := token_ids(prompt)) is not None:
+            return ids
         if raw:
             if not isinstance(prompt, str):
                 raise RequestError("a raw prompt must be a string; messages need the chat template")
-            text = _checked(prompt)
+            text = checked_text(prompt)
         else:
-            text = self.render([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
+            messages: Any = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            text = self.render(messages, continues=True)
         if not (text if raw else text.strip()):
             raise RequestError("the prompt is empty")
-        ids = self.tokenize(text, special=raw)  # a template writes the special tokens itself
+        # A template writes the special tokens itself.
+        ids = (most and self._beginning(text, most, special=raw)) or self.tokenize(text, special=raw)
         if not ids:
             raise RequestError("the prompt is empty: it has no tokens")
         return ids
 
-    def render(self, messages: Messages) -> str:
-        """Messages as the chat template writes them, up to where the answer begins. Raises RequestError."""
+    def render(self, messages: Messages, *, continues: bool = False) -> str:
+        """Messages as the chat template writes them, up to where the answer begins.
+
+        Args:
+            messages: What was said.
+            continues: Whether the answer goes on from a last message of the assistant. Default False: it
+                follows that.
+
+        Raises:
+            RequestError: There is no template, or it refuses the messages.
+        """
         if not self.has_chat_template:
-            raise RequestError("this model has no chat template; pass the prompt as plain text with --raw")
-        checked = _checked_messages(messages)
+            raise RequestError(
+                "this model has no chat template; pass the prompt as plain text with `raw=True`"
+            )
+        checked = self._known_roles(checked_messages(messages))
+        if continues and checked[-1]["role"] == "assistant" and not checked[-1]["content"].strip():
+            checked.pop()  # nothing of the answer is there yet
         text, failure = "", None
+        continues = continues and checked[-1]["role"] == "assistant"
         try:
-            text = self._written(checked)
+            text = self._written(checked, continues)
         except Exception as error:  # a template is a program: it may raise anything
             failure = error
         if failure or not _says_all(checked, text):
             parts = [{**message, "content": [_text_part(message["content"])]} for message in checked]
             with suppress(Exception):
-                other = self._written(parts)
+                other = self._written(parts, continues)
                 if _says_all(checked, other):
                     return other
         if failure:
@@ -123,10 +188,21 @@ class TextCodec:
             raise RequestError(reason) from failure
         return text
 
-    def _written(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def _known_roles(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """A developer's messages as the system's, where the template was written before there were any."""
+        if "developer" in str(self.tokenizer.chat_template):
+            return messages
+        other = {"developer": "system"}
+        return [message | {"role": other.get(message["role"], message["role"])} for message in messages]
+
+    def _written(self, messages: Sequence[Mapping[str, Any]], continues: bool) -> str:
         """Messages as the chat template writes them. Raises whatever it raises."""
         text = self.tokenizer.apply_chat_template(
-            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            [dict(message) for message in messages],
+            tokenize=False,
+            add_generation_prompt=not continues,
+            continue_final_message=continues,
+            **self._variables,
         )
         assert isinstance(text, str)
         return text
@@ -137,6 +213,19 @@ class TextCodec:
         # the tokenizer's configuration.
         ids: list[int] = self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
         return ids
+
+    def _beginning(self, text: str, most: int, *, special: bool) -> list[int] | None:
+        """Token ids of the beginning of a text, where they alone are more than twice `most`.
+
+        A megabyte of text takes two seconds and a hundred megabytes of memory.
+        """
+        size = max(_BEGINNING, _ROOMY * most)
+        while size < len(text):
+            ids = self.tokenize(text[:size], special=special)
+            if len(ids) > 2 * most:
+                return ids
+            size *= 4
+        return None
 
     def spell(self, ids: Iterable[int]) -> str:
         """The text of token ids with the special tokens in it, as a chat template would write it."""
@@ -170,14 +259,6 @@ def _read_json(file: Path) -> Mapping[str, Any]:
     return data
 
 
-def _checked(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise RequestError("the prompt is not valid Unicode text") from None
-    return text
-
-
 def _text_part(text: str) -> dict[str, str]:
     """Content as templates of models that see expect it: a list of parts, in which a string is nothing."""
     return {"type": "text", "text": text}
@@ -185,35 +266,12 @@ def _text_part(text: str) -> dict[str, str]:
 
 def _says_all(messages: Messages, text: str) -> bool:
     """Whether what a template wrote has all that the user says."""
-    return all(message["content"].strip() in text for message in messages if message["role"] == "user")
-
-
-def _refuse_pictures(content: object) -> None:
-    """Raise RequestError, by its kind, for a part of a message that is no text."""
-    for part in content if isinstance(content, list) else []:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if isinstance(kind, str) and kind != "text":
-            raise RequestError(
-                f"a message has a part of type {kind[:40]!a}: offspec runs the language "
-                "model of such models alone, on text; pictures, sound and video are not read"
-            )
-
-
-def _checked_messages(messages: Messages) -> list[dict[str, str]]:
-    """Messages as a template expects them. Raises RequestError."""
-    if not isinstance(messages, Sequence):
-        raise RequestError("a prompt must be a string or a list of messages")
+    at = 0  # of the message before: they are written in their order, and may be many
     for message in messages:
-        if not isinstance(message, Mapping):
-            raise RequestError('a message must look like {"role": "user", "content": "..."}')
-        if message.get("role") not in _ROLES:
-            raise RequestError(
-                f"a message's role must be one of {', '.join(_ROLES)}, not {message.get('role')!r}"
-            )
-        _refuse_pictures(message.get("content"))
-        if not isinstance(message.get("content"), str):
-            raise RequestError(f"the content of a {message['role']} message must be a string")
-        _checked(message["content"])
-    if not any(message["content"].strip() for message in messages):
-        raise RequestError("the prompt is empty")
-    return [dict(message) for message in messages]
+        if message["role"] == "user":
+            said = message["content"].strip()
+            found = text.find(said, at)
+            at = found if found >= 0 else text.find(said)
+            if at < 0:
+                return False
+    return True

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from offspec.checkpoint.slices import can_slice, cut
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, on_disk, torch_dtype
 from offspec.core.errors import CheckpointError
 from offspec.stream.arena import Arena
@@ -65,13 +66,13 @@ def weight_in(
     known: set[Weight],
 ) -> torch.Tensor:
     """A weight's values, from memory (uint8, [slot bytes]) that holds its unit; see `values_of`."""
-    places = layout.places_on(memory.device)
-    views = {info.name: _view(memory, *places[info.name]) for info in on_disk(weight)}
+    views = {info.name: view_in(memory, layout, info) for info in on_disk(weight)}
     return values_of(weight, views, out, known)
 
 
-def _view(memory: torch.Tensor, place: int, info: TensorInfo) -> torch.Tensor:
+def view_in(memory: torch.Tensor, layout: UnitLayout, tensor: TensorInfo) -> torch.Tensor:
     """The tensor inside a slot: a view, or a copy where its offset there is not aligned to its dtype."""
+    place, info = layout.places_on(memory.device)[tensor.name]
     dtype = torch_dtype(info.dtype)
     raw = memory[place : place + info.nbytes]
     if (memory.storage_offset() + place) % dtype.itemsize:
@@ -159,27 +160,6 @@ class ModuleUnpacker:
         self._hooks.clear()
 
 
-def can_be_cut(weight: Weight) -> bool:
-    """Whether rows of a matrix can be read alone."""
-    if isinstance(weight, TensorInfo):
-        return True
-    return weight.format.by_rows and all(info.shape[0] == weight.shape[0] for _, info in weight.parts)
-
-
-def rows_of(weight: Weight, start: int, end: int) -> Weight:
-    """Rows [start, end) of a weight [V, H], which goes by rows if it is packed: where they lie."""
-    if isinstance(weight, PackedInfo):
-        parts = tuple((name, _rows_of(info, start, end)) for name, info in weight.parts)
-        return PackedInfo(weight.name, (end - start, *weight.shape[1:]), weight.format, parts)
-    return _rows_of(weight, start, end)
-
-
-def _rows_of(info: TensorInfo, start: int, end: int) -> TensorInfo:
-    row = info.nbytes // info.shape[0]
-    shape = (end - start, *info.shape[1:])
-    return TensorInfo(info.name, info.dtype, shape, info.file, info.offset + start * row, (end - start) * row)
-
-
 def warm_up(weights: Iterable[Weight], dtype: torch.dtype, device: torch.device) -> None:
     """Unpack zeros in every format in use, and make noise, lest a pass wait for their code to be compiled."""
     smallest: dict[object, PackedInfo] = {}
@@ -189,8 +169,8 @@ def warm_up(weights: Iterable[Weight], dtype: torch.dtype, device: torch.device)
             if known is None or weight.nbytes < known.nbytes:
                 smallest[weight.format.kin] = weight
     for weight in smallest.values():
-        if can_be_cut(weight):  # all of an embedding would take hundreds of megabytes for a moment
-            weight = rows_of(weight, 0, min(weight.shape[0], _WARM_UP_ROWS))
+        if can_slice(weight):  # all of an embedding or of a layer's experts would take hundreds of megabytes
+            weight = cut(weight, 0, min(weight.shape[0], _WARM_UP_ROWS if len(weight.shape) < 3 else 1))
         zeros = {
             info.name: torch.zeros(info.shape, dtype=torch_dtype(info.dtype), device=device)
             for info in on_disk(weight)

@@ -1,9 +1,11 @@
 """From tensors in a checkpoint to parameters of a transformers model.
 
 Most parameters are one tensor under another name, or the same name. Some are made of several (fused
-experts). transformers knows how for every family it has (its conversion mapping), so that is asked.
+experts). transformers knows how for every family it has (its conversion mapping), so that is asked. What is
+one tensor there may be one for each expert in our packs: `X.3` is the fourth of what `X` is made of.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -12,6 +14,7 @@ from typing import Any
 import torch
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
+    MergeModulelist,
     WeightConverter,
     WeightRenaming,
     dot_natural_key,
@@ -22,6 +25,9 @@ from offspec.checkpoint.prefixes import strip_prefixes
 from offspec.checkpoint.quantised.parts import FLOATS, INSTEAD
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight
 from offspec.core.errors import CheckpointError, HeaderError, MissingTensorError
+
+_ONE = re.compile(r"(.+)\.\d{1,9}", re.ASCII)
+_STACK = "one of a stack"  # the pattern of such tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +83,19 @@ def _matched(
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
     by_pattern = {pattern: entry for entry in converters for pattern in entry.source_patterns}
     gathered: dict[str, list[tuple[Weight, str]]] = {}
-    for name in sorted(tensors, key=dot_natural_key):
+
+    def parameter(name: str) -> tuple[str, str]:
+        """What a tensor of this name makes, and the converter's pattern that says so."""
         target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, wanted)
-        if target not in wanted and name in wanted:
-            target, pattern = name, None
+        return (name, "") if target not in wanted and name in wanted else (target, pattern or "")
+
+    for name in sorted(tensors, key=dot_natural_key):
+        target, pattern = parameter(name)
+        if target not in wanted and (one := _ONE.fullmatch(name)) and one[1] not in tensors:
+            target, pattern = parameter(one[1])
+            pattern = pattern or _STACK
         if target in wanted:
-            gathered.setdefault(target, []).append((tensors[name], pattern or ""))
+            gathered.setdefault(target, []).append((tensors[name], pattern))
     return [_recipe(target, sources, by_pattern) for target, sources in gathered.items()]
 
 
@@ -105,6 +118,8 @@ def _recipe(
     pattern = sources[0][1]
     if not pattern:
         return WeightRecipe((target,), (sources[0],))
+    if pattern == _STACK:
+        return WeightRecipe((target,), tuple(sources), WeightConverter(_STACK, target, [MergeModulelist()]))
     converter = by_pattern[pattern]
     first = converter.target_patterns[0]
     names = tuple(target.replace(first, other) for other in converter.target_patterns)
@@ -131,11 +146,17 @@ def _check(model: Any, wanted: dict[str, torch.Tensor], recipes: list[WeightReci
     for recipe in recipes:
         if wanted[recipe.names[0]].is_floating_point():
             _refuse_codes(recipe)
-        info = recipe.sources[0][0]
-        if recipe.converter is None and tuple(wanted[recipe.names[0]].shape) != info.shape:
+        info, shape = recipe.sources[0][0], tuple(wanted[recipe.names[0]].shape)
+        found = info.shape
+        if recipe.sources[0][1] == _STACK:
+            alike = all(source.shape == found for source, _ in recipe.sources)
+            found = (len(recipe.sources), *found) if alike else ()
+        elif recipe.converter is not None:
+            continue
+        if shape != found:
             raise CheckpointError(
-                f"{info.name} has shape {list(info.shape)} in {info.file.name}, but config.json asks for "
-                f"{list(wanted[recipe.names[0]].shape)}; the two do not belong together"
+                f"{info.name} has shape {list(found)} in {info.file.name}, but config.json asks for "
+                f"{list(shape)}; the two do not belong together"
             )
 
 

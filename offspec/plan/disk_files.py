@@ -55,12 +55,13 @@ def made_folder(folder: Path) -> Path:
 
 
 @contextmanager
-def written_file(folder: Path, fix: str) -> Iterator[Path]:
+def written_file(folder: Path, fix: str, variable: str = "OFFSPEC_CACHE") -> Iterator[Path]:
     """A large file to read. It has no name, so that nothing is left of it however this ends.
 
-    fix: what to do where none can be written, for the error. Raises CheckpointError, DiskFullError.
+    fix: what to do where none can be written, for the error; variable: what names another folder, for that of
+    a full disk. Raises CheckpointError, DiskFullError.
     """
-    require_space(folder, _WRITTEN, "measuring the disk")
+    require_space(folder, _WRITTEN, "measuring the disk", variable)
     with (
         writing(folder, fix),
         disk_full(folder, _WRITTEN),

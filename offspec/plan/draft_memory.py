@@ -16,16 +16,26 @@ Held = tuple[DraftMode, DraftBits]
 WIDEST = 64  # nodes that a draft step expands at most, where the caller does not say
 
 
+_LARGEST_TREE = 1024  # nodes of one sequence's tree where several share a pass
+_PARTS = 4  # of the nodes of a pass that a sequence may have, as one of them easily guessed
+
+
+def tree_nodes(config: EngineConfig) -> int:
+    """Most nodes of the tree of one sequence: of those that several share, more than its equal part."""
+    budget, sequences = config.budget or 1, config.least_sequences
+    if sequences == 1:
+        return budget
+    return min(budget, -(-_PARTS * budget // sequences), _LARGEST_TREE)
+
+
 def draft_rows(config: EngineConfig) -> int:
     """Rows that a growing tree may take in the draft's cache, whatever width is chosen once it is loaded."""
-    return 2 * (config.budget or 1) + (config.width or WIDEST)
+    return 2 * tree_nodes(config) + (config.width or WIDEST)
 
 
-def embedding_bytes(held: Held, draft: LoadedModel | None, config: EngineConfig) -> int:
-    """Bytes of RAM of a draft's embedding; a substitute reads the rows of the target's from disk."""
-    if draft is None or held[0] in ("head", "none") or config.substitutes:
-        return 0
-    return draft.embedding_bytes
+def embedding_bytes(held: Held, draft: LoadedModel | None) -> int:
+    """Bytes of RAM of the embedding of a draft that is a model."""
+    return 0 if draft is None or held[0] in ("head", "none") else draft.embedding_bytes
 
 
 def loading_bytes(held: Held, draft: LoadedModel | None) -> int:
@@ -37,15 +47,21 @@ def loading_bytes(held: Held, draft: LoadedModel | None) -> int:
     return max(draft.layer_bytes) + max(draft.layer_extra)
 
 
+def unpacks(draft: LoadedModel, bits: int) -> bool:
+    """Whether steps of a draft whose weights are packed in so many bits make values of them first."""
+    return packed_size(draft.skeleton, bits, draft.device).scratch > 0
+
+
 def draft_bytes(held: Held, draft: LoadedModel | None, config: EngineConfig, context: int) -> int:
-    """Bytes that a draft's model takes where it is computed, held in this way, its cache included."""
+    """Bytes that a draft's model takes where it is computed, held in this way, its caches included."""
     mode, bits = held
     if draft is None or mode in ("head", "none"):
         return 0
     rows = context + draft_rows(config) + PADDING
     fixed = draft.cache_bytes(rows) + draft.state_bytes(draft_rows(config), snapshots.OF_DRAFT)
+    fixed *= config.least_sequences
     fixed += 0 if config.substitutes else draft.rest_bytes
-    fixed += embedding_bytes(held, draft, config) if draft.device.type == "cpu" else 0
+    fixed += embedding_bytes(held, draft) if draft.device.type == "cpu" else 0
     if mode == "full":
         return fixed + sum(draft.held_bytes)
     if mode == "expanded":

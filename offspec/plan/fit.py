@@ -14,9 +14,10 @@ from offspec.core.memory import MARGIN
 from offspec.draft.heads.base import OpenedHead
 from offspec.draft.open import Drafts
 from offspec.model import device as devices
+from offspec.model.experts import scratch_bytes
 from offspec.model.loaded import LoadedModel
 from offspec.model.recurrence import snapshots
-from offspec.model.runner import CHUNK, PASS_ROWS, SMALL_CHUNK
+from offspec.model.runner import CHUNK, PASS_ROWS, SHARED_PROMPT_ROWS, SMALL_CHUNK
 from offspec.model.tokenizer import TextCodec
 from offspec.plan.draft_memory import (
     WIDEST,
@@ -26,8 +27,11 @@ from offspec.plan.draft_memory import (
     draft_rows,
     embedding_bytes,
     loading_bytes,
+    tree_nodes,
+    unpacks,
 )
-from offspec.plan.placement import Needs, divide, placement_fits
+from offspec.plan.model_sizes import expert_sizes
+from offspec.plan.placement import ExpertNeeds, Needs, divide, placement_fits
 from offspec_planners.placement import Placement, Tier, cpu_layers
 from offspec_planners.plan import Part
 
@@ -36,6 +40,8 @@ LEAST_BUDGET = 16  # nodes that there must be room for beside a draft
 LOOKED_UP = {"cpu": 64, "cuda": 128}  # nodes where lookups are by themselves, which take no time to draft
 
 _SUBSTITUTE_BITS: tuple[DraftBits, ...] = (4, 3, 2)  # tried in turn when the caller does not say
+_SEQUENCES = (8, 4, 2)  # tried in turn when the caller does not say
+_DISPLACED = 0.05  # of the layers that sequences may take the place of: most of a pass is its trip
 _CONTEXTS = (4096, 2048, 1024, 512)  # tried in turn when the caller does not say
 _CPU = torch.device("cpu")
 _CONVERSATION = 2048  # tokens that some turns of a conversation take
@@ -78,7 +84,7 @@ class Opened:
         vram: Bytes of a device with memory of its own, None where the target is computed in RAM.
         more_vram: Bytes of each further GPU.
         runtime: Bytes that the process takes without any weights.
-        asked: What --draft said.
+        asked: What `draft` said.
         codec: The target's tokenizer, where the models are to be loaded.
     """
 
@@ -107,6 +113,11 @@ class Opened:
     def draft_print(self) -> str:
         """What tells the main drafter from others, whatever bits it has; "none" where there is none."""
         return self.drafts.fingerprint
+
+    @property
+    def embeds(self) -> bool:
+        """Whether a head looks its tokens up in the target's embedding, which then stays in RAM."""
+        return any(head.embeds for head in self.heads)
 
     def alone(self) -> "Opened":
         """The target by itself."""
@@ -143,6 +154,7 @@ class Opened:
     def _cache_tiers(self, config: EngineConfig) -> tuple[Tier, ...]:
         """Where the target's keys and values may live: in RAM where a context that was asked for needs it."""
         one = self.vram is not None and not self.more_vram and not config.cpu_layers  # computes all layers
+        one = one and config.least_sequences == 1  # to which the windows belong
         moves = one and config.context is not None and self.target.caches_move
         return (Tier.DEVICE, Tier.HOST) if moves else (Tier.DEVICE,)
 
@@ -153,9 +165,10 @@ class Opened:
         cpu = cpu_layers(len(self.target.layers), config.cpu_layers or 0)
         for chunk in (CHUNK, SMALL_CHUNK):
             needs = _needs(self, config, held, context, chunk, caches, cpu)
-            needs = replace(needs, layers=[int(size * share) for size in needs.layers])
             try:
-                placement = replace(divide(self.memory, needs, self.vram), caches=caches)
+                needs = needs.scaled(share)
+                placed = divide(self.memory, needs, self.vram, cpu_experts=config.experts == "cpu")
+                placement = replace(placed, caches=caches)
             except CapacityError as error:
                 if failure is None or error.needed < failure.needed:
                     failure = error
@@ -172,7 +185,10 @@ class Opened:
 
     def holds(self, config: EngineConfig, fit: Fit) -> bool:
         """Whether an arrangement that was made before fits."""
-        if len(fit.placement.tiers) != len(self.target.layers) or fit.held not in _modes(self, config):
+        modes = _modes(self, config)
+        if fit.placement.by_need:  # a plan may leave the draft out for their sake
+            modes.append(_undrafted(self))
+        if len(fit.placement.tiers) != len(self.target.layers) or fit.held not in modes:
             return False
         if fit.context > self.target.skeleton.context_length:
             return False
@@ -198,19 +214,34 @@ class Opened:
         """
         target = self.target
         stays = len(fit.placement.resident) == len(target.layers) and fit.placement.head is Tier.DEVICE
+        stays = stays and not fit.placement.by_need
         if not target.is_packed or not stays:
             return False
         needs = self._needed_by(config, fit)
         needs = replace(needs, layers=target.held_bytes, extra=target.held_extra)
         return placement_fits(self.memory, needs, fit.placement, self.vram)
 
+    def sequences(self, config: EngineConfig) -> int:
+        """How many there is room for with the same draft and context, and hardly a layer less in memory."""
+        wanted = replace(config, budget=config.budget or LEAST_BUDGET, width=config.width or WIDEST)
+        alone = self.fit(replace(wanted, sequences=1))
+        for count in _SEQUENCES:
+            with suppress(CapacityError):
+                fit = self.fit(replace(wanted, sequences=count))
+                lost = len(alone.placement.resident) - len(fit.placement.resident)
+                same = (fit.context, fit.held) == (alone.context, alone.held)
+                if same and lost <= _DISPLACED * len(self.target.layers):
+                    return count
+        return 1
+
     def parts(self, config: EngineConfig, fit: Fit) -> tuple[Part, ...]:
         """All that takes room under an arrangement, and of what stays on disk."""
-        needs, target = self._needed_by(config, fit), self.target
-        layers = target.held_bytes if self.unpacks(config, fit) else target.layer_bytes
-        placement, apart = fit.placement, target.device.type != "cpu"
+        target, placement, apart = self.target, fit.placement, self.target.device.type != "cpu"
+        behind = placement.host_expert_slots
+        needs = self._needed_by(config, fit).with_expert_slots(placement.expert_slots, behind)
+        layers = target.held_bytes if self.unpacks(config, fit) else needs.layers
         head = target.head_stored_bytes if placement.head is not Tier.DEVICE else 0
-        slot = max(*target.layer_bytes, target.head_block_bytes if head else 0)
+        slot = max(*needs.layers, target.head_block_bytes if head else 0)
         found = [("Python and libraries", Tier.HOST if apart else Tier.DEVICE, needs.runtime + MARGIN)]
         below = (Tier.CPU, Tier.HOST, Tier.DISK)
         found += [("layers", tier, sum(layers[layer] for layer in placement.layers(tier))) for tier in below]
@@ -231,6 +262,9 @@ class Opened:
             ("the draft's embedding", Tier.HOST, needs.host),
             ("scratch", Tier.DEVICE, needs.scratch + (needs.logits if head else 0) + max(needs.extra)),
             ("slots", Tier.DEVICE, placement.slots * slot),
+            ("experts", Tier.DEVICE, needs.slots),
+            ("experts", Tier.HOST, needs.behind),
+            ("experts", Tier.DISK, target.experts.nbytes if placement.by_need else 0),
             ("staging slots", Tier.HOST, placement.staging * slot * placement.gpu_count),
             ("caches and scratch", Tier.CPU, needs.beside),
             ("the device's own share", Tier.DEVICE, needs.device_runtime),
@@ -246,16 +280,22 @@ class Opened:
             ]
         return tuple(parts)
 
+    def cache_bytes(self, config: EngineConfig, fit: Fit) -> int:
+        """What keys, values and states of all sequences take, those of a draft aside."""
+        needs = self._needed_by(config, fit)
+        windows = 2 * self.target.window_bytes(fit.context + tree_nodes(config)) if needs.hosted else 0
+        return needs.caches - windows + needs.hosted
+
     def no_room(self, config: EngineConfig) -> str:
         """In a clause, why a substitute was left out, and what to do about it."""
         bits = config.draft_bits or _SUBSTITUTE_BITS[-1]
         held: Held = "packed", bits
         needed = draft_bytes(held, self.draft, config, config.context or _CONTEXTS[-1])
         needed += loading_bytes(held, self.draft)
-        given, option = (self.memory, "--memory") if self.vram is None else (self.vram, "--vram")
+        given, option = (self.memory, "`memory`") if self.vram is None else (self.vram, "`vram`")
         return (
             f"a {bits}-bit substitute of the target takes {format_bytes(needed)}, too much beside it in "
-            f"{format_bytes(given)}: name a smaller model with --draft, or give more {option}"
+            f"{format_bytes(given)}: name a smaller model with `draft`, or give more {option}"
         )
 
     def least(self, config: EngineConfig) -> tuple[int, int | None]:
@@ -271,17 +311,17 @@ class Opened:
         return 0
 
     def undrafted(self) -> int:
-        """Nodes verified in a pass where nothing drafts: a root alone, or as many as lookups may fill."""
-        config = self.config
+        """Nodes verified in a pass where nothing drafts: roots alone, or as many as lookups may fill."""
+        config, roots = self.config, self.config.least_sequences
         if not set(LOOKUPS) & set(config.drafts):
-            return 1
+            return roots
         if config.budget:
-            return config.budget
+            return max(config.budget, roots)
         for nodes in (LOOKED_UP[self.target.device.type], LEAST_BUDGET):
             with suppress(CapacityError):
-                self.fit(replace(config, budget=nodes, width=config.width or 1))
-                return nodes
-        return 1
+                self.fit(replace(config, budget=max(nodes, roots), width=config.width or 1))
+                return max(nodes, roots)
+        return roots
 
 
 def _choices(opened: Opened, config: EngineConfig) -> list[tuple[Held, int]]:
@@ -306,16 +346,25 @@ def _contexts(config: EngineConfig, target: LoadedModel) -> list[int]:
     return [config.context]
 
 
+def _undrafted(opened: Opened) -> Held:
+    return ("head" if opened.heads else "none", UNROUNDED)
+
+
 def _modes(opened: Opened, config: EngineConfig) -> list[Held]:
     """How a draft may be held, the most wanted first: as fast as can be, then in as many bits as can be."""
-    alone: Held = ("head" if opened.heads else "none", UNROUNDED)
+    alone = _undrafted(opened)
     if opened.draft is None:
         return [alone]
     if not config.substitutes and config.draft_bits in (None, UNROUNDED):
         return [("full", UNROUNDED)]
     widths = _SUBSTITUTE_BITS if config.draft_bits is None else (config.draft_bits,)
-    held: list[Held] = [("expanded", widths[0]), *(("packed", bits) for bits in widths)]
-    return [*held, alone] if config.substitutes else held
+    packed: list[Held] = [("packed", bits) for bits in widths]
+    held: list[Held] = [("expanded", widths[0]), *packed]
+    if config.substitutes:
+        return [*held, alone]
+    # A GPU multiplies with packed weights sooner than with expanded ones, unless they are unpacked first.
+    quick = opened.draft.device.type == "cuda" and not unpacks(opened.draft, widths[0])
+    return packed if quick else held
 
 
 def _needs(
@@ -334,30 +383,34 @@ def _needs(
         caches: Where the target's keys and values live.
         cpu: Layers that the CPU computes beside a device.
     """
-    target, heads = opened.target, opened.heads
-    budget = config.budget or 1
-    capacity = context + budget
+    target, heads, sequences = opened.target, opened.heads, config.least_sequences
+    budget, tree = config.budget or 1, tree_nodes(config)
+    capacity = context + tree
     vocabulary = target.skeleton.vocab_size
     rounded = held[0] in ("expanded", "packed", "full")
     # A substitute drafts with the target's own head, and so do some that are small.
     shares_head = (config.substitutes and rounded) or any(head.shares_head for head in heads)
     rows = context + draft_rows(config)
     together = min(capacity, PASS_ROWS + budget)  # rows of a pass
-    on_cpu, states = target.cache_bytes(capacity, cpu), target.state_bytes(budget, snapshots.MOST)
-    cached, hosted = target.cache_bytes(capacity) - on_cpu, 0
+    if sequences > 1:
+        together = max(together, min(sequences * capacity, SHARED_PROMPT_ROWS + budget))
+    on_cpu = sequences * target.cache_bytes(capacity, cpu)
+    states = sequences * target.state_bytes(tree, snapshots.MOST)
+    cached, hosted = sequences * target.cache_bytes(capacity) - on_cpu, 0
     if caches is Tier.HOST:
         cached, hosted = 2 * target.window_bytes(capacity), cached
     device_runtime = devices.RUNTIME + devices.SLACK if target.device.type == "cuda" else 0
     drawn = budget if config.verify == "sequoia" else 0  # nodes whose distributions are kept for the walk
     width = config.width or WIDEST
-    scores = (64 + width + drawn) * 4 * vocabulary  # that stay for a request, noise among them
-    logits = 2 * width * 4 * vocabulary  # of a draft step
+    scores = sequences * (64 + width + drawn) * 4 * vocabulary  # that stay for a request, noise among them
+    logits = sequences * 2 * width * 4 * vocabulary  # of a draft step
     activations, unpacking = target.activation_bytes(together, capacity, chunk), target.unpacking_bytes
     # What layers carry from token to token is counted everywhere: which of them do is not known here.
     beside = target.scratch_bytes(together, capacity, chunk, _CPU) + on_cpu + states if cpu else 0
     draft, loading = draft_bytes(held, opened.draft, config, context), loading_bytes(held, opened.draft)
+    looked_up = target.embedding_bytes if opened.embeds else 0
     if target.device.type == "cpu":
-        draft, scratch = draft + loading, scores + logits + activations
+        draft, scratch = draft + looked_up + loading, scores + logits + activations
     else:  # one is gone when the other comes, and what is free again is used again
         scratch = scores + max(logits, activations, loading)
     return Needs(
@@ -365,20 +418,39 @@ def _needs(
         rest=target.rest_bytes,
         caches=cached + states,
         scratch=scratch + unpacking + _features_bytes(target, heads, together),
-        draft=draft + sum(head.nbytes(rows) for head in heads),
+        draft=draft + sum(sequences * head.nbytes(rows) - (sequences - 1) * head.nbytes(0) for head in heads),
         layers=target.layer_bytes,
         extra=target.layer_extra,
+        experts=None if cpu or opened.more_vram else _expert_needs(target, min(together, chunk)),
         head=0 if shares_head else target.head_bytes,
         block=target.head_block_bytes,
-        logits=2 * max(budget, 2) * vocabulary * target.dtype.itemsize,
+        logits=2 * max(budget, sequences, 2) * vocabulary * target.dtype.itemsize,
         device_runtime=device_runtime,
-        host=embedding_bytes(held, opened.draft, config) if target.device.type != "cpu" else 0,
+        host=looked_up + embedding_bytes(held, opened.draft) if target.device.type != "cpu" else 0,
         hosted=hosted,
         cpu=cpu,
         beside=beside,
         more=tuple(vram - device_runtime - activations - unpacking - states for vram in opened.more_vram),
-        cache=target.layer_cache_bytes(capacity),
+        cache=sequences * target.layer_cache_bytes(capacity),
         cached=cached,
+    )
+
+
+def _expert_needs(target: LoadedModel, rows: int) -> ExpertNeeds | None:
+    """rows: that go through a layer together."""
+    experts, sizes = target.experts, expert_sizes(target)
+    if sizes is None:
+        return None
+    hidden = target.skeleton.config.hidden_size
+    scratch = scratch_bytes(rows, sizes.chosen, hidden, sizes.weights, target.dtype.itemsize)
+    return ExpertNeeds(
+        target.dense_bytes,
+        target.dense_extra,
+        experts.slot_bytes,
+        experts.count,
+        copied=experts.copied_bytes,
+        spared=target.unpacking_bytes - target.dense_unpacking_bytes,
+        beside=scratch + experts.copied_bytes,
     )
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +16,7 @@ from offspec.core.events import Event, LoadProgress, Notice
 from offspec.core.files import write_file
 from offspec.plan.disk_files import in_caches, in_folder, large_files, made_folder, written_file
 from offspec_planners.hardware import Hardware, Identity, preset, preset_names
+from offspec_planners.units import format_rate
 
 _FILE = "hardware.json"
 _VERSION = 1
@@ -73,6 +75,7 @@ def profile(
     """The saved profile of this device and disk, or a new one where there is none or `again` is set.
 
     Measuring takes some seconds. Where no file on the disk is large enough, one is written and removed again.
+    Figures that cannot be right, or were measured beside busy processes, are not saved, and a Notice says so.
 
     Args:
         device: "cpu", "cuda" or "cuda:1".
@@ -87,12 +90,12 @@ def profile(
         CheckpointError: Files cannot be read.
         DiskFullError: The disk filled up.
     """
+    if folder is not None and not folder.is_dir():
+        raise RequestError(f"there is no folder {folder}; give one on the disk that is to be measured")
     from offspec.model.device import find_device
     from offspec_planners.measure import identify
 
     find_device(device)
-    if folder is not None and not folder.is_dir():
-        raise RequestError(f"there is no folder {folder}; give one on the disk that is to be measured")
     files = files or large_files(in_folder(folder) if folder else in_caches())
     where = files[0] if files else made_folder(folder or cache_root())
     identity = identify(device)
@@ -101,30 +104,46 @@ def profile(
     if key in kept and not again:
         return kept[key]
     if files:
-        hardware = _measure(files, device, notify)
+        hardware, doubt = _measure(files, device, notify)
     else:
-        with written_file(where, "name a folder on the disk with --path") as file:
-            hardware = _measure([file], device, notify)
+        variable = "`folder`" if folder else "OFFSPEC_CACHE"
+        with written_file(where, "name a folder on the disk with `folder`", variable) as file:
+            hardware, doubt = _measure([file], device, notify)
     made = Profile(hardware, datetime.now(UTC).isoformat(timespec="seconds"))
-    _write({**kept, key: made}, notify)
+    if doubt:
+        notify(Notice(f"{doubt}: these figures are not kept; measure again when other programs are done"))
+    else:
+        _write({**kept, key: made}, notify)
     return made
 
 
-def _measure(files: Sequence[Path], device: str, notify: Callable[[Event], None]) -> Hardware:
+def _measure(files: Sequence[Path], device: str, notify: Callable[[Event], None]) -> tuple[Hardware, str]:
+    """The machine as it was measured, and why that may be wrong; "" where nothing speaks against it."""
+    from offspec.model.contention import Contention
     from offspec_planners.measure import measure, reads_past_cache
 
     _require_room(device)
     try:
         if not reads_past_cache(files[0]):
             notify(Notice("this file system has no O_DIRECT: the disk's rate may be that of the page cache"))
-        return measure(
-            files, device, lambda what, done, total: notify(LoadProgress(_STAGE, done, total, "steps"))
-        )
+        with closing(Contention()) as contention:
+
+            def tell(what: str, done: int, total: int) -> None:
+                contention.look()
+                notify(LoadProgress(_STAGE, done, total, "steps"))
+
+            hardware = measure(files, device, tell)
     except OSError as error:
         raise CheckpointError(
             f"cannot measure the disk: reading {error.filename or files[0]} failed "
-            f"({error.strerror or error}); name a folder on another disk with --path"
+            f"({error.strerror or error}); name a folder on another disk with `folder`"
         ) from error
+    if contention.seen:
+        return hardware, "other processes used the processors while this was measured"
+    if not hardware.processor.read_memory:
+        rate = format_rate(hardware.processor.bandwidth.value)
+        return hardware, f"memory was read at {rate}, slower than any is"
+    return hardware, ""
 
 
 def _require_room(device: str) -> None:

@@ -12,6 +12,7 @@ from offspec.plan.draft_memory import WIDEST, DraftMode
 from offspec.plan.fit import LEAST_BUDGET, Fit, Opened
 from offspec.plan.hardware_profile import machine_fingerprint
 from offspec_planners.plan import Plan
+from offspec_planners.search import shared_budgets
 
 # Nodes to make room for, before it is known how many pay: the first that there is room for at all, and more
 # where that takes nothing from the layers.
@@ -46,7 +47,13 @@ def initial_fit(opened: Opened, named: Plan | None, kept: Plan | None, notify: N
         _belongs(named, opened)
     elif not opened.drafts.names:
         alone = replace(config, budget=opened.undrafted(), width=config.width or 1)
-        return InitialFit(alone, opened.fit(alone), plans=False)
+        fit = opened.fit(alone)
+        # What lookups find is priced where every node may ask for experts that have to be read.
+        roots = alone.budget == config.least_sequences
+        if config.budget or roots or not fit.placement.by_need:
+            return InitialFit(alone, fit, plans=False)
+        if kept is None:
+            return InitialFit(alone, fit)
     elif config.budget and config.width and config.tree == "dynamic":
         return InitialFit(config, opened.fit(config), plans=False)
     plan = named or kept
@@ -92,7 +99,8 @@ def _still_fits(plan: Plan, opened: Opened) -> InitialFit | str:
     fit = Fit(plan.context, cast(DraftMode, plan.draft_mode), plan.placement, plan.chunk, bits)
     if not opened.holds(config, fit):
         return f"it was made for {format_bytes(plan.memory)} and does not fit in {free}"
-    if opened.config.memory is None and plan.placement.slots and opened.memory > _MORE * plan.memory:
+    reads = plan.placement.slots or 0 < plan.placement.expert_slots < opened.target.experts.count
+    if opened.config.memory is None and reads and opened.memory > _MORE * plan.memory:
         return f"it was made for {format_bytes(plan.memory)}, and {free} are free now"
     more = replace(config, budget=RECORDED * plan.budget)
     if plan.budget > 1 and not plan.measured and opened.holds(more, fit):
@@ -108,8 +116,9 @@ def _allowance(opened: Opened) -> EngineConfig:
     config, kind = replace(opened.config, width=opened.config.width or WIDEST), opened.target.device.type
     if config.budget is not None:
         return config
+    sequences = config.least_sequences
     for budget in _ALLOWANCES[kind]:
-        allowed = replace(config, budget=budget)
+        allowed = replace(config, budget=max(budget, sequences))
         try:
             fit = opened.fit(allowed)
         except CapacityError:
@@ -117,9 +126,10 @@ def _allowance(opened: Opened) -> EngineConfig:
                 raise
             continue
         break
-    for budget in _LARGER[kind]:
+    larger = (*shared_budgets(sequences), *_LARGER[kind])
+    for budget in (budget for budget in larger if budget > (allowed.budget or 1)):
         with suppress(CapacityError):
-            larger = opened.fit(replace(config, budget=budget))
-            if replace(larger, chunk=fit.chunk) == fit:
+            found = opened.fit(replace(config, budget=budget))
+            if replace(found, chunk=fit.chunk) == fit:
                 return replace(config, budget=budget)
     return allowed

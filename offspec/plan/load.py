@@ -14,7 +14,7 @@ import torch
 from offspec.checkpoint import Checkpoint, open_checkpoint
 from offspec.checkpoint.hub import is_cached
 from offspec.core import memory
-from offspec.core.config import AUTO, LOOKUPS, MTP, SUBSTITUTE, EngineConfig, format_bytes
+from offspec.core.config import AUTO, LOOKUPS, MTP, EngineConfig, format_bytes
 from offspec.core.errors import CapacityError, OffspecError, RequestError
 from offspec.core.events import Notice
 from offspec.core.trace import OFF, Timeline
@@ -25,8 +25,9 @@ from offspec.draft.published import KnownDraft, known_drafts
 from offspec.model import device as devices
 from offspec.model.loaded import LoadedModel
 from offspec.model.tokenizer import TextCodec, load_tokenizer
-from offspec.plan.draft_memory import WIDEST
+from offspec.plan.draft_memory import WIDEST, tree_nodes
 from offspec.plan.fit import LEAST_BUDGET, Fit, Opened
+from offspec.plan.hot_experts import recall_experts
 from offspec.plan.load_drafts import bytes_progress, load_drafts
 from offspec.plan.warm_up import warm_up_kernels
 from offspec_planners.placement import Placement, Tier
@@ -36,9 +37,11 @@ _ROUNDING = (
     "tokens are almost equally likely, an answer may depend on the draft"
 )
 
+_NO_CHOICE = "`experts` says what computes the experts of a mixture beside a GPU: {}, so it changes nothing"
+
 _UNPINNED = (
     "{} of RAM could not be pinned, so that copies to the device take longer: raise the limit of locked "
-    "memory (ulimit -l), or give less --memory"
+    "memory (ulimit -l), or give less `memory`"
 )
 
 _UNLIKE = (
@@ -60,6 +63,8 @@ class Assembly:
     placement: Placement
     memory: int
     vram: int | None = None
+    target_print: str = ""  # what tells the target from others
+    sequences: int = 1  # that may be answered side by side
 
 
 def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) -> Opened:
@@ -67,15 +72,19 @@ def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) 
     device, *more = devices.find_devices(config.device)
     dtype = getattr(torch, config.dtype)
     if config.cpu_layers and device.type == "cpu":
-        raise RequestError("--cpu-layers is for use beside a GPU: add --device cuda, or leave it out")
+        raise RequestError('`cpu_layers` is for use beside a GPU: add `device="cuda"`, or leave it out')
     for gpu in (device, *more):
         if (told := devices.missing_kernels(gpu)) is not None:
             notify(Notice(told))
+    if device.type == "cpu" and (told := devices.unused_gpu()) is not None:
+        notify(Notice(told))
     more_vram = tuple(claimed for gpu in more if (claimed := devices.claim(gpu, config.vram)))
     vram = devices.claim(device, config.vram)  # the last one, which streams and graphs are made on
     if more and len({torch.cuda.get_device_capability(gpu) for gpu in (device, *more)}) > 1:
         notify(Notice(_UNLIKE))
     given = config.memory or int(0.9 * (memory.available_bytes() + memory.resident_bytes()))
+    if config.experts == "cpu" and more:
+        raise RequestError('`experts="cpu"` is for use beside one GPU: name one with `device`')
     checkpoint = _open_target(config, notify)
     target = LoadedModel(
         checkpoint.folder,
@@ -86,6 +95,9 @@ def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) 
         more,
         int8_cache=config.kv_cache == "int8",
     )
+    if config.experts != AUTO and (device.type == "cpu" or not target.experts.count):
+        why = "there is no GPU" if target.experts.count else "this model has none that are read one by one"
+        notify(Notice(_NO_CHOICE.format(why)))
     try:
         codec = TextCodec(load_tokenizer(checkpoint.folder), checkpoint.folder, checkpoint.config)
         opener = DraftOpener(config, checkpoint, target, codec, notify)
@@ -96,7 +108,7 @@ def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) 
     loaded = [model for model in (target, drafts.model) if model is not None]
     for model in loaded:
         model.warm_up()  # its compiled code is part of what the process takes
-    if config.cpu_layers or config.chooses_cpu_layers:
+    if config.cpu_layers or config.chooses_cpu_layers or config.experts == "cpu" or config.chooses_experts:
         target.warm_up(devices.find_device("cpu"))
     gc.collect()
     memory.trim()
@@ -106,7 +118,7 @@ def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) 
         config, target, checkpoint.fingerprint, drafts, given, vram, runtime, config.draft, codec, more_vram
     )
     if config.drafts != (AUTO,):
-        return opened
+        return _with_sequences(opened)
     try:
         found = _with_best_draft(opened, opener, known_drafts(config.model, checkpoint.config), notify)
     except BaseException:
@@ -115,7 +127,21 @@ def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) 
     if found.draft is not None:
         found.draft.warm_up()
         _opened.add(found.draft)
-    return found
+    return _with_sequences(found)
+
+
+def _with_sequences(opened: Opened) -> Opened:
+    """With the number of sequences that there is room for in the place of "auto"."""
+    config = opened.config
+    if config.sequences != AUTO:
+        return opened
+    try:
+        return replace(opened, config=replace(config, sequences=opened.sequences(config)))
+    except CapacityError:  # which is told as soon as it is loaded
+        return replace(opened, config=replace(config, sequences=1))
+    except BaseException:
+        opened.close()
+        raise
 
 
 def _with_best_draft(
@@ -170,11 +196,15 @@ def load_models(opened: Opened, config: EngineConfig, fit: Fit, notify: Notify) 
     assert codec is not None
     try:
         if drafts.model is not None and fit.draft_mode in ("head", "none"):
-            others = [name for name in config.drafts if name != SUBSTITUTE]
+            dropped = set(drafts.names).difference(drafts.without_model().names)
+            others = [name for name in config.drafts if name not in dropped]
             instead = f"draft: {' and '.join(others)} alone" if others else "no draft"
-            notify(Notice(f"{instead}, since {opened.no_room(config)}"))
+            why = opened.no_room(config)
+            if fit.placement.by_need:
+                why = "experts in the place of another are expected to bring more"
+            notify(Notice(f"{instead}, since {why}"))
             drafts = drafts.without_model()
-        capacity = fit.context + (config.budget or 1)
+        capacity = fit.context + tree_nodes(config)
         target.load(
             fit.placement,
             capacity,
@@ -182,7 +212,9 @@ def load_models(opened: Opened, config: EngineConfig, fit: Fit, notify: Notify) 
             fit.chunk,
             unpacked=opened.unpacks(config, fit),
             context=fit.context,
+            holds_rows=opened.embeds,
         )
+        recall_experts(target, opened.target_print)
         for file in sorted(target.buffered_files):
             notify(Notice(f"{file.name} is read through the page cache: its file system refuses O_DIRECT"))
         target.tree_model.cache.block.allocate()
@@ -197,14 +229,24 @@ def load_models(opened: Opened, config: EngineConfig, fit: Fit, notify: Notify) 
             sources.close()
             raise
         memory.trim()
-        return Assembly(target, sources, codec, fit.context, fit.placement, opened.memory, opened.vram)
+        return Assembly(
+            target,
+            sources,
+            codec,
+            fit.context,
+            fit.placement,
+            opened.memory,
+            opened.vram,
+            opened.target_print,
+            config.least_sequences,
+        )
     except BaseException as error:
         torch.set_grad_enabled(recording)
         opened.close()
         if devices.is_out_of_memory(error):
             raise CapacityError(
-                f"{target.device} ran out of memory while loading; try a smaller --context or --budget, a "
-                "smaller draft, or --draft none",
+                f"{target.device} ran out of memory while loading; try a smaller `context` or `budget`, a "
+                'smaller draft, or `draft="none"`',
                 needed=0,
                 given=opened.vram or opened.memory,
             ) from error
@@ -224,7 +266,8 @@ def assemble(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) -> 
 
 def describe(assembly: Assembly) -> dict[str, Any]:
     """What was decided, for logs and benches."""
-    placement, sizes = assembly.placement, assembly.target.layer_bytes
+    placement, target = assembly.placement, assembly.target
+    sizes = target.dense_bytes if placement.by_need else target.layer_bytes
     streamed = [i for i, tier in enumerate(placement.tiers) if tier.streams]
     beside = placement.layers(Tier.CPU)
     host = placement.layers(Tier.HOST)
@@ -241,6 +284,11 @@ def describe(assembly: Assembly) -> dict[str, Any]:
         "disk_bytes": sum(sizes[i] for i in placement.layers(Tier.DISK)),
         "slot_bytes": placement.slots * max((sizes[i] for i in streamed), default=0),
         "slots": placement.slots,
+        "expert_slots": placement.expert_slots,
+        "host_expert_slots": placement.host_expert_slots,
+        "cpu_experts": placement.cpu_experts,
+        "expert_slot_bytes": target.experts.slot_bytes,
+        "experts": target.experts.count,
         "staging": placement.staging,
         "head": str(placement.head),
         "caches": str(placement.caches),

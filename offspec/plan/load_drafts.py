@@ -18,6 +18,7 @@ from offspec.model.fused.forward import LeanModel
 from offspec.model.loaded import LoadedModel
 from offspec.model.parts import TargetParts
 from offspec.model.quantize.calibration import TEXT
+from offspec.model.quantize.kept import LEAST, KeptRounding
 from offspec.model.recurrence import snapshots
 from offspec.model.row_counts import RowCounts
 from offspec.model.tokenizer import TextCodec
@@ -37,8 +38,7 @@ def load_drafts(
                 rows = fit.context + draft_rows(config)
                 found[name] = drafts.heads[name].load(TargetParts(target), rows)
             elif drafts.model is not None:
-                codec_of_it = drafts.codec or codec
-                inner = _load_model(name, drafts.model, config, fit, target, codec_of_it, notify)
+                inner = _load_model(name, drafts, config, fit, target, codec, notify)
                 found[name] = _translated(inner, drafts, target, codec)
     except BaseException:
         for drafter in found.values():
@@ -49,13 +49,16 @@ def load_drafts(
 
 def _load_model(
     name: str,
-    draft: LoadedModel,
+    drafts: Drafts,
     config: EngineConfig,
     fit: Fit,
     target: LoadedModel,
     codec: TextCodec,
     notify: Notify,
 ) -> LMDrafter:
+    """codec: of the target, which is the draft's where that has none of its own."""
+    draft = drafts.model
+    assert draft is not None
     rows = fit.context + draft_rows(config)
     if fit.draft_mode == "full":
         everywhere = Placement.in_memory(len(draft.layers), range(len(draft.layers)), 0)
@@ -77,16 +80,26 @@ def _load_model(
     stage = (
         f"Making a {bits}-bit substitute of the target" if shared else f"Rounding the draft to {bits} bits"
     )
+    ids = calibration_ids(drafts.codec or codec, min(rows, draft.skeleton.context_length))
+    kept = KeptRounding(
+        config.model if shared else name,
+        drafts.model_print,
+        bits,
+        [binder.parameters for binder in draft.layers],
+        (config.dtype, draft.device.type, ids),
+        notify,
+    )
     draft.load_rounded(
         bits,
         fit.draft_mode == "expanded",
         rows,
         lambda done, total: notify(LoadProgress(stage, done, total, "layers")),
-        calibration_ids(codec, min(rows, draft.skeleton.context_length)),
+        ids,
         target.rest_tensors if shared else None,
         fit.chunk,
         fit.context,
-        holds_rows=not shared,
+        holds_rows=True,
+        kept=kept if kept.nbytes >= LEAST else None,
     )
     cache = target.tree_model.cache if shared else None
     return _drafter(f"{Path(name).name} ({bits}-bit)", draft, rows, notify, cache)

@@ -7,16 +7,19 @@ from offspec.core.config import LOOKUPS, EngineConfig
 from offspec.core.events import LoadProgress
 from offspec.draft.open import Notify
 from offspec.model.contention import Contention
+from offspec.model.loaded import LoadedModel
 from offspec.model.parts import TargetParts
-from offspec.plan.beside import fastest_cpu_layers
+from offspec.plan.beside import cpu_experts_pay, fastest_cpu_layers
 from offspec.plan.fit import LEAST_BUDGET, Opened
 from offspec.plan.load import Assembly
 from offspec.plan.load_drafts import calibration_ids
 from offspec.plan.measure_draft import measure_steps
-from offspec.plan.measure_target import PassTrial, tried_machine
-from offspec.plan.model_sizes import sizes_of
-from offspec.plan.records import DraftRecord
+from offspec.plan.measure_target import PassTrial, copy_rate, tried_machine
+from offspec.plan.model_sizes import expert_sizes, sizes_of
+from offspec.plan.records import DraftRecord, ExpertRecord
+from offspec.plan.shared_passes import SharedPasses
 from offspec.plan.what_if import WhatIfs
+from offspec.stream.device_experts import DeviceExpertStore
 from offspec_planners.acceptance import Calibration, typical
 from offspec_planners.cost import ModelSizes, PassCosts, Pricing, prefill_seconds
 from offspec_planners.hardware import Hardware
@@ -24,14 +27,24 @@ from offspec_planners.measure import measure_host
 from offspec_planners.measured_costs import MeasuredCosts
 from offspec_planners.placement import Tier
 from offspec_planners.plan import Forecast, Plan
-from offspec_planners.search import BUDGETS, STATIC_WIDTH, WIDTHS, Outlook, best, outlook, static_sweep, sweep
+from offspec_planners.search import (
+    STATIC_WIDTH,
+    WIDTHS,
+    Outlook,
+    best,
+    budgets_for,
+    outlook,
+    static_sweep,
+    sweep,
+)
 
 _WALKED = 8.0  # nodes that a first estimate takes a pass to walk
 _PROMPT = 512  # tokens of the prompt that the time to a first token is told for
 _NO_DRAFT = "there is no draft"
-_CONTENDED = (
-    "Other processes used the processors while this was measured: measure again on an idle machine, with "
-    "`offspec plan --replan`."
+_IN_THE_WAY = "The draft is left out: experts in its place are expected to bring more."
+CONTENDED = (
+    "other processes used the processors while this was measured, so it may be slower than the machine is: "
+    "measure again when they are done, with `offspec plan --replan`"
 )
 _ENOUGH_TREES, _ENOUGH_PASSES = 8, 16  # to know a draft by
 
@@ -52,6 +65,9 @@ def measure(opened: Opened, assembly: Assembly, config: EngineConfig, notify: No
             measured = replace(measured, step=step, start=start)
         if assembly.vram is not None:
             measured = replace(measured, host=measure_host())
+        if isinstance(assembly.target.store, DeviceExpertStore):
+            measured = replace(measured, copy=copy_rate(assembly.target.store))
+        measured = replace(measured, cpu_experts=assembly.placement.cpu_experts)
         if assembly.placement.caches is Tier.HOST:
             measured = replace(measured, prefix=assembly.context)
         return replace(measured, contended=contention.seen)
@@ -85,7 +101,19 @@ def acceptance_for(record: DraftRecord, config: EngineConfig) -> Acceptance:
         return typical_substitute(record.bits)
     if record.kind == "head":
         return Acceptance(typical("head"), "typical of a small head, not measured")
-    return Acceptance(typical("model"), "typical of a small model of the same family, not measured")
+    origin = f"typical of a small model of the same family{in_bits(record.bits)}, not measured"
+    return Acceptance(typical("model", bits=record.bits), origin)
+
+
+def expert_record(target: LoadedModel, target_print: str, *, keeps: bool = True) -> ExpertRecord | None:
+    """What is known of a loaded target's experts; None where they are not read when they are asked for."""
+    sizes = expert_sizes(target) if target.store is not None else None
+    return None if sizes is None else ExpertRecord(target_print, sizes, keeps=keeps)
+
+
+def in_bits(bits: int) -> str:
+    """What rounding adds to the name of a draft; "" where there is none."""
+    return "" if bits == 16 else f" in {bits} bits"
 
 
 def typical_substitute(bits: int) -> Acceptance:
@@ -104,15 +132,23 @@ def _is_enough(known: Calibration, config: EngineConfig) -> bool:
 def plan_by(opened: Opened, loaded: EngineConfig, measured: MeasuredCosts, record: DraftRecord) -> Plan:
     """A plan by what was measured of loaded models and what is on record of the draft."""
     acceptance = acceptance_for(record, opened.config)
+    known = expert_record(opened.target, opened.target_print)
+    if known is not None:
+        measured = replace(measured, use=known.use)
     hardware = tried_machine(opened.target, measured, sizes_of(opened.target, opened.config.model))
     plan = build_plan(opened, loaded, measured, acceptance, hardware)
-    return replace(plan, notes=(*plan.notes, _CONTENDED)) if measured.contended else plan
+    if not measured.contended:
+        return plan
+    return replace(plan, notes=(*plan.notes, f"{CONTENDED[0].upper()}{CONTENDED[1:]}."))
 
 
 def build_plan(
     opened: Opened, loaded: EngineConfig, pricing: Pricing, acceptance: Acceptance, hardware: Hardware
 ) -> Plan:
     """The fastest settings by these costs, with the draft in the bits that it has at the most nodes.
+
+    Where experts are read when they are asked for, a draft takes the place of some. It is left out where that
+    costs more than it brings, unless a budget was asked for.
 
     Args:
         opened: What memory is divided among.
@@ -124,6 +160,21 @@ def build_plan(
     Raises:
         CapacityError: Not even the least budget fits.
     """
+    plan = _build(opened, loaded, pricing, acceptance, hardware)
+    drafts = plan.draft_mode not in ("head", "none") and opened.config.budget is None
+    if not (plan.placement.by_need and drafts):
+        return plan
+    alone = replace(opened, drafts=opened.drafts.without_model())
+    without = _build(alone, loaded, pricing, acceptance, hardware)
+    if without.forecast.tok_per_s <= plan.forecast.tok_per_s:
+        return plan
+    return replace(without, draft_print=plan.draft_print, notes=(*without.notes, _IN_THE_WAY))
+
+
+def _build(
+    opened: Opened, loaded: EngineConfig, pricing: Pricing, acceptance: Acceptance, hardware: Hardware
+) -> Plan:
+    """The same with the draft as it is held at the most nodes."""
     calibration = acceptance.calibration
     held, draft_print = opened.fit(loaded), opened.draft_print
     if held.draft_mode in ("head", "none"):  # there was no room for a model, and so it was not tried
@@ -131,23 +182,24 @@ def build_plan(
     else:
         loaded = replace(loaded, draft_bits=held.draft_bits)
         opened = replace(opened, config=replace(opened.config, draft_bits=held.draft_bits))
-    wanted = opened.config
+    wanted, sequences = opened.config, opened.config.least_sequences
     target = sizes_of(opened.target, wanted.model)
-    most = loaded.budget or 1
+    most = largest = loaded.budget or 1
     if acceptance.measured and calibration.forest:  # of larger trees than were recorded nothing is known
-        most = min(most, max(len(tree.parent) for tree in calibration.forest))
-    budgets = [wanted.budget] if wanted.budget else [budget for budget in BUDGETS if budget <= most]
+        largest = max(len(tree.parent) for tree in calibration.forest)
+        most = min(most, sequences * largest)
+    budgets = [max(wanted.budget, sequences)] if wanted.budget else budgets_for(sequences, most)
     widths = [wanted.width] if wanted.width else [width for width in WIDTHS if width <= (loaded.width or 1)]
     drafts = bool(opened.drafts.names)
     if not drafts:
-        budgets, widths = [1], [1]
+        budgets, widths = [sequences], [1]
     settled, walked, found = loaded, _WALKED, list[Outlook]()
     for _ in range(2):  # the best budget leaves other room for layers than the most, and walks another path
         costs = pricing.costs(target, opened.fit(settled).placement, walked)
         if wanted.tree == "sequoia" and drafts:
-            found = static_sweep(calibration, costs, budgets, min(widths[-1], STATIC_WIDTH))
+            found = static_sweep(calibration, costs, budgets, min(widths[-1], STATIC_WIDTH), sequences)
         else:
-            found = sweep(calibration, costs, budgets, widths)
+            found = sweep(calibration, costs, budgets, widths, sequences)
         chosen = best(found)
         choice = chosen.choice
         nodes = choice.budget if drafts else opened.undrafted()
@@ -155,13 +207,19 @@ def build_plan(
         if wanted.chooses_cpu_layers:
             layers = fastest_cpu_layers(opened, settled, pricing, target, chosen)
             settled = replace(settled, cpu_layers=layers)
+        if wanted.chooses_experts:
+            pays = cpu_experts_pay(opened, settled, pricing, target, chosen)
+            settled = replace(settled, experts="cpu" if pays else "gpu")
     fit = opened.fit(settled)
     if opened.unpacks(settled, fit):
         target = target.unpacked_once()
     costs = pricing.costs(target, fit.placement, walked)
     if wanted.tree == "dynamic":
-        chosen = outlook(calibration, costs, choice.budget, choice.width)
-    least_memory, least_vram = opened.least(replace(settled, budget=LEAST_BUDGET, width=loaded.width))
+        chosen = outlook(calibration, costs, choice.budget, choice.width, sequences)
+    least = replace(settled, budget=max(LEAST_BUDGET, sequences), width=loaded.width)
+    least_memory, least_vram = opened.least(least)
+    passes = SharedPasses(opened, settled, fit, pricing, target, calibration, (loaded.budget or 1, largest))
+    shared = passes.rows(chosen)
     return Plan(
         target=wanted.model,
         target_print=opened.target_print,
@@ -171,6 +229,7 @@ def build_plan(
         device=wanted.device,
         dtype=wanted.dtype,
         kv_cache=wanted.kv_cache,
+        quantize=wanted.quantize,
         memory=opened.memory,
         vram=opened.vram,
         more_vram=opened.more_vram,
@@ -185,15 +244,17 @@ def build_plan(
         width=chosen.choice.width,
         depth=round(chosen.depth),
         tree=wanted.tree,
-        costs=costs,
-        forecast=forecast(chosen, costs, target, hardware),
+        costs=costs if sequences > 1 else replace(costs, caches=0.0),  # they are in `link`
+        forecast=forecast(chosen, costs, target, hardware, sequences),
         sweep=tuple(row.choice for row in found),
-        what_ifs=WhatIfs(opened, settled, fit, pricing, target, calibration, chosen).rows(),
+        what_ifs=WhatIfs(opened, settled, fit, pricing, target, calibration, chosen, shared).rows(),
         acceptance=acceptance.origin if drafts else _NO_DRAFT,
         measured=acceptance.measured,
         least_memory=least_memory,
         least_vram=least_vram,
         notes=notes_on(opened),
+        sequences=sequences,
+        shared=shared,
     )
 
 
@@ -201,8 +262,9 @@ def notes_on(opened: Opened) -> tuple[str, ...]:
     """What a plan leaves out of account."""
     lookups, notes = [name for name in opened.config.drafts if name in LOOKUPS], list[str]()
     if lookups:
+        copy = "copy" if len(lookups) > 1 else "copies"
         notes.append(
-            f"What {' and '.join(lookups)} copy from the text comes on top of this, and depends on the text."
+            f"What {' and '.join(lookups)} {copy} from the text comes on top, and depends on the text."
         )
     if opened.more_vram:
         notes.append(
@@ -211,19 +273,26 @@ def notes_on(opened: Opened) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def forecast(chosen: Outlook, costs: PassCosts, target: ModelSizes, hardware: Hardware) -> Forecast:
-    """What to expect of a choice, with the time to the first token of a prompt of common length."""
+def forecast(
+    chosen: Outlook, costs: PassCosts, target: ModelSizes, hardware: Hardware, sequences: int = 1
+) -> Forecast:
+    """What to expect of a choice, with the time to the first token of a prompt of common length.
+
+    Where several sequences share passes, one that comes waits for a pass of the others, and then with them.
+    """
+    costs = costs.for_sequences(sequences)
     nodes = max(1, round(chosen.nodes))
     drafted = float(costs.step_seconds(_PROMPT)) + chosen.draft if chosen.draft else 0.0
     prefill = prefill_seconds(costs, target, hardware.processor, _PROMPT + nodes)
+    waited = chosen.choice.seconds_per_pass if sequences > 1 else 0.0
     return Forecast(
-        ttft_s=drafted + prefill,
+        ttft_s=waited + drafted + prefill,
         prompt_tokens=_PROMPT,
         seconds_per_pass=chosen.choice.seconds_per_pass,
         tokens_per_pass=chosen.choice.tokens_per_pass,
         tok_per_s=chosen.choice.tok_per_s,
         draft_seconds=chosen.draft,
         compute_seconds=float(costs.compute_seconds(nodes)),
-        link_seconds=costs.link,
+        link_seconds=float(costs.link_seconds(nodes)),
         bound=costs.bound(chosen.draft, nodes),
     )

@@ -5,6 +5,7 @@ has measured is the layers as they will run: over their own weights, with the re
 them.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -20,12 +21,14 @@ from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
 from offspec.sampling.token_tree import TokenTree
 from offspec.sampling.verify import LikelyRows, walk
+from offspec.stream.device_experts import DeviceExpertStore
 from offspec_planners.cost import ModelSizes
 from offspec_planners.hardware import Hardware, Processor, Rate
 from offspec_planners.measure import disk_rate, identify
 from offspec_planners.measured_costs import MeasuredCosts
 
 ROWS = (2, 16, 64, 128, 256, 512)
+FEW_ROWS = (1, 4)  # as well, where every row asks for experts of its own
 PREFIX = 128  # committed positions behind which is measured: an answer's beginning
 
 _SECONDS = 0.7  # that a pass is given before it is broken off
@@ -67,7 +70,8 @@ class PassTrial:
         self._target, self._ids = target, list(ids) or [0]
         room = min(capacity, target.skeleton.context_length)
         self._prefix = min(PREFIX, room // 2)
-        self._rows = [rows for rows in ROWS if self._prefix + rows <= room] or [1]
+        wanted = ROWS if target.store is None else sorted((*ROWS, *FEW_ROWS))
+        self._rows = [rows for rows in wanted if self._prefix + rows <= room] or [1]
 
     @torch.no_grad()
     def measure(self, progress: Progress, seconds: float = _SECONDS) -> MeasuredCosts:
@@ -76,7 +80,8 @@ class PassTrial:
         layer, outside, cpu = (list[tuple[int, float]]() for _ in range(3))
         target.tree_model.between = self._look
         try:
-            for done, rows in enumerate(self._rows):
+            # Experts may still be read ahead: the fewest rows, whose price matters most, come last.
+            for done, rows in enumerate(self._rows if target.store is None else reversed(self._rows)):
                 progress(done, len(self._rows) + 1)
                 each, around, beside = self._pass(rows, seconds)
                 layer.append((rows, each))
@@ -84,15 +89,18 @@ class PassTrial:
                 cpu += [(rows, beside)] if beside else []
             link = self.link()
             progress(len(self._rows) + 1, len(self._rows) + 1)
+            disk = read_rate(target) if target.store is not None else None
             unpack = 0.0 if target.is_packed else _UNPACKING * copying_seconds(target.dtype, target.device)
             head = self._head()
             return MeasuredCosts(
-                tuple(layer),
-                tuple((rows, around + head) for rows, around in outside),
+                rising(layer),
+                tuple((rows, around + head) for rows, around in sorted(outside)),
                 self._walk(),
                 link=link,
+                gpus=len(target.devices),
                 unpack=unpack,
-                cpu=tuple(cpu),
+                cpu=tuple(sorted(cpu)),
+                disk=disk,
             )
         finally:
             target.tree_model.settle = None
@@ -207,6 +215,15 @@ class PassTrial:
         return statistics.median(times)
 
 
+def rising(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """(rows, seconds) by rows, made to rise: what fewer rows took beyond more of them was something else."""
+    found, least = list[tuple[int, float]](), math.inf
+    for rows, seconds in sorted(points, reverse=True):
+        least = min(least, seconds)
+        found.append((rows, least))
+    return tuple(reversed(found))
+
+
 def copying_seconds(dtype: torch.dtype, device: torch.device) -> float:
     """Seconds that copying one value of a matrix takes.
 
@@ -232,6 +249,19 @@ def read_rate(target: LoadedModel) -> Rate:
         raise StreamError(f"reading failed: {error.strerror or error}", file=file, offset=0) from error
 
 
+def copy_rate(store: DeviceExpertStore) -> Rate:
+    """Bytes per second from pinned RAM to a device, in copies of an expert."""
+    source = torch.empty(store.slot_bytes, dtype=torch.uint8, pin_memory=True)
+    target, rates = torch.empty_like(source, device=store.device), list[float]()
+    for _ in range(1 + _COPIES):
+        torch.cuda.synchronize(store.device)
+        began = time.perf_counter()
+        target.copy_(source, non_blocking=True)
+        torch.cuda.synchronize(store.device)
+        rates.append(len(source) / max(time.perf_counter() - began, 1e-9))
+    return Rate.of(rates[1:])
+
+
 def tried_machine(target: LoadedModel, measured: MeasuredCosts, sizes: ModelSizes) -> Hardware:
     """A profile of this machine as far as the trial of one model tells it.
 
@@ -242,7 +272,7 @@ def tried_machine(target: LoadedModel, measured: MeasuredCosts, sizes: ModelSize
     fetched = sizes.weights * target.dtype.itemsize / measured.layer[0][1]
     products = tuple((rows, 2.0 * sizes.weights * rows / seconds) for rows, seconds in measured.layer)
     processor = Processor(which.processor, which.memory, Rate.exactly(fetched), products, 0.0)
-    disk = measured.link or read_rate(target)
+    disk = measured.link or measured.disk or read_rate(target)
     link = measured.link if which.apart else None
     return Hardware(which.name, which.ram, disk, link, processor, host=measured.host)
 

@@ -8,16 +8,23 @@ from typing import Any
 
 import torch
 
-from offspec.checkpoint import local_path, open_checkpoint
+from offspec.checkpoint import Checkpoint, local_path, open_checkpoint
 from offspec.checkpoint.folder import CONFIG
 from offspec.checkpoint.json_file import read_json
 from offspec.checkpoint.shapes import known_config
-from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, bytes_of
+from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, bytes_of, dtype_name
+from offspec.core.config import PackFormat
+from offspec.core.errors import ModelNotFoundError, UnsupportedModelError
+from offspec.model.experts import is_experts
 from offspec.model.loaded import LoadedModel
 from offspec.model.probe.build import build_skeleton
-from offspec_kernels.dequant.grouped import BITS, GROUP, Grouped
+from offspec.model.quantize.pack.contents import refuse_packed
+from offspec.plan.config_formats import ConfigFormats
+from offspec_kernels.dequant import Format
 from offspec_planners.cost import ModelSizes
+from offspec_planners.experts import ExpertSizes
 
+_CHOSEN = ("num_experts_per_tok", "top_k_experts", "num_experts_per_token", "moe_top_k")  # in configurations
 _DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 
 
@@ -26,7 +33,8 @@ def sizes_of(model: LoadedModel, name: str) -> ModelSizes:
     config = model.skeleton.config
     head = model.skeleton.model.get_output_embeddings().weight
     weights = [_multiplied(layer, config) for layer in model.skeleton.layers]
-    unpacked, unpacked_bytes = model.unpacked
+    unpacked = sum(binder.unpacked_elements for binder in model.dense)
+    unpacked_bytes = sum(binder.unpacked_bytes for binder in model.dense)
     return ModelSizes(
         name=name,
         layers=tuple(model.layer_bytes),
@@ -39,26 +47,58 @@ def sizes_of(model: LoadedModel, name: str) -> ModelSizes:
         vocabulary=model.skeleton.vocab_size,
         unpacked=unpacked / len(weights),
         unpacked_bytes=unpacked_bytes / len(weights),
+        experts=expert_sizes(model),
     )
+
+
+def expert_sizes(model: LoadedModel) -> ExpertSizes | None:
+    """The routed experts of a model that can come by need, as far as all of its layers have the same."""
+    modules = model.experts.modules
+    if not modules:
+        return None
+    first = modules[0].module
+    weights = sum(weight.numel() for weight in first.parameters() if weight.dim() == 3) // first.num_experts
+    return ExpertSizes(
+        count=first.num_experts,
+        chosen=chosen_experts(model.skeleton.layers[modules[0].layer], model.skeleton.config),
+        layers=tuple(sorted(model.experts.layers)),
+        nbytes=modules[0].units[0].layout.nbytes,
+        weights=weights,
+        unpacked=weights if modules[0].is_packed else 0.0,
+    )
+
+
+def chosen_experts(layer: torch.nn.Module, config: Any) -> int:
+    """How many experts of a layer each row goes to: as its router says, or else the configuration."""
+    named = [getattr(module, "top_k", None) for module in layer.modules()]
+    named += [getattr(config, name, None) for name in _CHOSEN]
+    return next((found for found in named if isinstance(found, int)), 1)
 
 
 def _multiplied(layer: torch.nn.Module, config: Any) -> int:
     """Weights of a layer that one row meets: all of its matrices, and of its experts those it is sent to."""
-    chosen = getattr(config, "num_experts_per_tok", None) or 1
-    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 1
-    total = 0.0
+    total, chosen = 0, chosen_experts(layer, config)
+    stacks: list[Any] = [module for module in layer.modules() if is_experts(module)]
+    routed = {id(weight): module.num_experts for module in stacks for weight in module.parameters()}
+    listed = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or chosen
     for name, weight in layer.named_parameters():
         if weight.dim() >= 2:
-            total += weight.numel() * (chosen / experts if ".experts." in f".{name}." else 1.0)
-    return int(total)
+            among = routed.get(id(weight), listed if ".experts." in f".{name}." else chosen)
+            total += weight.numel() * chosen // among
+    return total
 
 
 def imagine(
-    model: str, dtype: torch.dtype, device: torch.device, *, int8_cache: bool = False
+    model: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    int8_cache: bool = False,
+    quantize: PackFormat | None = None,
 ) -> tuple[LoadedModel, str]:
     """A model to plan for, and its fingerprint: config.json is enough.
 
-    Nothing can be loaded from what is returned unless its weights are on this machine.
+    Nothing can be loaded from what is returned unless its weights are on this machine, as they are.
 
     Args:
         model: A config.json, a folder with one, anything `open_checkpoint` opens without a network, or the
@@ -66,29 +106,57 @@ def imagine(
         dtype: Of values that are computed with.
         device: Where they are computed.
         int8_cache: Whether keys and values are kept in 8 bits. Default False.
+        quantize: The format that its matrices are rounded to. None: as they are.
 
     Raises:
-        CheckpointError: The configuration cannot be read.
+        CheckpointError: There is no configuration that can be read, or what is to be rounded is quantised.
     """
-    path, _ = local_path(model)
-    if path.is_file() and path.suffix == ".json":
-        return _from_config(read_json(path), dtype, device, int8_cache)
-    if path.is_dir() and (path / CONFIG).is_file() and not any(path.glob("*.safetensors")):
-        return _from_config(read_json(path / CONFIG), dtype, device, int8_cache)
-    known = None if path.exists() else known_config(model)
-    if known is not None:
-        return _from_config(known, dtype, device, int8_cache)
-    checkpoint = open_checkpoint(model)
+    config = _config_alone(model)
+    if config is None:
+        checkpoint = _opened(model)
+        if quantize is not None:
+            refuse_packed(checkpoint)
+            config = dict(checkpoint.config)
+    if config is not None:
+        if quantize is not None and "quantization_config" in config:
+            raise UnsupportedModelError(f"{model} is quantised already: leave out `quantize`")
+        return _from_config(config, dtype, device, int8_cache, quantize)
     found = LoadedModel(checkpoint.folder, checkpoint.tensors, dtype, device, int8_cache=int8_cache)
     return found, checkpoint.fingerprint
 
 
+def _config_alone(model: str) -> dict[str, Any] | None:
+    """The configuration of a model without weights: of a file, a folder, or a well-known hub id."""
+    path, _ = local_path(model)
+    if path.is_file() and path.suffix == ".json":
+        return read_json(path)
+    if path.is_dir() and (path / CONFIG).is_file() and not any(path.glob("*.safetensors")):
+        return read_json(path / CONFIG)
+    return None if path.exists() else known_config(model)
+
+
+def _opened(model: str) -> Checkpoint:
+    """The headers of a model. Raises CheckpointError, with what else a plan can be made from."""
+    try:
+        return open_checkpoint(model)
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(
+            f"{error}; or give the path of its config.json, which is enough for a plan, or one of the models "
+            "whose sizes come with offspec (`offspec plan list` names them)"
+        ) from error
+
+
 def _from_config(
-    config: dict[str, Any], dtype: torch.dtype, device: torch.device, int8_cache: bool
+    config: dict[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    int8_cache: bool,
+    quantize: PackFormat | None,
 ) -> tuple[LoadedModel, str]:
     """Tensors as a checkpoint of this configuration would hold them, one behind the other in no file."""
-    text = json.dumps(config, sort_keys=True)
-    packing = _packing(config.pop("quantization_config", None))
+    text = json.dumps(config, sort_keys=True) + (quantize or "")
+    quantised = config.pop("quantization_config", None)
+    formats = ConfigFormats(quantised, quantize)
     with TemporaryDirectory() as place:
         folder = Path(place)
         (folder / CONFIG).write_text(json.dumps(config), "utf-8")
@@ -97,8 +165,8 @@ def _from_config(
         for name, tensor in skeleton.model.state_dict().items():
             file = folder / f"{skeleton.layer_of(name)}.safetensors"
             shape = tuple(tensor.shape)
-            is_matrix = skeleton.layer_of(name) is not None and len(shape) >= 2
-            if packing is not None and is_matrix and shape[-1] % GROUP == 0:
+            packing = formats.of(name, shape) if skeleton.layer_of(name) is not None else None
+            if packing is not None:
                 tensors[name] = _packed(name, shape, packing, file, offset)
             else:
                 nbytes = tensor.numel() * dtype.itemsize
@@ -108,26 +176,13 @@ def _from_config(
         return found, hashlib.sha256(text.encode()).hexdigest()
 
 
-def _packing(quantised: Any) -> Grouped | None:
-    """A format of about the size of the one that a configuration names; None for 16 bits."""
-    if not isinstance(quantised, dict):
-        return None
-    bits = quantised.get("bits")
-    if quantised.get("load_in_4bit"):
-        bits = 4
-    for group in dict(quantised.get("config_groups") or {}).values():
-        bits = (group.get("weights") or {}).get("num_bits", bits)
-    return Grouped(bits if bits in BITS else 8)
-
-
-_NAMES = {torch.uint8: "U8", torch.float16: "F16"}
-
-
-def _packed(name: str, shape: tuple[int, ...], format_: Grouped, file: Path, offset: int) -> PackedInfo:
-    """Its parts one behind the other."""
+def _packed(name: str, shape: tuple[int, ...], format_: Format, file: Path, offset: int) -> PackedInfo:
+    """Its parts one behind the other, but for a table of values that no file of ours holds."""
     parts = list[tuple[str, TensorInfo]]()
     for part, stored in format_.parts(shape).items():
-        kind = _NAMES[stored.dtype]
+        if part == "table":
+            continue
+        kind = dtype_name(stored.dtype)
         nbytes = bytes_of(kind, stored.shape)
         parts.append((part, TensorInfo(f"{name}.{part}", kind, stored.shape, file, offset, nbytes)))
         offset += nbytes

@@ -1,5 +1,6 @@
 """A plan for a machine that is elsewhere: from its profile, and from the configurations of the models."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -10,17 +11,17 @@ from offspec.core.config import AUTO, EARLY_EXIT, LOOKUPS, MTP, NONE, SUBSTITUTE
 from offspec.core.errors import CapacityError, CheckpointError, RequestError
 from offspec.draft.open import Drafts, substitute_print
 from offspec.draft.published import known_drafts
-from offspec.model.fused.weights import packed_size
 from offspec.model.loaded import LoadedModel
-from offspec.plan.draft_memory import WIDEST
+from offspec.plan.draft_memory import WIDEST, unpacks
 from offspec.plan.fit import Fit, Opened
-from offspec.plan.make import Acceptance, build_plan, typical_substitute
+from offspec.plan.make import Acceptance, build_plan, in_bits, typical_substitute
 from offspec.plan.model_sizes import imagine, sizes_of
 from offspec_planners.acceptance import typical
-from offspec_planners.cost import Estimate
+from offspec_planners.cost import JOINED_WIDTHS, WIDTHS, Estimate
 from offspec_planners.hardware import Hardware
 from offspec_planners.placement import Tier
 from offspec_planners.plan import Plan
+from offspec_planners.search import shared_budgets
 
 _MOST_NODES = 1024
 _FREE = 0.9  # of a machine's RAM, where no limit is given
@@ -43,20 +44,26 @@ def plan_for_hardware(config: EngineConfig, hardware: Hardware) -> Plan:
     if config.device == "all":
         raise RequestError("a profile does not say how many GPUs a machine has: name them, as cuda:0,cuda:1")
     if config.device.startswith("cuda") and hardware.link is None:
-        raise RequestError(f"{hardware.name} has no GPU; leave out --device")
+        raise RequestError(f"{hardware.name} has no GPU; leave out `device`")
     if config.cpu_layers and hardware.link is None:
-        raise RequestError(f"{hardware.name} has no GPU; leave out --cpu-layers")
-    if config.cpu_layers and hardware.host is None:
-        raise RequestError(
-            f"the profile of {hardware.name} says nothing of its CPU: add a host, or leave out --cpu-layers"
-        )
+        raise RequestError(f"{hardware.name} has no GPU; leave out `cpu_layers`")
+    if config.experts != "auto" and hardware.link is None:
+        raise RequestError(f"{hardware.name} has no GPU; leave out `experts`")
+    if hardware.link is not None and hardware.host is None:
+        for asked, name in ((config.cpu_layers, "cpu_layers"), (config.experts == "cpu", "experts")):
+            if asked:
+                told = f"the profile of {hardware.name} says nothing of its CPU"
+                raise RequestError(f"{told}: add a host, or leave out `{name}`")
     several = "," in config.device
+    if several and config.experts == "cpu":
+        raise RequestError('`experts="cpu"` is for use beside one GPU: name one with `device`')
     config = replace(config, device="cpu" if hardware.link is None else config.device if several else "cuda")
     target, fingerprint = imagine(
         config.model,
         getattr(torch, config.dtype),
         torch.device(config.device.split(",")[0]),
         int8_cache=config.kv_cache == "int8",
+        quantize=config.quantize,
     )
     plans, failure = list[Plan](), None
     for wanted in _drafts(config, target):
@@ -97,27 +104,25 @@ def _plan(config: EngineConfig, hardware: Hardware, target: LoadedModel, fingerp
         more_vram=(vram,) * config.device.count(",") if vram else (),
     )
     opened, room, fit = _held(opened)
-    if fit.draft_mode == "none":
+    notes = list[str]()
+    if drafts.names and fit.draft_mode == "none":
+        notes.append(f"The draft {config.draft} is left out, since {opened.no_room(room)}.")
         opened = opened.alone()
     draft = opened.draft
     sizes = sizes_of(draft, opened.drafts.main) if draft else None
     packed = fit.draft_bits if fit.draft_mode == "packed" else None
-    pricing = Estimate(hardware, sizes, packed, unpacks=_unpacks(draft, packed))
+    unpacking = draft is not None and packed is not None and unpacks(draft, packed)
+    widths = WIDTHS if config.least_sequences == 1 else JOINED_WIDTHS
+    pricing = Estimate(hardware, sizes, packed, unpacks=unpacking, widths=widths)
     if fit.placement.caches is Tier.HOST:  # all of a context that fits nowhere else is looked back on
         pricing = replace(pricing, prefix=fit.context)
     acceptance = typical_substitute(fit.draft_bits)
     if sizes is not None and not config.substitutes:
         share = sizes.parameters / sizes_of(target, config.model).parameters
-        origin = f"typical of a draft with {100 * share:.2g} % of the target's weights, not measured"
-        acceptance = Acceptance(typical("model", share), origin)
-    return build_plan(opened, room, pricing, acceptance, hardware)
-
-
-def _unpacks(draft: LoadedModel | None, packed: int | None) -> bool:
-    """Whether steps of the draft make values of weights in so many bits, None where they are values."""
-    if draft is None or packed is None:
-        return False
-    return packed_size(draft.skeleton, packed, draft.device).scratch > 0
+        kind = f"a draft with {100 * share:.2g} % of the target's weights{in_bits(fit.draft_bits)}"
+        acceptance = Acceptance(typical("model", share, fit.draft_bits), f"typical of {kind}, not measured")
+    plan = build_plan(opened, room, pricing, acceptance, hardware)
+    return replace(plan, notes=(*plan.notes, *notes))
 
 
 def _imagined(config: EngineConfig, target: LoadedModel, fingerprint: str) -> Drafts:
@@ -137,10 +142,16 @@ def _held(opened: Opened) -> tuple[Opened, EngineConfig, Fit]:
 
     A named draft that does not fit as it is stored may fit rounded to 4 bits. Raises CapacityError.
     """
-    config = opened.config
-    room = replace(config, budget=config.budget or _MOST_NODES, width=config.width or WIDEST)
+    config, sequences = opened.config, opened.config.least_sequences
+    room = replace(config, budget=config.budget or max(_MOST_NODES, sequences), width=config.width or WIDEST)
     try:
-        return opened, room, opened.fit(room)
+        fit = opened.fit(room)
+        for budget in () if config.budget else shared_budgets(sequences):
+            with suppress(CapacityError):
+                larger = replace(room, budget=budget)
+                if opened.fit(larger).held == fit.held:  # it leaves the draft its place
+                    return opened, larger, fit
+        return opened, room, fit
     except CapacityError:
         if opened.draft is None or config.substitutes or config.draft_bits is not None:
             raise

@@ -4,13 +4,15 @@ from dataclasses import dataclass, replace
 
 from offspec.core.config import EngineConfig
 from offspec.draft.grow.best_first import GrowthPolicy
-from offspec.plan.draft_memory import WIDEST
+from offspec.plan.draft_memory import WIDEST, tree_nodes
 from offspec.plan.fit import LOOKED_UP
 from offspec.plan.initial_fit import RECORDED
 from offspec.plan.make import acceptance_for
 from offspec.plan.records import DraftRecord
 from offspec_planners.acceptance import Calibration
+from offspec_planners.cost import PassCosts
 from offspec_planners.plan import Plan
+from offspec_planners.search import outlook
 from offspec_planners.sequoia import TreeShape, choose_tree_shape
 
 _RECORD_EVERY, _RECORD_WIDTH = 6, 32  # passes from one record to the next, grown in few steps: it takes time
@@ -28,6 +30,7 @@ class DraftPolicy:
         record: Most nodes to grow on to, for later plans, while few trees are on record.
         lookup_budget: Most nodes where lookups draft as well. What they find is not in the plan, and of its
             tree only what pays is verified.
+        planned_budget: The budget of the plan, whatever was learnt since.
     """
 
     growth: GrowthPolicy
@@ -35,16 +38,18 @@ class DraftPolicy:
     plan: Plan | None = None
     record: int = 0
     lookup_budget: int = 1
+    planned_budget: int = 1
 
     @classmethod
     def fixed(cls, config: EngineConfig) -> "DraftPolicy":
         """As the configuration says, with nothing planned."""
-        return cls(GrowthPolicy(config.budget or 1, config.width or WIDEST))
+        return cls(GrowthPolicy(tree_nodes(config), config.width or WIDEST))
 
     @classmethod
     def planned(cls, plan: Plan, loaded: EngineConfig, record: DraftRecord) -> "DraftPolicy":
         """As a plan says, within the budget and width that models were loaded with."""
-        budget = min(plan.budget, loaded.budget or 1)
+        drafts = plan.budget > plan.sequences  # else every sequence has a root alone
+        budget = min(plan.budget, tree_nodes(loaded)) if drafts else 1
         width = min(plan.width, loaded.width or 1)
         shape = None
         if plan.tree == "sequoia" and budget > 1:
@@ -56,7 +61,22 @@ class DraftPolicy:
             plan,
             record=min(RECORDED * budget, loaded.budget or 1),
             lookup_budget=min(LOOKED_UP[loaded.device.split(":")[0]], loaded.budget or 1),
+            planned_budget=budget,
         )
+
+    def priced(self, costs: PassCosts, known: Calibration | None) -> "DraftPolicy":
+        """The same by other costs: without the plan's draft as long as that does not pay by them.
+
+        Args:
+            costs: Of passes and steps.
+            known: What is known of that draft; None where there is none.
+        """
+        budget, width = self.planned_budget, self.growth.width
+        if known is not None and budget > 1:
+            drafted, alone = outlook(known, costs, budget, width), outlook(known, costs, 1, 1)
+            if drafted.choice.tok_per_s < alone.choice.tok_per_s:
+                budget = 1
+        return replace(self, growth=replace(self.growth, budget=budget, costs=costs))
 
     def recording(self, calibration: Calibration) -> GrowthPolicy:
         """The growth, which goes beyond what is verified while little is on record."""

@@ -20,6 +20,7 @@ from offspec.core.config import (
     Dtype,
     EngineConfig,
     KVCache,
+    PackFormat,
     Tree,
     read_drafts,
 )
@@ -33,13 +34,16 @@ from offspec.plan.fit import Opened
 from offspec.plan.hardware_profile import machine_fingerprint
 from offspec.plan.initial_fit import initial_fit
 from offspec.plan.load import Assembly, load_models, open_models
-from offspec.plan.make import acceptance_for, measure, plan_by
+from offspec.plan.make import CONTENDED, acceptance_for, measure, plan_by
+from offspec.plan.model_sizes import expert_sizes
 from offspec.plan.policy import DraftPolicy
-from offspec.plan.records import DraftRecord
+from offspec.plan.records import DraftRecord, ExpertRecord
 from offspec.plan.warm_up import KernelsRefusedError
 from offspec_planners.measured_costs import MeasuredCosts
 from offspec_planners.placement import Tier
 from offspec_planners.plan import Plan
+
+_ENOUGH_PASSES = 64  # to know by how experts are asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,8 @@ def prepare(
         plan, measured = start.plan, None
         if plan is None:
             measured = measure(opened, assembly, start.config, notify)
+            if measured.contended:
+                notify(Notice(CONTENDED))
             plan = plan_by(opened, start.config, measured, record)
             ledger.save_plan(key, plan)
         return replace(prepared, policy=DraftPolicy.planned(plan, start.config, record), measured=measured)
@@ -133,13 +139,28 @@ def record_of(opened: Opened, bits: int) -> DraftRecord:
 
 
 def _up_to_date(kept: Plan | None, opened: Opened, notify: Notify) -> Plan | None:
-    """The kept plan, unless it was made before anything was known of the draft, and now something is."""
-    if kept is None or kept.measured:
+    """The kept plan, unless something is known by now that was not when it was made: of draft or experts."""
+    if kept is None:
+        return None
+    if _knows_experts(kept, opened):
+        notify(Notice("the plan is remade: how experts are asked for is known by now"))
+        return None
+    if kept.measured:
         return kept
     if not acceptance_for(record_of(opened, kept.draft_bits), opened.config).measured:
         return kept
     notify(Notice("the plan is remade: how well the draft guesses is known by now"))
     return None
+
+
+def _knows_experts(kept: Plan, opened: Opened) -> bool:
+    """Whether enough was learnt of experts of which a plan knew nothing."""
+    sizes = expert_sizes(opened.target)
+    if kept.costs.experts is None or kept.costs.experts.learnt or sizes is None:
+        return False
+    use = ExpertRecord(opened.target_print, sizes).use
+    # Passes of one row with all experts there say nothing, however many they are.
+    return use.passes >= _ENOUGH_PASSES and use.applied(kept.costs.experts).learnt
 
 
 def _as_wished(plan: Plan, config: EngineConfig) -> Plan:
@@ -158,15 +179,21 @@ def _as_planned(config: EngineConfig, plan: Plan) -> EngineConfig:
     for name, given, planned, usual in (
         ("device", config.device, plan.device, "cpu"),
         ("dtype", config.dtype, plan.dtype, "bfloat16"),
-        ("kv-cache", config.kv_cache, plan.kv_cache, "model"),
+        ("kv_cache", config.kv_cache, plan.kv_cache, "model"),
+        ("quantize", config.quantize, plan.quantize or "none", None),
         ("tree", config.tree, plan.tree, "dynamic"),
-        ("draft-bits", config.draft_bits if drafts else None, plan.draft_bits, None),
+        ("draft_bits", config.draft_bits if drafts else None, plan.draft_bits, None),
     ):
         if given not in (usual, planned):
-            raise PlanError(f"the plan has {name} {planned}, not {given}: leave out --{name}, or the plan")
+            raise PlanError(f"the plan has {name} {planned}, not {given}: leave out `{name}`, or the plan")
     beside = len(plan.placement.layers(Tier.CPU))
     if config.cpu_layers not in (None, beside):
-        raise PlanError(f"the plan has cpu-layers {beside}, not {config.cpu_layers}: leave out --cpu-layers")
+        raise PlanError(f"the plan has cpu_layers {beside}, not {config.cpu_layers}: leave out `cpu_layers`")
+    experts = config.experts
+    if plan.vram is not None and plan.placement.by_need:
+        experts = "cpu" if plan.placement.cpu_experts else "gpu"
+    if config.experts not in (AUTO, experts):
+        raise PlanError(f"the plan has experts {experts}, not {config.experts}: leave out `experts`")
     draft = plan.draft if config.draft == AUTO else config.draft
     # A substitute's bits are chosen anew should the plan not fit, those of a named draft are the user's.
     rounded = drafts and not {AUTO, SUBSTITUTE} & set(read_drafts(draft))
@@ -177,10 +204,13 @@ def _as_planned(config: EngineConfig, plan: Plan) -> EngineConfig:
         memory=config.memory or min(plan.memory, memory.available_bytes() + memory.resident_bytes()),
         vram=config.vram or (None if plan.more_vram else plan.vram),
         cpu_layers=beside,
+        experts=experts,
         context=plan.context,
         device=plan.device,
         dtype=cast(Dtype, plan.dtype),
         kv_cache=cast(KVCache, plan.kv_cache),
+        sequences=plan.sequences if config.sequences == 1 else config.sequences,
+        quantize=cast(PackFormat | None, plan.quantize),
         tree=cast(Tree, plan.tree),
         temperature=plan.temperature,
     )
@@ -205,6 +235,7 @@ def plan_key(opened: Opened) -> str:
         config.memory,
         config.vram,
         config.cpu_layers,
+        config.experts,
         config.device,
         config.dtype,
         config.kv_cache,
@@ -215,4 +246,5 @@ def plan_key(opened: Opened) -> str:
         config.verify,
         config.tree,
         round(config.temperature, 1),
+        *([] if config.sequences == 1 else [config.sequences]),
     )

@@ -7,6 +7,8 @@ strictly.
 import hashlib
 import json
 import math
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from offspec.core.cache_dir import cache_root
 from offspec.core.errors import OffspecError, PlanError
 from offspec.core.files import write_file
 from offspec_planners.acceptance import Calibration
+from offspec_planners.experts import ExpertSizes, ExpertUse
 from offspec_planners.json_fields import parse
 from offspec_planners.plan import Plan
 
@@ -47,9 +50,16 @@ def load_plan(key: str) -> Plan | None:
         return None
 
 
+def saved_plans() -> Iterator[Plan]:
+    """All plans that earlier runs made."""
+    for file in sorted((cache_root() / "plans").glob("*.json")):
+        if (plan := load_plan(file.stem)) is not None:
+            yield plan
+
+
 def save_plan(key: str, plan: Plan) -> None:
     """Leave a plan for later runs; where nothing can be written, they make it again."""
-    _write(_plan_file(key), plan.to_text())
+    write_if_possible(_plan_file(key), plan.to_text())
 
 
 def _plan_file(key: str) -> Path:
@@ -123,7 +133,35 @@ class DraftRecord:
         if not (self.keeps and learnt):
             return
         entries = self._read() | {name: entry.to_json() for name, entry in learnt.items()}
-        _write(self._file, json.dumps({"version": _VERSION, "entries": entries}, separators=(",", ":")))
+        write_if_possible(
+            self._file, json.dumps({"version": _VERSION, "entries": entries}, separators=(",", ":"))
+        )
+
+
+class ExpertRecord:
+    """What runs learnt of how a model uses its experts; `save` keeps it for later runs.
+
+    Args:
+        target: Fingerprint of the model.
+        sizes: Of its experts.
+        keeps: Whether `save` writes anything. Default True.
+    """
+
+    def __init__(self, target: str, sizes: ExpertSizes, *, keeps: bool = True) -> None:
+        self.layers, self.keeps = len(sizes.layers), keeps
+        self.use = ExpertUse(sizes.count, sizes.chosen)
+        self._file = cache_root() / "expert_use" / f"{key_of(target)}.json"
+        with suppress(OSError, ValueError):
+            found = parse(self._file.read_text("utf-8"))
+            if isinstance(found, dict) and found.pop("version", None) == _VERSION:
+                self.use.restore(found)
+        self._known = self.use.passes
+
+    def save(self) -> None:
+        """Keep what was learnt; where nothing can be written, it is learnt again."""
+        if self.keeps and self.use.passes > self._known:
+            self._known = self.use.passes
+            write_if_possible(self._file, json.dumps({"version": _VERSION, **self.use.to_json()}))
 
 
 def case_of(temperature: float, coupled: bool) -> Case:
@@ -144,7 +182,8 @@ def _case_named(name: str) -> Case:
     return case
 
 
-def _write(file: Path, text: str) -> None:
+def write_if_possible(file: Path, text: str) -> None:
+    """Write a file that is only of use: where it cannot be written, the next run does without."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_file(file, text.encode())

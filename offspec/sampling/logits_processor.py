@@ -18,6 +18,7 @@ from torch import Tensor
 from offspec.core.config import SamplingParams
 from offspec.core.errors import CheckpointError, OffspecError, RequestError
 from offspec.core.events import TokenLogprobs
+from offspec.sampling.constraint import FormatRule
 from offspec.sampling.filters import border, borders
 from offspec.sampling.noise import GumbelNoise
 from offspec.sampling.rules import rules_of
@@ -54,8 +55,9 @@ class LogitsProcessor:
         *,
         ends: Collection[int] = (),
         bad_words: Sequence[Sequence[int]] = (),
+        format: FormatRule | None = None,
     ) -> None:
-        """See `rules_of`. Raises RequestError."""
+        """format: of `params`, as a rule; the others: see `rules_of`. Raises RequestError."""
         self.params = params
         self.vocab_size = vocab_size
         self.device = torch.device(device)
@@ -63,6 +65,9 @@ class LogitsProcessor:
         self._temperature = 1.0 if params.greedy else min(max(params.temperature, _COLDEST), _HOTTEST)
         self._filters = not params.greedy and (params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0)
         self._rules = rules_of(params, vocab_size, prompt, self.device, ends=ends, bad_words=bad_words)
+        self.format = format
+        if format is not None:
+            self._rules.append(format)
 
     @property
     def uses_noise(self) -> bool:
@@ -153,8 +158,8 @@ class LogitsProcessor:
     def _closed(self, logits: Tensor) -> OffspecError:
         _check_finite(float(logits.max()))
         return RequestError(
-            "the request closes every token: allowed_token_ids, bad_words, no_repeat_ngram_size and "
-            "min_tokens leave none to choose"
+            "the request closes every token: allowed_token_ids, bad_words, no_repeat_ngram_size, "
+            "min_tokens and format leave none to choose"
         )
 
     @property

@@ -38,6 +38,17 @@ class Rule(Protocol):
         """These tokens are output now, for every node."""
 
 
+def check_tokens(params: SamplingParams, vocab_size: int) -> None:
+    """Raises RequestError where parameters name a token that is not one of V = `vocab_size`."""
+    for name, tokens in (
+        ("logit_bias", [token for token, _ in params.logit_bias]),
+        ("allowed_token_ids", params.allowed_token_ids or ()),
+        ("stop_token_ids", params.stop_token_ids),
+    ):
+        if unknown := [token for token in tokens if not 0 <= token < vocab_size]:
+            raise RequestError(f"{name} has the token {unknown[0]}: ids go from 0 to {vocab_size - 1}")
+
+
 def rules_of(
     params: SamplingParams,
     vocab_size: int,
@@ -60,13 +71,7 @@ def rules_of(
     Raises:
         RequestError: A token that the vocabulary does not have, or nothing that is allowed.
     """
-    for name, tokens in (
-        ("logit_bias", [token for token, _ in params.logit_bias]),
-        ("allowed_token_ids", params.allowed_token_ids or ()),
-        ("stop_token_ids", params.stop_token_ids),
-    ):
-        if unknown := [token for token in tokens if not 0 <= token < vocab_size]:
-            raise RequestError(f"{name} has the token {unknown[0]}: ids go from 0 to {vocab_size - 1}")
+    check_tokens(params, vocab_size)
     found = list[Rule]()
     if params.logit_bias:
         found.append(LogitBias(dict(params.logit_bias), device))

@@ -32,7 +32,7 @@ class Arena:
         except (OSError, MemoryError) as error:
             raise CapacityError(
                 f"the system refused {self.nbytes} bytes of memory for weights ({error}); close other "
-                "programs, or give a smaller --memory",
+                "programs, or give a smaller `memory`",
                 needed=self.nbytes,
                 given=0,
             ) from error
@@ -50,7 +50,8 @@ class Arena:
             return False
         if int(status) == 0:
             return True
-        # The failure stays behind as the sticky "last error" and would surface at the next launch.
+        # CUDA keeps the failure as this thread's last error, and torch asks for that behind every kernel it
+        # launches: the next one would seem to fail. This one takes it away.
         with contextlib.suppress(RuntimeError):
             torch.zeros(1, device="cuda").add_(1)
         return False

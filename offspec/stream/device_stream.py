@@ -9,7 +9,8 @@ from offspec.core.trace import OFF, Timeline
 from offspec.stream.arena import Arena
 from offspec.stream.disk_stream import DiskStream
 from offspec.stream.layout import UnitLayout
-from offspec.stream.ring import Ring, WorkerDiedError
+from offspec.stream.ring import Ring
+from offspec.stream.workers import WorkerDiedError
 
 # Bytes that are copied at once. What a draft's step sends waits behind two such pieces, which takes about a
 # millisecond, and not behind a layer.
@@ -118,15 +119,18 @@ class DeviceStream:
         return self.memory[self._slot]
 
     def release(self) -> None:
+        self._note_readers()
+        self.ring.release()
+
+    def _note_readers(self) -> None:
         if self._copies is not None:
             self._free[self._slot] = torch.cuda.current_stream(self._device).record_event()
-        self.ring.release()
 
     def abandon(self) -> None:
         try:
-            if self._copies is not None:
-                # Kernels of the broken-off pass may still read the slot that was held.
-                torch.cuda.current_stream(self._device).synchronize()
+            # Kernels of the broken-off pass may still read the slot that was held. Their results are dropped,
+            # but weights are not to change under a kernel.
+            self._note_readers()
         finally:
             try:
                 self.ring.abandon()

@@ -62,6 +62,7 @@ class DirectReader:
     def __init__(self, sums: Mapping[Path, FileSum] | None = None, remedy: str = "") -> None:
         self._sums, self._remedy = dict(sums or {}), remedy
         self._summed: set[str] = set()
+        self._whole: set[Path] = set()  # files all of whose bytes were found to be right
         self._files: dict[Path, _File] = {}
         self._retired: list[int] = []
         self._lock = threading.Lock()
@@ -131,8 +132,11 @@ class DirectReader:
             self._check_file(path)
 
     def _check_file(self, path: Path) -> None:
+        if path in self._whole:
+            return
         if how := damage(path, self._sums[path]):
             raise self._damaged(path, how)
+        self._whole.add(path)
 
     def _damaged(self, path: Path, how: str) -> CheckpointError:
         return CheckpointError(f"{path} {how}; {self._remedy}")

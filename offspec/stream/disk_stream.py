@@ -1,6 +1,6 @@
 """Units read from their files into page-aligned memory: the lowest tier."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -9,7 +9,8 @@ from offspec.core.trace import OFF, Timeline
 from offspec.stream.arena import Arena
 from offspec.stream.direct_reader import DirectReader, ReadShape
 from offspec.stream.layout import Extent, UnitLayout
-from offspec.stream.ring import Job, Ring, WorkerDiedError
+from offspec.stream.ring import Ring
+from offspec.stream.workers import Job, WorkerDiedError
 
 
 class DiskStream:
@@ -54,21 +55,8 @@ class DiskStream:
         return self._ring
 
     def _jobs(self, unit: int) -> list[Job]:
-        step = self.shape.block
-        return [
-            self._job(extent, at, min(step, extent.length - at))
-            for extent in self.layouts[unit].extents
-            for at in range(0, extent.length, step)
-        ]
-
-    def _job(self, extent: Extent, at: int, length: int) -> Job:
-        def read(slot: int) -> int:
-            start = extent.start + at
-            target = self.memory[slot].buffer[start : start + length]
-            needed = min(length, extent.needed - at)
-            return self._reader.read_into(extent.file, extent.offset + at, target, needed)
-
-        return read
+        layout = self.layouts[unit]
+        return read_jobs(layout, self._reader, self.shape.block, lambda slot: self.memory[slot].buffer)
 
     def acquire(self, unit: int) -> torch.Tensor:
         """The slot that holds `unit`, uint8 [slot bytes], the caller's until `release`.
@@ -95,6 +83,26 @@ class DiskStream:
         for arena in self.memory:
             arena.close()
         self.memory.clear()
+
+
+def read_jobs(
+    layout: UnitLayout, reader: DirectReader, block: int, slot_memory: Callable[[int], memoryview]
+) -> list[Job]:
+    """What must be done to read a unit, in blocks of `block` bytes at most, into the memory of a slot."""
+
+    def job(extent: Extent, at: int, length: int) -> Job:
+        def read(slot: int) -> int:
+            start = extent.start + at
+            target = slot_memory(slot)[start : start + length]
+            return reader.read_into(extent.file, extent.offset + at, target, min(length, extent.needed - at))
+
+        return read
+
+    return [
+        job(extent, at, min(block, extent.length - at))
+        for extent in layout.extents
+        for at in range(0, extent.length, block)
+    ]
 
 
 def read_unit(layout: UnitLayout, reader: DirectReader, *, pin: bool = False) -> Arena:

@@ -6,7 +6,7 @@ device is aligned there.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -74,6 +74,11 @@ class UnitLayout:
     def moves_to(self, device: torch.device) -> tuple[Move, ...]:
         """What to copy where."""
         return (Move(0, 0, self.nbytes),) if device.type == "cpu" else self.moves
+
+    def moved(self, places: Places) -> "UnitLayout":
+        """The same with tensors elsewhere in the slot, between reading and a copy to a device."""
+        moves, aligned = _align(places)
+        return replace(self, places=places, moves=moves, aligned=aligned)
 
     def put_on(self, memory: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Memory of a device that holds the unit: `memory` itself, uint8 [slot bytes] in RAM, for a CPU."""

@@ -11,7 +11,7 @@ from offspec.stream.direct_reader import DirectReader, ReadShape
 from offspec.stream.disk_stream import DiskStream, read_unit
 from offspec.stream.layout import UnitLayout
 from offspec.stream.read_tuning import choose_read_shape
-from offspec.stream.ring import RingStats
+from offspec.stream.workers import RingStats
 
 
 class UnitStream:

@@ -9,7 +9,7 @@ Letters: W nodes, D depths of the table, K ranks.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Annotated, Any, Literal
 
@@ -44,6 +44,8 @@ _MODEL_SHARE = 7.5 / 69.5  # of that 8B, without its embeddings, in that 70B
 # How a substitute's guesses go with its bits: powers of a guess's probability. With SmolLM2-135M 3 bits yield
 # 0.57 of the tokens of 4, and 2 bits a quarter, in trees of 128 nodes; larger models are less easily hurt.
 _BY_BITS = {4: 1.0, 3: 1.6, 2: 4.0}
+# The same of another model that is rounded. That of 4 bits is a careful guess, not measured.
+_MODEL_BY_BITS = {16: 1.0, 4: 1.02, 3: 1.6, 2: 4.0}
 _HEAD = 1.3
 _WORSE = 0.095  # of a guess's log-probability, for each factor e that a draft is smaller
 
@@ -179,16 +181,32 @@ class Calibration:
 
 
 @cache
-def _drawn(kind: str, power: float) -> tuple[tuple[Grown, ...], Walks]:
+def _drawn(kind: str) -> tuple[list[Grown], Walks]:
+    return draw_forest(*_TYPICAL[kind], DEPTHS)
+
+
+def rounded(known: Calibration, bits: int) -> Calibration:
+    """What is known of a draft in 16 bits, as it may be expected when its weights are rounded to `bits`."""
+    return _worse(known, _MODEL_BY_BITS[bits])
+
+
+def _worse(known: Calibration, power: float) -> Calibration:
     """power: what each guess's probability is raised to; 1 leaves it as it is."""
-    forest, walks = draw_forest(*_TYPICAL[kind], DEPTHS)
-    picked = (walks.hits / walks.visits[:, None]) ** power
-    worse = tuple(Grown(tree.parent, tree.score * np.float32(power)) for tree in forest)
-    return worse, Walks(walks.visits, walks.visits[:, None] * picked)
+    forest = [Grown(tree.parent, tree.score * np.float32(power)) for tree in known.forest]
+    visits = known.table.visits[:, None]
+    hits = visits * (known.table.hits / np.maximum(visits, 1e-9)) ** power
+    return replace(known, table=_table(visits[:, 0], hits), forest=forest)
+
+
+def _table(visits: NDArray[np.float64], hits: NDArray[np.float64]) -> DepthRank:
+    """A table in which what was picked is what was expected."""
+    table = DepthRank()
+    table.visits, table.hits, table.expected = visits.copy(), hits.copy(), hits.copy()
+    return table
 
 
 def typical(
-    kind: Literal["substitute", "model", "head"], share: float = _MODEL_SHARE, bits: int = 4
+    kind: Literal["substitute", "model", "head"], share: float = _MODEL_SHARE, bits: int | None = None
 ) -> Calibration:
     """The acceptance of a typical draft, used until the draft has been measured.
 
@@ -198,12 +216,13 @@ def typical(
     Args:
         kind: "substitute", "model" or "head".
         share: A small model's weights over the target's; for "model" alone.
-        bits: Of a substitute's weights, 4 by default.
+        bits: Of the draft's weights. None: 4 of a substitute's, and a model as it is.
     """
+    forest, walks = _drawn(kind)
+    known = Calibration(table=_table(walks.visits, walks.hits), forest=forest)
+    if kind == "substitute":
+        return _worse(known, _BY_BITS[bits or 4])
+    if kind == "head":
+        return _worse(known, _HEAD)
     smaller = max(math.log(_MODEL_SHARE / share), 0.0)
-    power = {"model": 1.0 + round(_WORSE * smaller, 3), "substitute": _BY_BITS[bits], "head": _HEAD}[kind]
-    forest, walks = _drawn(kind, power)
-    calibration = Calibration(forest=list(forest))
-    table = calibration.table
-    table.visits, table.hits, table.expected = walks.visits.copy(), walks.hits.copy(), walks.hits.copy()
-    return calibration
+    return _worse(known, (1.0 + round(_WORSE * smaller, 3)) * _MODEL_BY_BITS[bits or 16])

@@ -21,11 +21,12 @@ from offspec_planners.json_fields import complain, read
 class Tabulated:
     """Costs in tables, for replays under every setting: seconds by rows and by width; see `PassCosts`.
 
-    passes: [rows + 1]; steps: [width + 1].
+    passes, links: [rows + 1]; steps: [width + 1].
     """
 
     start: float
     link: float
+    links: NDArray[np.float64]
     passes: NDArray[np.float64]
     steps: NDArray[np.float64]
 
@@ -37,17 +38,19 @@ class Tabulated:
         self, draft: float | NDArray[np.float64], rows: int | NDArray[np.int64]
     ) -> NDArray[np.float64]:
         """As `PassCosts.iteration`, of whole numbers."""
-        return np.asarray(np.maximum(draft + self.passes[rows], self.link))
+        return np.asarray(np.maximum(draft + self.passes[rows], self.links[rows]))
 
 
 @lru_cache(maxsize=256)
 def tabulated(costs: PassCosts, rows: int, width: int) -> Tabulated:
     """A table of the costs of passes of up to `rows` rows, and of steps of up to `width` nodes."""
-    passes, steps = costs.pass_seconds(np.arange(rows + 1)), costs.step_seconds(np.arange(width + 1))
-    return Tabulated(costs.start, costs.link, passes, steps)
+    every, steps = np.arange(rows + 1), costs.step_seconds(np.arange(width + 1))
+    return Tabulated(costs.start, costs.link, costs.link_seconds(every), costs.pass_seconds(every), steps)
 
 
 Costs = PassCosts | Tabulated
+
+_MIN_GAIN = 0.01  # of a tree's tokens
 
 _PARENT = "a list of earlier nodes, beginning with -1"
 _SCORE = "a list of numbers, one for each node, beginning with 0, none above its parent's"
@@ -136,10 +139,13 @@ def best_size(scores: NDArray[np.floating], draft: float, costs: Costs) -> int:
     return _best_rows(np.cumsum(np.exp(scores, dtype=np.float64)), draft, costs)
 
 
-def _best_rows(expected: NDArray[np.float64], draft: float, costs: Costs) -> int:
-    """The same by the tokens that the first node, the first two, and so on are expected to give."""
-    rows = np.arange(1, len(expected) + 1)
-    return int(np.argmax(expected / costs.iteration(draft, rows))) + 1
+def _best_rows(expected: NDArray[np.float64], draft: float, costs: Costs, least: int = 1) -> int:
+    """The same by the tokens that the first node, the first two, and so on are expected to give.
+
+    least: nodes that there are to be.
+    """
+    rows = np.arange(least, len(expected) + 1)
+    return int(np.argmax(expected[least - 1 :] / costs.iteration(draft, rows))) + least
 
 
 def pays(
@@ -171,14 +177,18 @@ def _pays(
     draft: float,
     costs: Costs | None,
     min_gain: float,
+    least: int = 1,
 ) -> bool:
-    """The same by the probabilities of the tree's paths, descending, and the sum of the frontier's."""
+    """The same by the probabilities of the tree's paths, descending, and the sum of the frontier's.
+
+    least: nodes that there are to be.
+    """
     if costs is None:
         return worth >= min_gain * float(probability.sum())
     if costs.iteration(draft + costs.step_seconds(width), len(probability)) <= costs.link:
         return worth > 0  # the link takes longer, whatever is drafted and verified
     expected = probability.cumsum()
-    rows = _best_rows(expected, draft, costs)
+    rows = _best_rows(expected, draft, costs, least)
     return worth_a_step(worth, float(expected[rows - 1]), draft, width, rows, costs)
 
 
@@ -210,7 +220,7 @@ def replay(
     budget: int,
     width: int,
     costs: PassCosts | None,
-    min_gain: float = 0.01,
+    min_gain: float = _MIN_GAIN,
     max_depth: int | None = None,
 ) -> Growing:
     """Grow a recorded tree again, to another budget and width.
@@ -226,16 +236,40 @@ def replay(
         min_gain: A share of the tree's expected tokens, 0.01 by default.
         max_depth: The deepest level allowed; no limit by default.
     """
-    return _ordered(tree).replay(budget, width, costs, min_gain, max_depth)
+    return _ordered((tree,)).replay(budget, width, costs, min_gain, max_depth)
+
+
+def best_nodes(tree: Grown, nodes: int) -> float:
+    """Expected tokens of the best `nodes` nodes of a record, whatever it takes to find them."""
+    return float(_ordered((tree,)).probability[:nodes].sum())
+
+
+def replay_forest(trees: tuple[Grown, ...], budget: int, width: int, costs: PassCosts) -> Growing:
+    """Grow the recorded trees of several sequences that share passes, in joined steps.
+
+    Every tree keeps its root, and nodes have places wherever they are likeliest.
+
+    Args:
+        trees: The records.
+        budget: Most nodes of all trees together.
+        width: Most nodes of each that a draft step expands.
+        costs: Of passes and steps, as `PassCosts.for_sequences` has them.
+    """
+    return _ordered(trees).replay(budget, width, costs, _MIN_GAIN, None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Ordered:
-    """A recorded tree with its best nodes first: [N] each, a parent by its place here."""
+    """Recorded trees with their best nodes first, roots before all: [N] each.
+
+    parent: by its place here; tree: whose node it is; count: of trees.
+    """
 
     parent: NDArray[np.int64]
     probability: NDArray[np.float64]
     depth: NDArray[np.int32]
+    tree: NDArray[np.int64]
+    count: int
 
     def replay(
         self,
@@ -245,21 +279,22 @@ class _Ordered:
         min_gain: float,
         max_depth: int | None,
     ) -> Growing:
-        """See the function of this name."""
-        looked_up = tabulated(costs, budget, width) if costs else None
+        """See the functions of this name."""
+        step = self.count * width
+        looked_up = tabulated(costs, budget, step) if costs else None
         closed = np.zeros(len(self.depth), np.bool_)  # expanded, or too deep to be
         if max_depth is not None:
             closed = self.depth >= max_depth
         expanded = np.zeros(len(self.depth), np.bool_)
-        best, known = np.zeros(1, np.int64), np.arange(len(self.depth)) == 0
+        best, known = np.arange(self.count), np.arange(len(self.depth)) < self.count
         widths, draft = list[int](), costs.start if costs else 0.0
-        while sum(widths) + width <= max_expanded(budget, width):
-            nodes = best[~closed[best]][:width]
+        while sum(widths) + step <= max_expanded(budget, step):
+            nodes = self._first_of_each(best[~closed[best]], width)
             probability = self.probability[best]
             nodes = nodes[promising(self.probability[nodes], probability, budget, min_gain)]
             worth = float(self.probability[nodes].sum())
             if not len(nodes) or (
-                widths and not _pays(probability, worth, len(nodes), draft, looked_up, min_gain)
+                widths and not _pays(probability, worth, len(nodes), draft, looked_up, min_gain, self.count)
             ):
                 break
             expanded[nodes] = closed[nodes] = True
@@ -268,15 +303,33 @@ class _Ordered:
             known |= expanded[self.parent]
             best = known.nonzero()[0][:budget]
         expected = self.probability[best].cumsum()
-        size = _best_rows(expected, draft, looked_up) if looked_up else len(best)
-        return Growing(tuple(widths), size, float(expected[size - 1]), int(self.depth[best[:size]].max()))
+        size = _best_rows(expected, draft, looked_up, self.count) if looked_up else len(best)
+        deepest = np.zeros(self.count, np.int32)
+        np.maximum.at(deepest, self.tree[best[:size]], self.depth[best[:size]])
+        return Growing(tuple(widths), size, float(expected[size - 1]), round(float(deepest.mean())))
+
+    def _first_of_each(self, nodes: NDArray[np.int64], width: int) -> NDArray[np.int64]:
+        """Of each tree the first `width` of these nodes."""
+        if self.count == 1:
+            return nodes[:width]
+        trees = self.tree[nodes]
+        return np.concatenate([nodes[trees == tree][:width] for tree in range(self.count)])
 
 
-@lru_cache(maxsize=64)
-def _ordered(tree: Grown) -> _Ordered:
-    """Of equally good nodes the older comes first. Kept, since a tree is replayed under many settings."""
-    order = np.argsort(-tree.score, kind="stable")
+@lru_cache(maxsize=128)
+def _ordered(trees: tuple[Grown, ...]) -> _Ordered:
+    """Of equally good nodes the older comes first. Kept, since trees are replayed under many settings."""
+    sizes = [len(tree.parent) for tree in trees]
+    before = np.repeat(np.cumsum([0, *sizes[:-1]]), sizes)  # nodes of earlier trees
+    parent = np.concatenate([tree.parent for tree in trees])
+    score = np.concatenate([tree.score for tree in trees])
+    order = np.lexsort((-score, parent >= 0))
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
-    parent = place[np.maximum(tree.parent[order], 0)]
-    return _Ordered(parent, np.exp(tree.score[order], dtype=np.float64), tree.depth()[order])
+    return _Ordered(
+        place[(np.maximum(parent, 0) + before)[order]],
+        np.exp(score[order], dtype=np.float64),
+        np.concatenate([tree.depth() for tree in trees])[order],
+        np.repeat(np.arange(len(trees)), sizes)[order],
+        len(trees),
+    )

@@ -8,6 +8,10 @@ further, so in steady state an iteration takes the longest of
     link                   the link is never idle
     draft + rest + edge    the ring filled up while the draft worked, and the link stood still
 
+Experts that a pass misses are known only when its routers have run, so nothing of them is ahead of it: their
+time comes on top of the link's, and what does not hide behind the computing of other experts on top of the
+pass's; see `experts`.
+
 `rest` is the time of all that streams but what fits in the ring, `edge` that of computing before the link
 goes on and after the last unit has come: see `crossing`. Checked against a simulation of the ring, slot by
 slot, in the tests.
@@ -21,14 +25,24 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from offspec_planners.experts import ExpertCosts, ExpertSizes
 from offspec_planners.hardware import Hardware, Processor, Rate
 from offspec_planners.json_fields import Number, Points
 from offspec_planners.placement import Placement, Tier
-from offspec_planners.transfer import Links, cache_seconds, edge_layers, slowest_crossing, streamed_units
+from offspec_planners.transfer import (
+    Links,
+    cache_seconds,
+    edge_layers,
+    expert_sources,
+    slowest_crossing,
+    streamed_units,
+)
 
 # Row counts at which compute is tabulated from a hardware profile; between them it is piecewise linear.
 ROWS = (1, 2, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096)
 WIDTHS = (1, 4, 8, 16, 32, 64, 128)
+PROMPT_ROWS = 1024  # of prompts in a pass that several sequences share
+JOINED_WIDTHS = (*WIDTHS, 256, 512, 1024, 2048)  # of steps in which several sequences expand nodes
 
 _ATTENTION_SHARE = 0.3  # of a product's rate: what attention over a mask reaches
 _FULL = 64  # rows from which arithmetic, not memory, bounds a product
@@ -45,16 +59,17 @@ class ModelSizes:
 
     Args:
         name: For error messages and plans.
-        layers: Bytes of each decoder layer, as it streams or stays.
-        weights: Weights of one layer that each row is multiplied with.
+        layers: Bytes of each decoder layer, its experts included, as it streams or stays.
+        weights: Weights of one layer that each row is multiplied with, of the experts those chosen.
         head: Bytes of the output head.
         head_weights: Weights of the output head.
         kv_per_token: Bytes of cache that one position takes over all layers.
         attention: FLOPs of one layer for each pair of row and key.
         hidden: Size of the hidden states.
         vocabulary: Tokens.
-        unpacked: Values of a layer that every pass makes of packed weights.
+        unpacked: Values of a layer that every pass makes of packed weights, but for those of experts.
         unpacked_bytes: Bytes that those values are stored in.
+        experts: Its routed experts; None for a model without.
     """
 
     name: str
@@ -68,16 +83,42 @@ class ModelSizes:
     vocabulary: int
     unpacked: float = 0.0
     unpacked_bytes: float = 0.0
+    experts: ExpertSizes | None = None
 
     def packed_in(self, bits: float, stored: float = 16.0) -> "ModelSizes":
         """The same model with its layers packed, whose weights take `stored` bits now."""
-        values = 8 / stored * sum(self.layers) / len(self.layers)
+        values = 8 / stored * sum(self.dense_layers) / len(self.layers)
         layers = tuple(int(size * bits / stored) for size in self.layers)
-        return replace(self, layers=layers, unpacked=values, unpacked_bytes=values * bits / 8)
+        experts = self.experts
+        if experts is not None:
+            experts = replace(experts, nbytes=int(experts.nbytes * bits / stored), unpacked=experts.weights)
+        packed = replace(self, layers=layers, unpacked=values, unpacked_bytes=values * bits / 8)
+        return replace(packed, experts=experts)
 
     def unpacked_once(self) -> "ModelSizes":
         """The same model where its weights are unpacked as it is loaded."""
-        return replace(self, unpacked=0.0, unpacked_bytes=0.0)
+        experts = None if self.experts is None else replace(self.experts, unpacked=0.0)
+        return replace(self, unpacked=0.0, unpacked_bytes=0.0, experts=experts)
+
+    @property
+    def dense_layers(self) -> tuple[int, ...]:
+        """Bytes of each layer without its experts."""
+        if self.experts is None:
+            return self.layers
+        aside = dict.fromkeys(self.experts.layers, self.experts.layer_bytes)
+        return tuple(max(size - aside.get(layer, 0), 0) for layer, size in enumerate(self.layers))
+
+    @property
+    def dense_weights(self) -> int:
+        """Weights of one layer, of average size, that every row is multiplied with, whatever it chooses."""
+        if self.experts is None:
+            return self.weights
+        chosen = self.experts.chosen * self.experts.weights * len(self.experts.layers)
+        return max(self.weights - chosen // len(self.layers), 0)
+
+    def streamed_with(self, placement: Placement) -> tuple[int, ...]:
+        """Bytes of each layer that come with it: without its experts where those come by need."""
+        return self.dense_layers if placement.by_need else self.layers
 
     @property
     def parameters(self) -> int:
@@ -99,6 +140,8 @@ class PassCosts:
         rest: Seconds of `link` that cannot be ahead of a pass.
         edge: (rows, seconds) of the part of compute that has no link time beside it where the ring is full
             when a pass begins.
+        experts: What experts cost that come by need; None where none do.
+        caches: Seconds of `link`, and of `rest`, in which the keys and values of a sequence cross it.
     """
 
     compute: Points
@@ -107,10 +150,31 @@ class PassCosts:
     link: Number = 0.0
     rest: Number = 0.0
     edge: Points = ((1, 0.0),)
+    experts: ExpertCosts | None = None
+    caches: Number = 0.0
+
+    def for_sequences(self, count: int) -> "PassCosts":
+        """The same for passes and draft steps that so many sequences share, each taking an equal part.
+
+        A pass of all their rows costs what it does of one sequence, and so does a step of all their nodes;
+        what each brings along by itself is its own.
+        """
+        if count == 1:
+            return self
+        more = (count - 1) * self.caches
+        experts = None if self.experts is None else self.experts.for_sequences(count)
+        link, rest = self.link + more, self.rest + more
+        return replace(self, start=count * self.start, link=link, rest=rest, experts=experts)
 
     def compute_seconds(self, rows: ArrayLike) -> NDArray[np.float64]:
         """Seconds of a pass of `rows` rows with its weights in place."""
         return _piecewise(self.compute, rows)
+
+    def link_seconds(self, rows: ArrayLike) -> NDArray[np.float64]:
+        """Seconds in which all that a pass of `rows` rows needs crosses the slowest link."""
+        if self.experts is None:
+            return np.full(np.shape(rows), self.link)
+        return self.experts.link_seconds(rows, self.link)
 
     def step_seconds(self, width: ArrayLike) -> NDArray[np.float64]:
         """Seconds of a draft step that expands `width` nodes."""
@@ -124,11 +188,15 @@ class PassCosts:
 
     def pass_seconds(self, rows: ArrayLike) -> NDArray[np.float64]:
         """Seconds of a pass of `rows` rows behind a draft that gave the ring time to fill."""
-        return np.maximum(self.compute_seconds(rows), self.rest + _piecewise(self.edge, rows))
+        compute, filling = self.compute_seconds(rows), self.rest + _piecewise(self.edge, rows)
+        if self.experts is None:
+            return np.maximum(compute, filling)
+        come = self.experts.link_seconds(rows, self.rest) - self.rest
+        return np.maximum(compute + self.experts.wait_seconds(rows), filling + come)
 
     def iteration(self, draft: float | NDArray[np.float64], rows: ArrayLike) -> NDArray[np.float64]:
         """Seconds of drafting for `draft` seconds and verifying `rows` rows, in steady state."""
-        return np.maximum(draft + self.pass_seconds(rows), self.link)
+        return np.maximum(draft + self.pass_seconds(rows), self.link_seconds(rows))
 
     def bound(self, draft: float, rows: int) -> str:
         """What an iteration waits for: "link", "compute", or "draft" where that takes longer than compute."""
@@ -141,7 +209,7 @@ class PassCosts:
 class Pricing(Protocol):
     """Something that knows what passes cost under any placement: from measured parts, or from a profile.
 
-    knows_cpu: whether that goes for placements with layers that a CPU computes beside a device.
+    knows_cpu: whether that goes for placements with layers, or experts, that a CPU computes beside a device.
     """
 
     @property
@@ -184,6 +252,7 @@ class Estimate:
         packed: Bits that the draft's weights are kept in; None where they are values.
         prefix: Committed positions that attention looks back on.
         unpacks: Whether such weights are unpacked whenever they are used, not multiplied as they are.
+        widths: At which draft steps are tabulated.
     """
 
     hardware: Hardware
@@ -191,6 +260,7 @@ class Estimate:
     packed: int | None = None
     prefix: int = 128
     unpacks: bool = True
+    widths: tuple[int, ...] = WIDTHS
 
     @property
     def knows_cpu(self) -> bool:
@@ -203,15 +273,36 @@ class Estimate:
         if self.draft is not None:
             step = [
                 (width, draft_step(self.hardware.processor, self.draft, width, self.packed, self.unpacks))
-                for width in WIDTHS
+                for width in self.widths
             ]
             start = step[2][1] - step[0][1]  # the tokens committed last run with the root
-        units = streamed_units(target.layers, target.head, placement)
-        links = self._links()
-        link, rest = slowest_crossing(target.layers, target.head, placement, links)
+        layers, links = target.streamed_with(placement), self._links()
+        units = streamed_units(layers, target.head, placement)
+        link, rest = slowest_crossing(layers, target.head, placement, links)
         caches = cache_seconds(target.kv_per_token, self.prefix, placement, links.copy or links.read)
         compute, edge = self._compute(target, placement, walked, bool(units))
-        return PassCosts(compute, tuple(step), start, link + caches, rest + caches, edge)
+        experts = self._experts(target, placement)
+        return PassCosts(compute, tuple(step), start, link + caches, rest + caches, edge, experts, caches)
+
+    def _experts(self, target: ModelSizes, placement: Placement) -> ExpertCosts | None:
+        """Of experts that come by need; None where none do."""
+        experts, links = target.experts, self._links()
+        if experts is None or not placement.by_need:
+            return None
+        host = self._expert_host(placement)
+        seconds = [
+            (rows, len(experts.layers) * expert_layer_seconds(self.hardware.processor, target, rows, host))
+            for rows in ROWS
+        ]
+        sources = expert_sources(experts, placement, links)
+        return ExpertCosts(len(experts.layers), experts.count, experts.chosen, sources, tuple(seconds))
+
+    def _expert_host(self, placement: Placement) -> Processor | None:
+        """The CPU, where it computes experts beside a device."""
+        if not placement.cpu_experts:
+            return None
+        assert self.hardware.host is not None, "nothing is known of the CPU"
+        return self.hardware.host
 
     def _links(self) -> Links:
         link = self.hardware.link
@@ -225,9 +316,10 @@ class Estimate:
         A head that stays runs for the nodes that are walked, one that streams for all.
         """
         processor, on_cpu = self.hardware.processor, len(placement.layers(Tier.CPU))
+        expert_host = self._expert_host(placement)
         compute, edge = list[tuple[int, float]](), list[tuple[int, float]]()
         for rows in ROWS:
-            layer = cpu = layer_seconds(processor, target, rows, self.prefix)
+            layer = cpu = layer_seconds(processor, target, rows, self.prefix, expert_host)
             if on_cpu:
                 assert self.hardware.host is not None, "nothing is known of the CPU"
                 copied = self.hardware.link.value if self.hardware.link is not None and streams else 0.0
@@ -240,7 +332,8 @@ class Estimate:
             layers = (len(target.layers) - on_cpu) * layer + on_cpu * cpu
             layers += placement.hops * hop_seconds(target, rows)
             compute.append((rows, layers + head + walk))
-            edges = edge_layers(placement, target.layers, target.head, head / layer, cpu / layer)
+            streamed = target.streamed_with(placement)
+            edges = edge_layers(placement, streamed, target.head, head / layer, cpu / layer)
             edge.append((rows, edges * layer + walk))
         return tuple(compute), tuple(edge)
 
@@ -259,11 +352,44 @@ class Estimate:
         return None if self.draft is None else replace(self, packed=bits)
 
 
-def layer_seconds(processor: Processor, sizes: ModelSizes, rows: int, prefix: int) -> float:
-    """Seconds of one layer over `rows` rows behind `prefix` positions, its weights in place."""
+def layer_seconds(
+    processor: Processor, sizes: ModelSizes, rows: int, prefix: int, host: Processor | None = None
+) -> float:
+    """Seconds of one layer over `rows` rows behind `prefix` positions, its weights in place.
+
+    host: the CPU, where it computes the layer's experts beside `processor`. Default None.
+    """
     attention = sizes.attention * rows * (prefix + rows / 2) / (_ATTENTION_SHARE * processor.flops(rows))
-    product = product_seconds(processor, sizes.weights, rows)
-    return unpacking_seconds(processor, sizes) + product + attention + processor.layer_overhead
+    product = product_seconds(processor, sizes.dense_weights, rows)
+    seconds = unpacking_seconds(processor, sizes) + product + attention + processor.layer_overhead
+    if sizes.experts is None:
+        return seconds
+    share = len(sizes.experts.layers) / len(sizes.layers)  # of a layer of average size
+    return seconds + share * expert_layer_seconds(processor, sizes, rows, host)
+
+
+def expert_layer_seconds(
+    processor: Processor, sizes: ModelSizes, rows: int, host: Processor | None = None
+) -> float:
+    """Seconds of the experts of one layer that has some; see `layer_seconds`.
+
+    Where the CPU computes them, the rows are brought there, and what the experts say of them back.
+    """
+    assert sizes.experts is not None
+    if host is None:
+        return experts_seconds(processor, sizes.experts, rows)
+    return experts_seconds(host, sizes.experts, rows) + 2 * hop_seconds(sizes, rows)
+
+
+def experts_seconds(processor: Processor, experts: ExpertSizes, rows: int) -> float:
+    """Seconds of the experts of one layer over `rows` rows, those that are chosen being in place."""
+    asked = float(experts.union(rows))
+    made = asked * (experts.nbytes + 2.0 * experts.unpacked) if experts.unpacked else 0.0
+    rate = processor.flops(max(rows * experts.chosen / asked, _FULL))
+    arithmetic = 2.0 * experts.weights * experts.chosen * rows / rate
+    return max(arithmetic, 2.0 * experts.weights * asked / processor.bandwidth.value) + (
+        made / processor.bandwidth.value
+    )
 
 
 def cpu_layer_seconds(
@@ -334,4 +460,6 @@ def prefill_seconds(costs: PassCosts, target: ModelSizes, processor: Processor, 
     beyond = max(tokens - costs.compute[-1][0], 0)  # what the points do not know of
     attention = target.attention * len(target.layers) * tokens * beyond / 2
     seconds = float(costs.compute_seconds(tokens)) + attention / (_ATTENTION_SHARE * processor.flops(1024))
-    return max(costs.link, seconds)
+    if costs.experts is not None:
+        seconds += float(costs.experts.wait_seconds(tokens))
+    return max(float(costs.link_seconds(tokens)), seconds)

@@ -31,6 +31,7 @@ from offspec_planners.json_fields import (
 )
 
 VERSION = 1
+_SLOWEST_MEMORY = 1e9  # bytes per second; what was measured to be slower was something else
 _GB = 10**9
 
 
@@ -98,6 +99,11 @@ class Processor:
         Meta(min_length=1, description="pairs [rows, FLOP/s], the rows ascending, the rates above 0"),
     ]
     layer_overhead: Number
+
+    @property
+    def read_memory(self) -> bool:
+        """Whether `bandwidth` can be that of a memory, and not of layers that take long for other reasons."""
+        return self.bandwidth.value >= _SLOWEST_MEMORY
 
     def flops(self, rows: float) -> float:
         """FLOP/s for that many rows: a power law between two measured points, the nearest beyond them."""

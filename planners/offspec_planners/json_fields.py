@@ -79,7 +79,7 @@ def without_version(value: object, key: str, version: int, what: str) -> dict[st
     if type(found) is not int or not 1 <= found <= LARGEST:
         complain(key, found, "a whole number of 1 or more")
     if found > version:
-        raise ValueError(f"{key} is {found}; this version of offspec reads up to {version}")
+        raise ValueError(f"{key} is {found}; this version of offspec reads up to {version}: use a newer one")
     return {name: item for name, item in value.items() if name != key}
 
 
@@ -165,7 +165,8 @@ def parse(text: str) -> object:
     except RecursionError:
         raise ValueError("the file is nested too deeply") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"line {error.lineno} is not JSON: {error.msg}") from None
+        why = re.sub("( starting)? at$", "", error.msg)  # Python goes on with where
+        raise ValueError(f"line {error.lineno} is not JSON: {why} (column {error.colno})") from None
 
 
 def layout(value: Any, indent: int = 0) -> str:

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from offspec_planners.cost import ModelSizes, PassCosts, cpu_layer_seconds
+from offspec_planners.cost import ModelSizes, PassCosts, cpu_layer_seconds, expert_layer_seconds
+from offspec_planners.experts import ExpertCosts, ExpertUse
 from offspec_planners.hardware import Processor, Rate
 from offspec_planners.json_fields import Points
 from offspec_planners.placement import Placement, Tier
@@ -10,6 +11,7 @@ from offspec_planners.transfer import (
     Links,
     cache_seconds,
     edge_layers,
+    expert_sources,
     measured_links,
     slowest_crossing,
     streamed_units,
@@ -29,6 +31,7 @@ class MeasuredCosts:
         step: (width, seconds) of a draft step.
         start: Further seconds of the draft's first step.
         link: Bytes per second that came while the link was busy; None where nothing streams.
+        gpus: GPUs to which those came, over a link each.
         unpack: Seconds of making a value of a packed weight, used for a target that is packed where the
             measured one is not.
         prefix: Committed positions whose keys and values cross the link, where those live in RAM.
@@ -36,6 +39,10 @@ class MeasuredCosts:
         host: The CPU beside a device with memory of its own.
         cpu: (rows, seconds) of one layer that the CPU computes, at the rows of `layer`; empty where none ran,
             and `host` tells.
+        disk: Bytes per second at which experts come from disk that are reached by need; None where none are.
+        copy: The same from RAM to a device.
+        use: What earlier passes told of how experts are asked for.
+        cpu_experts: Whether the CPU computed the experts of the layers that were measured.
     """
 
     layer: Points
@@ -44,11 +51,16 @@ class MeasuredCosts:
     step: Points = ()
     start: float = 0.0
     link: Rate | None = None
+    gpus: int = 1
     unpack: float = 0.0
     prefix: int = 0
     contended: bool = False
     host: Processor | None = None
     cpu: Points = ()
+    disk: Rate | None = None
+    copy: Rate | None = None
+    use: ExpertUse | None = None
+    cpu_experts: bool = False
 
     @property
     def knows_cpu(self) -> bool:
@@ -57,13 +69,14 @@ class MeasuredCosts:
 
     def costs(self, target: ModelSizes, placement: Placement, walked: float) -> PassCosts:
         """The costs of passes under a placement, in which `walked` nodes are walked on average."""
-        units = streamed_units(target.layers, target.head, placement)
-        link, rest = 0.0, 0.0
+        streamed = target.streamed_with(placement)
+        units = streamed_units(streamed, target.head, placement)
+        link, rest, caches = 0.0, 0.0, 0.0
         if units and self.link is not None:
             links = measured_links(units, placement, self.link.value)
-            if links.copy is not None and placement.gpu_count > 1:  # it was measured over all of their links
-                links = Links(links.read, links.copy / placement.gpu_count)
-            link, rest = slowest_crossing(target.layers, target.head, placement, links)
+            if links.copy is not None:
+                links = Links(links.read, links.copy / self.gpus)
+            link, rest = slowest_crossing(streamed, target.head, placement, links)
             caches = cache_seconds(target.kv_per_token, self.prefix, placement, self.link.value)
             link, rest = link + caches, rest + caches
         head = target.head_weights / target.weights if placement.head is not Tier.DEVICE else 0.0
@@ -71,11 +84,11 @@ class MeasuredCosts:
         on_cpu = len(placement.layers(Tier.CPU))
         compute, edge = list[tuple[int, float]](), list[tuple[int, float]]()
         for rows, measured in self.layer:
-            layer = measured + target.unpacked * self.unpack
+            layer = self._with_experts(target, placement, rows, measured) + target.unpacked * self.unpack
             cpu = self._cpu_seconds(target, rows, bool(units)) if on_cpu else layer
             layers = (len(target.layers) - on_cpu + head) * layer + on_cpu * cpu
             compute.append((rows, layers + around[rows]))
-            edges = edge_layers(placement, target.layers, target.head, head, cpu / layer)
+            edges = edge_layers(placement, streamed, target.head, head, cpu / layer)
             edge.append((rows, edges * layer + around[rows]))
         return PassCosts(
             compute=tuple(compute),
@@ -84,7 +97,46 @@ class MeasuredCosts:
             link=link,
             rest=rest,
             edge=tuple(edge),
+            experts=self._experts(target, placement),
+            caches=caches,
         )
+
+    def _experts(self, target: ModelSizes, placement: Placement) -> ExpertCosts | None:
+        """Of experts that come by need; None where none do."""
+        experts = target.experts
+        if experts is None or not placement.by_need or self.disk is None:
+            return None
+        seconds = [
+            (rows, len(target.layers) * self._of_experts(target, placement.cpu_experts, rows, layer))
+            for rows, layer in self.layer
+        ]
+        links = Links(self.disk.value, None if self.copy is None else self.copy.value)
+        sources = expert_sources(experts, placement, links)
+        costs = ExpertCosts(len(experts.layers), experts.count, experts.chosen, sources, tuple(seconds))
+        return costs if self.use is None else self.use.applied(costs)
+
+    def _of_experts(self, target: ModelSizes, cpu: bool, rows: int, layer: float) -> float:
+        """Seconds of the experts of a layer of average size, of which a layer was measured to take `layer`.
+
+        Where one processor computes all, they are taken to be their share of the weights that it meets; those
+        of the CPU beside a device go by what is known of it.
+        """
+        experts = target.experts
+        assert experts is not None
+        if not cpu:
+            met = float(experts.union(rows)) * experts.weights * len(experts.layers)
+            return layer * met / (met + target.dense_weights * len(target.layers))
+        assert self.host is not None, "nothing is known of the CPU"
+        share = len(experts.layers) / len(target.layers)
+        told = share * expert_layer_seconds(self.host, target, rows, self.host)
+        return min(told, layer) if self.cpu_experts else told
+
+    def _with_experts(self, target: ModelSizes, placement: Placement, rows: int, layer: float) -> float:
+        """Seconds of a layer whose experts are computed where a placement says."""
+        if self.cpu_experts or not placement.cpu_experts or target.experts is None:
+            return layer
+        here, there = (self._of_experts(target, cpu, rows, layer) for cpu in (False, True))
+        return layer - here + there
 
     def _cpu_seconds(self, target: ModelSizes, rows: int, streams: bool) -> float:
         """Seconds of a layer that the CPU computes: as such layers took, or by what is known of the CPU."""
@@ -96,9 +148,8 @@ class MeasuredCosts:
 
     def with_faster_link(self, factor: float) -> "MeasuredCosts":
         """These costs with bandwidth multiplied by a factor."""
-        if self.link is None:
-            return self
-        return replace(self, link=self.link.times(factor))
+        link, disk, copy = (rate and rate.times(factor) for rate in (self.link, self.disk, self.copy))
+        return replace(self, link=link, disk=disk, copy=copy)
 
     def with_packed_draft(self, bits: int) -> None:
         """Implements `Pricing`: nothing was measured of the draft but as it is held."""

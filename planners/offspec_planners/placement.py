@@ -51,6 +51,10 @@ class Placement:
             own; empty where there is one. The head is the first one's.
         caches: The tier of the target's keys and values: DEVICE, or HOST, from where each layer's are copied
             to a device in every pass.
+        expert_slots: Slots of routed experts that are read when they are asked for; 0 where experts are
+            parts of their layers.
+        host_expert_slots: The same in RAM, behind a device with memory of its own. Where the device has none,
+            the CPU computes the experts.
     """
 
     tiers: tuple[Tier, ...]
@@ -59,6 +63,8 @@ class Placement:
     head: Annotated[Tier, Meta(description='"device", "host" or "disk"')] = Tier.DEVICE
     gpus: tuple[Whole, ...] = ()
     caches: Annotated[Tier, Meta(description='"device" or "host"')] = Tier.DEVICE
+    expert_slots: Whole = 0
+    host_expert_slots: Whole = 0
 
     @classmethod
     def in_memory(
@@ -95,6 +101,16 @@ class Placement:
     @property
     def resident(self) -> tuple[int, ...]:
         return self.layers(Tier.DEVICE)
+
+    @property
+    def by_need(self) -> bool:
+        """Whether routed experts are apart from their layers, and read when they are asked for."""
+        return self.expert_slots > 0 or self.cpu_experts
+
+    @property
+    def cpu_experts(self) -> bool:
+        """Whether the CPU computes all routed experts beside a device, from slots in RAM."""
+        return self.host_expert_slots > 0 and not self.expert_slots
 
 
 @dataclass(frozen=True, slots=True)

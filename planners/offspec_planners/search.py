@@ -5,27 +5,33 @@ cost and brought. Nothing is drafted or verified again.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from offspec_planners.acceptance import Calibration
-from offspec_planners.best_first import Growing, Grown, replay
+from offspec_planners.best_first import Growing, Grown, best_nodes, replay, replay_forest
 from offspec_planners.cost import PassCosts
 from offspec_planners.plan.forecast import Choice
 from offspec_planners.sequoia import TreeShape, choose_tree_shape
 
 BUDGETS = (1, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+SHARED_BUDGETS = (1536, 2048, 3072, 4096)  # of passes that several sequences share, besides
 WIDTHS = (4, 8, 16, 32, 64)
 STATIC_WIDTH = 32  # of a shape's levels, which are known to be worth it
 
 _ENDS = 1 / 8  # of the trees, at either end, left out of a mean
 _TREES = 32  # of a forest, evenly taken: more change little
+_Tree = TypeVar("_Tree", Grown, Growing)
 _AS_GOOD = 0.995  # of equals within this, the one that takes less room
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """A choice, and the means over the trees behind it. draft: seconds of a pass that it drafts."""
+    """A choice, and the means over passes behind it, of all their trees.
+
+    depth: of one tree; draft: seconds of a pass that it drafts.
+    """
 
     choice: Choice
     nodes: float
@@ -34,26 +40,30 @@ class Outlook:
     draft: float
 
 
-def outlook(calibration: Calibration, costs: PassCosts, budget: int, width: int) -> Outlook:
+def outlook(
+    calibration: Calibration, costs: PassCosts, budget: int, width: int, sequences: int = 1
+) -> Outlook:
     """What a pass costs and yields with a budget and a width, on average over recorded trees.
 
     Args:
         calibration: Recorded trees of this target and draft.
         costs: Of passes and steps.
-        budget: Most nodes verified in a pass.
-        width: Most nodes expanded by a draft step.
+        budget: Most nodes verified in a pass, as many as there are sequences at least.
+        width: Most nodes of a tree expanded by a draft step.
+        sequences: That share passes and draft steps, and whose tokens are added up. Default 1.
     """
-    trees = [Growing((), 1, 1.0, 0)]  # whatever the draft is like
-    if budget > 1:
-        trees = _usual([replay(tree, budget, width, costs) for tree in _some(calibration)])
+    costs = costs.for_sequences(sequences)
+    trees = [Growing((), sequences, float(sequences), 0)]  # whatever the draft is like
+    if budget > sequences:
+        trees = _grown(calibration, costs, budget, width, sequences)
     count = len(trees)
     drafts = [costs.draft_seconds(tree.widths) for tree in trees]
     seconds = sum(
         float(costs.iteration(draft, tree.nodes)) for draft, tree in zip(drafts, trees, strict=True)
     )
     tokens = sum(tree.expected for tree in trees) / count
-    if budget > 1:
-        tokens = max(1.0, tokens * calibration.correction)
+    if budget > sequences:
+        tokens = max(float(sequences), tokens * calibration.correction)
     return Outlook(
         Choice(budget, width, tokens * count / seconds, tokens, seconds / count),
         nodes=sum(tree.nodes for tree in trees) / count,
@@ -63,14 +73,30 @@ def outlook(calibration: Calibration, costs: PassCosts, budget: int, width: int)
     )
 
 
-def _usual(trees: list[Growing]) -> list[Growing]:
-    """All but those with the highest and lowest expectations.
+def _grown(
+    calibration: Calibration, costs: PassCosts, budget: int, width: int, sequences: int
+) -> list[Growing]:
+    """Trees of usual passes: of one each, or of several that share the budget, each record in one pass."""
+    records = _some(calibration)
+    if sequences == 1:
+        return _usual([replay(tree, budget, width, costs) for tree in records], lambda tree: tree.expected)
+    trees = _usual(records, lambda tree: best_nodes(tree, budget // sequences))
+    passes = math.ceil(len(trees) / sequences)
+    forests = [
+        tuple(trees[(first + passes * place) % len(trees)] for place in range(sequences))
+        for first in range(passes)
+    ]
+    return [replay_forest(forest, budget, width, costs) for forest in forests]
+
+
+def _usual(trees: Sequence[_Tree], expected: Callable[[_Tree], float]) -> list[_Tree]:
+    """All but those with the highest and lowest expectations, in the order of these.
 
     Where a text repeats itself, a tree is guessed as far as it has nodes. A few of these would rule the mean,
     and say nothing of what is usual.
     """
     ends = int(_ENDS * len(trees))
-    return sorted(trees, key=lambda tree: tree.expected)[ends : len(trees) - ends]
+    return sorted(trees, key=expected)[ends : len(trees) - ends]
 
 
 def _some(calibration: Calibration) -> Sequence[Grown]:
@@ -84,6 +110,7 @@ def sweep(
     costs: PassCosts,
     budgets: Sequence[int] = BUDGETS,
     widths: Sequence[int] = WIDTHS,
+    sequences: int = 1,
 ) -> list[Outlook]:
     """The outlook of every budget with every width that is not above it.
 
@@ -91,17 +118,32 @@ def sweep(
         calibration: Recorded trees of this target and draft.
         costs: Of passes and steps.
         budgets: Most nodes verified in a pass, `BUDGETS` by default.
-        widths: Most nodes expanded by a draft step, `WIDTHS` by default.
+        widths: Most nodes of a tree expanded by a draft step, `WIDTHS` by default.
+        sequences: That share passes; each has an equal part of a budget, on average. Default 1.
     """
     return [
-        outlook(calibration, costs, budget, width)
+        outlook(calibration, costs, budget, width, sequences)
         for budget in budgets
-        for width in ([width for width in widths if width <= budget] or [1])
+        for width in ([width for width in widths if width * sequences <= budget] or [1])
     ]
 
 
+def budgets_for(sequences: int, most: int) -> list[int]:
+    """Budgets to try for passes of up to `most` nodes that so many sequences share: a root of each at least.
+
+    No tree is tried with more nodes than one of the largest budget for a single one.
+    """
+    larger = [nodes for nodes in SHARED_BUDGETS if nodes <= sequences * BUDGETS[-1]]
+    return [sequences, *(nodes for nodes in (*BUDGETS, *larger) if sequences < nodes <= most)]
+
+
+def shared_budgets(sequences: int) -> list[int]:
+    """Those beyond what is tried for a single sequence, the largest first."""
+    return [nodes for nodes in budgets_for(sequences, SHARED_BUDGETS[-1])[::-1] if nodes > BUDGETS[-1]]
+
+
 def static_sweep(
-    calibration: Calibration, costs: PassCosts, budgets: Sequence[int], width: int
+    calibration: Calibration, costs: PassCosts, budgets: Sequence[int], width: int, sequences: int = 1
 ) -> list[Outlook]:
     """The outlook of trees of one shape each, the best shape for each budget.
 
@@ -109,21 +151,25 @@ def static_sweep(
         calibration: Acceptance of this target and draft.
         costs: Of passes and steps.
         budgets: Most nodes verified in a pass.
-        width: Most nodes expanded by a draft step.
+        width: Most nodes of a tree expanded by a draft step.
+        sequences: That share passes, each with a tree of the shape for its part of a budget. Default 1.
     """
     acceptance = calibration.acceptance()
     return [
-        _static(choose_tree_shape(acceptance, costs, budget, width), costs, budget, width)
+        _static(
+            choose_tree_shape(acceptance, costs, budget // sequences, width), costs, budget, width, sequences
+        )
         for budget in budgets
     ]
 
 
-def _static(shape: TreeShape, costs: PassCosts, budget: int, width: int) -> Outlook:
-    steps = [len(nodes) for nodes in shape.steps(width)]
+def _static(shape: TreeShape, costs: PassCosts, budget: int, width: int, sequences: int) -> Outlook:
+    costs, nodes, tokens = costs.for_sequences(sequences), sequences * len(shape), sequences * shape.expected
+    steps = [sequences * len(nodes) for nodes in shape.steps(width)]
     draft = costs.draft_seconds(steps)
-    seconds = float(costs.iteration(draft, len(shape)))
-    choice = Choice(budget, width, shape.expected / seconds, shape.expected, seconds)
-    return Outlook(choice, len(shape), shape.depth, len(steps), draft)
+    seconds = float(costs.iteration(draft, nodes))
+    choice = Choice(budget, width, tokens / seconds, tokens, seconds)
+    return Outlook(choice, nodes, shape.depth, len(steps), draft)
 
 
 def best(outlooks: Sequence[Outlook]) -> Outlook:

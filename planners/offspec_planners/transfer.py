@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from offspec_planners.experts import ExpertSizes
 from offspec_planners.placement import Placement, Tier
 
 
@@ -110,6 +111,24 @@ def cache_seconds(position: int, positions: int, placement: Placement, rate: flo
         rate: Bytes per second.
     """
     return position * positions / rate if placement.caches is Tier.HOST else 0.0
+
+
+def expert_sources(
+    experts: ExpertSizes, placement: Placement, links: Links
+) -> tuple[tuple[float, float], ...]:
+    """(share, seconds) of the links that experts come through by need; see `ExpertCosts`.
+
+    Args:
+        experts: Their sizes.
+        placement: How many of them each memory has room for.
+        links: Bytes per second from disk and to the device.
+    """
+    near = min(placement.expert_slots / experts.every, 1.0)
+    host = min(placement.host_expert_slots / experts.every, 1.0)
+    if links.copy is None or placement.cpu_experts:
+        return ((max(near, host), experts.nbytes / links.read),)
+    # Those on the device are in RAM as well.
+    return (near, experts.nbytes / links.copy), (max(near, host), experts.nbytes / links.read)
 
 
 def measured_links(units: Sequence[Unit], placement: Placement, rate: float) -> Links:

@@ -22,6 +22,11 @@ def format_number(value: float, digits: int = 3) -> str:
     return f"{rounded:,.{max(places, 0)}f}"
 
 
+def format_count(count: int, what: str) -> str:
+    """`1 node`, `1,024 nodes`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def format_seconds(seconds: float) -> str:
     """`0.0213` as `21.3 ms`, `1.6` as `1.60 s`, `7200` as `2 h 00 min`."""
     if 0 < seconds < 0.1:

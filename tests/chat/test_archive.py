@@ -1,7 +1,10 @@
 """The folder of conversations: the latest first, found by many names, and no damaged file in the way."""
 
+import errno
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,7 +41,7 @@ def test_data_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_the_latest_first(archive: Archive) -> None:
-    assert archive.list() == [] and archive.latest() is None and archive.damaged == 0
+    assert archive.list() == [] and archive.latest() is None and not archive.damaged
     for number, model in ((2, "demo"), (3, "other"), (1, "demo")):
         keep(archive, number, model=model)
     silent = Conversation(model="demo")
@@ -64,14 +67,53 @@ def test_damaged_files_are_skipped_and_counted(archive: Archive) -> None:
     (archive.folder / "folder.json").mkdir()
     (archive.folder / "notes.txt").write_text("mine")
     (archive.folder / ".x.json.1-ab.partial").write_text("{")
-    assert [entry.id for entry in archive.list()] == [talk.id] and archive.damaged == 6
+    assert [entry.id for entry in archive.list()] == [talk.id] and len(archive.damaged) == 6
+
+
+def test_what_cannot_be_read_is_named_with_its_reason(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, cut, closed = (keep(archive, number) for number in (1, 2, 3))
+    file = archive.file_for(cut)
+    file.write_bytes(file.read_bytes()[:-30])
+    forbid(monkeypatch, archive.file_for(closed))
+    assert [entry.id for entry in archive.list()] == [whole.id]
+    assert [damaged.file for damaged in archive.damaged] == [file, archive.file_for(closed)]
+    assert f"{file} is not a session that can be used: line 3 is not JSON: " in archive.damaged[0].reason
+    assert f"cannot read the session {archive.file_for(closed)}: Permission denied" in archive.unread()
+    with pytest.raises(SessionError, match=f"^cannot read the session .*{closed.id}.json: Permission denied"):
+        archive.find(closed.id)
+    with pytest.raises(SessionError, match=r"there is no session 'x'.*; .*is not JSON.*; cannot read") as one:
+        archive.find("x")
+    assert len(str(one.value).splitlines()) == 1
+
+
+def test_a_folder_that_cannot_be_read_is_named(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(archive, 1)
+    forbid(monkeypatch, archive.folder)
+    assert archive.list() == []
+    with pytest.raises(SessionError, match=r"^there is no session 'x'; cannot read the folder .*: Per"):
+        archive.find("x")
+
+
+def forbid(monkeypatch: pytest.MonkeyPatch, closed: Path) -> None:
+    """As with mode 000, which root may read all the same."""
+    for name in ("open", "read_text", "iterdir"):
+        usual = getattr(Path, name)
+
+        def refuse(path: Path, *args: Any, usual: Any = usual, **named: Any) -> Any:
+            if path == closed:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return usual(path, *args, **named)
+
+        monkeypatch.setattr(Path, name, refuse)
 
 
 def test_a_file_that_was_laid_out_otherwise(archive: Archive) -> None:
     talk = keep(archive, 1)
     file = archive.file_for(talk)
     file.write_text(json.dumps(json.loads(file.read_text()), indent=2))
-    assert [entry.title for entry in archive.list()] == ["Question 1"] and archive.damaged == 0
+    assert [entry.title for entry in archive.list()] == ["Question 1"] and not archive.damaged
 
 
 def test_a_list_does_not_read_what_was_said(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:

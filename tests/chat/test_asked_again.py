@@ -163,13 +163,3 @@ def test_a_stop_before_its_turn_leaves_nothing() -> None:
         with pytest.raises(RequestError, match="before its turn"):
             list(events)
     assert session.messages == () and not session.busy
-
-
-def test_a_snapshot_while_a_first_question_is_refused() -> None:
-    """There is a moment in which an answer is coming and no question is there any more."""
-    session = ScriptedEngine(["a"]).chat()
-    events = session.send("One?")
-    next(events)
-    session.conversation.messages = []
-    assert session._snapshot().messages == []
-    events.close()

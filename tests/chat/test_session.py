@@ -81,6 +81,25 @@ def test_taken_back_and_asked_otherwise() -> None:
         session.rewind()
 
 
+@pytest.mark.parametrize(
+    ("use", "complaint"),
+    [
+        (lambda session: list(session.send(3)), "the text must be a string, not 3"),
+        (lambda session: list(session.edit([{"role": "user"}])), "the text must be a string, not "),
+        (lambda session: setattr(session, "system", 3), "the text must be a string, not 3"),
+        (lambda session: session.rewind("x"), "turns must be a whole number, not 'x'"),
+    ],
+    ids=["send", "edit", "system", "rewind"],
+)
+def test_values_of_another_type_are_refused(use: Callable[[Any], object], complaint: str) -> None:
+    session = ScriptedEngine(["a"]).chat()
+    list(session.send("one"))
+    assert repr(session).startswith("<Session, 1 question, ")
+    with pytest.raises(RequestError, match=complaint):
+        use(session)
+    assert said(session) == [("user", "one"), ("assistant", "a")]
+
+
 def test_retry_moves_a_fixed_seed_on() -> None:
     engine = ScriptedEngine(["a", "b", "c", "d"])
     session = engine.chat(params=SamplingParams(temperature=1.0, seed=2**64 - 2))

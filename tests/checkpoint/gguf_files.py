@@ -123,6 +123,12 @@ def _keys(model: PreTrainedModel, family: str) -> dict[str, Any]:
         keys["attention.layer_norm_epsilon"] = config.norm_epsilon
     else:
         keys["attention.layer_norm_rms_epsilon"] = config.rms_norm_eps
+    if family == "gpt-oss":
+        rope = config.rope_parameters
+        keys["rope.scaling.type"] = rope["rope_type"]
+        keys["rope.scaling.factor"] = rope["factor"]
+        keys["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+        keys["expert_feed_forward_length"] = config.intermediate_size
     rope = config.rope_parameters
     keys["rope.freq_base"] = float(rope.get("full_attention", rope)["rope_theta"])
     if config.model_type == "ministral3":
@@ -135,6 +141,7 @@ def _keys(model: PreTrainedModel, family: str) -> dict[str, Any]:
         keys["rope.scaling.yarn_log_multiplier"] = rope["mscale_all_dim"]
     for attribute, key in {
         "num_experts": "expert_count",
+        "num_local_experts": "expert_count",
         "num_experts_per_tok": "expert_used_count",
         "moe_intermediate_size": "expert_feed_forward_length",
         "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
@@ -172,6 +179,9 @@ def _tensors(model: PreTrainedModel, family: str) -> dict[str, np.ndarray]:
         data = tensor.float().numpy()
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
+        if family == "gpt-oss" and ".experts." in name:
+            found |= _of_gpt_oss(name, data)
+            continue
         if name.endswith("experts.gate_up_proj"):
             layer = name.split(".")[2]
             gate, up = np.split(data, 2, axis=1)
@@ -191,6 +201,17 @@ def _tensors(model: PreTrainedModel, family: str) -> dict[str, np.ndarray]:
             data = data[0]
         found[key] = data
     return found
+
+
+def _of_gpt_oss(name: str, data: np.ndarray) -> dict[str, np.ndarray]:
+    """Its experts' matrices are turned, and columns of gate and up alternate."""
+    part = name.rpartition(".")[2]
+    kind = "bias" if part.endswith("_bias") else "weight"
+    data = data if kind == "bias" else data.swapaxes(1, 2)
+    prefix = f"blk.{name.split('.')[2]}"
+    if part.startswith("down"):
+        return {f"{prefix}.ffn_down_exps.{kind}": data}
+    return {f"{prefix}.ffn_gate_exps.{kind}": data[:, ::2], f"{prefix}.ffn_up_exps.{kind}": data[:, 1::2]}
 
 
 def _permute(data: np.ndarray, heads: int) -> np.ndarray:

@@ -10,17 +10,19 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.gguf.header import read_gguf
+from offspec.checkpoint.slices import can_slice, slice_of
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, on_disk
 from offspec.core.errors import CheckpointError, HeaderError, TruncatedError, UnsupportedModelError
 from offspec.core.events import Notice
 from tests.checkpoint.gguf_families import FAMILIES, tiny_model
 from tests.checkpoint.gguf_files import SCALES, Bench, write_gguf
-from tests.checkpoint.gguf_values import ours
+from tests.checkpoint.gguf_values import ours, values
 from tests.support.products import some
 
 KIND: Any = gguf.GGMLQuantizationType
-EXPERTS = ("qwen2moe", "qwen3moe")
+EXPERTS = ("qwen2moe", "qwen3moe", "llama with experts", "gpt-oss")
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
 
 
@@ -149,16 +151,46 @@ def test_a_damaged_description_is_made_again(bench: Bench, llama: PreTrainedMode
     assert bench.left() == [checkpoint.folder.name]
 
 
+@pytest.mark.parametrize("kind", some(["F16", "Q8_0", "MXFP4", "Q4_0"], "Q8_0", "MXFP4"))
 @pytest.mark.parametrize("family", EXPERTS)
-def test_fused_experts_are_unpacked(bench: Bench, family: str) -> None:
-    write_gguf(bench.file, tiny_model(family), family, kind=KIND.F16)
+def test_fused_experts_stay_where_they_are(bench: Bench, family: str, kind: str) -> None:
+    """Their values are those that gguf's own package makes, each expert alone too."""
+    model = tiny_model(family, **({"shared_expert_intermediate_size": 64} if family == "qwen2moe" else {}))
+    write_gguf(bench.file, model, family, kind=KIND.Q8_0, mixed={"_exps": KIND[kind]})
     checkpoint = bench.open()
-    notice = next(event for event in bench.events if isinstance(event, Notice))
-    assert "unpacking tiny.gguf once" in notice.text and "experts" in notice.text
-    assert checkpoint.folder.parent.name == "unpacked"
-    assert all(isinstance(weight, TensorInfo) for weight in checkpoint.tensors.values())
-    bench.open()
-    assert bench.events == []
+    assert checkpoint.folder.parent.name == "described"
+    assert checkpoint.config["model_type"] == model.config.model_type
+    mine, own = ours(checkpoint), gguf_state(bench, model, family)
+    for name, tensor in mine.state_dict().items():
+        assert torch.equal(tensor, own[name]), name
+    model.load_state_dict(own)
+    assert torch.equal(run(mine), run(model))
+    experts = [weight for name, weight in checkpoint.tensors.items() if name.endswith("_proj")]
+    assert len(experts) == 2 * 3
+    for weight in experts:
+        assert {info.file for info in on_disk(weight)} == {bench.file} and can_slice(weight)
+        for expert in (0, 3):
+            assert torch.equal(values(slice_of(weight, expert)), own[weight.name][expert : expert + 1])
+
+
+def gguf_state(bench: Bench, model: PreTrainedModel, family: str) -> dict[str, torch.Tensor]:
+    """The state dict of what the file's values are, as a file of float32 has them."""
+    found = {tensor.name: tensor for tensor in gguf.GGUFReader(bench.file).tensors}
+    exact = {
+        name: gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        for name, tensor in found.items()
+    }
+    write_gguf(bench.file.with_name("exact.gguf"), model, family, tensors=exact)
+    again = open_checkpoint(str(bench.file.with_name("exact.gguf")), unpack=False, cache_dir=bench.cache)
+    return ours(again).state_dict()
+
+
+@pytest.mark.parametrize(("chosen", "count"), [(0, 4), (5, 4), ("2", 4), (2, "4"), (2, 1 << 30)])
+def test_experts_that_cannot_be_chosen(bench: Bench, chosen: object, count: object) -> None:
+    keys = {"llama.expert_used_count": chosen, "llama.expert_count": count}
+    write_gguf(bench.file, tiny_model("llama with experts"), "llama with experts", keys=keys)
+    with pytest.raises(HeaderError, match=r"experts cannot be chosen"):
+        bench.open()
 
 
 def test_a_type_that_cannot_be_streamed_is_unpacked(bench: Bench) -> None:

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from offspec.checkpoint import open_checkpoint
+from offspec.checkpoint.slices import slice_of
 from offspec.core.errors import CheckpointError, HeaderError, MissingTensorError, UnsupportedModelError
 from offspec.model.probe.build import build_skeleton
 from offspec.model.weights import map_weights
@@ -31,6 +32,19 @@ def test_fp8_in_blocks(tmp_path: Path, shape: tuple[int, int], dtype: torch.dtyp
     assert tensors.keys() == {f"{UP}.weight", "lm_head.weight"}
     assert torch.equal(values_of(tensors[f"{UP}.weight"]), modules[UP].values)
     assert torch.equal(values_of(tensors["lm_head.weight"]), torch.ones(2, 2))
+
+
+def test_fp8_experts_in_one_tensor(tmp_path: Path) -> None:
+    """As transformers has them while it runs."""
+    each = [fp8((64, 128), (32, 64)) for _ in range(3)]
+    codes, scales = (
+        torch.stack([made.tensors[name] for made in each]) for name in ("weight", "weight_scale_inv")
+    )
+    fused = Packed({"gate_up_proj": codes, "gate_up_proj_scale_inv": scales}, codes)
+    name = "model.layers.0.mlp.experts"
+    weight = open_checkpoint(str(write(tmp_path, FP8, {name: fused}))).tensors[f"{name}.gate_up_proj"]
+    assert torch.equal(values_of(weight), torch.stack([made.values for made in each]))
+    assert torch.equal(values_of(slice_of(weight, 2))[0], each[2].values)
 
 
 @pytest.mark.parametrize("name", ["weight_scale_inv", "weight_scale"])
@@ -74,7 +88,6 @@ METHODS = [
     "hqq",
     "quanto",
     "torchao",
-    "mxfp4",
     "eetq",
     "aqlm",
     "vptq",

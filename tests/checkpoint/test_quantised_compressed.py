@@ -123,7 +123,6 @@ def test_an_order_of_importance(tmp_path: Path, index: str) -> None:
     ("said", "why"),
     [
         (settings("marlin-24", {"weights": INT4}), "'marlin-24'"),
-        (settings("nvfp4-pack-quantized", {"weights": INT4}), "'nvfp4-pack-quantized'"),
         (settings("mxfp4-pack-quantized", {"weights": INT4}), "'mxfp4-pack-quantized'"),
         (settings("mixed-precision", {"weights": INT4}), "'mixed-precision'"),
         (settings("pack-quantized", {"weights": INT4, "format": "mxfp8-quantized"}), "'mxfp8-quantized'"),

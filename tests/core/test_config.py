@@ -1,9 +1,13 @@
-"""Sizes, read and written."""
+"""Sizes, read and written; what parameters and settings are given as."""
 
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 
 from offspec import RequestError
-from offspec.core.config import format_bytes, parse_bytes
+from offspec.core.config import EngineConfig, SamplingParams, format_bytes, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -26,6 +30,20 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         parse_bytes(text)
 
 
+def test_the_cache_of_conversations_may_have_no_size() -> None:
+    sizes: list[str | int] = ["0", "0GB", 0, "1.5GB", 7]
+    assert [EngineConfig.of("m", {"cache_size": size}).cache_size for size in sizes] == [
+        0,
+        0,
+        0,
+        15 * 10**8,
+        7,
+    ]
+    assert EngineConfig("m").cache_size == 0
+    with pytest.raises(RequestError, match="above 0"):
+        EngineConfig.of("m", {"memory": "0GB"})
+
+
 def test_sizes_are_written() -> None:
     assert [format_bytes(n) for n in (0, 999, 1500, 2_500_000, 1_500_000_000, 3e12)] == [
         "0 B",
@@ -35,3 +53,102 @@ def test_sizes_are_written() -> None:
         "1.50 GB",
         "3.00 TB",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("temperature", "0.7", "a number, not '0.7'"),
+        ("temperature", None, "a number, not None"),
+        ("temperature", True, "a number, not True"),
+        ("top_p", [0.9], "a number"),
+        ("top_k", 1.5, "a whole number, not 1.5"),
+        ("top_k", "4", "a whole number"),
+        ("max_tokens", None, "a whole number"),
+        ("max_tokens", False, "a whole number"),
+        ("seed", 1.0, "a whole number"),
+        ("seed", "random", "a whole number"),
+        ("logprobs", "all", "a whole number"),
+        ("ignore_eos", "no", "True or False"),
+        ("ignore_eos", 1, "True or False"),
+        ("stop", 5, "a string or a list of strings"),
+        ("stop", ["a", 5], "a string or a list of strings"),
+        ("stop", b"a", "a string or a list of strings"),
+        ("stop", {"a": 1}, "a string or a list of strings, not {'a': 1}"),
+        ("bad_words", [None], "a string or a list of strings"),
+        ("stop_token_ids", 5, "a list of token ids"),
+        ("stop_token_ids", "56", "a list of token ids"),
+        ("stop_token_ids", [5.5], "a list of token ids"),
+        ("allowed_token_ids", {5: 1}, "a list of token ids"),
+        ("logit_bias", [5, 6], "a mapping from token ids"),
+        ("logit_bias", {5: "much"}, "a mapping from token ids"),
+        ("logit_bias", {"five": 1.0}, "a mapping from token ids"),
+        ("logit_bias", [(5, 1.0, 2)], "a mapping from token ids"),
+        ("stop", ["x" * 500, 1], r"\.\.\.$"),
+    ],
+)
+def test_parameters_of_another_type_are_refused(name: str, value: Any, told: str) -> None:
+    with pytest.raises(RequestError, match=told) as caught:
+        SamplingParams(**{name: value})
+    assert str(caught.value).startswith(f"{name} must be ") and len(str(caught.value)) < 150
+
+
+def test_parameters_as_callers_have_them() -> None:
+    given: Any = {
+        "temperature": np.float32(0.5),
+        "top_k": np.int64(4),
+        "top_p": 1,
+        "stop": "END",
+        "bad_words": None,
+        "stop_token_ids": np.array([7, 8]),
+        "allowed_token_ids": range(3),
+        "logit_bias": {"13": 1, 5: -2.5},
+    }
+    params = SamplingParams(**given)
+    assert params == SamplingParams(
+        temperature=0.5,
+        top_k=4,
+        stop=("END",),
+        stop_token_ids=(7, 8),
+        allowed_token_ids=(0, 1, 2),
+        logit_bias=((5, -2.5), (13, 1.0)),
+    )
+    assert [type(value) for value in (params.temperature, params.top_k, params.top_p)] == [float, int, float]
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"model": 5}, "model must be a string"),
+        ({"model": None}, "model must be a string"),
+        ({"draft": 5}, "draft must be a string"),
+        ({"draft": None}, "draft must be a string"),
+        ({"budget": "64"}, "budget must be a whole number"),
+        ({"width": 1.5}, "width must be a whole number"),
+        ({"context": "8k"}, "context must be a whole number"),
+        ({"memory": 1.5e9}, "memory must be a size"),
+        ({"memory": [1]}, "memory must be a size"),
+        ({"vram": True}, "vram must be a size"),
+        ({"cache_size": "much"}, "cannot read 'much'"),
+        ({"cache_size": -1}, "0 or above, not -1"),
+        ({"temperature": "hot"}, "temperature must be a number"),
+        ({"learn": "yes"}, "learn must be True or False"),
+        ({"device": 0}, "device must be a string"),
+        ({"corpus": 5}, "corpus must be a path or a list"),
+        ({"corpus": [5]}, "corpus must be a path or a list"),
+        ({"cpu_layers": "few"}, "cpu_layers must be a whole number"),
+        ({"dtype": ["float32"]}, "dtype must be 'bfloat16' or 'float32'"),
+    ],
+)
+def test_settings_of_another_type_are_refused(settings: Any, told: str) -> None:
+    model: Any = settings.pop("model", "demo")
+    with pytest.raises(RequestError, match=told):
+        EngineConfig.of(model, settings)
+
+
+def test_settings_as_callers_have_them() -> None:
+    int_of_numpy: Any = np.int64(5)
+    config = EngineConfig.of(Path("a/b"), {"draft": Path("c"), "corpus": "d.txt", "memory": int_of_numpy})
+    assert (config.model, config.draft, config.corpus, config.memory) == ("a/b", "c", (Path("d.txt"),), 5)
+    several = EngineConfig.of("m", {"draft": [Path("c"), "suffix"], "corpus": [Path("d"), "e"]})
+    assert (several.draft, several.corpus) == ("c,suffix", (Path("d"), Path("e")))

@@ -71,6 +71,7 @@ except SystemExit:
     assert run(code).splitlines()[-1] == str(SPINS)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("order", some(["first", "later"], "first"))
 def test_torch_that_came_first_is_told(order: str, tmp_path: Path) -> None:
     """As loading begins: there need not be a model."""
@@ -137,6 +138,17 @@ def test_time_between_answers_says_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     contention.look()
     assert contention.busy
     contention.close()
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_one_thread_sees_as_well_that_others_take_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([(0, 0), (SECOND, SECOND)])
+    monkeypatch.setattr(module, "_now", lambda: next(times))
+    monkeypatch.setattr(module, "_WINDOW", 0)
+    torch.set_num_threads(1)
+    contention = Contention()
+    contention.look()
+    assert contention.seen and not contention.busy
 
 
 @pytest.mark.usefixtures("two_threads")

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from offspec.core import memory
 from offspec.core.errors import CapacityError, CheckpointError, DiskFullError, RequestError
 from offspec.core.events import Event, LoadProgress, Notice, unheard
-from offspec.distill import KINDS, Kind, Wanted, distill_head
 from offspec.distill import memory as room
+from offspec.distill.config import KINDS, Kind, Wanted
+from offspec.distill.make import distill_head
 from offspec.draft.heads.base import TargetShape
 from offspec.draft.heads.open import open_head
 from tests.support.products import some
@@ -165,3 +167,14 @@ def test_a_full_disk_is_one_line(
 def test_a_promise_of_too_little_memory(model: Path, prompts: Path, tmp_path: Path) -> None:
     with pytest.raises(CapacityError):
         distil(wanted(model, tmp_path / "out"), prompts, memory=1_000_000)
+
+
+@pytest.mark.parametrize("kind", KINDS_LISTED)
+def test_training_that_does_not_fit_is_refused_before_text_is_written(
+    model: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    given = memory.resident_bytes() + 2**29
+    monkeypatch.setattr(room, "_WEIGHT", 2**20)  # bytes of a weight, as if there were many more of them
+    with pytest.raises(CapacityError, match=r"training the head needs .* are allowed: raise `memory`, or"):
+        distil(wanted(model, tmp_path / "out", kind), prompts, memory=given)
+    assert not [file for file in (tmp_path / "cache").rglob("*") if file.is_file() and file.stat().st_size]

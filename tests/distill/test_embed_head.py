@@ -66,6 +66,6 @@ def test_nothing_is_drawn_where_all_are_common() -> None:
 def test_a_head_that_streams_is_refused(tmp_path: Path) -> None:
     target = open_model(write_model(tmp_path, tie_word_embeddings=False))
     target.load(Placement.in_memory(len(target.layers), [], 2, Tier.DISK), 64, nothing)
-    with pytest.raises(CapacityError, match="raise --memory"):
+    with pytest.raises(CapacityError, match="raise `memory`"):
         take_ends(target, TEXTS, 2)
     target.close()

@@ -1,13 +1,19 @@
 """What fits: fewer questions and shorter lessons where memory is small, an error where it is too small."""
 
+from pathlib import Path
+
 import pytest
+import torch
 
 from offspec.core import memory
 from offspec.core.errors import CapacityError
 from offspec.distill import memory as room
+from offspec.distill.config import Kind, Wanted
+from offspec.distill.embed_head import Ends
+from offspec.distill.make import _pupil
 from offspec.distill.medusa import Medusa
 from offspec.distill.memory import questions_together, rows_together
-from tests.distill.classroom import School
+from tests.distill.classroom import TAPS, School
 
 
 def test_questions_fit_in_a_quarter(school: School) -> None:
@@ -32,3 +38,18 @@ def test_lessons_are_as_long_as_memory_allows(school: School, monkeypatch: pytes
     with pytest.raises(CapacityError, match="the text is kept") as raised:
         rows_together(pupil, school.ends, fixed + 63 * each)
     assert raised.value.needed == fixed + 64 * each
+
+
+@pytest.mark.parametrize("kind", ["medusa", "mlp", "eagle3"])
+def test_a_head_without_values_has_the_weights_of_a_real_one(school: School, kind: Kind) -> None:
+    wanted = Wanted("model", kind, Path("out"), 1000, depth=2, inner=48)
+    config = school.target.skeleton.config
+    count = len(school.ends.common)
+    imagined = Ends.imagined(school.target.skeleton, school.target.dtype, count)
+    with torch.device("meta"):
+        thought = _pupil(wanted, imagined, TAPS, config)
+    real = _pupil(wanted, school.ends, TAPS, config)
+    shapes = [[weight.shape for weight in pupil.module.parameters()] for pupil in (thought, real)]
+    assert shapes[0] == shapes[1]
+    assert imagined.nbytes == school.ends.nbytes
+    assert all(weight.is_meta for weight in thought.module.parameters())

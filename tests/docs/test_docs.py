@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/**/*.md")])
 
 
+@pytest.mark.exhaustive
 def test_the_command_line_page_is_what_help_prints() -> None:
     check = subprocess.run(
         [sys.executable, str(ROOT / "docs" / "make_cli.py"), "--check"], capture_output=True, text=True

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"offspec": "", "offspec_kernels": "kernels", "offspec_planners": "planners"}
-ROOMS = "core checkpoint sampling chat stream model draft plan engine distill ui"
+ROOMS = "core checkpoint sampling chat stream model draft plan engine distill server ray ui"
 
 
 def _files(package: str) -> dict[str, Path]:

@@ -34,7 +34,7 @@ class Hearing(Scorer):
         depths: Sequence[int] = (0,),
         there: torch.Tensor | None = None,
     ) -> Children:
-        self.heard += logits.clone()
+        self.heard += logits.to("cpu", copy=True)
         self.positions += positions
         assert there is None or there.tolist() == list(positions)
         return super().children(logits, paths, positions, depths, there)
@@ -50,7 +50,7 @@ def tree_below(token: int) -> GrowingTree:
 
 @torch.no_grad()
 def ask(drafter: Drafter, ids: Sequence[int], calls: Sequence[Sequence[int]] = CALLS) -> torch.Tensor:
-    """Logits [7, V] at every node of the tree below the last of the ids, in the order of the nodes."""
+    """Logits [7, V] at every node of the tree below the last of the ids, in their order, on the CPU."""
     candidates, hearing = tree_below(ids[-1]), Hearing()
     drafter.start(ids)
     for nodes in calls:

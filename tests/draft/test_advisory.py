@@ -12,6 +12,7 @@ from offspec import Engine, Notice, PassStats, SamplingParams
 from offspec.core.events import Event
 from offspec.draft.base import Children
 from offspec.draft.growing_tree import Subtree
+from offspec.engine.passes import Passes
 from tests.support.products import some
 from tests.support.tiny_models import tiny_engine, write_model
 
@@ -208,13 +209,14 @@ def test_no_tree_goes_on_behind_the_end(folder: Path, draft: str, monkeypatch: p
     grown = list[Any]()
     with tiny_engine(folder, draft, budget=64, width=8) as engine:
         engine._assembly.codec.eos_ids = ends
-        run = engine._state.run_pass
+        run = Passes._run
 
         def watched(*args: Any) -> Any:
-            grown.append(run(*args))
-            return grown[-1]
+            done = run(*args)
+            grown.extend(done)
+            return done
 
-        monkeypatch.setattr(engine._state, "run_pass", watched)
+        monkeypatch.setattr(Passes, "_run", watched)
         for prompt in (PROMPT, [5, 6, 5, 6, 5], [1, 2, 3]):
             engine.generate(prompt, SamplingParams(max_tokens=12, temperature=0.9, seed=1))
     trees = [done.grown.tree for done in grown]

@@ -63,7 +63,7 @@ def _choose(
             ("org/head", "substitute"),
             "substitute,suffix",
             "substitute",
-            ("--draft org/head", "trained head"),
+            ('`draft="org/head"`', "trained head"),
         ),
         ((SMALL,), (), ("substitute",), "substitute,suffix", "substitute", ()),
         # No room for a substitute: what can be fetched, a head or else the smallest model.

@@ -23,6 +23,7 @@ from offspec.draft.lm import LMDrafter
 from offspec.draft.mix.mixture import Mixture
 from offspec.draft.mix.sources import Sources
 from offspec.engine.decode import DecodeState, Decoding
+from offspec.engine.forest import Member, run_pass
 from offspec.model.loaded import LoadedModel
 from offspec.model.tokenizer import load_tokenizer
 from offspec.sampling.logits_processor import LogitsProcessor
@@ -32,6 +33,7 @@ from tests.draft.asking import CALLS, CHAINS, TOKENS, ask, paths, tree_below
 from tests.support.products import some
 from tests.support.tiny_models import VOCABULARY, load_all, open_model, write_model
 
+CPU = torch.device("cpu")
 IDS = [1, 5, 9, 17, 33, 64, 20, 21, 22, 9]
 ORDER = [0, 1, 2, *random.Random(4).sample(range(3, VOCABULARY), VOCABULARY - 3)]  # new place to old id
 
@@ -71,16 +73,16 @@ def shuffled(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return other
 
 
-def plain(folder: Path) -> LMDrafter:
-    model = open_model(folder)
+def plain(folder: Path, device: torch.device = CPU) -> LMDrafter:
+    model = open_model(folder, device=device)
     load_all(model, 64)
     return LMDrafter("draft", model.tree_model, model.device, model.close)
 
 
-def translated(folder: Path, target: Any) -> TranslatedDrafter:
+def translated(folder: Path, target: Any, device: torch.device = CPU) -> TranslatedDrafter:
     draft = load_tokenizer(folder)
     vocab = VocabMap.between(target, draft)
-    return TranslatedDrafter(plain(folder), vocab, Reading(vocab, target, draft), torch.device("cpu"))
+    return TranslatedDrafter(plain(folder, device), vocab, Reading(vocab, target, draft), device)
 
 
 @pytest.fixture(scope="module")
@@ -197,34 +199,47 @@ def test_nothing_to_say(folder: Path, target: Any, tmp_path: Path) -> None:
     drafter.close()
 
 
+SOME = (40, 41, 42, 43)
+
+
 def answer(target: LoadedModel, drafter: Drafter | None, params: SamplingParams, most: int = 24) -> list[int]:
     """Some tokens more than `most`; all that a pass emits."""
     sequence = DecodeState(target, Sources({"draft": drafter} if drafter else {}))
     sequence.begin(IDS)
     processor = LogitsProcessor(params, VOCABULARY, IDS)
-    noise = None if params.greedy else GumbelNoise(params.seed or 0, VOCABULARY)
+    noise = None if params.greedy else GumbelNoise(params.seed or 0, VOCABULARY, target.device)
     mixture = Mixture.single(drafter, Scorer(processor, noise, Calibration())) if drafter else None
     decoding = Decoding(processor, noise, mixture, GrowthPolicy(24, 4), stop=lambda token: False)
     passes = 0
     while len(sequence.ids) < len(IDS) + most:
-        sequence.run_pass(decoding, max_depth=8)
+        run_pass(target, [Member(sequence, decoding, max_depth=8)], most=1)
         passes += 1
     assert drafter is None or passes < most / 2, "it guesses well, being the same model"
     return sequence.ids[len(IDS) : len(IDS) + most]
 
 
 @pytest.mark.parametrize("temperature", some([0.0, 0.7], 0.7))
-@pytest.mark.parametrize("lacking", [(), (40, 41, 42, 43)])
+@pytest.mark.parametrize(
+    ("lacking", "device"),
+    [((), "cpu"), (SOME, "cpu"), pytest.param(SOME, "cuda", marks=pytest.mark.gpu)],
+    indirect=["device"],
+)
 def test_the_target_says_what_it_says(
-    folder: Path, shuffled: Path, target: Any, temperature: float, lacking: tuple[int, ...], tmp_path: Path
+    folder: Path,
+    shuffled: Path,
+    target: Any,
+    temperature: float,
+    lacking: tuple[int, ...],
+    device: torch.device,
+    tmp_path: Path,
 ) -> None:
     """Whatever the draft lacks."""
     shutil.copytree(shuffled, tmp_path / "draft")
     words(tmp_path / "draft", names([i + 1000 if i in lacking else i for i in ORDER]))
     params = SamplingParams(temperature=temperature, seed=5)
     found = []
-    for drafter in (None, translated(tmp_path / "draft", target)):
-        model = open_model(folder)
+    for drafter in (None, translated(tmp_path / "draft", target, device)):
+        model = open_model(folder, device=device if drafter else CPU)
         load_all(model, 128)
         found.append(answer(model, drafter, params))
         model.close()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from offspec.core.config import EngineConfig, SamplingParams
 from offspec.core.errors import RequestError
-from offspec.draft.base import Scorer
+from offspec.draft.base import Children, Room, Scorer
 from offspec.draft.growing_tree import GrowingTree
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
@@ -74,7 +74,7 @@ def test_children_are_the_likeliest(
         paths = [[3, row % 3, 3] for row in range(rows)]
         positions = [40 if one_depth else 40 + row % 3 for row in range(rows)]
         found = scorer.children(logits, paths if penalised else [], positions)
-        scorer._room.fill_(torch.nan)
+        scorer._room._memory.fill_(torch.nan)
         best = min(32, size)
         log_prob, x = _obvious(logits, paths, positions, processor, noise, tau, best)
         assert found.token.shape == (rows, best) and torch.equal(logits, before)
@@ -84,6 +84,21 @@ def test_children_are_the_likeliest(
         assert all(len(set(row)) == best for row in found.token.tolist()), "children are distinct"
         if padding < 0:
             assert not usable.all() or found.token.max() < size + padding
+
+
+def test_scorers_that_share_their_room_say_what_each_would_alone() -> None:
+    room, found = Room(), list[list[Children]]()
+    logits = torch.randn(3, 700, generator=torch.Generator().manual_seed(2))
+    for shared in (room, None):
+        scorers = list[Scorer]()
+        for i, noise in enumerate((GumbelNoise(5, 700), None)):
+            processor = LogitsProcessor(SamplingParams(temperature=1.0, seed=i), 700 - i, [])
+            scorers.append(Scorer(processor, noise, Calibration(), room=shared))
+        found.append([scorer.children(logits[i:], [], [9 + i] * (3 - i)) for i, scorer in enumerate(scorers)])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one.token, other.token)
+        np.testing.assert_array_equal(one.log_prob, other.log_prob)
+    assert len(room._memory) >= 3 * 700, "it was used"
 
 
 def test_tokens_are_those_of_their_scores() -> None:

@@ -53,7 +53,8 @@ def test_states_are_the_targets_and_answers_its_own(
     head = make_head(kind)
     drafter = _loaded(head, folder, tmp_path / "head", device)
     greedy = SamplingParams(temperature=0.0, max_tokens=12)
-    with tiny_engine(folder, "none", budget=12, width=4, more={"head": drafter}, device=device) as engine:
+    settings = {"budget": 12, "width": 4, "more": lambda target: {"head": drafter}}
+    with tiny_engine(folder, "none", device=device, **settings) as engine:
         for prompt in (PROMPT, [*PROMPT[:6], 70, 71]):  # the next begins as the last did
             said = engine.generate(prompt, greedy).token_ids
             assert list(said) == reference(folder, prompt, 12)
@@ -83,7 +84,7 @@ def test_a_vocabulary_with_another_padding(
     if kind == "eagle3":
         assert drafter.name == f"EAGLE-3 ({min(vocabulary, VOCABULARY)} of {vocabulary} tokens)"
     prompt = [*PROMPT, vocabulary - 1]
-    with tiny_engine(folder, "none", budget=12, width=4, more={"head": drafter}) as engine:
+    with tiny_engine(folder, "none", budget=12, width=4, more=lambda target: {"head": drafter}) as engine:
         said = engine.generate(prompt, SamplingParams(temperature=0.0, max_tokens=12)).token_ids
     assert list(said) == reference(folder, prompt, 12)
     assert drafter._known.end == 0 and drafter._layer.cache.length == 0, "closed with the engine"

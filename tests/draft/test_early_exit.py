@@ -1,6 +1,7 @@
 """Drafting with the layers that stay: the same as a naive run of them alone, and unseen by the target."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,16 @@ from tests.support.tiny_models import nothing, open_model, write_model
 
 IDS = [5, 9, 17, 33, 64, 20, 21, 22, 9]
 USED = (0, 2)
+CPU = torch.device("cpu")
+FAMILIES = ["llama", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "mixtral", "cohere2", "opt", "phi"]
 
 
-def load(folder: Path, resident: Sequence[int] = USED, slots: int = 1) -> LoadedModel:
-    target = open_model(folder)
-    target.load(Placement.in_memory(len(target.layers), resident, slots), 64, nothing)
+def load(
+    folder: Path, resident: Sequence[int] = USED, slots: int = 1, device: torch.device = CPU
+) -> LoadedModel:
+    target = open_model(folder, device=device)
+    placement = Placement.in_memory(len(target.layers), resident, slots)
+    target.load(replace(placement, staging=0 if device == CPU else 2), 64, nothing)
     return target
 
 
@@ -89,11 +95,15 @@ def run_target(target: LoadedModel, ids: Sequence[int], commit: bool = False) ->
 
 
 @pytest.mark.parametrize(
-    "family", ["llama", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "mixtral", "cohere2", "opt", "phi"]
+    ("family", "device"),
+    [*((family, "cpu") for family in FAMILIES), pytest.param("mixtral", "cuda", marks=pytest.mark.gpu)],
+    indirect=["device"],
 )
-def test_what_is_said_is_what_the_layers_that_stay_say(family: str, tmp_path: Path) -> None:
+def test_what_is_said_is_what_the_layers_that_stay_say(
+    family: str, device: torch.device, tmp_path: Path
+) -> None:
     """Layer 1 of 3 streams. Positions, windows and caps are those of the places that layers have."""
-    target = load(write_model(tmp_path / "model", family))
+    target = load(write_model(tmp_path / "model", family), device=device)
     drafter = EarlyExitDrafter(target, 64)
     model = naive_model(tmp_path / "model")
     assert drafter.name == "early-exit (2 of 3 layers)" and not drafter.wants

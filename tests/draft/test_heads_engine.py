@@ -11,11 +11,13 @@ from transformers import AutoModelForCausalLM
 
 from offspec.core.config import SamplingParams
 from offspec.core.events import unheard
+from offspec.draft.base import Drafter
 from offspec.draft.heads.mlp_drafter import MLPStage, token_ratio
 from offspec.draft.heads.open import open_head
+from offspec.model.loaded import LoadedModel
 from offspec.model.parts import TargetParts
 from tests.support.heads_files import HIDDEN, Tensors, mlp_config, mlp_tensors, target_shape, write_head
-from tests.support.tiny_models import VOCABULARY, load_all, open_model, reference, tiny_engine, write_model
+from tests.support.tiny_models import VOCABULARY, reference, tiny_engine, write_model
 
 PROMPT = [5, 9, 17, 33, 64, 20]
 TOKENS = 17
@@ -78,11 +80,12 @@ def test_heads_that_know_the_answer(
     config = None if kind == "medusa" else mlp_config(stages=DEPTH)
     head = open_head(str(write_head(tmp_path, config, write(*learnt))), target_shape(), unheard)
     assert head is not None and head.kind == kind
-    model = open_model(folder, device=device)
-    load_all(model, 16)
-    drafter = head.load(TargetParts(model), 64)
     greedy = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
-    with tiny_engine(folder, "none", budget=12, width=4, more={kind: drafter}, device=device) as engine:
+
+    def load(target: LoadedModel) -> dict[str, Drafter]:
+        return {kind: head.load(TargetParts(target), 64)}
+
+    with tiny_engine(folder, "none", budget=12, width=4, more=load, device=device) as engine:
         found = engine.generate(PROMPT, greedy)
         assert [*PROMPT, *found.token_ids] == learnt[0]
         assert found.passes == PASSES

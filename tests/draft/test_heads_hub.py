@@ -4,6 +4,7 @@ import io
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save
 
@@ -23,6 +24,7 @@ print(json.dumps({"tensors": found}))
 """
 
 
+@pytest.mark.exhaustive
 def test_a_head_and_a_model(tmp_path: Path) -> None:
     pickled = io.BytesIO()
     torch.save(medusa_tensors(), pickled)

@@ -34,6 +34,9 @@ class ChainLookup:
         self.asked: list[list[int]] = []
         self.taught: list[list[int]] = []
 
+    def fork(self) -> "ChainLookup":
+        return ChainLookup(self.chain, float(np.exp(self.log_prob)))
+
     def start(self, ids: Sequence[int]) -> None:
         self.asked = []
 

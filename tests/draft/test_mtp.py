@@ -23,6 +23,7 @@ from tests.support.packed_models import packed_checkpoint, to_grouped
 from tests.support.tiny_models import load_all, open_model, write_model
 
 IDS = [5, 9, 17, 33, 64, 20, 21, 22, 9]
+CPU = torch.device("cpu")
 
 
 def shape_of(target: LoadedModel) -> TargetShape:
@@ -41,13 +42,13 @@ def shape_of(target: LoadedModel) -> TargetShape:
 def run(target: LoadedModel, ids: Sequence[int]) -> torch.Tensor:
     """Its final states [n, H]; its cache is left empty."""
     context = TreeContext.chain(len(ids), target.device)
-    states = target.tree_model.hidden(torch.tensor(ids), context)
+    states = target.tree_model.hidden(torch.tensor(ids, device=target.device), context)
     target.tree_model.cache.rewind(0)
     return states
 
 
-def opened(folder: Path) -> tuple[OpenedMtp, LoadedModel]:
-    target = open_model(folder)
+def opened(folder: Path, device: torch.device = CPU) -> tuple[OpenedMtp, LoadedModel]:
+    target = open_model(folder, device=device)
     load_all(target, 64)
     run(target, IDS)  # as always before there are features
     head = open_mtp(open_checkpoint(str(folder)), shape_of(target))
@@ -59,25 +60,32 @@ def observe(drafter: Drafter, states: torch.Tensor, start: int) -> None:
     drafter.observe(Features(start, states[start:], {}))
 
 
-@pytest.mark.parametrize(("layout", "family", "overrides"), CASES, ids=[f"{c[0]}-{c[1]}" for c in CASES])
+@pytest.mark.parametrize(
+    ("layout", "family", "overrides", "device"),
+    [
+        *(pytest.param(*case, "cpu", id=f"{case[0]}-{case[1]}") for case in CASES),
+        pytest.param(*CASES[1], "cuda", marks=pytest.mark.gpu, id="experts-cuda"),
+    ],
+    indirect=["device"],
+)
 def test_guesses_are_those_of_the_published_formulas(
-    layout: str, family: str, overrides: dict[str, Any], tmp_path: Path
+    layout: str, family: str, overrides: dict[str, Any], device: torch.device, tmp_path: Path
 ) -> None:
     folder = write_with_mtp(tmp_path / "model", layout, family, overrides)
-    head, target = opened(folder)
+    head, target = opened(folder, device)
     assert (head.kind, head.wants, head.shares_head) == ("mtp", Wants(last=True), True)
     naive, drafter = Naive(folder, layout), head.load(TargetParts(target), 16)
     with torch.no_grad():
         for calls in (CALLS, CHAINS):
-            observe(drafter, naive.features(IDS[:-1]), 0)
+            observe(drafter, naive.features(IDS[:-1]).to(device), 0)
             torch.testing.assert_close(ask(drafter, IDS, calls), naive(IDS), rtol=1e-4, atol=1e-4)
             drafter.commit([0, 1, 3])
             longer = [*IDS, 7, 41, 70]
-            observe(drafter, naive.features(longer[:-1]), len(IDS) - 1)
+            observe(drafter, naive.features(longer[:-1]).to(device), len(IDS) - 1)
             torch.testing.assert_close(ask(drafter, longer, calls), naive(longer), rtol=1e-4, atol=1e-4)
             drafter.rewind(4)
             other = [*IDS[:4], 50, 51, 52]
-            observe(drafter, naive.features(other[:-1]), 4)
+            observe(drafter, naive.features(other[:-1]).to(device), 4)
             torch.testing.assert_close(ask(drafter, other, calls), naive(other), rtol=1e-4, atol=1e-4)
             drafter.rewind(0)
     drafter.close()

@@ -96,6 +96,7 @@ PIPELINES: dict[str, tuple[torch.Tensor, torch.Tensor, dict[str, float]]] = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", PIPELINES.values(), ids=PIPELINES)
 def test_what_is_drawn_and_walked_follows_the_target(
     case: tuple[torch.Tensor, torch.Tensor, dict[str, float]],

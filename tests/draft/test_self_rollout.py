@@ -110,7 +110,7 @@ def test_the_cache_is_left_empty(drafter: LMDrafter, monkeypatch: pytest.MonkeyP
             raise KeyboardInterrupt
         return real(self, *given)
 
-    monkeypatch.setattr(LMDrafter, "expand", failing)
+    monkeypatch.setattr(LMDrafter, "expanding", failing)
     with pytest.raises(KeyboardInterrupt):
         _preview(drafter)
     assert drafter._model.cache.length == 0 and torch.is_grad_enabled()

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from offspec.core.config import SamplingParams
 from offspec.draft.base import Scorer
 from offspec.draft.grow.best_first import GrowthPolicy, grow
-from offspec.draft.growing_tree import GrowingTree
+from offspec.draft.growing_tree import GrowingTree, Subtree
 from offspec.draft.mix.mixture import Mixture
+from offspec.draft.mix.weights import Blended
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.token_tree import TokenTree
 from offspec_planners.acceptance import Calibration, TemperatureFit
@@ -139,3 +140,19 @@ def test_misses_soften_the_fit_without_blowing_it_up() -> None:
     for _ in range(1000):
         fit.observe(x, log_probs, None)
     assert 1.5 < fit.tau <= 5.0
+
+
+def test_what_has_to_come_is_certain_whatever_is_said_of_it() -> None:
+    """A chain goes in at once, over what was guessed of it, and later opinions leave it alone."""
+    tree, blend = GrowingTree(0, 2), Blended(2, 1)
+    tree.extend(np.array([0]), np.array([[4, 5]]), np.log([[0.5, 0.3]]), source=0, blend=blend)
+    tree.graft(1, Subtree([-1, 0], [7, 8], [np.log(0.6), np.log(0.5)]), 1, blend)
+    last = tree.force(1, [7, 8, 9])
+    assert tree.path_tokens(last) == [4, 7, 8, 9] and tree.score[last] == tree.score[1]
+    assert tree.settled[: tree.count].tolist() == [False, True, False, True, True, False]
+    tree.extend(np.array([1]), np.array([[7]]), np.log([[0.1]]), source=0, blend=blend)
+    tree.graft(0, Subtree([-1, 0], [4, 7], [np.log(0.9), np.log(0.2)]), 1, blend)
+    assert tree.score[last] == tree.score[1] < 0, "the node above may be judged anew, and it with that node"
+    grown = tree.tree(np.arange(tree.count))
+    grown.check()
+    assert grown.source.tolist()[3:] == [2, 2, 2] and set(grown.source.tolist()[:3]) <= {0, 1}

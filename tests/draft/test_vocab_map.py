@@ -131,7 +131,7 @@ def test_a_map_in_words(demo: Any, both: Any) -> None:
 def test_too_few_tokens_in_common(demo: Any, tmp_path: Path) -> None:
     few = loaded(byte_fallback(), tmp_path / "few")
     with pytest.raises(
-        DraftError, match=r"shares 2\d\d of the target's 49,152 tokens.*--draft auto"
+        DraftError, match=r"shares 2\d\d of the target's 49,152 tokens.*draft=.auto"
     ) as caught:
         VocabMap.between(demo, few)
     assert "\n" not in str(caught.value)

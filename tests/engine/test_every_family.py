@@ -57,7 +57,7 @@ ADMITTED = (
 
 
 # Like one that is tried anyway.
-LIKE_OTHERS = ("deepseek_v3", "glm_moe_dsa", "bloom", "mpt")
+LIKE_OTHERS = ("deepseek_v3", "mimo_v2_flash", "gemma3n_text", "glm_moe_dsa", "gptj", "bloom", "mpt")
 
 
 @pytest.mark.parametrize("family", some(ADMITTED, *(set(ADMITTED) - set(LIKE_OTHERS))))

@@ -143,7 +143,7 @@ def test_a_draft_that_has_no_room_is_left_out_and_named(whole: Path, monkeypatch
             assert engine.draft == left
             assert engine.generate(PROMPT, SamplingParams(max_tokens=4)).tokens
         texts = [event.text for event in notices if isinstance(event, Notice)]
-        assert any(said in text and "--draft" in text for text in texts)
+        assert any(said in text and "`draft`" in text for text in texts)
 
 
 def test_a_file_truncated_in_mid_run_is_one_error_and_the_engine_lives(model: Path) -> None:

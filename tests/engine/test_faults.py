@@ -221,7 +221,7 @@ def test_memory_that_is_refused_in_a_pass(
             raise failure
 
         monkeypatch.setattr(stack.mlp, "forward", failing)
-        with pytest.raises(CapacityError, match="--context"):
+        with pytest.raises(CapacityError, match="`context`"):
             _generate(engine)
         monkeypatch.undo()
         assert _generate(engine) == expected

@@ -21,6 +21,8 @@ from offspec_planners.placement import Placement
 from tests.checkpoint.gguf_families import tiny_model
 from tests.checkpoint.gguf_files import write_gguf
 from tests.checkpoint.gguf_hybrids import HYBRIDS, module_tensors, with_module
+from tests.checkpoint.gguf_values import ours
+from tests.support.expert_models import by_need
 from tests.support.products import some
 from tests.support.tiny_models import nothing, open_model, tiny_engine
 
@@ -75,13 +77,14 @@ FAMILIES = {
     "gemma3": "Q8_0",
     "starcoder2": "Q4_1",
 }
+EXPERTS = {"qwen2moe": "Q4_0", "qwen3moe": "Q8_0", "llama with experts": "Q5_0", "gpt-oss": "MXFP4"}
 
 
 @pytest.mark.parametrize(
     ("family", "device"),
     [
         *some([(family, "cpu") for family in FAMILIES], ("llama", "cpu"), ("gemma3", "cpu")),
-        pytest.param("llama", "cuda", marks=pytest.mark.gpu),
+        pytest.param("llama", "cuda", marks=[pytest.mark.gpu, pytest.mark.exhaustive]),
     ],
     indirect=["device"],
 )
@@ -116,6 +119,32 @@ def test_ministral(tmp_path: Path) -> None:
         assert engine.generate(PROMPT, sampling(1.0, 30)).token_ids == expected
 
 
+@pytest.mark.parametrize("family", some(EXPERTS, "llama with experts", "gpt-oss"))
+def test_fused_experts(tmp_path: Path, family: str) -> None:
+    """Streamed as they are, by layers and by need, against the same values stored whole."""
+    file = tmp_path / "tiny.gguf"
+    model = tiny_model(family, **({"shared_expert_intermediate_size": 64} if family == "qwen2moe" else {}))
+    write_gguf(file, model, family, kind=KIND.Q8_0, mixed={"_exps": KIND[EXPERTS[family]]})
+    checkpoint = open_checkpoint(str(file))
+    save(ours(checkpoint).state_dict(), checkpoint, tmp_path / "whole")
+    with tiny_engine(tmp_path / "whole", "none", budget=1) as engine:
+        expected = {t: engine.generate(PROMPT, sampling(t, 16)).token_ids for t in (0.0, 1.0)}
+    assert len(set(expected.values())) == 2
+    resident: tuple[int, ...]
+    for draft, budget, resident in (("none", 1, ()), ("auto", 16, ()), (str(file), 16, (0, 2))):
+        with tiny_engine(file, draft, budget=budget, resident=resident) as engine:
+            for temperature, tokens in expected.items():
+                result = engine.generate(PROMPT, sampling(temperature, 16))
+                assert result.token_ids == tokens, (draft, temperature)
+                assert result.bytes_streamed > 0
+    with tiny_engine(file, "auto", budget=16, placement=by_need(3, 5)) as engine:
+        for temperature, tokens in expected.items():
+            assert engine.generate(PROMPT, sampling(temperature, 16)).token_ids == tokens
+        store = engine._assembly.target.store
+        assert store is not None and store.stats.hits < store.stats.asked
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("family", some(HYBRIDS, "qwen35", "granitehybrid"))
 def test_hybrids(tmp_path: Path, family: str) -> None:
     """Layers with a state, whose files are laid out for llama.cpp: the tokens of the model's own folder."""

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ import torch
 
 from offspec import ClosedError, RequestError, SamplingParams, StreamError
 from offspec.core.events import Event, Finished, PassProgress, PassStats, Result, TextDelta, TreeSeen
+from offspec.engine.decode import DecodeState
 from offspec.engine.drafting import Request
 from offspec.engine.engine import Engine
+from offspec.engine.passes import Passes
 from offspec.engine.request import RunningRequest
 from offspec_planners.placement import Placement, Tier
 from tests.support.products import some
@@ -62,10 +65,8 @@ def _halted(engine: Engine, striker: Striker) -> tuple[Result, str]:
 
 
 @pytest.mark.parametrize("draft", some(["none", "auto", "good"], "auto"))
-@pytest.mark.parametrize("placement", [None, TIERS], ids=["memory", "tiers"])
-def test_halted_at_any_moment(
-    model: Path, expected: tuple[int, ...], draft: str, placement: Placement | None
-) -> None:
+@pytest.mark.parametrize("place", some(["memory", "tiers"], "tiers"))
+def test_halted_at_any_moment(model: Path, expected: tuple[int, ...], draft: str, place: str) -> None:
     """What came is the beginning of the answer, and the next answer is whole, keeping the prefix."""
     striker = Striker(10**9)
     with tiny_engine(
@@ -73,7 +74,7 @@ def test_halted_at_any_moment(
         model if draft == "good" else draft,
         budget=1 if draft == "none" else 16,
         width=4,
-        placement=placement,
+        placement=TIERS if place == "tiers" else None,
         notify=lambda event: striker.count(event),
     ) as engine:
         assert engine.generate(PROMPT, PARAMS).token_ids == expected
@@ -91,7 +92,7 @@ def test_halted_at_any_moment(
         assert len(lengths) > 2 and 0 in lengths
 
 
-def test_halting_breaks_a_pass_off_between_layers(model: Path) -> None:
+def test_halting_breaks_a_pass_off_between_layers(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And in the midst of a long prompt, between its chunks: no answer waits for the pass to end."""
     layers = list[int]()
     halt = threading.Event()
@@ -115,13 +116,13 @@ def test_halting_breaks_a_pass_off_between_layers(model: Path) -> None:
         runner.chunk = 2
         halt.clear()
         layers.clear()
-        real = engine._state.run_pass
+        real = DecodeState.rows
 
-        def watched(*args: object) -> object:
+        def watched(*args: Any) -> Any:
             runner.between = between
             return real(*args)
 
-        engine._state.run_pass = watched  # type: ignore[method-assign, assignment]
+        monkeypatch.setattr(DecodeState, "rows", watched)
         list(engine.stream([*PROMPT, 7, 8, 9], PARAMS, halt=halt))
         assert len(chunks) > 4 * 4, "no look between the chunks of a layer"
 
@@ -178,7 +179,7 @@ def test_a_fault_gives_out_what_was_held_back(model: Path, monkeypatch: pytest.M
                     shown += event.text
                 if isinstance(event, PassStats) and event.index == 3:
                     assert not shown.split()[2:], "it is not held back"
-                    monkeypatch.setattr(engine._state, "run_pass", _broken)
+                    monkeypatch.setattr(Passes, "_run", _broken)
         assert shown.split() == whole.text.split()[:3]
 
 

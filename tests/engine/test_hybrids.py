@@ -10,7 +10,7 @@ import torch
 
 from offspec import SamplingParams
 from offspec.engine.engine import Engine
-from offspec.engine.request import RunningRequest
+from offspec.engine.passes import Passes
 from offspec.model import runner
 from offspec.model.cache import TreeCache
 from offspec_planners.placement import Placement, Tier
@@ -21,6 +21,9 @@ PROMPT = [3 + (7 * i * i + i) % 90 for i in range(41)]
 # One of each kind of state: gated delta rule, Mamba-2, Mamba-1, a convolution alone.
 USUAL = ("qwen3_5_text", "falcon_h1", "mamba", "lfm2")
 WITHOUT_ATTENTION = {"mamba", "mamba2", "falcon_mamba"}
+# With its cache, transformers' step by step forward of these leaves its own forward of whole texts: by 0.01
+# of a logit in nemotron_h, by 0.3 after 20 tokens in zamba2. Without it, it says what float64 does.
+CACHED_OTHERWISE = {"nemotron_h", "zamba2"}
 TOKENS = 12
 
 
@@ -142,7 +145,7 @@ def test_chunks_and_layers_on_disk(
 @with_hybrids("qwen3_5_text")
 def test_turns(hybrid: Written) -> None:
     """A question more, the same once more, another instead, an early turn changed: as if nothing was kept."""
-    params = PARAMS[1]
+    params = _params(0.6, 6)
     with (
         tiny_engine(hybrid.folder, hybrid.folder, budget=24) as engine,
         tiny_engine(hybrid.folder, "none", budget=1) as fresh,
@@ -178,12 +181,12 @@ def test_an_interrupt_leaves_the_committed_state(
         assert engine.generate(PROMPT, params).token_ids == hybrid.says[params]
         looks = iter(range(1000))
 
-        def strike(request: RunningRequest) -> None:
+        def strike(*given: object) -> None:
             if next(looks) == moment:
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as meanwhile:
-            meanwhile.setattr(RunningRequest, "_look", strike)
+            meanwhile.setattr(Passes, "_look", strike)
             with pytest.raises(KeyboardInterrupt):
                 engine.generate(after, params)
         result = engine.generate(after, params)
@@ -200,7 +203,7 @@ def test_a_hybrid_drafts_for_another(hybrid: Written, other: Path) -> None:
             assert engine.generate(PROMPT, params).token_ids == tokens
 
 
-@pytest.mark.parametrize("strike", [2, 5])
+@pytest.mark.parametrize("strike", some([2, 5], 5))
 def test_a_commit_that_is_broken_off(strike: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """States are ahead of keys and values then."""
     folder = write_hybrid(tmp_path, "qwen3_5_text")
@@ -244,14 +247,16 @@ def test_long_answers_with_any_budget(
         for params in wanted:
             wanted[params] = anew(engine, prompt, params)
     greedy = next(iter(wanted))
-    assert list(wanted[greedy]) == reference(hybrid.folder, prompt, 300)
-    for draft, budget in (
+    cached = hybrid.name not in CACHED_OTHERWISE
+    assert list(wanted[greedy]) == reference(hybrid.folder, prompt, 300, cached=cached)
+    drafts = [
         *((hybrid.folder, budget) for budget in (7, 64, 256)),
-        ("substitute", 64),
-        ("substitute", 256),
-        (hostile, 7),
-        (hostile, 64),
-    ):
+        *(("substitute", budget) for budget in (64, 256)),
+        *((hostile, budget) for budget in (7, 64)),
+    ]
+    # Three of the seven in each of the six settings, so that each is met in two of them or more.
+    setting = 2 * [1, 23, 600].index(length) + (place == "ample")
+    for draft, budget in (drafts[(setting + shift) % 7] for shift in (0, 2, 3)):
         with tiny_engine(hybrid.folder, draft, budget=budget, context=1024, resident=resident) as engine:
             for params, tokens in wanted.items():
                 assert engine.generate(prompt, params).token_ids == tokens, (draft, budget, params)

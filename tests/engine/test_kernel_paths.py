@@ -37,7 +37,8 @@ def test_tokens_are_the_same(
     """Windows, soft caps, sinks; a draft that helps and one that is hostile; compaction after each pass."""
     greedy = SamplingParams(max_tokens=tokens, ignore_eos=True)
     sampled = replace(greedy, temperature=1.0, seed=3, top_p=0.9, min_p=0.01, repetition_penalty=1.1)
-    model = write_model(tmp_path / "model", family)
+    kinds = {} if family == "llama" else {"layer_types": ["sliding_attention", "full_attention"]}
+    model = write_model(tmp_path / "model", family, num_hidden_layers=2, **kinds)
     hostile = write_model(tmp_path / "hostile", seed=9)
     with tiny_engine(model, "none", budget=1) as engine:
         expected = engine.generate(PROMPT, sampled).token_ids

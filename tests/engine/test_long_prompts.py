@@ -1,5 +1,6 @@
 """A prompt that is longer than a pass is taken in several, and says the same."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from offspec import SamplingParams
 from offspec.model import runner
+from offspec.model.pass_parts import SequenceRows
 from offspec_planners.placement import Placement, Tier
 from tests.support.products import some
 from tests.support.tiny_models import HYBRIDS, reference, tiny_engine, write_hybrid, write_model
@@ -27,15 +29,15 @@ def test_in_several_passes(case: str, tmp_path: Path, monkeypatch: pytest.Monkey
     family, draft = case.split(", ")
     folder = (write_hybrid if family in HYBRIDS else write_model)(tmp_path, family)
     monkeypatch.setattr(runner, "PASS_ROWS", 7)
-    rows, hidden = list[int](), runner.TreeModel.hidden
+    rows, hidden = list[int](), runner.TreeModel.hidden_of
 
-    def counted(model: runner.TreeModel, tokens: Any, context: Any) -> Any:
-        rows.append(len(tokens))
-        return hidden(model, tokens, context)
+    def counted(model: runner.TreeModel, sequences: Sequence[SequenceRows]) -> Any:
+        rows.append(sum(len(sequence.tokens) for sequence in sequences))
+        return hidden(model, sequences)
 
     with tiny_engine(folder, draft, **CASES[case]) as engine:
         target = engine._assembly.target.tree_model
-        monkeypatch.setattr(target, "hidden", lambda *given: counted(target, *given))
+        monkeypatch.setattr(target, "hidden_of", lambda *given: counted(target, *given))
         found = engine.generate(PROMPT, SamplingParams(max_tokens=16, ignore_eos=True))
         assert list(found.token_ids) == reference(folder, PROMPT, 16)
         assert rows[:4] == [7] * 4 and rows[4] - engine.budget <= 7

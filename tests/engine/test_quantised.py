@@ -24,6 +24,7 @@ from offspec.core.errors import CheckpointError, MissingTensorError
 from offspec.model.attention import TreeContext
 from offspec_planners.placement import Placement
 from tests.support import packers
+from tests.support.expert_models import by_need
 from tests.support.products import some
 from tests.support.tiny_models import nothing, open_model, tiny_engine, write_model
 
@@ -104,6 +105,13 @@ INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "sy
 INT8 = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": False}
 FLOAT = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [64, 64]}
+FLOAT4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
+NVFP4 = {
+    "quant_method": "compressed-tensors",
+    "format": "nvfp4-pack-quantized",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": FLOAT4}},
+}
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "producer": {"name": "modelopt"}}
 DEQUANTISED = {"quantization_config": CompressedTensorsConfig(dequantize=True)}
 CASES = {
     "nf4": Case(four_bits(bnb_4bit_quant_type="nf4"), {}),
@@ -119,6 +127,8 @@ CASES = {
     "compressed int8": Case(compressing("int-quantized", torch.float32, **INT8), DEQUANTISED),
     "compressed int4 of bfloat16": Case(compressing("pack-quantized", torch.bfloat16, **INT4)),
     "compressed float8": Case(compressing("float-quantized", torch.float32, **FLOAT), DEQUANTISED),
+    "compressed nvfp4": Case(packing(NVFP4, packers.nvfp4, divided=True)),
+    "modelopt nvfp4": Case(packing(MODELOPT, packers.nvfp4)),
     "fp8": Case(
         packing(FP8, packers.fp8, block=(64, 64)),
         {"quantization_config": FineGrainedFP8Config(weight_block_size=(64, 64), dequantize=True)},
@@ -134,7 +144,7 @@ class World:
     hostile: Path
 
 
-@pytest.fixture(scope="module", params=some(CASES, "nf4", "gptq by importance", "compressed int4", "fp8"))
+@pytest.fixture(scope="module", params=some(CASES, "nf4", "gptq by importance", "fp8"))
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("models")
     case = CASES[request.param]
@@ -202,8 +212,20 @@ def test_tokens_do_not_depend_on_the_guesses(world: World) -> None:
                 assert results[0].tokens_per_pass > 2
 
 
-@pytest.mark.parametrize("name", some(["gptq", "compressed int4", "fp8"], "gptq"))
-@pytest.mark.parametrize(("family", "which"), [("qwen3_moe", ".experts."), ("llama", "lm_head")])
+@pytest.mark.parametrize(
+    "name",
+    some(
+        ["gptq", "compressed int4", "fp8", "compressed nvfp4", "modelopt nvfp4"],
+        *("gptq", "fp8", "modelopt nvfp4"),
+    ),
+)
+@pytest.mark.parametrize(
+    ("family", "which"),
+    some(
+        [("qwen3_moe", ".experts."), ("deepseek_v3", ".experts."), ("llama", "lm_head")],
+        ("qwen3_moe", ".experts."),
+    ),
+)
 def test_packed_experts_and_heads(
     family: str, which: str, name: str, device: torch.device, tmp_path: Path
 ) -> None:
@@ -213,13 +235,18 @@ def test_packed_experts_and_heads(
     CASES[name].quantise(dense, packed, which)
     tensors = open_checkpoint(str(packed)).tensors
     count = sum(isinstance(weight, PackedInfo) for weight in tensors.values())
-    assert count == (1 if family == "llama" else 36)
+    assert count == {"llama": 1, "qwen3_moe": 3 * 4 * 3, "deepseek_v3": 2 * 4 * 3}[family]
     params = SamplingParams(temperature=1.0, seed=7, max_tokens=12, ignore_eos=True)
     with tiny_engine(dense, "none", budget=1) as engine:
         expected = engine.generate(PROMPT, params).token_ids
     for draft in ("none", "auto"):
         with tiny_engine(packed, draft, budget=16, device=device) as engine:
             assert engine.generate(PROMPT, params).token_ids == expected
+    if family != "llama" and device.type == "cpu":
+        with tiny_engine(packed, "auto", budget=16, placement=by_need(3, 5)) as engine:
+            assert engine.generate(PROMPT, params).token_ids == expected
+            store = engine._assembly.target.store
+            assert store is not None and store.stats.hits < store.stats.asked
 
 
 @pytest.fixture

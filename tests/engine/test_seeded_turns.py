@@ -98,6 +98,7 @@ def test_tokens_behind_a_quotation_follow_the_model(engine: Engine) -> None:
     assert chisquare(seen, expected * seen.sum() / expected.sum()).pvalue > 1e-3
 
 
+@pytest.mark.exhaustive
 def test_two_turns_whose_template_drops_most_of_the_answer(engine: Engine) -> None:
     session = engine.chat(params=_params())
     results = []

@@ -76,6 +76,7 @@ def _law(folder: Path, top_k: int, temperature: float, ruled: bool) -> dict[tupl
     return {(a, b): float(first[a] * second[a][b]) for a in range(WORDS) for b in range(WORDS)}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("ruled", some([False, True], True))
 def test_sampled_tokens_follow_the_target_s_law(world: World, small: tuple[Path, Path], ruled: bool) -> None:
     """With a filter, a temperature, and trees of more than one level and more than one guess a node."""
@@ -139,7 +140,7 @@ def test_what_was_drawn_is_kept_apart_from_what_was_ranked(world: World) -> None
 def test_a_comparison_that_cannot_hold_is_refused(world: World) -> None:
     with world.load(**SEQUOIA) as engine:
         for ask in (engine.generate, engine.stream):
-            with pytest.raises(RequestError, match=r"--check .*--verify coupled, or --temperature 0"):
+            with pytest.raises(RequestError, match=r'`check` .*`verify="coupled"`, or `temperature=0`'):
                 ask(PROMPT, _params(1), check=True)
         assert engine.generate(PROMPT, _params(1)).token_ids
 
@@ -155,7 +156,7 @@ def test_a_request_that_draws_nothing_is_refused(world: World, draft: str) -> No
 @pytest.mark.parametrize(
     "settings,told",
     [
-        ({"tree": "dynamic"}, "--tree sequoia"),
+        ({"tree": "dynamic"}, '`tree="sequoia"`'),
         ({"draft": "suffix"}, "takes one draft"),
         ({"draft": "suffix,substitute"}, "not suffix,substitute"),
         ({"verify": "hope"}, "'coupled', 'plain' or 'sequoia'"),

@@ -6,6 +6,7 @@ waits, too, but once a size.
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ import pytest
 import torch
 
 from offspec import SamplingParams
+from offspec.draft.forward import Expansion
 from offspec.draft.lm import LMDrafter
-from offspec.engine import decode
+from offspec.engine import decode, forest
 from offspec.engine.decode import DecodeState
 from offspec_planners.placement import Placement, Tier
 from tests.support.tiny_models import tiny_engine, write_model
@@ -60,20 +62,30 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, list[Call]]]:
     def waits() -> Counter[str]:
         return Counter({f"{cause} in {line}": count for (cause, line), count in machine.waits.items()})
 
+    @contextmanager
+    def counting(name: str) -> Iterator[None]:
+        before, launches, replays = waits(), machine.counts["launches"], machine.counts["replays"]
+        yield
+        done = machine.counts["launches"] - launches, machine.counts["replays"] - replays
+        found.setdefault(name, []).append(Call(waits() - before, *done))
+
     def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
-            before, launches, replays = waits(), machine.counts["launches"], machine.counts["replays"]
-            result = function(*args, **kwargs)
-            done = machine.counts["launches"] - launches, machine.counts["replays"] - replays
-            found.setdefault(name, []).append(Call(waits() - before, *done))
-            return result
+            with counting(name):
+                return function(*args, **kwargs)
 
         return run
 
-    monkeypatch.setattr(LMDrafter, "expand", counted("step", LMDrafter.expand))
+    expanding = LMDrafter.expanding
+
+    def stepping(*args: Any) -> Expansion:
+        with counting("step"):
+            return (yield from expanding(*args))
+
+    monkeypatch.setattr(LMDrafter, "expanding", stepping)
     monkeypatch.setattr(decode, "_walk", counted("walk", decode._walk))
-    monkeypatch.setattr(DecodeState, "_forward", counted("pass", DecodeState._forward))
-    monkeypatch.setattr(DecodeState, "_commit", counted("commit", DecodeState._commit))
+    monkeypatch.setattr(forest, "_trip", counted("pass", forest._trip))
+    monkeypatch.setattr(DecodeState, "commit", counted("commit", DecodeState.commit))
     yield found
 
 

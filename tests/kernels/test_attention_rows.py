@@ -104,11 +104,16 @@ _SINKS = torch.linspace(-1, 3, 8)
         World(10, 20, size=64),
         World(100, 64, heads=(9, 3), size=64),
         World(700, 64, heads=(4, 4), size=80),
-        World(2300, 100, heads=(8, 2), options={"window": 70, "softcap": 20.0, "sinks": _SINKS}),
-        World(4300, 200, heads=(8, 2), size=64, deep=True),
-        World(2500, 150, heads=(8, 2), deep=True, options={"window": 1000}),
-        World(2040, 200, heads=(1, 1), deep=True),
         World(2040, 200, heads=(1, 1), deep=True, options={"window": Chunk(1100)}),
+        *(
+            pytest.param(world, marks=pytest.mark.exhaustive)
+            for world in (
+                World(2300, 100, heads=(8, 2), options={"window": 70, "softcap": 20.0, "sinks": _SINKS}),
+                World(4300, 200, heads=(8, 2), size=64, deep=True),
+                World(2500, 150, heads=(8, 2), deep=True, options={"window": 1000}),
+                World(2040, 200, heads=(1, 1), deep=True),
+            )
+        ),
     ],
     ids=lambda world: f"{world.prefix}-{world.rows}-{world.size}",
 )
@@ -122,7 +127,7 @@ def test_on_a_cpu(world: World, dtype: torch.dtype) -> None:
     [
         World(10, 12),
         World(275, 5, heads=(3, 1), options={"softcap": 5.0, "sinks": _SINKS[:3]}),
-        World(250, NEAR + STEP + 14, heads=(1, 1), deep=True),
+        pytest.param(World(250, NEAR + STEP + 14, heads=(1, 1), deep=True), marks=pytest.mark.exhaustive),
     ],
     ids=lambda world: f"{world.prefix}-{world.rows}-{world.size}",
 )

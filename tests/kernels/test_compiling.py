@@ -37,6 +37,7 @@ def _compiled(folder: Path, *words: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.exhaustive
 def test_attention_and_scan_on_a_consumers_gpu(tmp_path: Path) -> None:
     found = _compiled(tmp_path, "--quick", "--architectures", "89", "--ops", "tree_attention", "tree_scan")
     kernels = {"_tree_attention", "_merge", "_far_keys", "_near_keys", "_tree_scan"}

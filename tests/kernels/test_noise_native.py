@@ -38,6 +38,7 @@ def test_extreme_values() -> None:
     assert gumbel(torch.tensor([0, LOW])).tolist() == pytest.approx([22.87, -3.13], abs=0.01)
 
 
+@pytest.mark.exhaustive
 def test_what_is_compiled_is_used_where_numba_is_loaded_anyway() -> None:
     said = """
 import sys, torch

@@ -26,6 +26,7 @@ from offspec_kernels.tree_attention.native import near
 from offspec_kernels.tree_attention.triton import Blocks
 from offspec_kernels.tree_attention.triton import attend as attend_triton
 from tests.kernels.trees import Case, Shape, grown, make_case
+from tests.support.products import some
 
 _WORST = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
@@ -167,7 +168,7 @@ def test_however_the_work_is_cut(
 @pytest.mark.parametrize(
     ("softcap", "window"), [(None, None), (20.0, None), (None, 700), (20.0, 3000), (None, Chunk(4500))]
 )
-@pytest.mark.parametrize("loud", [1.0, 30.0])
+@pytest.mark.parametrize("loud", some([1.0, 30.0], 30.0))
 def test_blocks_of_a_long_prefix(
     dtype: torch.dtype, softcap: float | None, window: Window | None, loud: float
 ) -> None:
@@ -203,7 +204,7 @@ def test_scores_that_are_far_from_nought(dtype: torch.dtype, size: float) -> Non
 
 
 @pytest.mark.parametrize("path", ["eager", "triton"])
-@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("window", some([None, 4], 4))
 @pytest.mark.parametrize("sink", [-torch.inf, -1e38, -1e30, 0.0, 20.0])
 def test_sinks_of_any_size(path: Backend, window: int | None, sink: float) -> None:
     case = make_case([Shape(70, 2, 9, 11)])

@@ -1,17 +1,20 @@
 """Steps replayed as CUDA graphs: results of the caller's own, streams as they were, and sizes that fail."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from offspec.core.events import Notice
+from offspec.model.fused.cache import LeanCache, LeanRows
 from offspec.model.fused.cuda_graph import GraphedSteps
 from offspec_kernels.tree_mask import TreeMask
 
 pytestmark = pytest.mark.gpu
 
 CAPACITY, HIDDEN, SIZE = 256, 8, 4
+CACHE = LeanCache(1, 1, CAPACITY, SIZE, torch.float32, torch.device("cpu"))  # that no step here looks into
 
 
 @pytest.fixture
@@ -26,13 +29,17 @@ class _Layers:
         self.trouble: dict[int, Any] = {}
         self.calls = 0
 
-    def __call__(
-        self, hidden: torch.Tensor, turn: Any, tree_mask: Any, rows: torch.Tensor, end: int
-    ) -> torch.Tensor:
+    def __call__(self, hidden: torch.Tensor, turn: Any, rows: Sequence[LeanRows]) -> torch.Tensor:
         self.calls += 1
         if len(hidden) in self.trouble and torch.cuda.is_current_stream_capturing():
             self.trouble[len(hidden)](hidden)
-        return 2 * hidden + rows[:, None]
+        return 2 * hidden + _places(rows)[:, None]
+
+
+def _places(rows: Sequence[LeanRows]) -> torch.Tensor:
+    (only,) = rows
+    assert isinstance(only.to, torch.Tensor)
+    return only.to
 
 
 def _run(steps: GraphedSteps, value: float, rows: int, start: int) -> torch.Tensor:
@@ -44,7 +51,7 @@ def _run(steps: GraphedSteps, value: float, rows: int, start: int) -> torch.Tens
         prefix=start,
         position=torch.arange(start, start + rows, device=device),
     )
-    return steps.run(hidden, (turn, turn), tree_mask, start, CAPACITY)
+    return steps.run(hidden, (turn, turn), tree_mask, start, CACHE)
 
 
 def _expected(value: float, rows: int, start: int) -> torch.Tensor:
@@ -96,3 +103,49 @@ def test_a_size_that_fails_is_alone_and_told_of(trouble: Any, device: torch.devi
     assert layers.calls == calls, "these have their graphs"
     _run(steps, 1.0, 7, 0)
     assert layers.calls == calls + 1, "this one is not tried again"
+
+
+def _seen(hidden: torch.Tensor, tree_mask: TreeMask) -> torch.Tensor:
+    """Numbers of the mask in place of states: its lengths, and the bits of each row."""
+    bits = (tree_mask.words[0][:, :, None] >> torch.arange(64, device=hidden.device)) & 1
+    lengths = torch.cat([tree_mask.prefix, tree_mask.first, tree_mask.count, tree_mask.causal])
+    return torch.cat([bits.sum(dim=(1, 2))[:, None], lengths.expand(len(hidden), 4)], dim=1).float()
+
+
+@pytest.mark.parametrize("of_host", [False, True])
+def test_a_graph_has_the_mask_of_its_step_and_nothing_of_others(of_host: bool, device: torch.device) -> None:
+    """Whether the layers read lengths from the device or, as in no graph, from the host."""
+
+    def layers(hidden: torch.Tensor, turn: Any, rows: Sequence[LeanRows]) -> torch.Tensor:
+        mask = rows[0].tree_mask
+        seen = _seen(hidden, mask)
+        return seen + mask.reaches()[0].keys if of_host else seen
+
+    steps = GraphedSteps(layers, device)
+    for first, prefix in ((100, 7), (0, 20), (70, 9), (3, 30), (3, 31)):  # tree rows that ran before
+        hidden, turn = torch.zeros(3, HIDDEN, device=device), torch.zeros(3, 1, SIZE, device=device)
+        sees = torch.ones(3, first + 3, dtype=torch.bool).tril(first)
+        mask = TreeMask.of(
+            sees, prefix=prefix, device=device, position=torch.arange(first + 3, device=device) + prefix
+        )
+        found = steps.run(hidden, (turn, turn), mask, prefix + first, CACHE).cpu()
+        expected = [[first + 1 + row, prefix, first, 3, 0] for row in range(3)]
+        assert torch.equal(found, torch.tensor(expected) + of_host * mask.reaches()[0].keys * 1.0)
+
+
+def test_a_step_that_breaks_off_writes_nothing_later(device: torch.device) -> None:
+    """What a run aside has sent before it fails is done before the steps that follow."""
+    cache = torch.zeros(CAPACITY, HIDDEN, device=device)
+
+    def layers(hidden: torch.Tensor, turn: Any, rows: Sequence[LeanRows]) -> torch.Tensor:
+        cache[_places(rows)] = hidden
+        if torch.cuda.current_stream(device) != before:
+            raise RuntimeError("no room aside")
+        return hidden
+
+    before = torch.cuda.current_stream(device)
+    steps = GraphedSteps(layers, device)
+    for value, rows in ((0.0, 2), (1.0, 4), (2.0, 2)):
+        _run(steps, value, rows, 5)
+    torch.cuda.synchronize(device)
+    assert cache[5:9, 0].tolist() == [2, 2, 1, 1]

@@ -46,6 +46,7 @@ def test_a_model_of_safetensors_is_opened_without_what_it_does_not_need(tmp_path
         assert found["bytes"] < 480_000_000
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(importlib.util.find_spec(DEMO_PACKAGE) is None, reason=f"{DEMO_PACKAGE} is not installed")
 def test_a_gguf_file_is_opened_without_what_it_does_not_need() -> None:
     found = _opened(DEMO)

@@ -123,13 +123,13 @@ _26B: dict[str, Any] = {  # experts, and keys that are values in layers with oth
 @pytest.mark.parametrize("changed", [_E2B, _26B], ids=["E2B", "26B"])
 def test_layers_that_differ_are_tried_together(changed: dict[str, Any]) -> None:
     config = small_config(configured("gemma4_text", **changed))
-    assert try_out(config) == Behaviour(trees=True, chains=True, reason="")
+    assert try_out(config) == Behaviour(trees=True, chains=True, reason="", merges=True)
 
 
 def test_a_mask_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that sees its sibling, and nothing else, is enough."""
     config = small_config(configured("qwen3"))
-    assert try_out(config) == Behaviour(trees=True, chains=True, reason="")
+    assert try_out(config) == Behaviour(trees=True, chains=True, reason="", merges=True)
     seen = TreeContext.tree_mask
 
     def sees_a_sibling(context: TreeContext, start: int, end: int) -> Any:

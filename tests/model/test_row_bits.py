@@ -19,7 +19,7 @@ from offspec.model.attention import TreeContext
 from offspec.model.loaded import LoadedModel
 from offspec.model.probe import build
 from offspec.model.probe.findings import Findings
-from offspec.model.recurrence import functions
+from offspec.model.recurrence import walks
 from offspec.model.recurrence.paths import PartPaths, part_paths
 from offspec.model.skeleton import Skeleton
 from offspec_kernels.tree_scan import walk_order
@@ -62,11 +62,11 @@ def no_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     def find_with_attention(config: Any, skeleton: Skeleton) -> Findings:
         with monkeypatch.context() as meanwhile:
             meanwhile.setattr(attention, "tree_attention", attend)
-            meanwhile.setattr(functions, "part_paths", part_paths)
+            meanwhile.setattr(walks, "part_paths", part_paths)
             return find(config, skeleton)
 
     monkeypatch.setattr(attention, "tree_attention", _look_at_itself)
-    monkeypatch.setattr(functions, "part_paths", _begin_alone)
+    monkeypatch.setattr(walks, "part_paths", _begin_alone)
     monkeypatch.setattr(build, "find", find_with_attention)
 
 

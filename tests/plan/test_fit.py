@@ -20,10 +20,11 @@ from offspec.model.quantize.resident_layers import rounded_bytes, unpacked_value
 from offspec.model.quantize.rounding import RoundedMatrix
 from offspec.model.unpacking import Scratch
 from offspec.plan.draft_memory import draft_bytes
-from offspec.plan.fit import Opened
+from offspec.plan.fit import Opened, _modes
 from offspec.plan.load import open_models
 from offspec_planners.placement import Placement, Tier
 from tests.support.plan_world import MB, write_large
+from tests.support.products import some
 from tests.support.tiny_models import open_model, write_model
 
 
@@ -45,8 +46,15 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., O
         found.close()
 
 
-@pytest.mark.parametrize("draft", ["substitute", "none", "itself"])
-@pytest.mark.parametrize("context", [None, 128])
+@pytest.mark.parametrize(
+    ("draft", "context"),
+    some(
+        [(draft, context) for draft in ("substitute", "none", "itself") for context in (None, 128)],
+        ("substitute", None),
+        ("none", 128),
+        ("itself", 128),
+    ),
+)
 def test_what_was_decided_holds(opened: Callable[..., Opened], draft: str, context: int | None) -> None:
     """Whatever is placed, in whatever memory, fits there, and not in less than the least."""
     found = opened(draft="none" if draft == "none" else "substitute", context=context)
@@ -69,7 +77,7 @@ def test_what_was_decided_holds(opened: Callable[..., Opened], draft: str, conte
 
 
 def test_layers_of_the_cpu_are_for_a_gpu(opened: Callable[..., Opened]) -> None:
-    with pytest.raises(RequestError, match="--device cuda"):
+    with pytest.raises(RequestError, match='`device="cuda"`'):
         opened(cpu_layers=3)
     assert opened(cpu_layers=0).fit(opened().config).placement.layers(Tier.CPU) == ()
 
@@ -104,7 +112,7 @@ def test_a_substitute_has_the_most_bits_that_fit(opened: Callable[..., Opened]) 
     assert [(found.draft_mode, found.draft_bits) for found in held] == [("none", 16), ("expanded", 3)]
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4])
+@pytest.mark.parametrize("bits", some([2, 3, 4], 3))
 def test_a_draft_takes_what_it_was_said_to(
     opened: Callable[..., Opened], bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,17 +202,82 @@ def test_a_conversation_has_room_before_a_fast_draft(
     assert decided[-1][0] == decided[-1][1]
 
 
+@pytest.mark.parametrize("draft", ["itself", "substitute", "early-exit"])
 def test_a_draft_s_embedding_is_counted(
-    opened: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch
+    draft: str, opened: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of it for a draft of its own, and nothing for a substitute, which shares the target's file."""
-    substitute = opened()
-    name = substitute.config.model
-    drafts = replace(substitute.drafts, names=(name,))
-    own = replace(substitute, config=replace(substitute.config, draft=name), drafts=drafts)
-    assert own.draft is not None
-    size, before = own.draft.embedding_bytes, [found.least(found.config)[0] for found in (own, substitute)]
-    monkeypatch.setattr(type(own.draft), "embedding_bytes", 0)
-    after = [found.least(found.config)[0] for found in (own, substitute)]
-    assert size >= 96 * 256 * 2
-    assert before[0] - after[0] >= size and before[1] == after[1]
+    """Whether it is a model of its own, the target in few bits, or looks tokens up in the target's."""
+    found = opened(draft_bits=2, draft="substitute" if draft == "itself" else draft)
+    if draft == "itself":
+        drafts = replace(found.drafts, names=(found.config.model,))
+        found = replace(found, config=replace(found.config, draft=found.config.model), drafts=drafts)
+    held = next(iter(_modes(found, found.config)))
+
+    def needed() -> int:
+        with pytest.raises(CapacityError) as error:
+            replace(found, memory=1).fit(found.config, held=held)
+        return error.value.needed
+
+    size, before = found.target.embedding_bytes, needed()
+    monkeypatch.setattr(type(found.target), "embedding_bytes", 0)
+    assert before - needed() >= size >= 96 * 256 * 2
+
+
+def test_every_sequence_has_caches_of_its_own(opened: Callable[..., Opened]) -> None:
+    """Of the target and of the draft, and what is kept for a request; the rest is there once."""
+    found = opened(draft="substitute")
+    assert found.draft is not None
+    config, vocabulary = found.config, found.target.skeleton.vocab_size
+    more = replace(config, sequences=5, budget=80)  # as many nodes for one tree as in `config`
+    rows = (config.context or 0) + (config.budget or 0)
+    draft = draft_bytes(("packed", 4), found.draft, config, 300)
+    drafts = draft_bytes(("packed", 4), found.draft, more, 300)
+    each = (drafts - draft) // 4
+    assert each >= found.draft.cache_bytes(300)
+    one, five = found.fit(config), found.fit(more)
+    assert found.cache_bytes(config, one) == found.target.cache_bytes(rows)
+    assert found.cache_bytes(more, five) == 5 * found.target.cache_bytes(rows)
+    least, several = found.least(config)[0], found.least(more)[0]
+    kept = (64 + 3 * (config.width or 0)) * 4 * vocabulary
+    assert several - least >= 4 * (found.target.cache_bytes(rows) + each + kept)
+    given = replace(found, memory=several + MB)
+    assert given.holds(more, given.fit(more)) and not replace(found, memory=several - MB).holds(more, five)
+    assert not replace(found, memory=several - MB).holds(more, given.fit(more))
+
+
+@pytest.mark.parametrize("draft", ["none", "substitute"])
+def test_each_sequence_has_room_for_its_caches(opened: Callable[..., Opened], draft: str) -> None:
+    found = opened(draft=draft, sequences=4)
+    config, alone = found.config, replace(found.config, sequences=1)
+    capacity = 128 + 64
+    caches = found.target.cache_bytes(capacity)
+    if found.draft is not None:
+        caches += found.draft.cache_bytes(capacity)
+    least, of_one = found.least(config)[0], found.least(alone)[0]
+    assert least - of_one >= 3 * caches > 0
+    given = replace(found, memory=least)
+    assert given.holds(config, given.fit(config))
+    with pytest.raises(CapacityError):
+        replace(found, memory=least - MB).fit(config)
+
+
+def test_sequences_take_what_costs_no_layer_its_place(opened: Callable[..., Opened]) -> None:
+    settings = {"draft": "none", "sequences": "auto"}
+    assert opened(**settings).config.sequences == 8, "all fits"
+    found = opened(**settings, context=512)
+    config = replace(found.config, sequences=1)
+    counts = set[int]()
+    least = found.least(config)[0]
+    for memory in range(least, least + 120 * MB, 8 * MB):
+        given = replace(found, memory=memory)
+        count = given.sequences(found.config)
+        counts.add(count)
+        resident = [len(given.fit(replace(config, sequences=n)).placement.resident) for n in (1, count)]
+        assert resident[0] - resident[1] <= 0.05 * len(found.target.layers)
+    assert {1, 8} <= counts
+
+
+@pytest.mark.parametrize("wrong", [0, -1, "many", 2.5])
+def test_sequences_are_a_number_or_auto(wrong: Any) -> None:
+    with pytest.raises(RequestError, match="sequences must be 1 or above, or auto"):
+        EngineConfig("model", sequences=wrong)

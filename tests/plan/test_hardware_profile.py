@@ -14,6 +14,7 @@ import pytest
 import offspec_planners.measure as measuring
 from offspec.core.errors import CapacityError, CheckpointError, DiskFullError, PlanError, RequestError
 from offspec.core.events import Event, LoadProgress, Notice
+from offspec.model import contention
 from offspec.plan import disk_files
 from offspec.plan import hardware_profile as machine
 from offspec_planners.hardware import Hardware, Processor, Rate
@@ -28,6 +29,7 @@ class Bench:
     bytes_read: int = 0
     events: list[Event] = field(default_factory=list)
     failure: BaseException | None = None
+    memory: float = 1e10
 
     def measure(self, files: Sequence[Path], device: str, progress: Any) -> Hardware:
         self.times += 1
@@ -37,7 +39,8 @@ class Bench:
         if self.failure is not None:
             raise self.failure
         which = measuring.identify(device)
-        chip = Processor(which.processor, which.memory, Rate.exactly(1e10), ((1, 1e10),), 1e-4)
+        memory = Rate.exactly(self.memory)
+        chip = Processor(which.processor, which.memory, memory, ((1, 1e10),), 1e-4)
         return Hardware(which.name, which.ram, Rate.exactly(self.times * 1e9), None, chip)
 
     @property
@@ -83,6 +86,29 @@ def test_again_measures_again(bench: Bench) -> None:
     ask(bench)
     assert ask(bench, again=True).hardware.disk.value == 2e9
     assert ask(bench).hardware.disk.value == 2e9
+
+
+def test_figures_that_cannot_be_right_are_told_and_not_kept(bench: Bench, tmp_path: Path) -> None:
+    bench.memory = 21.74e6
+    assert ask(bench).hardware.processor.bandwidth.value == 21.74e6
+    [notice] = bench.notices
+    assert "21.74 MB/s" in notice and "not kept" in notice and "measure again" in notice
+    assert not kept(tmp_path).exists()
+    bench.memory = 1e10
+    assert ask(bench) == ask(bench) and bench.times == 2
+
+
+def test_figures_beside_busy_processes_are_told_and_not_kept(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(bench)
+    times = iter([(0, 0), (10**9, 5 * 10**8)])
+    monkeypatch.setattr(contention, "_WINDOW", 0)
+    monkeypatch.setattr(contention, "_now", lambda: next(times))
+    assert ask(bench, again=True).hardware.disk.value == 2e9
+    [notice] = bench.notices
+    assert "other processes" in notice and "not kept" in notice
+    assert ask(bench).hardware.disk.value == 1e9, "what was measured before"
 
 
 def test_another_machine_is_measured_and_the_first_one_still_known(

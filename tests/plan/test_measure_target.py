@@ -14,9 +14,9 @@ from offspec.model.parts import TargetParts
 from offspec.plan import measure_draft as draft_trial
 from offspec.plan import measure_target as trial
 from offspec.plan.measure_draft import measure_steps
-from offspec.plan.measure_target import PassTrial, tried_machine
+from offspec.plan.measure_target import PassTrial, rising, tried_machine
 from offspec.plan.model_sizes import sizes_of
-from offspec.stream.ring import RingStats
+from offspec.stream.workers import RingStats
 from offspec_planners.measured_costs import MeasuredCosts
 from offspec_planners.placement import Placement, Tier
 from tests.support.products import some
@@ -112,7 +112,7 @@ def test_an_interrupt_in_a_trial_leaves_nothing(
 
         monkeypatch.setattr(layer.mlp, "forward", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            _try(engine, 0.02)
+            _try(engine, 60.0)  # or a busy machine breaks every pass off before that layer
         monkeypatch.undo()
         assert _state(engine) == before
         assert engine.generate(PROMPT, PARAMS).token_ids == expected
@@ -228,3 +228,7 @@ def test_a_model_of_two_layers_is_never_broken_off(tmp_path: Path) -> None:
         assert target.tree_model.spent.layers == 2
     finally:
         target.close()
+
+
+def test_what_disturbed_few_rows_is_not_taken_for_their_price() -> None:
+    assert rising([(16, 3.0), (1, 2.0), (2, 1.0), (64, 2.5)]) == ((1, 1.0), (2, 1.0), (16, 2.5), (64, 2.5))

@@ -1,5 +1,6 @@
 """Plans that the user names, and may have edited: followed as they are, or one line that says why not."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import offspec
 from offspec import PlanError, RequestError, SamplingParams
 from offspec.core import memory as process_memory
+from offspec.core.errors import UnsupportedModelError
 from offspec_planners.placement import Tier
 from tests.support.plan_world import GB, LAYERS, MB, PROMPT, World, least_memory, saved, write_large
 from tests.support.tiny_models import reference, write_model
@@ -59,8 +61,17 @@ def test_the_bits_of_keys_and_values_are_the_plans(world: World, tmp_path: Path)
     assert plan.kv_cache == "int8" and world.plan().kv_cache == "model"
     with world.load(plan=saved(plan, tmp_path / "plan.json")) as engine:
         assert engine.config.kv_cache == engine.placement["kv_cache"] == "int8"
-    with pytest.raises(PlanError, match="kv-cache model, not int8: leave out --kv-cache"):
+    with pytest.raises(PlanError, match="kv_cache model, not int8: leave out `kv_cache`"):
         world.load(plan=saved(world.plan(), tmp_path / "other.json"), kv_cache="int8")
+
+
+def test_the_format_of_the_target_is_the_plans(world: World, tmp_path: Path) -> None:
+    plan = world.plan()
+    assert plan.quantize is None
+    with pytest.raises(UnsupportedModelError, match="cannot be packed"):  # its matrices are too small
+        world.load(plan=saved(replace(plan, quantize="int8"), tmp_path / "plan.json"))
+    with pytest.raises(PlanError, match="quantize none, not nf4: leave out `quantize`"):
+        world.load(plan=saved(plan, tmp_path / "other.json"), quantize="nf4")
 
 
 def test_the_bits_of_the_draft_are_the_plans(world: World, tmp_path: Path) -> None:
@@ -70,7 +81,7 @@ def test_the_bits_of_the_draft_are_the_plans(world: World, tmp_path: Path) -> No
     for bits in (None, 3):
         with world.load(plan=file, draft_bits=bits) as engine:
             assert (engine.plan, engine.draft) == (plan, "near (3-bit)")
-    with pytest.raises(PlanError, match="draft-bits 3, not 4: leave out --draft-bits"):
+    with pytest.raises(PlanError, match="draft_bits 3, not 4: leave out `draft_bits`"):
         world.load(plan=file, draft_bits=4)
     mine = world.plan(draft="auto")
     assert mine.draft_bits == 4, "the most that fit"
@@ -96,9 +107,9 @@ def test_what_cannot_go_together_with_the_plan(world: World, tmp_path: Path) -> 
     file = saved(world.plan(), tmp_path / "plan.json")
     static = saved(world.plan(tree="sequoia"), tmp_path / "static.json")
     assert world.followed(plan=static).tree == "sequoia"
-    with pytest.raises(PlanError, match="tree dynamic, not sequoia: leave out --tree"):
+    with pytest.raises(PlanError, match="tree dynamic, not sequoia: leave out `tree`"):
         world.load(plan=file, tree="sequoia")
-    with pytest.raises(PlanError, match="device cpu, not cuda: leave out --device"):
+    with pytest.raises(PlanError, match="device cpu, not cuda: leave out `device`"):
         world.load(plan=file, device="cuda")
     assert world.followed(plan=file).dtype == "float32"
 

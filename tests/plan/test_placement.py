@@ -1,5 +1,6 @@
 """Placing layers under a budget."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from offspec.core.errors import CapacityError
 from offspec.core.memory import MARGIN
-from offspec.plan.placement import Needs, divide, placement_fits
+from offspec.plan.placement import ExpertNeeds, Needs, divide, placement_fits
 from offspec_planners.placement import (
     Placement,
     Sizes,
@@ -83,6 +84,101 @@ def test_what_was_placed_holds(
         return
     assert placement_fits(given, needs, placement, device)
     assert placement_fits(given + 1000, needs, placement, None if device is None else device + 1000)
+
+
+@given(
+    _LAYERS,
+    st.integers(0, 50),
+    st.integers(1, 40),
+    st.integers(1, 60),
+    st.integers(0, 500),
+    st.integers(0, 9000),
+)
+def test_experts_are_read_by_need_where_not_all_fits(
+    dense: list[int], grown: int, slot: int, count: int, head: int, ram: int
+) -> None:
+    """All else gets its place first; what is left keeps experts, and no room for another is wasted."""
+    layers = [size + count * slot for size in dense]
+    extra, block = [grown] * len(layers), min(head, max(dense))
+    apart = ExpertNeeds(dense, extra, slot, count * len(dense), copied=5)
+    needs = Needs(9, head + 5, 7, 3, 11, layers, extra, head, block, 2, 13, experts=apart)
+    given = int((ram + MARGIN) / 0.94) + 1
+    try:
+        placement = divide(given, needs)
+    except CapacityError as error:
+        assert error.needed > given
+        assert placement_fits(error.needed, needs, divide(error.needed, needs))
+        return
+    assert placement_fits(given, needs, placement) and placement_fits(given + 1000, needs, placement)
+    more = replace(placement, expert_slots=placement.expert_slots + 1)
+    assert not placement_fits(given, replace(needs, experts=None), more)
+    try:
+        streamed = divide(given, replace(needs, experts=None))
+    except CapacityError:
+        assert placement.expert_slots
+    else:
+        assert bool(streamed.slots) >= bool(placement.expert_slots), "what fits as it is stays so"
+    if 0 < placement.expert_slots < apart.count:
+        assert placement.expert_slots >= apart.least and not placement_fits(given, needs, more)
+
+
+@given(
+    _LAYERS, st.integers(0, 50), st.integers(1, 40), st.integers(1, 60), st.integers(0, 500),
+    st.integers(0, 9000), st.integers(0, 9000),
+)  # fmt: skip
+def test_experts_on_a_device_have_ram_behind_them(
+    dense: list[int], grown: int, slot: int, count: int, head: int, ram: int, device: int
+) -> None:
+    """Neither memory is given more than it has, nor has room for another expert that is left out."""
+    layers = [size + count * slot for size in dense]
+    extra, block = [grown] * len(layers), min(head, max(dense))
+    apart = ExpertNeeds(dense, extra, slot, count * len(dense), copied=5)
+    needs = Needs(9, head + 5, 7, 3, 11, layers, extra, head, block, 2, 13, experts=apart)
+    given = int((ram + MARGIN) / 0.94) + 1
+    try:
+        placement = divide(given, needs, device)
+    except CapacityError as error:
+        assert error.needed > error.given in (given, device)
+        return
+    assert placement_fits(given, needs, placement, device)
+    assert placement_fits(given + 1000, needs, placement, device + 1000)
+    near, behind = placement.expert_slots, placement.host_expert_slots
+    if not near:
+        assert not behind and not placement.slots, "what fits as it is stays so"
+        return
+    assert apart.least <= min(near, behind) and max(near, behind) <= apart.count
+    if near < apart.count:
+        assert not placement_fits(given, needs, replace(placement, expert_slots=near + 1), device)
+        more = replace(placement, host_expert_slots=behind + 1)
+        assert behind == apart.count or not placement_fits(given, needs, more, device)
+
+
+@given(
+    _LAYERS, st.integers(1, 40), st.integers(1, 60), st.integers(0, 500), st.integers(0, 9000),
+    st.integers(0, 9000),
+)  # fmt: skip
+def test_experts_of_the_cpu_take_none_of_the_device(
+    dense: list[int], slot: int, count: int, head: int, ram: int, device: int
+) -> None:
+    """However much the device has; RAM has scratch for them, and slots for as many as there is room for."""
+    layers = [size + count * slot for size in dense]
+    none, block = [0] * len(layers), min(head, max(dense))
+    apart = ExpertNeeds(dense, none, slot, count * len(dense), copied=5, beside=77)
+    needs = Needs(9, head + 5, 7, 3, 11, layers, none, head, block, 2, 13, experts=apart)
+    given = int((ram + MARGIN) / 0.94) + 1
+    try:
+        placement = divide(given, needs, device, cpu_experts=True)
+    except CapacityError as error:
+        assert error.needed > error.given in (given, device)
+        return
+    assert placement.cpu_experts and placement.by_need and apart.least <= placement.host_expert_slots
+    assert placement_fits(given, needs, placement, device)
+    assert not placement_fits(given, needs, placement)
+    wider = replace(needs, experts=replace(apart, beside=77 + given))
+    assert not placement_fits(given, wider, placement, device)
+    if placement.host_expert_slots < apart.count:
+        more = replace(placement, host_expert_slots=placement.host_expert_slots + 1)
+        assert not placement_fits(given, needs, more, device)
 
 
 def test_more_memory_keeps_more_layers_spread_out() -> None:
@@ -228,8 +324,8 @@ def test_a_device_and_ram_are_told_apart() -> None:
     needs = Needs(10**8, 10**8, 10**7, 10**7, 0, [10**7] * 40, [0] * 40, device_runtime=10**8)
     placement = divide(4 * 10**8, needs, 3 * 10**8)
     assert all(placement.layers(tier) for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK))
-    with pytest.raises(CapacityError, match=r"of device memory is too little.*--vram"):
+    with pytest.raises(CapacityError, match=r"of device memory is too little.*`vram`"):
         divide(10**9, needs, 2 * 10**8)
-    with pytest.raises(CapacityError, match=r"of memory is too little.*--memory") as caught:
+    with pytest.raises(CapacityError, match=r"of memory is too little.*`memory`") as caught:
         divide(18 * 10**7, needs, 3 * 10**8)
     assert divide(caught.value.needed, needs, 3 * 10**8).staging == 2

@@ -16,7 +16,17 @@ from offspec.plan import prepare as choose
 from offspec.plan.load import open_models
 from offspec.plan.prepare import record_of
 from offspec.plan.records import DraftRecord
-from tests.support.plan_world import GB, LAYERS, MB, MEASURED, PROMPT, World, least_memory, write_large
+from tests.support.plan_world import (
+    GB,
+    LAYERS,
+    MB,
+    MEASURED,
+    PROMPT,
+    World,
+    least_memory,
+    saved,
+    write_large,
+)
 from tests.support.products import some
 from tests.support.tiny_models import disturb, tiny_engine, write_model
 
@@ -55,10 +65,26 @@ def test_each_case_has_a_plan_of_its_own(world: World) -> None:
         {"draft_bits": 4},
         {"draft_bits": 3},
         {"dtype": "bfloat16"},
+        {"sequences": 4},
         {"model": str(world.near)},
     ]
     assert len({key(**case) for case in cases}) == len(cases)
     assert key(learn=False) == key() == key(model=f"{world.target}/../{world.target.name}")
+
+
+def test_a_plan_of_several_sequences(world: World, tmp_path: Path) -> None:
+    """It is kept, and followed by name; a tree of one may have more than its part of the nodes."""
+    plan = world.plan(sequences=4)
+    assert (plan.sequences, plan.budget) == (4, 64) and plan.forecast.tokens_per_pass > 4
+    assert [row.sequences for row in plan.shared][:3] == [1, 2, 4]
+    assert world.followed(sequences=4) == plan
+    with world.load(plan=saved(plan, tmp_path / "plan.json")) as engine:
+        assert engine.config.sequences == 4 and engine.budget == 64
+        assert engine.generate(PROMPT, GREEDY).token_ids
+    roots = saved(plan, tmp_path / "roots.json", budget=4)
+    with world.load(plan=roots) as engine:
+        assert engine.budget == 1, "a root for each of the sequences"
+        assert engine.generate(PROMPT, GREEDY).token_ids
 
 
 def test_a_plan_that_is_damaged_is_made_again(world: World) -> None:
@@ -121,6 +147,7 @@ def test_a_plan_tells_that_it_was_measured_on_a_busy_machine(
     monkeypatch.setattr(choose, "measure", lambda *given: replace(MEASURED, contended=True))
     (note,) = world.plan(replan=True).notes
     assert "processors" in note and "--replan" in note
+    assert any("--replan" in notice for notice in world.notices)
 
 
 def _record(world: World) -> DraftRecord:
@@ -152,6 +179,7 @@ def test_nothing_is_learnt_unless_wanted(world: World) -> None:
     assert world.files() != before
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("given", [{}, {"budget": 32}, {"budget": 48, "width": 6}])
 @pytest.mark.parametrize("temperature", some([0.0, 1.0], 1.0))
 def test_a_static_tree_says_the_same(world: World, temperature: float, given: dict[str, int]) -> None:

@@ -26,6 +26,7 @@ def test_without_a_draft_there_is_nothing_to_choose(world: World, monkeypatch: p
     assert (world.measured, world.notices) == (1, [])
 
 
+@pytest.mark.exhaustive
 def test_a_plan_for_the_asking_knows_the_draft(world: World, asked: None) -> None:
     config = world.config()
     plan = planning.make_plan(config, notify=world.notify)
@@ -38,6 +39,7 @@ def test_a_plan_for_the_asking_knows_the_draft(world: World, asked: None) -> Non
     assert Plan.from_text(plan.to_text()) == plan and explain(plan)
 
 
+@pytest.mark.exhaustive
 def test_a_plan_for_the_asking_may_leave_no_record(world: World, asked: None) -> None:
     planning.make_plan(world.config(learn=False))
     assert not (world.cache / "drafts").exists()
@@ -60,6 +62,7 @@ def test_a_plan_is_held_to_its_word(world: World, asked: None, monkeypatch: pyte
     assert world.notices == []
 
 
+@pytest.mark.exhaustive
 def test_answers_that_are_over_at_once_compare_with_nothing(
     world: World, asked: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,6 +73,6 @@ def test_answers_that_are_over_at_once_compare_with_nothing(
         lambda engine, prompt, params, count: answer_passes(engine, prompt, params, 1),
     )
     plan = planning.make_plan(world.config())
-    with pytest.raises(RequestError, match="--context") as caught:
+    with pytest.raises(RequestError, match="`context`") as caught:
         validate_plan(world.config(), plan, prompts=("w5", "w9"), notify=world.notify)
     assert "\n" not in str(caught.value)

@@ -18,8 +18,8 @@ from offspec_planners.cost import PassCosts
 from tests.planners.tables import VOCABULARY, TableDrafter, random_table
 from tests.support.products import some
 
-_SECONDS = st.floats(0.0, 2.0)
-_COSTS = st.builds(
+SECONDS = st.floats(0.0, 2.0)
+COSTS = st.builds(
     lambda base, row, step, node, start, link, rest: PassCosts(
         compute=((1, base + row), (1001, base + 1001 * row)),
         step=((1, step), (65, step + 64 * node)),
@@ -31,13 +31,13 @@ _COSTS = st.builds(
     row=st.floats(0.0, 0.02),
     step=st.floats(0.001, 0.2),
     node=st.floats(0.0, 0.01),
-    start=_SECONDS,
-    link=_SECONDS,
+    start=SECONDS,
+    link=SECONDS,
     rest=st.floats(0.0, 1.0),
 )
 
 
-@given(st.lists(st.floats(-12.0, 0.0), max_size=60), _SECONDS, _COSTS)
+@given(st.lists(st.floats(-12.0, 0.0), max_size=60), SECONDS, COSTS)
 def test_the_best_size_is_that_of_an_obvious_loop(found: list[float], draft: float, costs: PassCosts) -> None:
     scores = [0.0, *sorted(found, reverse=True)]
     rates, expected = [], 0.0
@@ -48,7 +48,7 @@ def test_the_best_size_is_that_of_an_obvious_loop(found: list[float], draft: flo
     assert rates[size - 1] == pytest.approx(max(rates), rel=1e-12)
 
 
-@given(st.floats(0.0, 20.0), st.floats(1.0, 30.0), _SECONDS, st.integers(1, 64), st.integers(1, 900), _COSTS)
+@given(st.floats(0.0, 20.0), st.floats(1.0, 30.0), SECONDS, st.integers(1, 64), st.integers(1, 900), COSTS)
 def test_growth_goes_on_while_a_step_can_raise_the_rate(
     worth: float, expected: float, draft: float, width: int, rows: int, costs: PassCosts
 ) -> None:
@@ -85,7 +85,7 @@ def _same(growth: GrownTree, widths: list[int], replayed: Growing) -> None:
     budget=st.integers(1, 60),
     width=st.integers(1, 8),
     min_gain=st.sampled_from([0.0, 0.01, 0.1]),
-    costs=st.none() | _COSTS,
+    costs=st.none() | COSTS,
 )
 def test_a_replay_is_the_growth(
     seed: int, budget: int, width: int, min_gain: float, costs: PassCosts | None

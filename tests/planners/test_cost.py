@@ -35,6 +35,7 @@ from offspec_planners.transfer import streamed_units
 from tests.planners.ring_simulation import Unit, seconds_per_pass
 
 GB = 10**9
+CARDS = [name for name in preset_names() if preset(name).link is not None]
 
 
 def _model(layers: int, weights: int, head: float = 0.0) -> ModelSizes:
@@ -160,7 +161,7 @@ def test_any_pass_takes_what_the_simulation_says(
     assert -0.1 < _off(hardware, model, placement, rows, share) < 5e-3
 
 
-@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize("name", CARDS)
 @pytest.mark.parametrize("host", [10 * GB, 45 * GB, 230 * GB])
 def test_a_large_model_on_each_preset(name: str, host: int) -> None:
     hardware = preset(name)
@@ -295,7 +296,7 @@ def test_a_faster_link_only_helps_where_something_streams() -> None:
 
 
 def _curves() -> Iterator[tuple[str, PassCosts]]:
-    for name in preset_names():
+    for name in CARDS:
         sizes = Sizes(LARGE.layers, (0,) * 80)
         placement = place_on_device(sizes, preset(name).processor.memory - 3 * GB, 200 * GB)
         yield name, Estimate(preset(name), DRAFT).costs(LARGE, placement, 8.0)

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
 from typing import Any
@@ -11,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offspec_planners.cost import PassCosts
+from offspec_planners.experts import ExpertCosts
 from offspec_planners.placement import Placement, Tier
 from offspec_planners.plan import Choice, Comparison, Forecast, Part, Plan, Validation, WhatIf
 from offspec_planners.plan.forecast import BOUNDS, best_by_budget
-from tests.support.sample_plans import large, small, validation
+from tests.support.sample_plans import large, several, small, validation
 
 Path = tuple[str | int, ...]
 
@@ -251,8 +253,46 @@ def test_files_that_are_no_plans(text: str, said: str) -> None:
 
 
 def test_costs_are_written_whole() -> None:
-    assert small().to_json()["costs"].keys() == {field.name for field in fields(PassCosts)}
+    apart = {"experts", "caches"}
+    assert small().to_json()["costs"].keys() == {field.name for field in fields(PassCosts)} - apart
     assert Plan.from_json(small().to_json()).costs == PassCosts(**asdict(small().costs))
+
+
+def test_several_sequences_are_written_and_read() -> None:
+    assert not {"sequences", "shared"} & small().to_json().keys()
+    plan = replace(several(), costs=replace(several().costs, caches=0.25))
+    assert Plan.from_text(plan.to_text()) == plan
+    value = plan.to_json()
+    assert (value["sequences"], value["costs"]["caches"]) == (8, 0.25)
+    with pytest.raises(ValueError, match="sequences is 0; it should be a whole number of 1 or more"):
+        Plan.from_json(value | {"sequences": 0})
+    with pytest.raises(ValueError, match="budget is 7; it should be at least 8, a node of each sequence"):
+        Plan.from_json(value | {"budget": 7})
+
+
+def test_experts_by_need_are_written_and_read() -> None:
+    experts = ExpertCosts(30, 8, 2, ((0.25, 0.01),), spread=((1, 0.9), (16, 0.8)))
+    made = small()
+    plan = replace(
+        made,
+        costs=replace(made.costs, experts=experts),
+        placement=replace(made.placement, expert_slots=60),
+    )
+    assert Plan.from_text(plan.to_text()) == plan
+    for path, wrong, said in (
+        (("placement", "expert_slots"), 0, "placement.expert_slots is 0"),
+        (("placement", "host_expert_slots"), 5, "placement.host_expert_slots is 5"),
+        (("costs", "experts", "sources"), [[1.5, 0.01]], "costs.experts.sources"),
+        (("costs", "experts", "spread"), [[16, 0.8], [1, 0.9]], "costs.experts.spread"),
+        (("costs", "experts", "count"), 0, "costs.experts.count is 0"),
+    ):
+        damaged = plan.to_json()
+        inner = damaged
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = wrong
+        with pytest.raises(ValueError, match=re.escape(said)):
+            Plan.from_json(damaged)
 
 
 def test_bytes_that_stream() -> None:

@@ -64,3 +64,13 @@ def test_a_shape_changes_in_place(late: Any) -> None:
     given.squeeze_(0)
     assert given.shape == (6,) and given.tolist() == [0, 1, 2, 3, 4, 5]
     assert torch.nn.functional.linear(given, torch.ones(2, 6, device="cuda")).tolist() == [15, 15]
+
+
+def test_a_call_that_was_refused_fails_the_next_kernel_of_torch_once(late: Any) -> None:
+    host, given = torch.zeros(1 << 12), torch.ones(2, device="cuda")
+    runtime = torch.cuda.cudart()
+    assert runtime.cudaHostUnregister(host.data_ptr()) != 0
+    there = host[:2].to("cuda")  # a copy does not ask
+    with pytest.raises(RuntimeError, match="713"):
+        given.add_(1)
+    assert (given + there).tolist() == [2, 2], "it was launched all the same"

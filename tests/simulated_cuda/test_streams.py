@@ -90,6 +90,17 @@ def test_a_recorded_stream_keeps_memory_from_being_used_again(late: Any) -> None
     assert torch.equal(doubled.cpu(), 2 * numbers(0)) and other.sum() > 0
 
 
+def test_memory_is_given_back_when_nothing_reads_it_any_more(late: Any) -> None:
+    """As by torch: what was sent before may read what its owner has let go of."""
+    table, places = numbers(7).cuda(), torch.zeros(1 << 22, dtype=torch.long, device="cuda")
+    torch.cuda.synchronize()
+    picked = table.index_select(0, places)
+    del places
+    torch.cuda.empty_cache()
+    torch.empty(1 << 22, dtype=torch.long, device="cuda")
+    assert (picked == 7).all()
+
+
 def test_new_memory_holds_no_number(late: Any) -> None:
     assert torch.empty(5, device="cuda").isnan().all()
 

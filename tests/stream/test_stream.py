@@ -18,7 +18,8 @@ from offspec.stream.device_stream import DeviceStream
 from offspec.stream.direct_reader import DirectReader, ReadShape
 from offspec.stream.disk_stream import DiskStream, read_unit
 from offspec.stream.layout import ALIGNMENT, UnitLayout, lay_out
-from offspec.stream.ring import Ring, _Worker
+from offspec.stream.ring import Ring
+from offspec.stream.workers import Worker
 
 
 def _file(folder: Path, name: str, size: int, seed: int = 0) -> tuple[Path, bytes]:
@@ -135,6 +136,27 @@ def test_units_are_copied_in_pieces_two_under_way(tmp_path: Path, monkeypatch: p
     finally:
         stream.close()
     assert max(most) == 2 and len(most) >= 3 * 4 * len(layouts)
+
+
+@pytest.mark.gpu
+def test_a_slot_is_refilled_when_those_that_read_it_have_run(tmp_path: Path) -> None:
+    """Also the slot that was held when a pass was broken off."""
+    layouts, contents = _units(tmp_path)
+    there, units, broken = torch.device("cuda", 0), (0, 1, 2, 4, 0, 2, 0), (2, 3, 4, 5)
+    hosted = {unit: read_unit(layout, DirectReader()) for unit, layout in enumerate(layouts)}
+    stream = DeviceStream(layouts, hosted, None, 2, there)
+    read = list[torch.Tensor]()
+    try:
+        for turn, unit in enumerate(units):
+            (place, info), *_ = layouts[unit].places_on(there).values()
+            read.append(stream.acquire(unit)[place : place + info.nbytes].clone())
+            if turn in broken:
+                stream.abandon()
+            else:
+                stream.release()
+        assert [bytes(some.cpu().numpy()) for some in read] == [contents[unit] for unit in units]
+    finally:
+        stream.close()
 
 
 def test_a_large_unit_is_read_in_blocks(tmp_path: Path) -> None:
@@ -290,9 +312,9 @@ def test_an_interrupted_restart_hands_out_no_half_filled_slot(monkeypatch: pytes
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    while not any(filling.running for filling in list(ring._round.fillings.values())):
+    while not any(filling.running for filling in list(ring._cycle.fillings.values())):
         pass
-    monkeypatch.setattr(ring, "_listen", interrupted)
+    monkeypatch.setattr(ring._pool, "_listen", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ring.abandon()
     monkeypatch.undo()
@@ -324,7 +346,7 @@ def test_no_thread_is_asked_whether_it_is_alive(monkeypatch: pytest.MonkeyPatch)
         ring.acquire(0)
         ring.release()
         real = threading.Thread.join
-        patched.setattr(_Worker, "join", lambda worker: real(worker) if worker.ended else asked())
+        patched.setattr(Worker, "join", lambda worker: real(worker) if worker.ended else asked())
         ring.close()
 
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from offspec.core.config import EngineConfig, SamplingParams
@@ -44,6 +44,7 @@ from offspec.core.threads import ExclusiveUse
 from offspec.core.trace import OFF, Timeline
 
 if TYPE_CHECKING:
+    from offspec.chat.answer_parts import Parts
     from offspec.chat.session import Session
     from offspec_planners.plan import Plan
 
@@ -116,7 +117,8 @@ class Asked(NamedTuple):
 class ScriptedEngine:
     """Answers each question with the next script, and begins again after the last.
 
-    Is what `offspec.ui` and `Session` expect of an engine. delay: seconds that a pass really takes.
+    Is what `offspec.ui` and `Session` expect of an engine. template: marks of a chat template, by which the
+    format of its answers is known. delay: seconds that a pass really takes.
     asked: every request so far. notify: hears what is told of passes. steps: what was begun and closed so
     far; where `loud`, each is a line on stderr.
     """
@@ -130,8 +132,10 @@ class ScriptedEngine:
         delay: float = 0.0,
         plan: "Plan | None" = None,
         config: EngineConfig | None = None,
+        template: str = "",
     ) -> None:
         assert answers
+        self.template = template
         self.answers = answers
         self.layers = layers
         self.context = context
@@ -174,6 +178,8 @@ class ScriptedEngine:
             "cpu_layers": 0,
             "host_layers": 0,
             "disk_layers": self.layers - self.layers // 4,
+            "expert_slots": 0,
+            "host_expert_slots": 0,
             "streamed_layers": self.layers - self.layers // 4,
             "slots": 2,
             "staging": 0,
@@ -183,7 +189,47 @@ class ScriptedEngine:
             "vram": None,
         }
 
-    def chat(self, *, system: str | None = None, params: SamplingParams | None = None) -> "Session":
+    def encode(
+        self,
+        prompt: str | Sequence[Any],
+        raw: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        ids = self.wording.ids(prompt)
+        if len(ids) >= self.context:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens, and the context has room for {self.context}"
+            )
+        return ids
+
+    def check(self, params: SamplingParams) -> None:
+        pass
+
+    def spell(self, ids: Sequence[int]) -> str:
+        return self.wording.spell(ids)
+
+    def parts(self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]] = ()) -> "Parts":
+        from offspec.chat.answer_parts import MarkedParts, PlainText
+
+        if not self.template:
+            return PlainText()
+        from offspec.model import answer_formats  # only now: it imports torch
+
+        tokenizer = SimpleNamespace(chat_template=self.template)
+        codec: Any = SimpleNamespace(tokenizer=tokenizer, hidden_ids=frozenset(), eos_ids=frozenset())
+        given = answer_formats.find(codec, calls=bool(tools))
+        return MarkedParts(given, self.spell(ids), tools) if given else PlainText()
+
+    def token_bytes(self, token: int) -> bytes:
+        return self.spell([token]).encode()
+
+    def chat(
+        self,
+        *,
+        system: str | None = None,
+        params: SamplingParams | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> "Session":
         from offspec.chat.conversation import Conversation
         from offspec.chat.session import Session
 
@@ -226,6 +272,7 @@ class ScriptedEngine:
         check: bool = False,
         halt: threading.Event | None = None,
         trees: bool = False,
+        shown: frozenset[int] = frozenset(),
     ) -> Generator[Event, None, None]:
         """As `Engine.stream`; what are no token ids is tokenized."""
         with self._turns.take():
@@ -245,6 +292,26 @@ class ScriptedEngine:
                 self._cached = answer.ids + answer.tokens
                 self.step("stream closed")
 
+    sequences = 1
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        halt: threading.Event | None = None,
+        trees: bool = False,
+        shown: frozenset[int] = frozenset(),
+        progress: bool = False,
+    ) -> Iterator[Event]:
+        """As `Engine.submit`, of which a server reads the events."""
+        told = list[Event]()
+        self.notify = told.append if progress else unheard
+        for event in self.stream(prompt, params, halt=halt, trees=trees, shown=shown):
+            yield from told
+            told.clear()
+            yield event
+
     def _reused(self, ids: list[int]) -> int:
         """Tokens that the last request left in the caches; the last of the prompt is always new."""
         same = 0
@@ -260,11 +327,7 @@ class _Answer:
 
     def __init__(self, engine: ScriptedEngine, asked: Asked, script: Script, halt: threading.Event) -> None:
         self._engine, self._asked, self._script, self._halt = engine, asked, script, halt
-        self.ids: list[int] = engine.wording.ids(asked.prompt)
-        if len(self.ids) >= engine.context:
-            raise RequestError(
-                f"the prompt has {len(self.ids)} tokens, and the context has room for {engine.context}"
-            )
+        self.ids: list[int] = engine.encode(asked.prompt)
         self._left = engine.wording.tokenize(script.text)
         room = min(asked.params.max_tokens, engine.context - len(self.ids))
         self._reason: FinishReason = "eos" if len(self._left) <= room else "length"
@@ -327,7 +390,8 @@ class _Answer:
     def _commit(self, index: int) -> Iterator[Event]:
         count = self._script.pass_tokens
         now, self._left = self._left[:count], self._left[count:]
-        root = self._engine.wording.spell([*self.ids, *self.tokens][-1:])
+        # Ids of a prompt may be no words of the script's.
+        root = self._engine.wording.spell([*self.ids, *self.tokens][-1:]) if self._asked.trees else ""
         self.tokens += now
         words = [self._engine.wording.spell([token]) for token in now]
         sources = ["draft"] * (len(words) - 1) + ["bonus"]

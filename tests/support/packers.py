@@ -101,6 +101,35 @@ def fp8(shape: tuple[int, int], block: tuple[int, int] | None, dtype: torch.dtyp
     return Packed({"weight": codes, "weight_scale_inv": scales if block else scales.reshape(())}, values)
 
 
+def mxfp4(shape: tuple[int, int, int]) -> Packed:
+    """tensors: blocks and scales; values [experts, columns, rows], as gpt-oss has them."""
+    experts, columns, rows = shape
+    values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    codes = torch.randint(0, 16, (experts, rows, columns // 32, 32))
+    exponents = torch.randint(117, 121, codes.shape[:3])
+    signed = values[codes & 7] * (1 - 2 * (codes >> 3))
+    made = (signed * 2.0 ** (exponents[..., None] - 127)).flatten(2).mT
+    blocks = codes[..., ::2] | codes[..., 1::2] << 4
+    return Packed({"blocks": blocks.byte(), "scales": exponents.byte()}, made.contiguous())
+
+
+def nvfp4(shape: tuple[int, int], divided: bool = False) -> Packed:
+    """As Model Optimizer has it; divided: as compressed-tensors does, with values in bfloat16."""
+    rows, columns = shape
+    values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    codes = torch.randint(0, 16, (rows, columns // 16, 16))
+    scales = (torch.rand(rows, columns // 16) * 400 + 20).to(torch.float8_e4m3fn)
+    whole = torch.tensor([11357.7]) if divided else torch.tensor(1 / 11357.7)
+    sizes = scales.float() / whole if divided else scales.float() * whole
+    made = (values[codes & 7] * (1 - 2 * (codes >> 3)) * sizes[..., None]).flatten(1)
+    packed = (codes[..., ::2] | codes[..., 1::2] << 4).flatten(1).byte()
+    if divided:
+        tensors = {"weight_packed": packed, "weight_scale": scales, "weight_global_scale": whole}
+        return Packed(tensors | {"input_global_scale": torch.ones(1)}, made.bfloat16().float())
+    tensors = {"weight": packed, "weight_scale": scales, "weight_scale_2": whole}
+    return Packed(tensors | {"input_scale": torch.ones(())}, made)
+
+
 def compressed(shape: tuple[int, int], format: str, dtype: torch.dtype, **weights: Any) -> Packed:
     """By compressed-tensors' own compressor. weights: its QuantizationArgs."""
     from compressed_tensors.compressors import BaseCompressor

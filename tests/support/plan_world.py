@@ -18,6 +18,7 @@ from offspec.engine.engine import Engine
 from offspec.plan import make as draw_up
 from offspec.plan import prepare as choose
 from offspec.plan.fit import Opened
+from offspec_planners import search
 from offspec_planners.hardware import Rate
 from offspec_planners.measured_costs import MeasuredCosts
 from offspec_planners.plan import Plan
@@ -126,7 +127,7 @@ def world(pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))
     found = World(pair, tmp_path / "cache")
     monkeypatch.setattr(choose, "measure", found.measure)
-    monkeypatch.setattr(draw_up, "BUDGETS", (1, 16, 64))
+    monkeypatch.setattr(search, "BUDGETS", (1, 16, 64))
     monkeypatch.setattr(draw_up, "WIDTHS", (4, 16))
     return found
 

@@ -5,7 +5,17 @@ from dataclasses import replace
 from offspec_planners.cost import PassCosts
 from offspec_planners.hardware import Hardware, Processor, Rate
 from offspec_planners.placement import Placement, Tier
-from offspec_planners.plan import Choice, Comparison, Forecast, Part, Plan, Validation, ValidationRow, WhatIf
+from offspec_planners.plan import (
+    Choice,
+    Comparison,
+    Forecast,
+    Part,
+    Plan,
+    Shared,
+    Validation,
+    ValidationRow,
+    WhatIf,
+)
 
 GB = 10**9
 
@@ -151,6 +161,21 @@ def large() -> Plan:
         sweep=sweep(CARD_COSTS, {64: 10.6, 256: 15.8, 768: 18.4, 1024: 18.8}, (32,)),
         acceptance="typical of a small model, not measured",
         least_vram=6_400_000_000,
+    )
+
+
+def several() -> Plan:
+    """Of eight sequences: twice as many would still be faster, and no more of them fit."""
+    found = {1: 7.4, 2: 12.9, 4: 21.6, 8: 33.0, 16: 45.0}
+    rows = [
+        Shared(count, 256, speed, 1.6 * speed, 1.6, 1.29 + 0.02 * count, 190_000_000 * count)
+        for count, speed in found.items()
+    ]
+    return replace(
+        small(),
+        sequences=8,
+        forecast=replace(small().forecast, tok_per_s=33.0, tokens_per_pass=52.8, seconds_per_pass=1.6),
+        shared=tuple(rows),
     )
 
 

@@ -314,16 +314,18 @@ def tiny_engine(
     device: torch.device = _CPU,
     more_devices: Sequence[torch.device] = (),
     wrap: Callable[[Any], Any] | None = None,
-    more: Mapping[str, Any] | None = None,
+    more: Callable[[LoadedModel], Mapping[str, Any]] | None = None,
     notify: Callable[[Event], None] = unheard,
     int8_cache: bool = False,
     chunk: int | None = None,
+    cache_size: int = 0,
+    sequences: int = 1,
 ) -> Engine:
     """An engine whose placement is given instead of decided; draft is a folder, "substitute" or "none".
 
-    "auto" is a substitute by itself here, and lookups may follow behind commas. more: other drafters, by
-    name. folder: the target's, or a GGUF file. resident and slots: a placement in one memory, unless a whole
-    `placement` is given. lean: draft by the lean forward where the family has one.
+    "auto" is a substitute by itself here, and lookups may follow behind commas. more: makes other drafters
+    for the target, by name. folder: the target's, or a GGUF file. resident and slots: a placement in one
+    memory, unless a whole `placement` is given. lean: draft by the lean forward where the family has one.
     """
     checkpoint = open_checkpoint(str(folder))
     codec = TextCodec(load_tokenizer(checkpoint.folder), checkpoint.folder, checkpoint.config)
@@ -345,7 +347,7 @@ def tiny_engine(
         drafters[main] = _drafter(other, context, lean)
     if wrap is not None:
         drafters = {name: wrap(drafter) for name, drafter in drafters.items()}
-    drafters |= more or {}
+    drafters |= more(target) if more is not None else {}
     names = [name for name in dict.fromkeys((*drafters, main, *others)) if name != "none"]
     config = EngineConfig(
         model=str(folder),
@@ -354,14 +356,24 @@ def tiny_engine(
         width=width,
         dtype="float32",
         verify=verify,
+        cache_size=cache_size,
     )
     sources = Sources(drafters, {"suffix": SuffixLookup(), "lookup": NgramLookup()})
-    assembly = Assembly(target, sources, codec, context, placement, 1 << 40)
+    assembly = Assembly(
+        target,
+        sources,
+        codec,
+        context,
+        placement,
+        1 << 40,
+        target_print=checkpoint.fingerprint,
+        sequences=sequences,
+    )
     return Engine(config, assembly, notify)
 
 
-def reference(folder: Path, prompt: Sequence[int], tokens: int) -> list[int]:
-    """What transformers' own greedy generate says after the prompt."""
+def reference(folder: Path, prompt: Sequence[int], tokens: int, *, cached: bool = True) -> list[int]:
+    """What transformers' own greedy generate says after the prompt; cached: with its own cache."""
     from transformers import AutoConfig
 
     model: Any = auto_class(AutoConfig.from_pretrained(folder)).from_pretrained(
@@ -374,6 +386,7 @@ def reference(folder: Path, prompt: Sequence[int], tokens: int) -> list[int]:
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
         do_sample=False,
         max_new_tokens=tokens,
+        use_cache=cached,
         eos_token_id=None,
         pad_token_id=0,
     )

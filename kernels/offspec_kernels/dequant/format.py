@@ -62,6 +62,17 @@ class Format(ABC):
     def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
         """On a GPU."""
 
+    def cut(self, shape: Shape, start: int, end: int) -> "tuple[Format, dict[str, tuple[int, int]]] | None":
+        """Elements [start, end) of the first dimension of a weight, where they can be had alone.
+
+        The format that they are in, and of each part the range of its first dimension that they are made of;
+        a part that is left out is needed whole. None: only the whole weight can be unpacked.
+        """
+        if not (self.by_rows and shape and shape[0]):
+            return None
+        each = {name: part.shape[0] // shape[0] for name, part in self.parts(shape).items()}
+        return self, {name: (start * count, end * count) for name, count in each.items()}
+
     @property
     def kin(self) -> "Format":
         """A format that the same code unpacks: itself, without what differs from weight to weight."""

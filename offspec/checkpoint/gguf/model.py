@@ -15,6 +15,7 @@ from typing import Any
 from offspec.checkpoint.gguf.header import GgufHeader, GgufTensor, special_id
 from offspec.checkpoint.gguf.hybrids import GATED_DELTA, HYBRIDS, WITHOUT_ROPE, extra_layers, hybrid_config
 from offspec.checkpoint.gguf.ministral import as_ministral
+from offspec.checkpoint.gguf.mixtral import as_mixtral
 from offspec.checkpoint.gguf.names import file_names, module_names
 from offspec.checkpoint.gguf.order import Order, order_of
 from offspec.checkpoint.gguf.rope import rope_tables, set_rope
@@ -27,7 +28,7 @@ from offspec.core.files import disk_full
 # Architectures, by llama.cpp's names, whose unpacking the tests compare with the model it came from.
 # Mistral's are "llama" up to its third series, and "mistral3" from there on.
 ARCHITECTURES = (
-    *("gemma2", "gemma3", "llama", "mistral3", "phi3"),
+    *("gemma2", "gemma3", "gpt-oss", "llama", "mistral3", "phi3"),
     *("qwen2", "qwen2moe", "qwen3", "qwen3moe", "starcoder2"),
     *HYBRIDS,
 )
@@ -41,6 +42,11 @@ _EXTRA = {
         "final_logit_softcapping": "final_logit_softcapping",
     },
     "gemma3": {"final_logit_softcapping": "final_logit_softcapping"},
+    "gpt-oss": {
+        "attention.key_length": "head_dim",
+        "attention.sliding_window": "sliding_window",
+        "expert_feed_forward_length": "intermediate_size",
+    },
     "phi3": {"attention.sliding_window": "sliding_window"},
     "qwen2moe": {
         "expert_feed_forward_length": "moe_intermediate_size",
@@ -87,7 +93,7 @@ def read_config(header: GgufHeader) -> Any:
                     write_outline(header, Path(folder) / "outline.gguf", tokens=False)
                 with quiet():
                     config = AutoConfig.from_pretrained(folder, gguf_file="outline.gguf")
-                    config = as_ministral(config, header)
+                    config = as_mixtral(as_ministral(config, header), header)
             _complete(config, arch, header)
         except OffspecError:
             raise
@@ -128,6 +134,8 @@ def _complete(config: Any, arch: str, header: GgufHeader) -> None:
         by_width = (arch, config.num_hidden_layers) in _SCALED_BY_WIDTH
         width = config.hidden_size // config.num_attention_heads
         config.query_pre_attn_scalar = width if by_width else config.head_dim
+    if arch == "gpt-oss":
+        config.rope_parameters = {"rope_type": "default"}  # by default that of gpt-oss-20b
     if arch not in WITHOUT_ROPE:
         set_rope(config, arch, header)
 
@@ -196,7 +204,9 @@ def _recipe(
         step = "minus one"
     elif first.name.endswith(".ssm_a"):
         step = "log of minus"
-    if not _fits(shape, sources, order) or (step == "unpermute" and shape[0] % (2 * heads)):
+    elif name.endswith(".experts.gate_up_proj_bias") and len(sources) == 2:
+        step = "alternate"
+    if not _fits(shape, sources, order, step) or (step == "unpermute" and shape[0] % (2 * heads)):
         damaged(
             header.path,
             f"tensor {first.name!r} is {list(first.shape)}, and the model has {list(shape)} there",
@@ -204,10 +214,18 @@ def _recipe(
     return GgufRecipe(name, shape, tuple(sources), step, heads, order)
 
 
-def _fits(shape: tuple[int, ...], sources: list[GgufTensor], order: Order) -> bool:
+def _fits(shape: tuple[int, ...], sources: list[GgufTensor], order: Order, step: Step) -> bool:
     """Whether the sources have all that a weight of this shape is made of, in this order."""
     if math.prod(shape) == 0 or sum(source.values for source in sources) != math.prod(shape):
         return False
+    if order.stack is not None and len(shape) == 3:
+        rows, columns = reversed(shape[1:]) if order.stack.turned else shape[1:]
+        return all(
+            len(source.shape) == 3 and (source.shape[0], source.shape[2]) == (shape[0], columns)
+            for source in sources
+        ) and rows == sum(source.shape[1] for source in sources)
+    if step == "alternate":
+        return all(source.shape == (shape[0], shape[1] // 2) for source in sources)
     if len(sources) > 1:  # all their rows, and each as long as the weight's
         rows = [math.prod(source.shape[:-1]) for source in sources]
         taken = [sum(run.rows for run in order.runs if run.source == i) for i in range(len(sources))]

@@ -16,6 +16,8 @@ _IN_LAYER = tuple(
             ("ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_gate_up_exps.weight"),
         ),
         (r"(mlp|feed_forward|block_sparse_moe)\.experts\.down_proj", ("ffn_down_exps.weight",)),
+        (r"mlp\.experts\.gate_up_proj_bias", ("ffn_gate_exps.bias", "ffn_up_exps.bias")),
+        (r"mlp\.experts\.down_proj_bias", ("ffn_down_exps.bias",)),
         (r"block_sparse_moe\.router\.weight", ("ffn_gate_inp.weight",)),
         (r"feed_forward\.expert_bias", ("exp_probs_b.bias",)),
         (

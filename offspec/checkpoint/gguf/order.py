@@ -19,15 +19,25 @@ class Run(NamedTuple):
     rows: int
 
 
+class Stack(NamedTuple):
+    """A weight of one matrix for each expert. alternate: its rows are one of each source in turn; turned: it
+    has rows and columns exchanged.
+    """
+
+    alternate: bool = False
+    turned: bool = False
+
+
 class Order(NamedTuple):
     """A weight's rows, run by run, where they are not those of its one source.
 
     tiles (A, B, size): columns that lie as A times B pieces of a size, and are wanted as B times A. Of a
-    vector, all values are columns.
+    vector, all values are columns. stack: how each expert's matrix is made of those of the sources.
     """
 
     runs: tuple[Run, ...] = ()
     tiles: tuple[int, int, int] | None = None
+    stack: Stack | None = None
 
 
 AS_IT_IS = Order()
@@ -37,10 +47,10 @@ def order_of(config: Any, arch: str, name: str, sources: list[GgufTensor]) -> Or
     """The order of the weight `name` of the state dict in its sources."""
     if name.endswith(".linear_attn.in_proj_qkvz.weight") and len(sources) == 2:
         return Order(_by_key_head(config))
+    if arch == "gpt-oss" and name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+        return Order(stack=Stack(alternate=len(sources) > 1, turned=True))
     if len(sources) > 1 and all(len(source.shape) == 3 for source in sources):
-        count, rows = sources[0].shape[0], [source.shape[1] for source in sources]
-        experts = [Run(i, expert * rows[i], rows[i]) for expert in range(count) for i in range(len(sources))]
-        return Order(tuple(experts))
+        return Order(stack=Stack())
     if len(sources) > 1:
         return Order(tuple(Run(i, 0, source.shape[0]) for i, source in enumerate(sources)))
     if arch in GATED_DELTA and arch != "qwen3next" and ".linear_attn." in name:

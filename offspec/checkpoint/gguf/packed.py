@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 from offspec.checkpoint.gguf.header import GgufHeader, GgufTensor
-from offspec.checkpoint.gguf.order import AS_IT_IS
+from offspec.checkpoint.gguf.order import AS_IT_IS, Stack
 from offspec.checkpoint.gguf.rope import rope_tables
 from offspec.checkpoint.gguf.values import GgufRecipe
 from offspec.checkpoint.ranges import INSTEAD, one_line
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight
 from offspec.core.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from offspec_kernels.dequant import Format, Part
 
 _PLAIN = ("F32", "F16", "BF16")  # what safetensors calls them too
 
@@ -19,8 +25,6 @@ def obstacle(header: GgufHeader) -> str:
 
     tables = rope_tables(str(header.metadata.get("general.architecture")))
     weights = [tensor for name, tensor in header.tensors.items() if name not in tables]
-    if any("_exps." in tensor.name for tensor in weights):
-        return "it keeps experts apart that the model has in one tensor"
     if unknown := sorted({tensor.kind.name for tensor in weights} - set(KINDS)):
         return f"it holds tensors of type {', '.join(unknown)}"
     return ""
@@ -29,7 +33,7 @@ def obstacle(header: GgufHeader) -> str:
 def is_little(recipe: GgufRecipe) -> bool:
     """Whether a weight is written anew, since no format says what is done to it, and it is small."""
     vector = len(recipe.shape) == 1 or (len(recipe.shape) == 3 and recipe.shape[1] == 1)
-    return recipe.step == "log of minus" or (vector and recipe.order != AS_IT_IS)
+    return recipe.step in ("log of minus", "alternate") or (vector and recipe.order != AS_IT_IS)
 
 
 def weight(recipe: GgufRecipe) -> Weight:
@@ -43,6 +47,8 @@ def weight(recipe: GgufRecipe) -> Weight:
     from offspec_kernels.dequant.ggml import Ggml
     from offspec_kernels.errors import ArgumentError
 
+    if recipe.order.stack is not None:
+        return _stacked(recipe, recipe.order.stack)
     if recipe.order != AS_IT_IS:
         return _reordered(recipe)
     (source,) = recipe.sources
@@ -76,6 +82,24 @@ def _reordered(recipe: GgufRecipe) -> Weight:
         wanted = format.parts(recipe.shape)
     except ArgumentError as error:
         raise _cannot_be(recipe.sources[0], error) from error
+    return _in_blocks(recipe, format, wanted)
+
+
+def _stacked(recipe: GgufRecipe, stack: Stack) -> Weight:
+    """A matrix for each expert, in several tensors or turned."""
+    from offspec_kernels.dequant.ggml.stacked import Stacked
+    from offspec_kernels.errors import ArgumentError
+
+    rows = tuple(source.shape[1] for source in recipe.sources)
+    try:
+        format = Stacked(tuple(source.kind.name for source in recipe.sources), rows, *stack)
+        wanted = format.parts(recipe.shape)
+    except ArgumentError as error:
+        raise _cannot_be(recipe.sources[0], error) from error
+    return _in_blocks(recipe, format, wanted)
+
+
+def _in_blocks(recipe: GgufRecipe, format: Format, wanted: Mapping[str, Part]) -> PackedInfo:
     parts = [
         (part, TensorInfo(source.name, "U8", found.shape, source.file, source.offset, source.nbytes))
         for (part, found), source in zip(wanted.items(), recipe.sources, strict=True)

@@ -64,8 +64,10 @@ def _scaling(arch: str, header: GgufHeader) -> dict[str, Any]:
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
-        told = {name: _positive(header, f"{prefix}.{key}") for key, name in _YARN.items()}
-        told = {name: value for name, value in told.items() if value is not None}
+        stated = {name: _positive(header, f"{prefix}.{key}") for key, name in _YARN.items()}
+        told: dict[str, Any] = {name: value for name, value in stated.items() if value is not None}
+        if arch == "gpt-oss":  # its ramp between frequencies begins and ends at no whole number
+            told["truncate"] = False
         return {"rope_type": "yarn", "factor": factor, **told}
     raise UnsupportedModelError(
         f"{header.path} scales positions by {str(kind)[:40]!r}, which cannot be unpacked: {INSTEAD}"

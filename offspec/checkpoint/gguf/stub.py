@@ -50,6 +50,8 @@ def _relevant(header: GgufHeader, tokens: bool) -> Mapping[str, Any]:
     """Keys about the architecture and the tokenizer; not its name, which transformers would guess from."""
     arch = header.metadata["general.architecture"]
     mine = {key: value for key, value in header.metadata.items() if key.startswith(f"{arch}.")}
+    if arch == "gpt-oss":  # whose scaling transformers' reader stumbles over; `rope` reads it
+        mine = {key: value for key, value in mine.items() if ".rope.scaling." not in key}
     kept = {READ_AS.get(arch, arch) + key.removeprefix(arch): value for key, value in mine.items()}
     if tokens:
         return kept | {key: value for key, value in header.metadata.items() if key.startswith("tokenizer.")}

@@ -13,6 +13,7 @@ from offspec.checkpoint.gguf.cache import TEXT_BYTES, CachedFolder, write_descri
 from offspec.checkpoint.gguf.header import GgufHeader
 from offspec.checkpoint.gguf.values import GgufRecipe, check_types, values
 from offspec.checkpoint.write import SafetensorsWriter
+from offspec.core.cache_dir import UNPACKED
 from offspec.core.config import format_bytes
 from offspec.core.events import Event, Notice
 from offspec.core.files import require_space, write_file
@@ -34,7 +35,7 @@ def unpack(
     reason: why it is not streamed as it is, for a notice. Raises what `open_checkpoint`
     raises.
     """
-    cached = CachedFolder(header, "unpacked", VERSION, cache_dir)
+    cached = CachedFolder(header, UNPACKED, VERSION, cache_dir)
 
     def fill(partial: Path) -> None:
         _fill(header, partial, cached.path, notify, reason)

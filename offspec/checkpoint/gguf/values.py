@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from offspec.checkpoint.gguf.header import GgufTensor
-from offspec.checkpoint.gguf.order import AS_IT_IS, Order, Run
+from offspec.checkpoint.gguf.order import AS_IT_IS, Order, Run, Stack
 from offspec.checkpoint.gguf.types import GgmlType
 from offspec.core.errors import CheckpointError, UnsupportedModelError
 from offspec.core.files import reading
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PIECE = 4 * 2**20  # values at a time: 16 MiB as float32, and a few times that while they are computed
 
-Step = Literal["as it is", "unpermute", "minus one", "log of minus"]
+Step = Literal["as it is", "unpermute", "minus one", "log of minus", "alternate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,8 @@ class GgufRecipe:
     name, shape: as in the state dict. sources: tensors of the GGUF file. step: what is done besides
     unpacking: "unpermute" undoes the order of rows that llama.cpp gives query and key weights of `heads`
     heads; "minus one" undoes the one that it adds to some norms; "log of minus" undoes what it makes of the
-    logarithms of decays. order: in which rows and columns are wanted.
+    logarithms of decays; "alternate" takes a number of each source in turn. order: in which rows and columns
+    are wanted.
     """
 
     name: str
@@ -81,6 +82,8 @@ def values(recipe: GgufRecipe) -> Iterator[torch.Tensor]:
 
 def _pieces(recipe: GgufRecipe) -> Iterator[Array]:
     """float32 rows of the sources in the order that the recipe asks for."""
+    import numpy as np
+
     first = recipe.sources[0]
     if recipe.step == "unpermute" and len(first.shape) == 1:  # a bias: one value for each row of its weight
         yield _unpermuted(read_rows(first, 0, 1).reshape(-1, 1), recipe.heads)
@@ -88,10 +91,25 @@ def _pieces(recipe: GgufRecipe) -> Iterator[Array]:
         rows = first.shape[0] // recipe.heads
         for head in range(recipe.heads):
             yield _unpermuted(read_rows(first, head * rows, rows), 1)
+    elif recipe.order.stack is not None:
+        yield from _experts(recipe.sources, recipe.order.stack)
+    elif recipe.step == "alternate":
+        both = [read_rows(source, 0, _row_count(source)) for source in recipe.sources]
+        yield np.stack(both, -1).reshape(len(both[0]), -1)
     else:
         for run in recipe.order.runs or [Run(0, 0, _row_count(first))]:
             for piece in _rows(recipe.sources[run.source], run.start, run.rows):
                 yield piece if recipe.order.tiles is None else _untiled(piece, recipe.order.tiles)
+
+
+def _experts(sources: tuple[GgufTensor, ...], stack: Stack) -> Iterator[Array]:
+    """One matrix after the other."""
+    import numpy as np
+
+    for expert in range(sources[0].shape[0]):
+        parts = [read_rows(each, expert * each.shape[1], each.shape[1]) for each in sources]
+        made = np.stack(parts, 1).reshape(-1, parts[0].shape[1]) if stack.alternate else np.vstack(parts)
+        yield np.ascontiguousarray(made.T if stack.turned else made)
 
 
 def _row_count(source: GgufTensor) -> int:

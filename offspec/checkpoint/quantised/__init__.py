@@ -18,8 +18,9 @@ Method = Callable[[Mapping[str, Any], Tensors], Iterable[Found]]
 
 # Tensors that only quantised weights have. Inputs, outputs, keys and values have scales too (`X.k_scale`),
 # which are of no use here; but with a tensor `X` beside it, `X_scale` is that of a weight.
+# (ending of a scale, that of the tensor beside it)
 _SIGNS = (".qweight", ".weight_packed", ".SCB", ".absmax", ".weight_scale", ".weight_scale_inv")
-_SCALES = ("_scale", "_scale_inv")
+_SCALES = (("_scale", ""), ("_scale_inv", ""), ("_scales", "_blocks"))
 
 
 def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -50,6 +51,10 @@ def method_of(settings: Mapping[str, Any]) -> Method:
         from offspec.checkpoint.quantised.compressed import find
     elif name == "fp8":
         from offspec.checkpoint.quantised.fp8 import find
+    elif name == "modelopt":
+        from offspec.checkpoint.quantised.modelopt import find
+    elif name == "mxfp4":
+        from offspec.checkpoint.quantised.mxfp4 import find
     elif name == "offspec":
         from offspec.checkpoint.quantised.packs import find
     else:
@@ -108,7 +113,7 @@ def _refuse_codes(left: Mapping[str, TensorInfo], place: str, described: bool) -
                 f"for; {INSTEAD}"
             )
         if name.endswith(_SIGNS) or any(
-            name.endswith(ending) and name.removesuffix(ending) in left for ending in _SCALES
+            name.endswith(ending) and name.removesuffix(ending) + of in left for ending, of in _SCALES
         ):
             lack = "no weight that goes with it is described" if described else "there is none"
             raise HeaderError(

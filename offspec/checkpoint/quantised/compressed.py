@@ -1,7 +1,8 @@
 """Weights as compressed-tensors stores them, which llm-compressor writes and vLLM reads.
 
 "pack-quantized": `X.weight_packed` int32 and `X.weight_shape`; "int-quantized", "float-quantized" and
-"naive-quantized": `X.weight`, int8 or float8_e4m3. With each `X.weight_scale`, where rounding is asymmetric
+"naive-quantized": `X.weight`, int8 or float8_e4m3; "nvfp4-pack-quantized": `X.weight_packed` uint8 and
+`X.weight_global_scale`, which scales are divided by. With each `X.weight_scale`, where rounding is asymmetric
 `X.weight_zero_point`, and `X.weight_g_idx` where groups follow the order of importance.
 
 A scheme may ask that inputs be rounded too, as GPUs with 8-bit units do (W8A8): the weights are what is
@@ -11,7 +12,7 @@ unpacked here, and inputs keep all their bits.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from offspec.checkpoint.quantised.parts import (
     INSTEAD,
@@ -21,6 +22,7 @@ from offspec.checkpoint.quantised.parts import (
     need,
     order_of,
     packed_weight,
+    pairs_of_bytes,
     read_bytes,
     read_integers,
 )
@@ -30,6 +32,7 @@ from offspec.checkpoint.tensors import PackedInfo, TensorInfo, torch_dtype
 if TYPE_CHECKING:
     from offspec_kernels.dequant import Format
 
+Per = Literal["tensor", "channel", "block"]
 _MOST_ZEROS = 2**28  # bytes
 
 
@@ -46,7 +49,9 @@ def _weight(module: str, scheme: Scheme, tensors: Tensors) -> Found:
     packed, zeros = (tensors.get(f"{module}.weight_{name}") for name in ("packed", "zero_point"))
     if scheme.symmetric and zeros:
         _check_none(zeros, packed is not None)
-    if packed:
+    if packed and packed.dtype == "U8":
+        made = _float4(module, packed, scheme, tensors)
+    elif packed:
         shape = _shape(need(tensors, f"{module}.weight_shape"))
         made = _integers(module, packed, shape, scheme, tensors)
     else:
@@ -75,7 +80,7 @@ def _integers(
     from offspec_kernels.dequant.compressed import CompressedInt
 
     scale = tensors[f"{module}.weight_scale"]
-    if scheme.floats or scheme.strategy == "block":
+    if scheme.floats or scheme.strategy in ("block", "tensor_group"):
         bad_tensor(stored, f"holds integers, and config.json speaks of {scheme.strategy} of floats")
     parts = {"weight": stored, "scale": scale}
     if not scheme.symmetric:
@@ -106,15 +111,33 @@ def _floats(module: str, stored: TensorInfo, scheme: Scheme, tensors: Tensors) -
     from offspec_kernels.dequant.float8 import Float8
 
     scale, per = tensors[f"{module}.weight_scale"], scheme.strategy
-    if not scheme.floats or scheme.bits != 8 or per == "group" or not scheme.symmetric:
+    if not scheme.floats or scheme.bits != 8 or not scheme.symmetric or per in ("group", "tensor_group"):
         bad_tensor(
             stored, f"holds 8-bit floats, and config.json speaks of {scheme.bits} bits by {scheme.strategy}"
         )
 
     def make() -> Format:
-        return Float8(scheme.block, per, torch_dtype(scale.dtype))
+        return Float8(scheme.block, cast("Per", per), torch_dtype(scale.dtype))
 
     return packed_weight(f"{module}.weight", stored.shape, make, {"weight": stored, "scale": scale})
+
+
+def _float4(module: str, stored: TensorInfo, scheme: Scheme, tensors: Tensors) -> PackedInfo:
+    import torch
+
+    from offspec_kernels.dequant.float4 import Nvfp4
+
+    if not scheme.floats or scheme.bits != 4 or scheme.strategy != "tensor_group" or not scheme.symmetric:
+        bad_tensor(
+            stored, f"holds 4-bit floats, and config.json speaks of {scheme.bits} bits by {scheme.strategy}"
+        )
+    scale, whole = (need(tensors, f"{module}.weight_{name}") for name in ("scale", "global_scale"))
+
+    def make() -> Format:
+        return Nvfp4(divided=True, dtype=torch.bfloat16)
+
+    parts = {"weight": stored, "scale": scale, "global_scale": whole}
+    return packed_weight(f"{module}.weight", pairs_of_bytes(stored), make, parts)
 
 
 def _shape(described: TensorInfo) -> tuple[int, ...]:

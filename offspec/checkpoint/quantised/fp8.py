@@ -1,8 +1,8 @@
 """Weights in 8-bit floats with a scale for each block: fine-grained FP8 (DeepSeek-V3, arXiv 2412.19437).
 
 `X.weight` float8_e4m3 [out, in] and `X.weight_scale_inv` [out / 128, in / 128], rounded up: what to multiply
-by, despite its name. Without blocks there is one scale for the whole weight, which others call
-`X.weight_scale`.
+by, despite its name. Experts may be in one tensor, `X` [experts, out, in] and `X_scale_inv`. Without blocks
+there is one scale for the whole weight, which others call `X.weight_scale`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ def find(settings: Mapping[str, Any], tensors: Tensors) -> Iterator[Found]:
     for name, scale in tensors.items():
         for ending in _SCALES:
             if name.endswith(ending):
-                yield _weight(name.removesuffix(ending), scale, block, tensors)
+                yield _weight(f"{name.removesuffix(ending)}.weight", scale, block, tensors)
+        fused = name.removesuffix("_scale_inv")
+        if fused != name and fused in tensors and not fused.endswith(".weight"):
+            yield _weight(fused, scale, block, tensors)
 
 
 def _block(value: Any) -> tuple[int, int] | None:
@@ -38,15 +41,15 @@ def _block(value: Any) -> tuple[int, int] | None:
     return value[0], value[1]
 
 
-def _weight(module: str, scale: TensorInfo, block: tuple[int, int] | None, tensors: Tensors) -> Found:
+def _weight(name: str, scale: TensorInfo, block: tuple[int, int] | None, tensors: Tensors) -> Found:
     from offspec_kernels.dequant.float8 import Float8
 
-    parts = {"weight": need(tensors, f"{module}.weight"), "scale": scale}
+    parts = {"weight": need(tensors, name), "scale": scale}
     whole = block is None or scale.shape in ((), (1,))
 
     def make() -> Format:
         dtype = torch_dtype(scale.dtype)
         return Float8(None if whole else block, "tensor" if whole else "block", dtype, rounded=False)
 
-    packed = packed_weight(f"{module}.weight", parts["weight"].shape, make, parts)
+    packed = packed_weight(name, parts["weight"].shape, make, parts)
     return Found(packed, frozenset(part.name for part in parts.values()))

@@ -70,6 +70,13 @@ def packed_weight(
     return PackedInfo(name, shape, packed_as, tuple(parts.items()))
 
 
+def pairs_of_bytes(codes: TensorInfo) -> tuple[int, int]:
+    """Rows and columns of a weight whose bytes have two codes each. Raises HeaderError."""
+    if len(codes.shape) != 2:
+        bad_tensor(codes, f"must have two dimensions, not {list(codes.shape)}")
+    return codes.shape[0], 2 * codes.shape[1]
+
+
 def bad_tensor(info: TensorInfo, what: str, fix: str = AGAIN) -> NoReturn:
     """Raise HeaderError about a tensor, naming its file."""
     raise HeaderError(f"{info.file}: the tensor {info.name[:200]!r} {what}; {fix}")

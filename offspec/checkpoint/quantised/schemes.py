@@ -13,8 +13,8 @@ from typing import Any, Literal, cast, get_args
 from offspec.checkpoint.quantised.parts import BLOCK_UNIT, INSTEAD, bad_setting, setting
 from offspec.core.errors import HeaderError, UnsupportedModelError
 
-_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
-Strategy = Literal["tensor", "channel", "group", "block"]
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized")
+Strategy = Literal["tensor", "channel", "group", "block", "tensor_group"]
 _MOST_WAYS, _NAME = 10**10, 64  # of matching an expression; characters of a module's name, about
 _ONE_CHARACTER = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]")
 _REPEATED_GROUP = re.compile(r"\)\s*[*+{]")
@@ -25,8 +25,9 @@ class Scheme:
     """How the weights of some modules are stored.
 
     strategy: whether a scale is for the whole "tensor", a "channel" (a row), a "group" of inputs in a row, or
-    a "block" of rows and columns. group and block: their sizes, where there are any. ordered: whether inputs
-    are put into groups by their importance, so that only a list of their groups tells which are whose.
+    a "block" of rows and columns; with "tensor_group" there are scales of groups and one of the whole. group
+    and block: their sizes, where there are any. ordered: whether inputs are put into groups by their
+    importance, so that only a list of their groups tells which are whose.
     """
 
     targets: tuple[str, ...]
@@ -59,7 +60,7 @@ def scheme_of(module: str, schemes: list[Scheme]) -> Scheme:
         ((target, scheme) for scheme in schemes for target in scheme.targets), key=lambda pair: pair[0]
     )
     named = [scheme for target, scheme in pairs if target == module]
-    named = named or [scheme for target, scheme in pairs if _fits(target, module)]
+    named = named or [scheme for target, scheme in pairs if matches(target, module)]
     named = named or [scheme for target, scheme in pairs if target == kind]
     if not named:
         raise HeaderError(
@@ -97,7 +98,7 @@ def _scheme(group: Mapping[str, Any]) -> Scheme:
     size, strategy = setting(weights, "group_size", usual=0), weights.get("strategy")
     if strategy is None:
         strategy = "group" if size > 0 else "channel" if size == -1 else "tensor"
-    if strategy not in get_args(Strategy) or (strategy == "group" and size <= 0):
+    if strategy not in get_args(Strategy) or (strategy.endswith("group") and size <= 0):
         bad_setting("strategy", strategy)
     symmetric = weights.get("symmetric", True)
     if not isinstance(symmetric, bool):
@@ -125,7 +126,11 @@ def _block(value: object) -> tuple[int, int]:
     return rows, columns
 
 
-def _fits(target: str, module: str) -> bool:
+def matches(target: str, module: str) -> bool:
+    """Whether a target is an expression, "re:" and a pattern, that a module's name begins with.
+
+    Raises UnsupportedModelError for one that might take for ever, HeaderError for one that is none.
+    """
     if not target.startswith("re:"):
         return False
     expression = target.removeprefix("re:")

@@ -9,8 +9,10 @@ import torch
 from offspec.draft.base import Children, Features, Scorer, Wants, score
 from offspec.draft.cross_vocab.retokenize import Reading
 from offspec.draft.cross_vocab.vocab_map import UNKNOWN, VocabMap
+from offspec.draft.forward import Expansion, alone
 from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.lm import LMDrafter
+from offspec.model.cache import TreeCache
 from offspec.sampling.token_tree import ROOT
 
 
@@ -25,7 +27,7 @@ class TranslatedDrafter:
         """device: of the draft's logits."""
         self.name = inner.name
         self._inner = inner
-        self._vocab = vocab.on(device)
+        self._vocab, self._device = vocab.on(device), device
         self._reading = reading
         self._root = 0  # the position of the root, as the target counts
         self._candidates: GrowingTree | None = None  # of the tree that grows
@@ -48,6 +50,10 @@ class TranslatedDrafter:
     def observe(self, features: Features) -> None:
         pass  # it sees the tokens alone
 
+    def fork(self, target: TreeCache) -> "TranslatedDrafter":
+        """See `Drafter.fork`."""
+        return TranslatedDrafter(self._inner.fork(target), self._vocab, self._reading.fork(), self._device)
+
     def start(self, ids: Sequence[int]) -> None:
         self._inner.rewind(self._reading.follow(ids))
         if self._reading.told:
@@ -57,11 +63,15 @@ class TranslatedDrafter:
         self._lost.clear()
 
     def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
+        return alone(self.expanding(candidates, nodes, scorer))
+
+    def expanding(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Expansion:
+        """See `Joinable.expanding`."""
         self._candidates = candidates
         rows = self._rows(candidates, nodes) if self._reading.told else []
         if not rows or not self._inner.reaches(candidates, nodes):
             return Children.none(len(nodes))
-        logits, _ = self._inner.logits(self._translated(candidates), [nodes[row] for row in rows])
+        logits, _ = yield from self._inner.logits(self._translated(candidates), [nodes[row] for row in rows])
         found = score(scorer, self._widened(logits, rows, len(nodes)), candidates, nodes, self._root)
         found.log_prob[[row for row in range(len(nodes)) if row not in rows]] = -np.inf
         return found

@@ -1,6 +1,7 @@
 """The committed text as a draft with another tokenizer reads it."""
 
 import codecs
+import copy
 from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -36,6 +37,12 @@ class Reading:
         self._read: list[int] = []  # the target's ids
         self._ends = [0]  # by the number of these: how many ids the draft has, or `_INSIDE`
         self._open = b""  # the beginning of a character
+
+    def fork(self) -> "Reading":
+        """One that has read nothing yet, with the same tokenizers."""
+        twin = copy.copy(self)
+        twin.ids, twin._read, twin._ends, twin._open = [], [], [0], b""
+        return twin
 
     @property
     def told(self) -> bool:

@@ -142,7 +142,7 @@ class VocabMap:
         if not words or len(found) < _LEAST_SHARE * len(ours):
             raise DraftError(
                 f"the draft's vocabulary shares {len(found):,} of the target's {len(ours):,} tokens, too few "
-                "to guess with; name a draft of the same family, or use --draft auto"
+                'to guess with; name a draft of the same family, or use `draft="auto"`'
             )
         draft_of = np.full(max((*ours.text, *ours.special)) + 1, UNKNOWN, dtype=np.int64)
         draft_of[list(found)] = list(found.values())

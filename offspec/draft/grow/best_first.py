@@ -7,65 +7,25 @@ finds them (SpecExec: Svirschevski et al. 2024; the stopping rule is in the mann
 2024). W nodes are expanded together, because a draft step costs about as much for 32 nodes as for one.
 
 Several sources share one heap. Lookups speak first, and a chain that they found is open to the drafters as a
-whole: one step judges every token of it and looks for others beside them.
+whole: one step judges every token of it and looks for others beside them. Where the format of an answer
+leaves one token, that enters the tree with the node before it, at no cost; drafters run over it unasked.
+
+Trees of several sequences that are verified in one pass share its rows: a node is worth as much wherever it
+grows. So one draft step expands the best nodes of all trees, and the best of all are verified.
 """
 
-import math
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from offspec.core.trace import OFF, Timeline
+from offspec.draft.grow.growing import Growing, GrowthPolicy
+from offspec.draft.grow.lockstep import grow_in_lockstep
 from offspec.draft.grow.result import GrownTree
-from offspec.draft.growing_tree import GrowingTree
-from offspec.draft.mix.mixture import Asked, Mixture
-from offspec.sampling.token_tree import ROOT
-from offspec_planners.best_first import Grown, best_size, max_expanded, pays, promising
-from offspec_planners.cost import PassCosts
+from offspec.draft.mix.mixture import Mixture
+from offspec_planners.forest import best_width, share
 
-_RECORDED = 128  # nodes
-_TWIG = 128  # most nodes that a lookup is asked for at once
-_TWIG_FLOOR = math.log(0.02)  # the least likely of them
-_LOOKED_UP = 8  # nodes of a draft step below which lookups are asked, too
-_LOOKED_UP_FLOOR = math.log(0.05)  # the least likely of them
-
-
-@dataclass(frozen=True, slots=True)
-class GrowthPolicy:
-    """How large trees grow.
-
-    Args:
-        budget: Most nodes of the tree, root included.
-        width: Most nodes that a draft step expands.
-        min_gain: Growth stops when one more step is expected to add less than this share of the expected
-            tokens.
-        costs: Where given, growth stops instead when no step can raise tokens per second, and as many nodes
-            are verified as give the most.
-        record: Grow to this number of nodes for the record, at any cost, if that is more than the budget.
-    """
-
-    budget: int
-    width: int
-    min_gain: float = 0.01
-    costs: PassCosts | None = None
-    record: int = 0
-
-    @property
-    def grown(self) -> int:
-        """Most nodes that are grown, of which the best `budget` are verified."""
-        return max(self.budget, self.record)
-
-    @property
-    def recording(self) -> bool:
-        return self.grown > self.budget
-
-    @property
-    def max_expanded(self) -> int:
-        """Most nodes expanded for one tree: a bound on the draft's work and on the rows of its cache."""
-        return max_expanded(self.grown, self.width)
+__all__ = ["Growing", "GrowthPolicy", "grow", "grow_forest"]
 
 
 def grow(
@@ -86,142 +46,75 @@ def grow(
         timeline: Records the draft's steps.
         between: Called before every step; what it raises cancels the growth.
     """
-    growing = _Growing(mixture, ids, policy, max_depth, timeline, between)
-    if max_depth >= 1:
-        growing.look_up([ROOT])
-        # The main drafter comes last, with all that others have found before it.
-        order = sorted(growing.asked.seen, reverse=True)
-        while sum(growing.step(index) for index in order):  # each takes its turn, as long as one goes on
-            pass
-    return growing.growth()
+    growing = Growing(mixture, ids, policy, max_depth, timeline, between)
+    grow_in_lockstep([growing], _as_alone)
+    return growing.grown(growing.size())
 
 
-class _Growing:
-    """A tree on its way, `best` being the nodes that would be kept; see `grow`."""
+def grow_forest(
+    trees: Sequence[Growing],
+    most: int | None = None,
+    floor: int = 1,
+    alone: int = 0,
+    timeline: Timeline = OFF,
+) -> list[GrownTree]:
+    """Grow trees of several sequences side by side, and choose among the nodes of all.
 
-    def __init__(
-        self,
-        mixture: Mixture,
-        ids: Sequence[int],
-        policy: GrowthPolicy,
-        max_depth: int,
-        timeline: Timeline,
-        between: Callable[[], None] | None,
-    ) -> None:
-        active = mixture.active()
-        if 0 not in active or not mixture.sources:
-            policy = replace(policy, record=0)  # records are of the main drafter
-        self._mixture, self._policy, self._max_depth = mixture, policy, max_depth
-        self._timeline, self._between = timeline, between
-        self.asked = Asked(active, {}, {index: {} for index in active if index < len(mixture.sources)})
-        self._candidates = GrowingTree(ids[-1], len(mixture.names))
-        self._ends = np.array(sorted(mixture.ends), np.int64)
-        self._best = self._candidates.best(policy.grown)
-        self._steps = 0
-        self._silent = set[int]()  # drafters that have nothing to say
-        # By the plan, of the main drafter.
-        self._seconds = policy.costs.start if policy.costs and 0 in self.asked.seen else 0.0
-        self._beyond = False  # whether what is grown is for the record alone, and no cost of this tree
-        mixture.start(ids, active)
+    Each is what it would be by itself but for its size. They are priced by the costs of the first that has
+    some. No tree is recorded, unless it is the only one.
 
-    def look_up(self, nodes: Sequence[int]) -> None:
-        """Ask the lookups what may follow these nodes."""
-        drafters = len(self._mixture.sources)
-        for index in self.asked.active:
-            if index < drafters:
-                continue
-            began = time.perf_counter()
-            for node in nodes:
-                self._graft(node, index)
-            self.asked.spent(index, time.perf_counter() - began)
+    Args:
+        trees: None of which has begun.
+        most: Nodes of all trees that are verified; by default as many as their budgets allow.
+        floor: Nodes that each tree keeps, however likely those of others are, where it has as many.
+        alone: Sequences that take part in the pass without a tree.
+        timeline: Records steps of several trees.
+    """
+    if not trees:
+        return []
+    if len(trees) == 1 and not alone:
+        grow_in_lockstep(trees, _as_alone)
+        return [trees[0].grown(trees[0].size())]
+    forest = _Forest(trees, alone)
+    grow_in_lockstep(trees, forest.decide, timeline)
+    scores = [tree.descending() for tree in trees]
+    sizes = share([*scores, *[np.zeros(1)] * alone], forest.seconds, forest.costs, most, floor)
+    return [tree.grown(size) for tree, size in zip(trees, sizes, strict=False)]
 
-    def _graft(self, node: int, index: int) -> None:
-        candidates, room = self._candidates, self._max_depth - int(self._candidates.depth[node])
-        if candidates.asked[index, node] or room < 1 or self._is_end(np.array([node])).any():
-            return
-        most = min(_TWIG, self._policy.grown)
-        floor = _TWIG_FLOOR - float(candidates.score[node])
-        lookup = self._mixture.lookups[index - len(self._mixture.sources)]
-        subtree = lookup.below(candidates.path_tokens(node), self._mixture.noise, most, floor, room)
-        candidates.asked[index, node] = True
-        subtree = subtree.closed(self._mixture.ends)
-        if len(subtree.token):
-            candidates.graft(node, subtree, index, self._mixture.blend)
-            self._best = candidates.best(self._policy.grown)
 
-    def step(self, index: int) -> bool:
-        """Have a drafter expand the best nodes that it was not asked about; False where that does not pay."""
-        policy, candidates, seen = self._policy, self._candidates, self.asked.seen[index]
-        if index in self._silent or len(seen) + policy.width > policy.max_expanded:
-            return False
-        nodes = self._frontier(index)
-        costs = policy.costs if index == 0 else None
-        if not nodes or (seen and not self._pays(nodes, costs)):
-            return False
-        if costs and policy.recording and not self._beyond:
-            score = candidates.score
-            self._beyond = not pays(score[self._best], score[nodes], self._seconds, costs, 0.0)
-        if self._between is not None:
-            self._between()
-        source, began = self._mixture.sources[index], time.perf_counter()
-        with self._timeline.span("draft", "step", width=len(nodes)):
-            children = source.drafter.expand(candidates, nodes, source.scorer)
-        self.asked.spent(index, time.perf_counter() - began)
-        candidates.asked[index, nodes] = True
-        # What is no better than the last of a full tree is not in it, nor later: the best get better, but for
-        # what a second opinion takes back.
-        full = len(self._best) == policy.grown
-        floor = float(candidates.score[self._best].min()) if full else -math.inf
-        blend = self._mixture.blend
-        candidates.extend(np.array(nodes), children.token, children.log_prob, floor, index, blend)
-        if children.token.shape[1]:
-            seen.update({node: (children, row) for row, node in enumerate(nodes)})
-        elif nodes[0] == ROOT:
-            self._silent.add(index)
-        self._seconds += float(costs.step_seconds(len(nodes))) if costs and not self._beyond else 0.0
-        self._steps += 1
-        self._best = candidates.best(policy.grown)
-        if self._mixture.lookups:
-            likely = [node for node in nodes if candidates.score[node] >= _LOOKED_UP_FLOOR]
-            self.look_up(sorted(likely, key=lambda node: -candidates.score[node])[:_LOOKED_UP])
-        return True
+def _as_alone(offers: Sequence[tuple[Growing, list[int]]]) -> list[list[int] | None]:
+    return [tree.decide(nodes) for tree, nodes in offers]
 
-    def _frontier(self, index: int) -> list[int]:
-        """The best nodes to expand, `width` at most, that are in the tree and may have children worth having.
 
-        Before a node come all of its ancestors, which are no worse, and older.
+class _Forest:
+    """Trees that are verified in one pass. seconds: of drafting all of them, by the plan."""
+
+    def __init__(self, trees: Sequence[Growing], alone: int) -> None:
+        self._trees, self._alone = trees, np.zeros(alone)
+        for tree in trees:
+            tree.join()
+        self.costs = next((tree.policy.costs for tree in trees if tree.policy.costs is not None), None)
+        self.seconds = 0.0
+        if self.costs is not None and any(0 in tree.asked.seen for tree in trees):
+            self.seconds = self.costs.start
+
+    def decide(self, offers: Sequence[tuple[Growing, list[int]]]) -> list[list[int] | None]:
+        """What of all offers goes into the next step: as many of the best nodes as give most.
+
+        A tree that has not been asked about yet is asked about its root in any case.
         """
-        policy, candidates, best = self._policy, self._candidates, self._best
-        open_nodes = best[~candidates.asked[index, best] & (candidates.depth[best] < self._max_depth)]
-        if len(self._ends):
-            open_nodes = open_nodes[~self._is_end(open_nodes)]
-        order = np.argsort(-candidates.score[open_nodes], kind="stable")[: policy.width]
-        nodes = np.sort(open_nodes[order])
-        probability, tree = (np.exp(candidates.score[some], dtype=np.float64) for some in (nodes, best))
-        worth = promising(probability, tree, policy.grown, policy.min_gain)
-        return [int(node) for node in nodes[worth]]
-
-    def _is_end(self, nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of these nodes end the answer, if the target takes them; never the root, which it took."""
-        ends: NDArray[np.bool_] = np.isin(self._candidates.token[nodes], self._ends) & (nodes != ROOT)
-        return ends
-
-    def _pays(self, nodes: list[int], costs: PassCosts | None) -> bool:
-        """Whether to expand these nodes, after what was drafted so far."""
-        policy, score, best = self._policy, self._candidates.score, self._best
-        if policy.recording:
-            # A record must be whole, however narrow its steps: `min_gain` applies to a fixed number of nodes.
-            return pays(score[best], score[nodes], 0.0, None, policy.min_gain * len(nodes) / _RECORDED)
-        return pays(score[best], score[nodes], self._seconds, costs, policy.min_gain)
-
-    def growth(self) -> GrownTree:
-        """What it has come to."""
-        policy, candidates = self._policy, self._candidates
-        kept = candidates.best(policy.budget)
-        if policy.costs is not None:
-            kept = candidates.best(best_size(-np.sort(-candidates.score[kept]), self._seconds, policy.costs))
-        recorded, best = None, self._best
-        if policy.recording and len(best) == policy.record and candidates.depth[best].max() < self._max_depth:
-            record = candidates.tree(best)
-            recorded = Grown(record.parent.astype(np.int32), record.score.astype(np.float32))
-        return GrownTree(candidates.tree(kept), kept, self._steps, candidates, self.asked, recorded)
+        nodes = [(place, node) for place, (_, some) in enumerate(offers) for node in some]
+        offered = np.concatenate([tree.score_of(some) for tree, some in offers])
+        fresh = np.repeat([not tree.asked.seen[0] for tree, _ in offers], [len(some) for _, some in offers])
+        order = np.lexsort((-offered, ~fresh))  # among equals in their order: a node before what hangs below
+        scores = np.concatenate([*(tree.scores for tree in self._trees), self._alone])
+        gain = self._trees[0].policy.min_gain
+        count = best_width(scores, offered[order], self.seconds, self.costs, gain)
+        count = max(count, int(fresh.sum()))
+        if not count:
+            return [None] * len(offers)
+        self.seconds += float(self.costs.step_seconds(count)) if self.costs is not None else 0.0
+        chosen = list[list[int]]([] for _ in offers)
+        for place, node in sorted(nodes[index] for index in order[:count].tolist()):
+            chosen[place].append(node)
+        return [*chosen]

@@ -74,7 +74,10 @@ class GrownTree:
         """
         every, accepted = self.every, self.candidates[list(nodes[1:])]
         alone = every.score[every.parent[accepted]] + every.said[:, accepted]
-        mixture.settle(self.asked, alone >= self.tree.score.min() - 1e-6, tokens, seconds, link)
+        guessed = (alone >= self.tree.score.min() - 1e-6) | every.has_to_come(
+            accepted
+        )  # that is nobody's merit
+        mixture.settle(self.asked, guessed, tokens, seconds, link)
 
 
 def _learn(calibration: Calibration, seen: Seen, walked: Sequence[int], tokens: Sequence[int]) -> None:

@@ -29,7 +29,8 @@ class OpenedHead(Protocol):
     """A head whose headers were read and found to fit the target. Its weights are still on disk.
 
     kind: "medusa", "mlp_speculator", "eagle", "eagle3" or "mtp"; name: for people, "medusa (3 heads)";
-    shares_head: it asks for the target's logits, so that the target's head must stay in memory.
+    shares_head: it asks for the target's logits, so that the target's head must stay in memory; embeds: it
+    looks tokens up in the target's embedding, at every step.
     """
 
     @property
@@ -43,6 +44,9 @@ class OpenedHead(Protocol):
 
     @property
     def shares_head(self) -> bool: ...
+
+    @property
+    def embeds(self) -> bool: ...
 
     @property
     def wants(self) -> Wants: ...

@@ -55,6 +55,10 @@ class OpenedEagle:
         return self.kind == EAGLE
 
     @property
+    def embeds(self) -> bool:
+        return "embed_tokens.weight" not in self.facts.stored
+
+    @property
     def wants(self) -> Wants:
         return Wants(last=True) if self.kind == EAGLE else Wants(layers=self.facts.taps)
 

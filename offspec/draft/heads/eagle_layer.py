@@ -10,7 +10,8 @@ Letters: T rows, S rows they can look at, E width of a state and of the layer, H
 of the target, Q query heads, KV key heads, D head size.
 """
 
-from typing import Any
+import copy
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -54,6 +55,13 @@ class EagleLayer:
 
     def _product(self, name: str) -> Product:
         return self._weights.pop(f"{name}.weight"), self._weights.pop(f"{name}.bias", None)
+
+    def fork(self) -> Self:
+        """See `StateLayer.fork`."""
+        twin = copy.copy(self)
+        twin._weights = dict(self._weights)  # the other's is emptied when that is closed
+        twin.cache = self.cache.another()
+        return twin
 
     def states(self, features: Features) -> Tensor:
         """The states [n, E] of positions, from what the target made of them."""

@@ -3,12 +3,15 @@
 Letters: W nodes, K children of each, H hidden size.
 """
 
+import copy
 from collections.abc import Callable, Sequence
+from typing import Self
 
 import numpy as np
 import torch
 
 from offspec.draft.base import Children, Features, Wants
+from offspec.model.cache import TreeCache
 
 
 class LastState:
@@ -39,6 +42,12 @@ class LastStateDrafter:
         self.name = name
         self.between: Callable[[], None] | None = None
         self._last = LastState()
+
+    def fork(self, target: TreeCache) -> Self:
+        """See `Drafter.fork`."""
+        twin = copy.copy(self)
+        twin._last = LastState()
+        return twin
 
     @property
     def wants(self) -> Wants:

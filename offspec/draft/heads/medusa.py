@@ -71,6 +71,10 @@ class OpenedMedusa:
         return not all(head.output for head in self.heads)
 
     @property
+    def embeds(self) -> bool:
+        return False
+
+    @property
     def wants(self) -> Wants:
         return Wants(last=True)
 

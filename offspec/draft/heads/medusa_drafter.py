@@ -9,6 +9,7 @@ Letters: H hidden size, V vocabulary.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch.nn.functional import linear, silu
@@ -16,6 +17,7 @@ from torch.nn.functional import linear, silu
 from offspec.draft.base import Children, Scorer
 from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.heads.guesses import LastStateDrafter, arranged, nothing
+from offspec.model.cache import TreeCache
 from offspec.model.parts import TargetParts
 
 
@@ -49,6 +51,11 @@ class MedusaDrafter(LastStateDrafter):
         self._tokens = tokens
         self._root = 0
         self._logits: dict[int, torch.Tensor] = {}  # [V] by depth, of this tree
+
+    def fork(self, target: TreeCache) -> Self:
+        twin = super().fork(target)
+        twin._logits = {}
+        return twin
 
     def start(self, ids: Sequence[int]) -> None:
         self._root = len(ids) - 1

@@ -10,6 +10,7 @@ Letters: W nodes, H hidden size, I inner size, V vocabulary.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch.nn.functional import embedding, gelu, linear
@@ -17,6 +18,7 @@ from torch.nn.functional import embedding, gelu, linear
 from offspec.draft.base import Children, Scorer, score
 from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.heads.guesses import LastStateDrafter, arranged, nothing
+from offspec.model.cache import TreeCache
 from offspec.sampling.token_tree import ROOT
 
 _EPSILON = 1e-6
@@ -54,6 +56,11 @@ class MLPDrafter(LastStateDrafter):
         self._scale_input = scale_input
         self._root = 0
         self._states: dict[int, torch.Tensor] = {}  # [I] by node, of this tree
+
+    def fork(self, target: TreeCache) -> Self:
+        twin = super().fork(target)
+        twin._states = {}
+        return twin
 
     def start(self, ids: Sequence[int]) -> None:
         self._root = len(ids) - 1

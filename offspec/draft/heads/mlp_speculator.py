@@ -65,6 +65,10 @@ class OpenedMLP:
         return False
 
     @property
+    def embeds(self) -> bool:
+        return False
+
+    @property
     def wants(self) -> Wants:
         return Wants(last=True)
 

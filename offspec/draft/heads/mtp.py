@@ -102,7 +102,7 @@ def open_mtp(checkpoint: Checkpoint, target: TargetShape) -> "OpenedMtp | None":
                 module = MtpModule(target.config, tensors, target.dtype, target.device)
             except CheckpointError as error:
                 raise DraftError(
-                    f"the MTP module of {target.name} cannot be run ({error}): use another --draft"
+                    f"the MTP module of {target.name} cannot be run ({error}): use another `draft`"
                 ) from error
             return OpenedMtp(
                 f"{checkpoint.fingerprint} mtp",
@@ -131,6 +131,7 @@ class OpenedMtp:
     kind: str = "mtp"
     name: str = "mtp"
     shares_head: bool = True
+    embeds: bool = True
     wants: Wants = _WANTS
 
     def nbytes(self, rows: int) -> int:

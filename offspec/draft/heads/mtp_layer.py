@@ -7,8 +7,8 @@ leaves that is read by the target's head, and is the state that the next token i
 Letters: T rows, H hidden size, V vocabulary.
 """
 
+import copy
 from collections.abc import Mapping
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -50,8 +50,8 @@ class MtpModule:
                 f"no module is known for {config.model_type}, whose last norm differs"
             )
         decoder.set_input_embeddings(torch.nn.Identity())  # it is given embeddings
-        decoder.add_module(TOKEN_NORM, deepcopy(last))
-        decoder.add_module(STATE_NORM, deepcopy(last))
+        decoder.add_module(TOKEN_NORM, copy.deepcopy(last))
+        decoder.add_module(STATE_NORM, copy.deepcopy(last))
         decoder.add_module(JOIN, torch.nn.Linear(2 * size, size, bias=False, device="meta", dtype=dtype))
         self.decoder: Any = decoder
         self._binder = Binder(decoder, "mtp", map_weights(decoder, tensors), device)
@@ -85,6 +85,13 @@ class MtpLayer:
     def __init__(self, module: MtpModule, tokens_first: bool, parts: TargetParts, rows: int) -> None:
         self._module, self._tokens_first, self._parts = module, tokens_first, parts
         self.cache = TreeCache(1, rows)
+        self._owns = True  # the weights
+
+    def fork(self) -> "MtpLayer":
+        """See `StateLayer.fork`."""
+        twin = copy.copy(self)
+        twin.cache, twin._owns = self.cache.another(), False
+        return twin
 
     def states(self, features: Features) -> torch.Tensor:
         """[n, H]: the target's, behind its last norm, as the layer's own are behind its last."""
@@ -111,14 +118,15 @@ class MtpLayer:
         return self._parts.project(states)
 
     def close(self) -> None:
-        """Drop the weights and the cache."""
-        self._module.close()
+        """Drop the weights, if they are its own, and the cache."""
+        if self._owns:
+            self._module.close()
         self.cache = TreeCache(1, 0)
 
 
 def _of_one_layer(config: Any, sparse: bool) -> Any:
     """A target's configuration with one layer, which looks at everything, and has experts or not."""
-    config = deepcopy(config)
+    config = copy.deepcopy(config)
     if getattr(config, "layer_types", None):
         config.layer_types = ["full_attention"]
     if getattr(config, "mlp_layer_types", None):

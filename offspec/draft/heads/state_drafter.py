@@ -30,6 +30,9 @@ class StateLayer(Protocol):
 
     cache: TreeCache
 
+    def fork(self) -> "StateLayer":
+        """The same weights over an empty cache of its own. Closing it leaves them alone."""
+
     def states(self, features: Features) -> torch.Tensor:
         """States [n, E] of the positions of `features`."""
 
@@ -48,6 +51,11 @@ class KnownStates:
     def __init__(self, rows: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
         self._rows = torch.empty(rows, size, dtype=dtype, device=device)
         self.start = self.end = 0
+
+    def another(self) -> "KnownStates":
+        """Room for as many of one more sequence, of which none are known."""
+        rows = self._rows
+        return KnownStates(len(rows), rows.shape[1], rows.dtype, rows.device)
 
     def of(self, start: int, end: int) -> torch.Tensor:
         return self._rows[start - self.start : end - self.start]
@@ -87,6 +95,10 @@ class StateDrafter:
         self._rows = TreeRows()  # of nodes below the root, whose own entry is a committed one
         self._positions: list[int] = []  # of the tree's rows
         self._outputs: dict[int, torch.Tensor] = {}  # of expanded nodes, [E]
+
+    def fork(self, target: TreeCache) -> "StateDrafter":
+        """See `Drafter.fork`."""
+        return StateDrafter(self.name, self._layer.fork(), self.wants, self._known.another(), self._device)
 
     def start(self, ids: Sequence[int]) -> None:
         self.rewind(len(ids) - 1)

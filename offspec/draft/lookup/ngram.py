@@ -47,6 +47,12 @@ class NgramLookup:
         self._matches = Matches()
         self._text = _Text([])
 
+    def fork(self) -> "NgramLookup":
+        """See `Lookup.fork`."""
+        lookup = NgramLookup()
+        lookup._matches = self._matches.copy()
+        return lookup
+
     def start(self, ids: Sequence[int]) -> None:
         """See `Lookup.start`."""
         self.rewind(len(ids))

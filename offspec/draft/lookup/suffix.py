@@ -132,6 +132,15 @@ class SuffixLookup:
         self._tokens += len(passage.ids)
         self._settle()
 
+    def fork(self) -> "SuffixLookup":
+        """See `Lookup.fork`. Its automaton is one of its own, over the texts that are shared."""
+        lookup = SuffixLookup(self._limit)
+        lookup._matches = self._matches.copy()
+        lookup._held = _Held(self._held.past, array("q"))
+        lookup._build()
+        lookup._settle()
+        return lookup
+
     def start(self, ids: Sequence[int]) -> None:
         """See `Lookup.start`."""
         self.rewind(len(ids))

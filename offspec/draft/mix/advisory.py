@@ -10,7 +10,9 @@ from typing import TypeVar
 import numpy as np
 
 from offspec.draft.base import Children, Drafter, Features, Lookup, Scorer, Wants
+from offspec.draft.forward import Expansion, alone, expanding
 from offspec.draft.growing_tree import GrowingTree, Subtree
+from offspec.model.cache import TreeCache
 from offspec.sampling.noise import GumbelNoise
 
 _Found = TypeVar("_Found")
@@ -60,6 +62,9 @@ class AdvisoryDrafter(_Advisory):
         super().__init__(name, drafter)
         self._drafter = drafter
 
+    def fork(self, target: TreeCache) -> "AdvisoryDrafter":
+        return AdvisoryDrafter(self.name, self._drafter.fork(target))
+
     @property
     def between(self) -> Callable[[], None] | None:
         return self._drafter.between
@@ -76,12 +81,18 @@ class AdvisoryDrafter(_Advisory):
         self._ask(lambda: self._drafter.start(ids), None)
 
     def expand(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
-        def expand() -> Children:
-            children = self._drafter.expand(candidates, nodes, scorer)
-            _check_children(children, len(nodes), scorer.vocab_size)
-            return children
+        return alone(self.expanding(candidates, nodes, scorer))
 
-        return self._ask(expand, Children.none(len(nodes)))
+    def expanding(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Expansion:
+        """See `Joinable.expanding`. A forward that fails is thrown in, and is this drafter's failure."""
+        if not self._retired:
+            try:
+                children = yield from expanding(self._drafter, candidates, nodes, scorer)
+                _check_children(children, len(nodes), scorer.vocab_size)
+                return children
+            except Exception as error:
+                self._retire(error)
+        return Children.none(len(nodes))
 
     def commit(self, nodes: Sequence[int]) -> None:
         self._ask(lambda: self._drafter.commit(nodes), None)
@@ -99,6 +110,9 @@ class AdvisoryLookup(_Advisory):
     def __init__(self, name: str, lookup: Lookup) -> None:
         super().__init__(name, lookup)
         self._lookup = lookup
+
+    def fork(self) -> "AdvisoryLookup":
+        return AdvisoryLookup(self.name, self._lookup.fork())
 
     def start(self, ids: Sequence[int]) -> None:
         self._ask(lambda: self._lookup.start(ids), None)

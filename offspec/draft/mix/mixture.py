@@ -10,6 +10,7 @@ from offspec.draft.base import Children, Drafter, Lookup, Scorer
 from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.mix.backoff import Worth
 from offspec.draft.mix.weights import Blended
+from offspec.sampling.constraint import FormatRule
 from offspec.sampling.noise import GumbelNoise
 
 _KEPT = 0.9  # of what passes gave and took, from one to the next
@@ -45,7 +46,8 @@ class Mixture:
     """The sources of one request: drafters, the main one first, then lookups; in this order they are counted.
 
     noise: what the guesses are coupled to, if they are. ends: tokens that end an answer, behind which nothing
-    is drafted. The main drafter's scorer has what plans go by.
+    is drafted. format: what the answer must look like; tokens that it forces need no source. The main
+    drafter's scorer has what plans go by.
     """
 
     def __init__(
@@ -55,10 +57,11 @@ class Mixture:
         noise: GumbelNoise | None = None,
         standing: Standing | None = None,
         ends: frozenset[int] = frozenset(),
+        format: FormatRule | None = None,
     ) -> None:
-        assert sources or lookups
+        assert sources or lookups or format
         self.sources, self.lookups, self.noise = tuple(sources), tuple(lookups), noise
-        self.ends = ends
+        self.ends, self.format = ends, format
         self.names = (*(source.name for source in sources), *(lookup.name for lookup in lookups))
         self.standing = standing or Standing.of(len(sources), len(lookups))
         self._passes = 0
@@ -101,7 +104,7 @@ class Mixture:
             return
         for node, token in zip(nodes, tokens, strict=True):
             children = grown.children(node)
-            if len(children):
+            if len(children) and not grown.settled[node]:
                 hits = np.flatnonzero(grown.token[children] == token)
                 self.blend.learn(grown.said[:, children], int(hits[0]) if len(hits) else None)
 

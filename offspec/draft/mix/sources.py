@@ -1,10 +1,13 @@
 """All sources of guesses that an engine holds, whether or not a request uses them."""
 
+import copy
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from offspec.draft.base import Drafter, Features, Lookup, Scorer, Wants
 from offspec.draft.mix.advisory import AdvisoryDrafter, AdvisoryLookup
 from offspec.draft.mix.mixture import Mixture, Source, Standing
+from offspec.model.cache import TreeCache
+from offspec.sampling.constraint import FormatRule
 from offspec.sampling.noise import GumbelNoise
 
 
@@ -21,6 +24,19 @@ class Sources:
         self._advisory_drafters = {name: AdvisoryDrafter(name, of) for name, of in self.drafters.items()}
         self._advisory_lookups = {name: AdvisoryLookup(name, of) for name, of in self.lookups.items()}
         self._standing: dict[Hashable, Standing] = {}
+
+    def fork(self, target: TreeCache) -> "Sources":
+        """The same sources for one more sequence: weights are shared, and each has a state of its own.
+
+        What was learnt so far is known to both. It is closed before this one. target: the target's cache of
+        that sequence.
+        """
+        twin = Sources(
+            {name: drafter.fork(target) for name, drafter in self.drafters.items()},
+            {name: lookup.fork() for name, lookup in self.lookups.items()},
+        )
+        twin._standing = copy.deepcopy(self._standing)
+        return twin
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -41,6 +57,7 @@ class Sources:
         case: Hashable = None,
         *,
         ends: frozenset[int] = frozenset(),
+        format: FormatRule | None = None,
         tell: Callable[[str], None] = lambda text: None,
     ) -> Mixture:
         """These sources together, for one request.
@@ -51,6 +68,7 @@ class Sources:
             noise: What guesses are coupled to.
             case: What they are seen at work at; what is learnt is kept for each.
             ends: Tokens behind which nothing is drafted.
+            format: Of the answer, where it has one.
             tell: Hears of a source that had to be retired.
         """
         drafters = [name for name in names if name in self.drafters]
@@ -62,7 +80,7 @@ class Sources:
             party.begin(tell)
         sources = [Source(name, self._advisory_drafters[name], scorer(name)) for name in drafters]
         looked_up = [self._advisory_lookups[name] for name in lookups]
-        return Mixture(sources, looked_up, noise, self._standing[key], ends)
+        return Mixture(sources, looked_up, noise, self._standing[key], ends, format)
 
     def watch(self, look: Callable[[], None] | None) -> None:
         """Have something called in the midst of long steps, which may raise to break them off."""

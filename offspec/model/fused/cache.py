@@ -4,11 +4,13 @@ Letters: N layers, KV key heads, C capacity, D head size.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from offspec.model.cache import KeysAndValues
 from offspec_kernels.kv_compact import KVTable, kv_compact
+from offspec_kernels.tree_mask import TreeMask
 
 
 class LeanCache:
@@ -32,6 +34,11 @@ class LeanCache:
     @property
     def capacity(self) -> int:
         return self.block.shape[2]
+
+    def another(self) -> "LeanCache":
+        """An empty cache of the same capacity for one more sequence."""
+        layers, heads, capacity, size = self.block.shape
+        return LeanCache(layers, heads // 2, capacity, size, self.block.dtype, self.block.device)
 
     def reserve(self, capacity: int) -> bool:
         """Make room for `capacity` rows, keeping what is there; says whether anything moved."""
@@ -73,3 +80,22 @@ class LeanCache:
         assert 0 <= length <= self.length
         self.length = self.filled = length
         return length
+
+
+@dataclass(frozen=True, slots=True)
+class LeanRows:
+    """Some rows of a forward, all of one sequence.
+
+    Args:
+        which: Of the forward's rows.
+        cache: Of the sequence.
+        tree_mask: What they may look at.
+        to: Where in the cache they go: a slice, or [n] int64.
+        end: Rows of the cache that are looked at, at most.
+    """
+
+    which: slice
+    cache: LeanCache
+    tree_mask: TreeMask
+    to: slice | torch.Tensor
+    end: int

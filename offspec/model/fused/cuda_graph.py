@@ -8,13 +8,15 @@ Letters: T rows of a step, P those of its graph, C capacity, H hidden size, N ki
 R numbers of a head that are rotated, W = ceil(C / 64).
 """
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from offspec.core.events import Event, Notice, unheard
+from offspec.model.fused.cache import LeanCache, LeanRows
 from offspec_kernels.backend import first_line
 from offspec_kernels.tree_mask import BITS, TreeMask
 
@@ -22,7 +24,7 @@ _MOST_ROWS = 64  # as many as a draft step has nodes at most
 PADDING = _MOST_ROWS  # rows that a cache needs behind those in use
 
 Turn = tuple[torch.Tensor, torch.Tensor]
-Layers = Callable[[torch.Tensor, Turn, TreeMask, torch.Tensor, int], torch.Tensor]
+Layers = Callable[[torch.Tensor, Turn, Sequence[LeanRows]], torch.Tensor]
 
 
 @dataclass(slots=True)
@@ -44,7 +46,7 @@ class _Step:
 
 
 class GraphedSteps:
-    """Runs `layers` over padded buffers; one graph for each count of rows, captured at its first use.
+    """Runs `layers` over padded buffers; a graph for each cache and count of rows, captured at its first use.
 
     notify: takes a Notice of the first size that cannot be captured.
     """
@@ -56,7 +58,7 @@ class GraphedSteps:
         self._device = device
         self._notify = notify
         self._told = False
-        self._steps: dict[int, _Step] = {}
+        self._steps: weakref.WeakKeyDictionary[LeanCache, dict[int, _Step]] = weakref.WeakKeyDictionary()
         self._graphs = device.type == "cuda"
         # One stream and one pool of memory for all captures: steps never run at the same time.
         self._aside: torch.cuda.Stream | None = None
@@ -65,12 +67,12 @@ class GraphedSteps:
     def takes(self, count: int) -> bool:
         return count <= _MOST_ROWS
 
-    def forget(self) -> None:
-        """Drop all graphs: the cache has moved, or is closed."""
-        self._steps.clear()
+    def forget(self, cache: LeanCache) -> None:
+        """Drop all graphs over a cache: it has moved, or is closed."""
+        self._steps.pop(cache, None)
 
     def run(
-        self, hidden: torch.Tensor, turn: Turn, tree_mask: TreeMask, start: int, capacity: int
+        self, hidden: torch.Tensor, turn: Turn, tree_mask: TreeMask, start: int, cache: LeanCache
     ) -> torch.Tensor:
         """Embeddings [T, H] to final hidden states [T, H]; their keys and values go to rows from `start` on.
 
@@ -78,30 +80,35 @@ class GraphedSteps:
         """
         count = len(hidden)
         padded = 1 << (count - 1).bit_length()
-        assert start + padded <= capacity, "padding writes rows behind the step's own"
-        step = self._steps.get(padded)
+        assert start + padded <= cache.capacity, "padding writes rows behind the step's own"
+        steps = self._steps.setdefault(cache, {})
+        step = steps.get(padded)
         if step is None:
-            step = self._steps[padded] = _make(padded, hidden, turn, capacity)
+            step = steps[padded] = _make(padded, hidden, turn, cache.capacity)
         step.hidden[:count].copy_(hidden)
         for kept, new in zip(step.turn, turn, strict=True):
             kept[:count].copy_(new)
         _show(tree_mask, step)
-        return self._through(step, capacity)[:count].clone()
+        return self._through(step, cache)[:count].clone()
 
-    def _through(self, step: _Step, capacity: int) -> torch.Tensor:
+    def _through(self, step: _Step, cache: LeanCache) -> torch.Tensor:
         if self._graphs and step.graph is None and not step.refused:
-            self._capture(step, capacity)
+            self._capture(step, cache)
         if step.graph is not None and step.out is not None:
             step.graph.replay()
             return step.out
-        return self._work(step, capacity)
+        return self._work(step, cache)
 
-    def _work(self, step: _Step, capacity: int) -> torch.Tensor:
+    def _work(self, step: _Step, cache: LeanCache) -> torch.Tensor:
         mask = step.tree_mask
-        rows = step.rows + (mask.prefix + mask.first)
-        return self._layers(step.hidden.clone(), step.turn, mask, rows, capacity)
+        # Lengths that were read on the host are those of an earlier step. In a capture they would stay in the
+        # graph for good; forgotten, they are read again, which no capture allows.
+        mask.forget()
+        to = step.rows + (mask.prefix + mask.first)
+        rows = LeanRows(slice(len(step.rows)), cache, mask, to, cache.capacity)
+        return self._layers(step.hidden.clone(), step.turn, [rows])
 
-    def _capture(self, step: _Step, capacity: int) -> None:
+    def _capture(self, step: _Step, cache: LeanCache) -> None:
         """Record the step, after a run aside in which libraries make what they cannot make in a capture."""
         before = torch.cuda.current_stream(self._device)
         try:
@@ -109,15 +116,19 @@ class GraphedSteps:
                 self._aside = torch.cuda.Stream(self._device)
                 self._pool = torch.cuda.graph_pool_handle()
             self._aside.wait_stream(before)
-            with torch.cuda.stream(self._aside):
-                self._work(step, capacity)
-            before.wait_stream(self._aside)
+            try:
+                with torch.cuda.stream(self._aside):
+                    self._work(step, cache)
+            finally:
+                # A capture waits for the whole device. Where there comes none, what has been sent would still
+                # write to the cache when later steps do.
+                before.wait_stream(self._aside)
             graph = torch.cuda.CUDAGraph()
             # Only this thread's calls count: others go on copying layers meanwhile.
             with torch.cuda.graph(
                 graph, pool=self._pool, stream=self._aside, capture_error_mode="thread_local"
             ):
-                step.out = self._work(step, capacity)
+                step.out = self._work(step, cache)
             step.graph = graph
         except Exception as error:  # torch's: no memory, an operation that cannot be captured; or Triton's
             step.graph = step.out = None
@@ -156,8 +167,7 @@ def _show(tree_mask: TreeMask, step: _Step) -> None:
     rows, words = tree_mask.words.shape[1:]
     graphed.words[:, :rows, :words].copy_(tree_mask.words)
     if step.words > words:
-        graphed.words[:, :, words:] = 0
+        graphed.words[:, :, words:] = 0  # rows are told from one another by how many bits they have
     step.words = words
     assert tree_mask.position is not None and graphed.position is not None
     graphed.position[:, : tree_mask.position.shape[1]].copy_(tree_mask.position)
-    graphed.forget()

@@ -8,26 +8,25 @@ Letters: T rows of a pass, S rows they can look at, H hidden size, Q query heads
 D head size, R numbers of it that are rotated, N kinds of rotations, I inner size, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 
 from offspec.core.events import Event, unheard
 from offspec.model.attention import TreeContext
-from offspec.model.fused.cache import LeanCache
+from offspec.model.fused.cache import LeanCache, LeanRows
 from offspec.model.fused.cuda_graph import PADDING, GraphedSteps
 from offspec.model.fused.shape import PlainShape, plain_shape
 from offspec.model.fused.weights import FusedLayer, Packed, fuse_layers, layer_weights, norm_gain
 from offspec.model.longrope import original_length
+from offspec.model.pass_parts import SequenceRows, chunks_of, joined
 from offspec.model.skeleton import Skeleton
 from offspec_kernels.backend import choose_backend
 from offspec_kernels.tree_attention import tree_attention
 from offspec_kernels.tree_mask import TreeMask
 
-_CHUNK = 256  # rows of a long prompt that go through the layers together
-
-Rows = slice | torch.Tensor
+_CHUNK = 256  # rows of long prompts that go through the layers together
 
 
 def lean_model(
@@ -121,61 +120,71 @@ class LeanModel:
     @torch.no_grad()
     def hidden(self, tokens: torch.Tensor, context: TreeContext) -> torch.Tensor:
         """Final hidden states [T, H] of tokens [T]; their keys and values are appended to the cache."""
-        count = len(tokens)
-        self.cache.reserve(self.cache.filled + count + (PADDING if self._steps else 0))
-        if self.cache.capacity != len(self._cos):  # it moved
-            self._cos, self._sin = self._rotations(self.cache.capacity)
-            if self._steps is not None:
-                self._steps.forget()
-        if self._gathers and context.tokens is not None:
-            tokens = context.tokens
-        parts = [self._chunk(tokens[start : start + _CHUNK], context) for start in range(0, count, _CHUNK)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return self.hidden_of([SequenceRows(tokens, context, self.cache)])
 
-    def _chunk(self, tokens: torch.Tensor, context: TreeContext) -> torch.Tensor:
+    @torch.no_grad()
+    def hidden_of(self, sequences: Sequence[SequenceRows]) -> torch.Tensor:
+        """Final hidden states [T, H] of several sequences, T in all, one behind the other.
+
+        Keys and values are appended to each sequence's own cache, a `LeanCache`.
+        """
+        for rows in sequences:
+            self._make_room(rows.cache, len(rows.tokens))
+        together = chunks_of([len(rows.tokens) for rows in sequences], _CHUNK, alone=self._steps is not None)
+        chunks = [self._chunk([(sequences[index], part) for index, part in pieces]) for pieces in together]
+        return chunks[0] if len(chunks) == 1 else torch.cat(chunks)
+
+    def _make_room(self, cache: LeanCache, count: int) -> None:
+        if cache.reserve(cache.filled + count + (PADDING if self._steps else 0)) and self._steps is not None:
+            self._steps.forget(cache)
+        if cache.capacity > len(self._cos):
+            self._cos, self._sin = self._rotations(cache.capacity)
+
+    def _chunk(self, pieces: Sequence[tuple[SequenceRows, slice]]) -> torch.Tensor:
+        """Final hidden states of some rows of each of these sequences."""
         if self.between is not None:
             self.between()
-        cache, count = self.cache, len(tokens)
-        start, end = cache.filled, cache.filled + count
-        first, last = start - context.prefix, end - context.prefix
-        position = context.position[first:last]
+        tokens, positions, rows, before = list[torch.Tensor](), list[torch.Tensor](), list[LeanRows](), 0
+        for sequence, part in pieces:
+            cache, context, count = sequence.cache, sequence.context, part.stop - part.start
+            start, end = cache.filled, cache.filled + count
+            first, last = start - context.prefix, end - context.prefix
+            of_host = context.tokens if self._gathers else None
+            tokens.append((sequence.tokens if of_host is None else of_host)[part])
+            positions.append(context.position[first:last])
+            mask = context.tree_mask(first, last)
+            rows.append(LeanRows(slice(before, before + count), cache, mask, slice(start, end), end))
+            before += count
+        position = joined(positions)
         # Summed up in float32: no slower, since norms want it so, and nearer to the truth in bfloat16.
-        hidden = self.skeleton.model.get_input_embeddings()(tokens).to(torch.float32, copy=True)
+        hidden = self.skeleton.model.get_input_embeddings()(joined(tokens)).to(torch.float32, copy=True)
         turn = self._cos[position], self._sin[position]
-        tree_mask = context.tree_mask(first, last)
-        if self._steps is not None and self._steps.takes(count):
-            out = self._steps.run(hidden, turn, tree_mask, start, cache.capacity)
+        if self._steps is not None and self._steps.takes(before):
+            out = self._steps.run(hidden, turn, rows[0].tree_mask, rows[0].end - before, rows[0].cache)
         else:
-            out = self.layers_over(hidden, turn, tree_mask, slice(start, end), end)
-        cache.filled = end
+            out = self.layers_over(hidden, turn, rows)
+        for some in rows:
+            some.cache.filled = some.end
         return out
 
     def layers_over(
-        self,
-        hidden: torch.Tensor,
-        turn: tuple[torch.Tensor, torch.Tensor],
-        tree_mask: TreeMask,
-        rows: Rows,
-        end: int,
+        self, hidden: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], rows: Sequence[LeanRows]
     ) -> torch.Tensor:
         """Embeddings [T, H] float32, overwritten, to final hidden states [T, H].
 
-        turn: cos and sin [T, N, R]; tree_mask: what the T rows may look at; rows: where in the cache they go;
-        end: rows of the cache that are looked at, at most.
+        turn: cos and sin [T, N, R]; rows: the T rows by the sequences that they are of.
         """
         shape, count = self._shape, len(hidden)
         queries, turning = shape.heads, shape.heads + shape.kv_heads
         turns = list(zip(*(table.split(1, dim=1) for table in turn), strict=True))
         for index, layer in enumerate(self._layers):
-            kept, window = self.cache.layers[index], shape.windows[index]
             heads = layer.qkv(self._normed(hidden, layer.before)).view(count, -1, shape.size)
             turned = heads[:, :turning]  # [T, Q + KV, D]; the values behind them do not turn
             if layer.q_norm is not None and layer.k_norm is not None:
                 turned[:, :queries] = _head_norm(turned[:, :queries], layer.q_norm, shape.eps)
                 turned[:, queries:] = _head_norm(turned[:, queries:], layer.k_norm, shape.eps)
             _rotate(turned[..., : shape.rotated], *turns[shape.rotations[index]])
-            kept[:, rows] = heads[:, queries:].transpose(0, 1)
-            out = layer.out(self._attend(heads[:, :queries], kept[:, :end], tree_mask, window))
+            out = layer.out(self._attended(index, heads, rows))
             hidden += out if layer.after is None else self._scaled(out.float(), layer.after)
             gate, up = layer.gate_up(self._normed(hidden, layer.between)).chunk(2, dim=1)
             out = layer.down(shape.activation(gate).mul_(up))
@@ -190,6 +199,16 @@ class LeanModel:
         """The same in float32."""
         length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True).hypot_(self._least)
         return torch.div(hidden, length).mul_(gain)
+
+    def _attended(self, index: int, heads: torch.Tensor, rows: Sequence[LeanRows]) -> torch.Tensor:
+        """Heads [T, Q + 2 KV, D] of a layer to [T, Q D]; keys and values join the caches."""
+        queries, window = self._shape.heads, self._shape.windows[index]
+        found = list[torch.Tensor]()
+        for some in rows:
+            own, kept = heads if len(rows) == 1 else heads[some.which], some.cache.layers[index]
+            kept[:, some.to] = own[:, queries:].transpose(0, 1)
+            found.append(self._attend(own[:, :queries], kept[:, : some.end], some.tree_mask, window))
+        return joined(found)
 
     def _attend(
         self, query: torch.Tensor, seen: torch.Tensor, tree_mask: TreeMask, window: int | None
@@ -220,9 +239,9 @@ class LeanModel:
     def close(self) -> None:
         """Drop the weights and the cache."""
         self._layers = []
-        self.cache = LeanCache(0, 0, 0, 0, self._dtype, self._device)
         if self._steps is not None:
-            self._steps.forget()
+            self._steps.forget(self.cache)
+        self.cache = LeanCache(0, 0, 0, 0, self._dtype, self._device)
 
 
 def _rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from offspec.checkpoint.gguf.stub import quiet
 from offspec.checkpoint.meta_model import FOR_OTHERS, has_language_model
 from offspec.core.errors import OffspecError, UnsupportedModelError
 from offspec.model.probe import findings as kept
@@ -43,7 +44,9 @@ def build_skeleton(folder: Path, dtype: torch.dtype) -> Skeleton:
         found = find(text, skeleton)
     if found.refusal:
         raise UnsupportedModelError(f"{config.model_type} cannot be run over a token tree: {found.refusal}")
-    return replace(skeleton, rows=found.rows, branches=not found.chains)
+    return replace(
+        skeleton, rows=found.rows, branches=not found.chains, merges=found.merges, apart=found.apart
+    )
 
 
 def find(config: Any, skeleton: Skeleton) -> Findings:
@@ -51,7 +54,8 @@ def find(config: Any, skeleton: Skeleton) -> Findings:
     key = kept.key_of(config)
     found = kept.load(key)
     if found is None:
-        found = _tried(config, skeleton)
+        with quiet():  # of a configuration that is made small, which no user wrote
+            found = _tried(config, skeleton)
         kept.save(key, found)
     return found
 
@@ -73,7 +77,7 @@ def _tried(config: Any, skeleton: Skeleton) -> Findings:
         rows = measure_rows(skeleton, behaviour.wraps)
     except OffspecError as error:
         return _refused(str(error))
-    return Findings("", not behaviour.trees, rows)
+    return Findings("", not behaviour.trees, rows, behaviour.merges, behaviour.apart)
 
 
 def _refused(reason: str) -> Findings:

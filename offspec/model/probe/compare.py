@@ -16,6 +16,7 @@ from offspec.model.attention import TreeContext
 from offspec.model.cache import TreeCache
 from offspec.model.probe.cache_rows import measure_rows
 from offspec.model.probe.implementation import implementation
+from offspec.model.probe.merging import equal, merges
 from offspec.model.probe.small_config import special_tokens
 from offspec.model.row_counts import RowCounts
 from offspec.model.runner import TreeModel
@@ -28,7 +29,6 @@ _COUNTS = RowCounts(3)  # with padding behind them
 _MOST_VALUES = 64_000_000  # of a small model
 _GAIN = 1.5  # of random matrices: weak ones would leave attention without a say
 _TABLE = 4.0  # spread of other tables than that of tokens, which are often scaled: positions must tell
-_TOLERANCE = 2e-3  # of the spread of logits, where float32 rounds to some millionths
 # Parents of two trees. A path of the first is kept, whose rows do not lie side by side.
 _TREES = ((-1, 0, 0, 1, 1, 2, 3, 4, 6, 6), (-1, 0, 0, 0, 2, 4, 4, 5))
 _CHAINS = ((-1, 0, 1, 2, 3, 4, 5, 6, 7), (-1, 0, 1, 2))
@@ -44,6 +44,8 @@ class Behaviour:
         reason: What goes wrong with a tree; empty where nothing does.
         wraps: Of how many values the tuples are that layers return; 0: they return no tuples.
         runs: Whether transformers' own forward runs.
+        merges: Whether rows of two sequences that go through the layers together are as they are alone.
+        apart: Whether that takes attention of one sequence after the other.
     """
 
     trees: bool
@@ -51,6 +53,8 @@ class Behaviour:
     reason: str
     wraps: int = 0
     runs: bool = True
+    merges: bool = False
+    apart: bool = False
 
 
 def try_out(config: Any) -> Behaviour:
@@ -67,7 +71,8 @@ def try_out(config: Any) -> Behaviour:
                 return Behaviour(False, False, reason, runs=trial.runs)
         if measure_rows(skeleton_of(config, torch.float32), trial.wraps).kept != trial.kept:
             return Behaviour(False, False, "what it keeps of a token cannot be measured")
-    return Behaviour(not reason, True, reason, trial.wraps)
+        merges, apart = trial.merges()
+    return Behaviour(not reason, True, reason, trial.wraps, merges=merges, apart=apart)
 
 
 @contextmanager
@@ -91,6 +96,7 @@ class _Trial:
         self.wraps = 0
         self.runs = True
         self.kept: tuple[int, ...] = ()
+        self._model: TreeModel | None = None
         values = sum(parameter.numel() for parameter in self._skeleton.model.parameters())
         if values > _MOST_VALUES:
             raise UnsupportedModelError(
@@ -126,9 +132,15 @@ class _Trial:
             return f"it fails over a token tree ({_first_line(error)})"
         for alone, together in zip(wanted, found, strict=True):
             assert isinstance(alone, torch.Tensor)
-            if not _equal(alone, together):
+            if not equal(alone, together):
                 return "nodes of a token tree get other logits than their paths by themselves"
         return ""
+
+    def merges(self) -> tuple[bool, bool]:
+        """Whether rows of several sequences can go through the layers together, and whether attention has to
+        take them apart; after `differs`."""
+        assert self._model is not None
+        return merges(self._model, self._tokens(_PROMPT + 1))
 
     def _tokens(self, count: int) -> list[int]:
         """Different ones, of those that are only text."""
@@ -150,7 +162,7 @@ class _Trial:
             if not logits.isfinite().all():
                 return "random weights give no numbers"
             common = logits[: len(ids)]
-            if before is not None and not _equal(before, common):
+            if before is not None and not equal(before, common):
                 return "what it says of a token depends on those that follow"
             before = common
             rows[0] = common[-1]
@@ -165,7 +177,7 @@ class _Trial:
         layer = self._skeleton.layers[0]
         hook = layer.register_forward_hook(self._note_output)
         cache = TreeCache(len(self._skeleton.layers), 4)
-        model = TreeModel(self._skeleton, cache, chunk=_CHUNK, row_counts=_COUNTS)
+        model = self._model = TreeModel(self._skeleton, cache, chunk=_CHUNK, row_counts=_COUNTS)
         found = list[torch.Tensor]()
         for ids, tree, path in zip(starts, trees, kept, strict=True):
             root, cached = len(ids) - 1, model.cache.length
@@ -200,10 +212,6 @@ def draw_weights(skeleton: Skeleton, random: torch.Generator) -> None:
                     values.normal_(0.5, 0.2, generator=random)
                 made[id(meta)] = torch.nn.Parameter(values, requires_grad=False)
             module._parameters[name] = made[id(meta)]
-
-
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return bool((one - other).abs().max() <= _TOLERANCE * one.std())
 
 
 def _first_line(error: Exception) -> str:

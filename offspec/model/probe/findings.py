@@ -12,7 +12,7 @@ from offspec.core.files import write_file
 from offspec.model.probe.cache_rows import CacheRows
 from offspec_planners.json_fields import parse, read
 
-_VERSION = 4
+_VERSION = 5
 # What a configuration says beside its architecture.
 _BESIDE = (
     "_name_or_path",
@@ -32,11 +32,15 @@ class Findings:
         refusal: Why it cannot be run over token trees; empty where it can.
         chains: Whether every token tree must be a single path.
         rows: What each position takes in the cache.
+        merges: Whether rows of several sequences may go through a layer together.
+        apart: Whether attention then takes one sequence after the other.
     """
 
     refusal: str
     chains: bool
     rows: CacheRows
+    merges: bool = False
+    apart: bool = False
 
 
 def key_of(config: Any) -> str:

@@ -7,11 +7,12 @@ import torch
 from offspec.core.memory import trim
 from offspec.model.binding import Binder
 from offspec.model.quantize.calibration import InputMoments
-from offspec.model.quantize.rounding import RoundedMatrix, packed_bytes, packs, round_matrix, rounded, unpack
+from offspec.model.quantize.kept import KeptRounding, RoundedLayer
+from offspec.model.quantize.rounding import RoundedMatrix, packed_bytes, packs, round_matrix, unpack
 from offspec.model.unpacking import ModuleUnpacker, Scratch
 from offspec.stream.direct_reader import DirectReader
 from offspec.stream.disk_stream import read_unit
-from offspec.stream.ring import RingStats
+from offspec.stream.workers import RingStats
 
 
 def rounded_bytes(layer: torch.nn.Module, bits: int) -> int:
@@ -33,7 +34,8 @@ class RoundedLayers:
     The first pass, over a text to calibrate on, is what loads it: each layer is read, runs once as it is
     on disk while its inputs are measured, and is rounded as it is left. What cannot be rounded stays as it
     is: see `packs`. expand: keep the rounded values in the model's dtype, 16 bits each, which is faster by
-    the cost of unpacking; else keep them packed and unpack each module's just before it runs.
+    the cost of unpacking; else keep them packed and unpack each module's just before it runs. kept:
+    takes what was rounded, for the next start.
     """
 
     read_stats = ring_stats = RingStats()  # nothing streams
@@ -46,9 +48,11 @@ class RoundedLayers:
         bits: int,
         expand: bool,
         progress: Callable[[int, int], None],
+        kept: KeptRounding | None = None,
     ) -> None:
         self._binders, self._layers, self._reader = binders, layers, reader
         self._bits, self._expand, self._progress = bits, expand, progress
+        self._kept = kept
         self._loading: tuple[dict[str, torch.Tensor], InputMoments] | None = None
         self._packed: list[dict[str, RoundedMatrix]] = []
         self._unpackers: list[list[ModuleUnpacker]] = []
@@ -76,21 +80,38 @@ class RoundedLayers:
 
     def _round(self, layer: int, tensors: dict[str, torch.Tensor], moments: InputMoments) -> None:
         moments.close()
+        binder, found = self._binders[layer], RoundedLayer({}, {})
+        for name, tensor in tensors.items():
+            if packs(tensor.shape):
+                importance = moments.importance(name.removeprefix(binder.prefix), tensor)
+                found.matrices[name] = round_matrix(tensor, self._bits, importance)
+            else:
+                found.others[name] = tensor.clone()  # what it is a view of is freed
+        binder.unbind()
+        tensors.clear()
+        if self._kept is not None:
+            self._kept.add(layer, found)
+        self._take(layer, found)
+
+    def load_kept(self, kept: KeptRounding) -> None:
+        """Take all layers as they were rounded before. Raises StreamError."""
+        for layer, binder in enumerate(self._binders):
+            self._take(layer, kept.read(layer, binder.device))
+
+    def _take(self, layer: int, found: RoundedLayer) -> None:
+        """Have a layer of rounded weights at its place."""
         binder = self._binders[layer]
         packed, by_module = dict[str, RoundedMatrix](), dict[str, dict[str, RoundedMatrix]]()
-        for name, tensor in tensors.items():
-            if not packs(tensor.shape):
-                binder.bind({name: tensor.clone()})  # what it is a view of is freed
+        binder.bind(found.others)
+        for name, matrix in found.matrices.items():
+            if self._expand:
+                binder.bind({name: unpack(matrix)})
                 continue
             inner = name.removeprefix(binder.prefix)
-            importance = moments.importance(inner, tensor)
-            if self._expand:
-                binder.bind({name: rounded(tensor, self._bits, importance)})
-            else:
-                packed[inner] = round_matrix(tensor, self._bits, importance)
-                by_module.setdefault(inner.rpartition(".")[0], {})[name] = packed[inner]
+            packed[inner] = matrix
+            by_module.setdefault(inner.rpartition(".")[0], {})[name] = matrix
         self._packed.append(packed)
-        self._unpackers.append([self._unpacker(layer, *found) for found in by_module.items()])
+        self._unpackers.append([self._unpacker(layer, *of) for of in by_module.items()])
         self._waiting += self._unpackers[-1]
         trim()  # the scratch of rounding, layer by layer, would otherwise stay on the heap
         self._progress(layer + 1, len(self._binders))

@@ -7,12 +7,12 @@ matrix and of AWQ: Lin et al. 2023, arXiv 2306.00978). `bench/rounding.py` compa
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from offspec_kernels.dequant import dequantise
+from offspec_kernels.dequant import Part, dequantise
 from offspec_kernels.dequant.grouped import GROUP, Grouped, pack_codes
 
 # Of the group's range, to begin from: the fewer steps there are, the more it pays to cut its ends off.
@@ -48,10 +48,14 @@ def _in_groups(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(shape) if shape[-1] % GROUP == 0 else (1, math.prod(shape))
 
 
+def packed_parts(shape: Sequence[int], bits: int) -> Mapping[str, Part]:
+    """The parts of a rounded tensor of this shape, by name."""
+    return Grouped(bits).parts(_in_groups(shape))
+
+
 def packed_bytes(shape: Sequence[int], bits: int) -> int:
     """Bytes of a rounded tensor of this shape."""
-    parts = Grouped(bits).parts(_in_groups(shape)).values()
-    return sum(math.prod(part.shape) * part.dtype.itemsize for part in parts)
+    return sum(math.prod(part.shape) * part.dtype.itemsize for part in packed_parts(shape, bits).values())
 
 
 def round_matrix(
@@ -66,9 +70,9 @@ def round_matrix(
         bits: 2, 3 or 4, the default.
         importance: Weight of each squared error, broadcast to that shape; None counts all alike.
     """
-    wanted = Grouped(bits).parts(_in_groups(weight.shape))
     parts = {
-        name: torch.empty(part.shape, dtype=part.dtype, device=weight.device) for name, part in wanted.items()
+        name: torch.empty(part.shape, dtype=part.dtype, device=weight.device)
+        for name, part in packed_parts(weight.shape, bits).items()
     }
     for slab, code, step, offset in _slabs(weight, bits, importance):
         for name, found in (("codes", pack_codes(code, bits)), ("step", step), ("offset", offset)):

@@ -8,7 +8,6 @@ Letters: T rows, C channels, K taps, G heads of keys, H of values, D numbers of 
 """
 
 import sys
-import threading
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -18,23 +17,11 @@ import torch.nn.functional as F
 
 from offspec.model.activations import evenly
 from offspec.model.attention import running_context
-from offspec.model.recurrence.paths import part_paths
-from offspec.model.recurrence.state import Recurrence, Rows, Update
+from offspec.model.recurrence.state import Rows, Update
+from offspec.model.recurrence.walks import Walks
 
 Replacement = Callable[..., Any]
 _NO_STATE = torch.empty(0)  # in the place of a state that a family hands to its cache
-
-
-class _Reached(threading.local):
-    recurrence: Recurrence | None = None
-
-
-_REACHED = _Reached()
-
-
-def reach(recurrence: Recurrence) -> None:
-    """Tell that the layer that runs has come to this one of its recurrences."""
-    _REACHED.recurrence = recurrence
 
 
 def install(model: torch.nn.Module) -> bool:
@@ -63,22 +50,9 @@ def _either(original: Callable[..., Any], replacement: Replacement) -> Callable[
     return call
 
 
-def _rows_of(padded: int) -> tuple[int, Any]:
-    """How many of the rows of this part are no copies, and how they follow each other."""
-    context = running_context()
-    assert context is not None and context.end is not None
-    rows = padded - context.padding
-    return rows, part_paths(context, context.end - rows, context.end)
-
-
 def _padded(out: torch.Tensor, rows: int) -> torch.Tensor:
     """[n, ...] to [rows, ...]: the last of them again and again."""
     return out if len(out) == rows else torch.cat([out, out[-1:].expand(rows - len(out), *out.shape[1:])])
-
-
-def _recurrence() -> Recurrence:
-    assert _REACHED.recurrence is not None, "the layer has told its cache which state it wants"
-    return _REACHED.recurrence
 
 
 def _causal_conv(
@@ -92,8 +66,9 @@ def _causal_conv(
     from transformers.activations import ACT2FN
 
     padded = hidden_states.shape[2]
-    rows, paths = _rows_of(padded)
-    out = _recurrence().convolve(hidden_states[0, :, :rows].T, weight, bias, paths)
+    walks = Walks.of(padded)
+    rows = walks.rows
+    out = walks.convolve(hidden_states[0, :, :rows].T, weight, bias)
     if activation is not None:
         out = evenly(ACT2FN[activation], out)
     return _padded(out.to(hidden_states.dtype), padded).T[None]
@@ -110,7 +85,8 @@ def _delta_rule(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """query and key [1, T, G, D], value [1, T, H, E], g [1, T, H] or [1, T, H, D], beta [1, T, H]."""
     padded = value.shape[1]
-    rows, paths = _rows_of(padded)
+    walks = Walks.of(padded)
+    rows = walks.rows
 
     def unit(vectors: torch.Tensor) -> torch.Tensor:
         wide = vectors.float()
@@ -125,7 +101,7 @@ def _delta_rule(
 
     given = {"key": key, "value": value, "decay": g, "beta": beta}
     asked = unit(query[0, :rows]) * query.shape[-1] ** -0.5
-    out = _recurrence().scan({name: rest[0, :rows] for name, rest in given.items()}, asked, update, paths)
+    out = walks.scan({name: rest[0, :rows] for name, rest in given.items()}, asked, update)
     return _padded(out.to(query.dtype), padded)[None], _NO_STATE
 
 
@@ -145,7 +121,8 @@ def _mamba2(
 ) -> Any:
     """hidden_states [1, T, H, E], dt [1, T, H], A [H], B and C [1, T, G, D] to [1, T, H, E] float32."""
     padded = hidden_states.shape[1]
-    rows, paths = _rows_of(padded)
+    walks = Walks.of(padded)
+    rows = walks.rows
     step = dt[0, :rows]
     if dt_bias is not None:
         step = step + dt_bias.to(dt.dtype)
@@ -154,7 +131,7 @@ def _mamba2(
     step = step.clamp(*dt_limit).float()
     inputs = hidden_states[0, :rows]
     kept = {"key": B[0, :rows], "inputs": inputs, "step": step, "decay": A.float() * step}
-    out = _recurrence().scan(kept, C[0, :rows], _mamba2_update, paths)
+    out = walks.scan(kept, C[0, :rows], _mamba2_update)
     if D is not None:
         out = out + D[:, None] * inputs.float()
     out = _padded(out, padded)[None]
@@ -180,7 +157,8 @@ def _mamba1(
 ) -> Any:
     """hidden_states, dt and z [1, E, T], A [E, D], B and C [1, D, T] to [1, E, T] float32."""
     padded = hidden_states.shape[2]
-    rows, paths = _rows_of(padded)
+    walks = Walks.of(padded)
+    rows = walks.rows
     step, inputs = dt[0, :, :rows].T, hidden_states[0, :, :rows].T
     if delta_bias is not None:
         step = step + delta_bias.to(dt.dtype)
@@ -193,7 +171,7 @@ def _mamba1(
         return Update(kept["key"], value[:, None], kept["step"][:, None], rates=rates)
 
     kept = {"key": B[0, :, :rows].T[:, None], "inputs": inputs, "step": step}
-    out = _recurrence().scan(kept, C[0, :, :rows].T[:, None], update, paths)[:, 0]
+    out = walks.scan(kept, C[0, :, :rows].T[:, None], update)[:, 0]
     if D is not None:
         out = out + D * inputs.float()
     if z is not None:

@@ -17,6 +17,10 @@ class Snapshot:
     length: int
     states: Mapping[Place, Committed]
 
+    def copy(self) -> "Snapshot":
+        """The same with states of its own."""
+        return Snapshot(self.length, {place: found.copy() for place, found in self.states.items()})
+
 
 class Snapshots:
     """Snapshots of one text, in the order of their lengths. most: are kept."""
@@ -24,6 +28,16 @@ class Snapshots:
     def __init__(self, most: int = MOST) -> None:
         self.most = most
         self._kept: list[Snapshot] = []
+
+    @property
+    def kept(self) -> tuple[Snapshot, ...]:
+        """All of them, the shortest first."""
+        return tuple(self._kept)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Of all of them, ascending."""
+        return tuple(kept.length for kept in self._kept)
 
     @property
     def newest(self) -> int:

@@ -43,24 +43,43 @@ with two slashes: `//help` asks the model about `/help`.""",
         "retry",
         "/retry",
         "Answer the last question again.",
-        """The previous answer is dropped. Only the answer is computed again; the question stays in the
-caches. A fixed seed increases by one; at temperature 0 the answer is the same unless something else
-changed, so try `/set temperature=0.7` first. Use it too to continue after an error or a stop.""",
+        """The previous answer is kept beside the new one: `/undo` brings it back, and so does ← in an empty
+input. Only the answer is computed again; the question stays in the caches. A fixed seed increases by one;
+at temperature 0 the answer is the same unless something else changed, so try `/set temperature=0.7`
+first. Use it too to continue after an error or a stop.""",
     ),
     Command(
         "edit",
         "/edit [text]",
         "Ask the last question differently.",
-        """With a text, that text replaces the last question, whose answer is dropped. Alone, the last
-question is put into the input, to change and send. Earlier turns stay in the caches and are not computed
+        """With a text, that text takes the place of the last question. Alone, the last question is put into
+the input, to change and send; Esc leaves all as it was. What it replaces is kept beside it: `/undo` brings
+it back, and so does ← in an empty input. Earlier turns stay in the caches and are not computed
 again.""",
     ),
     Command(
         "undo",
         "/undo [n]",
-        "Remove the last question and its answer, or the last n.",
-        """The conversation continues from before it. The turns that remain stay in the caches and are not
-computed again.""",
+        "Take the last retry or edit back, else the last question.",
+        """After a retry or an edit, the version before is shown again, and the later one is kept: `/branch`
+lists both. `/undo 1` and `/undo 2` remove the last question, or the last two, with their answers and all
+their versions. The turns that remain stay in the caches and are not computed again.""",
+    ),
+    Command(
+        "branch",
+        "/branch [n] [question]",
+        "List the versions that retries and edits made, or show one.",
+        """`/branch 2` shows the second version of the last question that has several, with what followed it;
+`/branch 2 1` that of the first question. In the terminal UI, ← and → go through them while the input is
+empty. All are saved.""",
+    ),
+    Command(
+        "attach",
+        "/attach [file|none]",
+        "Send a text file with the next question.",
+        """It goes behind the question, as a block with its name. Several files are attached one by one.
+Alone, the command lists them, and `/attach none` removes them all. What is no text in UTF-8 is refused,
+and what has more tokens than the context.""",
     ),
     Command(
         "system",
@@ -103,6 +122,14 @@ a slash, or that ends in .json, is a file.""",
         "Continue another conversation.",
         """By its name, the beginning of its id, or a file. The current one is saved. The next question makes
 the model read the other one from its beginning. Alone, the command lists them.""",
+    ),
+    Command(
+        "export",
+        "/export file.md",
+        "Write the conversation to a Markdown file.",
+        """Questions and answers as they are shown, without thinking and without other versions. The same file
+is written anew each time; one that holds something else is kept, and another name is asked for.""",
+        while_busy=True,
     ),
     Command(
         "sessions",

@@ -10,6 +10,7 @@ from offspec.chat.archive import Archive, Entry
 from offspec.core.config import AUTO, NONE, SOURCES
 from offspec.ui.chat.commands import COMMANDS
 from offspec.ui.chat.settings import MEANINGS
+from offspec_planners.units import format_count
 
 _MOST_FILES = 50
 
@@ -75,12 +76,18 @@ def _settings(begun: str, saved: _Saved) -> Iterator[tuple[str, str]]:
 def _sessions(begun: str, saved: _Saved) -> Iterator[tuple[str, str]]:
     for entry in saved():
         if begun.lower() in entry.title.lower() or entry.id.startswith(begun):
-            yield entry.title or entry.id, f"{entry.turns} questions, {entry.model}"
+            yield entry.title or entry.id, f"{format_count(entry.turns, 'question')}, {entry.model}"
     yield from _files(begun, (".json",))
 
 
 def _copies(begun: str, saved: _Saved) -> Iterator[tuple[str, str]]:
     yield from _files(begun, (".json",))
+
+
+def _attachable(begun: str, saved: _Saved) -> Iterator[tuple[str, str]]:
+    """Files of the present folder too: nothing else could be meant."""
+    for name, meaning in _files(begun if "/" in begun or begun.startswith("~") else f"./{begun}", ("",)):
+        yield name.removeprefix("./") if not begun.startswith(".") else name, meaning
 
 
 def _drafts(begun: str, saved: _Saved) -> Iterator[tuple[str, str]]:
@@ -134,6 +141,8 @@ _ARGUMENTS: Mapping[str, _Offer] = {
     "seed": _words(("random", "a new seed for every answer")),
     "system": _words(("none", "no system message")),
     "save": _copies,
+    "attach": _attachable,
+    "export": lambda begun, saved: _files(begun, (".md",)),
     "load": _sessions,
     "draft": _drafts,
     "sources": _words(("on", "mark them"), ("off", "plain text")),

@@ -11,9 +11,11 @@ from offspec.chat.conversation import Conversation
 from offspec.core.config import EngineConfig
 from offspec.core.errors import OffspecError
 from offspec.core.events import Event, Notice, TreeSeen
+from offspec.ui.chat.attachment import Attachment
 from offspec.ui.chat.completion import Completer, Completion
 from offspec.ui.chat.setup import ChatEngine, Opener, Setup
 from offspec.ui.chat.stats import ChatStats
+from offspec.ui.told import told
 
 __all__ = ["ChatController", "Completion"]
 
@@ -25,7 +27,8 @@ class ChatController:
 
     session: the conversation, which is kept in `file` from its first question on. stats: how fast it goes.
     trees: those of the latest passes, the last one at the end. notes: lines the user should know. sources:
-    whether answers show where their tokens came from. config: what the engine was asked to be.
+    whether answers show where their tokens came from. attached: files that go with the next question. config:
+    what the engine was asked to be.
 
     Answers run where their generator is run, in whichever thread; `stop`, `on_event` and what only reads may
     be called from any.
@@ -39,10 +42,13 @@ class ChatController:
         self.trees: deque[TreeSeen] = deque(maxlen=_TREES)
         self.notes: list[str] = []
         self.sources = False
+        self.attached: list[Attachment] = []
         self._completer = Completer(archive)
         self.session = engine.chat(system=setup.system, params=setup.params)
         self.file = archive.file_for(self.session.conversation)
         file = setup.resumed(archive)
+        if setup.resume == "" and archive.damaged:
+            self.notes.append(archive.unread())
         if file is not None:
             self._resume(file)
             return
@@ -61,6 +67,11 @@ class ChatController:
         except BaseException:
             engine.close()
             raise
+
+    def compose(self, text: str) -> str:
+        """A question with the files that are attached, which go with this one alone."""
+        blocks, self.attached[:] = [attachment.block for attachment in self.attached], []
+        return "\n\n".join([text, *blocks])
 
     def ask(self, text: str) -> Generator[Event, None, None]:
         """Say this to the model, as it is. Raises OffspecError, when the generator is run."""
@@ -94,7 +105,7 @@ class ChatController:
     def on_event(self, event: Event) -> None:
         """Take what the engine tells aside, from whichever thread."""
         if isinstance(event, Notice):
-            self.notes.append(event.text)
+            self.notes.append(told(event))
         else:
             self.stats.on_event(event)
 

@@ -5,11 +5,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from offspec.checkpoint.open import DEMO, local_path
-from offspec.core.config import AUTO, SOURCES, read_drafts
+from offspec.core.config import AUTO, NONE, SOURCES, read_drafts
 from offspec.core.errors import RequestError
-from offspec.ui.chat import settings
-from offspec.ui.chat.commands import escaped, help_of, parse, unescaped
+from offspec.ui.chat import settings, versions
+from offspec.ui.chat.attach import attach
+from offspec.ui.chat.commands import help_of, parse
 from offspec.ui.chat.controller import ChatController
+from offspec.ui.chat.export import export
 from offspec.ui.chat.outcomes import (
     Copy,
     OpenView,
@@ -17,10 +19,8 @@ from offspec.ui.chat.outcomes import (
     Quit,
     Reload,
     Reset,
-    Rewound,
     ShowSources,
     ShowText,
-    StreamAnswer,
 )
 from offspec.ui.chat.save_load import load, others_titled, save
 from offspec.ui.chat.thinking import without_thinking
@@ -31,34 +31,6 @@ _SWITCH = {"on": True, "off": False}
 
 def _help(chat: ChatController, argument: str) -> Outcome:
     return ShowText(help_of(argument)) if argument else OpenView("help")
-
-
-def _retry(chat: ChatController, argument: str) -> Outcome:
-    _check_turns(chat, 1)
-    last = chat.session.messages[-1]
-    dropped = (last,) if last.role == "assistant" else ()
-    return StreamAnswer(chat.follow(chat.session.retry(trees=chat.setup.trees)), None, dropped)
-
-
-def _edit(chat: ChatController, argument: str) -> Outcome:
-    _check_turns(chat, 1)
-    if argument:
-        question = unescaped(argument)
-        events = chat.session.edit(question, trees=chat.setup.trees)
-        return StreamAnswer(chat.follow(events), question, chat.session.messages[_last_question(chat) :])
-    dropped = chat.session.rewind(1)
-    return Rewound(dropped, escaped(dropped[0].content))
-
-
-def _last_question(chat: ChatController) -> int:
-    """Where it is in the messages."""
-    return max(at for at, message in enumerate(chat.session.messages) if message.role == "user")
-
-
-def _undo(chat: ChatController, argument: str) -> Outcome:
-    turns = _count(argument, "/undo 2 takes back the last two questions")
-    _check_turns(chat, turns)
-    return Rewound(chat.session.rewind(turns), None)
 
 
 def _system(chat: ChatController, argument: str) -> Outcome:
@@ -146,6 +118,8 @@ def _check_model(name: str) -> None:
 
 
 def _plan(chat: ChatController, argument: str) -> Outcome:
+    if chat.engine.plan is None and chat.engine.draft == NONE:
+        return ShowText("There is no plan: without a draft there are no trees whose size it would choose.")
     if chat.engine.plan is None:
         return ShowText("There is no plan: the budget and the width of trees were given, so none was made.")
     return OpenView("plan")
@@ -165,7 +139,7 @@ def _sources(chat: ChatController, argument: str) -> Outcome:
 
 
 def _copy(chat: ChatController, argument: str) -> Outcome:
-    back = _count(argument, "/copy 2 copies the last answer but one")
+    back = versions.count(argument, "/copy 2 copies the last answer but one")
     answers = [m for m in chat.session.messages if m.role == "assistant" and m.content.strip()]
     if not answers:
         raise RequestError("there is no answer yet that could be copied")
@@ -185,36 +159,19 @@ def _clear(chat: ChatController, argument: str) -> Outcome:
     return Reset(f"A new conversation. `/load {name}` continues the one before.")
 
 
-def _check_turns(chat: ChatController, wanted: int) -> None:
-    """Raises RequestError where fewer questions were asked."""
-    turns = chat.session.conversation.turns
-    if not turns:
-        raise RequestError("nothing has been asked yet")
-    if turns < wanted:
-        asked = "one question has" if turns == 1 else f"{turns} questions have"
-        raise RequestError(f"only {asked} been asked; /undo {turns} takes everything back")
-
-
-def _count(argument: str, example: str) -> int:
-    """How many, by default one. Raises RequestError."""
-    if not argument:
-        return 1
-    digits = argument.lstrip("0") if argument.isascii() and argument.isdigit() else ""
-    if not digits:
-        raise RequestError(f"{argument!r} is no number above 0; {example}")
-    return int(digits[:9])  # no conversation has more, and Python reads no more than 4300
-
-
 ACTIONS: Mapping[str, Callable[[ChatController, str], Outcome]] = {
     "help": _help,
-    "retry": _retry,
-    "edit": _edit,
-    "undo": _undo,
+    "retry": versions.retry,
+    "edit": versions.edit,
+    "undo": versions.undo,
+    "branch": versions.branch,
+    "attach": attach,
     "system": _system,
     "set": _set,
     "seed": _seed,
     "save": save,
     "load": load,
+    "export": export,
     "sessions": lambda *_: OpenView("sessions"),
     "draft": _draft,
     "plan": _plan,

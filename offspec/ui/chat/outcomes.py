@@ -25,7 +25,7 @@ class StreamAnswer:
     """An answer to run, where answers are run, and to show as it comes.
 
     dropped: messages to take away from the end of what is shown, first; they are there again where the answer
-    is refused. question: what is asked, where that is not shown yet.
+    is refused, or nothing comes of it. question: what is asked, where that is not shown yet.
     """
 
     events: Generator[Event, None, None]
@@ -35,13 +35,34 @@ class StreamAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Rewound:
-    """These messages are no longer part of the conversation.
-
-    text: a question to change and send, if any, as it is typed.
-    """
+    """These messages are no longer part of the conversation."""
 
     dropped: "tuple[Message, ...]"
-    text: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """Another version of a turn, and what followed it, is shown from now on.
+
+    at: where it begins in the messages. dropped: messages to take away from the end of what is shown. shown:
+    those in their place. which: "2 of 3".
+    """
+
+    at: int
+    dropped: "tuple[Message, ...]"
+    shown: "tuple[Message, ...]"
+    which: str
+
+
+@dataclass(frozen=True, slots=True)
+class EditQuestion:
+    """The last question is to be changed and sent; nothing has changed yet.
+
+    question: as it was asked. line: the command to change, as it is typed.
+    """
+
+    question: str
+    line: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,4 +106,16 @@ class Quit:
     """The user wants to leave."""
 
 
-Outcome = ShowText | StreamAnswer | Rewound | Reset | OpenView | ShowSources | Reload | Copy | Quit
+Outcome = (
+    ShowText
+    | StreamAnswer
+    | Rewound
+    | Switched
+    | EditQuestion
+    | Reset
+    | OpenView
+    | ShowSources
+    | Reload
+    | Copy
+    | Quit
+)

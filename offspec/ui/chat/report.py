@@ -18,13 +18,17 @@ def report(chat: ChatController) -> str:
         speed = _table(["", *(name for name, _ in columns)], _rows([totals for _, totals in columns]))
     prompt = stats.prefill
     facts = [
-        f"The conversation has {session.used:,} of {session.context:,} tokens of context.",
+        f"The prompt has {session.used:,} of {session.context:,} tokens of context.",
+        f"Questions left out of it, from the first on: {session.left_out:,}." if session.left_out else "",
         f"The last prompt had {prompt.tokens:,} new tokens; {prompt.reused:,} were known." if prompt else "",
         guessed_by(stats.session),
-        f"Target {chat.config.model}, draft {engine.draft}, trees of up to {engine.budget:,} nodes, "
-        f"{engine.width:,} at a time.",
+        f"Target {chat.config.model}, draft {engine.draft}, {_trees(engine.budget, engine.width)}.",
     ]
     return "\n\n".join(filter(None, [speed, *facts]))
+
+
+def _trees(budget: int, width: int) -> str:
+    return f"trees of up to {budget:,} nodes, {width:,} at a time" if budget > 1 else "a token in each pass"
 
 
 def guessed_by(totals: Totals) -> str:

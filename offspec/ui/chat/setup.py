@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from offspec.core.config import EngineConfig, SamplingParams
+from offspec.core.errors import SessionError
 from offspec.core.events import Event, LoadProgress
 
 if TYPE_CHECKING:
     from offspec.chat.archive import Archive
     from offspec.chat.session import Session
+    from offspec.engine.engine import Engine
     from offspec_planners.plan import Plan
 
 
@@ -26,7 +28,8 @@ class Setup:
 
     plan: a plan file to follow. resume: None begins a new conversation, "" takes up the latest one held with
     this model, and anything else names one. It goes on with the parameters it had, but for those whose names
-    are in `given`. trees: whether verified trees are gathered, to be looked at.
+    are in `given`. trees: whether verified trees are gathered, to be looked at. command: the words
+    that began the chat, but for those that name a conversation.
     """
 
     config: EngineConfig
@@ -36,12 +39,21 @@ class Setup:
     resume: str | None = None
     given: frozenset[str] = frozenset()
     trees: bool = True
+    command: tuple[str, ...] = ("offspec", "chat")
 
     def resumed(self, archive: "Archive") -> Path | None:
-        """The file of the conversation to take up, None for a new one. Raises SessionError."""
+        """The file of the conversation to take up, None for a new one. Raises SessionError.
+
+        What cannot be read may be that conversation, so a new one is not begun in silence.
+        """
         if self.resume:
             return archive.find(self.resume)
         latest = None if self.resume is None else archive.latest(self.config.model)
+        if self.resume is not None and latest is None and archive.damaged:
+            raise SessionError(
+                f"no conversation with {self.config.model} can be resumed: {archive.unread()}; leave out "
+                "--resume to begin a new one"
+            )
         return None if latest is None else latest.file
 
 
@@ -84,20 +96,21 @@ class ChatEngine(Protocol):
 Opener = Callable[[EngineConfig, Path | None, Callable[[Event], None]], ChatEngine]
 
 
-def open_engine(config: EngineConfig, plan: Path | None, notify: Callable[[Event], None]) -> ChatEngine:
+def open_engine(config: EngineConfig, plan: Path | None, notify: Callable[[Event], None]) -> "Engine":
     """Open the real engine. Raises OffspecError.
 
     The first call imports torch, which takes seconds: call it where nothing waits for it.
     """
     notify(LoadProgress("starting", 0, 0, "steps"))
     gc.unfreeze()
+    # What is frozen at the end is not freed, and Triton prints that it leaked, also where loading fails.
+    atexit.register(gc.unfreeze)
     with _collector_at_rest():
         preload_torch()
         from offspec.engine.load import load
     opened = load(config, plan=plan, notify=notify)
     gc.collect()
     gc.freeze()
-    atexit.register(gc.unfreeze)  # what is frozen at the end is not freed, and Triton prints that it leaked
     return opened
 
 

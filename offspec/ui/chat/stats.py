@@ -31,7 +31,10 @@ class PassTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over passes. bytes_streamed: of the target's weights; guessed: accepted tokens by source."""
+    """Sums over passes. bytes_streamed: of the target's weights; guessed: accepted tokens by source.
+
+    experts_asked, experts_read: as in `PassStats`.
+    """
 
     tokens: int = 0
     passes: int = 0
@@ -39,6 +42,8 @@ class Totals:
     bytes_streamed: int = 0
     times: PassTimes = field(default_factory=PassTimes)
     guessed: Guessed = ()
+    experts_asked: int = 0
+    experts_read: int = 0
 
     @property
     def tokens_per_pass(self) -> float:
@@ -61,6 +66,8 @@ class Totals:
             self.bytes_streamed + done.bytes_streamed,
             PassTimes(*map(sum, zip(self.times, times_of(done), strict=True))),
             total_guessed([self.guessed, done.guessed_by]),
+            self.experts_asked + done.experts_asked,
+            self.experts_read + done.experts_read,
         )
 
 
@@ -73,9 +80,10 @@ class ChatStats:
     """Hears every event of a chat, from the thread that answers; may be read from another.
 
     answer: the totals of the answer under way, or of the last one. session: of all answers since the chat
-    began. last_times: where the time of the last pass went. history: tokens of each of the latest passes,
-    the oldest first. result: of the last answer, None while one is under way. clock: seconds, for the line
-    that moves.
+    began. last_times: where the time of the last pass went; last_experts: experts that it asked
+    for, and read.
+    history: tokens of each of the latest passes, the oldest first. result: of the last answer, None while one
+    is under way. clock: seconds, for the line that moves.
 
     Each of them is replaced as a whole, so that a reader never sees one half done.
     """
@@ -85,6 +93,7 @@ class ChatStats:
         self.answer = Totals()
         self.session = Totals()
         self.last_times = PassTimes()
+        self.last_experts = (0, 0)
         self.history: tuple[int, ...] = ()
         self.prefill: Prefill | None = None
         self.result: Result | None = None
@@ -119,7 +128,7 @@ class ChatStats:
 
     def _take(self, done: PassStats) -> None:
         self.answer, self.session = self.answer.plus(done), self.session.plus(done)
-        self.last_times = times_of(done)
+        self.last_times, self.last_experts = times_of(done), (done.experts_asked, done.experts_read)
         self.history = (*self.history, done.emitted)[-HISTORY:]
         self._usual = done.draft_seconds + done.target_seconds
 

@@ -8,7 +8,9 @@ import typer
 
 from offspec.core.config import SamplingParams
 from offspec.core.errors import RequestError, SessionError
+from offspec.ui.chat.leaving import command_words
 from offspec.ui.chat.setup import Setup, open_engine
+from offspec.ui.cli import checks
 from offspec.ui.cli import options as opt
 
 EPILOG = """[bold]Examples[/]
@@ -77,7 +79,9 @@ def chat(
         plan=options.plan,
         resume="" if resume else session,
         given=_given(ctx),
+        command=command_words(sys.argv),
     )
+    checks.check_files(setup.config, setup.plan)
     _begin(setup, plain=plain or not _has_screen(), quiet=quiet)
 
 

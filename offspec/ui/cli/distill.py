@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from offspec.checkpoint.open import check_model
 from offspec.core.config import format_bytes
 from offspec.core.errors import RequestError
+from offspec.distill.config import Wanted
+from offspec.distill.questions import read_questions
 from offspec.ui.cli.options import Device, Dtype, Memory, Model
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer
 
 if TYPE_CHECKING:
-    from offspec.distill import Distilled
+    from offspec.distill.make import Distilled
 
 _head_option = partial(typer.Option, rich_help_panel="Head")
 _text_option = partial(typer.Option, rich_help_panel="Text and training")
@@ -112,13 +115,14 @@ def distill(
     its folder. It is measured on text held out from training.
     """
     count = parse_count(tokens)
+    wanted = Wanted(model, kind, out, count, length=length, epochs=epochs, minutes=minutes, depth=depth)
+    check_model(model)
+    if prompts is not None:
+        read_questions(prompts)
     with Renderer(as_json=as_json, quiet=quiet) as renderer:
-        from offspec import distill as heads  # imports torch: after every check of the options
+        from offspec.distill.make import distill_head  # imports torch: after every check of the options
 
-        wanted = heads.Wanted(
-            model, kind, out, count, length=length, epochs=epochs, minutes=minutes, depth=depth
-        )
-        made = heads.distill_head(
+        made = distill_head(
             wanted, prompts=prompts, memory=memory, device=device, dtype=dtype, notify=renderer.show
         )
         for line in _summary(made):

@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 
 from offspec import __version__
-from offspec.core.config import EngineConfig, check_comparable, format_bytes
+from offspec.core.config import Constraint, EngineConfig, check_comparable, format_bytes
 from offspec.core.errors import OffspecError, RequestError
 from offspec.core.trace import Timeline, check_writable
+from offspec.ui.cli import checks
 from offspec.ui.cli import options as opt
 from offspec.ui.cli.render import Renderer
 
@@ -80,6 +81,18 @@ Logprobs = Annotated[
         "temperature, and the K likeliest tokens with theirs.",
     ),
 ]
+JsonSchema = Annotated[
+    Path | None,
+    opt.rule_option(
+        "--json-schema",
+        metavar="FILE",
+        help="The answer is JSON that this schema allows. One that [bold]--max-tokens[/] cuts is not yet.",
+    ),
+]
+Regex = Annotated[
+    str | None,
+    opt.rule_option("--regex", metavar="REGEX", help="The whole answer matches this regular expression."),
+]
 Trace = Annotated[
     Path | None,
     opt.output_option(
@@ -106,13 +119,20 @@ def generate(
     logprobs: Logprobs = None,
     quiet: opt.Quiet = False,
     trace: Trace = None,
+    json_schema: JsonSchema = None,
+    regex: Regex = None,
 ) -> None:
     """Answer one prompt. The text goes to stdout as it comes, everything else to stderr."""
     if no_speculation:
         options = replace(options, draft="none")  # what would not be asked need not be loaded
     config = opt.engine_config(options)
     params = opt.sampling_params(
-        options, max_tokens=max_tokens, stop=stop or (), ignore_eos=ignore_eos, logprobs=logprobs
+        options,
+        max_tokens=max_tokens,
+        stop=stop or (),
+        ignore_eos=ignore_eos,
+        logprobs=logprobs,
+        format=_format(json_schema, regex),
     )
     if logprobs is not None and not as_json:
         raise RequestError("--logprobs are part of what --json prints: add it")
@@ -121,6 +141,7 @@ def generate(
         check_comparable(config.verify, params)
     if trace is not None:
         check_writable(trace)  # now, not after minutes of work
+    checks.check_files(config, options.plan)
     renderer = Renderer(as_json=as_json, quiet=quiet, check=check)
     with _traced(trace, config, renderer.note) as timeline, renderer:
         from offspec.engine.load import load  # imports torch: after every check of the options
@@ -138,6 +159,20 @@ def generate(
             "speculation changed the answer, which is a bug in offspec; please report the model, the prompt, "
             "the options, and the line that begins with check: above"
         )
+
+
+def _format(json_schema: Path | None, regex: str | None) -> Constraint | None:
+    """The format that options ask for. Raises RequestError."""
+    if json_schema is not None and regex is not None:
+        raise RequestError("an answer has one format: leave out --json-schema or --regex")
+    if regex is not None:
+        return Constraint("regex", regex)
+    if json_schema is None:
+        return None
+    try:
+        return Constraint("json_schema", json_schema.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"--json-schema {json_schema} cannot be read as text: {error}") from None
 
 
 def _prompt_text(prompt: str | None) -> str:

@@ -122,8 +122,9 @@ def machine_section(machine: "Hardware", layout: PageLayout) -> Iterator[Console
         ("processor", f"{chip.name}{memory}", ""),
         ("RAM", format_bytes(machine.ram), ""),
         ("disk, past the cache", *_rate(machine.disk)),
-        (f"{'RAM' if machine.link is None else 'VRAM'} is read at", *_rate(chip.bandwidth)),
     ]
+    if chip.read_memory:
+        rows.append((f"{'RAM' if machine.link is None else 'VRAM'} is read at", *_rate(chip.bandwidth)))
     if machine.link is not None:
         rows.insert(3, ("RAM to VRAM", *_rate(machine.link)))
     if machine.host is not None:

@@ -20,8 +20,23 @@ from typer.core import TyperGroup
 from offspec import __version__
 from offspec.core.errors import OffspecError
 from offspec.core.openmp import limit_spinning
-from offspec.ui.cli import chat, distill, doctor, generate, hardware, pack, plan
+from offspec.ui.cli import (
+    batch,
+    chat,
+    config,
+    demo,
+    distill,
+    doctor,
+    generate,
+    hardware,
+    models,
+    pack,
+    plan,
+    serve,
+)
+from offspec.ui.cli.defaults import COMMANDS, default_map
 from offspec.ui.cli.output import StdoutClosed, abandon_stdout
+from offspec.ui.told import option_first, told
 
 _INTERRUPTED = 128 + 2  # SIGINT
 _NO_READER = 128 + 13  # SIGPIPE
@@ -33,7 +48,7 @@ def _failing_plainly() -> Iterator[None]:
     try:
         yield
     except OffspecError as error:
-        typer.echo("error: " + " ".join(str(error).splitlines()), err=True)
+        typer.echo("error: " + " ".join(option_first(told(error)).splitlines()), err=True)
         raise typer.Exit(error.exit_code) from None
     except KeyboardInterrupt:
         raise typer.Exit(_INTERRUPTED) from None
@@ -51,7 +66,6 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -65,6 +79,7 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def offspec(
+    ctx: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -77,15 +92,22 @@ def offspec(
     The weights stay on disk and stream through memory. A draft proposes a
     tree of tokens, and each pass of the model verifies the whole tree.
     """
+    if ctx.invoked_subcommand in COMMANDS:
+        ctx.default_map = dict(default_map(ctx.command, ctx.args))
 
 
 app.command(epilog=generate.EPILOG)(generate.generate)
 app.command(epilog=chat.EPILOG)(chat.chat)
+app.command(epilog=serve.EPILOG)(serve.serve)
+app.command(epilog=batch.EPILOG)(batch.batch)
 app.command(epilog=plan.EPILOG)(plan.plan)
 app.command(epilog=pack.EPILOG)(pack.pack)
 app.command(epilog=distill.EPILOG)(distill.distill)
 app.command(epilog=hardware.EPILOG)(hardware.hardware)
 app.command(epilog=doctor.EPILOG)(doctor.doctor)
+app.command(epilog=demo.EPILOG)(demo.demo)
+app.add_typer(models.app, name="models")
+app.add_typer(config.app, name="config")
 
 
 def main() -> None:

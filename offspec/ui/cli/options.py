@@ -14,6 +14,7 @@ import typer
 from offspec.core.config import (
     DraftBits,
     EngineConfig,
+    Experts,
     KVCache,
     PackFormat,
     SamplingParams,
@@ -29,6 +30,11 @@ draft_option = partial(typer.Option, rich_help_panel="Speculation: how fast")
 sampling_option = partial(typer.Option, rich_help_panel="Sampling: which words")
 rule_option = partial(typer.Option, rich_help_panel="Rules: what may come and what may not")
 output_option = partial(typer.Option, rich_help_panel="Prompt and output")
+
+
+def _size_or_none(value: str) -> int:
+    """A number of bytes, which may be none at all."""
+    return parse_bytes(value, least=0)
 
 
 def checked_device(value: str) -> str:
@@ -51,6 +57,10 @@ def _number_or_auto(value: str, of: str = "nodes") -> int | None:
     if value != "auto" and not re.fullmatch(r"\d+", value):
         raise typer.BadParameter(f"{value!r} is neither a number of {of} nor auto")
     return None if value == "auto" else int(value)
+
+
+def _sequences_or_auto(value: str) -> int | None:
+    return _number_or_auto(value, "sequences")
 
 
 def _layers_or_auto(value: str) -> int | None:
@@ -78,7 +88,7 @@ Model = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="The target: a hub id, a local folder, a [bold].gguf[/] file, or [bold]demo[/], the small "
-        "model that [bold]make env[/] installs.",
+        "model that [bold]make env[/] installs. [bold]offspec config set model[/] makes one the default.",
         show_default=False,
     ),
 ]
@@ -148,6 +158,18 @@ class EngineOptions:
             "and [bold]auto[/] takes none; in float32 it takes as many as are fastest.",
         ),
     ] = "auto"
+    experts: Annotated[
+        Experts,
+        model_option(
+            "--experts",
+            help="What computes the experts of a mixture beside a GPU. [bold]gpu[/]: itself; those that it "
+            "has no room for are copied to it when a router chooses them. [bold]cpu[/]: the CPU, all of them "
+            "from RAM, and only rows cross to the GPU and back: faster with small trees where the GPU has "
+            "room for few, slower with long prompts. A CPU rounds in another way, so in bfloat16 or with "
+            "[bold]--kv-cache int8[/] answers depend on it, and [bold]auto[/] takes the GPU; in float32 it "
+            "takes what a plan says is faster.",
+        ),
+    ] = "auto"
     dtype: Dtype = "bfloat16"
     context: Annotated[
         int | None,
@@ -165,6 +187,13 @@ class EngineOptions:
             "[bold]model[/], or in [bold]int8[/], about half the memory and slightly different answers.",
         ),
     ] = "model"
+    quantize: Annotated[
+        PackFormat | None,
+        model_option(
+            help="Round the target to fewer bits and run that: fewer bytes to stream, slightly different "
+            "answers. Done once, as by [bold]offspec pack[/], and kept in the cache."
+        ),
+    ] = None
     draft: Annotated[
         str,
         draft_option(
@@ -195,11 +224,16 @@ class EngineOptions:
 class RequestOptions(EngineOptions):
     """What asking a model takes beside it: how trees are grown, and how tokens are chosen."""
 
-    quantize: Annotated[
-        PackFormat | None,
+    cache_size: Annotated[
+        int | None,
         model_option(
-            help="Round the target to fewer bits and run that: fewer bytes to stream, slightly different "
-            "answers. Done once, as by [bold]offspec pack[/], and kept in the cache."
+            "--cache-size",
+            parser=_size_or_none,
+            metavar="SIZE",
+            help="Disk space in the cache for conversations: their keys and values are written there when "
+            "another takes their place and when the program ends, and read where that is quicker than to "
+            "compute the prompt again. Other users cannot read them. 0 keeps none, as is usual; "
+            "[bold]offspec serve[/] keeps 4 GB unless it is told otherwise.",
         ),
     ] = None
     corpus: Annotated[
@@ -291,6 +325,23 @@ class RequestOptions(EngineOptions):
             help="The same seed gives the same answer. Without it a random one is chosen and reported.",
         ),
     ] = None
+
+
+@dataclass(frozen=True)
+class SharedOptions(RequestOptions):
+    """Where several requests are answered side by side."""
+
+    sequences: Annotated[
+        Any,
+        model_option(
+            "--sequences",
+            metavar="N|auto",
+            parser=_sequences_or_auto,
+            help="Requests that are answered side by side: they share the trips of the weights, and each "
+            "takes memory for a context of its own. [bold]auto[/] takes up to 8, as many as cost hardly a "
+            "layer its place in memory.",
+        ),
+    ] = "auto"
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from rich.markup import escape
 from offspec.core.errors import DiskFullError, RequestError
 from offspec.core.events import LoadProgress
 from offspec.ui.printable import printable
+from offspec_planners.units import format_bytes, format_rate
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -155,7 +156,9 @@ def _bars(console: Console) -> "Progress":
 
 def _amount(event: LoadProgress, speed: float | None) -> str:
     detail = f", {event.detail}" if event.detail else ""
+    if not event.total:
+        return event.detail
     if event.unit != "bytes":
         return f"{event.done} of {event.total} {event.unit}{detail}"
-    rate = f", {speed / 1e9:.2f} GB/s" if speed else ""
-    return f"{event.done / 1e9:.2f} of {event.total / 1e9:.2f} GB{rate}{detail}"
+    rate = f", {format_rate(speed)}" if speed else ""
+    return f"{format_bytes(event.done)} of {format_bytes(event.total)}{rate}{detail}"

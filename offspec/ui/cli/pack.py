@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from offspec.checkpoint.open import check_model
+from offspec.checkpoint.pack_manifest import check_pack
 from offspec.core.config import PackFormat, format_bytes, parse_bytes
 from offspec.core.errors import RequestError
 from offspec.ui.cli.output import Output
@@ -56,6 +58,14 @@ Out = Annotated[
     Path | None,
     _option(metavar="DIR", help="The folder to make. Without it: one in the cache."),
 ]
+Again = Annotated[
+    bool,
+    _option(
+        "--again",
+        metavar="",
+        help="Also round a [bold].gguf[/] file that is quantised already, which loses more.",
+    ),
+]
 Verify = Annotated[
     bool,
     _option("--verify", metavar="", help="Read a pack and compare it with its checksums; make nothing."),
@@ -82,6 +92,7 @@ def pack(
     model: Source,
     to: To = None,
     out: Out = None,
+    again: Again = False,
     verify: Verify = False,
     memory: Memory = None,
     as_json: Json = False,
@@ -92,7 +103,11 @@ def pack(
     After an interruption the same command resumes. A pack that is there
     already is verified, and damaged parts are made again.
     """
-    _check(to, out, verify)
+    _check(to, out, verify, again)
+    if verify:
+        check_pack(Path(model))
+    else:
+        check_model(model)
     with Renderer(as_json=as_json, quiet=quiet) as renderer:
         from offspec.model.quantize import pack as packs  # imports torch: after every check of the options
 
@@ -101,16 +116,16 @@ def pack(
             renderer.note(f"{len(manifest.sums)} files match their checksums")
             found = _of_manifest(Path(model), manifest)
         else:
-            made = packs.pack_model(model, to, out=out, memory=memory, notify=renderer.show)
+            made = packs.pack_model(model, to, out=out, memory=memory, twice=again, notify=renderer.show)
             renderer.note(_summary(made))
             found = _of_pack(made)
     Output().write((json.dumps(found, ensure_ascii=False) if as_json else found["folder"]) + "\n")
 
 
-def _check(to: PackFormat | None, out: Path | None, verify: bool) -> None:
+def _check(to: PackFormat | None, out: Path | None, verify: bool, again: bool) -> None:
     """Raise RequestError for options that do not go together."""
-    if verify and (to is not None or out is not None):
-        raise RequestError("--verify reads the pack that is named first; leave out --to and --out")
+    if verify and (to is not None or out is not None or again):
+        raise RequestError("--verify reads the pack that is named first; leave out --to, --out and --again")
     if not verify and to is None:
         raise RequestError("say what to pack to: --to nf4, --to int8 or --to int4-g64")
 

@@ -3,21 +3,25 @@
 import signal
 import threading
 from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from types import FrameType
 
 import typer
 
 from offspec.chat.archive import Archive
+from offspec.chat.conversation import Conversation
 from offspec.core.config import EngineConfig
 from offspec.core.errors import OffspecError
 from offspec.core.events import Event, Finished, LoadProgress, Notice, Result, TextDelta
 from offspec.ui.chat import outcomes
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.handlers import run_command
+from offspec.ui.chat.leaving import resume_line
 from offspec.ui.chat.setup import Opener, Setup
+from offspec.ui.chat.welcome import HINTS, opening
 from offspec.ui.cli.plain_input import PlainInput
 from offspec.ui.cli.plain_render import PlainRenderer, page
+from offspec.ui.told import told
 
 
 def run(setup: Setup, opener: Opener, archive: Archive, *, quiet: bool = False) -> None:
@@ -52,7 +56,9 @@ class _LineMode:
         return self._controller
 
     def open(self) -> None:
-        """Load the model and lay out the conversation."""
+        """Load the model and lay out the conversation, whose end is shown before."""
+        if self._input.is_terminal:
+            self._greet()
         try:
             self._controller = ChatController.open(self._setup, self._opener, self._archive, self._on_event)
         finally:
@@ -61,6 +67,17 @@ class _LineMode:
             draft = self._controller.engine.draft
             drafted = "without a draft" if draft == "none" else f"drafted by {draft}"
             self._renderer.note(f"{self._setup.config.model}, {drafted}. /help lists the commands.")
+
+    def _greet(self) -> None:
+        """What is loaded and resumed, or what to try."""
+        with suppress(OffspecError):  # the controller finds the same, and says so
+            file = self._setup.resumed(self._archive)
+            if file is not None:
+                self._renderer.end_of(Conversation.read(file))
+            else:
+                for what, why in HINTS[1:]:
+                    self._renderer.note(f"{what}: {why}")
+        self._renderer.note(f"loading {opening(self._setup.config)}")
 
     def chat(self) -> None:
         """Take questions and commands until there are no more."""
@@ -76,7 +93,8 @@ class _LineMode:
                 if typed.is_command:
                     outcome = run_command(self.controller, typed.text)
                 else:
-                    outcome = outcomes.StreamAnswer(self.controller.ask(typed.text), typed.text)
+                    question = self.controller.compose(typed.text)
+                    outcome = outcomes.StreamAnswer(self.controller.ask(question), question)
             except OffspecError as error:
                 self._complain(error)
                 continue
@@ -90,6 +108,8 @@ class _LineMode:
         self._renderer.still()
         if self._controller is not None:
             self._controller.close()
+            if self._input.is_terminal and (line := resume_line(self._controller)):
+                self._renderer.note(line)
 
     def _do(self, outcome: outcomes.Outcome) -> None:
         match outcome:
@@ -97,8 +117,19 @@ class _LineMode:
                 self._answer(outcome.events)
             case outcomes.ShowText():
                 self._renderer.page(outcome.markdown)
-            case outcomes.Rewound():
-                self._rewound(outcome)
+            case outcomes.Rewound(dropped):
+                turns = sum(message.role == "user" for message in dropped)
+                self._renderer.page(
+                    "Took back the last question." if turns == 1 else f"Took back {turns} questions."
+                )
+            case outcomes.Switched():
+                said = "\n\n".join(message.content for message in outcome.shown)
+                self._renderer.page(f"Version {outcome.which}:\n\n{said}")
+            case outcomes.EditQuestion(question, line):
+                if self._input.edits:
+                    self._begun = line
+                else:
+                    self._renderer.page(f"`/edit TEXT` asks this question differently:\n\n{question}")
             case outcomes.Reset():
                 self._renderer.page(outcome.note)
             case outcomes.OpenView():
@@ -166,17 +197,6 @@ class _LineMode:
         finally:
             signal.signal(signal.SIGINT, before)
 
-    def _rewound(self, outcome: outcomes.Rewound) -> None:
-        if outcome.text is None:
-            turns = sum(message.role == "user" for message in outcome.dropped)
-            self._renderer.page(
-                "Took back the last question." if turns == 1 else f"Took back {turns} questions."
-            )
-        elif self._input.edits:
-            self._begun = outcome.text
-        else:
-            self._renderer.page(f"Removed this question; ask it again:\n\n{outcome.text}")
-
     def _reload(self, config: EngineConfig) -> None:
         """Exchange the engine, or load the one from before again where that fails.
 
@@ -203,7 +223,7 @@ class _LineMode:
             self._controller.on_event(event)
             self._move()
         elif isinstance(event, Notice):
-            self._renderer.note(event.text)
+            self._renderer.note(told(event))
 
     def _move(self) -> None:
         self._renderer.moving(self.controller.stats.live_line())

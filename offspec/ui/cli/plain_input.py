@@ -75,6 +75,9 @@ class PlainInput:
         except EOFError:
             print()
             return None
+        except KeyboardInterrupt:  # what comes next, such as how to continue, has a line of its own
+            print()
+            raise
         except UnicodeDecodeError as error:
             return error.object.decode("utf-8", "surrogateescape").rstrip("\r\n")
         finally:

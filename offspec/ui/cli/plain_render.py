@@ -8,24 +8,27 @@ from rich.console import Console
 from rich.text import Text
 
 from offspec.chat.archive import Archive
+from offspec.chat.conversation import Conversation
 from offspec.core.errors import RequestError
 from offspec.core.events import FinishReason, LoadProgress, Result, TextDelta, TreeSeen
 from offspec.ui.chat.commands import COMMANDS
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.outcomes import View
 from offspec.ui.chat.report import report
+from offspec.ui.chat.thinking import without_thinking
 from offspec.ui.cli.output import Live, Output, open_live
 from offspec.ui.printable import printable
-from offspec_planners.plan.explain import explain
+from offspec.ui.told import told
 
 _BESIDE = 3  # rejected guesses shown beside an accepted one
 _SESSIONS = 20
+_TURNS = 3  # of a resumed conversation
 _UNDERLINED = "\x1b[4m{}\x1b[24m"
 _ENDINGS: dict[FinishReason, str] = {
     "eos": "",
     "stop": "",
     "length": "; cut at max_tokens, which /set changes",
-    "context": "; the context is full: /undo removes questions, /clear begins a new conversation",
+    "context": "; the context is full: the next question leaves the first ones out",
     "halted": "; stopped, and kept as far as it came",
 }
 
@@ -86,10 +89,20 @@ class PlainRenderer:
         if not self._quiet:
             self._line(text, style="dim")
 
+    def end_of(self, conversation: Conversation) -> None:
+        """The last turns of a conversation that goes on."""
+        said = conversation.messages
+        shown = said[-2 * _TURNS :]
+        if len(said) > len(shown):
+            self.note(f"... {(len(said) - len(shown)) // 2} earlier questions")
+        for message in shown:
+            spoken = without_thinking(message.content, message.opened).strip()
+            self.note(f"> {spoken}" if message.role == "user" else f"{spoken}\n")
+
     def complain(self, error: Exception) -> None:
         """One line, as every command of the program has it."""
         self._live.stop()
-        self._line("error: " + " ".join(str(error).splitlines()))
+        self._line("error: " + " ".join(told(error).splitlines()))
 
     def page(self, markdown: str) -> None:
         """Something that was asked for."""
@@ -127,6 +140,8 @@ def page(view: View, controller: ChatController) -> str:
             return _sessions_page(controller.archive)
         case "plan":
             assert controller.engine.plan is not None
+            from offspec_planners.plan.explain import explain  # only now: it needs numpy
+
             return "\n\n".join(explain(controller.engine.plan))
 
 
@@ -173,8 +188,9 @@ def _quoted(text: str) -> str:
 def _sessions_page(archive: Archive) -> str:
     """The latest conversations, those that changed last first."""
     entries = archive.list()
+    unread = [f"- {damaged.reason}" for damaged in archive.damaged]
     if not entries:
-        return "No conversation is saved yet."
+        return "\n".join(["No conversation is saved yet.", *unread])
     lines = [
         f"- **{entry.title}**, {entry.turns} question{'' if entry.turns == 1 else 's'} to {entry.model}, "
         f"{entry.updated} (`{entry.id}`)"
@@ -182,4 +198,5 @@ def _sessions_page(archive: Archive) -> str:
     ]
     if len(entries) > _SESSIONS:
         lines.append(f"- and {len(entries) - _SESSIONS} more in `{archive.folder}`")
+    lines += unread
     return "\n".join((*lines, "", "`/load` and a name, or the beginning of an id, goes on with one."))

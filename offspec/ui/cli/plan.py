@@ -1,7 +1,6 @@
 """`offspec plan`: measure, decide, predict, and on request validate."""
 
 import json
-import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,9 @@ import typer
 
 from offspec.core.config import SamplingParams
 from offspec.core.errors import RequestError
+from offspec.core.files import probe
 from offspec.plan.prompts import VALIDATION
+from offspec.ui.cli import checks
 from offspec.ui.cli import options as opt
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 _plan_option = partial(typer.Option, rich_help_panel="Plan")
 _ALL = len(VALIDATION)
+MOST_SEQUENCES = 1024
+_LIST = "list"
 
 EPILOG = """[bold]Examples[/]
 
@@ -33,9 +36,18 @@ Predicted beside measured speed, with real passes over three prompts:
 
   offspec plan ./Qwen3-8B --memory 4GB --validate --prompts 3
 
-For another machine, and a model that is not downloaded:
+For another machine, and a model that is not downloaded; a path of its config.json does as well, and
+`offspec plan list` names those that need neither:
 
   offspec plan meta-llama/Llama-3.1-70B-Instruct --hardware rtx-4090 --draft meta-llama/Llama-3.1-8B-Instruct
+
+The same with its weights in 4 bits:
+
+  offspec plan meta-llama/Llama-3.1-70B-Instruct --hardware rtx-4090 --quantize nf4
+
+For eight answers side by side, which share every pass:
+
+  offspec plan Qwen/Qwen3-8B --hardware laptop-8gb --sequences 8
 
 With another disk in that machine: save its profile, edit it, and plan again:
 
@@ -113,6 +125,16 @@ class PlanOptions(opt.EngineOptions):
             show_default=False,
         ),
     ] = ""
+    sequences: Annotated[
+        int,
+        opt.model_option(
+            metavar="N",
+            min=1,
+            max=MOST_SEQUENCES,
+            help="Plan for this many answers that share every pass: what they give in all and each, what "
+            "their caches take, and from which number on they take time from each other.",
+        ),
+    ] = 1
 
 
 @opt.takes_options
@@ -130,8 +152,14 @@ def plan(
 
     generate and chat follow this plan. The page gives its reasons: where
     each layer goes, how large a tree to verify, how long a pass takes and
-    what bounds it, and what would help most.
+    what bounds it, and what would help most. `offspec plan list` names
+    the models whose sizes are known without a network.
     """
+    if options.model == _LIST:
+        from offspec.checkpoint.shapes import named_models
+
+        Output().write("".join(f"{name}\n" for name in named_models()))
+        return
     SamplingParams(temperature=options.temperature)  # raises RequestError
     if hardware is not None and validate:
         raise RequestError("--validate runs real passes, so it needs this machine; leave out --hardware")
@@ -140,6 +168,8 @@ def plan(
     machine = None if hardware is None else _machine(hardware)
     apart = machine is not None and machine.link is not None
     config = opt.engine_config(options, device=options.device or ("cuda" if apart else "cpu"))
+    if machine is None:
+        checks.check_files(config)
     with Renderer(as_json=as_json, quiet=quiet) as renderer:
         from offspec.engine import rehearsal as planning  # import torch: after every check of the options
         from offspec.engine import validation
@@ -178,10 +208,15 @@ def _check_place(path: Path) -> None:
     """Whether a file can go there, found out before the work. Raises RequestError."""
     if not path.parent.is_dir():
         raise RequestError(f"there is no folder {path.parent} for the plan; make it, or name another")
-    if not os.access(path.parent, os.W_OK):
-        raise RequestError(f"the plan cannot be written in {path.parent}; name another folder")
     if path.exists() and not path.is_file():
         raise RequestError(f"the plan cannot go to {path}, which is not an ordinary file; name a file")
+    try:
+        probe(path)
+    except OSError as error:
+        reason = error.strerror or error
+        raise RequestError(
+            f"the plan cannot be written in {path.parent} ({reason}); name another folder"
+        ) from error
 
 
 def _write(path: Path, plan: "Plan") -> None:

@@ -10,10 +10,18 @@ from offspec.ui.cli.hardware import machine_section
 from offspec.ui.cli.plot import plot
 from offspec.ui.cli.tables import PageLayout, columns, facts, heading, indented, page, plain, prose, series
 from offspec.ui.cli.validation_view import validation_section
+from offspec.ui.told import with_options
 from offspec_planners.placement import Tier
-from offspec_planners.plan.explain import explain_bound, explain_first_token, explain_placement, explain_tree
+from offspec_planners.plan.explain import (
+    explain_bound,
+    explain_first_token,
+    explain_placement,
+    explain_rate,
+    explain_shared,
+    explain_tree,
+)
 from offspec_planners.plan.forecast import best_by_budget
-from offspec_planners.units import format_bytes, format_number, format_seconds
+from offspec_planners.units import format_bytes, format_count, format_number, format_seconds
 
 if TYPE_CHECKING:
     from offspec_planners.plan import Part, Plan
@@ -22,6 +30,7 @@ if TYPE_CHECKING:
 _CELLS = {Tier.DEVICE: ("█", "#"), Tier.CPU: ("▓", "%"), Tier.HOST: ("▒", "+"), Tier.DISK: ("░", ".")}
 _STYLES = {Tier.DEVICE: "green", Tier.CPU: "magenta", Tier.HOST: "yellow", Tier.DISK: "blue"}
 _CURVE = 90  # columns beyond which a curve only gets flatter
+_SHARED = 72  # columns that a table of sequences needs
 _DRAFT_MODES = {
     "full": "as it is stored",
     "expanded": "rounded to {bits} bits, kept in 16",
@@ -49,20 +58,21 @@ def _sections(
     yield from _tree(plan, layout)
     yield from _forecast(plan, layout)
     yield from _curve(plan, layout)
+    yield from _shared(plan, layout)
     yield from _what_ifs(plan, layout)
     if plan.notes:
         yield heading("Notes")
-        yield from (prose([note], layout, "") for note in plan.notes)
+        yield from (prose([with_options(note)], layout, "") for note in plan.notes)
     if validation is not None:
         yield from validation_section(validation, layout)
 
 
 def _title(plan: "Plan") -> Iterator[ConsoleRenderable]:
-    speed = format_number(plan.forecast.tok_per_s)
-    yield Text.assemble(plain(plan.target, "bold"), ": ", (f"about {speed} tok/s", "bold green"))
+    yield Text.assemble(plain(plan.target, "bold"), ": ", (f"about {explain_rate(plan)}", "bold green"))
     sizes = [] if plan.vram is None else [format_bytes(size) for size in (plan.vram, *plan.more_vram)]
     vram = f" and {' + '.join(sizes)} of VRAM" if sizes else ""
-    narrow = ", keys and values in int8" if plan.kv_cache == "int8" else ""
+    narrow = f", weights in {plan.quantize}" if plan.quantize else ""
+    narrow += ", keys and values in int8" if plan.kv_cache == "int8" else ""
     yield plain(
         f"in {format_bytes(plan.memory)} of RAM{vram}, {plan.dtype} on {plan.device}{narrow}, "
         f"context {plan.context:,}, temperature {plan.temperature:g}"
@@ -107,7 +117,7 @@ def _legend(plan: "Plan", layout: PageLayout) -> Text:
     entries = []
     for tier in Tier:
         count, head = len(plan.placement.layers(tier)), plan.placement.head is tier
-        holds = [f"{count} {'layer' if count == 1 else 'layers'}"] if count else []
+        holds = [format_count(count, "layer")] if count else []
         holds += ["the head"] if head else []
         if holds:
             name = plan.memory_name(tier) + (", computed by the CPU" if tier is Tier.CPU else "")
@@ -143,9 +153,9 @@ def _tree(plan: "Plan", layout: PageLayout) -> Iterator[ConsoleRenderable]:
     if plan.draft_mode != "none":
         rows = [
             ("draft", plan.draft, _DRAFT_MODES[plan.draft_mode].format(bits=plan.draft_bits)),
-            ("budget", f"{plan.budget:,} nodes", "the most that a pass verifies"),
-            ("width", f"{plan.width:,} nodes", "expanded by each draft step"),
-            ("depth", f"{plan.depth:,} levels", "average depth of a tree"),
+            ("budget", format_count(plan.budget, "node"), "the most that a pass verifies"),
+            ("width", format_count(plan.width, "node"), "expanded by each draft step"),
+            ("depth", format_count(plan.depth, "level"), "average depth of a tree"),
             ("tree", plan.tree, _TREES[plan.tree]),
         ]
         yield facts(rows, layout)
@@ -166,6 +176,12 @@ def _forecast(plan: "Plan", layout: PageLayout) -> Iterator[ConsoleRenderable]:
         ("tokens per pass", format_number(forecast.tokens_per_pass), plan.acceptance),
         ("speed", f"{format_number(forecast.tok_per_s)} tok/s", f"one token a pass would be {alone} tok/s"),
     ]
+    if plan.sequences > 1:
+        each = format_number(forecast.tok_per_s / plan.sequences)
+        note = (
+            f"{each} for each of {plan.sequences} sequences; one token of each a pass would be {alone} tok/s"
+        )
+        rows[-1] = ("speed in all", rows[-1][1], note)
     yield facts(rows, layout)
 
 
@@ -174,17 +190,64 @@ def _curve(plan: "Plan", layout: PageLayout) -> Iterator[ConsoleRenderable]:
     best = best_by_budget(plan.sweep)
     if len(best) < 2:
         return
+    lines = _plotted([(choice.budget, choice.tok_per_s) for choice in best], plan, "budget in nodes", layout)
+    if lines is not None:
+        yield heading("Speed against the budget, each with its best width")
+        yield lines
+
+
+def _plotted(
+    points: list[tuple[int, float]], plan: "Plan", x_label: str, layout: PageLayout
+) -> ConsoleRenderable | None:
+    """Tokens per second against something, with the plan's own pointed out; None where there is no room."""
     lines = plot(
-        [(choice.budget, choice.tok_per_s) for choice in best],
+        points,
         width=min(layout.width, _CURVE) - 2,
-        mark=(plan.budget, plan.forecast.tok_per_s),
-        x_label="budget in nodes",
+        mark=(plan.budget if x_label.startswith("budget") else plan.sequences, plan.forecast.tok_per_s),
+        x_label=x_label,
         y_label="tok/s",
         ascii_only=layout.ascii_only,
     )
-    if lines:
-        yield heading("Speed against the budget, each with its best width")
-        yield indented(Text("\n".join(lines), style="cyan"))
+    return indented(Text("\n".join(lines), style="cyan")) if lines else None
+
+
+def _shared(plan: "Plan", layout: PageLayout) -> Iterator[ConsoleRenderable]:
+    """What other numbers of sequences would give: a table, a curve, and where it bends."""
+    if not plan.shared:
+        return
+    yield heading("Sequences that share a pass, each number with its best budget")
+    rows = [
+        (
+            format_count(row.sequences, "sequence"),
+            format_number(row.tok_per_s),
+            format_number(row.each),
+            f"{row.budget:,}",
+            format_seconds(row.seconds_per_pass),
+            format_seconds(row.link_seconds),
+            format_bytes(row.caches),
+        )
+        for row in plan.shared
+    ]
+    names = ("", "tok/s", "each", "nodes", "a pass", "link", "caches")
+    if layout.width < _SHARED:
+        yield facts(
+            [
+                (count, f"{speed} tok/s", ", ".join(map(" ".join, zip(names[2:], others, strict=True))))
+                for count, speed, *others in rows
+            ],
+            layout,
+        )
+    else:
+        table = columns((False, *[True] * (len(names) - 1)), layout)
+        table.add_row(*names, style="dim")
+        for row, figures in zip(plan.shared, rows, strict=True):
+            table.add_row(*figures, style="bold" if row.sequences == plan.sequences else None)
+        yield indented(table)
+    points = [(row.sequences, row.tok_per_s) for row in plan.shared]
+    lines = _plotted(points, plan, "sequences", layout) if len(points) > 1 else None
+    if lines is not None:
+        yield lines
+    yield prose(explain_shared(plan), layout)
 
 
 def _what_ifs(plan: "Plan", layout: PageLayout) -> Iterator[ConsoleRenderable]:

@@ -26,6 +26,7 @@ from offspec.core.events import (
 )
 from offspec.ui.cli.output import Live, Output, StdoutClosed, open_live
 from offspec.ui.printable import printable
+from offspec.ui.told import told
 
 _ENDINGS: dict[FinishReason, str] = {
     "eos": "the model ended its answer",
@@ -77,7 +78,7 @@ class Renderer:
             case LoadProgress():
                 self._live.progress(event)
             case Notice():
-                self._say(event.text)
+                self._say(told(event))
             case Prefill():
                 self._prefill(event)
             case TextDelta():
@@ -149,6 +150,7 @@ def statistics(result: Result) -> list[str]:
     rate = result.bytes_streamed / result.seconds if result.seconds > 0 else 0.0
     device = f", of the GPU {format_bytes(result.peak_device_bytes)}" if result.peak_device_bytes else ""
     beside = f", of which the CPU computed {_count(result.cpu_layers, 'layer')}" if result.cpu_layers else ""
+    beside = ", of which the CPU computed the experts" if result.cpu_experts else beside
     kept = ", keys and values in int8" if result.kv_cache == "int8" else ""
     return [
         f"{_count(result.tokens, 'token')} in {result.seconds:.2f} s: {result.tok_per_s:.2f} tok/s, "

@@ -11,6 +11,7 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.widgets import Static
 
+from offspec.chat.branches import Fork
 from offspec.core.events import Piece
 from offspec.ui.chat.thinking import Part, split
 from offspec.ui.printable import printable
@@ -23,7 +24,7 @@ _LONGEST = 0.6  # but at most this many seconds
 _ENDINGS = {
     "halted": "⋯ stopped",
     "length": "⋯ as long as max_tokens allows; /set max_tokens=N allows more",
-    "context": "⋯ the context is full; /undo or /clear makes room",
+    "context": "⋯ the context is full; the next question leaves the first ones out",
     "failed": "⋯ broken off by an error",
 }
 # Underlined as well as coloured: the sign for terminals and eyes without colour.
@@ -42,6 +43,7 @@ class AnswerState:
     pieces: list[Piece] = field(default_factory=list)
     ending: str = ""  # a line below it: stopped, cut off, failed
     over: bool = False
+    fork: Fork | None = None  # the versions of its turn, where there are several
 
 
 class Answer(Vertical):
@@ -57,9 +59,10 @@ class Answer(Vertical):
         self._blocks: list[StreamedMarkdown | ThinkingBlock] = []
         self._tokens: Static | None = None
         self._ending = Static("", markup=False, classes="ending")
+        self._versions = Static("", markup=False, classes="versions")
 
     async def on_mount(self) -> None:
-        await self.mount(self._ending)
+        await self.mount_all([self._ending, self._versions])
         await self._paint()
         if not self.state.over:
             self.run_worker(self._keep_up(), exit_on_error=True)
@@ -70,8 +73,9 @@ class Answer(Vertical):
         self.state.pieces.extend(pieces)
         self._fresh.set()
 
-    def finish(self, ending: str = "") -> None:
-        self.state.ending, self.state.over = ending, True
+    def finish(self, ending: str = "", fork: Fork | None = None) -> None:
+        """Nothing more comes. fork: the versions of its turn, where there are several."""
+        self.state.ending, self.state.fork, self.state.over = ending, fork, True
         self._fresh.set()
         self._over.set()
 
@@ -125,6 +129,9 @@ class Answer(Vertical):
         if self.state.ending:
             self._ending.update(Content(self.state.ending))
         self._ending.display = bool(self.state.ending)
+        if self.state.fork is not None:
+            self._versions.update(versions_line(self.state.fork))
+        self._versions.display = self.state.fork is not None
 
     async def _paint_tokens(self) -> None:
         if self._tokens is None:
@@ -158,6 +165,14 @@ async def _goes_on(block: StreamedMarkdown | ThinkingBlock, part: Part) -> bool:
 def ending_of(finish: str | None) -> str:
     """A line for answers that did not come to their own end; empty for the others."""
     return _ENDINGS.get(finish or "", "")
+
+
+def versions_line(fork: Fork) -> Content:
+    """Which of the versions it is, between arrows that lead to the others, by a click too."""
+    now, last = fork.active, len(fork.versions) - 1
+    left = f"[@click=app.switch({now - 1},{fork.at})]←[/]" if now else " "
+    right = f"[@click=app.switch({now + 1},{fork.at})]→[/]" if now < last else " "
+    return Content.from_markup(f"{left} {now + 1} of {last + 1} {right}")
 
 
 def by_source(pieces: Sequence[Piece]) -> Content:

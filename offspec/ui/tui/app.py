@@ -3,18 +3,26 @@
 import asyncio
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import ClassVar
 
-from textual.app import App, ComposeResult
+from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from textual.screen import Screen
 
 from offspec.chat.archive import Archive
+from offspec.chat.conversation import Conversation, Message
 from offspec.core.config import EngineConfig
-from offspec.ui.chat.commands import is_command, unescaped
+from offspec.core.errors import OffspecError
+from offspec.ui.chat.commands import COMMANDS, is_command, unescaped
 from offspec.ui.chat.controller import ChatController, Completion
 from offspec.ui.chat.setup import Opener, Setup
+from offspec.ui.chat.welcome import HINTS, opening
+from offspec.ui.printable import printable
 from offspec.ui.tui import messages, themes
 from offspec.ui.tui.answer import Answer
 from offspec.ui.tui.completion import CompletionList
@@ -32,7 +40,7 @@ _STOPPING = 5.0  # seconds that leaving waits for a pass to be broken off
 _TWICE = 3.0  # seconds in which a second Ctrl+C leaves
 _IDLE = "Enter sends · / commands · F1 help"
 # While another page is open they would act on what is not seen.
-_OF_THE_CHAT = {"stop", "interrupt", "folds", "panel", "command", "page"}
+_OF_THE_CHAT = {"stop", "interrupt", "folds", "panel", "command", "page", "switch", "command_palette"}
 
 
 class ChatApp(App[None]):
@@ -63,7 +71,8 @@ class ChatApp(App[None]):
         self.engine: EngineThread | None = None
         self.controller: ChatController | None = None
         self.failure: Exception | None = None
-        self._leaving = False
+        self._leaving, self._code = False, 0
+        self._resumed: Conversation | None = None  # as it was shown before there was a model
         self._ticks = 0
         self._passed = False  # a pass has ended since the statistics were shown
         self._interrupted_at = -_TWICE
@@ -79,7 +88,7 @@ class ChatApp(App[None]):
 
     def compose(self) -> ComposeResult:
         choices = CompletionList()
-        self.transcript = TranscriptView()
+        self.transcript = TranscriptView(_welcome(self.setup.config))
         self.composer = Composer(choices, self.complete)
         self.status = StatusLine()
         yield Header(self.setup.config.model)
@@ -93,7 +102,7 @@ class ChatApp(App[None]):
         yield self.composer
 
     def on_mount(self) -> None:
-        themes.register(self)
+        wrong_theme = themes.register(self)
         self.composer.focus()
         self._timer = self.set_interval(_TICK, self._tick, pause=True)
         self.engine = EngineThread(self.setup, self.opener, self.archive, self.post_message)
@@ -107,11 +116,21 @@ class ChatApp(App[None]):
             show_stats=self.show_stats,
         )
         end_on_hangup(self.engine)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.call_later, self.action_quit)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.call_later, self._terminate)
+        if wrong_theme:
+            self.call_later(self.transcript.note, wrong_theme, "notice")
         self.status.doing("You can write already; it is sent when the model is there")
-        self.call_after_refresh(
-            self.load, self.setup.config
-        )  # the first frame before torch takes the processor
+        self.call_after_refresh(self._begin)  # the first frame before torch takes the processor
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterator[SystemCommand]:
+        """What Ctrl+P lists: our own commands and themes. One that takes something goes into the input."""
+        for command in COMMANDS.values():
+            write = partial(self.composer.set_text, f"/{command.name} ")
+            run = partial(self.action_command, f"/{command.name}")
+            yield SystemCommand(f"/{command.name}", command.help, write if command.takes_argument else run)
+        for name, theme in themes.THEMES.items():
+            use = partial(setattr, self, "theme", theme.name)
+            yield SystemCommand(f"{name} theme", f"Use {name} colours.", use)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         return action not in _OF_THE_CHAT or len(self.screen_stack) == 1
@@ -138,9 +157,22 @@ class ChatApp(App[None]):
     async def action_command(self, line: str) -> None:
         await self.user_input.command(line)
 
+    async def on_composer_turned(self, message: Composer.Turned) -> None:
+        await self.user_input.turn(message.by)
+
+    def action_switch(self, number: int, at: int) -> None:
+        """Show this version of the turn that begins at this message.
+
+        Later: the widget that was clicked waits for this, and is to be removed.
+        """
+        self.call_later(self.user_input.switch, number, at)
+
     async def action_stop(self) -> None:
         """Stop what is under way. Questions that waited for its end come back."""
         if self.composer.dismiss():
+            return
+        if self.answer is None and self.composer.leave_edit():
+            self.status.doing(_IDLE)
             return
         if self.is_loading:
             self.status.doing("A load cannot be broken off; Ctrl+Q leaves")
@@ -160,12 +192,20 @@ class ChatApp(App[None]):
     async def action_quit(self) -> None:
         """Leave, once the answer under way has been broken off and saved. A second time: at once."""
         if self._leaving or self.answer is None:
-            self.exit()
+            self._leave()
             return
         self._leaving = True
         self.user_input.stop()
         self._tick()
-        self.set_timer(_STOPPING, self.exit)
+        self.set_timer(_STOPPING, self._leave)
+
+    async def _terminate(self) -> None:
+        """Leave as after Ctrl+Q, with the exit code of a program that a signal ended."""
+        self._code = 128 + signal.SIGTERM
+        await self.action_quit()
+
+    def _leave(self) -> None:
+        self.exit(return_code=self._code)
 
     def action_folds(self) -> None:
         self.transcript.toggle_folds()
@@ -220,7 +260,7 @@ class ChatApp(App[None]):
     async def on_answer_done(self, message: messages.AnswerDone) -> None:
         await self.user_input.end(message)
         if self._leaving:
-            self.exit()
+            self._leave()
             return
         await self.user_input.run_next_command()
         await self.user_input.go_on()
@@ -250,8 +290,21 @@ class ChatApp(App[None]):
         if self._passed and self._ticks % _STATS_TICKS == 0:
             self.show_stats()
 
+    async def _begin(self) -> None:
+        """Show what is resumed, and load the model, which takes longer."""
+        with suppress(OffspecError):  # the controller finds the same, and says so
+            file = self.setup.resumed(self.archive)
+            if file is not None:
+                self._resumed = Conversation.read(file)
+                await self.user_input.show_messages(self._resumed.messages, self._resumed.tree.forks())
+        self.load(self.setup.config)
+
     async def _show_first(self) -> None:
-        """What is resumed, above what the program has said while it loaded."""
+        """What is resumed, above what the program has said while it loaded, where it is not shown already."""
+        assert self.controller is not None
+        resumed, now = self._resumed, self.controller.session.conversation
+        if resumed is not None and _said(resumed.messages) == _said(now.messages):
+            return
         notes = [entry for entry in self.transcript.entries if entry.kind is not None]
         await self.user_input.show_conversation()
         for note in notes:
@@ -264,3 +317,13 @@ class ChatApp(App[None]):
             self.query_one(Header).update_from(self.controller)
             self.query_one(SidePanel).update_from(self.controller)
             self.status.context(self.controller.session.used, self.controller.session.context)
+
+
+def _welcome(config: EngineConfig) -> Content:
+    width = max(len(what) for what, _ in HINTS)
+    hints = [Content.assemble("\n", (f"{what:<{width}}", "bold"), "   ", why) for what, why in HINTS]
+    return Content.assemble((printable(opening(config)), "bold"), "\n", *hints)
+
+
+def _said(messages: Sequence[Message]) -> list[tuple[str, str]]:
+    return [(message.role, message.content) for message in messages]

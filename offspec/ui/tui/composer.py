@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from textual import events
@@ -14,7 +15,7 @@ from offspec.ui.tui.completion import CompletionList
 
 
 class Composer(TextArea):
-    """Enter sends; Shift+Enter, Ctrl+J and Alt+Enter begin a line.
+    """Enter sends; Shift+Enter, Ctrl+J and Alt+Enter begin a line. Empty, ← and → change versions.
 
     complete: what a line that begins with "/" may become. recalled: what was sent before, the oldest first.
     """
@@ -30,6 +31,12 @@ class Composer(TextArea):
 
         text: str
 
+    @dataclass
+    class Turned(Message):
+        """In the empty input the user went to an earlier or a later version. by: -1 or 1."""
+
+        by: int
+
     def __init__(self, choices: CompletionList, complete: Callable[[str], Sequence[Completion]]) -> None:
         super().__init__(
             id="composer",
@@ -42,6 +49,7 @@ class Composer(TextArea):
         self._at: int | None = None  # in `recalled`; None while the user's own text is shown
         self._own = ""
         self._offered_for = ""
+        self._before_edit: str | None = None  # what was here before a question that is being changed
 
     def set_text(self, text: str) -> None:
         """Show this text, with the cursor at its end."""
@@ -52,6 +60,18 @@ class Composer(TextArea):
         """Text that was not sent comes back, before whatever was written since."""
         self._at = None
         self.set_text(f"{text}\n{self.text}" if self.text else text)
+
+    def begin_edit(self, line: str) -> None:
+        """Show a line to be changed and sent, or left by `leave_edit`."""
+        self._before_edit, self._at = self.text, None
+        self.set_text(line)
+
+    def leave_edit(self) -> bool:
+        """Back to what was here before `begin_edit`; False where nothing is being changed."""
+        before, self._before_edit = self._before_edit, None
+        if before is not None:
+            self.set_text(before)
+        return before is not None
 
     def dismiss(self) -> bool:
         """Close the list of completions; False where none was open."""
@@ -69,7 +89,10 @@ class Composer(TextArea):
             "tab": self._complete_line,
             "up": self._up,
             "down": self._down,
+            "ctrl+u": self._empty,
         }
+        if not self.text:
+            acts |= {key: partial(self._turn, by) for key, by in (("left", -1), ("right", 1))}
         if event.key in acts:
             event.stop()
             event.prevent_default()
@@ -85,10 +108,17 @@ class Composer(TextArea):
             return
         if not self.recalled or self.recalled[-1] != text:
             self.recalled.append(text)
-        self._at = None
+        self._at = self._before_edit = None
         self.clear()
         self.dismiss()
         self.post_message(self.Sent(text))
+
+    def _empty(self) -> None:
+        self.clear()
+        self.dismiss()
+
+    def _turn(self, by: int) -> None:
+        self.post_message(self.Turned(by))
 
     def _begin_line(self) -> None:
         self.insert("\n")

@@ -41,12 +41,16 @@ _SECTIONS = {
 
 
 def speed(stats: "ChatStats") -> Content:
-    """Tokens a second, and tokens a pass."""
+    """Tokens a second, tokens a pass, and where experts come by need, how many were in memory."""
     if not stats.history:
         return _NOTHING
-    return _lines(
-        f"{format_number(stats.tok_per_s)} tok/s", f"{format_number(stats.tokens_per_pass)} tokens a pass"
-    )
+    shown = [
+        f"{format_number(stats.tok_per_s)} tok/s",
+        f"{format_number(stats.tokens_per_pass)} tokens a pass",
+    ]
+    if asked := stats.answer.experts_asked:
+        shown.append(f"{1 - stats.answer.experts_read / asked:.0%} of experts in memory")
+    return _lines(*shown)
 
 
 def times(done: "PassTimes") -> Content:
@@ -65,6 +69,13 @@ def times(done: "PassTimes") -> Content:
     return _lines(Content.assemble(*bar), *rows)
 
 
+def last_pass(stats: "ChatStats") -> Content:
+    """Where the time of the last pass went, and how many of the experts that it asked for it read."""
+    shown = times(stats.last_times)
+    asked, read = stats.last_experts
+    return _lines(shown, f"{read:,} of {asked:,} experts read") if asked else shown
+
+
 def sparkline(emitted: Sequence[int]) -> Content:
     """Tokens of the latest passes, a column each, the last at the right; their range below."""
     if not emitted:
@@ -81,17 +92,22 @@ def memory(engine: "ChatEngine") -> Content:
     """What lies in each memory. Without a plan only the layers and the limits are known."""
     placement, plan = engine.placement, engine.plan
     resident, host = placement["resident_layers"], placement["cpu_layers"] + placement["host_layers"]
-    tiers = [("RAM", resident + host, placement["memory"])]
+    slots, behind = placement["expert_slots"], placement["host_expert_slots"]
+    tiers = [("RAM", (resident + host, slots), placement["memory"])]
     if placement["vram"] is not None:
-        tiers = [("VRAM", resident, placement["vram"]), ("RAM", host, placement["memory"])]
-    tiers.append(("disk", placement["disk_layers"], None))
+        tiers = [
+            ("VRAM", (resident, slots), placement["vram"]),
+            ("RAM", (host, behind), placement["memory"]),
+        ]
+    tiers.append(("disk", (placement["disk_layers"], placement["experts"] if slots else 0), None))
     return _lines(
-        *(line for name, layers, limit in tiers for line in _tier(name, layers, limit, _held(plan, name)))
+        *(line for name, counts, limit in tiers for line in _tier(name, *counts, limit, _held(plan, name)))
     )
 
 
-def _tier(name: str, layers: int, limit: int | None, held: int | None) -> list[Content | str]:
-    count = f"{layers} {'layer' if layers == 1 else 'layers'}"
+def _tier(name: str, layers: int, experts: int, limit: int | None, held: int | None) -> list[Content | str]:
+    counts = [(layers, "layer"), (experts, "expert")] if layers or not experts else [(experts, "expert")]
+    count = ", ".join(f"{n:,} {of}{'' if n == 1 else 's'}" for n, of in counts if n or of == "layer")
     if limit is None:
         size = "" if not held else f", {format_bytes(held)}"
         return [f"{name:<5}{count}{size}"]
@@ -109,7 +125,8 @@ def _held(plan: "Plan | None", memory_name: str) -> int | None:
 
 def plan_line(engine: "ChatEngine") -> Content:
     """How trees are grown, and what that is expected to give."""
-    trees = f"≤ {engine.budget:,} nodes, {engine.width:,} at a time"
+    several = f"≤ {engine.budget:,} nodes, {engine.width:,} at a time"
+    trees = several if engine.budget > 1 else "a token in each pass"
     if engine.plan is None:
         return _lines(trees)
     forecast = engine.plan.forecast
@@ -156,7 +173,7 @@ class SidePanel(VerticalScroll, can_focus=False):
             return
         shown = {
             "speed": speed(controller.stats),
-            "split": times(controller.stats.last_times),
+            "split": last_pass(controller.stats),
             "spark": sparkline(controller.stats.history),
             "session": session(controller),
         }

@@ -16,7 +16,7 @@ from textual.widgets.option_list import Option
 from offspec.ui.printable import printable
 
 if TYPE_CHECKING:
-    from offspec.chat.archive import Archive, Entry
+    from offspec.chat.archive import Archive, Damaged, Entry
 
 
 class SessionsScreen(ModalScreen[Path | None]):
@@ -68,6 +68,7 @@ class SessionsScreen(ModalScreen[Path | None]):
         options = self.query_one(OptionList)
         options.clear_options()
         options.add_options([Option(_line(entry), id=str(entry.file)) for entry in fitting])
+        options.add_options([Option(_unread(damaged), disabled=True) for damaged in self._archive.damaged])
         options.highlighted = 0 if fitting else None
         self.query_one("#sessions-note", Static).update(self._note(len(fitting)))
 
@@ -76,8 +77,8 @@ class SessionsScreen(ModalScreen[Path | None]):
             note = "No conversation is saved yet."
         else:
             note = f"{fitting:,} of {len(self._entries):,}   ↑ ↓ choose   enter opens   esc closes"
-        damaged = self._archive.damaged
-        return f"{note}   {damaged:,} damaged left out" if damaged else note
+        damaged = len(self._archive.damaged)
+        return f"{note}   {damaged:,} cannot be read" if damaged else note
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self._narrow(event.value)
@@ -98,6 +99,11 @@ def _line(entry: "Entry") -> Content:
     about = f"{_when(entry.updated)}   {entry.model}   {turns}"
     title = printable(entry.title) or "(no title)"
     return Content.assemble((title, "bold"), "\n", (printable(about), "$foreground 60%"))
+
+
+def _unread(damaged: "Damaged") -> Content:
+    name, reason = printable(damaged.file.name), printable(damaged.reason)
+    return Content.assemble((name, "bold"), "\n", (reason, "$error"))
 
 
 def _when(updated: str) -> str:

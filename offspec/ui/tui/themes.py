@@ -40,20 +40,29 @@ LIGHT = Theme(
     dark=False,
 )
 
+THEMES = {"dark": DARK, "light": LIGHT}
+
 # The numbers in COLORFGBG are of the sixteen colours; of the backgrounds these are bright.
 _BRIGHT = ("7", "15")
 
 
-def register(app: App[Any], variables: Mapping[str, str] = environ) -> None:
-    """Give the app both themes, and put on the one that the terminal's environment asks for."""
+def register(app: App[Any], variables: Mapping[str, str] = environ) -> str:
+    """Give the app both themes, and put on the one that the terminal's environment asks for.
+
+    What is wrong with OFFSPEC_THEME, "" where nothing is.
+    """
     app.register_theme(DARK)
     app.register_theme(LIGHT)
     app.theme = (LIGHT if wants_light(variables) else DARK).name
+    named = variables.get("OFFSPEC_THEME", "").strip()
+    if not named or named.lower() in THEMES:
+        return ""
+    return f"there is no theme {named!r}, as OFFSPEC_THEME has it; there are {' and '.join(THEMES)}"
 
 
 def wants_light(variables: Mapping[str, str]) -> bool:
     """Whether the environment says that the background is bright."""
     named = variables.get("OFFSPEC_THEME", "").strip().lower()
-    if named in ("light", "dark"):
+    if named in THEMES:
         return named == "light"
     return variables.get("COLORFGBG", "").rpartition(";")[2] in _BRIGHT

@@ -5,65 +5,50 @@ So a conversation of hundreds of turns costs no more to lay out than one of a do
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from textual import events, on
 from textual.containers import VerticalScroll
+from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
 
+from offspec.chat.branches import Fork
 from offspec.chat.conversation import Message
-from offspec.ui.printable import printable
-from offspec.ui.tui.answer import Answer, AnswerState, ending_of
-from offspec.ui.tui.transcript_entries import Kind, Question, note_of
+from offspec.ui.tui.answer import Answer, AnswerState
+from offspec.ui.tui.transcript_entries import Entry, Kind, Question, entries_of, note_of
 
 LIVE = 12  # entries that are widgets, at most, while the end is in view: a layout walks all of them
 _KEPT = 6  # and that stay when the earlier ones are let go
 _STEP = 3  # entries that come at once; a key must not wait for more of them to be painted
 
 
-@dataclass(slots=True, eq=False)
-class Entry:
-    """One thing in the transcript: what it shows, and its widget while it has one. Equal to itself only."""
-
-    content: str | AnswerState
-    kind: Kind | None = None  # of a note
-    waiting: bool = False  # a question that has not been sent
-    widget: Widget | None = None
-
-    @property
-    def is_question(self) -> bool:
-        return self.kind is None and isinstance(self.content, str)
-
-    @property
-    def is_settled(self) -> bool:
-        """Nothing more will come of it: no question that waits, no answer under way."""
-        return self.content.over if isinstance(self.content, AnswerState) else not self.waiting
-
-    @property
-    def text(self) -> str:
-        return self.content.text if isinstance(self.content, AnswerState) else self.content
-
-
 class TranscriptView(VerticalScroll, can_focus=False):
     """Stays at its end while text comes, unless the user has scrolled up."""
 
-    def __init__(self) -> None:
+    def __init__(self, welcome: Content | str = "") -> None:
+        """welcome: what is shown while there is nothing else."""
         super().__init__(id="transcript")
         self.entries: list[Entry] = []
         self.sources = False
         self._first = 0  # index of the first entry that is a widget
         self._earlier = Static("", id="earlier", markup=False)
         self._earlier.display = False
+        self._welcome = Static(welcome, id="welcome", markup=False)
 
     async def on_mount(self) -> None:
-        await self.mount(self._earlier)
+        await self.mount(self._welcome, self._earlier)
         self.anchor()
 
-    async def show(self, messages: Sequence[Message], waiting: Sequence[Entry] = ()) -> None:
-        """Show these messages and what still waits to be sent, and nothing else."""
-        before, self.entries = self.entries, [*(_entry(message) for message in messages), *waiting]
+    async def show(
+        self, messages: Sequence[Message], waiting: Sequence[Entry] = (), forks: Sequence[Fork] = ()
+    ) -> None:
+        """Show these messages and what still waits to be sent, and nothing else.
+
+        forks: the turns that have several versions.
+        """
+        before, self.entries = self.entries, [*entries_of(messages, forks), *waiting]
         self._first = len(self.entries)
+        self._welcome.display = not self.entries
         await self._let_go(before)
         await self._reveal(max(_STEP, len(waiting)))
         self.anchor()
@@ -100,22 +85,37 @@ class TranscriptView(VerticalScroll, can_focus=False):
         del self.entries[place]
         if place < self._first:
             self._first -= 1
+        self._welcome.display = not self.entries
         await self._let_go([entry])
 
     async def remove_messages(self, messages: Sequence[Message]) -> None:
-        """Take these messages away from the end, with what the program said in between."""
+        """Take these messages away from the end, with what the program said in between.
+
+        Where no question is among them, all that stands below the last one goes.
+        """
         asked = sum(message.role == "user" for message in messages)
         questions = [place for place, entry in enumerate(self.entries) if entry.is_question]
-        if not messages or not questions:
+        if not questions:
             return
         start = questions[-min(asked, len(questions))] if asked else questions[-1] + 1
         dropped = self.entries[start:]
         del self.entries[start:]
         self._first = min(self._first, start)
+        self._welcome.display = not self.entries
         await self._let_go(dropped)
         if self._first == len(self.entries):
             await self._reveal(_STEP)
             self.call_after_refresh(self._fill)
+
+    async def replace_end(
+        self, messages: Sequence[Message], others: Sequence[Message], forks: Sequence[Fork], at: int
+    ) -> None:
+        """Show other messages in the place of these at the end, which begin at `at` of the conversation."""
+        with self.app.batch_update():
+            await self.remove_messages(messages)
+            for entry in entries_of(others, forks, at):
+                await self._add(entry)
+        self.anchor()
 
     def show_sources(self, shown: bool) -> None:
         self.sources = shown
@@ -174,6 +174,7 @@ class TranscriptView(VerticalScroll, can_focus=False):
     async def _add(self, entry: Entry, before: Entry | None = None) -> None:
         place = len(self.entries) if before is None else self.entries.index(before)
         self.entries.insert(place, entry)
+        self._welcome.display = False
         entry.widget = self._widget(entry)
         await self.mount(entry.widget, before=None if before is None else before.widget)
         await self._retire()
@@ -225,10 +226,3 @@ class TranscriptView(VerticalScroll, can_focus=False):
         if entry.kind is None:
             return Question(entry.content, waiting=entry.waiting)
         return note_of(entry.content, entry.kind)
-
-
-def _entry(message: Message) -> Entry:
-    if message.role == "user":
-        return Entry(message.content)
-    ending = ending_of(message.finish)
-    return Entry(AnswerState(printable(message.content), message.opened, ending=ending, over=True))

@@ -1,25 +1,30 @@
 """What the user sends: questions, which are answered one after the other, and commands."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from textual.app import App
 
+from offspec.chat.branches import Fork
+from offspec.chat.message import Message
 from offspec.core.config import EngineConfig
 from offspec.core.errors import OffspecError, RequestError
 from offspec.core.events import Event
-from offspec.ui.chat import outcomes
+from offspec.ui.chat import outcomes, versions
 from offspec.ui.chat.commands import escaped, parse
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.handlers import run_command
 from offspec.ui.chat.report import report
+from offspec.ui.printable import printable
+from offspec.ui.told import told
 from offspec.ui.tui.answer import LEGEND, Answer, ending_of
 from offspec.ui.tui.composer import Composer
 from offspec.ui.tui.messages import AnswerDone
 from offspec.ui.tui.page_screen import HelpScreen, PageScreen
 from offspec.ui.tui.sessions_screen import SessionsScreen
 from offspec.ui.tui.status import StatusLine
-from offspec.ui.tui.transcript_view import Entry, TranscriptView
+from offspec.ui.tui.transcript_entries import Entry
+from offspec.ui.tui.transcript_view import TranscriptView
 from offspec.ui.tui.tree_screen import TreeScreen
 from offspec.ui.tui.worker import EngineThread
 from offspec_planners.plan.explain import explain
@@ -59,7 +64,8 @@ class UserInput:
         return tuple(self._waiting)
 
     async def ask(self, text: str) -> None:
-        """Send a question, or keep it until it can be sent."""
+        """Send a question, with what is attached, or keep it until it can be sent."""
+        text = text if self.controller is None else self.controller.compose(text)
         self._waiting.append(await self._transcript.ask(text, waiting=True))
         await self.go_on()
 
@@ -107,13 +113,44 @@ class UserInput:
         self.answer, self.stopping = None, False
         self._busy(False)
         if result is not None:
-            answer.finish(ending_of(result.finish_reason))
+            answer.finish(ending_of(result.finish_reason), self._fork())
+            await self._show_kept(answer)
             return
-        answer.finish(ending_of("failed"))
+        answer.finish(ending_of("failed"), self._fork())
         await self.return_waiting()
         if isinstance(error, RequestError):
             await self._refused(answer)
+        else:
+            await self._show_kept(answer)
         await self._transcript.note(_what_to_do(error), "error")
+
+    def _fork(self) -> Fork | None:
+        """The versions of the last turn, where there are several."""
+        assert self.controller is not None
+        session = self.controller.session
+        at = len(session.messages) - 2
+        return next((fork for fork in session.branches if fork.at == at), None)
+
+    async def _show_kept(self, answer: Answer) -> None:
+        """Where nothing came of a retry, the answer from before is shown again."""
+        assert self.controller is not None
+        messages = self.controller.session.messages
+        if self._edits and printable(messages[-1].content) != answer.state.text:
+            await self.show_conversation()
+            await self._transcript.note("Nothing came; the answer from before is kept.", "notice")
+
+    async def turn(self, by: int) -> None:
+        """Show the version before or behind, if any, of the last turn that has several."""
+        if self.controller is not None and (forks := self.controller.session.branches):
+            await self.switch(forks[-1].active + by, forks[-1].at)
+
+    async def switch(self, number: int, at: int) -> None:
+        """Show a version of the turn that begins at this message, where there is such a one."""
+        if self.controller is None or self.answer is not None:
+            return
+        fork = next((fork for fork in self.controller.session.branches if fork.at == at), None)
+        if fork is not None and 0 <= number < len(fork.versions):
+            await self._show(versions.switch(self.controller, fork, number), self.controller)
 
     async def _refused(self, answer: Answer) -> None:
         """The conversation is as it was, and so is what is shown."""
@@ -129,10 +166,14 @@ class UserInput:
     async def show_conversation(self) -> None:
         """Show the conversation from its beginning."""
         assert self.controller is not None
-        messages = self.controller.session.messages
-        await self._transcript.show(messages, self.waiting)
-        self._composer.recalled = [escaped(m.content) for m in messages if m.role == "user"]
+        session = self.controller.session
+        await self.show_messages(session.messages, session.branches)
         self._show_stats()
+
+    async def show_messages(self, messages: Sequence[Message], forks: Sequence[Fork]) -> None:
+        """Show these from the first, and what waits; the arrow keys recall their questions."""
+        await self._transcript.show(messages, self.waiting, forks)
+        self._composer.recalled = [escaped(m.content) for m in messages if m.role == "user"]
 
     async def run_next_command(self) -> None:
         """Run the command that waited for the end of an answer, if one did."""
@@ -156,7 +197,7 @@ class UserInput:
             else:
                 raise RequestError("stop the answer first (Esc)")
         except OffspecError as error:
-            await self._transcript.note(str(error), "error")
+            await self._transcript.note(told(error), "error")
 
     async def _without_a_model(self, name: str) -> None:
         if name == "quit":
@@ -173,12 +214,17 @@ class UserInput:
             case outcomes.StreamAnswer(events, question, dropped):
                 await self._transcript.remove_messages(dropped)
                 asked = None if question is None else await self._transcript.ask(question)
-                await self._begin(events, asked, edits=bool(dropped))
-            case outcomes.Rewound(dropped, text):
+                await self._begin(events, asked, edits=bool(dropped) or asked is None)
+            case outcomes.Rewound(dropped):
                 await self._transcript.remove_messages(dropped)
-                if text is not None:
-                    self._composer.prepend(text)
                 self._show_stats()
+            case outcomes.Switched(at, dropped, shown):
+                forks = controller.session.branches
+                await self._transcript.replace_end(dropped, shown, forks, at)
+                self._show_stats()
+            case outcomes.EditQuestion():
+                self._composer.begin_edit(outcome.line)
+                self._app.query_one(StatusLine).doing("Enter asks it so; Esc leaves all as it was")
             case outcomes.Reset(note):
                 await self.show_conversation()
                 await self._transcript.note(note, "notice")
@@ -217,7 +263,7 @@ class UserInput:
 
 def _what_to_do(error: Exception | None) -> str:
     if isinstance(error, RequestError):
-        return str(error)
+        return told(error)
     if isinstance(error, OffspecError):
-        return f"{error}\n\nWhat came is kept. `/retry` asks again, and you can go on writing."
+        return f"{told(error)}\n\nWhat came is kept. `/retry` asks again, and you can go on writing."
     return f"{type(error).__name__}: {error}\n\nThis is a bug in offspec. What came is kept."

@@ -19,6 +19,7 @@ from offspec.core.config import EngineConfig
 from offspec.core.events import Event, Finished, LoadProgress, Notice, PassStats, Prefill, Result, TextDelta
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.setup import Opener, Setup
+from offspec.ui.told import told
 from offspec.ui.tui import messages
 
 _HANGUP = 5.0  # seconds for saving when there is no terminal any more
@@ -84,7 +85,7 @@ class EngineThread:
             self._post(messages.Loaded(controller, notes))
 
     def _go_back(self, error: Exception) -> None:
-        self._post(messages.Noticed(f"{error}; loading the model as it was before"))
+        self._post(messages.Noticed(f"{told(error)}; loading the model as it was before"))
 
     def _answer(self, events: Generator[Event, None, None]) -> None:
         result: Result | None = None
@@ -104,7 +105,7 @@ class EngineThread:
                 assert self._controller is not None
                 self._post(messages.AnswerStarted(self._controller.session.opened))
             case Notice():
-                self._post(messages.Noticed(event.text))
+                self._post(messages.Noticed(told(event)))
             case TextDelta():
                 self._post(messages.AnswerText(event.text, event.pieces))
             case PassStats():
@@ -118,7 +119,7 @@ class EngineThread:
         if self._controller is not None:
             self._controller.on_event(event)
         if isinstance(event, Notice):
-            self._post(messages.Noticed(event.text))
+            self._post(messages.Noticed(told(event)))
 
     def _load_progress(self, event: LoadProgress) -> None:
         now = time.monotonic()

@@ -29,16 +29,28 @@ from offspec_planners.json_fields import (
     without_version,
 )
 from offspec_planners.placement import Placement, Tier
-from offspec_planners.plan.forecast import Choice, Forecast, WhatIf
+from offspec_planners.plan.forecast import Choice, Forecast, Shared, WhatIf
 from offspec_planners.plan.validation import Comparison, Validation, ValidationRow
 
-__all__ = ["Choice", "Comparison", "Forecast", "Part", "Plan", "Validation", "ValidationRow", "WhatIf"]
+__all__ = [
+    "Choice",
+    "Comparison",
+    "Forecast",
+    "Part",
+    "Plan",
+    "Shared",
+    "Validation",
+    "ValidationRow",
+    "WhatIf",
+]
 
 VERSION = 2
+FORMATS = ("nf4", "int8", "int4-g64")  # that a target is rounded to
 ROUNDED_BITS = (2, 3, 4)  # of a draft that is expanded or packed; the others have 16
 
 _TIERS = tuple(tier.value for tier in Tier)
 _MOST_LAYERS = 10_000
+_NO_EXPERTS = {"expert_slots": 0, "host_expert_slots": 0}
 _DEVICES = Meta(
     pattern=r"^(cpu|cuda(:\d+)?(,cuda:\d+)*)\Z", description='"cpu" or "cuda", or GPUs as "cuda:0,cuda:1"'
 )
@@ -67,10 +79,13 @@ class Plan:
     draft_bits: that the draft's matrices are rounded to, 16 where they are not, or without a draft.
     parts: all that takes room, and what is left on disk. Those called "layers"
     and "head" cross a link in every pass unless they are on the device.
-    kv_cache: how the target keeps keys and values: in `dtype`, or in 8 bits.
+    kv_cache: how the target keeps keys and values: in `dtype`, or in 8 bits. quantize: the format that its
+    matrices are rounded to, None where they are as they were.
     measured: whether this draft's acceptance was counted, rather than taken from drafts of its kind;
     acceptance: where it comes from, in words.
     sweep: what other budgets and widths would give. least_memory, least_vram: the smallest that work.
+    sequences: the most that share passes, whose nodes and tokens forecast and sweep add up; costs are those
+    of one. shared: what other numbers of them would give, where there are several.
     """
 
     target: str
@@ -104,6 +119,9 @@ class Plan:
     measured: bool = False
     more_vram: tuple[Count, ...] = ()
     kv_cache: Annotated[str, one_of("model", "int8")] = "model"
+    quantize: Annotated[str, one_of(*FORMATS)] | None = None
+    sequences: Count = 1
+    shared: tuple[Shared, ...] = ()
 
     def memory_name(self, tier: Tier | str) -> str:
         """What a person calls a tier on this machine: RAM, VRAM or disk."""
@@ -119,8 +137,9 @@ class Plan:
 
     @property
     def tok_per_s_alone(self) -> float:
-        """The speed without a draft: one token a pass."""
-        return 1 / max(float(self.costs.iteration(0.0, 1)), 1e-9)
+        """The speed without a draft: one token of each sequence a pass."""
+        costs = self.costs.for_sequences(self.sequences)
+        return self.sequences / max(float(costs.iteration(0.0, self.sequences)), 1e-9)
 
     def to_json(self) -> dict[str, Any]:
         """The object of a plan file, which `from_json` reads."""
@@ -131,8 +150,18 @@ class Plan:
             values["parts"] = [{k: v for k, v in part.items() if k != "gpu"} for part in values["parts"]]
         if self.kv_cache == "model":  # said where it is otherwise
             del values["kv_cache"]
+        if self.quantize is None:
+            del values["quantize"]
         if self.placement.caches is Tier.DEVICE:
             del values["placement"]["caches"]
+        if not self.placement.by_need:  # what experts by need add
+            del values["placement"]["expert_slots"], values["placement"]["host_expert_slots"]
+        if self.costs.experts is None:
+            del values["costs"]["experts"]
+        if self.sequences == 1:  # what several of them need
+            del values["sequences"], values["shared"]
+        if not self.costs.caches:
+            del values["costs"]["caches"]
         del values["hardware"]
         values["hardware"] = self.hardware.to_json()  # long, and so the last
         return values
@@ -154,11 +183,16 @@ class Plan:
         given.setdefault("more_vram", [])  # as was all that several GPUs need
         if isinstance(given.get("placement"), dict):
             given["placement"] = {"gpus": [], **given["placement"]}
+        if isinstance(given.get("costs"), dict):
+            given["costs"] = {"experts": None, "caches": 0.0, **given["costs"]}
         if isinstance(given.get("parts"), list):
             given["parts"] = [
                 {"gpu": 0, **part} if isinstance(part, dict) else part for part in given["parts"]
             ]
         given.setdefault("kv_cache", "model")
+        given.setdefault("quantize", None)
+        given.setdefault("sequences", 1)
+        given.setdefault("shared", [])
         version = value["offspec_plan"]
         if version < VERSION:  # earlier ones do not say how many bits the draft has
             raise ValueError(f"offspec_plan is {version}, of an earlier offspec; make one by `offspec plan`")
@@ -169,7 +203,8 @@ class Plan:
                 raise ValueError(f"hardware: {error}") from None
         placement = given.get("placement")
         if isinstance(placement, dict) and "tiers" in placement:
-            given["placement"] = {"caches": "device", **placement, "tiers": _read_tiers(placement["tiers"])}
+            absent = {"caches": "device", **_NO_EXPERTS}
+            given["placement"] = {**absent, **placement, "tiers": _read_tiers(placement["tiers"])}
         plan = read(given, cls)
         plan._check()
         return plan
@@ -210,8 +245,22 @@ class Plan:
         if staged != (self.placement.staging > 0):
             should = "above 0 where anything comes from disk to a GPU, and else 0"
             complain("placement.staging", self.placement.staging, should)
+        experts = self.costs.experts
+        if (experts is None) == self.placement.by_need:
+            should = "0 where costs.experts is null, and else above 0"
+            complain("placement.expert_slots", self.placement.expert_slots, should)
+        if self.placement.host_expert_slots and not apart:
+            complain(
+                "placement.host_expert_slots",
+                self.placement.host_expert_slots,
+                "0, since a CPU computes in RAM",
+            )
+        if self.budget < self.sequences:
+            complain("budget", self.budget, f"at least {self.sequences}, a node of each sequence")
         for name in ("compute", "step", "edge"):
             require_ascending(getattr(self.costs, name), f"costs.{name}")
+        for name in ("compute", "spread", "reuse") if experts else ():
+            require_ascending(getattr(experts, name), f"costs.experts.{name}")
 
 
 def _write_tiers(tiers: tuple[Tier, ...]) -> str:

@@ -19,19 +19,21 @@ Of a 70B target on a 24 GB card, for example:
 
 import numpy as np
 
+from offspec_planners.cost import PROMPT_ROWS
 from offspec_planners.placement import Tier
 from offspec_planners.plan import Plan
-from offspec_planners.plan.forecast import best_by_budget
-from offspec_planners.units import format_bytes, format_number, format_rate, format_seconds
+from offspec_planners.plan.forecast import best_by_budget, knee
+from offspec_planners.units import format_bytes, format_count, format_number, format_rate, format_seconds
 
 _FREE = 1.02  # times that differ by less than this factor count as equal
+_SEVERAL = 16  # rows that a pass of one is compared with
 _FEW = 8  # nodes that are not worth a sentence
 _NEAR = 1.15  # a first token within this factor of the link time is bound by the link
 
 
 def explain(plan: Plan) -> tuple[str, ...]:
-    """All sentences: placement, tree, speed."""
-    return *explain_placement(plan), *explain_tree(plan), *explain_speed(plan)
+    """All sentences: placement, tree, speed, and what sequences share."""
+    return *explain_placement(plan), *explain_tree(plan), *explain_speed(plan), *explain_shared(plan)
 
 
 def explain_placement(plan: Plan) -> tuple[str, ...]:
@@ -40,6 +42,7 @@ def explain_placement(plan: Plan) -> tuple[str, ...]:
         _where_layers_are(plan),
         *_which_gpus(plan),
         *_what_streams(plan),
+        *_where_experts_are(plan),
         *_where_caches_are(plan),
     ]
     least = f"{format_bytes(plan.least_memory)} of RAM"
@@ -84,6 +87,28 @@ def _which_gpus(plan: Plan) -> list[str]:
     return [f"The GPUs compute {listing}; those that stream go to them in turn, so that all links are busy."]
 
 
+def _where_experts_are(plan: Plan) -> list[str]:
+    """How many each memory has, and what a pass of one row misses of those that it asks for."""
+    experts, placement = plan.costs.experts, plan.placement
+    if experts is None:
+        return []
+    count = experts.count * experts.layers
+    near = f"{placement.expert_slots:,} have room in {plan.memory_name(Tier.DEVICE)}"
+    come = "a router's choice is read, or copied, where it is not there"
+    if placement.cpu_experts:
+        near = f"{placement.host_expert_slots:,} have room in {plan.memory_name(Tier.HOST)}"
+        come = "the CPU computes a router's choice, and reads what is not there"
+    elif placement.host_expert_slots:
+        near += f" and {placement.host_expert_slots:,} in {plan.memory_name(Tier.HOST)}"
+    asked, hit = experts.layers * float(experts.union(1)), float(experts.hit_rate(1))
+    several = experts.layers * float(experts.union(_SEVERAL))
+    return [
+        f"Of {count:,} experts {near}; {come}.",
+        f"A row asks for {asked:,.0f} of them, {hit:.0%} of which are expected to be there already; "
+        f"{_SEVERAL} rows together ask for {several:,.0f}.",
+    ]
+
+
 def _where_caches_are(plan: Plan) -> list[str]:
     """Said only where it is not the device."""
     if plan.placement.caches is Tier.DEVICE:
@@ -106,10 +131,10 @@ def _what_streams(plan: Plan) -> list[str]:
             f"{format_bytes(copied)} from RAM to VRAM at {format_rate(machine.link.value)}{each}"
         )
     if not crossings:
-        return [] if placement.slots else ["No weights move while it decodes."]
+        return [] if placement.slots or placement.by_need else ["No weights move while it decodes."]
     seconds = f"{format_seconds(plan.costs.link)}{' on the slower of the two' if len(crossings) > 1 else ''}"
     head = ", the output head last" if placement.head is not Tier.DEVICE else ""
-    ring = f"A ring of {placement.slots} slots lets"
+    ring = f"A ring of {format_count(placement.slots, 'slot')} lets"
     if placement.staging:
         ring = f"Rings of {placement.slots} slots in VRAM and {placement.staging} in RAM let"
     return [
@@ -121,22 +146,25 @@ def _what_streams(plan: Plan) -> list[str]:
 def explain_tree(plan: Plan) -> tuple[str, ...]:
     """How many nodes are free, and what half and twice the budget would bring."""
     if plan.draft_mode == "none":
-        if plan.budget > 1:
-            return ("There is no draft model, so a pass yields one token, and more where the text repeats.",)
-        return ("There is no draft, so every pass yields one token.",)
+        each = " of each sequence" if plan.sequences > 1 else ""
+        if plan.budget > plan.sequences:
+            more = "and more where the text repeats"
+            return (f"There is no draft model, so a pass yields one token{each}, {more}.",)
+        return (f"There is no draft, so every pass yields one token{each}.",)
     return (*_free_nodes(plan), *_other_budgets(plan))
 
 
 def _free_nodes(plan: Plan) -> list[str]:
     """How many nodes cost no time because the link is busy anyway; nothing is said where none stream."""
-    costs, draft = plan.costs, plan.forecast.draft_seconds
-    if not costs.link:
+    costs, draft = plan.costs.for_sequences(plan.sequences), plan.forecast.draft_seconds
+    if not costs.link or costs.experts is not None:
         return []
     measured = np.arange(1, costs.compute[-1][0] + 1)
-    waits = float(costs.iteration(draft, 1))
+    waits = float(costs.iteration(draft, plan.sequences))
     most = int(np.sum(costs.iteration(draft, measured) <= _FREE * waits))
     if most == len(measured):
-        return [f"Trees of up to {most:,} nodes at least compute while the link is busy, and cost no time."]
+        nodes = f"{most:,} nodes{' in all' if plan.sequences > 1 else ''}"
+        return [f"Trees of up to {nodes} at least compute while the link is busy, and cost no time."]
     if most < _FEW:
         return ["Every node costs time: computing is not hidden behind the link."]
     return [f"Up to {most:,} nodes compute while the link is busy; those beyond cost time."]
@@ -147,13 +175,13 @@ def _other_budgets(plan: Plan) -> list[str]:
     smaller = [choice for choice in best if choice.budget <= plan.budget // 2][-1:]
     larger = [choice for choice in best if choice.budget >= plan.budget * 2][:1]
     others = [
-        f"{choice.budget:,} nodes would give {format_number(choice.tok_per_s)} tok/s"
+        f"{format_count(choice.budget, 'node')} would give {format_number(choice.tok_per_s)} tok/s"
         for choice in (*smaller, *larger)
     ]
     if not others:
         return []
     here = format_number(plan.forecast.tok_per_s)
-    return [f"A budget of {plan.budget:,} nodes gives {here} tok/s; {' and '.join(others)}."]
+    return [f"A budget of {format_count(plan.budget, 'node')} gives {here} tok/s; {' and '.join(others)}."]
 
 
 def explain_speed(plan: Plan) -> tuple[str, ...]:
@@ -162,14 +190,57 @@ def explain_speed(plan: Plan) -> tuple[str, ...]:
     yields = (
         f"A pass takes {format_seconds(forecast.seconds_per_pass)} and yields "
         f"{format_number(forecast.tokens_per_pass)} tokens ({plan.acceptance}): "
-        f"{format_number(forecast.tok_per_s)} tok/s."
+        f"{explain_rate(plan)}."
     )
     alone = f"One token a pass would be {format_number(plan.tok_per_s_alone)} tok/s."
+    if plan.sequences > 1:
+        alone = f"One token of each a pass would be {format_number(plan.tok_per_s_alone)} tok/s."
     first = (
         f"The first token of a prompt of {forecast.prompt_tokens:,} comes after "
         f"{format_seconds(forecast.ttft_s)}; {explain_first_token(plan)}."
     )
     return explain_bound(plan), yields, alone, first
+
+
+def explain_rate(plan: Plan) -> str:
+    """Tokens per second, of several sequences in all and each."""
+    rate = f"{format_number(plan.forecast.tok_per_s)} tok/s"
+    if plan.sequences == 1:
+        return rate
+    each = format_number(plan.forecast.tok_per_s / plan.sequences)
+    return f"{rate} in all, {each} for each of {plan.sequences} sequences"
+
+
+def explain_shared(plan: Plan) -> tuple[str, ...]:
+    """Up to which number sequences cost each other little, and what a prompt takes from them."""
+    if not plan.shared:
+        return ()
+    costs, draft = plan.costs.for_sequences(plan.sequences), plan.forecast.draft_seconds
+    longer = float(costs.iteration(draft, plan.budget + PROMPT_ROWS))
+    chunk = (
+        f"Prompts are read in chunks of {PROMPT_ROWS:,} tokens beside the trees of the others, whose pass "
+        f"then takes {format_seconds(longer)}."
+    )
+    room = "Twice as many do not fit with this context and draft."
+    return _knee(plan), *([room] if plan.shared[-1].sequences < 2 * plan.sequences else []), chunk
+
+
+def _knee(plan: Plan) -> str:
+    """From which number of sequences on they take time from each other, and by what."""
+    found = knee(plan.shared)
+    if found is None:
+        return "Twice as many sequences bring at least half as much again, up to the last of these numbers."
+    before = next(row for row in plan.shared if row.sequences == found)
+    after = plan.shared[plan.shared.index(before) + 1]
+    longer = after.seconds_per_pass - before.seconds_per_pass
+    if 2 * (after.link_seconds - before.link_seconds) < longer:
+        why = "all of them are drafted and computed for in a pass"
+    elif plan.costs.experts is not None:
+        why = "each asks for experts of its own, which have to come"
+    else:
+        why = "caches take the place of layers, and more streams"
+    many = format_count(found, "sequence")
+    return f"From {many} on, twice as many bring less than half as much again: {why}."
 
 
 def explain_bound(plan: Plan) -> str:
@@ -180,6 +251,11 @@ def explain_bound(plan: Plan) -> str:
     beside = f"beside {link} of streaming" if forecast.link_seconds else "with nothing to stream"
     if forecast.bound == "compute":
         return f"Compute bounds a pass: {compute}, after {draft} of drafting, {beside}."
+    if forecast.bound == "link" and plan.costs.experts is not None:
+        return (
+            f"Experts that are not in memory bound a pass: they take {link} to come, beside {draft} of "
+            f"drafting and {compute} of computing."
+        )
     if forecast.bound == "draft":
         return f"The draft bounds a pass: {draft}, before {compute} of computing, {beside}."
     if forecast.seconds_per_pass <= _FREE * forecast.link_seconds:
@@ -196,7 +272,11 @@ def explain_bound(plan: Plan) -> str:
 
 def explain_first_token(plan: Plan) -> str:
     """What the first token waits for: the prompt goes through with one trip of the weights."""
-    link = plan.costs.link
+    if plan.sequences > 1:
+        return "it waits for a pass of the others, and shares the next"
+    link = float(plan.costs.link_seconds(plan.forecast.prompt_tokens))
+    if plan.costs.experts is not None:
+        return f"the experts that the prompt asks for take {format_seconds(link)} to come"
     if link and plan.forecast.ttft_s <= _NEAR * link:
         return f"the prompt rides on one trip of the weights, which takes {format_seconds(link)}"
     if link:

@@ -1,11 +1,13 @@
 """What is expected of a plan: the speed, the settings it was chosen from, and what would change it."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated
 
-from offspec_planners.json_fields import Count, Number, Positive, one_of
+from offspec_planners.json_fields import Count, Number, Positive, Whole, one_of
 
 BOUNDS = ("link", "compute", "draft")
+_HALF = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,45 @@ class WhatIf:
     change: str
     tok_per_s: Number | None
     note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What passes that several sequences share are expected to give, with the budget that suits them best.
+
+    Args:
+        sequences: How many.
+        budget: Most nodes of all their trees together.
+        tok_per_s: Of all of them.
+        tokens_per_pass: The same.
+        seconds_per_pass: In steady state.
+        link_seconds: What streaming takes of them at the slowest link.
+        caches: Bytes of keys, values and states of all of them.
+    """
+
+    sequences: Count
+    budget: Count
+    tok_per_s: Positive
+    tokens_per_pass: Positive
+    seconds_per_pass: Positive
+    link_seconds: Number
+    caches: Whole
+
+    @property
+    def each(self) -> float:
+        """Tokens per second of one sequence."""
+        return self.tok_per_s / self.sequences
+
+
+def knee(rows: tuple[Shared, ...]) -> int | None:
+    """The most sequences up to which more still bring at least half of what they would at no cost to others.
+
+    rows: With the numbers ascending. None: that goes for all of them.
+    """
+    for row, more in pairwise(rows):
+        if more.tok_per_s < row.tok_per_s * (1 + _HALF * (more.sequences / row.sequences - 1)):
+            return row.sequences
+    return None
 
 
 def best_by_budget(sweep: tuple[Choice, ...]) -> tuple[Choice, ...]:

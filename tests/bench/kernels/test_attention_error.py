@@ -3,12 +3,14 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 
 from bench.kernels import attention_error
 from tests.support.tiny_models import write_model
 
 
+@pytest.mark.exhaustive
 def test_every_way_is_attention() -> None:
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(1, 4, 60, 16, generator=generator)
@@ -17,6 +19,7 @@ def test_every_way_is_attention() -> None:
         assert attention_error.layer_error((query, key, value, 0.25), attend) < 1e-5, name
 
 
+@pytest.mark.exhaustive
 def test_a_record_of_a_tiny_model(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     ids = torch.randint(3, 90, (1, 60), generator=torch.Generator().manual_seed(0))

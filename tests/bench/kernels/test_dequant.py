@@ -69,6 +69,7 @@ def test_what_one_core_does_too_slowly_is_named() -> None:
     assert dequant.below_aim({"formats": rows}) == ["slow"]
 
 
+@pytest.mark.exhaustive
 def test_a_run(run_bench: RunBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dequant, "memory_bandwidth", lambda device: SimpleNamespace(high=1e10))
     monkeypatch.setattr(dequant, "_COPIES_BYTES", 1 << 20)

@@ -41,6 +41,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels_clock, "_TURNS", 2)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("path", some(["eager", "triton"], "eager"))
 def test_every_operation_is_told_ceiling_first(path: str, run_bench: RunBench) -> None:

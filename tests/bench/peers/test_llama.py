@@ -206,3 +206,48 @@ def test_rows_are_rotated_as_llama_cpp_has_them() -> None:
 def test_sizes_follow_the_configuration() -> None:
     config = SimpleNamespace(hidden_size=1, intermediate_size=2, num_attention_heads=3, num_key_value_heads=4)
     assert llama_models.sizes_of(vars(config))["llama.attention.head_count_kv"] == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_mixture_s_gguf_file_has_its_bits(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Experts are fused in their order, and queries are rotated; nothing is rounded."""
+    from gguf import GGUFReader, GGUFWriter
+    from safetensors.torch import load_file
+
+    from bench.lib.upcycle import upcycle
+    from bench.lib.upcycling import Mixture
+    from bench.peers import llama_mixture
+    from offspec.checkpoint import open_checkpoint
+    from tests.support.bench_models import make_model
+
+    make_model(tmp_path / "small", dtype=dtype)
+    mixture, texts = Mixture(11, 3), [[i % 61 for i in range(90)]]  # 11: two digits, which sort otherwise
+    upcycle(open_checkpoint(str(tmp_path / "small")), tmp_path / "mixture", mixture, texts)
+    description = GGUFWriter(tmp_path / "small.gguf", "llama")
+    description.add_context_length(96)
+    description.write_header_to_file()
+    description.write_kv_data_to_file()
+    description.close()
+    llama_mixture.write(tmp_path / "mixture", tmp_path / "small.gguf", tmp_path / "out.gguf")
+    out = GGUFReader(tmp_path / "out.gguf")
+    keys = ("expert_count", "expert_used_count", "context_length", "embedding_length")
+    assert [out.fields[f"llama.{key}"].contents() for key in keys] == [11, 3, 96, 24]
+    stored = {tensor.name: tensor for tensor in out.tensors}
+    weights: dict[str, torch.Tensor] = {}
+    for file in (tmp_path / "mixture").glob("*.safetensors"):
+        weights |= load_file(file)
+
+    def found(name: str, kind: torch.dtype) -> torch.Tensor:
+        data = torch.from_numpy(np.array(stored[name].data)).view(torch.uint8)
+        return data.view(kind).view(*reversed(stored[name].shape.tolist()))
+
+    for matrix, name in (("w1", "gate"), ("w2", "down"), ("w3", "up")):
+        prefix = "model.layers.1.block_sparse_moe.experts"
+        experts = [weights[f"{prefix}.{expert}.{matrix}.weight"] for expert in range(11)]
+        assert torch.equal(found(f"blk.1.ffn_{name}_exps.weight", dtype), torch.stack(experts))
+    router = weights["model.layers.0.block_sparse_moe.gate.weight"].float()
+    assert torch.equal(found("blk.0.ffn_gate_inp.weight", torch.float32), router)
+    query = weights["model.layers.0.self_attn.q_proj.weight"].float().numpy()
+    rotated = torch.from_numpy(llama_models.rotated(query, 6)).to(dtype)
+    assert torch.equal(found("blk.0.attn_q.weight", dtype), rotated)
+    assert len(stored) == 2 * 10 + 3  # in a layer four projections, two norms, the router, three of experts

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from bench.lib import record as plan_record
 from bench.lib.cgroup import BenchError
 from bench.lib.report import Report
 from bench.plan import __main__ as plan
 from bench.plan import cases as plan_cases
-from bench.plan import record as plan_record
 from bench.plan.cases import CASES, Case, Target
 from offspec.core.config import EngineConfig
 from tests.support.bench_runs import RunBench

@@ -48,6 +48,28 @@ def test_as_compressed_tensors(per: Any, dtype: torch.dtype, path: Backend) -> N
 
 
 @pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("format", [Float8((4, 88), "block", rounded=False), Float8(None, "channel")])
+def test_experts_in_one_weight(format: Float8, path: Backend) -> None:
+    """They are what each is alone, and can be had alone."""
+    parts = {name: part.view(3, -1, part.shape[-1]) for name, part in make(format).items()}
+    shape = tuple(parts["weight"].shape)
+    whole = dequantise(format, parts, shape, torch.empty(12 * 264), path=path)
+    found = format.cut(shape, 1, 2)
+    assert found is not None
+    for expert in range(3):
+        alone = {name: part[expert].contiguous() for name, part in parts.items()}
+        wanted = dequantise(format, alone, shape[1:], torch.empty(4 * 264), path="reference")
+        assert torch.equal(whole[expert].nan_to_num(9e9), wanted.nan_to_num(9e9))
+    some = {name: part[slice(*found[1][name])].contiguous() for name, part in parts.items()}
+    made = dequantise(found[0], some, (1, *shape[1:]), torch.empty(4 * 264), path=path)
+    assert torch.equal(made.nan_to_num(9e9), whole[1:2].nan_to_num(9e9))
+    with pytest.raises(ArgumentError, match="whole blocks"):
+        Float8((8, 88), "block").parts(shape)
+    with pytest.raises(ArgumentError, match="shape"):
+        Float8(None, "tensor").parts(shape)
+
+
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_any_scales(dtype: torch.dtype, path: Backend) -> None:
     format = Float8((1, 4), "block", dtype)

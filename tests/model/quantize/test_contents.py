@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,18 @@ from safetensors.torch import load_file, save_file
 import offspec
 from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.pack_manifest import MANIFEST
-from offspec.checkpoint.tensors import PackedInfo
+from offspec.checkpoint.tensors import PackedInfo, TensorInfo, on_disk
 from offspec.core.config import PackFormat
+from offspec.core.errors import CheckpointError, UnsupportedModelError
+from offspec.model.attention import TreeContext
+from offspec.model.probe.build import build_skeleton
 from offspec.model.quantize.pack import files, pack_model
+from offspec.model.weights import map_weights
+from offspec_planners.placement import Placement
 from tests.model.quantize.stage import FORMATS, LAYERS, SIZES, Bench, values
-from tests.support.tiny_models import write_model
+from tests.support.expert_models import by_need
+from tests.support.products import some
+from tests.support.tiny_models import HYBRIDS, nothing, open_model, write_hybrid, write_model
 
 
 @pytest.mark.parametrize("to", FORMATS)
@@ -77,9 +85,64 @@ def test_experts_are_rounded_and_routers_are_not(tmp_path: Path, family: str) ->
     experts = {name for name in tensors if ".experts." in name and "bias" not in name}
     assert experts and experts <= packed
     assert not any("router" in name or ".gate." in name or "shared_expert_gate" in name for name in packed)
+    stored = load_file(source / "model.safetensors")
     for name in experts:
-        original = load_file(source / "model.safetensors")[name]
+        stack, _, expert = name.rpartition(".")
+        original = stored[name] if name in stored else stored[stack][int(expert)]
         assert (values(tmp_path / "pack", name) - original).abs().max() < 0.02
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])
+def test_an_expert_is_one_extent(tmp_path: Path, family: str) -> None:
+    """Of a checkpoint with tensors of its own for each."""
+    sizes = {**SIZES, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
+    source = write_model(tmp_path / "moe", family, **sizes)
+    pack_model(str(source), "int8", out=tmp_path / "pack")
+    extents: dict[str, list[TensorInfo]] = {}
+    for name, weight in open_checkpoint(str(tmp_path / "pack")).tensors.items():
+        if ".experts." in name:
+            extents.setdefault(name.rsplit(".", 2)[0], []).extend(on_disk(weight))
+    assert len(extents) == LAYERS * 4
+    for parts in extents.values():
+        parts.sort(key=lambda info: info.offset)
+        assert len(parts) == 3 * 3
+        assert all(info.offset + info.nbytes == after.offset for info, after in pairwise(parts))
+
+
+@pytest.mark.parametrize("family", some(["gpt_oss", "qwen3_5_moe_text"], "gpt_oss"))
+def test_an_expert_of_a_stack_is_one_extent_as_well(tmp_path: Path, family: str) -> None:
+    """Matrices and biases are divided; the model says the same with all of them and with some."""
+    place = tmp_path / "moe"
+    source = write_hybrid(place, family) if family in HYBRIDS else write_model(place, family, **SIZES)
+    pack_model(str(source), "nf4", out=tmp_path / "pack")
+    model = open_model(tmp_path / "pack")
+    assert model.experts.count and all(len(unit.layout.extents) == 1 for unit in model.experts.units)
+    for unit in model.experts.units:
+        parts = sorted(unit.layout.places.values(), key=lambda place: place[0])
+        assert all(start + info.nbytes == after for (start, info), (after, _) in pairwise(parts))
+    says = list[torch.Tensor]()
+    layers = len(model.layers)
+    for placement in (Placement.in_memory(layers, range(layers), 0), by_need(layers, 3)):
+        model = open_model(tmp_path / "pack")
+        model.load(placement, 8, nothing)
+        with torch.no_grad():
+            hidden = model.tree_model.hidden(
+                torch.tensor([5, 9, 2, 40]), TreeContext.chain(4, torch.device("cpu"))
+            )
+            says.append(model.tree_model.logits(hidden))
+        model.close()
+    assert torch.equal(*says)
+
+
+def test_a_stack_that_lacks_an_expert_is_refused(tmp_path: Path) -> None:
+    source, pack = write_model(tmp_path / "moe", "gpt_oss", **SIZES), tmp_path / "pack"
+    pack_model(str(source), "int8", out=pack)
+    tensors = dict(open_checkpoint(str(pack)).tensors)
+    model = build_skeleton(pack, torch.float32).model
+    assert map_weights(model, tensors)
+    del tensors["model.layers.1.mlp.experts.down_proj.3"]
+    with pytest.raises(CheckpointError, match=r"experts.*\[3, .*config.json asks for \[4, "):
+        map_weights(model, tensors)
 
 
 def test_float16_becomes_bfloat16_where_it_stays(bench: Bench, tmp_path: Path) -> None:
@@ -99,6 +162,20 @@ def test_a_gguf_file_is_unpacked_for_it(tmp_path: Path) -> None:
     pack_model(str(tmp_path / "tiny.gguf"), "nf4", out=tmp_path / "pack", cache_dir=tmp_path / "cache")
     weight = open_checkpoint(str(tmp_path / "pack")).tensors["model.layers.0.self_attn.q_proj.weight"]
     assert isinstance(weight, PackedInfo)
+
+
+def test_a_gguf_file_is_rounded_twice_only_where_that_is_asked_for(tmp_path: Path) -> None:
+    from gguf import GGMLQuantizationType
+
+    from tests.checkpoint.gguf_families import tiny_model
+    from tests.checkpoint.gguf_files import write_gguf
+
+    file, cache = tmp_path / "tiny.gguf", tmp_path / "cache"
+    write_gguf(file, tiny_model("llama"), "llama", kind=GGMLQuantizationType.Q8_0)
+    with pytest.raises(UnsupportedModelError, match=r"quantised already \(Q8_0\): run it as it is"):
+        pack_model(str(file), "nf4", out=tmp_path / "pack", cache_dir=cache)
+    assert not cache.exists()  # nothing was unpacked for it
+    assert pack_model(str(file), "nf4", twice=True, out=tmp_path / "pack", cache_dir=cache).files == 4
 
 
 def test_the_engine_packs_on_first_use(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

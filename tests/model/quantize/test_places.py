@@ -56,7 +56,7 @@ def test_a_file(bench: Bench) -> None:
 
 
 def test_the_root_of_a_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RequestError, match="--out / is the root of a disk: name a folder in it"):
+    with pytest.raises(RequestError, match="`out` / is the root of a disk: name a folder in it"):
         bench.pack(out=Path("/"))
     bench.out.mkdir()
     monkeypatch.setattr(os.path, "ismount", lambda path: path == bench.out)
@@ -79,7 +79,7 @@ def test_the_room_is_that_of_the_folder_it_goes_to(
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="there is no /proc")
 def test_a_folder_in_which_no_file_can_be_made(bench: Bench) -> None:
-    with pytest.raises(CheckpointError, match=r"cannot write to /proc \(.*name another folder by --out"):
+    with pytest.raises(CheckpointError, match=r"cannot write to /proc \(.*name another folder by `out`"):
         bench.pack(out=Path("/proc/x"))
 
 

@@ -137,12 +137,12 @@ def test_values_that_no_scale_can_hold(
 
 
 def test_memory_that_is_too_little(bench: Bench) -> None:
-    with pytest.raises(CapacityError, match="--memory") as caught:
+    with pytest.raises(CapacityError, match="`memory`") as caught:
         bench.pack(memory=1_000_000)
     assert bench.pack(memory=caught.value.needed + 50_000_000).files == 4
 
 
 def test_a_place_that_cannot_be_written(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="name another folder by --out"):
+    with pytest.raises(CheckpointError, match="name another folder by `out`"):
         bench.pack(out=tmp_path / "file" / "pack")

@@ -22,6 +22,7 @@ from tests.model.quantize.stage import Bench, flip
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.exhaustive
 def test_a_killed_run_is_taken_up(bench: Bench, tmp_path: Path) -> None:
     code = (
         "import os, signal, sys\n"
@@ -115,7 +116,7 @@ def test_a_disk_that_fills_up(bench: Bench, monkeypatch: pytest.MonkeyPatch, aft
 def test_a_disk_too_small_is_known_beforehand(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(bench.out.parent)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2**20))
-    with pytest.raises(DiskFullError, match=r"packing .*tiny to nf4 needs .* --out"):
+    with pytest.raises(DiskFullError, match=r"packing .*tiny to nf4 needs .* `out`"):
         bench.pack()
     assert bench.left() == []
     assert not any(isinstance(event, LoadProgress) for event in bench.events)

@@ -24,10 +24,8 @@ class Recording:
 
     def forbids(self) -> bool:
         """Whether the calling thread may not do what a capture cannot hold."""
-        return self.open and self.mode != "relaxed" and self.thread in (threading.get_ident(), self._all())
-
-    def _all(self) -> int:
-        return threading.get_ident() if self.mode == "global" else self.thread
+        own = self.thread == threading.get_ident()
+        return self.open and (self.mode == "global" or (self.mode == "thread_local" and own))
 
 
 class GraphBase:

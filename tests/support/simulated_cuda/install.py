@@ -157,12 +157,12 @@ class _Runtime:
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
         pinned = machine().pinned
         if any(first < address + size and address < first + room for first, room in pinned.items()):
-            return 712  # already registered
+            return machine().refused(712)  # already registered
         pinned[address] = size
         return 0
 
     def cudaHostUnregister(self, address: int) -> int:
-        return 713 if machine().pinned.pop(address, None) is None else 0
+        return machine().refused(713) if machine().pinned.pop(address, None) is None else 0
 
     def cudaMemGetInfo(self, index: int) -> tuple[int, int]:
         allocator = machine().devices[index].allocator

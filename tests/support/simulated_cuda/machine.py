@@ -48,7 +48,11 @@ class Machine:
         self.scheduler = Scheduler(policy)
         poison = policy != "sizes"
         self.devices = [
-            Device(index, Allocator(total, poison=poison), [self.scheduler.add(Queue(index, 0))])
+            Device(
+                index,
+                Allocator(total, poison=poison, settle=self.settle),
+                [self.scheduler.add(Queue(index, 0))],
+            )
             for index in range(devices)
         ]
         self.counts: Counter[str] = Counter()
@@ -99,6 +103,18 @@ class Machine:
         """Submit a task to the current stream."""
         self.counts["launches"] += counted
         self.scheduler.submit(self.current_queue(device), Task(name, run))
+
+    def refused(self, error: int) -> int:
+        """What the runtime returns for a call; as CUDA does, it keeps it as the thread's last error."""
+        self._selected.error = error
+        return error
+
+    def check_launch(self) -> None:
+        """What torch does behind each of its kernels, Triton behind none: report the last error, once."""
+        error = getattr(self._selected, "error", 0)
+        if error:
+            self._selected.error = 0
+            raise SimulatedCudaError(f"CUDA error: {error}, of this launch or of a call before it")
 
     def host_waits(self, cause: str, marks: Sequence[Mark] | None = None) -> None:
         """The host waits for the device: for some marks, or all. Refused to who captures a graph."""

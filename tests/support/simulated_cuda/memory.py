@@ -6,7 +6,7 @@ lane is what it keeps apart: blocks of one pool (a graph's, or everybody's), one
 
 import mmap
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -55,13 +55,15 @@ class Allocator:
     """The blocks of one device with `total` bytes.
 
     limit: bytes that may be set aside. expandable: segments that grow, one a lane, instead of new ones.
-    poison: fill new memory with what is no number. pools: how many graphs use each pool; the memory of a
-    pool in use is not given back.
+    poison: fill new memory with what is no number. settle: has the device do all it was sent, before memory
+    is given back that some of it may still read. pools: how many graphs use each pool; the memory of a pool
+    in use is not given back.
     """
 
     total: int
     expandable: bool = False
     poison: bool = True
+    settle: Callable[[], object] = lambda: None
     limit: int = field(init=False)
     now: Figures = field(default_factory=Figures)
     peak: Figures = field(default_factory=Figures)
@@ -104,6 +106,7 @@ class Allocator:
 
     def release(self) -> None:
         """Give back what is set aside and not in use, but for the pools of graphs."""
+        self.settle()
         for lane, free in self._free.items():
             if not self.pools[lane.pool]:
                 for block in tuple(free):

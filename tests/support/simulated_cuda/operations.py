@@ -156,6 +156,7 @@ def _launch(func: Any, args: Sequence[Any], kwargs: dict[str, Any], index: int, 
                 place.tensor().copy_(found)
 
     machine().launch(func.name(), run, index)
+    machine().check_launch()
 
 
 def _run_now(func: Any, args: Sequence[Any], kwargs: dict[str, Any], index: int) -> Any:

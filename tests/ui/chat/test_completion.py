@@ -63,7 +63,8 @@ def test_completion_of_names_and_files(
     chat: ChatController, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say(chat, "Why is it so?")
-    assert completions(chat, "/load why") == ["/load Why is it so?"]
+    (saved,) = chat.complete("/load why")
+    assert saved.text == "/load Why is it so?" and saved.help.startswith("1 question, ")
     for name in ("one.json", "two.gguf", "three.txt", ".hidden.json"):
         (tmp_path / name).touch()
     (tmp_path / "models").mkdir()
@@ -77,3 +78,12 @@ def test_completion_of_names_and_files(
     assert (
         completions(chat, "/draft /no/such/folder/") == completions(chat, "/load ~nobody-of-that-name/") == []
     )
+
+
+def test_files_to_attach_are_those_of_the_present_folder(
+    chat: ChatController, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "notes.txt").touch()
+    monkeypatch.chdir(tmp_path)
+    assert completions(chat, "/attach n") == ["/attach notes.txt"]
+    assert completions(chat, "/attach ./n") == ["/attach ./notes.txt"]

@@ -6,12 +6,24 @@ import pytest
 
 from offspec.chat.archive import Archive
 from offspec.chat.conversation import Conversation
+from offspec.core.config import EngineConfig
 from offspec.core.errors import OffspecError, RequestError, StreamError
 from offspec.core.events import Finished, Notice, TreeSeen
 from offspec.ui.chat.commands import COMMANDS
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.handlers import run_command
-from offspec.ui.chat.outcomes import Copy, OpenView, Quit, Reset, Rewound, ShowSources, StreamAnswer
+from offspec.ui.chat.outcomes import (
+    Copy,
+    EditQuestion,
+    OpenView,
+    Quit,
+    Reset,
+    Rewound,
+    ShowSources,
+    StreamAnswer,
+    Switched,
+)
+from offspec.ui.chat.report import report
 from tests.support import sample_plans as samples
 from tests.support.fake_engine import Script, ScriptedEngine
 from tests.ui.chat.talk import ANSWER, SETUP, finished, said, say, shown
@@ -20,7 +32,7 @@ from tests.ui.chat.talk import ANSWER, SETUP, finished, said, say, shown
 
 
 @pytest.mark.parametrize(
-    "line", ["/retry", "/edit", "/edit Why?", "/undo", "/undo 3", "/save", "/save name", "/copy"]
+    "line", ["/retry", "/edit", "/edit Why?", "/undo", "/undo 3", "/save", "/save name", "/copy", "/branch"]
 )
 def test_there_must_be_something_first(chat: ChatController, line: str) -> None:
     with pytest.raises(RequestError, match="yet"):
@@ -68,8 +80,7 @@ def test_a_question_is_said_as_it_is_and_handed_back_as_it_is_typed(chat: ChatCo
     assert said(chat)[0] == "/quit now"
     finished(run_command(chat, "/edit //help me").events)  # type: ignore[union-attr]
     assert said(chat)[0] == "/help me"
-    outcome = run_command(chat, "/edit")
-    assert isinstance(outcome, Rewound) and outcome.text == "//help me"
+    assert run_command(chat, "/edit") == EditQuestion("/help me", "/edit //help me")
 
 
 def test_trees_are_gathered_only_where_wanted(engine: ScriptedEngine, archive: Archive) -> None:
@@ -109,18 +120,17 @@ def test_an_edit_that_is_refused_changes_nothing(chat: ChatController, engine: S
     assert Conversation.read(chat.file).messages == list(before)
 
 
-def test_edit_alone_hands_the_question_back(chat: ChatController) -> None:
+def test_edit_alone_changes_nothing(chat: ChatController) -> None:
     say(chat, "Why?\nTell me.")
-    outcome = run_command(chat, "/edit")
-    assert isinstance(outcome, Rewound) and outcome.text == "Why?\nTell me."
-    assert said(chat) == []
+    assert run_command(chat, "/edit") == EditQuestion("Why?\nTell me.", "/edit Why?\nTell me.")
+    assert said(chat) == ["Why?\nTell me.", ANSWER]
 
 
 def test_undo(chat: ChatController) -> None:
     for question in ("One?", "Two?", "Three?"):
         say(chat, question)
     outcome = run_command(chat, "/undo")
-    assert isinstance(outcome, Rewound) and outcome.text is None
+    assert isinstance(outcome, Rewound)
     assert said(chat) == ["One?", ANSWER, "Two?", ANSWER]
     with pytest.raises(RequestError, match="only 2 questions have been asked; /undo 2"):
         run_command(chat, "/undo 3")
@@ -131,6 +141,38 @@ def test_undo(chat: ChatController) -> None:
         run_command(chat, "/undo " + "9" * 5000)  # more digits than Python reads
     assert len(run_command(chat, "/undo 2").dropped) == 4  # type: ignore[union-attr]
     assert said(chat) == []
+
+
+def test_undo_and_branch_go_between_versions(archive: Archive) -> None:
+    chat = ChatController(ScriptedEngine(["a", "b", "c", "d", "e"]), SETUP, archive)
+    say(chat, "One?")
+    finished(run_command(chat, "/retry").events)  # type: ignore[union-attr]
+    say(chat, "Two?")
+    finished(run_command(chat, "/edit Three?").events)  # type: ignore[union-attr]
+    outcome = run_command(chat, "/undo")
+    assert isinstance(outcome, Switched) and outcome.which == "1 of 2" and outcome.at == 2
+    assert [m.content for m in (*outcome.dropped, *outcome.shown)] == ["Three?", "d", "Two?", "c"]
+    assert said(chat) == ["One?", "b", "Two?", "c"]
+    with pytest.raises(RequestError, match=r"the first of 2 versions.*/undo 1 removes"):
+        run_command(chat, "/undo")
+    assert shown(chat, "/branch") == (
+        "Question 1 has 2; `/branch 1 1` shows the first:\n\n1. One?: a\n2. One?: b (this one)\n\n"
+        "Question 2 has 2; `/branch 1 2` shows the first:\n\n1. Two?: c (this one)\n2. Three?: d"
+    )
+    run_command(chat, "/branch 2")
+    assert said(chat) == ["One?", "b", "Three?", "d"]
+    run_command(chat, "/branch 1 1")
+    assert said(chat) == ["One?", "a"]
+    for line, complaint in {
+        "3": "only 2 versions of question 1",
+        "1 2": "question 2 has one version",
+        "1 1 1": "the number of a version, and that of a question",
+        "first": "no number above 0",
+    }.items():
+        with pytest.raises(RequestError, match=complaint):
+            run_command(chat, f"/branch {line}")
+    assert isinstance(run_command(chat, "/undo 1"), Rewound)
+    assert said(chat) == [] and not chat.session.branches
 
 
 def test_system(chat: ChatController) -> None:
@@ -177,13 +219,14 @@ def test_clear_begins_anew_with_the_same_settings(chat: ChatController) -> None:
 # Busy
 
 
-def test_what_may_run_while_an_answer_comes(chat: ChatController) -> None:
+def test_what_may_run_while_an_answer_comes(chat: ChatController, archive: Archive) -> None:
     say(chat, "Before?")
     events = chat.ask("Why?")
     for event in events:
         if isinstance(event, TreeSeen):
             break
     examples = {"set": " top_k=3", "seed": " 5", "help": " set", "save": " A name", "sources": " on"}
+    examples["export"] = f" {archive.folder}/talk.md"
     for name, command in COMMANDS.items():
         line = f"/{name}{examples.get(name, '')}"
         if command.while_busy:
@@ -235,3 +278,10 @@ def test_an_error_before_the_first_pass_can_be_retried(archive: Archive) -> None
 def test_notices_are_noted(chat: ChatController) -> None:
     chat.on_event(Notice("reads are buffered"))
     assert chat.notes == ["reads are buffered"]
+
+
+def test_without_a_draft_there_is_no_plan_and_no_tree(archive: Archive) -> None:
+    engine = ScriptedEngine(config=EngineConfig("demo", draft="none", budget=1))
+    chat = ChatController(engine, SETUP, archive)
+    assert shown(chat, "/plan").startswith("There is no plan: without a draft")
+    assert "draft none, a token in each pass." in report(chat)

@@ -154,6 +154,25 @@ def test_a_conversation_that_is_open_elsewhere_is_not_taken_up(
     assert isinstance(run_command(other, "/load Why?"), Reset)
 
 
+def test_what_cannot_be_read_is_named_where_a_conversation_is_resumed(
+    chat: ChatController, archive: Archive
+) -> None:
+    """Whether or not another one can be: what is damaged may be the one that was meant."""
+    say(chat, "Why?")
+    chat.close()
+    cut = archive.folder / "20260101-000000-abcdef.json"
+    cut.write_bytes(chat.file.read_bytes()[:-30])
+    again = ChatController(ScriptedEngine(), replace(SETUP, resume=""), archive)
+    assert f"{cut} is not a session that can be used: line 3 is not JSON" in again.notes[0]
+    assert "Going on with" in again.notes[1]
+    again.close()
+    chat.file.unlink()
+    with pytest.raises(
+        SessionError, match=r"no conversation with demo can be resumed: .*-abcdef\.json is not"
+    ):
+        replace(SETUP, resume="").resumed(archive)
+
+
 def test_resume_by_name_and_with_nothing_there(chat: ChatController, archive: Archive) -> None:
     new = ChatController(ScriptedEngine(), replace(SETUP, resume=""), archive)
     assert "new one" in new.notes[0]

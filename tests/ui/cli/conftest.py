@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 from typer.testing import CliRunner, Result
 
+from offspec.ui.cli import checks
 from tests.support.fake_engine import Script, ScriptedEngine, ScriptedLoad
 from tests.ui.cli.program import LOADING, TEXT
 
@@ -23,6 +24,7 @@ def load(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> ScriptedLoa
     notice = "reads are buffered: this file system [tmpfs] has no O_DIRECT"
     load = ScriptedLoad(engine, told=LOADING, notices=[notice])
     monkeypatch.setitem(sys.modules, "offspec.engine.load", load.as_module())
+    monkeypatch.setattr(checks, "check_files", lambda config, plan=None: None)  # what is named is not there
     return load
 
 

@@ -4,8 +4,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, AnyStr
 
 from typer.testing import Result
 
@@ -22,6 +24,24 @@ PATIENCE = 30  # seconds until a hanging child fails its test
 ENDLESS = {"answers": ["".join(f"line {i}\n" for i in range(200))], "delay": 0.2}
 
 
+class Child(subprocess.Popen[AnyStr]):
+    """A process that is killed where its test fails, and after a minute, so that no reader of it hangs."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limit = threading.Timer(2 * PATIENCE, self.kill)
+        self._limit.daemon = True
+        self._limit.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, error, trace)
+        self._limit.cancel()
+
+
 def environment(**extra: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "NO_COLOR")}
     return {**kept, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", **extra}
@@ -29,8 +49,8 @@ def environment(**extra: str) -> dict[str, str]:
 
 def start(
     *args: str, script: dict[str, Any] | None = None, stderr: int = subprocess.PIPE, **env: str
-) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+) -> Child[str]:
+    return Child(
         [sys.executable, "-m", DRIVER, json.dumps({"loud": True, **(script or {})}), *args],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from typer.testing import Result
 
-from offspec import distill as heads
 from offspec.core.errors import DiskFullError
 from offspec.core.events import LoadProgress, Notice
+from offspec.distill import make as heads
+from offspec.distill.config import Wanted
 from offspec.distill.measure import RANKS, HeadAcceptance
 from offspec.distill.train import Trained
 from tests.ui.cli.program import error_line
@@ -24,9 +25,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the command asks for; nothing is trained. failure: what to raise."""
     asked: dict[str, Any] = {}
 
-    def distill_head(
-        wanted: heads.Wanted, *, notify: Callable[[object], None], **given: Any
-    ) -> heads.Distilled:
+    def distill_head(wanted: Wanted, *, notify: Callable[[object], None], **given: Any) -> heads.Distilled:
         asked.update(wanted=wanted, **given)
         notify(Notice(f"distilling [{wanted.model}]"))
         notify(LoadProgress("training", 1, 10, "steps", "loss 3.1"))
@@ -43,35 +42,43 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_the_folder_goes_to_stdout(offspec: Call, asked: dict[str, Any], tmp_path: Path) -> None:
-    result = offspec("distill", "m", "--kind", "medusa", "--out", str(tmp_path / "head"))
+    result = offspec("distill", "some/m", "--kind", "medusa", "--out", str(tmp_path / "head"))
     assert result.exit_code == 0
     assert result.stdout == "/some/place\n"
     assert result.stderr.splitlines() == [
-        "distilling [m]",
+        "distilling [some/m]",
         "medusa: 2.66 MB of weights, 20000 tokens of text, 2.5 epochs, in 2.0 minutes",
         "on 4000 held-out tokens its first choice is right, by depth: "
         "50 % (50 % in five), 25 % (25 % in five)",
         "with trees of 64 nodes that is 1.62 tokens per pass",
     ]
-    assert asked["wanted"] == heads.Wanted("m", "medusa", tmp_path / "head", minutes=8.0)
+    assert asked["wanted"] == Wanted("some/m", "medusa", tmp_path / "head", minutes=8.0)
     assert asked["memory"] is None
 
 
 def test_options_are_passed_on(offspec: Call, asked: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "p").write_text("Why?")
     options = (
         "--kind mlp --tokens 2M --length 99 --epochs 3 --minutes 1.5 --depth 5 --memory 2GB --dtype float32"
     )
     result = offspec(
-        "distill", "m", "--out", str(tmp_path), "--prompts", str(tmp_path / "p"), "--quiet", *options.split()
+        "distill",
+        "some/m",
+        "--out",
+        str(tmp_path),
+        "--prompts",
+        str(tmp_path / "p"),
+        "--quiet",
+        *options.split(),
     )
-    assert asked["wanted"] == heads.Wanted("m", "mlp", tmp_path, 2_000_000, 99, 3, 1.5, 5)
+    assert asked["wanted"] == Wanted("some/m", "mlp", tmp_path, 2_000_000, 99, 3, 1.5, 5)
     assert asked["prompts"] == tmp_path / "p"
     assert (asked["memory"], asked["dtype"], asked["device"]) == (2_000_000_000, "float32", "cpu")
     assert result.stderr == ""
 
 
 def test_json(offspec: Call, asked: dict[str, Any], tmp_path: Path) -> None:
-    result = offspec("distill", "m", "--kind", "mlp", "--out", str(tmp_path), "--json")
+    result = offspec("distill", "some/m", "--kind", "mlp", "--out", str(tmp_path), "--json")
     found = json.loads(result.stdout)
     assert found["folder"] == "/some/place"
     assert found["first_guess"] == [0.5, 0.25]
@@ -80,7 +87,7 @@ def test_json(offspec: Call, asked: dict[str, Any], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["many", "2MB", "-5", "1k5", ""])
 def test_a_number_of_tokens_that_is_none(offspec: Call, asked: dict[str, Any], text: str) -> None:
-    result = offspec("distill", "m", "--kind", "mlp", "--out", "x", f"--tokens={text}")
+    result = offspec("distill", "some/m", "--kind", "mlp", "--out", "x", f"--tokens={text}")
     assert result.exit_code == 2
     assert "write it like 200k or 2M" in error_line(result)
     assert not asked
@@ -88,15 +95,15 @@ def test_a_number_of_tokens_that_is_none(offspec: Call, asked: dict[str, Any], t
 
 def test_errors_are_one_line(offspec: Call, asked: dict[str, Any], tmp_path: Path) -> None:
     asked["failure"] = DiskFullError("no room")
-    result = offspec("distill", "m", "--kind", "mlp", "--out", str(tmp_path), "--quiet")
+    result = offspec("distill", "some/m", "--kind", "mlp", "--out", str(tmp_path), "--quiet")
     assert (result.exit_code, error_line(result)) == (1, "error: no room")
-    few = offspec("distill", "m", "--kind", "mlp", "--out", str(tmp_path), "--tokens", "10")
+    few = offspec("distill", "some/m", "--kind", "mlp", "--out", str(tmp_path), "--tokens", "10")
     assert few.exit_code == 2
     assert "too few" in error_line(few)
 
 
 def test_ctrl_c(offspec: Call, asked: dict[str, Any], tmp_path: Path) -> None:
     asked["failure"] = KeyboardInterrupt()
-    result = offspec("distill", "m", "--kind", "mlp", "--out", str(tmp_path))
+    result = offspec("distill", "some/m", "--kind", "mlp", "--out", str(tmp_path))
     assert result.exit_code == 130
     assert result.stderr.splitlines()[-1] == "stopped"

@@ -10,7 +10,7 @@ from typer.testing import Result
 
 from offspec.engine.doctor import examine as examining
 from offspec.engine.doctor.finding import Asked, Begun, Finding
-from tests.ui.cli.program import HEAVY, error_line, run
+from tests.ui.cli.program import error_line
 
 Call = Callable[..., Result]
 WELL = Finding("torch", "ok", "2.13.0 [cu130]", figures={"threads": 2})
@@ -82,18 +82,3 @@ def test_a_folder_that_is_not_there(offspec: Call, told: dict[str, Any]) -> None
     result = offspec("doctor", "/no/such/folder")
     assert result.exit_code == 2
     assert "/no/such/folder" in error_line(result)
-
-
-def test_help_loads_nothing_heavy() -> None:
-    code = f"""
-import sys
-from offspec.ui.cli.main import main
-sys.argv = ["offspec", "doctor", "--help"]
-try:
-    main()
-except SystemExit:
-    pass
-import offspec.engine.doctor.examine
-print("heavy", [name for name in {HEAVY!r}.split() if name in sys.modules])
-"""
-    assert run("-c", code).stdout.splitlines()[-1] == "heavy []"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from offspec.core.config import SamplingParams
+from offspec.core.config import Constraint, SamplingParams
 from offspec.core.events import Mismatch
 from offspec.core.events import Result as Answered
 from offspec.ui.cli.render import statistics
@@ -139,6 +139,8 @@ def test_defaults_reach_the_engine(offspec: Call, load: ScriptedLoad) -> None:
         "dtype": "bfloat16",
         "kv_cache": "model",
         "cpu_layers": None,
+        "experts": "auto",
+        "sequences": 1,
         "budget": None,
         "width": None,
         "context": None,
@@ -149,13 +151,14 @@ def test_defaults_reach_the_engine(offspec: Call, load: ScriptedLoad) -> None:
         "converses": False,
         "quantize": None,
         "corpus": (),
+        "cache_size": 0,
         "plan": None,
     }
 
 
 def test_every_option_reaches_the_engine(offspec: Call, load: ScriptedLoad) -> None:
     args = """--draft small --draft-bits 4 --memory 1.5GB --vram 8GB --device cuda:1 --dtype float32
-    --kv-cache int8 --cpu-layers 2
+    --kv-cache int8 --cpu-layers 2 --experts gpu --cache-size 3GB
     --budget 64 --width 8 --context 999 --verify plain --check --raw --max-tokens 5 --temperature 0.5
     --top-p 0.9 --top-k 40 --min-p 0.05 --repetition-penalty 1.1 --presence-penalty 0.2
     --frequency-penalty 0.3 --seed 1 --stop END --stop ### --ignore-eos --tree sequoia --plan mine.json
@@ -174,6 +177,8 @@ def test_every_option_reaches_the_engine(offspec: Call, load: ScriptedLoad) -> N
         "dtype": "float32",
         "kv_cache": "int8",
         "cpu_layers": 2,
+        "experts": "gpu",
+        "sequences": 1,
         "budget": 64,
         "width": 8,
         "context": 999,
@@ -184,6 +189,7 @@ def test_every_option_reaches_the_engine(offspec: Call, load: ScriptedLoad) -> N
         "converses": False,
         "quantize": "nf4",
         "corpus": (Path("README.md"),),
+        "cache_size": 3_000_000_000,
         "plan": Path("mine.json"),
     }
     (asked,) = load.engine.asked
@@ -210,6 +216,27 @@ def test_every_option_reaches_the_engine(offspec: Call, load: ScriptedLoad) -> N
     assert (asked.raw, asked.speculate, asked.check) == (True, True, True)
 
 
+def test_formats(offspec: Call, load: ScriptedLoad, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "integer"}', "utf-8")
+    for words, format in (
+        (["--json-schema", str(schema)], Constraint("json_schema", '{"type": "integer"}')),
+        (["--regex", "[a-z]+"], Constraint("regex", "[a-z]+")),
+    ):
+        assert offspec("generate", "demo", "Why?", *words).exit_code == 0
+        assert load.engines[-1].asked[-1].params.format == format
+    for words, error in (
+        (["--json-schema", str(schema), "--regex", "a"], "one format"),
+        (["--json-schema", str(tmp_path / "none.json")], "cannot be read"),
+        (["--regex", ""], "must not be empty"),
+        (["--regex", "a", "--ignore-eos"], "--ignore-eos must be False"),
+    ):
+        result = offspec("generate", "demo", "Why?", *words)
+        assert result.exit_code == 2 and error in result.stderr
+    schema.write_text("{", "utf-8")
+    assert "must be JSON" in offspec("generate", "demo", "Why?", "--json-schema", str(schema)).stderr
+
+
 @pytest.mark.parametrize("option", ["budget", "width"])
 def test_what_is_left_to_the_plan(offspec: Call, load: ScriptedLoad, option: str) -> None:
     assert offspec("generate", "demo", "Why?", f"--{option}", "auto").exit_code == 0
@@ -224,10 +251,10 @@ def test_what_is_left_to_the_plan(offspec: Call, load: ScriptedLoad, option: str
     [
         ("--logit-bias 13", "like 13=-2.5,198=1"),
         ("--logit-bias 13=much", "like 13=-2.5,198=1"),
-        ("--logit-bias 13=inf", "logit_bias must be finite numbers"),
+        ("--logit-bias 13=inf", "--logit-bias must be numbers within"),
         ("--allowed-token-ids 1-5", "like 13,198"),
         ("--stop-token-ids eos", "like 13,198"),
-        ("--min-tokens 300", "min_tokens must be between 0 and max_tokens"),
+        ("--min-tokens 300", "--min-tokens must be between 0 and max_tokens"),
         ("--logprobs 3", "--json prints: add it"),
     ],
 )

@@ -12,7 +12,7 @@ from offspec.core.errors import DiskFullError
 from offspec.core.events import LoadProgress, Notice
 from offspec.plan import hardware_profile as machine
 from offspec_planners.hardware import Hardware, Rate, preset
-from tests.ui.cli.program import HEAVY, error_line, run
+from tests.ui.cli.program import error_line
 
 Call = Callable[..., Result]
 MINE = Hardware("mine, 8 GB RAM", 8_000_000_000, Rate(2e9, 1.5e9, 2.5e9), None, preset("rtx-4090").processor)
@@ -112,18 +112,3 @@ def test_an_interrupt_says_so_and_prints_nothing(offspec: Call, asked: dict[str,
     asked["failure"] = KeyboardInterrupt()
     result = offspec("hardware", "--quiet")
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "stopped\n")
-
-
-@pytest.mark.parametrize("args", [["hardware", "--help"], ["hardware", "rtx-4090", "--path", "."]])
-def test_help_and_wrong_options_load_nothing_heavy(args: list[str]) -> None:
-    code = f"""
-import sys
-from offspec.ui.cli.main import main
-sys.argv = ["offspec", *{args!r}]
-try:
-    main()
-except SystemExit:
-    pass
-print("heavy", [name for name in {HEAVY!r}.split() if name in sys.modules])
-"""
-    assert run("-c", code).stdout.splitlines()[-1] == "heavy []"

@@ -44,6 +44,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     monkeypatch.setattr(packs, "pack_model", pack_model)
     monkeypatch.setattr(packs, "verify_pack", verify_pack)
+    monkeypatch.setattr("offspec.ui.cli.pack.check_pack", lambda folder: None)
     return asked
 
 
@@ -52,12 +53,19 @@ def test_the_folder_goes_to_stdout(offspec: Call, asked: dict[str, Any]) -> None
     assert result.exit_code == 0
     assert result.stdout == "/some/place\n"
     assert result.stderr == "packing [some/model]\n8.00 GB became 2.00 GB in 5 files, in 3.2 s\n"
-    assert asked == {"model": "some/model", "to": "nf4", "out": None, "memory": None}
+    assert asked == {"model": "some/model", "to": "nf4", "out": None, "memory": None, "twice": False}
 
 
 def test_options_are_passed_on(offspec: Call, asked: dict[str, Any], tmp_path: Path) -> None:
-    result = offspec("pack", "m", "--to", "int4-g64", "--out", str(tmp_path), "--memory", "2GB", "--quiet")
-    assert asked == {"model": "m", "to": "int4-g64", "out": tmp_path, "memory": 2_000_000_000}
+    options = ("--out", str(tmp_path), "--memory", "2GB", "--again", "--quiet")
+    result = offspec("pack", "some/m", "--to", "int4-g64", *options)
+    assert asked == {
+        "model": "some/m",
+        "to": "int4-g64",
+        "out": tmp_path,
+        "memory": 2_000_000_000,
+        "twice": True,
+    }
     assert result.stderr == ""
 
 
@@ -92,7 +100,7 @@ def test_verifying(offspec: Call, asked: dict[str, Any]) -> None:
     [
         (("m",), "--to nf4"),
         (("m", "--verify", "--to", "nf4"), "leave out --to"),
-        (("m", "--verify", "--out", "here"), "leave out --to and --out"),
+        (("m", "--verify", "--out", "here"), "leave out --to, --out and --again"),
         (("m", "--to", "nf4", "--memory", "lots"), "1.5GB"),
     ],
 )
@@ -105,14 +113,14 @@ def test_a_wrong_request_is_one_line(
 
 
 def test_an_unknown_format_is_a_usage_error(offspec: Call, asked: dict[str, Any]) -> None:
-    result = offspec("pack", "m", "--to", "nf3")
+    result = offspec("pack", "some/m", "--to", "nf3")
     assert result.exit_code == 2 and "int4-g64" in result.stderr and not asked
 
 
 @pytest.mark.parametrize("error", [CheckpointError("it is damaged"), DiskFullError("no room")])
 def test_failures_are_one_line(offspec: Call, asked: dict[str, Any], error: Exception) -> None:
     asked["failure"] = error
-    for args in (("m", "--to", "nf4"), ("--verify", "m")):
+    for args in (("some/m", "--to", "nf4"), ("--verify", "m")):
         asked["failure"] = error
         result = offspec("pack", *args, "--quiet")
         assert result.exit_code == 1 and result.stdout == ""
@@ -121,7 +129,7 @@ def test_failures_are_one_line(offspec: Call, asked: dict[str, Any], error: Exce
 
 def test_an_interrupt(offspec: Call, asked: dict[str, Any]) -> None:
     asked["failure"] = KeyboardInterrupt()
-    result = offspec("pack", "m", "--to", "nf4")
+    result = offspec("pack", "some/m", "--to", "nf4")
     assert result.exit_code == 130 and result.stdout == ""
     assert result.stderr.endswith("stopped\n")
 

@@ -19,10 +19,12 @@ import pytest
 
 from offspec.chat.archive import Archive
 from offspec.core.file_lock import Claim
-from tests.ui.cli.program import DRIVER, ROOT
+from tests.support.products import some
+from tests.ui.cli.program import DRIVER, ROOT, Child
 
 ANSWER = "The sky is blue because of scattering."
 PATIENCE = 20.0
+BLOCK = b'"""\none\ntw\xffo\nthree\n/quit\n"""\n'
 
 
 class Program:
@@ -40,12 +42,10 @@ class Program:
             "NO_COLOR": "1",
         }
 
-    def start(
-        self, *options: str, script: dict[str, Any] | None = None, **kwargs: Any
-    ) -> subprocess.Popen[bytes]:
+    def start(self, *options: str, script: dict[str, Any] | None = None, **kwargs: Any) -> Child[bytes]:
         script = {"answers": [ANSWER], **(script or {})}
         command = [sys.executable, "-m", DRIVER, json.dumps(script), "chat", "demo", *options]
-        return subprocess.Popen(
+        return Child(
             command,
             cwd=ROOT,
             env=self.environment,
@@ -186,7 +186,8 @@ def test_bytes_that_are_no_text(offspec: Program) -> None:
 
 
 @pytest.mark.parametrize(
-    "question", [b'"""\none\ntw\xffo\nthree\n/quit\n"""\n', b"one \\\ntw\xffo \\\nthree\n"]
+    "question",
+    some([BLOCK, b"one \\\ntw\xffo \\\nthree\n"], BLOCK),
 )
 def test_no_rest_of_a_question_with_such_bytes_is_asked(question: bytes, offspec: Program) -> None:
     out, err, code = offspec.pipe(question + b"Why?\n")
@@ -218,7 +219,9 @@ def test_a_session_that_is_not_there_is_told_before_the_model_is_loaded(offspec:
     assert err.startswith("error: there is no session 'nowhere'") and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("options", [("--session", "why?"), ("--resume",)])
+@pytest.mark.parametrize(
+    "options", [("--session", "why?"), pytest.param(("--resume",), marks=pytest.mark.exhaustive)]
+)
 def test_a_damaged_session_is_told_before_the_model_is_loaded(
     options: tuple[str, ...], offspec: Program
 ) -> None:
@@ -255,10 +258,12 @@ def test_resume_and_session_exclude_each_other(offspec: Program) -> None:
 
 
 def test_edit_undo_retry_and_quit(offspec: Program) -> None:
-    out, err, code = offspec.pipe("Why?\n/retry\n/edit Why not?\nMore?\n/edit\n/undo\n/undo\n/quit\nNever?\n")
+    lines = ["Why?", "/retry", "/edit Why not?", "More?", "/edit", "/undo", "/undo", "/branch 3", "/undo 1"]
+    out, err, code = offspec.pipe("\n".join([*lines, "/undo", "/quit", "Never?\n"]))
     assert (out.count(ANSWER), code) == (4, 2)
-    assert "Removed this question; ask it again:\n\nMore?" in err
-    assert "Took back the last question." in err and "nothing has been asked yet" in err
+    assert "`/edit TEXT` asks this question differently:\n\nMore?" in err
+    assert f"Version 2 of 3:\n\nWhy?\n\n{ANSWER}\nVersion 3 of 3:\n\nWhy not?\n\n{ANSWER}" in err
+    assert err.count("Took back the last question.") == 2 and "nothing has been asked yet" in err
     assert "Never?" not in err
 
 
@@ -320,6 +325,28 @@ def test_a_conversation_at_a_terminal(offspec: Program, open_terminal: Callable[
     assert offspec.questions() == ["Why?"]
 
 
+def test_what_is_left_at_a_terminal_is_continued_by_the_line_that_is_printed(
+    offspec: Program, open_terminal: Callable[..., Terminal]
+) -> None:
+    terminal = open_terminal("--plain")
+    for line in ("/attach notes.txt: ", "/help: ", "loading demo, draft auto"):
+        terminal.wait_for(line)
+    terminal.answer_prompt("Why?\n")
+    terminal.wait_for(re.escape(ANSWER))
+    terminal.answer_prompt("\x04")
+    assert terminal.leave() == 0
+    words = re.search(r"to continue: offspec chat demo --plain (--session [\w-]+)", terminal.seen)
+    assert words is not None
+    again = open_terminal("--plain", *words[1].split())
+    for line in (r"> Why\?", re.escape(ANSWER), "loading demo", "Going on"):
+        again.wait_for(line)
+    again.answer_prompt("And?\n")
+    again.wait_for(re.escape(ANSWER))
+    again.answer_prompt("\x04")
+    assert again.leave() == 0
+    assert offspec.questions() == ["Why?", "And?"]
+
+
 def test_ctrl_c_stops_and_a_second_at_the_prompt_leaves(
     offspec: Program, open_terminal: Callable[..., Terminal]
 ) -> None:
@@ -335,7 +362,7 @@ def test_ctrl_c_stops_and_a_second_at_the_prompt_leaves(
     time.sleep(0.5)
     terminal.program.send_signal(signal.SIGINT)
     assert terminal.leave() == 130
-    assert "Traceback" not in terminal.seen
+    assert "Traceback" not in terminal.seen and "> \r\n\x1b[2mto continue: " in terminal.seen
     assert offspec.questions() == ["Why?", "And?"]
 
 
@@ -367,7 +394,7 @@ def test_an_edited_question_is_there_to_be_changed(
     terminal = open_terminal("--plain")
     terminal.answer_prompt("Why is it\n")
     terminal.answer_prompt("/edit\n")
-    terminal.wait_for("> Why is it")
+    terminal.wait_for("> /edit Why is it")
     terminal.type(" so?\n")
     terminal.wait_for(re.escape(ANSWER))
     terminal.type("/qu\t\n")

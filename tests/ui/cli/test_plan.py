@@ -1,6 +1,7 @@
 """`offspec plan` in this process, with planning that follows a script: what is asked, what is printed."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -12,12 +13,15 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import offspec.engine as package
+from offspec.checkpoint.shapes import known_config
 from offspec.core.config import EngineConfig
 from offspec.core.errors import CapacityError, DiskFullError
 from offspec.core.events import LoadProgress, Notice
+from offspec.ui.cli import checks
+from offspec_planners.hardware import Rate
 from offspec_planners.placement import Tier
 from offspec_planners.plan import Part, Plan, Validation, WhatIf
-from tests.support.sample_plans import large, small, validation
+from tests.support.sample_plans import large, several, small, validation
 
 Call = Callable[..., Result]
 
@@ -55,6 +59,7 @@ def planning(monkeypatch: pytest.MonkeyPatch) -> Planning:
         vars(module).update(functions)
         monkeypatch.setitem(sys.modules, f"offspec.engine.{name}", module)
         monkeypatch.setattr(package, name, module, raising=False)
+    monkeypatch.setattr(checks, "check_files", lambda config: None)  # what is named is not there
     return planning
 
 
@@ -83,7 +88,7 @@ def test_defaults_reach_planning(plan: Call, planning: Planning) -> None:
 
 def test_every_option_reaches_planning(plan: Call, planning: Planning) -> None:
     args = """--draft small --draft-bits 4 --memory 1.5GB --vram 8GB --device cuda:1 --dtype float32
-    --context 999 --temperature 0.6 --replan --validate --prompts 3"""
+    --context 999 --temperature 0.6 --replan --validate --prompts 3 --quantize nf4 --sequences 8"""
     result = plan(*args.split())
     assert result.exit_code == 0, result.output
     config = EngineConfig(
@@ -96,6 +101,8 @@ def test_every_option_reaches_planning(plan: Call, planning: Planning) -> None:
         dtype="float32",
         context=999,
         temperature=0.6,
+        quantize="nf4",
+        sequences=8,
     )
     assert planning.asked == {"config": config, "hardware": None, "replan": True}
     assert (planning.validated["config"], planning.validated["plan"]) == (config, planning.plan)
@@ -149,6 +156,54 @@ def test_what_is_on_the_page(plan: Call, said: str) -> None:
     assert said in plan().stdout
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "SmolLM2-135M widened x4: about 33.0 tok/s in all, 4.12 for each of 8 sequences",
+        "speed in all            33.0 tok/s  4.12 for each of 8",
+        "first token             1.43 s      for a prompt of 128; it waits for a pass of the others",
+        "8 sequences              33.0  4.12    256  1.60 s  1.45 s    1.52 GB",
+        "16 sequences             45.0  2.81    256  1.60 s  1.61 s    3.04 GB",
+        "sequences",  # below the curve
+        "From 8 sequences on, twice as many bring less than half as much again",
+        "Prompts are read in chunks of 1,024 tokens",
+    ],
+)
+def test_what_several_sequences_add_to_the_page(plan: Call, planning: Planning, said: str) -> None:
+    planning.plan = several()
+    page = plan("--sequences", "8", columns=100).stdout
+    assert said in page and "Twice as many do not fit" not in page
+    planning.plan = replace(several(), shared=several().shared[:-1])
+    assert "Twice as many do not fit with this context and draft." in plan(columns=100).stdout
+    planning.plan = small()
+    assert "sequence" not in plan().stdout
+
+
+def test_one_of_a_thing(plan: Call, planning: Planning) -> None:
+    """Is not "1 nodes"; the weights' format is in the title."""
+    planning.plan = replace(small(), budget=1, width=1, depth=1, quantize="nf4")
+    page = plan().stdout
+    assert "bfloat16 on cpu, weights in nf4," in page
+    assert not re.search(r"\b1 (nodes|levels|layers|slots)\b", page)
+
+
+def test_memory_that_was_not_what_was_measured_is_left_out(plan: Call, planning: Planning) -> None:
+    """Layers of a tiny model take their time for other reasons."""
+    slow = replace(small().hardware.processor, bandwidth=Rate.exactly(21.74e6))
+    planning.plan = replace(small(), hardware=replace(small().hardware, processor=slow))
+    assert "MB/s" not in plan().stdout
+
+
+def test_models_that_are_known_without_a_network(planning: Planning) -> None:
+    from offspec.ui.cli.main import app
+
+    result = CliRunner().invoke(app, ["plan", "list"])
+    names = result.stdout.splitlines()
+    assert result.exit_code == 0 and not planning.asked
+    assert "Qwen/Qwen3-8B" in names and len(names) > 27
+    assert all(known_config(name) for name in names)
+
+
 def test_what_helps_most_comes_first(plan: Call) -> None:
     page = plan().stdout.partition("What would help")[2]
     order = [page.index(change) for change in ("4-bit weights", "1.00 GB more RAM", "no draft", "a 2.00 GB")]
@@ -156,7 +211,7 @@ def test_what_helps_most_comes_first(plan: Call) -> None:
 
 
 @pytest.mark.parametrize("columns", [40, 50, 63, 64, 72, 80, 100, 120, 200])
-@pytest.mark.parametrize("made", [small, large])
+@pytest.mark.parametrize("made", [small, large, several])
 def test_a_page_of_any_width(plan: Call, planning: Planning, columns: int, made: Callable[[], Plan]) -> None:
     planning.plan = made()
     result = plan("--validate", columns=columns)
@@ -165,7 +220,9 @@ def test_a_page_of_any_width(plan: Call, planning: Planning, columns: int, made:
     assert not any(line != line.rstrip() for line in lines)
     assert "\x1b" not in result.stdout and "…" not in result.stdout
     text = " ".join(result.stdout.split())
-    for figure in ("seconds 0.", "GB of 2" if made is large else "2.68 GB of 3.00 GB", "1.35", "1.38"):
+    speeds = ("33.0", "4.12", "45.0", "3.04 GB") if made is several else ()
+    memory = "GB of 2" if made is large else "2.68 GB of 3.00 GB"
+    for figure in ("seconds 0.", memory, "1.35", "1.38", *speeds):
         assert figure in text
 
 

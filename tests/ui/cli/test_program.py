@@ -93,7 +93,7 @@ def test_bars_move_on_a_terminal_only() -> None:
     out, err = on_a_terminal("generate", "demo", "Why?")
     assert out == TEXT + "\n"
     assert "\x1b[" in err
-    assert "opening [model]" in err and "1 of 2 files" in err and "1.00 of 2.00 GB" in err
+    assert "opening [model]" in err and "1 of 2 files" in err and "1.00 GB of 2.00 GB" in err
 
     with start("generate", "demo", "Why?", FORCE_COLOR="1") as program:
         _, err = program.communicate(timeout=PATIENCE)
@@ -123,22 +123,38 @@ def test_version_and_module() -> None:
     assert (shown.returncode, shown.stdout, shown.stderr) == (0, f"offspec {__version__}\n", "")
 
 
-@pytest.mark.parametrize(
-    "args",
-    [["--help"], ["generate", "--help"], ["chat", "--help"], ["generate", "demo", "x", "--top-p", "7"]],
-)
-def test_help_and_wrong_options_do_not_wait_for_torch(args: list[str]) -> None:
+# A command line, and how it ends.
+WITHOUT_WORK = [
+    ("--help", 0),
+    ("generate --help", 0),
+    ("chat --help", 0),
+    ("hardware --help", 0),
+    ("doctor --help", 0),
+    ("generate demo x --top-p 7", 2),
+    ("hardware rtx-4090 --path .", 2),
+]
+
+
+def test_help_and_wrong_options_load_nothing_heavy() -> None:
+    """One after another in one process; the modules of `doctor` load nothing either."""
     code = f"""
 import sys
 from offspec.ui.cli.main import main
-sys.argv = ["offspec", *{args!r}]
-try:
-    main()
-except SystemExit as left:
-    print("exit", left.code)
-print("heavy", [name for name in {HEAVY!r}.split() if name in sys.modules])
+
+def heavy():
+    return [name for name in {HEAVY!r}.split() if name in sys.modules]
+
+for line, _ in {WITHOUT_WORK!r}:
+    sys.argv = ["offspec", *line.split()]
+    try:
+        main()
+    except SystemExit as left:
+        print("exit", line, left.code, heavy())
+import offspec.engine.doctor.examine
+print("exit examine", heavy())
 """
     shown = run("-c", code)
-    assert shown.stdout.splitlines()[-2:] == [f"exit {0 if '--help' in args else 2}", "heavy []"], (
-        shown.stderr
-    )
+    assert [line for line in shown.stdout.splitlines() if line.startswith("exit ")] == [
+        *(f"exit {line} {code} []" for line, code in WITHOUT_WORK),
+        "exit examine []",
+    ], shown.stderr

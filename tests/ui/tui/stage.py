@@ -129,6 +129,23 @@ def _answered(app: ChatApp, turns: int) -> bool:
     return session.conversation.turns == turns and not session.busy and app.answer is None
 
 
+async def caught_up(pilot: Pilot[None]) -> None:
+    """The answer that comes, the status and the statistics are painted as far as they are known."""
+    app = pilot.app
+    assert isinstance(app, ChatApp)
+    ticks = app._ticks
+
+    def painted() -> bool:
+        answer = app.answer
+        if answer is None or answer._fresh.is_set() or answer._painting.locked():
+            return False
+        return app._ticks > ticks and not app._passed
+
+    await until(pilot, painted)
+    app.composer.cursor_blink = False
+    await pilot.pause()
+
+
 async def settled(pilot: Pilot[None]) -> None:
     """Everything that was said is painted, and the cursor is there to stay."""
     await until(pilot, lambda: all(worker.is_finished for worker in pilot.app.workers))

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -144,7 +145,7 @@ async def test_a_refused_question_comes_back(pilot: Pilot[None], app: ChatApp, e
 
     await loaded(pilot)
     await send(pilot, "a question of too many words")
-    await until(pilot, lambda: "the context has room for 3" in seen(app))
+    await until(pilot, lambda: any("the context has room for 3" in text for _, text in said(app)))
     assert app.composer.text == "a question of too many words"
     assert [kind for kind, _ in said(app)] == ["error"]
     assert app.controller is not None
@@ -182,16 +183,80 @@ async def test_commands_that_cannot_run_say_so(
 @plays("one", "two", "three")
 async def test_undo_and_edit_take_turns_away(pilot: Pilot[None], app: ChatApp) -> None:
     await ask(pilot, "first", "second")
+    before = said(app)
     await send(pilot, "/edit")
-    await pilot.pause()
-    assert app.composer.text == "second"
-    assert said(app) == [("question", "first"), ("answer", "one")]
-    app.composer.clear()
-    await send(pilot, "/edit another")
-    await until(pilot, lambda: app.answer is None and len(said(app)) == 2)
-    assert said(app) == [("question", "another"), ("answer", "three")]
+    await until(pilot, lambda: app.composer.text == "/edit second")
+    await pilot.press("escape")
+    assert app.composer.text == "" and said(app) == before
+    assert app.controller is not None and not app.controller.session.branches
+    await send(pilot, "/edit")
+    await until(pilot, lambda: app.composer.text == "/edit second")
+    await pilot.press(*"!", "enter")
+    await until(pilot, lambda: app.answer is None and said(app)[-1] == ("answer", "three"))
+    assert said(app)[2:] == [("question", "second!"), ("answer", "three")]
     await send(pilot, "/undo")
-    await until(pilot, lambda: said(app) == [])
+    await until(pilot, lambda: said(app) == before)
+    await send(pilot, "/undo 1")
+    await until(pilot, lambda: said(app) == before[:2])
+
+
+@plays("one", "two", "three")
+async def test_the_arrows_go_through_the_versions_of_an_answer(pilot: Pilot[None], app: ChatApp) -> None:
+    await ask(pilot, "first", "second")
+    await pilot.press("left")  # there is one only
+    await pilot.press("ctrl+r")
+    await until(pilot, lambda: app.answer is None and "← 2 of 2" in seen(app))
+    assert said(app)[-1] == ("answer", "three")
+    await pilot.press("left")
+    await until(pilot, lambda: "1 of 2 →" in seen(app))
+    assert said(app) == [("question", "first"), ("answer", "one"), ("question", "second"), ("answer", "two")]
+    await pilot.press("left", "x", "left", "right", "backspace")  # none before it; in a text the cursor moves
+    await until(pilot, lambda: app.composer.text == "")
+    assert "1 of 2 →" in seen(app) and "← 1" not in seen(app)
+    await pilot.press("right")
+    await until(pilot, lambda: "← 2 of 2" in seen(app))
+    line = seen(app).splitlines()
+    row = next(number for number, text in enumerate(line) if "← 2 of 2" in text)
+    await pilot.click(offset=(line[row].index("←"), row))
+    await until(pilot, lambda: "1 of 2 →" in seen(app))
+    assert said(app)[-1] == ("answer", "two")
+
+
+def test_a_retry_that_is_left_keeps_the_answer_one_key_away(tmp_path: Path) -> None:
+    whole, other = "The whole answer.", " ".join(f"another{n}" for n in range(40))
+    app, engine = app_for([whole, other], tmp_path, passes=2)
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await ask(pilot, "first")
+        await pilot.press("ctrl+r")
+        await until(pilot, engine.held.is_set)
+        await pilot.press("ctrl+q")
+        await until(pilot, lambda: app.answer is None)
+
+    async def again(pilot: Pilot[None]) -> None:
+        await until(pilot, lambda: "← 2 of 2" in seen(resumed))
+        assert "another0" in seen(resumed) and "stopped" in seen(resumed)
+        await pilot.press("left")
+        await until(pilot, lambda: whole in seen(resumed) and "1 of 2 →" in seen(resumed))
+        assert "another0" not in seen(resumed)
+
+    play(app, scene)
+    resumed = app_for([whole], tmp_path)[0]
+    resumed.setup = replace(resumed.setup, resume="")
+    play(resumed, again)
+
+
+@plays("one", LONG, passes=1)
+async def test_a_retry_that_is_stopped_at_once_shows_the_answer_from_before(
+    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
+) -> None:
+    await ask(pilot, "first")
+    await pilot.press("ctrl+r")
+    await until(pilot, engine.held.is_set)
+    await pilot.press("escape")
+    await until(pilot, lambda: app.answer is None and "Nothing came" in seen(app))
+    assert said(app)[:2] == [("question", "first"), ("answer", "one")]
+    assert "2 of" not in seen(app)
 
 
 @plays(Script("x", fail_after=0, error=RequestError("not so")))

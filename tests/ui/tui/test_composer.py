@@ -6,6 +6,7 @@ from textual import events
 from textual.pilot import Pilot
 
 from offspec.ui.tui.app import ChatApp
+from offspec.ui.tui.completion import CompletionList
 from tests.ui.tui.stage import PlannedEngine, app_for, ask, loaded, play, plays, said, seen, send, until
 
 
@@ -118,7 +119,7 @@ def test_a_question_that_looks_like_a_command_comes_back_so_that_it_is_asked(tmp
         await pilot.pause()
         await send(pilot, "/edit")
         await until(pilot, lambda: bool(later.composer.text))
-        assert later.composer.text == "//quit now"
+        assert later.composer.text == "/edit //quit now"
 
     play(app, waits)
     play(later, resumed)
@@ -160,3 +161,15 @@ async def test_enter_does_not_overtake_what_was_written_before_it(pilot: Pilot[N
     app.post_message(events.Key("enter", "\r"))
     await until(pilot, lambda: bool(said(app)))
     assert said(app)[0] == ("question", "all of it")
+
+
+@plays("ok")
+async def test_a_key_empties_the_input_and_another_brings_it_back(pilot: Pilot[None], app: ChatApp) -> None:
+    await loaded(pilot)
+    await pilot.press("a", "shift+enter", "b", "left", "ctrl+u")
+    assert app.composer.text == ""
+    await pilot.press("ctrl+z")
+    assert app.composer.text == "a\nb"
+    await pilot.press("ctrl+u", "/", "h")
+    await pilot.press("ctrl+u")
+    assert app.composer.text == "" and not app.query_one(CompletionList).shown

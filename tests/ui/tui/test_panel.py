@@ -1,6 +1,6 @@
 """The side panel: what its figures read, and that it paints only what changed."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -9,6 +9,7 @@ from textual.content import Content
 from textual.widgets import Static
 
 from offspec.chat.conversation import Conversation
+from offspec.core.config import EngineConfig
 from offspec.core.events import PassStats
 from offspec.ui.chat.stats import ChatStats, PassTimes
 from offspec.ui.tui import panel, themes
@@ -48,6 +49,29 @@ def test_before_the_first_pass_there_are_no_figures() -> None:
         panel.sparkline(()),
     ):
         assert content.plain == "nothing yet"
+
+
+def test_experts_that_were_read_are_told_where_any_come_by_need() -> None:
+    stats = ChatStats()
+    stats.on_event(passed(4))
+    assert panel.last_pass(stats) == panel.times(stats.last_times)
+    stats.on_event(replace(passed(4), experts_asked=75, experts_read=12))
+    stats.on_event(replace(passed(4), experts_asked=25, experts_read=13))
+    assert lines(panel.last_pass(stats))[-1] == "13 of 25 experts read"
+    assert lines(panel.speed(stats))[-1] == "75% of experts in memory"
+    stats.on_event(replace(passed(4), experts_asked=99999, experts_read=99999))
+    assert max(map(len, lines(panel.last_pass(stats)))) <= WIDTH
+
+
+def test_experts_are_counted_where_they_have_slots() -> None:
+    class Mixture(ScriptedEngine):
+        @property
+        def placement(self) -> dict[str, object]:
+            return {**super().placement, "disk_layers": 0, "expert_slots": 261, "experts": 1920}
+
+    shown = lines(panel.memory(Mixture(layers=30, plan=small())))
+    assert shown[2] == "     7 layers, 261 experts"
+    assert shown[-1] == "disk 1,920 experts, 2.71 GB"
 
 
 def test_speed_is_that_of_the_answer() -> None:
@@ -106,6 +130,8 @@ def test_memory_of_three_tiers() -> None:
                 "disk_layers": 50,
                 "memory": 60 * 10**9,
                 "vram": 22 * 10**9,
+                "expert_slots": 0,
+                "host_expert_slots": 0,
             }
 
     shown = lines(panel.memory(OnCard(plan=large())))
@@ -117,6 +143,8 @@ def test_memory_of_three_tiers() -> None:
 
 def test_the_plan_in_lines() -> None:
     assert lines(panel.plan_line(ScriptedEngine())) == ["≤ 64 nodes, 8 at a time"]
+    alone = ScriptedEngine(config=EngineConfig("demo", draft="none", budget=1))
+    assert lines(panel.plan_line(alone)) == ["a token in each pass"]
     with_plan = lines(panel.plan_line(ScriptedEngine(plan=small())))
     assert with_plan[1].endswith("tok/s expected")
     assert with_plan[2].endswith("-bound")

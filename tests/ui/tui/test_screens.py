@@ -13,6 +13,7 @@ from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.widgets import OptionList, Static
 
+from offspec.chat.archive import Damaged
 from offspec.ui.chat.commands import COMMANDS
 from offspec.ui.tui import themes
 from offspec.ui.tui.markdown import StreamedMarkdown
@@ -118,7 +119,7 @@ class Shelf:
     """As much of an archive as the screen looks at."""
 
     entries: list[Entry] = field(default_factory=list)
-    damaged: int = 0
+    damaged: tuple[Damaged, ...] = ()
 
     def list(self) -> list[Entry]:
         return self.entries
@@ -172,9 +173,10 @@ async def test_titles_are_no_markup_and_models_are_searched_too() -> None:
 
 @pytest.mark.parametrize("key", ["escape", "ctrl+c"])
 async def test_enter_on_nothing_stays_and_these_leave_without_a_choice(key: str) -> None:
-    screen = SessionsScreen(Shelf([], damaged=2))
+    screen = SessionsScreen(Shelf([], (Damaged(Path("x.json"), "cannot read x.json: Permission denied"),)))
     async with showing(screen) as (pilot, app):
-        assert note(screen) == "No conversation is saved yet.   2 damaged left out"
+        assert note(screen) == "No conversation is saved yet.   1 cannot be read"
+        assert options(screen) == ["x.json\ncannot read x.json: Permission denied"]
         await pilot.press("enter", "down")
         assert app.screen is screen
         await pilot.press(key)
@@ -196,5 +198,8 @@ async def test_enter_on_nothing_stays_and_these_leave_without_a_choice(key: str)
 )
 def test_the_theme_is_the_terminals(variables: dict[str, str], light: bool) -> None:
     app: App[None] = App()
-    themes.register(app, variables)
+    wrong = themes.register(app, variables)
+    assert (
+        ("'purple'" in wrong and "dark and light" in wrong) == ("purple" in variables.values()) == bool(wrong)
+    )
     assert app.theme == ("offspec-light" if light else "offspec-dark")

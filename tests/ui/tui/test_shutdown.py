@@ -180,7 +180,7 @@ def test_a_terminal_that_goes_away_loses_nothing(how: str, tmp_path: Path) -> No
         else:
             child.send_signal(signal.SIGTERM)
             _drain(ours, child)
-        assert child.wait(10) == (128 + signal.SIGHUP if how == "closed" else 0)
+        assert child.wait(10) == 128 + (signal.SIGHUP if how == "closed" else signal.SIGTERM)
     finally:
         child.kill()
         child.wait()

@@ -38,7 +38,6 @@ Air scatters **short** wavelengths most:
 ratio = (650 / 450) ** 4
 ```
 """
-_PAINTED = 0.5  # seconds: many times what the app waits between two paintings of an answer
 FULL, MEDIUM, NARROW, TINY = (110, 38), (80, 24), (60, 24), (40, 12)
 
 
@@ -117,8 +116,7 @@ def test_an_answer_that_comes(shoot: Shoot, tmp_path: Path) -> None:
         app.composer.text = QUESTION
         await pilot.press("enter")
         await stage.until(pilot, lambda: engine.held.is_set() and app.answer is not None)
-        app.composer.cursor_blink = False
-        await pilot.pause(_PAINTED)
+        await stage.caught_up(pilot)
 
     assert shoot(app, scene)
 

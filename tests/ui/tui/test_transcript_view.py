@@ -8,8 +8,8 @@ from textual.widget import Widget
 from offspec.chat.conversation import Message
 from offspec.ui.tui.answer import Answer
 from offspec.ui.tui.app import ChatApp
-from offspec.ui.tui.transcript_entries import Kind, Question
-from offspec.ui.tui.transcript_view import Entry, TranscriptView
+from offspec.ui.tui.transcript_entries import Entry, Kind, Question
+from offspec.ui.tui.transcript_view import TranscriptView
 from tests.ui.tui.stage import ask, loaded, plays, said, seen, settled, until
 
 SMALL = (100, 20)
@@ -21,7 +21,7 @@ TURNS = [
 
 
 def entries_of(view: TranscriptView) -> list[Widget]:
-    return [child for child in view.children if child.id != "earlier"]
+    return [child for child in view.children if child.id not in ("earlier", "welcome")]
 
 
 async def still(pilot: Pilot[None], view: TranscriptView) -> None:

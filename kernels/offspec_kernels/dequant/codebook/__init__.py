@@ -58,6 +58,13 @@ class Codebook(Format):
     def name(self) -> str:
         return f"{self.kind}-b{self.block}"
 
+    def cut(self, shape: Shape, start: int, end: int) -> tuple[Format, dict[str, tuple[int, int]]] | None:
+        each = prod(shape[1:])
+        if self.nested or not each or each % self.block:
+            return None
+        of_each = {"codes": each // 2, "absmax": each // self.block}
+        return self, {name: (start * count, end * count) for name, count in of_each.items()}
+
     @property
     def kin(self) -> Format:
         return replace(self, nested_offset=0.0)

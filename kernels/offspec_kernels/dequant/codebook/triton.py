@@ -13,14 +13,15 @@ _BYTES = 1024
 @triton.jit
 def _codebook(
     codes, absmax, table, out, count, block_bytes,
-    HALVES: tl.constexpr, BRAINS: tl.constexpr, BYTES: tl.constexpr,
+    HALVES: tl.constexpr, BRAINS: tl.constexpr, FIRST: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
     start = tl.program_id(0).to(tl.int64) * BYTES
     index = start + tl.arange(0, BYTES)
     inside = index < count
     code = tl.load(codes + index, mask=inside, other=0).to(tl.int32)
     size = tl.load(absmax + index // block_bytes, mask=inside, other=0.0)
-    value = tl.interleave(tl.load(table + (code >> 4)) * size, tl.load(table + (code & 15)) * size)
+    first, second = (code >> FIRST) & 15, (code >> (4 - FIRST)) & 15
+    value = tl.interleave(tl.load(table + first) * size, tl.load(table + second) * size)
     if HALVES:
         value = value.to(tl.float16).to(tl.float32)
     if BRAINS:
@@ -30,9 +31,18 @@ def _codebook(
 
 
 def fill(
-    codes: Tensor, absmax: Tensor, table: Tensor, block: int, dtype: torch.dtype | None, out: Tensor
+    codes: Tensor,
+    absmax: Tensor,
+    table: Tensor,
+    block: int,
+    dtype: torch.dtype | None,
+    out: Tensor,
+    low_first: bool = False,
 ) -> None:
-    """absmax float32 [blocks], table float32 [16]."""
+    """absmax float32 [blocks], table float32 [16].
+
+    low_first: the first of two values has the low half of their byte.
+    """
     count = codes.numel()
     with torch.cuda.device_of(out):
         _codebook[(triton.cdiv(count, _BYTES),)](
@@ -44,6 +54,7 @@ def fill(
             block // 2,
             HALVES=dtype == torch.float16,
             BRAINS=dtype == torch.bfloat16,
+            FIRST=0 if low_first else 4,
             BYTES=_BYTES,
             num_warps=4,
             enable_fp_fusion=False,

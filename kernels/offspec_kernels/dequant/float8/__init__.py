@@ -20,9 +20,9 @@ class Float8(Float8Layout):
     def eager(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
         from offspec_kernels.dequant.float8 import native
 
-        native.fill(self, parts, out)
+        native.fill(self, parts, out.flatten(0, -2))
 
     def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
         from offspec_kernels.dequant.float8 import triton
 
-        triton.fill(self, parts, out)
+        triton.fill(self, parts, out.flatten(0, -2))

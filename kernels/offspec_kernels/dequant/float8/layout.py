@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.format import Format, Part, Shape
+from offspec_kernels.dequant.format import Format, Part, Shape, rows_and_columns
 from offspec_kernels.dequant.scaled import check_scales, plain, without_ones
 from offspec_kernels.errors import ArgumentError
 
@@ -21,7 +21,8 @@ class Float8Layout(Format):
     fine-grained FP8.
 
     Parts of a weight [rows, columns]: weight float8_e4m3fn [rows, columns]; scale [1], [rows, 1], or
-    [rows / block, columns / block] rounded up. Of scale, dimensions of 1 may be missing.
+    [rows / block, columns / block] rounded up. Of scale, dimensions of 1 may be missing. Of experts in one
+    weight [E, rows, columns], whose rows make whole blocks, scale is [E, rows, 1] or [E, rows / block, …].
     """
 
     block: tuple[int, int] | None
@@ -47,10 +48,18 @@ class Float8Layout(Format):
         return self.per == "channel"
 
     def parts(self, shape: Shape) -> dict[str, Part]:
-        rows, columns = plain(shape, self.name)
-        high, wide = self.block_of(shape)
-        each = (1,) if self.per == "tensor" else (-(-rows // high), -(-columns // wide))
+        experts = shape[:1] if len(shape) == 3 and self.per != "tensor" else ()
+        rows, columns = plain(shape[len(experts) :], self.name)
+        high, wide = self.block_of((rows, columns))
+        if experts and rows % high:
+            raise ArgumentError("shape", f"{rows} rows of each expert do not make whole blocks of {high}")
+        each = (1,) if self.per == "tensor" else (*experts, -(-rows // high), -(-columns // wide))
         return {"weight": Part(torch.float8_e4m3fn, shape), "scale": Part(self.scales, each)}
+
+    def cut(self, shape: Shape, start: int, end: int) -> tuple[Format, dict[str, tuple[int, int]]] | None:
+        if len(shape) == 3:
+            return self, dict.fromkeys(("weight", "scale"), (start, end))
+        return Format.cut(self, shape, start, end)
 
     def block_of(self, shape: Shape) -> tuple[int, int]:
         """Rows and columns that share a scale."""
@@ -60,9 +69,9 @@ class Float8Layout(Format):
         Format.check(self, without_ones(parts, self.parts(shape), {"scale"}), shape)
 
     def reference(self, parts: Mapping[str, Tensor], shape: Shape) -> Tensor:
-        rows, columns = shape
-        high, wide = self.block_of(shape)
+        rows, columns = rows_and_columns(shape)
+        high, wide = self.block_of((rows, columns))
         dtype = self.scales if self.rounded else torch.float32
         scale = parts["scale"].view(-(-rows // high), -(-columns // wide)).to(dtype)
         scale = scale.repeat_interleave(high, 0)[:rows].repeat_interleave(wide, 1)[:, :columns]
-        return (parts["weight"].to(dtype) * scale).float()
+        return (parts["weight"].view(rows, columns).to(dtype) * scale).float().view(shape)

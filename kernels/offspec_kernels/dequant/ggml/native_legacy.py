@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from offspec_kernels.dequant.float4.native import value_of
 from offspec_kernels.dequant.native import half, inlined, put
 
 
@@ -111,6 +112,21 @@ def _iq4_nl(bytes_: Any, values: Any) -> None:
             put(target, j + 16, d * looked_up(codes[j] >> np.uint8(4)))
 
 
+@inlined
+def _mxfp4(bytes_: Any, values: Any) -> None:
+    for block in range(len(values) // 32):
+        start, target = block * 17, values[block * 32 : block * 32 + 32]
+        exponent, codes = np.uint32(bytes_[start]), bytes_[start + 1 : start + 17]
+        normal, small = np.uint32((exponent - np.uint32(1)) << np.uint32(23)), np.uint32(1 << 21) << exponent
+        bits = np.uint32(small) if exponent < np.uint32(2) else np.uint32(normal)
+        d = np.uint32(bits).view(np.float32)
+        for j in range(16):
+            low = value_of(np.uint8(codes[j] & np.uint8(15)), 1)
+            high = value_of(np.uint8(codes[j] >> np.uint8(4)), 1)
+            put(target, j, d * (low + np.float32(0.0)))  # lest 0 have a sign
+            put(target, j + 16, d * (high + np.float32(0.0)))
+
+
 DECODERS = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -118,4 +134,5 @@ DECODERS = {
     "Q5_1": _q5_1,
     "Q8_0": _q8_0,
     "IQ4_NL": _iq4_nl,
+    "MXFP4": _mxfp4,
 }

@@ -1,14 +1,16 @@
 """Each type's blocks to values with torch's own operations, in the order of llama.cpp's.
 
 Every decoder takes uint8 [B, bytes of a block] and returns float32 [B, values of a block]. A block has a
-float16 as its scale, and another where its values have an offset. Blocks of 256 have 8 or 16 scales and
-offsets of few bits besides, in units of the first.
+float16 as its scale, and another where its values have an offset; MXFP4 has an exponent of 2. Blocks of 256
+have 8 or 16 scales and offsets of few bits besides, in units of the first.
 """
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from offspec_kernels.dequant.float4 import half_power, table
 
 # The values of the IQ4 types' codes: closer together near 0, where most weights are.
 CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -114,6 +116,12 @@ def _iq4_xs(blocks: Tensor) -> Tensor:
     return (scale * _looked_up(_planes(blocks[:, 8:].unflatten(1, (8, 16)), 4))).flatten(1)
 
 
+def _mxfp4(blocks: Tensor) -> Tensor:
+    codes = _planes(blocks[:, 1:], 4)
+    values = table(codes.device, doubled=True) + 0.0  # of which 0 has no sign here
+    return half_power(blocks[:, :1]) * values[codes.long()]
+
+
 DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -127,4 +135,5 @@ DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q6_K": _q6_k,
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
 }

@@ -49,8 +49,21 @@ def _looked_up(code):
 
 
 @triton.jit
+def _mxfp4(data, j, inside):
+    """Twice the values of codes, and half their scale."""
+    exponent, code = _byte(data, 0, inside), _plane(data + 1, j, inside, 16, 4)
+    bits = tl.where(exponent < 2, (1 << 21) << (exponent & 1), (exponent - 1) << 23)
+    size = code & 7
+    normal = ((size << 22) + (127 << 23)).to(tl.float32, bitcast=True)
+    value = tl.where(size < 2, size.to(tl.float32), normal)
+    return bits.to(tl.float32, bitcast=True) * tl.where(code <= 8, value, -value)
+
+
+@triton.jit
 def _by_32(data, j, inside, KIND: tl.constexpr):
     """Types with blocks of 32 values."""
+    if KIND == "MXFP4":
+        return _mxfp4(data, j, inside)
     d = _half(data, 0, inside)
     if KIND == "Q8_0":
         return d * _signed(data, 2 + j, inside).to(tl.float32)

@@ -1,22 +1,29 @@
 """What a pack will hold: which weights are rounded, which stay, and the file that each goes to."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from offspec.checkpoint import Checkpoint
+from offspec.checkpoint.open import gguf_rounding
 from offspec.checkpoint.pack_manifest import Shape, format_of
+from offspec.checkpoint.slices import cut
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, bytes_of, item_size
 from offspec.checkpoint.write import Entry
 from offspec.core.config import PackFormat
 from offspec.core.errors import UnsupportedModelError
+from offspec.model.experts import is_experts, parameter_names
 from offspec.model.probe.build import build_skeleton
 from offspec.model.weights import WeightRecipe, map_weights
 
 GROUP = 64  # weights that share a scale in every format; groups do not go beyond a row
 FLOATS = ("BF16", "F16", "F32")
+# A tensor of one expert, by the checkpoint's name, or by that of a stack of them.
+_EXPERT = re.compile(r"(.+\.experts)\.(?:(\d{1,9})\..+|\w+\.(\d{1,9}))", re.ASCII)
 _REST = "model-rest.safetensors"
 _DTYPES = {torch.uint8: "U8", torch.float16: "F16"}
 
@@ -26,6 +33,7 @@ class FileContents:
     """One file of a pack: a decoder layer, or all that is no layer. packed: rounded; kept: as they are.
 
     Those that are kept come first, the wider before the others, so that all are aligned to their own size.
+    What belongs to an expert comes behind all that does not, in one piece, to be read in one go.
     """
 
     name: str
@@ -37,13 +45,22 @@ class FileContents:
         """Bytes that are read for it."""
         return sum(info.nbytes for info in (*self.packed, *self.kept))
 
+    @property
+    def tensors(self) -> list[tuple[TensorInfo, bool]]:
+        """In the order in which they are written, and whether each is rounded."""
+        every = [(info, False) for info in self.kept] + [(info, True) for info in self.packed]
+        return sorted(every, key=lambda each: _place(each[0]))
+
     def entries(self, to: PackFormat) -> list[Entry]:
         """The tensors it is written as."""
-        return [(info.name, kept_dtype(info), info.shape) for info in self.kept] + [
-            (f"{info.name}.{part}", dtype, shape)
-            for info in self.packed
-            for part, dtype, shape in stored_parts(info.shape, to)
-        ]
+        found = list[Entry]()
+        for info, rounds in self.tensors:
+            if rounds:
+                parts = stored_parts(info.shape, to)
+                found += [(f"{info.name}.{part}", dtype, shape) for part, dtype, shape in parts]
+            else:
+                found.append((info.name, kept_dtype(info), info.shape))
+        return found
 
 
 def plan_contents(source: Checkpoint, to: PackFormat) -> list[FileContents]:
@@ -57,7 +74,8 @@ def plan_contents(source: Checkpoint, to: PackFormat) -> list[FileContents]:
     for recipe in map_weights(skeleton.model, source.tensors):
         layer = skeleton.layer_of(recipe.names[0])
         by_layer.setdefault(-1 if layer is None else layer, []).append(recipe)
-    files = [_contents(layer, recipes) for layer, recipes in sorted(by_layer.items())]
+    experts = _experts(skeleton.model)
+    files = [_contents(layer, recipes, experts) for layer, recipes in sorted(by_layer.items())]
     if not any(file.packed for file in files):
         raise UnsupportedModelError(
             f"{source.name} cannot be packed: no matrix of its layers has rows of whole groups of {GROUP}"
@@ -81,16 +99,46 @@ def packed_bytes(files: Sequence[FileContents], to: PackFormat) -> int:
     return sum(bytes_of(dtype, tuple(shape)) for file in files for _, dtype, shape in file.entries(to))
 
 
-def _contents(layer: int, recipes: list[WeightRecipe]) -> FileContents:
+def _contents(layer: int, recipes: list[WeightRecipe], experts: Mapping[str, int]) -> FileContents:
     packed, kept = list[TensorInfo](), list[TensorInfo]()
     for recipe in recipes:
-        rounds = layer >= 0 and not _is_router(recipe.names[0])
-        for info, _ in recipe.sources:
-            assert isinstance(info, TensorInfo)
-            (packed if rounds and _is_matrix(info) else kept).append(info)
+        rounds = layer >= 0 and not is_router(recipe.names[0])
+        count = experts.get(recipe.names[0], 0) if recipe.converter is None else 0
+        for source, _ in recipe.sources:
+            assert isinstance(source, TensorInfo)
+            for info in _each_expert(source, count):
+                (packed if rounds and _is_matrix(info) else kept).append(info)
     kept.sort(key=lambda info: -item_size(kept_dtype(info)))
     name = _REST if layer < 0 else f"model-layer-{layer:04}.safetensors"
     return FileContents(name, tuple(packed), tuple(kept))
+
+
+def _experts(model: Any) -> dict[str, int]:
+    """Parameters that have something of each expert of a layer, and how many those are."""
+    return {
+        f"{path}.{name}": module.num_experts
+        for path, module in model.named_modules()
+        if is_experts(module) and module.num_experts > 1
+        for name in parameter_names(module)
+    }
+
+
+def _each_expert(info: TensorInfo, count: int) -> list[TensorInfo]:
+    """What a tensor that is stacked of `count` experts has of each; the tensor where it is none such."""
+    if not count or info.shape[:1] != (count,):
+        return [info]
+    found = list[TensorInfo]()
+    for expert in range(count):
+        one = cut(info, expert, expert + 1)
+        assert isinstance(one, TensorInfo)
+        found.append(replace(one, name=f"{info.name}.{expert}", shape=info.shape[1:]))
+    return found
+
+
+def _place(info: TensorInfo) -> tuple[int, str, int]:
+    """Experts come in their order, behind what is none; what has the same place stays as it was."""
+    found = _EXPERT.fullmatch(info.name)
+    return (1, found[1], int(found[2] or found[3])) if found else (0, "", 0)
 
 
 def _is_matrix(info: TensorInfo) -> bool:
@@ -103,21 +151,31 @@ def _is_matrix(info: TensorInfo) -> bool:
     )
 
 
-def _is_router(parameter: str) -> bool:
+def is_router(parameter: str) -> bool:
     """Whether a parameter decides which experts a token goes to: small, and the worse for every rounding."""
     modules = parameter.split(".")[:-1]
     return any(name in ("gate", "shared_expert_gate") or name.startswith("router") for name in modules)
 
 
+def refuse_rounded(model: str) -> None:
+    """Raise UnsupportedModelError for a GGUF file whose weights were rounded before."""
+    if kind := gguf_rounding(model):
+        raise UnsupportedModelError(
+            f"{_rounded(model, kind)}; `offspec pack --again` rounds it a second time, which loses more"
+        )
+
+
 def refuse_packed(source: Checkpoint) -> None:
-    """Raise UnsupportedModelError for weights that were rounded before."""
+    """Raise UnsupportedModelError for weights that were rounded before and cannot be unpacked here."""
     for weight in source.tensors.values():
         if isinstance(weight, PackedInfo):
-            raise UnsupportedModelError(
-                f"{source.name} is quantised already ({weight.format.name}): run it as it is, or name the "
-                "bf16 model that it was made from"
-            )
+            raise UnsupportedModelError(_rounded(source.name, weight.format.name))
         if weight.dtype.startswith("F8"):
             raise UnsupportedModelError(
                 f"{source.name} holds {weight.dtype} weights without scales: name the bf16 model"
             )
+
+
+def _rounded(model: str, kind: str) -> str:
+    original = "the bf16 model that it was made from"
+    return f"{model} is quantised already ({kind}): run it as it is, or name {original}"

@@ -44,7 +44,7 @@ def slab_weights(files: Sequence[FileContents], to: PackFormat, given: int | Non
     if most < least:
         needed = fixed + least * _SCRATCH
         raise CapacityError(
-            f"packing needs {format_bytes(needed)} of memory, and --memory gives {format_bytes(given)}: "
+            f"packing needs {format_bytes(needed)} of memory, and `memory` gives {format_bytes(given)}: "
             "raise it",
             needed=needed,
             given=given,
@@ -63,12 +63,13 @@ def make_file(
     seen = Summing(writer.start)
     writer.on_bytes = seen.add
     with writer as out:
-        for info in contents.kept:
+        for info, rounds in contents.tensors:
+            if rounds:
+                _write_packed(out, info, to, most, add)
+                continue
             for slab in _slabs(info, most):
                 out.write(info.name, slab.to(torch.bfloat16) if info.dtype in FLOATS else slab)
                 add(slab.nbytes)
-        for info in contents.packed:
-            _write_packed(out, info, to, most, add)
     return PackedFile(seen.result(), {info.name: info.shape for info in contents.packed})
 
 

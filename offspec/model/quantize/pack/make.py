@@ -14,7 +14,13 @@ from offspec.core.errors import CheckpointError
 from offspec.core.events import Event, Notice, unheard
 from offspec.core.files import real_path, require_space, sync_folder
 from offspec.core.progress import ByteProgress
-from offspec.model.quantize.pack.contents import FileContents, packed_bytes, plan_contents, refuse_packed
+from offspec.model.quantize.pack.contents import (
+    FileContents,
+    packed_bytes,
+    plan_contents,
+    refuse_packed,
+    refuse_rounded,
+)
 from offspec.model.quantize.pack.files import make_file, slab_weights
 from offspec.model.quantize.pack.place import PackLocation
 from offspec.model.quantize.pack.unfinished import Unfinished
@@ -47,6 +53,7 @@ def pack_model(
     out: Path | None = None,
     memory: int | None = None,
     again: bool = True,
+    twice: bool = False,
     notify: Notify | None = None,
     cache_dir: Path | None = None,
 ) -> Pack:
@@ -61,6 +68,7 @@ def pack_model(
         memory: Bytes of RAM for the whole process; None: some hundred megabytes more than it has.
         again: Read every file of a pack that is there already, and make damaged ones again. False: only check
             that it opens.
+        twice: Also round a GGUF file whose weights were rounded before. Default False.
         notify: Takes LoadProgress and Notice events.
         cache_dir: The cache, instead of `OFFSPEC_CACHE` or `~/.cache/offspec`.
 
@@ -68,9 +76,11 @@ def pack_model(
         RequestError: `out` is something else.
         CapacityError: There is too little memory.
         DiskFullError: The disk filled up.
-        CheckpointError: The source cannot be read, or is packed already.
+        CheckpointError: The source cannot be read, or is quantised already.
     """
     began, notify = time.perf_counter(), notify or unheard
+    if not twice:
+        refuse_rounded(model)
     source = open_checkpoint(model, unpack=True, notify=notify, cache_dir=cache_dir)
     refuse_packed(source)
     origin = Origin(_lasting(model), source.fingerprint, to)

@@ -12,7 +12,7 @@ from pathlib import Path
 from offspec.checkpoint.checksum import damage
 from offspec.checkpoint.folder import open_folder
 from offspec.checkpoint.pack_manifest import MANIFEST, VERSION, Manifest, Origin, quoted, read_manifest
-from offspec.core.cache_dir import cache_root, claim_folder
+from offspec.core.cache_dir import PACKED, cache_root, claim_folder
 from offspec.core.errors import CheckpointError, RequestError
 from offspec.core.events import Event, Notice
 from offspec.core.files import real_path, writing
@@ -34,12 +34,12 @@ class PackLocation:
         if out is not None:
             folder = real_path(Path(os.path.expanduser(out)))
             if not folder.name or os.path.ismount(folder):
-                raise RequestError(f"--out {folder} is the root of a disk: name a folder in it")
+                raise RequestError(f"`out` {folder} is the root of a disk: name a folder in it")
             return cls(folder, cached=False)
         seen = repr((VERSION, origin.fingerprint, origin.format)).encode()
         stem = re.sub(r"[^\w.-]", "_", Path(origin.model).stem)[:80]
         name = f"{stem}-{origin.format}-{hashlib.sha256(seen).hexdigest()[:16]}"
-        return cls(cache_root(cache_dir) / "packed" / name, cached=True)
+        return cls(cache_root(cache_dir) / PACKED / name, cached=True)
 
     @property
     def partial(self) -> Path:
@@ -49,7 +49,7 @@ class PackLocation:
     @property
     def setting(self) -> str:
         """What names another place."""
-        return "OFFSPEC_CACHE" if self.cached else "--out"
+        return "OFFSPEC_CACHE" if self.cached else "`out`"
 
     def claimed(self, notify: Notify) -> AbstractContextManager[None]:
         """No other process makes this pack in the block. Raises CheckpointError where it cannot write."""
@@ -123,5 +123,5 @@ def _is_whole(folder: Path, manifest: Manifest, notify: Notify) -> bool:
 def _other(folder: Path, origin: Origin) -> str:
     return (
         f"{folder} holds a pack of {quoted(origin.model)} in {origin.format}, or of that model as it was "
-        "before: name another folder by --out, or remove this one"
+        "before: name another folder by `out`, or remove this one"
     )

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from offspec.checkpoint.checksum import damage
 from offspec.checkpoint.folder import open_folder
-from offspec.checkpoint.pack_manifest import MANIFEST, Manifest, read_manifest
-from offspec.core.errors import CheckpointError, ModelNotFoundError
+from offspec.checkpoint.pack_manifest import Manifest, check_pack, read_manifest
+from offspec.core.errors import CheckpointError
 from offspec.core.events import Event
 from offspec.core.progress import ByteProgress
 
@@ -22,10 +22,7 @@ def verify_pack(folder: Path, notify: Callable[[Event], None]) -> Manifest:
         ModelNotFoundError: There is no pack.
         CheckpointError: Names the first file that is wrong and the command that repairs it.
     """
-    if not folder.is_dir():
-        raise ModelNotFoundError(f"there is no folder {folder}: name the folder of a pack")
-    if not (folder / MANIFEST).is_file():
-        raise ModelNotFoundError(f"{folder} is no pack: it has no {MANIFEST}")
+    check_pack(folder)
     manifest = read_manifest(folder)
     files = manifest.sums
     progress = ByteProgress(f"verifying {folder.name}", sum(s.size for s in files.values()), notify)

@@ -1,0 +1,1 @@
+"""Many answers from one trip of the weights."""

@@ -1,0 +1,1 @@
+"""Experts by need, on an upcycled model."""

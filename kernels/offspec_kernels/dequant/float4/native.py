@@ -1,0 +1,82 @@
+"""The compiled loop for the CPU: 16 bytes at once, whose values are made of their bits."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offspec_kernels.dequant.native import array, compiled, inlined, put
+from offspec_kernels.dequant.scaled.native import ANY_HALF, BFLOAT, NONE, rounded
+from offspec_kernels.dequant.threads import spread
+
+
+@inlined
+def value_of(code: Any, doubled: int) -> Any:
+    """The float32 of a 4-bit code, twice that if doubled is 1; a table would be read a value at a time."""
+    size = np.uint32(np.uint32(code) & np.uint32(7))
+    sign = np.uint32(np.uint32(np.uint32(code) & np.uint32(8)) << np.uint32(28))
+    # Where the exponent is 0, its bits would be those of other numbers.
+    normal = np.uint32(np.uint32(size << np.uint32(22)) + np.uint32((126 + doubled) << 23)).view(np.float32)
+    small = np.float32(np.int32(size)) * np.float32(0.5 + 0.5 * doubled)
+    value = small if size < np.uint32(2) else normal
+    return np.uint32(np.float32(value).view(np.uint32) | sign).view(np.float32)
+
+
+@cache
+def _loop(kind: int, doubled: int, each: int) -> Callable[..., None]:
+    """The loop for bytes [start, end), times 16, for which there are `each` scales, one or two.
+
+    Its compiler knows what is the same for all values: it makes no wide registers of choices.
+    """
+
+    @compiled
+    def loop(codes: Any, scales: Any, out: Any, start: int, end: int) -> None:
+        for group in range(start, end):
+            first, second = scales[each * group], scales[each * group + each - 1]
+            some, values = codes[group * 16 : group * 16 + 16], out[group * 32 : group * 32 + 32]
+            for j in range(16):
+                scale = first if j < 8 else second
+                put(values, 2 * j, rounded(value_of(np.uint8(some[j] & np.uint8(15)), doubled) * scale, kind))
+                put(
+                    values,
+                    2 * j + 1,
+                    rounded(value_of(np.uint8(some[j] >> np.uint8(4)), doubled) * scale, kind),
+                )
+
+    return loop
+
+
+@compiled
+def _look_up(table: Any, bytes_: Any, out: Any, start: int, end: int) -> None:
+    for i in range(start, end):
+        out[i] = table[bytes_[i]]
+
+
+def looked_up(table: Tensor, bytes_: Tensor) -> Tensor:
+    """table [256] by bytes of any shape, float32 [bytes]; torch would make integers of them first."""
+    found = torch.empty(bytes_.numel())
+    entries, packed, values = array(table), array(bytes_), array(found)
+    spread(lambda start, end: _look_up(entries, packed, values, start, end), len(found), len(found))
+    return found
+
+
+def fill(codes: Tensor, sizes: Tensor, dtype: torch.dtype | None, doubled: bool, out: Tensor) -> None:
+    """sizes float32, one for 8 bytes or for 16; dtype: what values are rounded to; out bfloat16 or float32.
+
+    doubled: whether sizes are half of what they should be.
+    """
+    exact = dtype in (None, torch.float32, out.dtype)
+    kind = NONE if exact else BFLOAT if dtype == torch.bfloat16 else ANY_HALF
+    codes, flat = codes.view(-1), out.view(-1)
+    groups = len(codes) // 16
+    loop = _loop(kind, int(doubled), 1 if len(sizes) * 16 == len(codes) else 2)
+    packed, scales, values = array(codes), array(sizes), array(flat)
+    spread(lambda start, end: loop(packed, scales, values, start, end), groups, len(flat))
+    if groups * 16 < len(codes):  # a last block of 8 bytes, made as two
+        padded, two, made = codes.new_zeros(16), sizes.new_zeros(2), flat.new_empty(32)
+        padded[:8], two[0] = codes[-8:], sizes[-1]
+        loop(array(padded), array(two), array(made), 0, 1)
+        flat[-16:] = made[:16]

@@ -1,0 +1,228 @@
+"""One turn of a conversation: the engine is asked, and what comes is kept as it comes."""
+
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from offspec.chat.autosave import Autosave
+from offspec.chat.branches import MessageTree
+from offspec.chat.conversation import Conversation
+from offspec.chat.message import Message
+from offspec.chat.prompt_reuse import PromptReuse, Wording
+from offspec.chat.turns import PartialAnswer
+from offspec.chat.window import ContextWindow
+from offspec.core.config import SamplingParams
+from offspec.core.errors import ClosedError, OffspecError, RequestError
+from offspec.core.events import Event, Finished, Notice, Result
+
+_CHARACTERS = 4  # of a token, about
+
+
+class AnsweringEngine(Protocol):
+    """What a session needs of an engine; `offspec.Engine` is one."""
+
+    @property
+    def context(self) -> int: ...
+    def stream(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        *,
+        halt: threading.Event | None = None,
+        trees: bool = False,
+    ) -> Generator[Event, None, None]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A question under way. before: the conversation until then; asked: with the question at its end."""
+
+    before: MessageTree
+    asked: MessageTree
+    answer: PartialAnswer
+
+    @property
+    def says_nothing_new(self) -> bool:
+        """Another answer to a question that has one is wanted, and nothing of it came."""
+        count = len(self.asked.messages)
+        again = count < len(self.before.messages) and self.before.messages[:count] == self.asked.messages
+        return again and self.answer.empty
+
+    def so_far(self) -> MessageTree:
+        """The conversation with what came of the answer."""
+        if self.says_nothing_new:
+            return self.before
+        return self.asked if self.answer.empty else self.asked.extended(self.answer.message(None))
+
+    def ended(self) -> MessageTree:
+        """The conversation with the answer, which is over."""
+        if self.says_nothing_new:
+            return self.before
+        return self.asked.extended(self.answer.message(self.answer.finish))
+
+
+class Answering:
+    """Asks the engine for one answer after the other. The caller sees to it that they do not overlap.
+
+    conversation: what was said. last: the result of the last answer that came to its end. autosave: keeps
+    the conversation in a file.
+    """
+
+    def __init__(self, engine: AnsweringEngine, wording: Wording, conversation: Conversation) -> None:
+        """engine: answers token ids; wording: its tokenizer and chat template."""
+        self.engine = engine
+        self.conversation = conversation
+        self.last: Result | None = None
+        self.autosave = Autosave()
+        self._wording, self._prompts = wording, PromptReuse(wording)
+        self._window, self._told = ContextWindow(self._prompts), 0  # questions that were told to be left out
+        self._turn: _Turn | None = None
+        self._used = self._estimate()
+
+    @property
+    def coming(self) -> PartialAnswer | None:
+        """The answer under way."""
+        turn = self._turn
+        return turn.answer if turn else None
+
+    @property
+    def used(self) -> int:
+        """Tokens of the prompt, with those of the answer under way; an estimate after `take_up`."""
+        coming = self.coming
+        return self._used + (len(coming.ids) if coming else 0)
+
+    @property
+    def left_out(self) -> int:
+        """Questions at the beginning that the last prompt left out, as the context had no room."""
+        return self._window.left_out
+
+    def count(self, text: str) -> int:
+        """Tokens of a text by itself."""
+        return len(self._wording.tokenize(text))
+
+    def snapshot(self) -> Conversation:
+        """The conversation with what came of its next answer."""
+        turn = self._turn
+        if turn is None:
+            return self.conversation
+        tree = turn.so_far()
+        return replace(self.conversation, messages=list(tree.messages), branches=tree.branches)
+
+    def write(self) -> None:
+        """Write what was set between questions. A conversation in which nothing was said has no file."""
+        if self.conversation.messages:
+            self.autosave.write(self.snapshot)
+
+    def change(self, tree: MessageTree) -> None:
+        """Go on with other messages and branches, and write them."""
+        self.conversation.change(tree.messages, tree.branches)
+        self._used = self._count()
+        self.autosave.write(self.snapshot)
+
+    def take_up(self, conversation: Conversation) -> None:
+        """Go on with another conversation. Answers lose the tokens that this model did not say."""
+        model, other = self.conversation.model, conversation.model
+        tree = conversation.tree.map(
+            lambda said: said if model == other and self._knows(said) else replace(said, token_ids=None)
+        )
+        conversation.model = model
+        conversation.messages, conversation.branches = list(tree.messages), tree.branches
+        self.conversation, self.last = conversation, None
+        self._window, self._told = ContextWindow(self._prompts), 0
+        self._used = self._estimate()
+
+    def run(
+        self, asked: MessageTree, params: SamplingParams, halt: threading.Event, *, trees: bool
+    ) -> Generator[Event, None, None]:
+        """The events of the answer but for the last, `Finished`.
+
+        Args:
+            asked: The conversation with the question at its end.
+            params: How tokens are chosen.
+            halt: Ends the answer once it is set.
+            trees: Send a TreeSeen for every pass.
+        """
+        conversation = replace(self.conversation, messages=list(asked.messages))
+        encoded = self._window.encode(conversation, self.engine.context)
+        coming = PartialAnswer(params.seed, encoded.opened)
+        events = self.engine.stream(encoded.ids, params, halt=halt, trees=trees)
+        with closing(events), self._recorded(asked, coming, len(encoded.ids)):
+            try:
+                for event in events:
+                    coming.hear(event)
+                    if isinstance(event, Finished):
+                        return
+                    yield event
+                    yield from self.notices()
+                raise ClosedError("the engine was closed in the middle of the answer; load the model again")
+            except GeneratorExit:
+                halt.set()
+                with suppress(OffspecError):  # there is no caller left to tell
+                    for event in events:  # what was held back, and the end
+                        coming.hear(event)
+                raise
+
+    def notices(self) -> Iterator[Notice]:
+        """What the user should know of the prompt, and of the file."""
+        told, self._told = self._told, self.left_out
+        if self.left_out > told:
+            first = (
+                "the first question is" if self.left_out == 1 else f"the first {self.left_out} questions are"
+            )
+            yield Notice(f"{first} left out: the context has room for {self.engine.context:,} tokens")
+        if trouble := self.autosave.trouble():
+            yield Notice(trouble)
+
+    @contextmanager
+    def _recorded(self, asked: MessageTree, coming: PartialAnswer, tokens: int) -> Iterator[None]:
+        """Keep the question before the block and the answer after it, however the block ends.
+
+        tokens: of the prompt. Of what the engine refuses, before anything came, nothing is kept.
+        """
+        turn = _Turn(self.conversation.tree, asked, coming)
+        updated, used, refused = self.conversation.updated, self._used, False
+        self._turn, self._used = turn, tokens
+        self._keep(turn.so_far())
+        try:
+            with self.autosave.meanwhile(self.snapshot):
+                yield
+        except (RequestError, ClosedError):
+            refused = not coming.begun
+            raise
+        except (GeneratorExit, KeyboardInterrupt):
+            if coming.result is None:
+                coming.finish = "halted"
+            raise
+        finally:
+            unchanged = refused or turn.says_nothing_new
+            self._turn, self.last = None, coming.result or self.last
+            self._used = used if unchanged else tokens + len(coming.ids)
+            self._keep(turn.before if unchanged else turn.ended(), updated if unchanged else None)
+
+    def _keep(self, tree: MessageTree, updated: str | None = None) -> None:
+        """Write this. updated: when it last changed, where that is not now."""
+        self.conversation.change(tree.messages, tree.branches)
+        self.conversation.updated = updated or self.conversation.updated
+        if tree.messages:
+            self.autosave.write(self.snapshot)
+        else:
+            self.autosave.erase()
+
+    def _knows(self, message: Message) -> bool:
+        return not message.token_ids or self._prompts.knows(max(message.token_ids))
+
+    def _estimate(self) -> int:
+        """About how many tokens the conversation has, without making any."""
+        said = (m.token_ids or m.content[::_CHARACTERS] for m in self.conversation.messages)
+        return min(sum(map(len, said)), self.engine.context)
+
+    def _count(self) -> int:
+        """Tokens of the conversation, 0 where its chat template cannot say."""
+        try:
+            if not self.conversation.messages:
+                return 0
+            return len(self._window.encode(self.conversation, self.engine.context).ids)
+        except OffspecError:
+            return 0

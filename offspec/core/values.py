@@ -1,0 +1,112 @@
+"""Values as callers write them, read by the type of the field that they are for."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from numbers import Real
+from operator import index
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args
+
+from offspec.core.errors import RequestError
+
+_SHOWN = 60  # characters of a wrong value that an error quotes
+
+
+def read_fields(record: Any) -> None:
+    """Have every field of a dataclass as its type says. Raises RequestError, which names the field."""
+    for field in fields(record):
+        value = read_value(field.name, getattr(record, field.name), field.type)
+        object.__setattr__(record, field.name, value)
+
+
+def read_value(name: str, value: Any, kind: Any, wanted: str = "") -> Any:
+    """A value as its field has it: numpy's numbers become Python's, lists tuples, and paths strings.
+
+    Args:
+        name: The field, for the error.
+        value: As it was given.
+        kind: The type of the field. Of another type than those in `_READERS`, the value is taken as it is.
+        wanted: What it must be, for the error; by default what its type says.
+
+    Raises:
+        RequestError: A value of another type.
+    """
+    options = get_args(kind)
+    if NoneType in options:
+        if value is None:
+            return None
+        kind = next(option for option in options if option is not NoneType)
+    if kind not in _READERS:
+        return value
+    what, read = _READERS[kind]
+    try:
+        return read(value)
+    except (TypeError, ValueError):
+        raise RequestError(f"{name} must be {wanted or what}, not {shown(value)}") from None
+
+
+def shown(value: object) -> str:
+    """A value for an error: on one line, and not too long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    return index(value)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError
+    return float(value)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str | Path):
+        raise TypeError
+    return str(value)
+
+
+def _each(read: Callable[[Any], Any], *alone: type) -> Callable[[Any], tuple[Any, ...]]:
+    """Reads a list of values. None is an empty one, and a value of the type `alone` a list of itself."""
+
+    def several(value: Any) -> tuple[Any, ...]:
+        if value is None:
+            return ()
+        if isinstance(value, alone):
+            return (read(value),)
+        if isinstance(value, str | bytes | bytearray | Mapping) or not isinstance(value, Iterable):
+            raise TypeError
+        return tuple(map(read, value))
+
+    return several
+
+
+def _pair(value: Any) -> tuple[int, float]:
+    token, number = value
+    return int(token) if isinstance(token, str) else _whole(token), _number(number)
+
+
+def _pairs(value: Any) -> tuple[tuple[int, float], ...]:
+    return tuple(sorted(_each(_pair)(value.items() if isinstance(value, Mapping) else value)))
+
+
+_READERS: Mapping[Any, tuple[str, Callable[[Any], Any]]] = {
+    int: ("a whole number", _whole),
+    float: ("a number", _number),
+    bool: ("True or False", _flag),
+    str: ("a string", _text),
+    tuple[str, ...]: ("a string or a list of strings", _each(_text, str, Path)),
+    tuple[int, ...]: ("a list of token ids", _each(_whole)),
+    tuple[Path, ...]: ("a path or a list of paths", _each(Path, str, Path)),
+    tuple[tuple[int, float], ...]: ("a mapping from token ids to numbers, or such pairs", _pairs),
+}

@@ -1,0 +1,77 @@
+"""What drafters ask of a model, put so that one forward can answer several of them."""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+import torch
+
+from offspec.draft.base import Children, Drafter, Scorer
+from offspec.draft.growing_tree import GrowingTree
+from offspec.model.pass_parts import SequenceRows, joined
+
+
+class RunsRows(Protocol):
+    """A model that runs rows of several sequences in one forward."""
+
+    def hidden_of(self, sequences: Sequence[SequenceRows]) -> torch.Tensor: ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Rows of one sequence that a model is to run. wanted: the last of them, whose logits are the answer."""
+
+    model: RunsRows
+    rows: SequenceRows
+    wanted: int
+
+
+# Expands some nodes of a tree: yields forwards, is sent the logits [wanted, V] of each, returns the children.
+Expansion = Generator[Forward, torch.Tensor, Children]
+
+
+class Joinable(Protocol):
+    """A drafter whose forwards may be run together with those of its forks."""
+
+    def expanding(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Expansion:
+        """`Drafter.expand`, step by step."""
+
+
+def expanding(drafter: Drafter, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Expansion:
+    """The same of any drafter; one that is not `Joinable` does without forwards of others."""
+    # Looked up as the class has it: what wraps a drafter may hand on all that it does not know.
+    if not hasattr(type(drafter), "expanding"):
+        return drafter.expand(candidates, nodes, scorer)
+    joinable: Joinable = drafter  # type: ignore[assignment]
+    return (yield from joinable.expanding(candidates, nodes, scorer))
+
+
+def alone(expansion: Expansion) -> Children:
+    """Run an expansion to its end, each of its forwards by itself."""
+    try:
+        forward = next(expansion)
+        while True:
+            try:
+                (logits,) = run_together([forward])
+            except Exception as error:
+                forward = expansion.throw(error)
+            else:
+                forward = expansion.send(logits)
+    except StopIteration as done:
+        children: Children = done.value
+        return children
+
+
+def run_together(forwards: Sequence[Forward]) -> list[torch.Tensor]:
+    """The logits [wanted, V] of each of these forwards of one model."""
+    model, first = forwards[0].model, forwards[0]
+    hidden = model.hidden_of([forward.rows for forward in forwards])
+    if len(forwards) == 1:
+        return [model.logits(hidden[-first.wanted :])]
+    ends = accumulate(len(forward.rows.tokens) for forward in forwards)
+    counts = [forward.wanted for forward in forwards]
+    wanted = [hidden[end - count : end] for end, count in zip(ends, counts, strict=True)]
+    return [*model.logits(joined(wanted)).split(counts)]

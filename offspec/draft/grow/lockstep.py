@@ -1,0 +1,103 @@
+"""Growing trees side by side: what several of them ask of one model is answered by one forward."""
+
+import time
+from collections.abc import Callable, Generator, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from offspec.core.trace import OFF, Timeline
+from offspec.draft.forward import Forward, run_together
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Nodes, ascending, that a tree could have its main drafter expand next.
+
+    The answer is which of them; none, where others come first and it may offer again; None, where it does not
+    pay and that drafter has done its part.
+    """
+
+    nodes: list[int]
+
+
+# Yields forwards and offers, is sent the answers.
+Growth = Generator[Forward | Offer, Any, None]
+
+
+class Grows(Protocol):
+    """A tree that grows step by step. elsewhere: seconds that it waited for others."""
+
+    elsewhere: float
+
+    def run(self) -> Growth: ...
+
+
+@dataclass(slots=True)
+class _Tree:
+    """A tree, how far it is, what it has asked, and when."""
+
+    tree: Grows
+    growth: Growth
+    asked: Forward | Offer | None = None
+    since: float = 0.0
+
+    def go_on(self, answer: object, seconds: float = 0.0) -> None:
+        """Give it the answer, and go to its next question. seconds: its share of what the answer took."""
+        self._ask(lambda: self.growth.send(answer), seconds)
+
+    def fail(self, error: Exception, seconds: float) -> None:
+        """Give it the error in the place of an answer."""
+        self._ask(lambda: self.growth.throw(error), seconds)
+
+    def _ask(self, question: Callable[[], Forward | Offer], seconds: float) -> None:
+        if self.asked is not None:
+            self.tree.elsewhere += time.perf_counter() - self.since - seconds
+        try:
+            self.asked = question()
+        except StopIteration:
+            self.asked = None
+        self.since = time.perf_counter()
+
+
+Decide = Callable[[Sequence[tuple[Any, list[int]]]], Sequence[list[int] | None]]
+
+
+def grow_in_lockstep(trees: Sequence[Grows], decide: Decide, timeline: Timeline = OFF) -> None:
+    """Grow all trees to their ends.
+
+    Args:
+        trees: None of which has begun.
+        decide: Answers the offers of all trees that go on, each with its tree.
+        timeline: Records forwards that several share.
+    """
+    every = [_Tree(tree, tree.run()) for tree in trees]
+    for tree in every:
+        tree.go_on(None)
+    while waiting := [tree for tree in every if tree.asked is not None]:
+        groups: dict[Hashable, list[_Tree]] = {}
+        for tree in waiting:
+            if isinstance(tree.asked, Forward):
+                groups.setdefault(id(tree.asked.model), []).append(tree)
+        for group in groups.values():
+            _run(group, timeline)
+        if not groups:
+            offers = [(tree.tree, tree.asked.nodes) for tree in waiting if isinstance(tree.asked, Offer)]
+            for tree, chosen in zip(waiting, decide(offers), strict=True):
+                tree.go_on(chosen)
+
+
+def _run(group: Sequence[_Tree], timeline: Timeline) -> None:
+    """Answer forwards of one model. An error is that of each of them."""
+    forwards = [tree.asked for tree in group if isinstance(tree.asked, Forward)]
+    began = time.perf_counter()
+    try:
+        with timeline.span("draft", "step", width=sum(forward.wanted for forward in forwards)):
+            found = run_together(forwards)
+    except Exception as error:
+        share = (time.perf_counter() - began) / len(group)
+        for tree in group:
+            tree.fail(error, share)
+        return
+    share = (time.perf_counter() - began) / len(group)
+    for tree, logits in zip(group, found, strict=True):
+        tree.go_on(logits, share)

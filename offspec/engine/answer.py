@@ -1,0 +1,120 @@
+"""An answer that others are computed beside: a future, and a stream of events."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from contextlib import suppress
+
+from offspec.core.events import Event, Finished, Result
+from offspec.engine.drafting import Request
+
+
+class Answer:
+    """What became of a request that was submitted; see `Engine.submit`.
+
+    It can be iterated, also with `async for`, any number of times: events come as they happen. `await` gives
+    the result.
+    """
+
+    def __init__(self, request: Request, progress: bool = False) -> None:
+        """request: with a `halt`; progress: whether events of passes under way are sent, too."""
+        assert request.halt is not None
+        self.request, self.progress = request, progress
+        self._halt = request.halt
+        self._events = list[Event]()
+        self._error: BaseException | None = None
+        self._ended = False
+        self._changed = threading.Condition()
+        self._wakes = list[Callable[[], None]]()
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._ended
+
+    def cancel(self) -> None:
+        """End it with what there is, after the pass under way; at once where it is by itself."""
+        self._halt.set()
+
+    def result(self, timeout: float | None = None) -> Result:
+        """Wait for the whole answer.
+
+        Args:
+            timeout: Seconds to wait at most. None: as long as it takes.
+
+        Raises:
+            OffspecError: See `offspec.core.errors`; the engine can be used on.
+            TimeoutError: It goes on.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._ended, timeout):
+                raise TimeoutError(f"the answer has not ended within {timeout} s")
+        return self._result()
+
+    def put(
+        self, events: Sequence[Event], *, ended: bool = False, error: BaseException | None = None
+    ) -> None:
+        """From the engine: more events, whether they are the last, and why there are no more."""
+        with self._changed:
+            self._events += events
+            self._error, self._ended = error, ended or error is not None
+            self._changed.notify_all()
+            wakes = [*self._wakes]
+        for wake in wakes:
+            wake()
+
+    def __iter__(self) -> Iterator[Event]:
+        read = 0
+        while True:
+            with self._changed:
+                while not self._ended and len(self._events) == read:
+                    self._changed.wait()
+                fresh, ended = self._events[read:], self._ended
+            yield from fresh
+            read += len(fresh)
+            if ended:
+                break
+        self._check()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        loop, arrived, read = asyncio.get_running_loop(), asyncio.Event(), 0
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop was closed
+                loop.call_soon_threadsafe(arrived.set)
+
+        with self._changed:
+            self._wakes.append(wake)
+        try:
+            while True:
+                arrived.clear()
+                fresh, ended = self._events[read:], self._ended
+                for event in fresh:
+                    yield event
+                read += len(fresh)
+                if ended and read == len(self._events):
+                    break
+                if not fresh:
+                    await arrived.wait()
+        finally:
+            with self._changed:
+                self._wakes.remove(wake)
+        self._check()
+
+    def __await__(self) -> Generator[object, None, Result]:
+        return self._last().__await__()
+
+    async def _last(self) -> Result:
+        async for _ in self:
+            pass
+        return self._result()
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _result(self) -> Result:
+        self._check()
+        last = self._events[-1]
+        assert isinstance(last, Finished)
+        return last.result

@@ -1,0 +1,200 @@
+"""One trip of the target's weights for the trees of several sequences, or of one.
+
+A row's bits depend on its own path alone, so what shares a pass changes no token of another sequence.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from offspec.core.trace import OFF, Timeline
+from offspec.draft.grow.best_first import grow_forest
+from offspec.draft.grow.growing import Growing
+from offspec.draft.grow.result import GrownTree
+from offspec.engine.decode import DecodeState, Decoding, PassStates
+from offspec.model import runner
+from offspec.model.loaded import LoadedModel
+from offspec.model.runner import rows_at
+from offspec.sampling.verify import Logits, Walk
+
+_FLOOR = 4  # nodes that each tree keeps, however likely those of others are
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A sequence that takes part in a pass. max_depth: most levels of its tree below the root."""
+
+    state: DecodeState
+    decoding: Decoding
+    max_depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """What a pass emitted for a sequence, the tree it checked, and where the seconds of the pass went."""
+
+    walk: Walk
+    grown: GrownTree
+    draft_seconds: float
+    target_seconds: float
+
+
+@dataclass(slots=True)
+class _Share:
+    """What a sequence has in a pass. rows: of its prompt, that go without a tree; None: all, and a tree."""
+
+    member: Member
+    rows: int | None
+    grown: GrownTree | None = None
+    states: PassStates | None = None
+    walk: Walk | None = None
+
+    @property
+    def nodes(self) -> int:
+        return 0 if self.grown is None else len(self.grown.tree)
+
+    def commit(self) -> None:
+        """Commit what came of it."""
+        state, states = self.member.state, self.states
+        if states is not None and self.grown is not None and self.walk is not None:
+            state.commit(self.grown, self.walk, self.member.decoding, states)
+        elif states is not None:
+            state.commit_text(states)
+
+    def result(self, drafted: float, computed: float, members: int) -> PassResult | None:
+        """Of a pass of so many seconds and members, by whose equal share sources are judged."""
+        if self.grown is None or self.walk is None:
+            return None
+        mixture, costs = self.member.decoding.mixture, self.member.decoding.growth.costs
+        if mixture is not None and costs is not None:  # who sets a budget wants what was named
+            nodes, tokens = self.walk.nodes, len(self.walk.tokens)
+            self.grown.settle(mixture, nodes, tokens, (drafted + computed) / members, costs.link / members)
+        return PassResult(self.walk, self.grown, drafted, computed)
+
+
+@torch.no_grad()  # and not inference_mode, which an interrupt at its edge leaves on, with no way back
+def run_pass(
+    target: LoadedModel,
+    members: Sequence[Member],
+    most: int,
+    timeline: Timeline = OFF,
+    look: Callable[[], None] | None = None,
+    on_grown: Callable[[Sequence[int]], None] = lambda nodes: None,
+) -> list[PassResult | None]:
+    """Grow a tree for each sequence, take all through the target with pending tokens, walk them, commit.
+
+    After an exception the committed ids of a sequence are what they were, or what they were to be; the target
+    and all states must then `recover`.
+
+    Args:
+        target: The model.
+        members: The sequences.
+        most: Nodes of the trees of several together; each has its root whatever this is.
+        timeline: Records what happens.
+        look: Called between draft steps; what it raises cancels the pass.
+        on_grown: Called with the number of nodes of each tree once all are complete.
+
+    Returns:
+        Of each sequence what came of it; None where its prompt needs another pass.
+    """
+    began, fresh = time.perf_counter(), members[0].state.pending
+    while len(members) == 1 and members[0].state.pending > runner.PASS_ROWS:
+        _read_ahead(target, members[0], timeline)
+    shares = _shares(members)
+    with timeline.span("draft", "grow") as span:
+        _grow(target, shares, most, look, timeline)
+        span.note(
+            nodes=sum(share.nodes for share in shares),
+            steps=sum(share.grown.steps for share in shares if share.grown is not None),
+        )
+    on_grown([share.nodes for share in shares])
+    drafted = time.perf_counter()
+    with timeline.span("engine", "target", nodes=sum(share.nodes for share in shares)):
+        _trip(target, shares)
+    _walk(target.tree_model, shares)
+    with timeline.span("engine", "commit"):
+        for share in shares:
+            share.commit()
+    ended = time.perf_counter()
+    if len(members) == 1:
+        members[0].state.note_prefill(fresh, ended - began)
+    return [share.result(drafted - began, ended - drafted, len(members)) for share in shares]
+
+
+def _shares(members: Sequence[Member]) -> list[_Share]:
+    """Who reads how much of a prompt. A sequence by itself takes all that a pass may have."""
+    left = runner.SHARED_PROMPT_ROWS if len(members) > 1 else runner.PASS_ROWS
+    shares = list[_Share]()
+    for member in members:
+        pending = member.state.pending
+        shares.append(_Share(member, None if pending <= left else left))
+        left -= min(pending, left)
+    return shares
+
+
+def _grow(
+    target: LoadedModel,
+    shares: Sequence[_Share],
+    most: int,
+    look: Callable[[], None] | None,
+    timeline: Timeline,
+) -> None:
+    """Grow the trees of all sequences that have one, the nodes going where tokens are likeliest."""
+    growing = list[tuple[_Share, Growing]]()
+    for share in shares:
+        if share.rows is None:
+            member = share.member
+            tree = member.state.begin_tree(member.decoding, member.max_depth, look)
+            if isinstance(tree, Growing):
+                growing.append((share, tree))
+            else:
+                share.grown = tree
+    trees, alone = [tree for _, tree in growing], len(shares) - len(growing)
+    for (share, _), grown in zip(growing, grow_forest(trees, most, _FLOOR, alone, timeline), strict=True):
+        share.grown = grown
+    if not target.skeleton.branches:
+        for share in shares:
+            if share.grown is not None:
+                share.grown = share.grown.one_path(drawn=share.member.decoding.numbers is not None)
+
+
+def _trip(target: LoadedModel, shares: Sequence[_Share]) -> None:
+    """Take pending tokens and trees of all sequences that have some through the target."""
+    model = target.tree_model
+    going = [share for share in shares if share.rows != 0]
+    rows = [share.member.state.rows(share.grown, share.rows) for share in going]
+    model.taps = shares[0].member.state.sources.wants.layers
+    counts = [len(part.tokens) for part in rows]
+    last = model.hidden_of(rows).split(counts)
+    tapped = {layer: inputs.split(counts) for layer, inputs in model.tapped.items()}
+    for index, share in enumerate(going):
+        share.states = PassStates(last[index], {layer: inputs[index] for layer, inputs in tapped.items()})
+
+
+def _walk(model: runner.TreeModel, shares: Sequence[_Share]) -> None:
+    """Walk all trees."""
+    going = [share for share in shares if share.states is not None]
+    for share, logits in zip(going, _logits(model, going), strict=True):
+        if share.grown is not None:
+            share.walk = share.member.state.walk(share.grown, share.member.decoding, logits)
+
+
+def _logits(model: runner.TreeModel, shares: Sequence[_Share]) -> list[Logits]:
+    """Logits of each tree's nodes: of all now where the head streams, whose blocks end every pass."""
+    states = [share.states.last[-share.nodes or -1 :] for share in shares if share.states is not None]
+    if not model.streams_head:
+        return [model.logits_by_row(nodes) for nodes in states]
+    every = model.logits(torch.cat(states)).split([len(nodes) for nodes in states])
+    return [partial(rows_at, rows) for rows in every]
+
+
+def _read_ahead(target: LoadedModel, member: Member, timeline: Timeline) -> None:
+    """Take pending tokens through the target and commit them, in a pass of their own."""
+    share = _Share(member, runner.PASS_ROWS)
+    with timeline.span("engine", "prompt", rows=runner.PASS_ROWS):
+        _trip(target, [share])
+        _logits(target.tree_model, [share])
+    share.commit()

@@ -1,0 +1,146 @@
+"""Requests taken through passes together: progress, breaking off, recovery, and what each pass took."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from offspec.core.errors import CapacityError
+from offspec.core.events import Event
+from offspec.core.trace import Timeline
+from offspec.engine.drafting import Drafting
+from offspec.engine.forest import PassResult, run_pass
+from offspec.engine.request import PassSpent, RunningRequest
+from offspec.engine.stopping import Halted
+from offspec.model import device as devices
+from offspec.model.contention import Contention
+from offspec.plan.load import Assembly
+
+
+class Passes:
+    """Runs passes of an engine.
+
+    Args:
+        assembly: The loaded models.
+        drafting: Learns what experts passes ask for.
+        timeline: Records passes.
+        contention: Looked at wherever a pass can be broken off.
+    """
+
+    def __init__(
+        self, assembly: Assembly, drafting: Drafting, timeline: Timeline, contention: Contention
+    ) -> None:
+        self._assembly, self._drafting = assembly, drafting
+        self._timeline, self._contention = timeline, contention
+
+    def step(self, requests: Sequence[RunningRequest]) -> list[list[Event]]:
+        """Events of one more pass for each of the requests, none of which has ended.
+
+        The pass is broken off as soon as all of them are to be halted. A prompt may take several passes, of
+        which all but the last bring no events.
+
+        Raises:
+            OffspecError: The pass failed; `held_back` then has the text that a request has not shown.
+        """
+        target = self._assembly.target
+        read, asked = target.bytes_streamed, self._experts()
+        pending = requests[0].state.pending
+
+        def look() -> None:
+            self._look(requests)
+
+        try:
+            look()
+            done = self._run(requests, read, look)
+        except Halted:
+            return [request.halt() for request in requests]
+        after = self._experts()
+        asked_now = after[0] - asked[0]
+        spent = PassSpent(
+            len(requests),
+            target.bytes_streamed - read,
+            target.tree_model.spent,
+            asked_now,
+            asked_now - (after[1] - asked[1]),
+        )
+        if len(requests) == 1 and done[0] is not None and target.store is not None:
+            rows = pending + len(done[0].grown.tree)
+            if rows <= target.tree_model.chunk:  # else each chunk asks anew, as each sequence does
+                self._drafting.learn_experts(rows, asked_now, spent.experts_read, asked[2])
+        return [
+            [] if found is None else request.take(found, spent)
+            for request, found in zip(requests, done, strict=True)
+        ]
+
+    def _look(self, requests: Sequence[RunningRequest]) -> None:
+        """Called wherever a pass can be broken off. Raises Halted where all ask for that."""
+        self._contention.look()
+        if all(request.halted for request in requests):
+            raise Halted
+
+    def _run(
+        self, requests: Sequence[RunningRequest], read: int, look: Callable[[], None]
+    ) -> list[PassResult | None]:
+        target, recording = self._assembly.target, torch.is_grad_enabled()
+        members = [request.member for request in requests]
+        try:
+            with (
+                self._watched(requests, read, look) as on_grown,
+                self._timeline.span("engine", "pass") as span,
+            ):
+                done = run_pass(target, members, self._drafting.room, self._timeline, look, on_grown)
+                found = [one for one in done if one is not None]
+                span.note(
+                    nodes=sum(len(one.grown.tree) for one in found),
+                    emitted=sum(len(one.walk.tokens) for one in found),
+                )
+            self._timeline.counter("bytes streamed", target.bytes_streamed)
+            return done
+        except BaseException as error:
+            torch.set_grad_enabled(recording)  # Ctrl-C may have struck where it was about to be set back
+            target.recover()
+            for member in members:
+                member.state.recover()
+            if devices.is_out_of_memory(error):
+                raise CapacityError(
+                    "memory ran out in the middle of a pass; give a smaller `context` or `budget`, or close "
+                    "what else uses memory",
+                    needed=0,
+                    given=self._assembly.vram or self._assembly.memory,
+                ) from error
+            raise
+
+    @contextmanager
+    def _watched(
+        self, requests: Sequence[RunningRequest], read: int, look: Callable[[], None]
+    ) -> Iterator[Callable[[Sequence[int]], None]]:
+        """Say how far the pass is, and look wherever it can be broken off; to be told the nodes of trees."""
+        target, model, began = self._assembly.target, self._assembly.target.tree_model, time.perf_counter()
+        nodes: Sequence[int] = [0] * len(requests)
+
+        def tell(layer: int) -> None:
+            streamed, seconds = target.bytes_streamed - read, time.perf_counter() - began
+            for request, count in zip(requests, nodes, strict=True):
+                request.tell(layer, count, streamed, seconds)
+
+        def grown(counts: Sequence[int]) -> None:
+            nonlocal nodes
+            nodes = counts
+            tell(0)
+
+        try:
+            tell(0)
+            model.on_layer, model.between = tell, look
+            for request in requests:
+                request.state.sources.watch(look)
+            yield grown
+        finally:
+            model.on_layer = model.between = None
+            for request in requests:
+                request.state.sources.watch(None)
+
+    def _experts(self) -> tuple[int, int, int]:
+        """Experts asked for and found in memory so far, and how many are there; where all are, nothing."""
+        store = self._assembly.target.store
+        return (0, 0, 0) if store is None else (store.stats.asked, store.stats.hits, len(store.kept))

@@ -1,0 +1,65 @@
+"""Sequences that an engine answers side by side, each with its caches, which stay for what comes next."""
+
+from collections.abc import Callable, Sequence
+
+from offspec.engine.decode import DecodeState
+
+_WORTH_COPYING = 16  # positions that another sequence has more of a prompt
+_WORTH_WAITING = 256  # positions that another sequence is about to read
+
+
+class Sequences:
+    """States of decoding that are lent to requests; what an idle one holds serves as a prefix.
+
+    Args:
+        first: What an engine has in any case.
+        make: Makes one more.
+        most: How many there may be.
+    """
+
+    def __init__(self, first: DecodeState, make: Callable[[], DecodeState], most: int) -> None:
+        self.most = most
+        self._make = make
+        self._idle, self._busy = [first], list[DecodeState]()  # the longest idle first
+
+    @property
+    def all(self) -> list[DecodeState]:
+        """All there are by now."""
+        return [*self._idle, *self._busy]
+
+    def take(self, prompt: Sequence[int]) -> DecodeState | None:
+        """A state to answer a prompt with; None where all are busy, or another is about to read the same.
+
+        Where it continues or repeats most of what an idle one holds, that is taken; else one that is new or
+        was idle for longest, with a copy of what another holds of the prompt.
+        """
+        if len(self._busy) == self.most or any(_awaited(state, prompt) for state in self._busy):
+            return None
+        found = max(self._idle, key=lambda state: state.shared(prompt), default=None)
+        if found is None or 2 * found.shared(prompt) <= found.cached:
+            found = self._longest_idle()
+            source = max(self.all, key=lambda state: state.shared(prompt))
+            if source.shared(prompt) - found.shared(prompt) >= _WORTH_COPYING:
+                found.take_over(source, prompt)
+        self._idle.remove(found)
+        self._busy.append(found)
+        return found
+
+    def _longest_idle(self) -> DecodeState:
+        """One that holds nothing, if there is or may be one."""
+        for state in self._idle:
+            if not state.cached:
+                return state
+        if len(self.all) < self.most:
+            self._idle.insert(0, self._make())
+        return self._idle[0]
+
+    def give_back(self, state: DecodeState) -> None:
+        """The request has ended."""
+        self._busy.remove(state)
+        self._idle.append(state)
+
+
+def _awaited(state: DecodeState, prompt: Sequence[int]) -> bool:
+    """Whether a sequence is about to read much of a prompt."""
+    return state.pending >= _WORTH_WAITING and state.common(prompt) - state.cached >= _WORTH_WAITING

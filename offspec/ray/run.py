@@ -1,0 +1,189 @@
+"""A batch on a Ray cluster: lines go to actors, and results come back to the one file."""
+
+import logging
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from offspec.core.config import EngineConfig, SamplingParams
+from offspec.core.errors import ClosedError, OffspecError, RequestError
+from offspec.core.events import Event, LoadProgress, Notice
+from offspec.ray.answerer import Answerer, loader
+from offspec.ray.predict import actor_pool
+from offspec.server.batch.answering import result
+from offspec.server.batch.lines import Line
+from offspec.server.batch.results import ResultFile
+from offspec.server.openai_common import error_body
+from offspec.server.served_engine import Loader
+
+_MOST_ROWS = 16  # that an actor is given at a time, and has to answer again where it dies
+_PATIENCE_S = 10.0  # until a cluster must answer
+_STORE_BYTES = 2**28  # of shared memory that a cluster of our own takes: questions and answers are small
+
+
+class LinePredictor:
+    """A callable class for `map_batches`: lines as JSON in a column `line` become results.
+
+    Columns: `line` and `id`, then `id`, `status`, `tokens` of the answer, and `result` as JSON. Where the
+    engine fails there is one row with a status of 0, whose `result` is the error: Ray would wrap one that is
+    raised. Args: those of `Answerer`.
+    """
+
+    def __init__(
+        self,
+        load: Loader,
+        names: Sequence[str],
+        defaults: SamplingParams | None = None,
+        in_flight: int | None = None,
+    ) -> None:
+        self._answerer = Answerer(load, names, defaults, in_flight)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
+        lines = [msgspec.json.decode(text, type=Line) for text in batch["line"]]
+        try:
+            found = self._answerer.answer(lines)
+        except OffspecError as error:
+            return {"id": [""], "status": [0], "tokens": [0], "result": [msgspec.json.encode(str(error))]}
+        answered = [(line, *found[line.number]) for line in lines]
+        usages = [value.get("usage") or {} for _, _, value in answered]
+        return {
+            "id": [line.id for line in lines],
+            "status": [status for _, status, _ in answered],
+            "tokens": [usage.get("completion_tokens", 0) for usage in usages],
+            "result": [msgspec.json.encode(result(*each)) for each in answered],
+        }
+
+
+class RayBatchRun:
+    """Lines on their way through the actors of a cluster, one on each machine or for each GPU.
+
+    Args:
+        config: What each actor loads; its paths are those of the actor's machine.
+        results: Takes what is finished. Lines that are in it are not asked again.
+        notify: Takes Notice and LoadProgress events.
+        names: What lines may call the model.
+        defaults: Parameters of lines that do not say otherwise.
+        plan: The file of a plan, on each machine.
+        address: Of the cluster, as `ray.init` takes it: "auto", the one that runs here; "local", a new one.
+        actors: How many; None: as many as there is room for.
+        in_flight: Lines that are asked at a time. None: one more than an engine answers side by side.
+        load: Loads the engines in another way.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        results: ResultFile,
+        notify: Callable[[Event], None],
+        *,
+        names: Sequence[str],
+        defaults: SamplingParams | None = None,
+        plan: Path | None = None,
+        address: str = "auto",
+        actors: int | None = None,
+        in_flight: int | None = None,
+        load: Loader | None = None,
+    ) -> None:
+        self._results, self._notify, self._address = results, notify, address
+        self._device, self._actors, self._in_flight = config.device, actors, in_flight
+        self._given = {"load": load or loader(config, plan), "names": names, "defaults": defaults}
+        self._done, self._total = 0, 0  # lines
+        self.failed = 0  # lines that have an error for a result, of this run
+        self.tokens = 0  # of its answers
+
+    def run(self, lines: Sequence[Line]) -> None:
+        """Answer all that are not done.
+
+        Raises:
+            RequestError: There is no such cluster, or no room in it.
+            OffspecError: The model cannot be loaded, or a result cannot be written. What is finished is kept.
+        """
+        waiting = [line for line in lines if line.id not in self._results.done]
+        self._done, self._total = len(lines) - len(waiting), len(lines)
+        for line in waiting:
+            if (fault := line.fault) is not None:
+                self._keep(line.id, fault.status, 0, result(line, fault.status, error_body(fault)))
+        if sound := [line for line in waiting if line.fault is None]:
+            with connected(self._address):
+                self._answer(sound)
+
+    def _answer(self, lines: Sequence[Line]) -> None:
+        import ray
+        from ray.exceptions import RayError
+
+        pool = actor_pool(self._device, self._actors)
+        size = pool["compute"].max_size
+        self._notify(Notice(f"{size} {'actor answers' if size == 1 else 'actors answer'} on Ray"))
+        rows = [{"id": line.id, "line": msgspec.json.encode(line)} for line in lines]
+        # Several turns for each actor, so that none is left with many lines while others have none.
+        share = max(1, min(_MOST_ROWS, len(rows) // (4 * size)))
+        dataset = ray.data.from_items(rows, override_num_blocks=-(-len(rows) // share)).map_batches(
+            LinePredictor,
+            fn_constructor_kwargs={**self._given, "in_flight": self._in_flight},
+            batch_size=share,
+            **pool,
+        )
+        self._tell()
+        try:
+            for row in dataset.iter_rows():
+                if not row["status"]:
+                    raise OffspecError(msgspec.json.decode(row["result"]))
+                if row["id"] not in self._results.done:
+                    self._keep(row["id"], row["status"], row["tokens"], msgspec.json.decode(row["result"]))
+        except RayError as error:
+            reason = str(error).strip().splitlines()[0][:300]
+            raise ClosedError(f"the Ray cluster has failed, and its logs say more: {reason}") from None
+        if missing := [line.id for line in lines if line.id not in self._results.done]:
+            raise ClosedError(f"{len(missing)} lines have got no answer: the same command asks them again")
+
+    def _keep(self, name: str, status: int, tokens: int, value: dict[str, Any]) -> None:
+        self._results.add(name, value)
+        self.failed += status != 200
+        self.tokens += tokens
+        self._done += 1
+        self._tell()
+
+    def _tell(self) -> None:
+        self._notify(LoadProgress("answering", self._done, self._total, "answers"))
+
+
+@contextmanager
+def connected(address: str) -> Iterator[None]:
+    """A connection to a Ray cluster, while the block runs. Raises RequestError where there is none."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would send statistics to its makers
+    try:
+        import ray
+    except ImportError as error:
+        raise RequestError(f"{error.name} is not installed; run: pip install 'offspec[ray]'") from None
+    _check_address(address)
+    new: dict[str, Any] = {}
+    if address == "local":
+        new = {"object_store_memory": _STORE_BYTES, "include_dashboard": False}
+    try:
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **new)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise RequestError(
+            f"there is no Ray cluster at {address}: {reason}; start one there with `ray start`"
+        ) from None
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # only now: importing ray.data sets it
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _check_address(address: str) -> None:
+    """Raises RequestError where nothing listens: Ray tries for minutes."""
+    if found := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address):
+        try:
+            socket.create_connection((found[1], int(found[2])), _PATIENCE_S).close()
+        except (OSError, OverflowError) as error:
+            raise RequestError(f"there is no Ray cluster at {address}: {error}") from None

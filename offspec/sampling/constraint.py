@@ -1,0 +1,174 @@
+"""The format of an answer as a rule: at each node only tokens with which the text can still come to have it.
+
+A mask of 49,152 tokens takes some 40 µs, and is asked for by drafters, by the growth of the tree, by the
+target. So states are kept in a tree of their own, by the tokens below the committed text, with their masks;
+one matcher goes from state to state by what their paths do not share.
+
+Letters: V vocabulary, B its bytes as bits, W nodes.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Optional
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from offspec.core.errors import RequestError
+from offspec_kernels.transfer import upload
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+Mask = NDArray[np.uint8]
+
+
+class _State:
+    """What the format allows behind one text.
+
+    token: the last of that text. live: whether the text can come at all, and does not end the answer. mask:
+    [B] uint8, bit t % 8 of byte t // 8 for the token t; only: the token that may follow, where there is one
+    alone. Both are found when they are asked for.
+    """
+
+    __slots__ = ("below", "depth", "live", "mask", "only", "parent", "token")
+
+    def __init__(self, parent: Optional["_State"], token: int, live: bool) -> None:
+        self.parent, self.token, self.live = parent, token, live
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.below = dict[int, _State]()
+        self.mask: Mask | None = None
+        self.only: int | None = None
+
+
+class FormatRule:
+    """Closes the tokens with which an answer could no longer have its format; a `Rule`.
+
+    Tokens that end an answer are open exactly where it may end.
+    """
+
+    needs_paths = True
+    closes = True
+
+    def __init__(
+        self,
+        matcher: "LLMatcher",
+        vocab_size: int,
+        known: int,
+        ends: Collection[int],
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """
+        Args:
+            matcher: At the beginning of the answer; from now on nobody else's.
+            vocab_size: V of the model.
+            known: Tokens of the matcher's vocabulary. Those that only the model has are closed.
+            ends: Tokens that end the answer.
+            device: Of the scores.
+        """
+        self._matcher, self._size, self._ends = matcher, vocab_size, frozenset(ends)
+        bits = np.zeros(-(-vocab_size // 8) * 8, np.bool_)
+        bits[: min(known, vocab_size)] = True
+        self._known: Mask = np.packbits(bits, bitorder="little")
+        self._bits = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device=device)
+        self._root = self._here = _State(None, -1, True)
+
+    def apply(self, scores: Tensor, paths: Sequence[Sequence[int]]) -> None:
+        """See `Rule`."""
+        masks = np.stack([self._mask(self._state(path)) for path in paths])  # [W, B]
+        scores.masked_fill_(self._closed(masks, scores.device), -torch.inf)
+
+    def _closed(self, masks: Mask, device: torch.device) -> Tensor:
+        """[W, V] bool on a device, from masks [W, B]; eight tokens a byte go there."""
+        if device.type == "cpu":
+            bits = np.unpackbits(~masks, axis=1, count=self._size, bitorder="little")
+            return torch.from_numpy(bits).view(torch.bool)
+        (packed,) = upload([masks], device)
+        closed = packed[:, :, None].bitwise_and(self._bits) == 0  # [W, B, 8]
+        return closed.view(len(masks), -1)[:, : self._size]
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """See `Rule`."""
+        root = self._state(tokens)
+        if root.live:
+            self._go(root)
+        root.parent = None
+        self._root = root
+
+    def fits(self, path: Sequence[int]) -> bool:
+        """Whether the tokens of a path may all come, the last of them as the last of an answer, too."""
+        state = self._state(path)
+        return state.live or (state.token in self._ends and self._may_follow(state))
+
+    def forced(self, path: Sequence[int], most: int) -> list[int]:
+        """The tokens behind a path of which each is the only one that may come there: so many at most.
+
+        The target can choose no others.
+        """
+        state, found = self._state(path), list[int]()
+        while len(found) < most and state.live:
+            self._mask(state)
+            if state.only is None:
+                break
+            found.append(state.only)
+            state = self._below(state, state.only)
+        return found
+
+    def _state(self, path: Sequence[int]) -> _State:
+        state = self._root
+        for token in path:
+            state = self._below(state, token)
+        return state
+
+    def _below(self, state: _State, token: int) -> _State:
+        found = state.below.get(token)
+        if found is None:
+            live = state.live and token not in self._ends and self._allows(state, token)
+            found = state.below[token] = _State(state, token, live)
+        return found
+
+    def _may_follow(self, state: _State) -> bool:
+        return state.parent is not None and state.parent.live and self._allows(state.parent, state.token)
+
+    def _allows(self, state: _State, token: int) -> bool:
+        return 0 <= token < self._size and bool(self._mask(state)[token >> 3] >> (token & 7) & 1)
+
+    def _mask(self, state: _State) -> Mask:
+        """[B]: what may follow; nothing behind an end, or behind what cannot come."""
+        if state.mask is None:
+            state.mask = np.zeros_like(self._known)
+            if state.live:
+                self._go(state)
+                given = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: len(state.mask)]
+                self._check()
+                state.mask[: len(given)] = given
+                state.mask &= self._known
+                if int(np.bitwise_count(state.mask).sum()) == 1:
+                    byte = int(state.mask.argmax())
+                    state.only = 8 * byte + int(state.mask[byte]).bit_length() - 1
+        return state.mask
+
+    def _go(self, state: _State) -> None:
+        """Take the matcher to a state: back to where the two paths part, and on from there."""
+        here, there, ahead = self._here, state, list[int]()
+        while there is not here:
+            if there.depth >= here.depth:
+                ahead.append(there.token)
+                assert there.parent is not None
+                there = there.parent
+            else:
+                assert here.parent is not None
+                here = here.parent
+        if back := self._here.depth - here.depth:
+            self._matcher.rollback(back)
+        taken = self._matcher.try_consume_tokens(ahead[::-1])
+        self._check()
+        assert taken == len(ahead), "a mask opens no token that the matcher does not take"
+        self._here = state
+
+    def _check(self) -> None:
+        """Raises RequestError where the matcher has given up."""
+        if self._matcher.is_error():
+            reason = " ".join(self._matcher.get_error().split("<state>")[0].split())[:200]
+            raise RequestError(f"the format became too complex to follow: {reason}; simplify it")

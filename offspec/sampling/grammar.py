@@ -1,0 +1,67 @@
+"""What llguidance makes of a format: a grammar, and a matcher that follows it over a vocabulary.
+
+llguidance rather than xgrammar: it computes the mask of a state when that state is reached, so a schema can
+be followed a millisecond after it was sent, while xgrammar checks the vocabulary against the parts of a
+grammar beforehand and keeps what it found; its matcher takes tokens back in less than a microsecond, however
+long the text is, so one matcher walks a whole tree; and where the text is forced its mask leaves the one
+token that the tokenizer would write. What of JSON Schema it cannot enforce it refuses, by key.
+"""
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+from offspec.core.constraint import Constraint
+from offspec.core.errors import RequestError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
+
+# As `json.dumps` writes by default. Free whitespace would leave fewer forced tokens, and a small model that
+# begins to indent may never end. A schema can choose otherwise by its own "x-guidance".
+_LAYOUT: "JsonCompileOptions" = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+def check_format(format: Constraint) -> None:
+    """Raises RequestError, with the reason, for a format that cannot be followed; needs no model."""
+    from llguidance import LLMatcher
+
+    failed, messages = LLMatcher.validate_grammar_with_warnings(_grammar(format))
+    if failed:
+        raise _refused(format, messages[0])
+
+
+def matcher_of(format: Constraint, tokens: "LLTokenizer") -> "LLMatcher":
+    """A matcher at the beginning of a format. Raises RequestError, with the reason, if it cannot be one."""
+    from llguidance import LLMatcher
+
+    matcher = LLMatcher(tokens, _grammar(format), log_level=0)
+    if matcher.is_error():
+        raise _refused(format, matcher.get_error())
+    return matcher
+
+
+def _grammar(format: Constraint) -> str:
+    """A format in llguidance's own words. Raises RequestError."""
+    from llguidance import LLMatcher, grammar_from
+
+    try:
+        match format.kind:
+            case "json_schema":
+                return LLMatcher.grammar_from_json_schema(format.text, defaults=_LAYOUT)
+            case "json_object":
+                return LLMatcher.grammar_from_json_schema('{"type": "object"}', defaults=_LAYOUT)
+            case "regex":
+                return LLMatcher.grammar_from_regex(format.text)
+            case "choice":
+                return LLMatcher.grammar_from_regex("|".join(map(re.escape, json.loads(format.text))))
+            case _:
+                return grammar_from("ebnf", format.text)
+    except ValueError as error:
+        raise _refused(format, str(error)) from None
+
+
+def _refused(format: Constraint, reason: str) -> RequestError:
+    said = " ".join(reason.split("<state>")[0].split())[:300]
+    return RequestError(f"the {format.kind.replace('_', ' ')} cannot be followed: {said}")

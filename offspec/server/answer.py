@@ -1,0 +1,73 @@
+"""One answer on its way from the engine's thread to a client."""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from types import TracebackType
+from typing import Self
+
+from offspec.core.events import Event, PassProgress, PassStats, Prefill, TreeSeen
+from offspec.server.exchange import Ask, Delta, EngineEvent
+from offspec.server.faults import Fault
+
+_MOST_UNREAD = 4096  # events that a client may be behind before its answer is broken off
+
+
+class Answer:
+    """The events of one answer, to be iterated; a context manager that breaks it off where it is left early.
+
+    prompt_tokens: of the prompt. Iteration raises Fault where the answer comes to no good end.
+    """
+
+    def __init__(self, ask: Ask, ids: list[int], on_leave: Callable[["Answer"], None]) -> None:
+        self.ask, self.ids = ask, ids
+        self._on_leave = on_leave
+        self.prompt_tokens = len(ids)
+        self.halt = threading.Event()
+        self._loop = asyncio.get_running_loop()
+        self._arrived = asyncio.Event()
+        self._unread = deque[Delta | Fault | None]()  # None: the end
+
+    def put(self, item: Delta | Fault | None) -> None:
+        """From the engine's thread: one more event, why there are no more, or their end."""
+        if len(self._unread) == _MOST_UNREAD and not self.halt.is_set():
+            self.halt.set()
+            item = Fault("timeout", "the answer was broken off: it was read too slowly")
+        self._unread.append(item)
+        try:
+            self._loop.call_soon_threadsafe(self._arrived.set)
+        except RuntimeError:  # the loop was closed
+            self.halt.set()
+
+    def tell(self, event: Event) -> None:
+        """From the engine's thread: how far the answer is, for who asks for that."""
+        if self.ask.trees and isinstance(event, Prefill | PassProgress | TreeSeen | PassStats):
+            self.put(EngineEvent(event))
+
+    def put_all(self, items: Iterable[Delta]) -> None:
+        """From the engine's thread: several events."""
+        for item in items:
+            self.put(item)
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        while True:
+            while self._unread:
+                item = self._unread.popleft()
+                if item is None:
+                    return
+                if isinstance(item, Fault):
+                    raise item
+                yield item
+            self._arrived.clear()
+            if not self._unread:
+                await self._arrived.wait()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.halt.set()
+        self._on_leave(self)

@@ -1,0 +1,139 @@
+"""Requests in lines of JSON: OpenAI's batch format, and a plain one.
+
+    {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...], ...}}
+    {"id": "b", "prompt": "Why is the sky blue?", "temperature": 0.7}
+    {"id": "c", "messages": [{"role": "user", "content": "Why?"}], "sampling_params": {"seed": 3}}
+
+A plain line has the fields of a Chat Completions body, beside its prompt, which is a message of the user.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from offspec.core.errors import RequestError
+from offspec.core.files import reading
+from offspec.server import openai_chat, openai_completions
+from offspec.server.faults import Fault, convert, parse
+
+CHAT = "/v1/chat/completions"
+BODIES: dict[str, type[Struct]] = {CHAT: openai_chat.Body, "/v1/completions": openai_completions.Body}
+_LONGEST = 32 * 2**20  # bytes of a line
+
+_Name = Annotated[str, Meta(min_length=1, max_length=512)]
+
+
+class _Wrapped(Struct, forbid_unknown_fields=True):
+    """A line of OpenAI's format."""
+
+    custom_id: _Name
+    method: Literal["POST"]
+    url: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A request of the file.
+
+    Args:
+        number: Of the line, from 1.
+        id: The user's name for it, by default "line-" and its number.
+        url: Path of the API that answers it; "": the line cannot be read.
+        body: What is asked for; whole, but that it may lack a model.
+        plain: It came in the plain format, and its result goes out in that.
+        fault: Why it cannot be asked; None: it can, as far as can be told without the model.
+    """
+
+    number: int
+    id: str
+    url: str
+    body: dict[str, Any]
+    plain: bool
+    fault: Fault | None = None
+
+    def request(self, model: str) -> bytes:
+        """The body that is sent. A seed that it lacks comes from its id and itself: another run has the same.
+
+        model: the name of the model, where the line gives none.
+        """
+        body = {"model": model, **self.body}
+        if body.get("seed") is None:
+            text = json.dumps([self.id, self.body], sort_keys=True)
+            body["seed"] = int.from_bytes(hashlib.sha256(text.encode("utf-8", "replace")).digest()[:7], "big")
+        return msgspec.json.encode(body)
+
+
+def read_lines(path: Path, name: str = "") -> Iterator[Line]:
+    """The requests of a file, in order; empty lines are left out.
+
+    name: what errors call the file, by default its path.
+
+    Raises:
+        CheckpointError: The file cannot be read.
+        RequestError: Two lines have the same id.
+    """
+    seen = dict[str, int]()
+    with reading(name or path), path.open("rb") as file:
+        for number, text in enumerate(file, 1):
+            if not text.strip():
+                continue
+            line = read_line(number, text.strip())
+            if line.id in seen:
+                raise RequestError(
+                    f"lines {seen[line.id]} and {number} of {name or path} have the same id, {line.id!r}: "
+                    "give each its own"
+                )
+            seen[line.id] = number
+            yield line
+
+
+def read_line(number: int, text: bytes) -> Line:
+    """One line, with its fault where it has one."""
+    name, plain, url, body = f"line-{number}", True, "", dict[str, Any]()
+    try:
+        if len(text) > _LONGEST:
+            raise Fault("too_large", f"the line is longer than {_LONGEST} bytes")
+        fields = parse(text, dict[str, Any])
+        plain = "body" not in fields and "url" not in fields
+        name = str(fields.get("id" if plain and "id" in fields else "custom_id", name))
+        url, body = (CHAT, _plain_body(fields)) if plain else _wrapped_body(fields)
+        asked: Any = convert({"model": "any", **body}, BODIES[url])
+        if asked.stream:
+            raise Fault(
+                "invalid_request", "stream: the answers of a batch come whole; leave it out", field="stream"
+            )
+        return Line(number, name, url, body, plain)
+    except Fault as fault:
+        return Line(number, name, url, body, plain, fault)
+
+
+def _wrapped_body(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    wrapped = convert(fields, _Wrapped)
+    if wrapped.url not in BODIES:
+        raise Fault(
+            "invalid_request",
+            f"url: it must be {' or '.join(BODIES)}, not {wrapped.url[:100]!r}",
+            field="url",
+        )
+    return wrapped.url, wrapped.body
+
+
+def _plain_body(fields: dict[str, Any]) -> dict[str, Any]:
+    """The body of Chat Completions that a plain line stands for. Raises Fault."""
+    body = {name: value for name, value in fields.items() if name not in ("id", "custom_id")}
+    params = body.pop("sampling_params", None) or {}
+    if not isinstance(params, dict):
+        raise Fault("invalid_request", "sampling_params: it must be an object", field="sampling_params")
+    prompt = body.pop("prompt", None)
+    if (prompt is None) == (body.get("messages") is None):
+        raise Fault("invalid_request", "a line must have either a prompt or messages", field="prompt")
+    if prompt is not None:
+        body["messages"] = [{"role": "user", "content": prompt}]
+    return {**params, **body}

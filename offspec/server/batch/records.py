@@ -1,0 +1,106 @@
+"""Descriptions of what is kept, each in a small file of JSON, and all in memory."""
+
+import logging
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+from offspec.core.files import write_file
+from offspec.server.faults import Fault
+
+log = logging.getLogger("offspec.server")
+
+PRIVATE = 0o600
+
+
+class Record(Protocol):
+    """order: of its making, in nanoseconds since 1970."""
+
+    id: str
+    order: int
+
+
+R = TypeVar("R", bound=Record)
+
+
+class Records(Generic[R]):
+    """Descriptions of one kind.
+
+    Args:
+        folder: Where they are.
+        kind: Their Struct.
+        prefix: What ids begin with; the files are named by ids.
+        called: What errors call one.
+    """
+
+    def __init__(self, folder: Path, kind: type[R], prefix: str, called: str) -> None:
+        self._folder, self._kind, self._prefix, self._called = folder, kind, prefix, called
+        self._all = dict[str, R]()
+
+    def load(self) -> None:
+        """Read all of them; a damaged one is left out, and the log says so."""
+        for path in self._folder.glob(f"{self._prefix}*.json"):
+            try:
+                record = msgspec.json.decode(path.read_bytes(), type=self._kind)
+            except (OSError, ValueError) as error:
+                log.warning("%s is damaged, and left out: %s", path, error)
+            else:
+                self._all[record.id] = record
+
+    def fresh_id(self) -> str:
+        """An id that no other has, and nobody can guess."""
+        return f"{self._prefix}{secrets.token_hex(16)}"
+
+    def save(self, record: R) -> None:
+        """Keep a record, or what has changed of it, durably. Raises OSError, DiskFullError."""
+        write_file(self._path(record.id), msgspec.json.encode(record), PRIVATE)
+        self._all[record.id] = record
+
+    def remove(self, id: str) -> None:
+        """Forget a record."""
+        self._path(id).unlink(missing_ok=True)
+        self._all.pop(id, None)
+
+    def get(self, id: str, field: str | None = None) -> R:
+        """The record of an id. Raises Fault where there is none. field: of the request that names it."""
+        if (record := self._all.get(id)) is None:
+            raise Fault("not_found", f"there is no {self._called} {id[:100]!r}", field=field)
+        return record
+
+    def all(self) -> list[R]:
+        """All of them, the oldest first."""
+        return sorted(self._all.values(), key=lambda record: record.order)
+
+    def page(
+        self,
+        shown: Callable[[R], dict[str, Any]],
+        *,
+        after: str | None,
+        limit: int,
+        ascending: bool = False,
+        wanted: Callable[[R], bool] = lambda record: True,
+    ) -> dict[str, Any]:
+        """A list in OpenAI's shape, the newest first unless `ascending`. Raises Fault for a wrong `after`.
+
+        Args:
+            shown: What a client sees of a record.
+            after: The id before the first; None: from the beginning.
+            limit: How many at most.
+            ascending: The oldest first.
+            wanted: Which.
+        """
+        found = [record for record in self.all() if wanted(record)]
+        if not ascending:
+            found.reverse()
+        if after is not None:
+            order = self.get(after, "after").order
+            found = [record for record in found if (record.order > order) == ascending and record.id != after]
+        data = [shown(record) for record in found[:limit]]
+        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
+        return {"object": "list", "data": data, "has_more": len(found) > limit, **ends}
+
+    def _path(self, id: str) -> Path:
+        return self._folder / f"{id}.json"

@@ -1,0 +1,95 @@
+"""The file that answers are added to, each line whole and on the disk before the next begins."""
+
+import fcntl
+import json
+import os
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from offspec.core.errors import RequestError
+from offspec.core.files import disk_full, write_all
+
+
+class ResultFile:
+    """Results of a batch, which one process at a time adds to, from any thread; a context manager.
+
+    What an earlier run has finished is `done`, by id. A line that it was killed in the middle of is removed.
+
+    Args:
+        path: Of the file; it is made where there is none.
+        mode: Its permissions then, less what the user's mask takes away.
+
+    Raises:
+        RequestError: It cannot be written, is being written by another process, or has other lines.
+    """
+
+    def __init__(self, path: Path, mode: int = 0o666) -> None:
+        self.path = path
+        self.done = set[str]()
+        self._turns = threading.Lock()
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, mode)
+        except OSError as error:
+            raise RequestError(f"cannot write to {path}: {error.strerror}; name another file") from error
+        try:
+            self._lock()
+            self._resume()
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise RequestError(
+                f"another process is writing to {self.path}: wait for it, or name another file"
+            ) from error
+
+    def _resume(self) -> None:
+        """Learn what is done, and drop what comes behind the last line that is whole."""
+        whole = 0
+        with open(os.dup(self._fd), "rb") as file:
+            file.seek(0)
+            for number, text in enumerate(file, 1):
+                if not text.endswith(b"\n"):
+                    break
+                whole += len(text)
+                if text.strip():
+                    self.done.add(self._id(number, text))
+        os.ftruncate(self._fd, whole)
+
+    def _id(self, number: int, text: bytes) -> str:
+        try:
+            fields = json.loads(text)
+            return str(fields["custom_id"] if "custom_id" in fields else fields["id"])
+        except (ValueError, TypeError, KeyError):
+            raise RequestError(
+                f"line {number} of {self.path} is no result of a batch: name another file for the results"
+            ) from None
+
+    def add(self, name: str, result: dict[str, Any]) -> None:
+        """Add one more result, durably. Raises DiskFullError; the line is then not there."""
+        text = json.dumps(result, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+        with self._turns:
+            size = os.fstat(self._fd).st_size
+            try:
+                with disk_full(self.path):
+                    write_all(self._fd, memoryview(text))
+                    os.fsync(self._fd)
+            except BaseException:
+                os.ftruncate(self._fd, size)
+                raise
+            self.done.add(name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._turns:
+            os.close(self._fd)
+            self._fd = -1  # what comes too late must not reach another file that has its number

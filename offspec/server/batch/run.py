@@ -1,0 +1,71 @@
+"""Answers a batch, and ends: `offspec batch`."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from offspec.core.events import Event, LoadProgress
+from offspec.server.app import make_app
+from offspec.server.batch.answering import LONGEST, Answering, result
+from offspec.server.batch.lines import Line
+from offspec.server.batch.results import ResultFile
+from offspec.server.bodies import Limits
+from offspec.server.service import Service
+
+
+class BatchRun:
+    """Lines on their way through a service.
+
+    Args:
+        service: Started by `run`, and stopped by it.
+        results: Takes what is finished. Lines that are in it are not asked again.
+        notify: Takes LoadProgress events, of loading and then of the answers.
+    """
+
+    def __init__(self, service: Service, results: ResultFile, notify: Callable[[Event], None]) -> None:
+        self._service, self._results, self._notify = service, results, notify
+        self._app = make_app(service, limits=Limits(body_bytes=LONGEST))
+        self._done, self._total = 0, 0  # lines
+        self.failed = 0  # lines that have an error for a result, of this run
+        self.tokens = 0  # of its answers
+
+    def run(self, lines: Iterable[Line]) -> None:
+        """Answer all that are not done.
+
+        Raises:
+            OffspecError: The model cannot be loaded, or a result cannot be written. What is finished is kept.
+            KeyboardInterrupt: Ctrl-C; the same.
+        """
+        lines = list(lines)
+        waiting = [line for line in lines if line.id not in self._results.done]
+        self._done, self._total = len(lines) - len(waiting), len(lines)
+        asyncio.run(self._run(waiting))
+
+    async def _run(self, waiting: list[Line]) -> None:
+        self._service.start()
+        try:
+            await self._loaded()
+            self._tell()
+            count = self._service.sequences + 1  # one more is ready
+            await Answering(self._app, self._service.names[0], self._take, in_flight=count).run(iter(waiting))
+        finally:
+            await self._service.stop(0)
+            await asyncio.to_thread(self._service.join, 60.0)
+
+    async def _loaded(self) -> None:
+        """Wait until the model is there. Raises what keeps it from being so."""
+        while self._service.state == "loading":
+            self._notify(self._service.progress)
+            await asyncio.sleep(0.05)
+        if self._service.error is not None:
+            raise self._service.error
+
+    async def _take(self, line: Line, status: int, value: dict[str, Any]) -> None:
+        self.failed += status != 200
+        self.tokens += (value.get("usage") or {}).get("completion_tokens", 0)
+        self._results.add(line.id, result(line, status, value))
+        self._done += 1
+        self._tell()
+
+    def _tell(self) -> None:
+        self._notify(LoadProgress("answering", self._done, self._total, "answers"))

@@ -1,0 +1,125 @@
+"""Files that clients have uploaded, and results of batches, kept on disk for a while."""
+
+import shutil
+import time
+from collections.abc import Container
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from msgspec import Struct
+
+from offspec.core.config import format_bytes
+from offspec.core.files import new_file
+from offspec.server.batch.records import PRIVATE, Records
+from offspec.server.faults import Fault
+
+KEPT_S = 30 * 86400  # that a file is kept for, where the client does not say
+_BUFFER = 2**20
+
+Purpose = Literal["batch", "batch_output"]
+
+
+class StoredFile(Struct):
+    """What is known of a file. bytes: its size; created_at, expires_at: in seconds since 1970."""
+
+    id: str
+    order: int
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: Purpose
+
+    def shown(self) -> dict[str, Any]:
+        """What a client sees of it: OpenAI's object."""
+        return {
+            "id": self.id,
+            "object": "file",
+            "bytes": self.bytes,
+            "created_at": self.created_at,
+            "expires_at": self.expires_at,
+            "filename": self.filename,
+            "purpose": self.purpose,
+            "status": "processed",
+            "status_details": None,
+        }
+
+
+class StoredFiles:
+    """Files of one folder, each with its description.
+
+    Args:
+        folder: Where they are.
+        most_bytes: That all of them may take for another to be taken.
+    """
+
+    def __init__(self, folder: Path, most_bytes: int = 2**30) -> None:
+        self._folder, self.most_bytes = folder, most_bytes
+        self.records = Records(folder, StoredFile, "file-", "file")
+
+    def open(self, needed: Container[str]) -> None:
+        """Find what there is; what was being written when a server was killed is removed.
+
+        needed: ids of files that must stay: a batch that is not finished has them.
+        """
+        self.records.load()
+        known = {file.id for file in self.records.all()}
+        for path in [*self._folder.glob("file-*.jsonl"), *self._folder.glob(".*.partial")]:
+            if path.stem not in known and path.stem not in needed:
+                path.unlink(missing_ok=True)
+
+    def path(self, id: str) -> Path:
+        """Where the file of an id is, or is to be."""
+        return self._folder / f"{id}.jsonl"
+
+    def add(self, source: BinaryIO, filename: str, seconds: int | None) -> StoredFile:
+        """Keep a file for some seconds. Raises Fault where it is empty or there is no room, DiskFullError."""
+        size = source.seek(0, 2)
+        source.seek(0)
+        if not size:
+            raise Fault("invalid_request", "the file is empty", field="file", code="empty_file")
+        self._check_room(size)
+        id = self.records.fresh_id()
+        with new_file(self.path(id), size, PRIVATE) as fd, open(fd, "wb", closefd=False) as copy:
+            shutil.copyfileobj(source, copy, _BUFFER)
+        return self._describe(id, filename[:255], "batch", seconds)
+
+    def adopt(self, id: str, filename: str, seconds: int | None) -> bool:
+        """Describe a file that was written where `path` says, so that clients see it; one without text goes.
+
+        Returns whether there is one.
+        """
+        path = self.path(id)
+        if not path.exists() or not path.stat().st_size:
+            path.unlink(missing_ok=True)
+            return False
+        self._describe(id, filename, "batch_output", seconds)
+        return True
+
+    def remove(self, id: str) -> None:
+        """Remove a file and its description."""
+        self.records.remove(id)
+        self.path(id).unlink(missing_ok=True)
+
+    def expire(self, needed: Container[str]) -> None:
+        """Remove those whose time is over, but for those that are needed."""
+        for file in self.records.all():
+            if file.expires_at < time.time() and file.id not in needed:
+                self.remove(file.id)
+
+    def _check_room(self, size: int) -> None:
+        taken = sum(file.bytes for file in self.records.all())
+        if taken + size > self.most_bytes:
+            raise Fault(
+                "too_large",
+                f"the files that are kept here take {format_bytes(taken)}, and may take "
+                f"{format_bytes(self.most_bytes)} in all: delete some",
+                code="storage_full",
+            )
+
+    def _describe(self, id: str, filename: str, purpose: Purpose, seconds: int | None) -> StoredFile:
+        now, size = time.time(), self.path(id).stat().st_size
+        until = int(now) + (KEPT_S if seconds is None else seconds)
+        file = StoredFile(id, time.time_ns(), size, int(now), until, filename, purpose)
+        self.records.save(file)
+        return file

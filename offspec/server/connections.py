@@ -1,0 +1,57 @@
+"""Connections that may not be held open for nothing: by headers that never end, or answers nobody reads."""
+
+import asyncio
+import socket
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEADER_S = 20.0  # from the first byte of a request to the end of its headers
+WRITE_S = 60.0  # that a client may take nothing of what is sent to it
+
+
+class LimitedConnection(H11Protocol):
+    """HTTP/1.1 with limits of time that uvicorn does not have."""
+
+    header_seconds, write_seconds = HEADER_S, WRITE_S
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._limit: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        # asyncio does so only where the listening socket was made with its protocol named. Without it each
+        # event waits up to 40 ms for the one before to be acknowledged.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._within(self.header_seconds)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is None or self.cycle.response_complete:
+            if self._limit is None:
+                self._within(self.header_seconds)
+        elif not self.flow.write_paused:
+            self._unlimited()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._within(self.write_seconds)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._unlimited()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unlimited()
+        super().connection_lost(exc)
+
+    def _within(self, seconds: float) -> None:
+        """Break the connection after so long, unless it goes on before."""
+        self._unlimited()
+        self._limit = self.loop.call_later(seconds, self.transport.abort)
+
+    def _unlimited(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None

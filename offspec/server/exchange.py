@@ -1,0 +1,117 @@
+"""What every API asks and is told: a request and the events of its answer, in no API's own terms."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from offspec.core.config import SamplingParams
+from offspec.core.events import PassProgress, PassStats, Prefill, TreeSeen
+
+Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
+EndReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A request.
+
+    Args:
+        prompt: Chat messages ({"role", "content", "tool_calls", "tool_call_id"}, as chat templates take
+            them), text, or token ids.
+        raw: Text as it is, without the chat template.
+        params: How tokens are chosen, and when to stop.
+        tools: Functions that may be called, as {"type": "function", "function": {...}}.
+        tool_choice: "none", "auto", "required", or the name of a tool.
+        parallel_calls: Whether an answer may call several tools; else it ends with its first call.
+        template: Variables of the chat template, such as enable_thinking.
+        choices: Answers, each with the next seed.
+        trees: Tell what the engine does, and of each pass its tree (`EngineEvent`).
+    """
+
+    prompt: Prompt
+    raw: bool = False
+    params: SamplingParams = field(default_factory=SamplingParams)
+    tools: tuple[Mapping[str, Any], ...] = ()
+    tool_choice: str = "auto"
+    parallel_calls: bool = True
+    template: Mapping[str, Any] = field(default_factory=dict)
+    choices: int = 1
+    trees: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LikelyToken:
+    """A token with its log-probability, in nats. utf8: its bytes, which may be no whole character."""
+
+    text: str
+    utf8: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChoice:
+    """What the model says of a token of the answer. top: the likeliest ones there, best first."""
+
+    chosen: LikelyToken
+    top: tuple[LikelyToken, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """More visible text of a choice. logprobs: of each token, where they were asked for."""
+
+    choice: int
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenChoice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """More reasoning of a choice."""
+
+    choice: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """More of the call of a tool. index: of the call in its choice; id and name: in its first delta alone, ""
+    in the others; arguments: the next part of a JSON text."""
+
+    choice: int
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A choice is complete. stop: the one of its stop texts that ended it."""
+
+    choice: int
+    reason: EndReason
+    stop: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens and passes of the whole answer: its last event. cached_tokens: of the prompt, read from a
+    cache."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    answer_tokens: int
+    reasoning_tokens: int
+    passes: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEvent:
+    """What the engine does meanwhile, for display: where an `Ask` wants `trees`."""
+
+    event: Prefill | PassProgress | TreeSeen | PassStats
+
+
+Delta = Said | Thought | Called | Ended | Usage | EngineEvent

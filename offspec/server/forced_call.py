@@ -1,0 +1,66 @@
+"""`tool_choice` required, or a tool's name: an answer that can be nothing but a call, by its format."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from offspec.core.errors import RequestError
+from offspec.server.exchange import Ask
+from offspec.server.faults import Fault, of_error
+from offspec.server.formats import checked
+
+
+def checked_choice(choice: str, named: str | None, names: Sequence[str]) -> str:
+    """`Ask.tool_choice` of a body that has tools of these names; named: the one that must be called, if any.
+
+    Raises Fault where a tool must be called that is not there.
+    """
+    if named is not None and named not in names:
+        raise Fault("invalid_request", "tool_choice: it names none of the tools", field="tool_choice")
+    if choice == "required" and not names:
+        raise Fault("invalid_request", "tool_choice: there are no tools", field="tool_choice")
+    return choice if named is None else named
+
+
+def forces_call(ask: Ask) -> bool:
+    """Whether the answer must be a call."""
+    return ask.tool_choice not in ("none", "auto")
+
+
+def with_forced_call(ask: Ask) -> Ask:
+    """The request with the format {"name": …, "arguments": …} of the tools that may be called. Raises Fault.
+
+    It is the same for all models, and a thought cannot come before it.
+    """
+    if not forces_call(ask):
+        return ask
+    if ask.params.format is not None:
+        raise _refused("the answer cannot have another format as well")
+    tools = [
+        tool["function"] for tool in ask.tools if ask.tool_choice in ("required", tool["function"]["name"])
+    ]
+    definitions = dict[str, Any]()
+    schema: dict[str, Any] = {"anyOf": [_call(tool, definitions) for tool in tools]}
+    format = checked("tools", "json_schema", {**schema, "$defs": definitions})
+    try:
+        return replace(ask, params=replace(ask.params, format=format))
+    except RequestError as error:
+        raise of_error(error) from None
+
+
+def _call(tool: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a call; what its parameters define goes to the top, where references look for it."""
+    parameters = {"type": "object", **(tool.get("parameters") or {})}
+    for name, definition in parameters.pop("$defs", {}).items():
+        if definitions.setdefault(name, definition) != definition:
+            raise _refused(f"several tools define {name!r} in their $defs; name one tool")
+    return {
+        "type": "object",
+        "properties": {"name": {"const": tool["name"]}, "arguments": parameters},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _refused(why: str) -> Fault:
+    return Fault("invalid_request", f"tool_choice: {why}", field="tool_choice")

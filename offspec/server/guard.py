@@ -1,0 +1,168 @@
+"""What every request passes first: who may ask, how much, how slowly; and the one line that tells of it."""
+
+import hashlib
+import hmac
+import ipaddress
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from offspec.server.bodies import Limits, closing, limited, read_whole, replayed
+from offspec.server.faults import CLIENT_GONE, Fault, internal
+
+log = logging.getLogger("offspec.server")
+access_log = logging.getLogger("offspec.server.access")
+
+_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_Fail = Callable[[str, Fault, Headers], Response]  # a fault in the shape of the API that is asked
+
+
+class Guard:
+    """ASGI middleware around the whole application.
+
+    Args:
+        app: What answers.
+        fail: Writes a fault.
+        key: What clients must send, as a bearer token or as x-api-key; None: nothing.
+        is_open: Whether a path needs no key.
+        is_upload: Whether what is posted to a path is a form with a file, which is passed on as it comes.
+        local: Only names of this machine are taken for the host in a request without a key: a page of another
+            site that has its name resolve to this machine is refused.
+        limits: What a request may take.
+        ended: Told path, status and seconds of each request.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        fail: _Fail,
+        *,
+        key: str | None = None,
+        is_open: Callable[[str], bool] = lambda path: False,
+        is_upload: Callable[[str], bool] = lambda path: False,
+        local: bool = False,
+        limits: Limits | None = None,
+        ended: Callable[[str, int, float], None] = lambda path, status, seconds: None,
+    ) -> None:
+        self._app, self._fail, self._local = app, fail, local
+        self._is_open, self._is_upload = is_open, is_upload
+        self._key = None if key is None else _digest(key)
+        self._limits, self._ended = limits or Limits(), ended
+        self._taken = 0  # bytes of all bodies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status = time.perf_counter(), 0
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        name = given if _ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                own = MutableHeaders(raw=message.setdefault("headers", []))
+                own["x-request-id"] = own["request-id"] = name
+            await send(message)
+
+        try:
+            await self._answer(scope, headers, receive, sending)
+        except Exception:
+            log.exception("request %s failed", name)
+            if not status:
+                await self._fail(scope["path"], internal(), headers)(scope, receive, sending)
+        finally:
+            seconds, status = time.perf_counter() - began, status or CLIENT_GONE
+            self._ended(scope["path"], status, seconds)
+            client = (scope.get("client") or ("-",))[0]
+            path = scope.get("raw_path", b"").decode("ascii", "replace")[:200]
+            access_log.info("%s %s %s %d %.3fs %s", client, scope["method"], path, status, seconds, name)
+
+    async def _answer(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        with self._room() as take:
+            try:
+                upload = scope["method"] == "POST" and self._is_upload(scope["path"])
+                self._admit(scope, headers, upload)
+                coming = limited(self._limits, headers, receive, upload)
+                has_body = scope["method"] not in ("GET", "HEAD")
+                body = await read_whole(coming, take) if has_body and not upload else b""
+            except Fault as fault:
+                response = self._fail(scope["path"], fault, headers)
+                response.headers["connection"] = "close"  # what is left of the body is not read
+                await response(scope, receive, send)
+                return
+            if upload:
+                await self._app(scope, coming, closing(send))
+            else:
+                await self._app(scope, replayed(body, receive), send)
+
+    @contextmanager
+    def _room(self) -> Iterator[Callable[[int], None]]:
+        """What takes bytes for a body, until the block ends. It raises Fault where there are no more."""
+        taken = 0
+
+        def take(count: int) -> None:
+            nonlocal taken
+            taken += count
+            self._taken += count
+            if self._taken > self._limits.bodies_bytes:
+                message = "the bodies of other requests leave no room for this one: try again later"
+                raise Fault("rate_limit", message, retry_after=5)
+
+        try:
+            yield take
+        finally:
+            self._taken -= taken
+
+    def _admit(self, scope: Scope, headers: Headers, upload: bool) -> None:
+        """Raises Fault for those who may not ask."""
+        if self._key is not None and not self._is_open(scope["path"]) and not self._knows_key(headers):
+            raise Fault("authentication", "the API key is missing or wrong", code="invalid_api_key")
+        if self._key is None and self._local and not _is_local(headers.get("host", "")):
+            raise Fault(
+                "permission",
+                "without an API key this server answers only to localhost and addresses of this machine; "
+                "start it with an API key to give it other names",
+            )
+        if scope["method"] != "POST":
+            return
+        # Other pages' scripts can send bodies of other kinds unasked, forms among them, and those of none.
+        kind = "multipart/form-data" if upload else "application/json"
+        if headers.get("content-type", "").partition(";")[0].strip().lower() != kind:
+            raise Fault("invalid_request", f"the body must be sent with content-type: {kind}")
+        if upload and urlsplit(headers.get("origin", own := f"//{headers.get('host')}")).netloc != own[2:]:
+            raise Fault("permission", "files are not taken from pages of other sites")
+        if headers.get("content-encoding", "identity").lower() != "identity":
+            raise Fault("invalid_request", "the body must be sent without content-encoding")
+
+    def _knows_key(self, headers: Headers) -> bool:
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        token = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        return self._key is not None and hmac.compare_digest(_digest(token), self._key)
+
+
+def _digest(text: str) -> bytes:
+    """Of one length, whatever the text's, so that a comparison tells nothing of it."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+def _is_local(host: str) -> bool:
+    name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
+    name = name.strip("[]").lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,110 @@
+"""What the server counts, for Prometheus."""
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+from offspec.core.events import PassStats, Result
+
+_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
+
+
+class Metrics:
+    """Counters of one server. Every method may be called from any thread.
+
+    link_seconds: in which what a pass streams crosses the link, by the plan; 0: as in the fastest pass.
+    """
+
+    def __init__(self) -> None:
+        registry = self._registry = CollectorRegistry()
+        self.link_seconds = 0.0
+        ProcessCollector(registry=registry)
+        self._requests = Counter("offspec_requests", "HTTP requests.", ("route", "status"), registry=registry)
+        self._seconds = Histogram(
+            "offspec_request_seconds",
+            "From a request to its end.",
+            ("route",),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._queue = Gauge("offspec_queue_length", "Requests that wait for their turn.", registry=registry)
+        self._first = Histogram(
+            "offspec_first_token_seconds",
+            "From the turn of a request to its first token.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._prompt = Counter("offspec_prompt_tokens", "Tokens of prompts.", registry=registry)
+        self._cached = Counter(
+            "offspec_cached_prompt_tokens", "Tokens of prompts that caches held.", registry=registry
+        )
+        self._tokens = Counter("offspec_answer_tokens", "Tokens of answers.", registry=registry)
+        self._passes = Counter("offspec_passes", "Trips of the target's weights.", registry=registry)
+        self._per_pass = Histogram(
+            "offspec_tokens_per_pass",
+            "Tokens that a pass brings.",
+            buckets=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32),
+            registry=registry,
+        )
+        self._bytes = Counter("offspec_streamed_bytes", "Weights read from disk or RAM.", registry=registry)
+        self._asked = Counter(
+            "offspec_experts_asked",
+            "Experts asked for, of targets whose experts are read when they are.",
+            registry=registry,
+        )
+        self._read = Counter("offspec_experts_read", "Of those, not found in memory.", registry=registry)
+        self._pass_seconds = Counter(
+            "offspec_pass_seconds", "Time of passes, growing their trees included.", registry=registry
+        )
+        self._waited = Counter(
+            "offspec_link_bound_seconds", "Of that, waiting for weights to come.", registry=registry
+        )
+        self._link = Gauge(
+            "offspec_link_utilisation",
+            "Share of the last pass in which the link was needed, 1 where nothing else held the pass up.",
+            registry=registry,
+        )
+        self._errors = Counter(
+            "offspec_errors", "Answers that an error broke off.", ("kind",), registry=registry
+        )
+        self._fastest = 0.0  # bytes per second of a pass
+
+    def requested(self, route: str, status: int, seconds: float) -> None:
+        """A request has ended."""
+        self._requests.labels(route, status).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def watch_queue(self, length: Callable[[], int]) -> None:
+        """How to find out how many requests wait."""
+        self._queue.set_function(length)
+
+    def passed(self, stats: PassStats) -> None:
+        """A pass has ended, for one of its sequences."""
+        seconds, share = stats.draft_seconds + stats.target_seconds, 1 / stats.sequences
+        self._passes.inc(share)
+        self._tokens.inc(stats.emitted)
+        self._per_pass.observe(stats.emitted)
+        self._bytes.inc(stats.bytes_streamed * share)
+        self._asked.inc(stats.experts_asked * share)
+        self._read.inc(stats.experts_read * share)
+        self._pass_seconds.inc(seconds * share)
+        self._waited.inc(stats.wait_seconds * share)
+        self._fastest = max(self._fastest, stats.bytes_streamed / seconds if seconds else 0.0)
+        if self._fastest:
+            crossing = self.link_seconds or stats.bytes_streamed / self._fastest
+            self._link.set(min(1.0, crossing / seconds))
+
+    def answered(self, result: Result) -> None:
+        """An answer has ended."""
+        self._prompt.inc(result.prompt_tokens)
+        self._cached.inc(result.reused_tokens)
+        if result.passes:  # the client did not leave before
+            self._first.observe(result.ttft_s)
+
+    def failed(self, kind: str) -> None:
+        """An error of this kind has broken an answer off."""
+        self._errors.labels(kind).inc()
+
+    def page(self) -> bytes:
+        """All of it, in Prometheus' text format."""
+        return generate_latest(self._registry)

@@ -1,0 +1,59 @@
+"""OpenAI's Batches: /v1/batches."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from offspec.server.batch.lines import BODIES
+from offspec.server.faults import Fault, convert, parse
+from offspec.server.openai_files import ExpiresAfter, jobs_of
+from offspec.server.responses import json_response
+
+_Key = Annotated[str, Meta(max_length=64)]
+_Value = Annotated[str, Meta(max_length=512)]
+
+
+class Body(Struct, forbid_unknown_fields=True):
+    """A request for a batch."""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: Literal["24h"]  # without effect: a batch goes on for as long as it takes
+    metadata: Annotated[dict[_Key, _Value], Meta(max_length=16)] | None = None
+    output_expires_after: ExpiresAfter | None = None
+
+
+class _Query(Struct, forbid_unknown_fields=True):
+    limit: Annotated[int, Meta(ge=1, le=100)] = 20
+    after: str | None = None
+
+
+async def create(request: Request) -> Response:
+    """Begin a batch."""
+    jobs = jobs_of(request)
+    body = parse(await request.body(), Body)
+    if body.endpoint not in BODIES:
+        message = f"endpoint: it must be {' or '.join(BODIES)}"
+        raise Fault("invalid_request", message, field="endpoint")
+    seconds = body.output_expires_after.seconds if body.output_expires_after else None
+    return json_response(jobs.create(body.input_file_id, body.endpoint, body.metadata, seconds).shown())
+
+
+async def listing(request: Request) -> Response:
+    """The batches that are known, the newest first."""
+    jobs = jobs_of(request)
+    query = convert(dict(request.query_params), _Query, strict=False)
+    page = jobs.batches.page(lambda batch: batch.shown(), after=query.after, limit=query.limit)
+    return json_response(page)
+
+
+async def retrieve(request: Request) -> Response:
+    """How far a batch is."""
+    return json_response(jobs_of(request).batches.get(request.path_params["id"]).shown())
+
+
+async def cancel(request: Request) -> Response:
+    """Break a batch off; what is answered of it stays."""
+    return json_response(jobs_of(request).cancel(request.path_params["id"]).shown())

@@ -1,0 +1,118 @@
+"""What OpenAI's APIs share: the fields that choose tokens, the shape of an error, counts of tokens."""
+
+import secrets
+import time
+from dataclasses import replace
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from offspec.core.config import SamplingParams
+from offspec.core.errors import RequestError
+from offspec.server.exchange import Usage
+from offspec.server.faults import Fault, Kind, of_error
+
+DONE = b"data: [DONE]\n\n"  # the end of a stream
+UNLIMITED = 2**31 - 1  # tokens of an answer: as many as the context has room for
+Count = Annotated[int, Meta(ge=0, le=UNLIMITED)]
+Positive = Annotated[int, Meta(ge=1, le=UNLIMITED)]
+# What is longer would hold up other requests while it is checked.
+MOST_MESSAGES = 2**16
+TokenIds = Annotated[list[Count], Meta(max_length=2**18)]
+LogitBias = Annotated[dict[Annotated[str, Meta(pattern=r"^\d{1,10}$")], float], Meta(max_length=2**16)]
+Text = Annotated[str, Meta(min_length=1)]
+Texts = Annotated[list[Text], Meta(max_length=256)]  # each is looked for at every token
+
+_TYPES: dict[Kind, str] = {
+    "invalid_request": "invalid_request_error",
+    "authentication": "authentication_error",
+    "permission": "permission_error",
+    "not_found": "invalid_request_error",
+    "timeout": "timeout_error",
+    "too_large": "invalid_request_error",
+    "rate_limit": "rate_limit_error",
+    "unavailable": "service_unavailable_error",
+    "server": "server_error",
+}
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """What is sent beside the text of a stream."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False  # padding against listeners; there is none here
+
+
+class ChoosingTokens(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields of a body that choose tokens, under the names of `SamplingParams`; None: as the server has it.
+
+    Those of OpenAI, and beside them what vLLM and others take as extra fields.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=UNLIMITED)] | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: Text | Texts | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: TokenIds | None = None
+    min_tokens: Count | None = None
+    logit_bias: LogitBias | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: Texts | None = None
+    no_repeat_ngram_size: Count | None = None
+
+    def sampling(self, defaults: SamplingParams, **others: Any) -> SamplingParams:
+        """The parameters that the fields come to. others: further ones. Raises Fault."""
+        names = ChoosingTokens.__struct_fields__
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.top_k == -1:  # as vLLM says "all"
+            given["top_k"] = 0
+        if self.seed is not None:
+            given["seed"] = self.seed % 2**64
+        if self.logit_bias is not None:
+            given["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
+        try:
+            return replace(defaults, **given, **others)
+        except RequestError as error:
+            raise of_error(error) from None
+
+
+def error_body(fault: Fault) -> dict[str, Any]:
+    """A fault in OpenAI's shape."""
+    return {
+        "error": {
+            "message": fault.message,
+            "type": _TYPES[fault.kind],
+            "param": fault.field,
+            "code": fault.code,
+        }
+    }
+
+
+def usage_body(*usages: Usage) -> dict[str, Any]:
+    """Counts of tokens, of several answers together."""
+    prompt = sum(usage.prompt_tokens for usage in usages)
+    answer = sum(usage.answer_tokens for usage in usages)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": answer,
+        "total_tokens": prompt + answer,
+        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in usages)},
+        "completion_tokens_details": {"reasoning_tokens": sum(usage.reasoning_tokens for usage in usages)},
+    }
+
+
+def header(kind: str, prefix: str, model: str) -> dict[str, Any]:
+    """What every object of one answer begins with."""
+    return {
+        "id": f"{prefix}-{secrets.token_hex(16)}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": model,
+    }

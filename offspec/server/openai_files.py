@@ -1,0 +1,111 @@
+"""OpenAI's Files, for batches: /v1/files."""
+
+import asyncio
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+
+from offspec.server.batch.jobs import BatchJobs
+from offspec.server.faults import Fault, convert, unsupported
+from offspec.server.responses import json_response
+
+_FORM = {"max_files": 1, "max_fields": 3, "max_part_size": 1024}
+
+
+class ExpiresAfter(Struct, forbid_unknown_fields=True):
+    """For how long a file is kept."""
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Meta(ge=3600, le=30 * 86400)]
+
+
+class _Query(Struct, forbid_unknown_fields=True):
+    purpose: str | None = None
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 10_000
+    order: Literal["asc", "desc"] = "desc"
+    after: str | None = None
+
+
+def jobs_of(request: Request) -> BatchJobs:
+    """The server's files and batches. Raises Fault where it cannot have them."""
+    jobs: BatchJobs = request.app.state.batches
+    jobs.open()
+    jobs.expire()
+    return jobs
+
+
+async def create(request: Request) -> Response:
+    """Keep a file with the lines of a batch."""
+    jobs = jobs_of(request)
+    try:
+        async with request.form(**_FORM) as form:
+            fields: dict[str, Any] = dict(form)
+            file = fields.pop("file", None)
+            if not isinstance(file, UploadFile):
+                raise Fault("invalid_request", "file: it is missing", field="file")
+            seconds = _seconds(fields)
+            stored = await asyncio.to_thread(jobs.files.add, file.file, file.filename or "file", seconds)
+    except HTTPException as error:
+        raise Fault("invalid_request", f"the form cannot be read: {error.detail}") from None
+    return json_response(stored.shown())
+
+
+def _seconds(fields: dict[str, Any]) -> int | None:
+    """For how long a file is to be kept, by the other fields of its form. Raises Fault for wrong ones."""
+    if (purpose := fields.pop("purpose", None)) != "batch":
+        if purpose is None:
+            raise Fault("invalid_request", "purpose: it is missing", field="purpose")
+        raise Fault("invalid_request", "purpose: it must be batch", field="purpose")
+    given = {name: fields.pop(f"expires_after[{name}]", None) for name in ("anchor", "seconds")}
+    if fields:
+        raise unsupported(next(iter(fields)))
+    if given == {"anchor": None, "seconds": None}:
+        return None
+    try:
+        return convert(given, ExpiresAfter, strict=False).seconds
+    except Fault as fault:
+        message = f"expires_after.{fault.message}"
+        raise Fault("invalid_request", message, field="expires_after") from None
+
+
+async def listing(request: Request) -> Response:
+    """The files that are kept."""
+    jobs = jobs_of(request)
+    query = convert(dict(request.query_params), _Query, strict=False)
+    page = jobs.files.records.page(
+        lambda file: file.shown(),
+        after=query.after,
+        limit=query.limit,
+        ascending=query.order == "asc",
+        wanted=lambda file: query.purpose in (None, file.purpose),
+    )
+    return json_response(page)
+
+
+async def retrieve(request: Request) -> Response:
+    """What is known of a file."""
+    return json_response(jobs_of(request).files.records.get(request.path_params["id"]).shown())
+
+
+async def content(request: Request) -> Response:
+    """The file itself."""
+    jobs = jobs_of(request)
+    file = jobs.files.records.get(request.path_params["id"])
+    headers = {"x-content-type-options": "nosniff"}
+    return FileResponse(
+        jobs.files.path(file.id),
+        headers=headers,
+        media_type="application/octet-stream",
+        filename=file.filename,
+    )
+
+
+async def delete(request: Request) -> Response:
+    """Remove a file."""
+    id = request.path_params["id"]
+    jobs_of(request).remove_file(id)
+    return json_response({"id": id, "object": "file", "deleted": True})

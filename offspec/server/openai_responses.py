@@ -1,0 +1,197 @@
+"""OpenAI's Responses: POST /v1/responses, and those that are kept."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from offspec.core.constraint import Constraint
+from offspec.core.errors import OffspecError
+from offspec.server.answer import Answer
+from offspec.server.exchange import Ask
+from offspec.server.faults import Fault, parse, refuse
+from offspec.server.forced_call import checked_choice
+from offspec.server.formats import checked
+from offspec.server.openai_common import UNLIMITED
+from offspec.server.openai_items import ChosenTool, Item, as_messages, as_tool
+from offspec.server.openai_response_body import HARMLESS, LOGPROBS, Body, TextConfig, TextFormat
+from offspec.server.openai_response_events import ResponseEvents, Told
+from offspec.server.responses import EventStream, event, json_response, whole
+from offspec.server.service import Service
+from offspec.server.stored_responses import Stored, StoredResponses, fresh_id
+
+log = logging.getLogger("offspec.server")
+
+
+async def create(request: Request) -> Response:
+    """An answer to items, and to those of the response that it goes on from."""
+    service: Service = request.app.state.service
+    kept: StoredResponses = request.app.state.responses
+    data = await request.body()
+    body = parse(data, Body)
+    service.check_name(body.model)
+    earlier = await _earlier(kept, body)
+    given = msgspec.json.decode(data)
+    items: list[Told] = given["input"]
+    if isinstance(body.input, str):
+        items = [{"role": "user", "content": body.input}]
+    items = [*earlier, *items]
+    ask = _ask(body, service, items)
+    events = ResponseEvents(_response(body, given, ask), LOGPROBS in (body.include or ()))
+    answer = await service.answer(ask)
+    told = _told(answer, events, kept if body.store is not False else None, items)
+    if body.stream:
+        return EventStream(answer, _bytes(told), lambda fault: _event(events.fail(fault)))
+    return await whole(request.receive, answer, lambda _: _whole(told))
+
+
+async def retrieve(request: Request) -> Response:
+    """A response that is kept."""
+    return json_response((await _kept(request)).response)
+
+
+async def delete(request: Request) -> Response:
+    """Keep a response no longer."""
+    await _kept(request)
+    id: str = request.path_params["id"]
+    await asyncio.to_thread(request.app.state.responses.remove, id)
+    return json_response({"id": id, "object": "response", "deleted": True})
+
+
+async def _kept(request: Request) -> Stored:
+    id: str = request.path_params["id"]
+    found: Stored | None = await asyncio.to_thread(request.app.state.responses.get, id)
+    if found is None:
+        raise Fault("not_found", f"there is no response {id[:100]!r}, or it is kept no longer", field="id")
+    return found
+
+
+async def _earlier(kept: StoredResponses, body: Body) -> list[Told]:
+    """The items up to the end of the response that a request goes on from. Raises Fault."""
+    if (id := body.previous_response_id) is None:
+        return []
+    found = await asyncio.to_thread(kept.get, id)
+    with suppress(msgspec.ValidationError):  # it was damaged, or written by another version
+        if found is not None:
+            msgspec.convert(found.items, list[Item])
+            return found.items
+    raise Fault(
+        "invalid_request",
+        f"previous_response_id: there is no response {id[:100]!r}, or it is kept no longer",
+        field="previous_response_id",
+        code="previous_response_not_found",
+    )
+
+
+def _ask(body: Body, service: Service, items: Sequence[Told]) -> Ask:
+    """What a body asks for. Raises Fault for what is not supported."""
+    text = body.text or TextConfig()
+    known = {name: getattr(body, name) for name in HARMLESS if "." not in name}
+    refuse({**known, "text.verbosity": text.verbosity}, HARMLESS)
+    if body.stream_options is not None and not body.stream:
+        raise Fault("invalid_request", "stream_options: they need stream", field="stream_options")
+    template = dict(body.chat_template_kwargs or {})
+    if body.reasoning is not None and body.reasoning.effort is not None:
+        template.setdefault("reasoning_effort", body.reasoning.effort)
+    with_logprobs = LOGPROBS in (body.include or ())
+    return Ask(
+        prompt=as_messages(body.instructions, msgspec.convert(items, list[Item])),
+        params=body.sampling(
+            service.defaults,
+            max_tokens=body.max_output_tokens or UNLIMITED,
+            logprobs=(body.top_logprobs or 0) if with_logprobs else None,
+            format=_format(text.format or TextFormat()),
+        ),
+        tools=tuple(as_tool(tool, at) for at, tool in enumerate(body.tools or ())),
+        tool_choice=_tool_choice(body),
+        parallel_calls=body.parallel_tool_calls is not False,
+        template=template,
+    )
+
+
+def _format(given: TextFormat) -> Constraint | None:
+    match given.type:
+        case "text":
+            return None
+        case "json_object":
+            return Constraint("json_object")
+    return checked("text.format.schema", "json_schema", {} if given.schema is None else given.schema)
+
+
+def _tool_choice(body: Body) -> str:
+    choice, names = body.tool_choice or "auto", [tool.name for tool in body.tools or ()]
+    if isinstance(choice, ChosenTool):
+        return checked_choice("auto", choice.name, names)
+    return checked_choice(choice, None, names)
+
+
+def _response(body: Body, given: Told, ask: Ask) -> Told:
+    """A response before there is an answer. given: the body as it came."""
+    format = {"type": "text"} | ((given.get("text") or {}).get("format") or {})
+    return {
+        "id": fresh_id(),
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "model": body.model,
+        "output": [],
+        "parallel_tool_calls": ask.parallel_calls,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
+        "store": body.store is not False,
+        "temperature": ask.params.temperature,
+        "text": {"format": format},
+        "tool_choice": given.get("tool_choice") or "auto",
+        "tools": given.get("tools") or [],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": ask.params.top_p,
+        "truncation": "disabled",
+        "usage": None,
+    }
+
+
+async def _told(
+    answer: Answer, events: ResponseEvents, kept: StoredResponses | None, items: Sequence[Told]
+) -> AsyncGenerator[Told, None]:
+    """The events of an answer, which is kept before the last of them tells its end."""
+    for told in events.begin():
+        yield told
+    async for item in answer:
+        for told in events.hear(item):
+            yield told
+    last, response = events.complete(), events.response
+    if kept is not None:
+        try:
+            await asyncio.to_thread(kept.keep, Stored(response, [*items, *response["output"]]))
+        except (OSError, OffspecError) as error:
+            log.warning("a response could not be kept for previous_response_id: %s", error)
+            response["store"] = False
+    yield last
+
+
+def _event(told: Told) -> bytes:
+    return event(told, told["type"])
+
+
+async def _bytes(told: AsyncGenerator[Told, None]) -> AsyncGenerator[bytes, None]:
+    async for each in told:
+        yield _event(each)
+
+
+async def _whole(told: AsyncGenerator[Told, None]) -> Told:
+    """The response that the last event has."""
+    response: Told = {}
+    async for each in told:
+        response = each.get("response", response)
+    return response

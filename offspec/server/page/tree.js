@@ -1,0 +1,71 @@
+// The trees of the latest passes, one of them shown. From the last it follows those to come.
+
+import { make } from "./markdown.js";
+import { HEADING, caption, draw, said } from "./tree_drawing.js";
+
+const KEPT = 120;
+const ALOUD = { "●": "accepted", "○": "rejected", "★": "bonus", "▸": "folded" };
+const $ = (id) => document.getElementById(id);
+
+export class Trees {
+  constructor() {
+    this.trees = [];
+    this.at = -1;
+    $("tree-heading").textContent = HEADING;
+    $("tree-earlier").addEventListener("click", () => this.go(-1));
+    $("tree-later").addEventListener("click", () => this.go(1));
+    $("tree-folded").addEventListener("change", () => this.show());
+  }
+
+  add(tree) {
+    const follows = this.at === this.trees.length - 1;
+    this.trees.push(tree);
+    if (this.trees.length > KEPT) {
+      this.trees.shift();
+      this.at = Math.max(this.at - 1, 0);
+    }
+    if (follows) this.at = this.trees.length - 1;
+    this.show();
+  }
+
+  go(passes) {
+    const at = Math.max(0, Math.min(this.at + passes, this.trees.length - 1));
+    if (at === this.at) return;
+    this.at = at;
+    $("tree").scrollTo(0, 0);
+    this.show();
+  }
+
+  // Draw what is to be seen, if the panel is.
+  show() {
+    const tree = this.trees[this.at];
+    if (!tree || $("passes").hidden) return;
+    $("tree-earlier").ariaDisabled = String(this.at === 0);
+    $("tree-later").ariaDisabled = String(this.at === this.trees.length - 1);
+    $("tree-caption").textContent = caption(tree, this.at + 1, this.trees.length);
+    $("tree-said").replaceChildren("said  ", ...said(tree).map(span));
+    const lines = draw(tree, $("tree-folded").checked);
+    $("tree-lines").replaceChildren(...lines.map((line) => make("li", line.flatMap(spans))));
+  }
+}
+
+function span([style, text]) {
+  const element = make("span", [text]);
+  element.className = style;
+  return element;
+}
+
+// Signs are words for whoever hears them, and the lines of branches are nothing.
+function spans([style, text]) {
+  const [sign] = text.trimStart();
+  if (!(sign in ALOUD)) {
+    const element = span([style, text]);
+    element.ariaHidden = style === "branch" || style === "accepted" ? "true" : null;
+    return [element];
+  }
+  const at = text.indexOf(sign) + 1;
+  const spoken = span([style, text.slice(0, at)]);
+  spoken.role = "img";
+  spoken.ariaLabel = ALOUD[sign];
+  return [spoken, span([style, text.slice(at)])];
+}

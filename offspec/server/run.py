@@ -1,0 +1,169 @@
+"""Runs the server: a socket, uvicorn around the application, signals."""
+
+import asyncio
+import ipaddress
+import logging
+import os
+import signal
+import socket
+from dataclasses import dataclass, field
+from types import FrameType
+
+import uvicorn
+
+from offspec.core.config import SamplingParams
+from offspec.core.errors import RequestError
+from offspec.server.app import make_app
+from offspec.server.batch.answering import LONGEST
+from offspec.server.batch.jobs import BatchJobs
+from offspec.server.bodies import Limits
+from offspec.server.connections import LimitedConnection
+from offspec.server.served_engine import Loader
+from offspec.server.service import Service
+
+log = logging.getLogger("offspec.server")
+
+_CLOSING_S = 60.0  # that the engine may take to close, writing the latest conversation to disk
+_LOADING_S = 0.5  # that loading may take to fail, or to be done
+_HEADER_BYTES = 64 * 2**10
+_CONNECTIONS = 512
+_KEEP_ALIVE_S = 30  # that a connection may wait for its next request
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to serve.
+
+    Args:
+        host: Address or name to listen at.
+        port: Port to listen at; 0 for any that is free.
+        key: What clients must send; None: nothing.
+        names: What requests may call the model.
+        defaults: Parameters of requests that do not say otherwise.
+        max_queue: Requests that may wait.
+        patience: Seconds that an answer under way may still take when the server is told to stop.
+        limits: What a request may take.
+        connection: The protocol of a connection, with limits of its own.
+    """
+
+    host: str
+    port: int
+    names: tuple[str, ...]
+    key: str | None = None
+    defaults: SamplingParams = field(default_factory=SamplingParams)
+    max_queue: int = 32
+    patience: float = 5.0
+    limits: Limits = field(default_factory=Limits)
+    connection: type[LimitedConnection] = LimitedConnection
+
+
+def serve(load: Loader, settings: Settings) -> None:
+    """Serve until a signal says to stop.
+
+    Raises:
+        RequestError: There is no listening at that address.
+        KeyboardInterrupt: It was stopped by Ctrl-C.
+        SystemExit: It was stopped by SIGTERM.
+        OffspecError: The model cannot be loaded.
+    """
+    with _listen(settings.host, settings.port) as listener:
+        host, port = listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        if settings.key is None and not _is_loopback(host):
+            log.warning(
+                "warning: there is no API key, so everybody who can reach this machine can use the model; "
+                "set OFFSPEC_API_KEY, or leave out `host`"
+            )
+        log.info("listening on http://%s:%d, and loading %s", shown, port, settings.names[0])
+        server = Server(load, settings, listener)
+        server.run()
+    if not server.service.join(_CLOSING_S if server.service.loaded else _LOADING_S):
+        # Nothing can break off what it does; an interpreter that ends beside it might crash.
+        logging.shutdown()
+        os._exit(128 + (server.signal or 0))
+    if server.service.error is not None:
+        raise server.service.error
+    if server.signal == signal.SIGINT:
+        raise KeyboardInterrupt
+    if server.signal is not None:
+        raise SystemExit(128 + server.signal)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        return socket.create_server(address[:2], family=family, backlog=_CONNECTIONS)
+    except (OSError, OverflowError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise RequestError(
+            f"cannot listen on {host}:{port}: {reason}; choose another `host` or `port`"
+        ) from None
+
+
+def _is_loopback(host: str) -> bool:
+    return ipaddress.ip_address(host).is_loopback
+
+
+class Server(uvicorn.Server):
+    """uvicorn on one socket, which starts and stops the service with itself.
+
+    load: loads the engine. signal: what it was told to stop by; None: nothing yet. batches: of clients.
+    """
+
+    def __init__(self, load: Loader, settings: Settings, listener: socket.socket) -> None:
+        self._listener, self._patience = listener, settings.patience
+        self.signal: int | None = None
+        self.service = Service(
+            load,
+            names=settings.names,
+            defaults=settings.defaults,
+            max_queue=settings.max_queue,
+            on_failure=self._fail,
+        )
+        local = _is_loopback(listener.getsockname()[0])
+        self.batches = BatchJobs(self.service)
+        app = make_app(
+            self.service, key=settings.key, local=local, limits=settings.limits, batches=self.batches
+        )
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=settings.connection,
+                loop="asyncio",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                limit_concurrency=_CONNECTIONS,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=round(settings.patience) + 2,
+                h11_max_incomplete_event_size=_HEADER_BYTES,
+            )
+        )
+
+    def _fail(self) -> None:
+        self.should_exit = True
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until a signal or `should_exit` says to stop."""
+        super().run([*(sockets or ()), self._listener])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.service.start()
+        self.batches.start(make_app(self.service, limits=Limits(body_bytes=LONGEST)))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        stopping = asyncio.ensure_future(self.service.stop(self._patience))
+        await super().shutdown(sockets)
+        await stopping
+        await self.batches.close()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.signal is not None:  # a second one: at once
+            os._exit(128 + sig)
+        self.signal, self.should_exit = sig, True
+        log.info("stopping: an answer under way has %g seconds; once more stops at once", self._patience)

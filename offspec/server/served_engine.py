@@ -1,0 +1,53 @@
+"""What a server needs of an engine."""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from offspec.chat.answer_parts import Parts
+from offspec.core.config import SamplingParams
+from offspec.core.events import Event
+
+if TYPE_CHECKING:
+    from offspec_planners.plan import Plan
+
+
+class ServedEngine(Protocol):
+    """The part of an engine that a server uses."""
+
+    @property
+    def context(self) -> int: ...
+
+    @property
+    def sequences(self) -> int: ...
+
+    @property
+    def plan(self) -> "Plan | None": ...
+
+    def encode(
+        self, prompt: Any, raw: bool = False, chat_template_kwargs: Mapping[str, Any] | None = None
+    ) -> list[int]: ...
+
+    def check(self, params: SamplingParams) -> None: ...
+
+    def spell(self, ids: Sequence[int]) -> str: ...
+
+    def parts(self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]] = ()) -> Parts: ...
+
+    def token_bytes(self, token: int) -> bytes: ...
+
+    def submit(
+        self,
+        prompt: Any,
+        params: SamplingParams | None = None,
+        *,
+        halt: threading.Event | None = None,
+        trees: bool = False,
+        shown: frozenset[int] = frozenset(),
+        progress: bool = False,
+    ) -> Iterable[Event]: ...
+
+    def close(self) -> None: ...
+
+
+Loader = Callable[[Callable[[Event], None]], ServedEngine]  # takes a listener: progress, notices, passes

@@ -1,0 +1,326 @@
+"""The engine behind all APIs: its state, the queue in front of it, and answers on their way to clients.
+
+One thread loads the engine; then there is one for each of its sequences, that hands requests to it, first
+come first served. Nothing else in the server knows that: who asks gets an `Answer`, whose events come as they
+are made.
+"""
+
+import asyncio
+import logging
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, Literal
+
+from offspec.core.config import SamplingParams
+from offspec.core.errors import OffspecError
+from offspec.core.events import (
+    Event,
+    Finished,
+    LoadProgress,
+    Notice,
+    PassStats,
+    Result,
+    TextDelta,
+)
+from offspec.server.answer import Answer
+from offspec.server.exchange import Ask, Ended, Usage
+from offspec.server.faults import Fault, internal, of_error, unsupported
+from offspec.server.forced_call import with_forced_call
+from offspec.server.metrics import Metrics
+from offspec.server.parting import Parting, parts_of, reason_of, stop_of
+from offspec.server.served_engine import Loader, ServedEngine
+from offspec.server.token_texts import TokenTexts
+
+log = logging.getLogger("offspec.server")
+
+State = Literal["loading", "ready", "failed", "stopping"]
+_SEEDS = 2**64
+# Arguments of transformers' function, with which a client could do other things than set a variable.
+_NO_VARIABLES = {
+    *("chat_template", "conversation", "tools", "documents", "tokenize", "add_generation_prompt"),
+    *("continue_final_message", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
+    *("return_assistant_tokens_mask", "tokenizer_kwargs", "sanitize_control_tokens"),
+}
+
+
+class Service:
+    """Loads an engine in a thread of its own and answers requests with it.
+
+    Args:
+        load: Loads the engine, which is closed in the end.
+        names: What requests may call the model, the one that is shown first.
+        defaults: Parameters of requests that do not say otherwise.
+        max_queue: Requests that may wait while others are answered.
+        metrics: Counts what happens.
+        on_failure: Called from the thread where loading failed, with the error in `error`.
+    """
+
+    def __init__(
+        self,
+        load: Loader,
+        *,
+        names: Sequence[str],
+        defaults: SamplingParams | None = None,
+        max_queue: int = 32,
+        metrics: Metrics | None = None,
+        on_failure: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.names, self.defaults = tuple(names), defaults or SamplingParams()
+        self.metrics = metrics or Metrics()
+        self.max_queue = max_queue
+        self.created = int(time.time())
+        self.state: State = "loading"
+        self.progress = LoadProgress("starting", 0, 0, "steps")
+        self.error: BaseException | None = None
+        self._load, self._on_failure = load, on_failure
+        self._engine: ServedEngine | None = None
+        self._turns = queue.SimpleQueue[Answer | None]()  # None: no more
+        self._waiting = set[Answer]()
+        self.metrics.watch_queue(lambda: len(self._waiting))
+        self._running = set[Answer]()
+        # Not in the loop: a long prompt takes a tenth of a second and more.
+        self._encoder = ThreadPoolExecutor(1, "offspec encode")
+        self._thread = threading.Thread(target=self._work, name="offspec engine", daemon=True)
+
+    def start(self) -> None:
+        """Begin to load."""
+        self._thread.start()
+
+    @property
+    def queue_length(self) -> int:
+        """Requests that wait."""
+        return len(self._waiting)
+
+    @property
+    def loaded(self) -> bool:
+        """There was an engine."""
+        return self._engine is not None
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are being answered or wait."""
+        return len(self._waiting) + len(self._running)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is being answered, and nothing waits."""
+        return not self.in_flight
+
+    @property
+    def engine(self) -> ServedEngine:
+        """The engine. Raises Fault while there is none."""
+        if self.state == "loading":
+            raise Fault("unavailable", f"the model is loading: {self.progress.stage}", retry_after=5)
+        if self._engine is None or self.state != "ready":
+            raise Fault("unavailable", "the server is stopping", retry_after=5)
+        return self._engine
+
+    @property
+    def sequences(self) -> int:
+        """Requests that are answered side by side. Raises Fault while there is no engine."""
+        return self.engine.sequences
+
+    def check_name(self, name: str) -> None:
+        """Raises Fault where the model of a request is another one."""
+        if name not in self.names:
+            known = " or ".join(self.names)
+            raise Fault(
+                "not_found",
+                f"the model {name[:200]!r} is not served here, only {known}",
+                field="model",
+                code="model_not_found",
+            )
+
+    async def encode(self, ask: Ask) -> list[int]:
+        """The token ids of a prompt. Raises Fault, also for parameters that the engine cannot follow."""
+        engine, loop = self.engine, asyncio.get_running_loop()
+        try:
+            engine.check(ask.params)
+            given = ask.prompt, ask.raw, _template(ask)
+            return await loop.run_in_executor(self._encoder, engine.encode, *given)
+        except OffspecError as error:
+            raise of_error(error) from error
+
+    async def answer(self, ask: Ask, *, admitted: bool = False) -> Answer:
+        """An answer, which waits for its turn if there are others. Raises Fault where there will be none.
+
+        admitted: a part of a request that waited already, which may wait however many others do.
+        """
+        ask = with_forced_call(ask)
+        if not admitted:
+            self._check_room()
+        if ask.params.seed is None:
+            ask = replace(ask, params=replace(ask.params, seed=secrets.randbits(63)))
+        answer = Answer(ask, await self.encode(ask), self._waiting.discard)
+        if not admitted:
+            self._check_room()
+        self._waiting.add(answer)
+        self._turns.put(answer)
+        return answer
+
+    def _check_room(self) -> None:
+        """Raises Fault where no more requests may wait, or none are taken."""
+        if len(self._waiting) >= self.max_queue and not self.idle:
+            raise Fault(
+                "rate_limit",
+                f"{len(self._waiting)} requests wait already, and no more may: try again later",
+                code="queue_full",
+                retry_after=10,
+            )
+
+    async def stop(self, patience: float) -> None:
+        """Take no more requests, let the one under way go on for some seconds, and break off what is left.
+
+        The thread then closes the engine and ends.
+        """
+        self.state = "stopping" if self.state != "failed" else "failed"
+        for answer in [*self._waiting]:
+            _break_off(answer)
+        deadline = asyncio.get_running_loop().time() + patience
+        while self._running and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.02)
+        for answer in [*self._running]:
+            _break_off(answer)
+        self._turns.put(None)
+        self._encoder.shutdown(wait=False, cancel_futures=True)
+
+    def join(self, seconds: float) -> bool:
+        """Whether the thread has ended, engine closed, within some seconds."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        """The engine's thread."""
+        try:
+            engine = self._load(self._hear)
+        except BaseException as error:  # it is for whoever started the server to say
+            self.error, self.state = error, "failed"
+            self._on_failure()
+            return
+        try:
+            self._engine = engine
+            self.metrics.link_seconds = 0.0 if engine.plan is None else engine.plan.costs.link
+            if self.state == "loading":
+                self.state = "ready"
+                log.info("ready to answer as %s", " or ".join(self.names))
+            others = [
+                threading.Thread(target=self._answer_all, args=(engine,), name="offspec answers", daemon=True)
+                for _ in range(engine.sequences - 1)
+            ]
+            for thread in others:
+                thread.start()
+            self._answer_all(engine)
+            for thread in others:
+                thread.join()
+        finally:
+            engine.close()
+
+    def _answer_all(self, engine: ServedEngine) -> None:
+        """Give one answer after the other, until no more will come."""
+        while self._take_turn(engine):
+            pass
+        self._turns.put(None)  # for the other threads
+
+    def _take_turn(self, engine: ServedEngine) -> bool:
+        """Wait for the next answer and give it; False where no more will come."""
+        answer = self._turns.get()
+        if answer is None:
+            return False
+        self._running.add(answer)
+        self._waiting.discard(answer)
+        if not answer.halt.is_set():
+            self._run(engine, answer)
+        self._running.discard(answer)
+        return True
+
+    def _hear(self, event: Event) -> None:
+        """Progress of the load, from the engine's thread."""
+        match event:
+            case LoadProgress():
+                self.progress = event
+            case Notice(text=text):
+                log.info("%s", text)
+
+    def _run(self, engine: ServedEngine, answer: Answer) -> None:
+        try:
+            results, thought = list[Result](), 0
+            for choice in range(answer.ask.choices):
+                parting = Parting(choice, parts_of(engine, answer), not answer.ask.parallel_calls)
+                results.append(self._choose(engine, answer, parting))
+                thought += parting.reasoning_tokens
+                if answer.halt.is_set():
+                    break
+            else:
+                answer.put(_usage(answer, results, thought))
+            answer.put(None)
+        except OffspecError as error:
+            fault = of_error(error)
+            if fault.status >= 500:
+                self.metrics.failed(type(error).__name__)
+                log.error("%s", error)
+            answer.put(fault)
+        except BaseException as error:  # a bug: the server lives on, and its log has the whole of it
+            self.metrics.failed(type(error).__name__)
+            log.exception("a request failed")
+            answer.put(internal())
+
+    def _choose(self, engine: ServedEngine, answer: Answer, parting: Parting) -> Result:
+        """One choice of an answer, from its first event to its last."""
+        params, choice = answer.ask.params, parting.choice
+        assert params.seed is not None
+        params = replace(params, seed=(params.seed + choice) % _SEEDS)
+        texts = TokenTexts(engine.token_bytes)
+        result: Result | None = None
+        trees = answer.ask.trees
+        given: Any = {"halt": answer.halt, "trees": trees, "shown": parting.shown, "progress": trees}
+        events = engine.submit(answer.ids, params, **given)
+        try:
+            for event in events:
+                answer.tell(event)
+                match event:
+                    case TextDelta():
+                        logprobs = tuple(map(texts.describe, event.logprobs))
+                        answer.put_all(parting.feed(event.text, event.token_ids, logprobs))
+                    case PassStats():
+                        self.metrics.passed(event)
+                    case Finished(result=result):
+                        self.metrics.answered(result)
+        except BaseException:
+            answer.halt.set()  # nothing reads what is still to come
+            raise
+        assert result is not None
+        if result.finish_reason != "halted":
+            answer.put_all(parting.finish())
+            stop = stop_of(engine, result, params.stop) if result.finish_reason == "stop" else None
+            answer.put(Ended(choice, reason_of(result, parting), stop))
+        return result
+
+
+def _template(ask: Ask) -> dict[str, Any]:
+    """Variables of the chat template, tools included. Raises Fault for those that are none."""
+    if wrong := sorted(_NO_VARIABLES & ask.template.keys()):
+        raise unsupported(
+            "chat_template_kwargs", f"{wrong[0]} is no variable of a chat template; leave it out"
+        )
+    tools = [] if ask.tool_choice == "none" else [dict(tool) for tool in ask.tools]
+    return {**ask.template, "tools": tools} if tools else dict(ask.template)
+
+
+def _usage(answer: Answer, results: Sequence[Result], thought: int) -> Usage:
+    return Usage(
+        prompt_tokens=answer.prompt_tokens,
+        cached_tokens=results[0].reused_tokens,
+        answer_tokens=sum(result.tokens for result in results),
+        reasoning_tokens=thought,
+        passes=sum(result.passes for result in results),
+    )
+
+
+def _break_off(answer: Answer) -> None:
+    answer.put(Fault("unavailable", "the answer was broken off: the server is stopping", retry_after=5))
+    answer.halt.set()

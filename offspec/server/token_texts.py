@@ -1,0 +1,25 @@
+"""Tokens as clients are to see them: their text, and the bytes behind it where that is half a character."""
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from offspec.core.events import TokenLogprobs
+from offspec.server.exchange import LikelyToken, TokenChoice
+
+_LEAST = -9999.0  # JSON knows no infinity
+
+
+class TokenTexts:
+    """token_bytes: what a token stands for, in UTF-8."""
+
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+        self._bytes = lru_cache(maxsize=4096)(token_bytes)
+
+    def describe(self, token: TokenLogprobs) -> TokenChoice:
+        """A token and the likeliest ones beside it."""
+        top = tuple(self._likely(*pair) for pair in token.top)
+        return TokenChoice(self._likely(token.token, token.logprob), top)
+
+    def _likely(self, token: int, logprob: float) -> LikelyToken:
+        utf8 = self._bytes(token)
+        return LikelyToken(utf8.decode("utf-8", "replace"), utf8, max(logprob, _LEAST))

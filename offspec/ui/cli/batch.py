@@ -1,0 +1,206 @@
+"""`offspec batch`: many requests from a file."""
+
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from offspec.core.config import AUTO, EngineConfig, SamplingParams
+from offspec.core.errors import RequestError
+from offspec.ui.cli import checks
+from offspec.ui.cli import options as opt
+from offspec.ui.cli.output import Output
+from offspec.ui.cli.render import Renderer
+from offspec.ui.cli.serve import check_installed, own_name
+from offspec.ui.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from offspec.ray.run import RayBatchRun
+    from offspec.server.batch.lines import Line
+    from offspec.server.batch.results import ResultFile
+    from offspec.server.batch.run import BatchRun
+
+EPILOG = """[bold]Examples[/]
+
+Questions, one a line, as {"prompt": "..."} or {"messages": [...]}, with any field of Chat Completions:
+
+  offspec batch questions.jsonl answers.jsonl ./Qwen3-32B --draft ./Qwen3-0.6B
+
+A file in the format of OpenAI's batch API, whose lines name the model gpt-4o:
+
+  offspec batch requests.jsonl results.jsonl ./Qwen3-32B --alias gpt-4o
+
+On every machine of a Ray cluster that this one belongs to:
+
+  offspec batch questions.jsonl answers.jsonl Qwen/Qwen3-32B --ray auto
+
+Interrupted or killed, the same command goes on from there. Without a model the input is only checked:
+
+  offspec batch questions.jsonl --validate
+"""
+
+_option = partial(typer.Option, rich_help_panel="Batch")
+
+Input = Annotated[Path, typer.Argument(metavar="IN.jsonl", help="Requests, one a line.", show_default=False)]
+Results = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="OUT.jsonl",
+        help="Where results are added, in the order in which they finish. A name that ends in .parquet is "
+        "for a table in the end; until then they are in a file of that name with .jsonl behind it.",
+        show_default=False,
+    ),
+]
+Validate = Annotated[
+    bool,
+    _option("--validate", metavar="", help="Check the input alone, and say what is wrong with each line."),
+]
+Alias = Annotated[
+    list[str] | None, _option(metavar="NAME", help="What lines call the model, beside its own name.")
+]
+Ray = Annotated[
+    str | None,
+    _option(
+        "--ray",
+        metavar="ADDRESS",
+        help="Answer on a Ray cluster: [bold]auto[/] is the one that this machine belongs to, [bold]local[/] "
+        "a new one of this machine alone. Each machine, or each GPU, loads the model; paths are those there.",
+    ),
+]
+RayActors = Annotated[
+    int | None,
+    _option(
+        "--ray-actors", min=1, metavar="N", help="Engines on the cluster.", show_default="as many as fit"
+    ),
+]
+Quiet = Annotated[bool, _option("--quiet", "-q", metavar="", help="No progress or notices on stderr.")]
+
+
+@dataclass(frozen=True)
+class BatchOptions(opt.SharedOptions):
+    """A model, where the input is not only checked."""
+
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="What answers.", show_default=False)] = ""
+
+
+@opt.takes_options
+def batch(
+    requests: Input,
+    results: Results = None,
+    *,
+    options: BatchOptions,
+    validate: Validate = False,
+    alias: Alias = None,
+    ray: Ray = None,
+    ray_actors: RayActors = None,
+    quiet: Quiet = False,
+) -> None:
+    """Answer many requests from a file, and add each result to another as soon as it is there.
+
+    Sampling options are what lines get that give none. A line that cannot
+    be answered has its error for a result; the others go on.
+    """
+    check_installed()
+    from offspec.server.batch.lines import read_lines
+
+    lines = list(read_lines(requests))
+    if validate:
+        _validate(requests, lines)
+        return
+    if results is None or not options.model:
+        raise RequestError("name a file for the results and a model: offspec batch IN.jsonl OUT.jsonl MODEL")
+    if results.resolve() == requests.resolve():
+        raise RequestError(f"{results} has the requests: name another file for the results")
+    sequences = options.sequences or AUTO
+    config = opt.engine_config(options, cache_size=options.cache_size or 0, sequences=sequences)
+    defaults = opt.sampling_params(options)
+    if ray is None:
+        checks.check_files(config, options.plan)
+
+    from offspec.server.batch import parquet
+
+    kept = results
+    if results.suffix == ".parquet":
+        parquet.check_installed()
+        kept = results.with_name(f"{results.name}.jsonl")
+    names = tuple(dict.fromkeys([*(alias or ()), own_name(options.model)]))
+    make = _here if ray is None else partial(_on_ray, ray, ray_actors)
+    _answer(lines, kept, partial(make, config, options.plan, names, defaults), quiet)
+    if kept is not results:
+        parquet.write_parquet(kept, results)
+
+
+def _answer(
+    lines: "list[Line]",
+    results: Path,
+    make: "Callable[[ResultFile, Renderer], BatchRun | RayBatchRun]",
+    quiet: bool,
+) -> None:
+    """Answer what is not answered yet, and say how far it is. make: a run, by the file and who shows it."""
+    from offspec.server.batch.results import ResultFile
+
+    with ResultFile(results) as file, Renderer(as_json=False, quiet=quiet) as renderer:
+        done = sum(line.id in file.done for line in lines)
+        if done:
+            renderer.note(f"{done} of {len(lines)} results are in {results} already")
+        run = make(file, renderer)
+        try:
+            run.run(lines)
+        except KeyboardInterrupt:
+            done = sum(line.id in file.done for line in lines)
+            renderer.note(
+                f"{done} of {len(lines)} results are in {results}: the same command goes on from there"
+            )
+            raise
+        failed = f", {run.failed} of them errors" if run.failed else ""
+        renderer.note(f"{len(lines)} results are in {results}{failed}; {run.tokens} tokens in this run")
+
+
+def _here(
+    config: EngineConfig,
+    plan: Path | None,
+    names: tuple[str, ...],
+    defaults: SamplingParams,
+    file: "ResultFile",
+    renderer: Renderer,
+) -> "BatchRun":
+    """A run on this machine."""
+    from offspec.server.batch.run import BatchRun
+    from offspec.server.service import Service
+    from offspec.ui.chat.setup import open_engine
+
+    service = Service(lambda notify: open_engine(config, plan, notify), names=names, defaults=defaults)
+    return BatchRun(service, file, renderer.show)
+
+
+def _on_ray(
+    address: str,
+    actors: int | None,
+    config: EngineConfig,
+    plan: Path | None,
+    names: tuple[str, ...],
+    defaults: SamplingParams,
+    file: "ResultFile",
+    renderer: Renderer,
+) -> "RayBatchRun":
+    """A run on the machines of a cluster."""
+    from offspec.ray.run import RayBatchRun
+
+    given: Any = {"names": names, "defaults": defaults, "plan": plan, "address": address, "actors": actors}
+    return RayBatchRun(config, file, renderer.show, **given)
+
+
+def _validate(path: Path, lines: "list[Line]") -> None:
+    """Tell what is wrong with lines. Raises RequestError where something is."""
+    wrong = [line for line in lines if line.fault is not None]
+    for line in wrong:
+        assert line.fault is not None
+        sys.stderr.write(f"line {line.number}: {printable(line.fault.message)}\n")
+    if wrong:
+        raise RequestError(f"{len(wrong)} of {len(lines)} lines of {path} cannot be asked")
+    Output().write(f"{len(lines)} requests can be asked\n")

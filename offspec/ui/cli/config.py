@@ -1,0 +1,88 @@
+"""`offspec config`: the user's defaults, in one TOML file."""
+
+from typing import Annotated
+
+import typer
+
+from offspec.core.errors import RequestError
+from offspec.core.user_config import UserConfig, Value
+from offspec.ui.cli import defaults
+from offspec.ui.cli.output import Output
+
+EPILOG = """[bold]Examples[/]
+
+Talk to this model, in this much memory, wherever nothing else is said:
+
+  offspec config set model Qwen/Qwen3-8B
+
+  offspec config set memory 12GB
+
+  offspec chat
+"""
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", epilog=EPILOG)
+
+Key = Annotated[
+    str, typer.Argument(metavar="KEY", help=f"One of {', '.join(defaults.KEYS)}.", show_default=False)
+]
+
+Text = Annotated[str, typer.Argument(metavar="VALUE", help="As the option takes it.", show_default=False)]
+
+
+@app.callback()
+def config() -> None:
+    """Defaults for options of generate, chat and plan; an option on the command line wins.
+
+    They are kept in config.toml in ~/.config/offspec, or $OFFSPEC_CONFIG.
+    """
+
+
+@app.command("list")
+def list_all() -> None:
+    """Print all defaults that are set."""
+    Output().write("".join(f"{key} = {value}\n" for key, value in UserConfig().values.items()))
+
+
+@app.command()
+def get(key: Key) -> None:
+    """Print a default."""
+    Output().write(f"{_found(UserConfig(), key)}\n")
+
+
+@app.command("set")
+def set_one(
+    ctx: typer.Context,
+    key: Key,
+    value: Annotated[
+        str, typer.Argument(metavar="VALUE", help="As the option takes it.", show_default=False)
+    ],
+) -> None:
+    """Set a default. A value that its option would not take is refused."""
+    defaults.check(ctx.find_root().command, key, value)
+    config = UserConfig()
+    config.set(key, _number(value) if key in ("context", "draft-bits", "temperature") else value)
+    Output().write(f"{key} = {value} in {config.file}\n")
+
+
+@app.command()
+def unset(key: Key) -> None:
+    """Remove a default, also one that is wrong."""
+    config = UserConfig()
+    _found(config, key)
+    config.unset(key)
+
+
+@app.command()
+def path() -> None:
+    """Print where the file is, or would be."""
+    Output().write(f"{UserConfig().file}\n")
+
+
+def _found(config: UserConfig, key: str) -> Value:
+    if key not in config.values:
+        raise RequestError(f"{key} is not set; set are: {', '.join(config.values) or 'none'}")
+    return config.values[key]
+
+
+def _number(text: str) -> Value:
+    return float(text) if "." in text or "e" in text.lower() else int(text)

@@ -1,0 +1,170 @@
+"""`offspec models`: what is in the caches, what it needs, and how to fetch and remove it."""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console, ConsoleRenderable
+
+from offspec.core.config import format_bytes
+from offspec.core.errors import RequestError
+from offspec.ui.cli.output import Output
+from offspec.ui.cli.render import Renderer
+from offspec.ui.cli.tables import PageLayout, columns, indented, page, plain, prose
+
+if TYPE_CHECKING:
+    from offspec.checkpoint.cached_models import CachedModel
+    from offspec_planners.plan import Plan
+
+_HEADS = ("MODEL", "kind", "disk", "RAM", "GPU", "tok/s here")
+_FIGURES = 55  # columns that all but the name take
+
+EPILOG = """[bold]Examples[/]
+
+Download a model before it is asked for, and see what it needs:
+
+  offspec models pull Qwen/Qwen3-0.6B
+
+  offspec models
+
+Make room on the disk:
+
+  offspec models rm Qwen/Qwen3-0.6B
+"""
+
+app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich", epilog=EPILOG)
+
+Id = Annotated[
+    str,
+    typer.Argument(
+        metavar="ID",
+        help="A hub id, [bold]organisation/name[/] or with [bold]@revision[/].",
+        show_default=False,
+    ),
+]
+Name = Annotated[
+    str,
+    typer.Argument(metavar="ID", help="A name that [bold]offspec models[/] lists.", show_default=False),
+]
+Json = Annotated[
+    bool, typer.Option("--json", metavar="", help="Print a list of JSON objects instead of a table.")
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", metavar="", help="Remove it without asking.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", metavar="", help="No progress or notices on stderr.")]
+
+
+@app.callback()
+def models(ctx: typer.Context, as_json: Json = False) -> None:
+    """List the models in the caches: their size, what they need, and their speed here where it is known.
+
+    Listed are models of the hub, packs, drafts that were rounded, GGUF files
+    that were unpacked, and the built-in demo. A speed is the prediction of an
+    earlier plan; [bold]offspec plan ID[/] makes one.
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    from offspec.checkpoint.cached_models import cached_models
+
+    found, plans = cached_models(), _plans()
+    if as_json:
+        text = json.dumps([_described(model, plans.get(model.name)) for model in found], ensure_ascii=False)
+        Output().write(text + "\n")
+        return
+    console = Console(highlight=False)
+    Output().write_styled(page(console, lambda layout: _sections(found, plans, layout)))
+
+
+@app.command()
+def pull(model: Id, quiet: Quiet = False) -> None:
+    """Download a model into the hub's cache; after an interruption the same command resumes."""
+    from offspec.checkpoint.hub import download
+    from offspec.checkpoint.open import hub_id
+
+    named = hub_id(model)
+    if named is None:
+        raise RequestError(f"{model} is no hub id: write organisation/name, or organisation/name@revision")
+    with Renderer(as_json=False, quiet=quiet) as renderer:
+        folder = download(*named, renderer.show)
+    Output().write(f"{folder}\n")
+
+
+@app.command()
+def rm(model: Name, yes: Yes = False) -> None:
+    """Remove a model from its cache, after a question."""
+    from offspec.checkpoint.cached_models import find_cached, remove_cached
+
+    found = find_cached(model)
+    size = format_bytes(found.nbytes)
+    if not yes and found.kind != "built in":
+        if sys.stdin is None or not sys.stdin.isatty():
+            raise RequestError(f"{found.name} ({size}) is removed only after a question, or with --yes")
+        typer.confirm(
+            f"Remove {found.name} ({size}, {found.kind}) from {found.folder}?", abort=True, err=True
+        )
+    remove_cached(found)
+    Output().write(f"removed {found.name}: {size} free again\n")
+
+
+def _plans() -> "Mapping[str, Plan]":
+    """By model, the fastest of the plans that earlier runs made."""
+    from offspec.plan.records import saved_plans
+
+    plans: dict[str, Plan] = {}
+    for plan in saved_plans():
+        best = plans.get(plan.target)
+        if best is None or plan.forecast.tok_per_s > best.forecast.tok_per_s:
+            plans[plan.target] = plan
+    return plans
+
+
+def _sections(
+    models: "list[CachedModel]", plans: "Mapping[str, Plan]", layout: PageLayout
+) -> Iterator[ConsoleRenderable]:
+    rows = [(model.name, model.kind, *_figures(model, plans.get(model.name))) for model in models]
+    if max(len(row[0]) for row in rows) + _FIGURES > layout.width:
+        for name, *figures in rows:  # an id in two lines could not be copied
+            yield plain(name, "bold")
+            named = zip(figures, ("", " on disk", " of RAM", " of GPU", ""), strict=True)
+            yield indented(
+                plain(
+                    ", ".join(figure + what for figure, what in named if figure).replace(" in ", " tok/s in ")
+                )
+            )
+    else:
+        table = columns((False, False, True, True, True, True), layout)
+        table.add_row(*(plain(head, "dim") for head in _HEADS))
+        for name, *figures in rows:
+            table.add_row(plain(name, "bold"), *map(plain, figures))
+        yield table
+    total = format_bytes(sum(model.nbytes for model in models))
+    least = "RAM, or with --device cuda GPU: about the least that it runs in; the more, the faster."
+    yield plain("")
+    yield prose([f"{total} in all.", least, "`offspec plan MODEL` says what to expect of it."], layout)
+
+
+def _figures(model: "CachedModel", plan: "Plan | None") -> list[str]:
+    sizes = (model.nbytes, model.least_ram, model.least_vram)
+    return [*("" if size is None else f"{size / 1e9:.1f} GB" for size in sizes), _speed(plan)]
+
+
+def _speed(plan: "Plan | None") -> str:
+    if plan is None:
+        return ""
+    memory = plan.memory if plan.vram is None else plan.vram
+    return f"{plan.forecast.tok_per_s:.2g} in {memory / 1e9:.1f} GB"
+
+
+def _described(model: "CachedModel", plan: "Plan | None") -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "kind": model.kind,
+        "folder": str(model.folder),
+        "bytes": model.nbytes,
+        "least_memory": model.least_ram,
+        "least_vram": model.least_vram,
+        "tok_per_s": None if plan is None else plan.forecast.tok_per_s,
+        "memory": None if plan is None else plan.memory,
+        "vram": None if plan is None else plan.vram,
+    }

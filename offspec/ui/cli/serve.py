@@ -1,0 +1,142 @@
+"""`offspec serve`: from options to a server."""
+
+import logging
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from offspec.core.config import AUTO
+from offspec.core.errors import RequestError
+from offspec.ui.cli import checks
+from offspec.ui.cli import options as opt
+from offspec.ui.told import with_options
+
+EPILOG = """[bold]Examples[/]
+
+The small model that comes with the project, for clients on this machine:
+
+  offspec serve demo
+
+Then, in any client of OpenAI's API, the address is http://127.0.0.1:8000/v1:
+
+  curl http://127.0.0.1:8000/v1/chat/completions -H "content-type: application/json" \\
+    -d '{"model": "demo", "messages": [{"role": "user", "content": "Why is the sky blue?"}]}'
+
+A large model for a network, with a key, under a name of your choice:
+
+  OFFSPEC_API_KEY=... offspec serve ./Qwen3-32B --draft ./Qwen3-0.6B --host 0.0.0.0 --alias qwen
+
+[bold]/health[/] says how far loading is, [bold]/metrics[/] is for Prometheus.
+"""
+
+_NEEDED = ("starlette", "uvicorn", "prometheus_client", "python_multipart")
+_KEPT = 4 * 10**9  # bytes of conversations on disk, where the user does not say: clients take turns
+_option = partial(typer.Option, rich_help_panel="Server")
+
+Host = Annotated[
+    str,
+    _option(metavar="ADDRESS", help="Where to listen. [bold]0.0.0.0[/] is every network; give a key then."),
+]
+Port = Annotated[int, _option(min=0, max=65535, metavar="N", help="Port to listen at; 0 takes a free one.")]
+ApiKey = Annotated[
+    str | None,
+    _option(
+        "--api-key",
+        metavar="KEY",
+        envvar="OFFSPEC_API_KEY",
+        help="What clients must send. Better given in the environment, where other users cannot see it.",
+    ),
+]
+MaxQueue = Annotated[
+    int,
+    _option(
+        "--max-queue",
+        min=0,
+        metavar="N",
+        help="Requests that may wait while others are answered. Those beyond are refused with status 429.",
+    ),
+]
+Alias = Annotated[
+    list[str] | None,
+    _option(
+        metavar="NAME",
+        help="What requests call the model, beside its own name. May be given several times; the first is "
+        "shown.",
+    ),
+]
+Quiet = Annotated[
+    bool,
+    _option("--quiet", "-q", metavar="", help="Nothing on stderr but warnings and errors."),
+]
+
+
+@opt.takes_options
+def serve(
+    options: opt.SharedOptions,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    api_key: ApiKey = None,
+    max_queue: MaxQueue = 32,
+    alias: Alias = None,
+    quiet: Quiet = False,
+) -> None:
+    """Answer the clients of OpenAI's API over HTTP. Sampling options are what requests get that give none."""
+    kept = _KEPT if options.cache_size is None else options.cache_size
+    sequences = options.sequences or AUTO
+    config = opt.engine_config(options, converses=True, cache_size=kept, sequences=sequences)
+    defaults = opt.sampling_params(options)
+    if api_key is not None and not re.fullmatch(r"[!-~]+", api_key):
+        raise RequestError("--api-key must be letters, digits and signs of ASCII, without spaces")
+    check_installed()
+    checks.check_files(config, options.plan)
+
+    from offspec.server.run import Settings, serve
+    from offspec.ui.chat.setup import open_engine
+
+    names = tuple(dict.fromkeys([*(alias or ()), own_name(options.model)]))
+    settings = Settings(host, port, names, api_key, defaults, max_queue)
+    with _log_on_stderr(quiet):
+        serve(lambda notify: open_engine(config, options.plan, notify), settings)
+
+
+def check_installed() -> None:
+    """Raises RequestError where a library of the server is missing."""
+    if missing := [name for name in _NEEDED if find_spec(name) is None]:
+        raise RequestError(f"{missing[0]} is not installed; run: pip install 'offspec[serve]'")
+
+
+def own_name(model: str) -> str:
+    """What a model is called that no alias names: a hub id as it is, of a path the last part."""
+    path = Path(model)
+    return path.resolve().name.removesuffix(".gguf") if path.exists() else model
+
+
+class _Lines(logging.Formatter):
+    """Lines in which settings are named as options."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return with_options(super().formatMessage(record))
+
+
+@contextmanager
+def _log_on_stderr(quiet: bool) -> Iterator[None]:
+    """Lines of the server, and errors of the library under it."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Lines("%(asctime)s %(message)s", "%H:%M:%S"))
+    loggers = {"offspec.server": logging.WARNING if quiet else logging.INFO, "uvicorn": logging.ERROR}
+    for name, level in loggers.items():
+        logging.getLogger(name).addHandler(handler)
+        logging.getLogger(name).setLevel(level)
+    try:
+        yield
+    finally:
+        for name in loggers:
+            logging.getLogger(name).removeHandler(handler)
+            logging.getLogger(name).setLevel(logging.NOTSET)

@@ -1,0 +1,433 @@
+"""Retries and edits: what they replace is kept, found again, and written to the file."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offspec.chat.branches import Branch, MessageTree
+from offspec.chat.conversation import Conversation, Message
+from offspec.chat.session import Session
+from offspec.core.errors import RequestError, SessionError, StreamError
+from offspec.core.events import Finished, Prefill, TextDelta
+from tests.support.fake_engine import Script, ScriptedEngine
+
+LONG = "one two three four five six seven eight nine ten eleven twelve"
+
+
+def said(session: Session) -> list[str]:
+    return [message.content for message in session.messages]
+
+
+def versions(session: Session) -> list[tuple[int, int, list[str]]]:
+    """Every fork: where it is, which version is active, and the last message of each."""
+    return [(f.at, f.active, [v[-1].content for v in f.versions]) for f in session.branches]
+
+
+def stop_at(session: Session, events: Any, kind: type) -> None:
+    """Read an answer, and stop it at the first event of a kind."""
+    for event in events:
+        if isinstance(event, kind):
+            session.stop()
+
+
+def test_a_retry_keeps_the_answer_before() -> None:
+    engine = ScriptedEngine(["a b", "c d", "e f", "g"])
+    session = engine.chat()
+    list(session.send("One?"))
+    first = session.messages[1]
+    list(session.retry())
+    list(session.retry())
+    assert said(session) == ["One?", "e f"] and versions(session) == [(0, 2, ["a b", "c d", "e f"])]
+    session.switch(0)
+    assert session.messages == (Message("user", "One?"), first) and first.token_ids
+    done = list(session.send("Two?"))[-1]
+    assert isinstance(done, Finished) and done.result.reused_tokens >= len(engine.asked[0][0])
+    assert said(session) == ["One?", "a b", "Two?", "g"]
+    session.switch(1)
+    assert said(session) == ["One?", "c d"]
+    session.switch(0)
+    assert said(session) == ["One?", "a b", "Two?", "g"], "with what followed it"
+
+
+def test_branches_of_a_branch_come_and_go_with_it() -> None:
+    session = ScriptedEngine(["a", "b", "c", "d"]).chat()
+    list(session.send("One?"))
+    list(session.retry())
+    list(session.send("Two?"))
+    list(session.retry())
+    session.switch(0, at=0)
+    assert said(session) == ["One?", "a"] and versions(session) == [(0, 0, ["a", "b"])]
+    session.switch(1)
+    assert said(session) == ["One?", "b", "Two?", "d"]
+    assert versions(session) == [(0, 1, ["a", "b"]), (2, 1, ["c", "d"])]
+
+
+def test_an_edit_keeps_the_question_before() -> None:
+    session = ScriptedEngine(["a", "b", "c"]).chat()
+    list(session.send("One?"))
+    list(session.edit("Two?"))
+    list(session.retry())
+    assert said(session) == ["Two?", "c"] and versions(session) == [(0, 2, ["a", "b", "c"])]
+    assert session.conversation.title == "Two?"
+    session.switch(0)
+    assert said(session) == ["One?", "a"] and session.conversation.title == "One?"
+
+
+def test_a_retry_that_is_stopped_is_a_branch_of_its_own() -> None:
+    session = ScriptedEngine([LONG, "Another one it is, and not a short one."]).chat()
+    list(session.send("Count."))
+    stop_at(session, session.retry(), TextDelta)
+    assert said(session) == ["Count.", "Another one it is,"] and session.messages[-1].finish == "halted"
+    session.switch(0)
+    assert said(session) == ["Count.", LONG] and session.messages[-1].finish == "eos"
+
+
+@pytest.mark.parametrize("script", ["b", Script("b", fail_after=0)])
+def test_a_retry_of_which_nothing_came_replaces_nothing(tmp_path: Path, script: Any) -> None:
+    session = ScriptedEngine(["a", script, "c"]).chat()
+    session.keep(tmp_path / "kept.json")
+    list(session.send("One?"))
+    session.conversation.updated = "2026-01-01T00:00:00Z"
+    session.params = session.params  # writes
+    before, used, talk = session.messages, session.used, (tmp_path / "kept.json").read_bytes()
+    try:
+        stop_at(session, session.retry(), Prefill)
+    except StreamError:
+        assert script != "b"
+    assert session.messages == before and not session.branches and session.used == used
+    assert (tmp_path / "kept.json").read_bytes() == talk
+    list(session.retry())
+    assert versions(session) == [(0, 1, ["a", "c"])]
+
+
+def test_an_answer_that_never_came_is_no_version() -> None:
+    session = ScriptedEngine([Script("x", fail_after=0), "b"]).chat()
+    with pytest.raises(StreamError):
+        list(session.send("One?"))
+    list(session.retry())
+    assert said(session) == ["One?", "b"] and not session.branches
+
+
+def test_an_edit_that_is_stopped_at_once_keeps_both_questions() -> None:
+    session = ScriptedEngine(["a", "b"]).chat()
+    list(session.send("One?"))
+    stop_at(session, session.edit("Two?"), Prefill)
+    assert said(session) == ["Two?", ""]
+    session.switch(0)
+    assert said(session) == ["One?", "a"]
+
+
+def test_a_refused_retry_leaves_no_branch() -> None:
+    engine = ScriptedEngine(["a", "b"])
+    session = engine.chat()
+    list(session.send("One?"))
+    engine.context = 4
+    with pytest.raises(RequestError, match="room for 4"):
+        list(session.edit("Two?"))
+    with pytest.raises(RequestError, match="room for 4"):
+        list(session.retry())
+    assert said(session) == ["One?", "a"] and not session.branches
+
+
+def test_what_cannot_be_switched_to_is_told() -> None:
+    session = ScriptedEngine(["a"]).chat()
+    with pytest.raises(RequestError, match="only one version"):
+        session.switch(0)
+    list(session.send("One?"))
+    with pytest.raises(RequestError, match="only one version"):
+        session.switch(0)
+    list(session.retry())
+    for wrong in (2, -1):
+        with pytest.raises(RequestError, match="there are 0 to 1"):
+            session.switch(wrong)
+    with pytest.raises(RequestError, match="only one version"):
+        session.switch(0, at=2)
+    session.switch(1)
+    events = session.retry()
+    next(events)
+    with pytest.raises(RequestError, match="under way"):
+        session.switch(0)
+    events.close()
+
+
+def test_a_rewind_takes_the_versions_of_its_turns_along() -> None:
+    session = ScriptedEngine(["a", "b", "c", "d"]).chat()
+    list(session.send("One?"))
+    list(session.retry())
+    list(session.send("Two?"))
+    list(session.retry())
+    assert [fork.at for fork in session.branches] == [0, 2]
+    session.rewind()
+    assert versions(session) == [(0, 1, ["a", "b"])]
+    session.rewind()
+    assert session.messages == () and not session.branches
+
+
+def test_a_fixed_seed_is_none_that_a_version_had() -> None:
+    engine = ScriptedEngine(["a", "b", "c"])
+    session = engine.chat()
+    session.params = session.params.__class__(temperature=1.0, seed=5)
+    list(session.send("One?"))
+    list(session.retry())
+    session.switch(0)
+    list(session.retry())
+    assert [asked.params.seed for asked in engine.asked] == [5, 6, 7]
+
+
+def test_another_model_goes_on_in_its_own_tokens_in_branches_too() -> None:
+    session = ScriptedEngine(["a", "b"]).chat()
+    list(session.send("One?"))
+    list(session.retry())
+    talk = session.conversation
+    talk.model = "other"
+    again = ScriptedEngine(["c"]).chat()
+    again.resume(talk)
+    assert [v[1].token_ids for v in again.branches[0].versions] == [None, None]
+
+
+# What the file holds
+
+
+def nested() -> Conversation:
+    """Two versions of the second turn; one of those that follow the first has two of its third."""
+    q = [Message("user", f"Question {n}?") for n in range(4)]
+    a = [Message("assistant", f"Answer {n}.", finish="eos") for n in range(6)]
+    inner = Branch(4, 1, (q[2], a[3]))
+    branches = (Branch(2, 0, (q[1], a[1], q[2], a[2]), (inner,)), Branch(2, 2, (q[3],)))
+    return Conversation(model="demo", messages=[q[0], a[0], q[1], a[5]], branches=branches)
+
+
+def test_the_file_holds_branches_line_by_line(tmp_path: Path) -> None:
+    talk = nested()
+    talk.write(tmp_path / "x.json")
+    assert Conversation.read(tmp_path / "x.json") == talk
+    lines = (tmp_path / "x.json").read_text().splitlines()
+    assert lines[0].startswith('{"offspec_session": 2, ')
+    assert lines[5:] == [
+        '], "branches": [',
+        '{"at": 2, "number": 0, "messages": [',
+        '{"role": "assistant", "content": "Answer 1.", "finish": "eos"},',
+        '{"role": "user", "content": "Question 2?"},',
+        '{"role": "assistant", "content": "Answer 2.", "finish": "eos"}',
+        '], "branches": [',
+        '{"at": 4, "number": 1, "messages": [',
+        '{"role": "assistant", "content": "Answer 3.", "finish": "eos"}',
+        "]}",
+        "]},",
+        '{"at": 2, "number": 2, "messages": [',
+        '{"role": "user", "content": "Question 3?"}',
+        "]}",
+        "]}",
+    ], "a question that is asked again is written once"
+
+
+def test_a_conversation_without_branches_is_of_version_1() -> None:
+    talk = nested()
+    talk.branches = ()
+    text = talk.to_text()
+    assert text.startswith('{"offspec_session": 1, ') and "branches" not in text
+
+
+_WRONG: list[tuple[tuple[Any, ...], Any, str]] = [
+    ((), {}, "branches is {}; it should be a list"),
+    ((1,), 5, "branches[1] is 5"),
+    ((0, "at"), 1, "branches[0].at is 1; it should be the index of a question, an even number of 0 to 3"),
+    ((0, "at"), 4, "branches[0].at is 4"),
+    ((0, "at"), -2, "branches[0].at is -2"),
+    ((0, "number"), 3, "branches[0].number is 3; it should be a number of 0 to 2"),
+    ((0, "number"), 2, "branches[0].number is 2"),
+    ((0, "number"), "first", 'branches[0].number is "first"'),
+    ((0, "messages"), [], "branches[0].messages is []; it should be a list of at least one message"),
+    ((0, "messages"), {}, "branches[0].messages is {}"),
+    ((0, "messages", 0), "Hi.", 'branches[0].messages[0] is "Hi."'),
+    ((0, "messages", 1, "role"), "assistant", "branches[0].messages[1].role is"),
+    ((0, "messages", 1, "content"), "\ud83d", "branches[0].messages[1].content is"),
+    ((0, "branches"), None, "branches[0].branches is null"),
+    (
+        (0, "branches", 0, "at"),
+        2,
+        "branches[0].branches[0].at is 2; it should be the index of a question",
+    ),
+    ((0, "branches", 0, "number"), 7, "branches[0].branches[0].number is 7"),
+    ((0, "branches", 0, "messages", 0, "finish"), "bored", "branches[0].branches[0].messages[0].finish is"),
+    ((1, "mood"), "good", "branches[1].mood is not known here"),
+]
+
+
+@pytest.mark.parametrize(("where", "value", "complaint"), _WRONG)
+def test_a_damaged_branch_is_named_with_its_place(
+    tmp_path: Path, where: tuple[Any, ...], value: Any, complaint: str
+) -> None:
+    data: Any = json.loads(nested().to_text())
+    place: Any = data
+    keys = ("branches", *where)
+    for key in keys[:-1]:
+        place = place[key]
+    place[keys[-1]] = value
+    (tmp_path / "x.json").write_text(json.dumps(data))
+    with pytest.raises(SessionError) as caught:
+        Conversation.read(tmp_path / "x.json")
+    assert complaint in str(caught.value) and "x.json" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_branches_in_branches_without_end(tmp_path: Path) -> None:
+    deep = '{"at": 0, "number": 0, "messages": [], "branches": ['
+    begin = nested().to_text().split('"branches": [')[0]
+    for count in (5000, 450, 300):
+        wrong = f'{begin}"branches": [{deep * count}{"]}" * count}]}}'
+        (tmp_path / "x.json").write_text(wrong)
+        with pytest.raises(SessionError, match=r"x\.json"):
+            Conversation.read(tmp_path / "x.json")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from offspec.chat import autosave
+from offspec.core.events import TextDelta
+from tests.support.fake_engine import ScriptedEngine
+
+autosave.EVERY_S = 0.01
+session = ScriptedEngine(["The whole answer.", "one two three four five six seven eight"], delay=0.05).chat()
+session.keep(Path(sys.argv[1]))
+list(session.send("Well?"))
+for event in session.retry():
+    if isinstance(event, TextDelta) == (sys.argv[2] == "text"):
+        import time
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("when", ["start", "text"])
+def test_a_process_killed_in_a_retry_loses_no_answer(tmp_path: Path, when: str) -> None:
+    file = tmp_path / "kept.json"
+    done = subprocess.run([sys.executable, "-c", KILLED, str(file), when], env=dict(os.environ), timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    session = Session.load(ScriptedEngine(), file)
+    if when == "start":
+        assert said(session) == ["Well?", "The whole answer."] and not session.branches
+    else:
+        assert said(session)[1].startswith("one two") and session.messages[1].finish is None
+        session.switch(0)
+        assert said(session) == ["Well?", "The whole answer."]
+
+
+# Any sequence of them, against turns that know their parents
+
+
+@dataclass(eq=False)
+class Turn:
+    """A question and its answer. latest: the one that was active last among those that follow it."""
+
+    parent: "Turn | None"
+    question: str = ""
+    answer: str | None = None
+    next: list["Turn"] = field(default_factory=list)
+    latest: "Turn | None" = None
+
+    def add(self, question: str, answer: str) -> "Turn":
+        self.latest = Turn(self, question, answer)
+        self.next.append(self.latest)
+        return self.latest
+
+    def end(self) -> "Turn":
+        return self if self.latest is None else self.latest.end()
+
+    def path(self) -> list["Turn"]:
+        return [] if self.parent is None else [*self.parent.path(), self]
+
+    def all(self) -> list["Turn"]:
+        return [self, *(turn for child in self.next for turn in child.all())]
+
+
+_STEPS: list[tuple[str, Any]] = [("send", None), ("retry", None), ("retry", None), ("edit", None)] * 3
+_STEPS += [("send", 0), ("retry", 0), ("retry", 1), ("edit", 1), ("rewind", 1), ("resume", None)]
+_STEPS += [("switch", (fork, version)) for fork in range(3) for version in range(3)]
+
+
+def compare(session: Session, root: Turn) -> None:
+    path = root.end().path()
+    assert said(session) == [text for turn in path for text in (turn.question, turn.answer)]
+    forks = {2 * at: turn.parent.next for at, turn in enumerate(path) if turn.parent}
+    expected = [
+        (at, turns.index(path[at // 2]), [turn.answer for turn in turns])
+        for at, turns in forks.items()
+        if len(turns) > 1
+    ]
+    assert versions(session) == expected
+    kept = json.dumps(session.conversation.to_text())
+    for turn in root.all()[1:]:
+        assert json.dumps(turn.answer)[1:-1] in kept
+    assert Conversation.from_json(json.loads(session.conversation.to_text())) == session.conversation
+
+
+@given(st.lists(st.sampled_from(_STEPS), min_size=12, max_size=24))
+@settings(deadline=None, max_examples=80)
+def test_no_answer_is_lost_by_any_sequence(actions: list[tuple[str, Any]]) -> None:
+    """stopped: after so many passes of two; None for an answer that comes to its end."""
+    answers = [f"w{n}a w{n}b w{n}c w{n}d w{n}e w{n}f." for n in range(20)]
+    engine = ScriptedEngine([Script(answer, pass_tokens=2) for answer in answers])
+    session, root = engine.chat(), Turn(None)
+    for number, (name, value) in enumerate(actions):
+        last = root.end()
+        if name == "switch":
+            forks = session.branches
+            if not forks:
+                continue
+            fork = forks[value[0] % len(forks)]
+            to = value[1] % len(fork.versions)
+            session.switch(to, fork.at)
+            here = last.path()[fork.at // 2].parent
+            assert here is not None
+            here.latest = here.next[to]
+        elif name == "rewind":
+            turns = min(value, len(last.path()))
+            if not turns:
+                continue
+            session.rewind(turns)
+            here = last.path()[-turns].parent
+            assert here is not None
+            here.next, here.latest = [], None
+        elif name == "resume":
+            talk = Conversation.from_json(json.loads(session.conversation.to_text()))
+            session = engine.chat()
+            session.resume(talk)
+        elif name != "send" and last.parent is None:
+            continue
+        else:
+            ask = {"send": session.send, "edit": session.edit}.get(name)
+            events = session.retry() if ask is None else ask(f"{name} {number}?")
+            words, passes = answers[len(engine.asked) % len(answers)].split(), 0
+            if value == 0:
+                stop_at(session, events, Prefill)
+            for event in events:
+                passes += isinstance(event, TextDelta)
+                if passes == value:
+                    session.stop()
+            came = " ".join(words if value is None else words[: 2 * value])
+            above = last if name == "send" else last.parent
+            question = last.question if name == "retry" else f"{name} {number}?"
+            assert above is not None
+            if name == "retry" and not last.answer:
+                last.answer = came or last.answer
+            elif name != "retry" or came:
+                above.add(question, came)
+        compare(session, root)
+
+
+def test_a_tree_is_a_value() -> None:
+    tree = MessageTree((Message("user", "One?"), Message("assistant", "a")))
+    other = tree.forked(0).extended(Message("user", "Two?"))
+    assert tree.branches == () and other.messages == (Message("user", "Two?"),)
+    assert other.switched(0, 0).switched(0, 1) == other

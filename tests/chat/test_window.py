@@ -1,0 +1,111 @@
+"""A conversation longer than the context: its first turns are left out of the prompt, and nowhere else."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from offspec.chat.conversation import Conversation
+from offspec.chat.session import Session
+from offspec.core.errors import RequestError
+from offspec.core.events import Finished, Notice, Prefill
+from tests.support.fake_engine import ScriptedEngine
+
+CONTEXT = 200
+ANSWER = "a b c d e f g h i j k l m n"  # with the question and the marks of a template, some 20 tokens
+
+
+def ask(session: Session, text: str) -> tuple[int, list[str]]:
+    """A question and its answer: the tokens that were in the caches, and what was told."""
+    events = list(session.send(text))
+    assert isinstance(events[-1], Finished)
+    return events[-1].result.reused_tokens, [event.text for event in events if isinstance(event, Notice)]
+
+
+def prompts(engine: ScriptedEngine) -> list[str]:
+    return [engine.wording.spell(asked[0]) for asked in engine.asked]
+
+
+def test_the_first_turns_are_left_out_and_told_and_kept(tmp_path: Path) -> None:
+    engine = ScriptedEngine([ANSWER], context=CONTEXT)
+    session = engine.chat(system="Be brief.")
+    session.keep(tmp_path / "kept.json")
+    told: list[str] = []
+    for n in range(12):
+        told, left, at = ask(session, f"Question {n} of many?")[1], session.left_out, n
+        if told:
+            break
+    assert told == [f"the first {left} questions are left out: the context has room for 200 tokens"]
+    assert [n for n in range(at + 1) if f"Question {n} " in prompts(engine)[-1]] == list(range(left, at + 1))
+    assert all(prompt.startswith("<|system|>Be brief.\n<|user|>Question") for prompt in prompts(engine))
+    assert session.conversation.turns == at + 1 == Conversation.read(tmp_path / "kept.json").turns
+
+
+def test_the_prompt_begins_differently_once_and_then_a_quarter_is_free() -> None:
+    engine = ScriptedEngine([ANSWER], context=CONTEXT)
+    session = engine.chat()
+    turns = [ask(session, f"Question {n} of many?") for n in range(60)]
+    sizes = [len(asked[0]) for asked in engine.asked]
+    slid = [n for n, (_, notices) in enumerate(turns) if notices]
+    assert len(slid) > 3
+    assert all(sizes[n] <= CONTEXT * 3 // 4 for n in slid)
+    assert max(sizes) <= CONTEXT - CONTEXT // 8
+    for n, (reused, _) in enumerate(turns):
+        if n and n not in slid:
+            assert reused >= sizes[n - 1] + 10  # the last prompt and its answer
+    assert all(later - earlier > 1 for earlier, later in pairwise(slid))
+
+
+def test_prompts_are_those_of_the_conversation_without_its_first_turns() -> None:
+    engine = ScriptedEngine([ANSWER], context=CONTEXT)
+    session = engine.chat(system="Be brief.")
+    for n in range(25):
+        ask(session, f"Question {n} of many?")
+        left = session.messages[2 * session.left_out : -1]
+        plain = Conversation(model="demo", system="Be brief.", messages=list(left))
+        assert prompts(engine)[-1] == engine.wording.render(plain.prompt())
+
+
+def test_a_retry_keeps_the_window_and_what_is_taken_back_makes_room() -> None:
+    engine = ScriptedEngine([ANSWER], context=CONTEXT)
+    session = engine.chat()
+    for n in range(12):
+        ask(session, f"Question {n} of many?")
+    left, used = session.left_out, session.used
+    assert left
+    assert not [event for event in session.retry() if isinstance(event, Notice)]
+    assert engine.asked[-1][0] == engine.asked[-2][0] and session.used == used
+    session.rewind(1)
+    assert session.left_out == left and session.used < used
+    session.rewind(8)
+    assert session.left_out == 0
+    assert ask(session, "And now?")[1] == [] and "Question 0 " in prompts(engine)[-1]
+
+
+def test_a_long_question_goes_alone_and_a_longer_one_is_refused() -> None:
+    engine = ScriptedEngine([ANSWER], context=CONTEXT)
+    session = engine.chat()
+    for n in range(3):
+        ask(session, f"Question {n} of many?")
+    assert ask(session, "word " * 185)[1] == [
+        "the first 3 questions are left out: the context has room for 200 tokens"
+    ]
+    before = session.messages
+    with pytest.raises(RequestError, match=r"the question has .* room for 200 .* shorten it"):
+        ask(session, "word " * 200)
+    assert session.messages == before and session.left_out == 3
+    list(session.edit("short again"))  # there is room for all of it
+    assert session.left_out == 0 and "Question 0 " in prompts(engine)[-1]
+
+
+def test_a_conversation_that_is_resumed_finds_its_window(tmp_path: Path) -> None:
+    session = ScriptedEngine([ANSWER], context=2000).chat()
+    for n in range(20):
+        ask(session, f"Question {n} of many?")
+    session.save(tmp_path / "long.json")
+    engine = ScriptedEngine([ANSWER], context=CONTEXT)
+    resumed = Session.load(engine, tmp_path / "long.json")
+    assert resumed.used == CONTEXT  # an estimate, and no more than there is
+    reused, told = ask(resumed, "And now?")
+    assert reused == 0 and told and isinstance(next(iter(resumed.send("Then?"))), Prefill)
+    assert 2 < resumed.left_out < 20 and resumed.conversation.turns == 22

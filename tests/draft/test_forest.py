@@ -1,0 +1,290 @@
+"""Trees that grow side by side are those that grow alone, and what they ask of one model is one forward."""
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from offspec.core.config import SamplingParams
+from offspec.draft.base import Drafter, Scorer
+from offspec.draft.cross_vocab.drafter import TranslatedDrafter
+from offspec.draft.cross_vocab.retokenize import Reading
+from offspec.draft.cross_vocab.vocab_map import VocabMap
+from offspec.draft.grow.best_first import Growing, GrowthPolicy, grow, grow_forest
+from offspec.draft.grow.result import GrownTree
+from offspec.draft.lm import LMDrafter
+from offspec.draft.lookup.suffix import SuffixLookup
+from offspec.draft.mix.mixture import Mixture
+from offspec.draft.mix.sources import Sources
+from offspec.model.cache import TreeCache
+from offspec.model.fused import forward as lean
+from offspec.model.fused.forward import LeanModel
+from offspec.model.tokenizer import load_tokenizer
+from offspec.sampling.logits_processor import LogitsProcessor
+from offspec.sampling.noise import GumbelNoise
+from offspec_planners.acceptance import Calibration
+from offspec_planners.cost import PassCosts
+from tests.support.table_drafter import TableDrafter
+from tests.support.tiny_models import VOCABULARY, load_all, open_model, write_model
+
+NO_TARGET = TreeCache(0, 0)
+POLICY = GrowthPolicy(budget=30, width=5, min_gain=0.0)
+TEXTS = [[5, 9, 17, 33, 64, 20], [8, 8, 30], [3 + i % 31 for i in range(70)], [41, 5, 9, 17, 33, 64, 20, 21]]
+DEAR = PassCosts(compute=((1, 1.0), (101, 2.0)), step=((1, 0.02), (33, 0.1)), start=0.02)
+
+
+CPU = torch.device("cpu")
+
+
+def lm(folder: Path, *, is_lean: bool, device: torch.device = CPU) -> LMDrafter:
+    model = open_model(write_model(folder, spread=0.4), device=device)
+    load_all(model, 32)
+    made = model.lean(32) if is_lean else model.tree_model
+    assert made is not None
+    return LMDrafter("draft", made, model.device, model.close)
+
+
+def translated(folder: Path) -> Drafter:
+    tokenizer = load_tokenizer(write_model(folder / "other"))
+    vocab = VocabMap.between(tokenizer, tokenizer)
+    drafter = lm(folder / "draft", is_lean=True)
+    return TranslatedDrafter(drafter, vocab, Reading(vocab, tokenizer, tokenizer), CPU)
+
+
+MAKES: dict[str, Callable[[Path], dict[str, Drafter]]] = {
+    "lean": lambda folder: {"lean": lm(folder, is_lean=True)},
+    "tree": lambda folder: {"tree": lm(folder, is_lean=False)},
+    "another vocabulary": lambda folder: {"translated": translated(folder)},
+    "two": lambda folder: {"a": lm(folder / "a", is_lean=True), "b": lm(folder / "b", is_lean=False)},
+}
+
+
+class Sequences:
+    """Several texts, and a fork of the sources for each."""
+
+    def __init__(self, drafters: dict[str, Drafter], temperature: float, *, lookups: bool = False) -> None:
+        self.made = Sources(drafters, {"suffix": SuffixLookup()} if lookups else {})
+        self.temperature, self.told = temperature, list[str]()
+        self.sources = [self.made.fork(NO_TARGET) for _ in TEXTS]
+        self.device = CPU
+
+    def mixture(self, index: int) -> Mixture:
+        params = SamplingParams(temperature=self.temperature, seed=index)
+        processor = LogitsProcessor(params, VOCABULARY, TEXTS[index], self.device)
+        noise = GumbelNoise(index, VOCABULARY, self.device) if self.temperature else None
+        sources = self.sources[index]
+        return sources.mixture(
+            sources.names,
+            lambda name: Scorer(processor, noise, Calibration(), children=6),
+            noise,
+            tell=lambda text: self.told.append(f"{index}: {text}"),
+        )
+
+    def growing(self, texts: Sequence[Sequence[int]], policy: GrowthPolicy = POLICY) -> list[Growing]:
+        return [Growing(self.mixture(i), ids, policy, 9) for i, ids in enumerate(texts)]
+
+    def commit(self, grown: Sequence[GrownTree]) -> list[list[int]]:
+        """The texts, a path down each tree longer, as if the target had taken it."""
+        texts = list[list[int]]()
+        for index, (tree, ids) in enumerate(zip(grown, TEXTS, strict=True)):
+            path, tokens = [0], list[int]()
+            while below := tree.tree.children(path[-1]):
+                path.append(min(below.values()))
+                tokens.append(int(tree.tree.token[path[-1]]))
+            for drafter in self.sources[index].drafters.values():
+                drafter.commit(tree.candidates[path].tolist())
+            texts.append([*ids, *tokens, 7 + index])
+        return texts
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of the forwards of lean models."""
+    counted, real = list[int](), LeanModel.layers_over
+
+    def counting(self: LeanModel, hidden: torch.Tensor, *rest: Any) -> torch.Tensor:
+        counted.append(len(hidden))
+        return real(self, hidden, *rest)
+
+    monkeypatch.setattr(LeanModel, "layers_over", counting)
+    return counted
+
+
+def same(found: GrownTree, expected: GrownTree) -> None:
+    assert found.tree.token.tolist() == expected.tree.token.tolist()
+    assert found.tree.parent.tolist() == expected.tree.parent.tolist()
+    np.testing.assert_allclose(found.tree.score, expected.tree.score, atol=1e-4)
+    assert found.steps == expected.steps
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("kind", "temperature"), [("lean", 0.0), *((kind, 0.9) for kind in MAKES)])
+def test_trees_are_those_that_grow_alone(
+    kind: str, temperature: float, tmp_path: Path, rows: list[int]
+) -> None:
+    """The first of them reads its prompt, the second what was committed, both with others."""
+    drafters = MAKES[kind](tmp_path)
+    beside = Sequences(drafters, temperature, lookups=kind == "two")
+    by_itself = Sequences(drafters, temperature, lookups=kind == "two")
+    texts: list[list[int]] = TEXTS
+    for _ in range(2):
+        before = len(rows)
+        found = grow_forest(beside.growing(texts))
+        together, before = len(rows) - before, len(rows)
+        alone = [grow(by_itself.mixture(i), ids, POLICY, 9) for i, ids in enumerate(texts)]
+        assert len(found[0].tree) == 30
+        for one, other in zip(found, alone, strict=True):
+            same(one, other)
+        if kind == "lean":
+            assert together == max(tree.steps for tree in alone) < len(rows) - before
+        texts = beside.commit(found)
+        assert by_itself.commit(alone) == texts
+    beside.made.close()
+
+
+@torch.no_grad()
+@pytest.mark.gpu
+def test_graphs_of_several_caches_grow_what_the_cpu_grows(tmp_path: Path) -> None:
+    """A step of each is a graph of its own, over its own cache, captured and then replayed."""
+    grown = list[list[GrownTree]]()
+    for name in ("cpu", "cuda"):
+        device = torch.device(name)
+        drafter = lm(tmp_path, is_lean=True, device=device)
+        sequences, texts = Sequences({"lean": drafter}, 0.9), list[Sequence[int]](TEXTS)
+        sequences.device = device
+        for _ in range(2):
+            grown.append(grow_forest(sequences.growing(texts)))
+            texts = [*sequences.commit(grown[-1])]
+        model = drafter._model
+        assert isinstance(model, LeanModel)
+        if model._steps is not None:
+            assert len(model._steps._steps) == len(TEXTS)
+            sequences.sources.pop()
+            gc.collect()
+            assert len(model._steps._steps) == len(TEXTS) - 1, "graphs go with their sequence"
+        sequences.made.close()
+    for found, expected in zip(grown[2:], grown[:2], strict=True):
+        for one, other in zip(found, expected, strict=True):
+            assert one.tree.token.tolist() == other.tree.token.tolist()
+
+
+@torch.no_grad()
+def test_prompts_are_read_together_in_chunks(
+    tmp_path: Path, rows: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lean, "_CHUNK", 32)
+    drafters = MAKES["lean"](tmp_path)
+    beside, by_itself = (Sequences(drafters, 0.0) for _ in range(2))
+    found = grow_forest(beside.growing(TEXTS))
+    assert rows[:3] == [32, 32, sum(map(len, TEXTS)) - 64] and max(rows) <= 32
+    for index, tree in enumerate(found):
+        same(tree, grow(by_itself.mixture(index), TEXTS[index], POLICY, 9))
+
+
+@torch.no_grad()
+def test_one_tree_is_grown_as_ever(tmp_path: Path) -> None:
+    """With its costs, and for the record."""
+    drafters = MAKES["lean"](tmp_path)
+    for policy in (POLICY, replace(POLICY, costs=DEAR), replace(POLICY, costs=DEAR, record=60)):
+        (found,) = grow_forest(Sequences(drafters, 0.0).growing(TEXTS[:1], policy))
+        expected = grow(Sequences(drafters, 0.0).mixture(0), TEXTS[0], policy, 9)
+        same(found, expected)
+        assert (found.recorded is None) == (expected.recorded is None) == (not policy.record)
+
+
+@torch.no_grad()
+def test_a_failed_forward_silences_those_who_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafters = MAKES["lean"](tmp_path)
+    sequences = Sequences(drafters, 0.0)
+    trees = sequences.growing(TEXTS)
+    real, calls = LeanModel.hidden_of, iter(range(99))
+
+    def failing(self: LeanModel, given: Any) -> torch.Tensor:
+        if next(calls) == 2:
+            raise RuntimeError("no room")
+        return real(self, given)
+
+    monkeypatch.setattr(LeanModel, "hidden_of", failing)
+    found = grow_forest(trees)
+    assert [len(tree.tree) > 1 for tree in found] == [True] * len(TEXTS), "what was drafted before is kept"
+    assert len(sequences.told) == len(TEXTS) and "no room" in sequences.told[0]
+    again = grow_forest(sequences.growing(TEXTS))  # the next request tries again
+    for one, ids in zip(again, TEXTS, strict=True):
+        assert len(one.tree) == 30 and one.tree.token[0] == ids[-1]
+
+
+@torch.no_grad()
+def test_an_interrupt_breaks_all_of_them_off(tmp_path: Path) -> None:
+    drafters = MAKES["lean"](tmp_path)
+    sequences, looks = Sequences(drafters, 0.0), iter(range(99))
+
+    def look() -> None:
+        if next(looks) == 6:
+            raise KeyboardInterrupt
+
+    trees = [Growing(sequences.mixture(i), ids, POLICY, 9, between=look) for i, ids in enumerate(TEXTS)]
+    with pytest.raises(KeyboardInterrupt):
+        grow_forest(trees)
+    fresh = Sequences(drafters, 0.0)
+    for one, other in zip(
+        grow_forest(sequences.growing(TEXTS)), grow_forest(fresh.growing(TEXTS)), strict=True
+    ):
+        same(one, other)
+
+
+def table(sure: float) -> TableDrafter:
+    """Guesses one token with this probability, and four others alike."""
+    rest = (1 - sure) / 5
+    return TableDrafter(torch.log(torch.tensor([[sure, *[rest] * 5]] * 6)))
+
+
+def tabulated(sure: Sequence[float], policy: GrowthPolicy) -> list[Growing]:
+    def scorer() -> Scorer:
+        return Scorer(LogitsProcessor(SamplingParams(), 6, []), None, Calibration(), children=5)
+
+    drafters: list[Any] = [table(probability) for probability in sure]
+    return [Growing(Mixture.single(drafter, scorer()), [0, 2], policy, 12) for drafter in drafters]
+
+
+def test_rows_go_to_the_surer_and_nobody_goes_without() -> None:
+    policy = GrowthPolicy(budget=24, width=4, min_gain=0.0)
+    sizes = [len(tree.tree) for tree in grow_forest(tabulated([0.9, 0.6, 0.2], policy), most=20)]
+    assert sum(sizes) == 20 and sizes[0] > sizes[1] > sizes[2] >= 1
+    sizes = [len(tree.tree) for tree in grow_forest(tabulated([0.9, 0.6, 0.2], policy), most=20, floor=5)]
+    assert sum(sizes) == 20 and min(sizes) == 5
+
+
+def test_costs_are_those_of_all_together() -> None:
+    """A step that two trees share pays for less than it takes each of them, and rows are dearer for more."""
+    costs = PassCosts(compute=((1, 1.0), (17, 1.0), (117, 30.0)), step=((1, 0.25), (33, 0.26)))
+    policy = GrowthPolicy(budget=64, width=4, costs=costs)
+    (by_itself,) = grow_forest(tabulated([0.8], policy))
+    together = grow_forest(tabulated([0.8] * 4, policy))
+    assert sum(len(tree.tree) for tree in together) <= 18, "no more rows than one pass has room for"
+    assert all(tree.steps > by_itself.steps for tree in together)
+    crowded = grow_forest(tabulated([0.8], policy), alone=16)
+    assert len(crowded[0].tree) < len(by_itself.tree), "others take the room"
+
+
+def test_forests_of_none() -> None:
+    assert grow_forest([]) == []
+
+
+def steps(trees: Sequence[Growing]) -> Iterator[list[list[int]]]:
+    for tree in trees:
+        drafter: Any = tree._mixture.sources[0].drafter
+        yield drafter.steps
+
+
+def test_a_dear_step_takes_the_best_nodes_of_all() -> None:
+    costs = PassCosts(compute=((1, 1.0), (101, 1.2)), step=((1, 0.01), (2, 0.02), (33, 9.0)))
+    trees = tabulated([0.9, 0.3, 0.1], GrowthPolicy(budget=40, width=4, costs=costs))
+    grow_forest(trees)
+    sure, unsure, least = steps(trees)
+    assert sum(map(len, sure)) > sum(map(len, unsure)) >= sum(map(len, least)) >= 1
+    assert max(map(len, sure[1:])) <= 2

@@ -1,0 +1,241 @@
+"""Sources of several sequences share weights and nothing else: in turns each drafts what it would alone."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from pathlib import Path
+
+import pytest
+import torch
+
+from offspec.checkpoint import open_checkpoint
+from offspec.core.events import unheard
+from offspec.draft.base import Drafter, Features, Lookup
+from offspec.draft.cross_vocab.drafter import TranslatedDrafter
+from offspec.draft.cross_vocab.retokenize import Reading
+from offspec.draft.cross_vocab.vocab_map import VocabMap
+from offspec.draft.early_exit import EarlyExitDrafter
+from offspec.draft.heads.base import TargetShape
+from offspec.draft.heads.mtp import open_mtp
+from offspec.draft.heads.open import open_head
+from offspec.draft.lm import LMDrafter
+from offspec.draft.lookup.ngram import NgramLookup
+from offspec.draft.lookup.suffix import SuffixLookup
+from offspec.draft.mix.sources import Sources
+from offspec.model.attention import TreeContext
+from offspec.model.cache import TreeCache
+from offspec.model.loaded import LoadedModel
+from offspec.model.parts import TargetParts
+from offspec.model.pass_parts import SequenceRows
+from offspec.model.tokenizer import load_tokenizer
+from tests.draft.asking import CALLS, CHAINS, Hearing, tree_below
+from tests.draft.mtp_files import write_with_mtp
+from tests.support import eagle_files
+from tests.support.heads_files import MEDUSA_CONFIG, medusa_tensors, mlp_config, mlp_tensors, write_head
+from tests.support.tiny_models import CALIBRATION, load_all, nothing, open_model, write_hybrid, write_model
+
+LAYERS = 9
+TURNS = ([0, 1, 3], [0, 2, 6], [0], [0, 1])
+
+
+@dataclass(frozen=True)
+class Target:
+    """A loaded target and where it is from."""
+
+    folder: Path
+    model: LoadedModel
+
+    @property
+    def parts(self) -> TargetParts:
+        return TargetParts(self.model)
+
+
+Make = Callable[[Target, Path], Drafter]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    folder = tmp_path_factory.mktemp("target")
+    write_with_mtp(folder, "mimo", "qwen2", {"num_hidden_layers": LAYERS})  # what the heads here look at
+    model = open_model(folder)
+    load_all(model, 16)
+    return Target(folder, model)
+
+
+def lm(model: LoadedModel, *, lean: bool, target: TreeCache | None = None) -> LMDrafter:
+    made = model.lean(16) if lean else model.tree_model
+    assert made is not None
+    return LMDrafter("draft", made, model.device, model.close, target)
+
+
+def another_model(target: Target, folder: Path, *, lean: bool) -> Drafter:
+    model = open_model(write_model(folder, seed=5))
+    load_all(model, 16)
+    return lm(model, lean=lean)
+
+
+def hybrid(target: Target, folder: Path) -> Drafter:
+    model = open_model(write_hybrid(folder, "qwen3_5_text"))
+    load_all(model, 16)
+    return lm(model, lean=False)
+
+
+def substitute(target: Target, folder: Path) -> Drafter:
+    model = open_model(target.folder)
+    model.load_rounded(4, True, 16, nothing, CALIBRATION, target.model.rest_tensors)
+    return lm(model, lean=True, target=target.model.tree_model.cache)
+
+
+def translated(target: Target, folder: Path) -> Drafter:
+    model = open_model(write_model(folder, seed=6))
+    load_all(model, 16)
+    ours, theirs = load_tokenizer(target.folder), load_tokenizer(folder)
+    vocab = VocabMap.between(ours, theirs)
+    return TranslatedDrafter(lm(model, lean=True), vocab, Reading(vocab, ours, theirs), model.device)
+
+
+def shape_of(target: Target) -> TargetShape:
+    parts = target.parts
+    sizes = parts.hidden_size, parts.vocab_size, parts.layers
+    return TargetShape("target", *sizes, parts.dtype, parts.device, parts.config)
+
+
+def head(target: Target, folder: Path) -> Drafter:
+    found = open_head(str(folder), shape_of(target), unheard)
+    assert found is not None
+    return found.load(target.parts, 16)
+
+
+def medusa(target: Target, folder: Path) -> Drafter:
+    return head(target, write_head(folder, MEDUSA_CONFIG, medusa_tensors(), "medusa_lm_head.pt"))
+
+
+def mlp(target: Target, folder: Path) -> Drafter:
+    return head(target, write_head(folder, mlp_config(), mlp_tensors()))
+
+
+def eagle(target: Target, folder: Path) -> Drafter:
+    return head(target, eagle_files.write_head(folder / "head", eagle_files.make_head("eagle")))
+
+
+def eagle3(target: Target, folder: Path) -> Drafter:
+    return head(target, eagle_files.write_head(folder / "head", eagle_files.make_head("eagle3")))
+
+
+def mtp(target: Target, folder: Path) -> Drafter:
+    module = open_mtp(open_checkpoint(str(target.folder)), shape_of(target))
+    assert module is not None
+    return module.load(target.parts, 16)
+
+
+MAKES: dict[str, Make] = {
+    "lean": lambda target, folder: another_model(target, folder, lean=True),
+    "tree": lambda target, folder: another_model(target, folder, lean=False),
+    "hybrid": hybrid,
+    "substitute": substitute,
+    "early-exit": lambda target, folder: EarlyExitDrafter(target.model, 16),
+    "another vocabulary": translated,
+    "medusa": medusa,
+    "mlp": mlp,
+    "eagle": eagle,
+    "eagle3": eagle3,
+    "mtp": mtp,
+}
+
+
+class Writing:
+    """One text, the target's cache of it, and a drafter that follows."""
+
+    def __init__(self, target: Target, made: Drafter, seed: int) -> None:
+        self.model, self.cache = target.model.tree_model, target.model.tree_model.cache.another()
+        self.drafter = made.fork(self.cache)
+        self.ids = torch.randint(
+            3, 90, (7 + 9 * seed,), generator=torch.Generator().manual_seed(seed)
+        ).tolist()
+
+    def follow(self) -> None:
+        """A pass of the target over all but the root, and what drafters get of it."""
+        start, rows = self.cache.length, len(self.ids) - 1 - self.cache.length
+        wants, tokens = self.drafter.wants, torch.tensor(self.ids[start:-1])
+        context = TreeContext(start, torch.arange(start, start + rows), rows, torch.zeros(0, 0).bool())
+        self.model.taps = wants.layers
+        hidden = self.model.hidden_of([SequenceRows(tokens, context, self.cache)])
+        self.cache.commit(rows, [])
+        if wants:
+            self.drafter.observe(Features(start, hidden, dict(self.model.tapped)))
+        self.drafter.adopt()
+
+    def drafted(self) -> Iterator[list[torch.Tensor]]:
+        """What it says of trees below the text, which goes on, and is gone back in once."""
+        for turn, accepted in enumerate(TURNS):
+            self.follow()
+            yield []
+            tree, hearing = tree_below(self.ids[-1]), Hearing()
+            self.drafter.start(self.ids)
+            for nodes in (CALLS, CHAINS)[turn % 2]:
+                self.drafter.expand(tree, list(nodes), hearing)
+                said, hearing.heard = hearing.heard, []
+                yield said
+            self.drafter.commit(accepted)
+            self.ids += [*tree.token[accepted[1:]].tolist(), 11 + turn]
+            if turn == 1:
+                self.ids = [*self.ids[:5], 70, 71]
+                self.cache.rewind(5)
+                self.drafter.rewind(5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", list(MAKES))
+def test_in_turns_each_drafts_what_it_would_alone(kind: str, target: Target, tmp_path: Path) -> None:
+    made = MAKES[kind](target, tmp_path)
+    alone = [list(Writing(target, made, seed).drafted()) for seed in range(3)]
+    sequences = [Writing(target, made, seed) for seed in range(3)]
+    turns = list(zip_longest(*(sequence.drafted() for sequence in sequences)))
+    for found, expected in zip(zip(*turns, strict=True), alone, strict=True):
+        assert sum(map(len, expected)) > 12, "it has said something"
+        for said, wanted in zip(chain(*found), chain(*expected), strict=True):
+            assert torch.equal(said, wanted)
+    sequences[0].drafter.close()
+    again = Writing(target, made, 1)
+    for said, wanted in zip(chain(*again.drafted()), chain(*alone[1]), strict=True):
+        assert torch.equal(said, wanted), "who is closed takes no weights along"
+    if kind != "early-exit":
+        made.close()
+
+
+def looked_up(lookup: Lookup, ids: Sequence[int]) -> Iterator[object]:
+    for end in range(8, len(ids), 3):
+        lookup.start(ids[:end])
+        yield lookup.below([], None, 12, -9.0, 8)
+        lookup.learn(ids[end : end + 3])
+    lookup.rewind(6)
+    lookup.start([*ids[:6], 5, 9])
+    yield lookup.below([], None, 12, -9.0, 8)
+
+
+@pytest.mark.parametrize("made", [SuffixLookup, NgramLookup])
+def test_lookups_in_turns_find_what_each_would_alone(made: type[SuffixLookup | NgramLookup]) -> None:
+    first = made()
+    if isinstance(first, SuffixLookup):
+        first.add_text([5, 9, 40, 41, 42, 43])
+    for _ in looked_up(first, [3, 4] * 20):
+        pass  # it has learnt
+    texts = [[5, 9, 17, 33] * 7, [8, 5, 9, 5] * 7]
+    alone = [list(looked_up(first.fork(), ids)) for ids in texts]
+    in_turns = zip(*(looked_up(first.fork(), ids) for ids in texts), strict=True)
+    assert list(map(list, zip(*in_turns, strict=True))) == alone
+    fork = first.fork()
+    fork.start([5, 9])
+    found = fork.below([], None, 4, -9.0, 4)
+    assert (40 in found.token) == isinstance(first, SuffixLookup), "texts of earlier are there for all"
+
+
+def test_sources_fork_as_a_whole(target: Target, tmp_path: Path) -> None:
+    """A source that is retired in one sequence goes on in another, and what is learnt of rests is of each."""
+    sources = Sources({"mlp": mlp(target, tmp_path)}, {"lookup": NgramLookup()})
+    fork = sources.fork(target.model.tree_model.cache.another())
+    assert fork.names == sources.names and fork.wants == sources.wants
+    assert all(fork.drafters[name] is not sources.drafters[name] for name in fork.drafters)
+    fork.close()
+    fork.rewind(0)
+    sources.rewind(0)

@@ -1,0 +1,363 @@
+"""Several answers from the same passes: each is what it is alone, whatever comes, leaves or fails beside."""
+
+import os
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import offspec
+from offspec import ClosedError, RequestError, SamplingParams, StreamError
+from offspec.core.events import Event, Finished, PassProgress, PassStats, TextDelta
+from offspec.core.memory import resident_bytes
+from offspec.engine.answer import Answer
+from offspec.engine.engine import Engine
+from offspec.engine.passes import Passes
+from offspec.engine.request import RunningRequest
+from offspec.model import runner
+from offspec_planners.placement import Placement
+from tests.support.expert_models import by_need, write_experts
+from tests.support.products import some
+from tests.support.tiny_models import tiny_engine, write_hybrid, write_model
+
+PROMPT = [3 + (7 * i * i + i) % 90 for i in range(41)]
+PARAMS = SamplingParams(max_tokens=16, ignore_eos=True, temperature=0.9, seed=3)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request: after how many passes of others it comes, and after how many events it is cancelled."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    draft: str | None
+    after: int
+    left_at: int | None = None
+
+
+def _asked(count: int, seed: int, drafts: tuple[str | None, ...]) -> list[Asked]:
+    dice = random.Random(seed)
+    every = list[Asked]()
+    for index in range(count):
+        shared = PROMPT[: dice.choice((0, 0, 5, 30))]
+        own = [dice.randrange(3, 93) for _ in range(dice.choice((1, 4, 12, 40)))]
+        params = SamplingParams(
+            temperature=dice.choice((0.0, 1.0)),
+            seed=index,
+            max_tokens=dice.choice((1, 4, 10)),
+            ignore_eos=dice.random() < 0.7,
+            stop=("w7",) if dice.random() < 0.2 else (),
+            repetition_penalty=dice.choice((1.0, 1.1)),
+        )
+        left_at = dice.randrange(4) if dice.random() < 0.15 else None
+        every.append(Asked((*shared, *own), params, dice.choice(drafts), dice.randrange(12), left_at))
+    return sorted(every, key=lambda asked: asked.after)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    @cache
+    def write(name: str) -> Path:
+        folder = tmp_path_factory.mktemp(name) / "model"
+        if name == "hybrid":
+            return write_hybrid(folder, "qwen3_5_text")
+        if name == "experts":
+            return write_experts(folder, "mixtral")
+        return write_model(folder, seed=99 if name == "hostile" else 0)
+
+    return write
+
+
+@pytest.fixture
+def model(written: Callable[[str], Path]) -> Path:
+    return written("dense")
+
+
+def _ask(engine: Engine, requests: list[Asked]) -> list[Answer]:
+    """Each as soon as so many passes were run; all of them have ended."""
+    answers, passes, step = list[Answer](), 0, Passes.step
+    waiting, lock = list(requests), threading.Lock()
+
+    def send() -> None:
+        with lock:
+            while waiting and waiting[0].after <= passes:
+                asked = waiting.pop(0)
+                answers.append(engine.submit(asked.prompt, asked.params, draft=asked.draft))
+                if asked.left_at is not None:
+                    threading.Thread(target=_leave, args=(answers[-1], asked.left_at)).start()
+
+    def counted(own: Passes, running: list[RunningRequest]) -> list[list[Event]]:
+        nonlocal passes
+        found = step(own, running)
+        passes += 1
+        send()
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Passes, "step", counted)
+        send()
+        while not all(answer.done for answer in answers) or waiting:
+            passes += not any(not answer.done for answer in answers)
+            send()
+            for answer in answers:
+                _end(answer)
+    return answers
+
+
+def _leave(answer: Answer, events: int) -> None:
+    for index, _ in enumerate(answer):
+        if index >= events:
+            break
+    answer.cancel()
+
+
+def _end(answer: Answer) -> None:
+    try:
+        answer.result(timeout=60)
+    except RequestError:
+        assert answer.request.halt is not None and answer.request.halt.is_set()
+
+
+@pytest.mark.parametrize(
+    ("kind", "draft"),
+    some(
+        [(kind, draft) for kind in ("dense", "hybrid", "experts") for draft in ("none", "itself", "hostile")],
+        ("dense", "hostile"),
+        ("hybrid", "itself"),
+        ("experts", "none"),
+    ),
+)
+def test_requests_come_and_go(kind: str, draft: str, written: Callable[[str], Path]) -> None:
+    folder = written(kind)
+    source = {"none": "suffix", "itself": "substitute,suffix", "hostile": str(written("hostile"))}[draft]
+    placement: Placement | None = by_need(3, 6) if kind == "experts" else None
+    with tiny_engine(folder, source, budget=24, placement=placement, sequences=5) as engine:
+        requests = _asked(
+            32 if kind == "dense" else 16, 5, (None, "none", "suffix" if draft != "hostile" else None)
+        )
+        answers = _ask(engine, requests)
+        events = [event for answer in answers for event in _events(answer)]
+        shared = [event.sequences for event in events if isinstance(event, PassStats)]
+        assert max(shared) > 3 and sum(shared) > 2 * len(shared)
+        began = [
+            (asked, answer.result())
+            for asked, answer in zip(requests, answers, strict=True)
+            if _events(answer)
+        ]
+        assert len(began) > 0.8 * len(requests)
+        for asked, result in began:
+            engine._state.forget()
+            alone = engine.generate(asked.prompt, asked.params, speculate=False)
+            if result.finish_reason == "halted":
+                assert asked.left_at is not None
+                assert alone.token_ids[: result.tokens] == result.token_ids
+            else:
+                assert (result.token_ids, result.text) == (alone.token_ids, alone.text)
+                assert result.finish_reason == alone.finish_reason
+
+
+def _events(answer: Answer) -> list[Event]:
+    """All of them, but for those of an answer that never began."""
+    try:
+        return [*answer]
+    except RequestError:
+        return []
+
+
+def test_a_newcomer_speaks_within_two_passes(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven others run meanwhile; what is left of its prompt shares their passes."""
+    passes, step = list[int](), Passes.step
+
+    def counted(own: Passes, running: list[RunningRequest]) -> list[list[Event]]:
+        passes.append(len(running))
+        return step(own, running)
+
+    monkeypatch.setattr(Passes, "step", counted)
+    with tiny_engine(model, "none", budget=1, sequences=8) as engine:
+        others = [engine.submit([3 + i, 4, 5], replace(PARAMS, max_tokens=120)) for i in range(7)]
+        for other in others:
+            next(event for event in other if isinstance(event, TextDelta))
+        asked = len(passes)
+        newcomer = engine.submit(PROMPT, PARAMS)
+        next(event for event in newcomer if isinstance(event, TextDelta))
+        assert len(passes) - asked <= 3, "one that was under way, and two"
+        assert newcomer.result().tokens == PARAMS.max_tokens and max(passes) == 8
+
+
+@pytest.mark.parametrize("kind", some(["dense", "hybrid"], "dense"))
+def test_a_long_prompt_is_read_between_trees(
+    kind: str, written: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "SHARED_PROMPT_ROWS", 16)
+    with tiny_engine(written(kind), "suffix", budget=8, sequences=3) as engine:
+        first = engine.submit([5, 6, 7], replace(PARAMS, max_tokens=40))
+        prompts = [PROMPT * 2, [*PROMPT, 9, 9]]
+        results = engine.generate_many(prompts, PARAMS)
+        assert first.result().tokens == 40
+        assert len([event for event in first if isinstance(event, PassStats)]) > 5
+        for prompt, result in zip(prompts, results, strict=True):
+            engine._state.forget()
+            assert result.token_ids == engine.generate(prompt, PARAMS, speculate=False).token_ids
+
+
+@pytest.mark.parametrize(
+    ("kind", "int8"),
+    some(
+        [(kind, int8) for kind in ("dense", "hybrid") for int8 in (False, True)],
+        ("dense", True),
+        ("hybrid", False),
+    ),
+)
+def test_a_prompt_that_is_shared_is_read_once(kind: str, int8: bool, written: Callable[[str], Path]) -> None:
+    with tiny_engine(written(kind), "suffix", budget=8, sequences=4, int8_cache=int8) as engine:
+        first = engine.generate(PROMPT, PARAMS)
+        asked = [replace(PARAMS, seed=seed) for seed in range(3, 7)]
+        results = engine.generate_many([PROMPT] * 4, asked)
+        assert [result.reused_tokens for result in results] == [len(PROMPT) - 1] * 4
+        assert results[0].token_ids == first.token_ids
+        assert len({result.token_ids for result in results}) == 4
+        longer = [*PROMPT, *results[3].token_ids[:5], 8]
+        again = engine.submit(longer, PARAMS).result()
+        assert again.reused_tokens >= len(PROMPT) - 1
+        engine._state.forget()
+        assert again.token_ids == engine.generate(longer, PARAMS, speculate=False).token_ids
+
+
+def test_what_a_copy_takes_the_place_of_is_kept(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path))
+    params = replace(PARAMS, max_tokens=2)
+    first, second = ([3 + (7 * i * i + start * i) % 90 for i in range(300)] for start in (1, 2))
+    with tiny_engine(model, "none", budget=1, context=400, sequences=2, cache_size=1 << 30) as engine:
+        for prompt in (first, second):
+            engine.submit(prompt, params).result()
+        copied = engine.submit([*second[:60], 5], params).result()
+        assert copied.reused_tokens == 60
+        again = engine.submit(first, params).result()
+        assert again.reused_tokens >= 256, "from its file"
+        engine._state.forget()
+        assert again.token_ids == engine.generate(first, params).token_ids
+
+
+def test_an_error_reaches_all_and_the_engine_goes_on(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> None:
+        raise StreamError("broken", file="weights", offset=0)
+
+    with tiny_engine(model, "none", budget=1, sequences=2) as engine:
+        params = replace(PARAMS, max_tokens=100)
+        answers = [engine.submit(PROMPT[:10], params), engine.submit(PROMPT[10:20], params)]
+        next(event for event in answers[1] if isinstance(event, TextDelta))
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(Passes, "_run", broken)
+            for answer in answers:
+                with pytest.raises(StreamError):
+                    answer.result(timeout=60)
+        for answer in answers:
+            with pytest.raises(StreamError):
+                assert all(not isinstance(event, Finished) for event in answer)
+        assert engine.submit(PROMPT, PARAMS).result().token_ids == engine.generate(PROMPT, PARAMS).token_ids
+        with pytest.raises(RequestError):
+            engine.submit([10**6], PARAMS)
+        with pytest.raises(RequestError, match="one for each"):
+            engine.generate_many([PROMPT], [PARAMS, PARAMS])
+
+
+def test_streams_and_answers_wait_for_each_other(model: Path) -> None:
+    with tiny_engine(model, "none", budget=1, sequences=2) as engine:
+        expected = engine.generate(PROMPT, PARAMS).token_ids
+        events = engine.stream(PROMPT, PARAMS)
+        next(events)
+        with pytest.raises(RequestError, match="another answer"):
+            engine.submit(PROMPT, PARAMS)
+        submitted = list[Answer]()
+        other = threading.Thread(target=lambda: submitted.append(engine.submit(PROMPT, PARAMS)))
+        other.start()
+        other.join()
+        assert not submitted[0].done
+        with pytest.raises(TimeoutError):
+            submitted[0].result(timeout=0.02)
+        assert isinstance([*events][-1], Finished)
+        assert (
+            submitted[0].result(timeout=60).token_ids == expected == engine.generate(PROMPT, PARAMS).token_ids
+        )
+
+
+async def test_answers_in_a_loop(model: Path) -> None:
+    with tiny_engine(model, "none", budget=1, sequences=2) as engine:
+        expected = engine.generate(PROMPT, PARAMS)
+        answer = engine.submit(PROMPT, PARAMS)
+        text = "".join([event.text async for event in answer if isinstance(event, TextDelta)])
+        assert text == expected.text and (await answer).token_ids == expected.token_ids
+        many = await engine.agenerate_many([PROMPT, PROMPT[:9]], PARAMS)
+        assert many[0].token_ids == expected.token_ids
+        left = engine.submit(PROMPT, replace(PARAMS, max_tokens=200))
+        async for event in left:
+            if isinstance(event, TextDelta):
+                left.cancel()
+        assert 0 < (await left).tokens < 200 and (await left).finish_reason == "halted"
+
+
+def test_closing_ends_what_runs_and_what_waits(model: Path) -> None:
+    engine = tiny_engine(model, "none", budget=1, sequences=1)
+    params = replace(PARAMS, max_tokens=200)
+    running, waiting = engine.submit(PROMPT, params), engine.submit(PROMPT, params)
+    next(event for event in running if isinstance(event, TextDelta))
+    engine.close()
+    assert running.result(timeout=0).finish_reason == "halted"
+    with pytest.raises(ClosedError):
+        waiting.result(timeout=0)
+    with pytest.raises(ClosedError):
+        engine.submit(PROMPT, params)
+    assert not [thread for thread in threading.enumerate() if thread.name == "offspec passes"]
+
+
+def test_a_pass_of_one_that_is_cancelled_is_broken_off(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers, tell = list[int](), RunningRequest.tell
+
+    def cancelling(own: RunningRequest, layer: int, *given: Any) -> None:
+        layers.append(layer)
+        if layer == 1:
+            answer.cancel()
+        tell(own, layer, *given)
+
+    monkeypatch.setattr(RunningRequest, "tell", cancelling)
+    with tiny_engine(model, "none", budget=1, sequences=2) as engine:
+        with engine._turn():  # the pass begins when the answer is known here
+            (answer,) = ThreadPoolExecutor(1).map(partial(engine.submit, progress=True), [PROMPT], [PARAMS])
+        result = answer.result(timeout=60)
+        assert (result.finish_reason, result.tokens, max(layers)) == ("halted", 0, 1)
+        assert [event.layer for event in answer if isinstance(event, PassProgress)] == [0, 0, 1]
+        monkeypatch.undo()
+        assert engine.generate(PROMPT, PARAMS).tokens == PARAMS.max_tokens
+
+
+@pytest.mark.slow
+def test_many_short_requests_leave_nothing_behind(model: Path) -> None:
+    with tiny_engine(model, "suffix", budget=8, sequences=16) as engine:
+        dice, seen = random.Random(1), list[tuple[int, int, int]]()
+        for _ in range(5):
+            prompts = [[dice.randrange(3, 93) for _ in range(dice.randrange(1, 30))] for _ in range(400)]
+            results = engine.generate_many(prompts, replace(PARAMS, max_tokens=4))
+            assert all(result.tokens == 4 for result in results)
+            fds = len(os.listdir("/proc/self/fd"))
+            seen.append((resident_bytes(), threading.active_count(), fds))
+    assert {found[1:] for found in seen} == {seen[0][1:]}
+    assert seen[-1][0] - seen[1][0] < 8 << 20
+
+
+def test_an_engine_is_loaded_for_several(model: Path) -> None:
+    given: Any = {"draft": "none", "dtype": "float32", "memory": "4GB", "context": 128}
+    with offspec.load(model, sequences="auto", **given) as engine:
+        assert engine.sequences == 8
+        results = engine.generate_many([PROMPT[:n] for n in range(3, 13)], PARAMS)
+    with offspec.load(model, **given) as engine:
+        assert engine.sequences == 1
+        alone = [engine.generate(PROMPT[:n], PARAMS) for n in range(3, 13)]
+    assert [result.token_ids for result in results] == [result.token_ids for result in alone]

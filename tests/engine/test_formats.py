@@ -1,0 +1,210 @@
+"""Answers of a format: valid, the same whoever guesses, and what has to come costs no pass."""
+
+import importlib.util
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import offspec
+from offspec import Engine, PassStats, RequestError, SamplingParams
+from offspec.checkpoint.open import DEMO_PACKAGE
+from offspec.core.config import Constraint
+from offspec.draft.base import Children, Scorer
+from offspec.draft.growing_tree import GrowingTree
+from tests.support.json_schema import SCHEMAS, fits
+from tests.support.products import some
+from tests.support.tiny_models import disturb, tiny_engine, write_model
+from tests.support.tokenizers import byte_level, saved
+
+PROMPT = [5, 9, 17, 33, 64, 20]
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "kind": {"enum": ["cat", "mat"]},
+        "age": {"type": "integer", "minimum": 3, "maximum": 120},
+    },
+    "required": ["name", "kind", "age"],
+    "additionalProperties": False,
+}
+FORMATS = {
+    "schema": Constraint("json_schema", PERSON),
+    "regex": Constraint("regex", r"(the (cat|mat) sat( on)?, ){2}[a-z]{3,9}\."),
+    "choice": Constraint("choice", ["the first of them", "the second of them", "none"]),
+    "grammar": Constraint("grammar", 'start: "(" (start | /[0-9]{2,6}/) ")"'),
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A target and a model near to it, with some tokens more than their tokenizer."""
+    folder, tokenizer = tmp_path_factory.mktemp("models"), byte_level()
+    found = []
+    for name in ("target", "near"):
+        size = tokenizer.get_vocab_size() + 19
+        found.append(write_model(folder / name, num_hidden_layers=2, vocab_size=size, spread=0.3))
+        saved(tokenizer, folder / name)
+    disturb(folder / "near")
+    return found[0], found[1]
+
+
+class Hostile:
+    """A drafter that proposes whatever comes to its mind, format or not, and is sure of it."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner, self._random = inner, np.random.default_rng(5)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def expand(self, candidates: GrowingTree, nodes: list[int], scorer: Scorer) -> Children:
+        children: Children = self._inner.expand(candidates, nodes, scorer)
+        count = children.token.shape[1]
+        rows = [self._random.permutation(scorer.vocab_size)[:count] for _ in nodes]
+        sure = np.tile(-np.geomspace(0.01, 5, count).astype(np.float32), (len(nodes), 1))
+        return replace(children, token=np.stack(rows), log_prob=sure, x=sure)
+
+
+@pytest.fixture(scope="module")
+def engine(models: tuple[Path, Path]) -> Iterator[Engine]:
+    target, near = models
+    with tiny_engine(target, f"{near},suffix", budget=48, width=8) as found:
+        yield found
+
+
+def params(format: Constraint, temperature: float, seed: int = 1, tokens: int = 120) -> SamplingParams:
+    return SamplingParams(temperature=temperature, seed=seed, max_tokens=tokens, format=format)
+
+
+def has_format(name: str, text: str) -> bool:
+    match name:
+        case "schema":
+            return fits(json.loads(text), PERSON)
+        case "regex":
+            return bool(re.fullmatch(FORMATS[name].text, text))
+        case "choice":
+            return text in json.loads(FORMATS[name].text)
+        case _:
+            depth = text.count("(")
+            return bool(re.fullmatch(rf"\({{{depth}}}[0-9]{{2,6}}\){{{depth}}}", text))
+
+
+@pytest.mark.parametrize(
+    ("name", "temperature"),
+    some(
+        [(name, temperature) for name in FORMATS for temperature in (0.0, 1.0)],
+        ("schema", 1.0),
+        ("regex", 0.0),
+    ),
+)
+def test_speculation_changes_nothing(engine: Engine, name: str, temperature: float) -> None:
+    for seed in (1, 2):
+        result = engine.generate(PROMPT, params(FORMATS[name], temperature, seed), check=True)
+        assert result.mismatches == ()
+        if result.finish_reason == "eos":
+            assert has_format(name, result.text), result.text
+        else:
+            assert (name, result.finish_reason) == ("grammar", "length"), "brackets may open for ever"
+
+
+@pytest.mark.parametrize(
+    "draft", some(["hostile", "substitute", "suffix", "plain", "one path"], "hostile", "substitute")
+)
+def test_whoever_guesses(draft: str, models: tuple[Path, Path], engine: Engine) -> None:
+    target, near = models
+    asked = [params(FORMATS["schema"], temperature, seed) for temperature in (0.0, 1.0) for seed in (1, 4)]
+    expected = [engine.generate(PROMPT, one, speculate=False).token_ids for one in asked]
+    known: dict[str, dict[str, Any]] = {
+        "hostile": {"draft": near, "wrap": Hostile},
+        "plain": {"draft": near, "verify": "plain"},
+        "one path": {"draft": near},
+    }
+    with tiny_engine(target, budget=32, width=6, **known.get(draft, {"draft": draft})) as other:
+        if draft == "one path":
+            object.__setattr__(other._assembly.target.skeleton, "branches", False)
+        for one, tokens in zip(asked, expected, strict=True):
+            assert other.generate(PROMPT, one).token_ids == tokens
+
+
+def test_what_has_to_come_costs_no_pass(models: tuple[Path, Path], engine: Engine) -> None:
+    """The text of the property names goes in with whatever token decided for it, without a draft step."""
+    names = [f"a_rather_long_name_{number}" for number in range(4)]
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "boolean"} for name in names},
+        "required": names,
+        "additionalProperties": False,
+    }
+    asked = params(Constraint("json_schema", schema), 1.0)
+    with tiny_engine(models[0], "suffix", budget=64) as other:
+        events = list(other.stream(PROMPT, asked))
+        result = other.generate(PROMPT, asked, draft="lookup")
+    passes = [event for event in events if isinstance(event, PassStats)]
+    assert len(passes) <= len(names) + 1 and passes[0].draft_seconds < passes[0].target_seconds + 1
+    assert result.tokens > 60 and dict(result.guessed_by)["format"] >= result.tokens - 2 * len(names)
+    assert engine.generate(PROMPT, asked).passes <= len(passes), "and a draft guesses the rest"
+    assert engine.generate(PROMPT, asked, speculate=False).passes == result.tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_tokens_a_pass_are_no_fewer_than_without_it(engine: Engine, temperature: float) -> None:
+    """The text that a format leaves is said once more by a model that is told every token of it."""
+    asked = params(FORMATS["schema"], temperature, seed=3)
+    with_format = engine.generate(PROMPT, asked)
+    bias = dict.fromkeys(set(with_format.token_ids), 60.0)
+    told = replace(asked, format=None, logit_bias=tuple(bias.items()), max_tokens=with_format.tokens)
+    without = engine.generate(PROMPT, replace(told, ignore_eos=True))
+    assert with_format.tokens_per_pass >= without.tokens_per_pass
+    assert with_format.tokens_per_pass > 8
+
+
+def test_an_answer_that_is_cut_says_so(engine: Engine) -> None:
+    whole = engine.generate(PROMPT, params(FORMATS["schema"], 1.0))
+    cut = engine.generate(PROMPT, params(FORMATS["schema"], 1.0, tokens=20), check=True)
+    assert (whole.finish_reason, cut.finish_reason, cut.mismatches) == ("eos", "length", ())
+    assert whole.text.startswith(cut.text) and len(cut.token_ids) == 20
+    with pytest.raises(ValueError):
+        json.loads(cut.text)
+
+
+def test_what_cannot_be_is_refused_and_the_engine_goes_on(engine: Engine) -> None:
+    with pytest.raises(RequestError, match="json schema cannot be followed: Invalid type"):
+        engine.generate(PROMPT, params(Constraint("json_schema", {"type": "shoe"}), 0.0))
+    with pytest.raises(RequestError, match="format leave none"):
+        engine.generate(PROMPT, replace(params(FORMATS["choice"], 0.0), allowed_token_ids=(3, 4)))
+    assert engine.generate(PROMPT, params(FORMATS["choice"], 0.0)).finish_reason == "eos"
+
+
+@pytest.mark.parametrize("share", some(range(20), 0))
+def test_a_hundred_schemas(engine: Engine, share: int) -> None:
+    for schema in SCHEMAS[share::20]:
+        for temperature in (0.0, 1.0):
+            asked = params(Constraint("json_schema", schema), temperature, tokens=200)
+            result = engine.generate(PROMPT, asked)
+            assert result.finish_reason == "eos", (schema, result.text)
+            assert fits(json.loads(result.text), schema), (schema, result.text)
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Engine]:
+    if importlib.util.find_spec(DEMO_PACKAGE) is None:
+        pytest.skip(f"{DEMO_PACKAGE} is not installed")
+    with offspec.load("demo", draft="suffix", budget=32, width=8, context=1024) as found:
+        yield found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", range(10))
+def test_a_hundred_schemas_by_the_demo_model(demo: Engine, share: int) -> None:
+    for number, schema in list(enumerate(SCHEMAS))[share::10]:
+        for temperature in (0.0, 1.0):
+            asked = params(Constraint("json_schema", schema), temperature, seed=number, tokens=300)
+            result = demo.generate("Answer with some JSON.", asked)
+            assert result.finish_reason == "eos", (schema, result.text)
+            assert fits(json.loads(result.text), schema), (schema, result.text)

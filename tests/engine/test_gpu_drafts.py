@@ -1,0 +1,55 @@
+"""Drafts made of the target's own parts, beside experts that stream to a CUDA device."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from offspec import SamplingParams
+from offspec.checkpoint import open_checkpoint
+from offspec.draft.base import Drafter
+from offspec.draft.early_exit import EarlyExitDrafter
+from offspec.draft.heads.base import TargetShape
+from offspec.draft.heads.mtp import open_mtp
+from offspec.model.loaded import LoadedModel
+from offspec.model.parts import TargetParts
+from offspec_planners.placement import Placement, Tier
+from tests.draft.mtp_files import GLM, write_with_mtp
+from tests.support.tiny_models import reference, tiny_engine
+
+pytestmark = pytest.mark.gpu
+PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
+ROWS = 128
+
+
+@pytest.fixture(autouse=True)
+def exact_products() -> None:
+    """float32 that is float32: TF32 would make near-ties of what is none."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def test_tokens_are_those_of_the_cpu(tmp_path: Path) -> None:
+    """The last turn goes on over rows that were committed, compacted and cut back."""
+    folder = write_with_mtp(tmp_path / "target", "deepseek", "glm4_moe", GLM)
+
+    def load(target: LoadedModel) -> dict[str, Drafter]:
+        config = target.skeleton.config
+        shape = TargetShape(
+            "model", config.hidden_size, target.skeleton.vocab_size, 3, target.dtype, target.device, config
+        )
+        module = open_mtp(open_checkpoint(str(folder)), shape)
+        assert module is not None
+        parts = TargetParts(target)
+        return {"mtp": module.load(parts, ROWS), "early-exit": EarlyExitDrafter(target, ROWS)}
+
+    greedy = SamplingParams(max_tokens=10, ignore_eos=True)
+    sampled = SamplingParams(max_tokens=10, ignore_eos=True, temperature=1.0, seed=3)
+    answer = reference(folder, PROMPT, 10)
+    again = [*PROMPT, *answer[:6], 40, 41]
+    with tiny_engine(folder, "none", budget=1) as engine:
+        expected = engine.generate(again, sampled).token_ids
+    settings = {"budget": 8, "width": 4, "placement": Placement((Tier.DEVICE, Tier.HOST, Tier.DISK), 2, 2)}
+    with tiny_engine(folder, "none", more=load, device=torch.device("cuda"), **settings) as engine:
+        for draft in ("mtp", "early-exit"):
+            assert list(engine.generate(PROMPT, greedy, draft=draft).token_ids) == answer
+        assert engine.generate(again, sampled, draft="mtp,early-exit").token_ids == expected

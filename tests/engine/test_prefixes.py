@@ -1,0 +1,417 @@
+"""Conversations that go on from disk: the same tokens, and hardly a prompt read twice."""
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from offspec import SamplingParams
+from offspec.core import files
+from offspec.core.events import Event, Finished, Notice, Result
+from offspec.engine import prefixes
+from offspec.engine.engine import Engine
+from offspec.engine.prefill_rate import PrefillRate
+from offspec.model import cache_file
+from offspec_planners.placement import Placement, Tier
+from tests.support.products import some
+from tests.support.tiny_models import HYBRIDS, tiny_engine, write_hybrid, write_model
+
+A = [3 + (7 * i * i + i) % 90 for i in range(60)]
+B = [*A[:6], *(3 + (11 * i * i + 5 * i) % 90 for i in range(60))]
+C = [3 + (5 * i * i + 3 * i) % 90 for i in range(60)]
+ROOM = 1 << 30
+CUDA = torch.device("cuda")
+_DISK, _RAM, _GPU = Tier.DISK, Tier.HOST, Tier.DEVICE
+
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dense": ("llama", {}),
+    "int8": ("llama", {"int8_cache": True}),
+    "no keys of its own": ("gemma3n_text", {}),
+    "one latent": ("deepseek_v3", {"int8_cache": True}),
+    "delta rule": ("qwen3_5_text", {}),
+    "mamba beside attention": ("falcon_h1", {}),
+    "no attention": ("mamba", {}),
+}
+GPU_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dense": ("llama", {"placement": Placement((_DISK, _GPU, _RAM), 2, 2)}),
+    "windows": ("llama", {"placement": Placement((_DISK, _GPU, _RAM), 2, 2, caches=_RAM)}),
+    "int8 windows": (
+        "llama",
+        {"int8_cache": True, "placement": Placement((_DISK, _GPU, _RAM), 2, 2, caches=_RAM)},
+    ),
+    "delta rule": ("qwen3_next", {}),
+    "short convolution": ("lfm2", {}),
+}
+
+
+def _params(temperature: float = 0.0, tokens: int = 8) -> SamplingParams:
+    return SamplingParams(temperature=temperature, seed=6, max_tokens=tokens, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    @cache
+    def write(family: str) -> Path:
+        folder = tmp_path_factory.mktemp(family) / "model"
+        return write_hybrid(folder, family) if family in HYBRIDS else write_model(folder, family)
+
+    return write
+
+
+@pytest.fixture(autouse=True)
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Short conversations are worth a file here, however quickly a tiny model reads them."""
+    monkeypatch.setattr(prefixes, "cache_root", lambda: tmp_path / "cache")
+    monkeypatch.setattr(prefixes, "LEAST", 8)
+    monkeypatch.setattr(PrefillRate, "seconds", lambda self, rows: None)
+    yield tmp_path / "cache" / "prefixes"
+
+
+def kept(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
+def turns(engine: Engine, order: Sequence[list[int]], temperature: float = 0.0) -> list[Result]:
+    """Conversations that go on in turns, each from its own answer with a question more."""
+    texts = {id(text): list(text) for text in order}
+    found = list[Result]()
+    for text in order:
+        so_far = texts[id(text)]
+        result = engine.generate(so_far, _params(temperature))
+        found.append(result)
+        so_far += [*result.token_ids, 9, 10, 11]
+    return found
+
+
+def notices(events: Sequence[Event]) -> list[str]:
+    return [event.text for event in events if isinstance(event, Notice)]
+
+
+def tokens(results: Sequence[Result]) -> list[tuple[int, ...]]:
+    return [result.token_ids for result in results]
+
+
+def check_turns(folder: Path, options: dict[str, Any], temperature: float) -> None:
+    plain = {key: value for key, value in options.items() if key == "int8_cache"}
+    order = [A, B, A, B]
+    with tiny_engine(folder, "none", budget=1, **plain) as engine:
+        expected = turns(engine, order, temperature)
+    with tiny_engine(folder, "suffix", budget=24, cache_size=ROOM, **options) as engine:
+        said = turns(engine, order, temperature)
+    assert tokens(said) == tokens(expected)
+    assert len(set(tokens(said))) == 4, "the test model says too little to tell right from wrong"
+    prompts, reused = (
+        sum(values) for values in zip(*((r.prompt_tokens, r.reused_tokens) for r in said[2:]), strict=True)
+    )
+    assert reused >= 0.9 * prompts
+    before = sum(result.reused_tokens for result in expected[2:])
+    assert before < 0.2 * prompts, "without files there is nothing to go on from"
+
+
+@pytest.mark.parametrize(
+    ("kind", "temperature"),
+    some(
+        [(kind, temperature) for kind in sorted(KINDS) for temperature in (0.0, 0.7)],
+        *(("dense", 0.0), ("dense", 0.7), ("int8", 0.7), ("delta rule", 0.7)),
+        *(("mamba beside attention", 0.0), ("no attention", 0.7)),
+    ),
+)
+def test_two_conversations_in_turns(kind: str, temperature: float, written: Callable[[str], Path]) -> None:
+    family, options = KINDS[kind]
+    check_turns(written(family), options, temperature)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("kind", "temperature"),
+    some(
+        [(kind, temperature) for kind in sorted(GPU_KINDS) for temperature in (0.0, 0.7)],
+        *(("dense", 0.7), ("windows", 0.0), ("int8 windows", 0.7), ("short convolution", 0.7)),
+    ),
+)
+def test_two_conversations_on_a_gpu(kind: str, temperature: float, written: Callable[[str], Path]) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    family, options = GPU_KINDS[kind]
+    check_turns(written(family), {**options, "device": CUDA}, temperature)
+
+
+@pytest.mark.gpu
+def test_several_gpus(written: Callable[[str], Path]) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    if torch.cuda.device_count() < 2:
+        pytest.skip("takes two GPUs")
+    placement = Placement((_GPU, _GPU, _RAM), 2, 2, gpus=(0, 1, 1))
+    gpus = {"device": torch.device("cuda:0"), "more_devices": [torch.device("cuda:1")]}
+    check_turns(written("llama"), {"placement": placement, **gpus}, 0.7)
+
+
+@pytest.mark.parametrize("kind", ["dense", "delta rule"])
+def test_after_a_restart(kind: str, small: Path, written: Callable[[str], Path]) -> None:
+    """What was in the cache at the end is on disk, for the user alone; another model has no use for it."""
+    family, options = KINDS[kind]
+    load = partial(tiny_engine, written(family), "suffix", budget=24, **options)
+    with load(cache_size=ROOM) as engine:
+        first = engine.generate(A, _params(0.7))
+    assert small.stat().st_mode & 0o777 == 0o700
+    assert [file.stat().st_mode & 0o777 for file in kept(small)] == [0o600]
+    longer = [*A, *first.token_ids, 9, 10, 11]
+    with load() as engine:
+        expected = engine.generate(longer, _params(0.7))
+    with load(cache_size=ROOM) as engine:
+        said = engine.generate(longer, _params(0.7))
+    assert said.token_ids == expected.token_ids
+    assert said.reused_tokens == len(A) + first.tokens - 1 and not expected.reused_tokens
+    assert len(kept(small)) == 1, "what it went on to has taken the place of what it was"
+    with tiny_engine(written("qwen3"), "none", budget=1, cache_size=ROOM) as other:
+        assert not other.generate(A, _params()).reused_tokens
+    assert len(kept(small)) == 2
+
+
+def test_nothing_is_kept_unasked(small: Path, written: Callable[[str], Path]) -> None:
+    with tiny_engine(written("llama"), "none", budget=1) as engine:
+        turns(engine, [A, B, A])
+    assert not small.exists()
+
+
+def test_a_draft_has_nothing_of_another_conversation(written: Callable[[str], Path]) -> None:
+    """It reads the whole prompt then: its guesses are as good as in an engine that had only this one."""
+    folder = written("llama")
+    for draft in (folder, "substitute"):
+        with tiny_engine(folder, draft, budget=24) as alone:
+            expected = turns(alone, [A, A])[-1]
+        with tiny_engine(folder, draft, budget=24, cache_size=ROOM) as engine:
+            said = turns(engine, [A, B, A])[-1]
+        assert said.reused_tokens >= 0.9 * said.prompt_tokens
+        assert (said.token_ids, said.passes) == (expected.token_ids, expected.passes)
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-900] ^= 16
+    file.write_bytes(content)
+
+
+def cut(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 100)
+
+
+def exchange(file: Path) -> None:
+    """A file that is whole, and of another model."""
+    found = cache_file.look_at(file, file.name[:16])
+    content = file.read_bytes().replace(file.name[:16].encode(), b"0" * 16)
+    assert len(found.ids) and content != file.read_bytes()
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("kind", "harm"),
+    [("dense", flip), ("dense", cut), ("dense", exchange), ("mamba beside attention", flip)],
+)
+def test_a_damaged_file_is_told_about_and_removed(
+    kind: str, harm: Callable[[Path], None], small: Path, written: Callable[[str], Path]
+) -> None:
+    family, options = KINDS[kind]
+    told = list[Event]()
+    load = partial(tiny_engine, written(family), "suffix", budget=24, notify=told.append, **options)
+    with load() as engine:
+        expected = turns(engine, [A, A])[-1]
+    with load(cache_size=ROOM) as engine:
+        turns(engine, [A])
+    (file,) = kept(small)
+    harm(file)
+    with load(cache_size=ROOM) as engine:
+        engine.generate(C, _params())
+        said = turns(engine, [A])[0], engine.generate([*A, *expected.token_ids], _params())
+        assert said[0].reused_tokens < 6, "what it shares with C"
+        again = turns(engine, [A, A])[-1]
+    assert again.token_ids == expected.token_ids
+    (text,) = notices(told)
+    assert "computed again" in text and str(file) in text and "download" not in text
+
+
+def test_another_process_may_remove_a_file(
+    small: Path, written: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the cache has of the prompt is used all the same. A file that nobody ended goes with the next."""
+    told, read = list[Event](), cache_file.read_cache
+    with tiny_engine(written("llama"), "none", budget=1, cache_size=ROOM, notify=told.append) as engine:
+        turns(engine, [A, [*A[:30], *C]])
+
+        def late(found: cache_file.CacheFile, *given: Any) -> None:
+            found.path.unlink()
+            read(found, *given)
+
+        monkeypatch.setattr(prefixes, "read_cache", late)
+        old, new = (small / f".x.safetensors.{name}.partial" for name in ("old", "new"))
+        for file in (old, new):
+            file.touch()
+        os.utime(old, (1e9, 1e9))
+        assert engine.generate(A, _params()).reused_tokens == 30
+        assert not notices(told) and new.exists() and not old.exists()
+
+
+def test_the_limit_holds_and_the_oldest_leave_first(small: Path, written: Callable[[str], Path]) -> None:
+    folder, told = written("llama"), list[Event]()
+    with tiny_engine(folder, "none", budget=1, cache_size=ROOM) as engine:
+        engine.generate(A, _params())
+    (file,) = kept(small)
+    one = file.stat().st_size
+    file.unlink()
+    with tiny_engine(folder, "none", budget=1, cache_size=int(2.5 * one), notify=told.append) as engine:
+        for number, text in enumerate([A, B, C, A]):
+            engine.generate(text, _params())
+            for age, path in enumerate(sorted(kept(small), key=lambda path: path.stat().st_mtime)):
+                os.utime(path, (1e9 + 10 * number + age,) * 2)
+            assert sum(path.stat().st_size for path in kept(small)) <= 2.5 * one
+        assert len(kept(small)) == 2
+        assert engine.generate(C, _params()).reused_tokens == len(C) - 1, "B left, while A was read"
+        assert engine.generate(B, _params()).reused_tokens < 8
+    assert not notices(told)
+    with tiny_engine(folder, "none", budget=1, cache_size=one // 2, notify=told.append) as engine:
+        turns(engine, [A, B, A])
+    assert len(notices(told)) == 1 and "`cache_size`" in notices(told)[0]
+
+
+def test_a_full_disk_costs_the_file_alone(
+    small: Path, written: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, told = written("llama"), list[Event]()
+    with tiny_engine(folder, "none", budget=1) as engine:
+        expected = tokens(turns(engine, [A, B, A]))
+
+    def full(fd: int, data: memoryview) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with tiny_engine(folder, "none", budget=1, cache_size=ROOM, notify=told.append) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr("offspec.checkpoint.write.write_all", full)
+            assert tokens(turns(engine, [A, B, A])) == expected
+        assert not kept(small)
+        assert len(notices(told)) == 2 and "are not kept: the disk filled up" in notices(told)[0]
+    assert len(kept(small)) == 1
+
+
+@pytest.mark.parametrize("kind", some(["dense", "delta rule"], "delta rule"))
+@pytest.mark.parametrize("moment", some([0, 2, 5, 7], 5))
+def test_an_interrupt_leaves_no_file_and_an_engine_to_go_on_with(
+    kind: str, moment: int, small: Path, written: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one conversation is written, and then while the other is read."""
+    family, options = KINDS[kind]
+    with tiny_engine(written(family), "none", budget=1) as engine:
+        expected = tokens(turns(engine, [A, B, C, A, B]))
+    write_all, read = files.write_all, cache_file._taken
+
+    def struck(call: Callable[..., Any]) -> Callable[..., Any]:
+        calls = iter(range(1000))
+
+        def strike(*given: Any) -> Any:
+            if next(calls) == moment:
+                raise KeyboardInterrupt
+            return call(*given)
+
+        return strike
+
+    with tiny_engine(written(family), "suffix", budget=24, cache_size=ROOM, **options) as engine:
+        first = engine.generate(A, _params())
+        with monkeypatch.context() as patch:
+            patch.setattr("offspec.checkpoint.write.write_all", struck(write_all))
+            with pytest.raises(KeyboardInterrupt):
+                engine.generate(B, _params())
+        assert not kept(small)
+        second = engine.generate(B, _params())
+        longer = [*A, *first.token_ids, 9, 10, 11]
+        with monkeypatch.context() as patch:
+            patch.setattr(cache_file, "_taken", struck(read))
+            with pytest.raises(KeyboardInterrupt):
+                engine.generate(longer, _params())
+        assert len(kept(small)) == 2
+        third = engine.generate(C, _params())
+        fourth = engine.generate(longer, _params())
+        assert fourth.reused_tokens >= 0.9 * fourth.prompt_tokens
+        fifth = engine.generate([*B, *second.token_ids, 9, 10, 11], _params())
+    assert tokens([first, second, third, fourth, fifth]) == expected
+
+
+@pytest.mark.parametrize("kind", ["dense", "delta rule"])
+@pytest.mark.parametrize("moment", some([0, 2, 7], 2))
+def test_a_client_that_leaves_is_not_waited_for(
+    kind: str, moment: int, small: Path, written: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one conversation is written, and then while the other is read: no pass begins."""
+    family, options = KINDS[kind]
+    with tiny_engine(written(family), "none", budget=1) as engine:
+        expected = tokens(turns(engine, [A, B, A]))
+    write_all, fill = files.write_all, cache_file._fill
+
+    def halted(engine: Engine, prompt: Sequence[int], name: str, call: Callable[..., Any]) -> Result:
+        halt, calls = threading.Event(), iter(range(1000))
+
+        def leave(*given: Any) -> Any:
+            if next(calls) == moment:
+                halt.set()
+            return call(*given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(name, leave)
+            *_, last = engine.stream(prompt, _params(), halt=halt)
+        assert isinstance(last, Finished) and next(calls) <= moment + 6
+        return last.result
+
+    with tiny_engine(written(family), "suffix", budget=24, cache_size=ROOM, **options) as engine:
+        first = engine.generate(A, _params())
+        left = halted(engine, B, "offspec.checkpoint.write.write_all", write_all)
+        assert (left.finish_reason, left.passes, left.reused_tokens) == ("halted", 0, 0) and not kept(small)
+        second = engine.generate(B, _params())
+        longer = [*A, *first.token_ids, 9, 10, 11]
+        left = halted(engine, longer, "offspec.model.cache_file._fill", fill)
+        assert (left.finish_reason, left.passes) == ("halted", 0) and len(kept(small)) == 2
+        third = engine.generate(longer, _params())
+        assert third.reused_tokens >= 0.9 * third.prompt_tokens
+    assert tokens([first, second, third]) == expected
+
+
+def test_only_new_files_are_looked_at(
+    written: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = list[Path]()
+
+    def look_at(path: Path, key: str) -> cache_file.CacheFile:
+        looked.append(path)
+        return cache_file.look_at(path, key)
+
+    monkeypatch.setattr(prefixes, "look_at", look_at)
+    with tiny_engine(written("llama"), "none", budget=1, cache_size=ROOM) as engine:
+        turns(engine, [A, B, C, A, B, C, A])
+    assert len(looked) == len(set(looked)) >= 3
+
+
+def test_check_computes_anew(written: Callable[[str], Path]) -> None:
+    """What it compares with comes from no file."""
+    with tiny_engine(written("llama"), "suffix", budget=24, cache_size=ROOM) as engine:
+        for text in (A, B):
+            engine.generate(text, _params())
+        begin, reused = engine._state.begin, list[int]()
+        engine._state.begin = lambda *given: reused.append(begin(*given)) or reused[-1]  # type: ignore
+        assert engine.generate(A, _params(), check=True).mismatches == ()
+    assert reused == [len(A) - 1, 0]
+
+
+def test_a_file_is_read_where_that_is_quicker(
+    written: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tiny_engine(written("llama"), "none", budget=1, cache_size=ROOM) as engine:
+        store = engine._state._prefixes
+        assert store is not None
+        turns(engine, [A, B])
+        for seconds, reused in ((1e-9, 6), (1e9, len(A) - 1)):
+            monkeypatch.setattr(PrefillRate, "seconds", lambda self, rows, seconds=seconds: seconds)
+            store._disk_rate = 1e6
+            assert engine.generate(A, _params(tokens=1)).reused_tokens == reused
+            engine.generate(B, _params())

@@ -1,0 +1,230 @@
+"""Rows of several sequences in one pass: the same bits as in passes of each sequence alone."""
+
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from offspec.core.errors import UnsupportedModelError
+from offspec.model.attention import TreeContext
+from offspec.model.cache import TreeCache
+from offspec.model.loaded import LoadedModel
+from offspec.model.parted_tensor import PartedTensor, parts_in
+from offspec.model.pass_parts import SequenceRows, as_asked, order_of, parts_of
+from offspec.model.probe.small_config import small_config
+from offspec.model.row_counts import RowCounts
+from offspec_planners.placement import Placement, Tier
+from tests.support.products import some
+from tests.support.tiny_models import (
+    FAMILIES,
+    HYBRIDS,
+    nothing,
+    open_model,
+    write_config,
+    write_hybrid,
+    write_model,
+)
+
+_LATENTS = ("bailing_hybrid", "deepseek_v3", "kimi_linear")  # expanded between cache and attention
+# Attention of a family's own, with and without biases, and keys that an index selects.
+_OTHERS: dict[str, dict[str, Any]] = {
+    "bloom": {},
+    "deepseek_v32": {},
+    "falcon": {"alibi": True, "new_decoder_architecture": False},
+    "mpt": {},
+}
+_EVERY = (*FAMILIES, *HYBRIDS, *_OTHERS)
+_USUAL = ("llama", "qwen3_moe", "gemma4_text", "qwen3_5_text", "deepseek_v32", "falcon")
+_PARENTS = (-1, 0, 0, 1, 1, 3, 2)  # of a tree's nodes
+_CHUNK = 16
+
+
+@dataclass
+class _Text:
+    """A sequence: tokens that are committed, and how many nodes its trees have."""
+
+    ids: list[int]
+    nodes: int
+
+
+def _texts() -> list[_Text]:
+    texts = [_Text([3 + (7 * i * i + start * i) % 90 for i in range(rows)], nodes)
+             for start, rows, nodes in ((1, 37, 7), (2, 1, 1), (3, 19, 5), (4, 8, 0))]  # fmt: skip
+    return texts
+
+
+def _rows(text: _Text, cache: TreeCache, device: torch.device) -> SequenceRows:
+    """Tokens that the cache does not have, and a tree below the last."""
+    pending, nodes = text.ids[cache.length :], text.nodes
+    sees = np.zeros((nodes, nodes), np.bool_)
+    depth = [0] * nodes
+    for node, parent in enumerate(_PARENTS[:nodes]):
+        sees[node, node] = True
+        if parent >= 0:
+            sees[node] |= sees[parent]
+            depth[node] = depth[parent] + 1
+    tokens, context = TreeContext.of_step(
+        [*pending, *(5 + 3 * node for node in range(nodes))],
+        [*range(cache.length, len(text.ids)), *(len(text.ids) + level for level in depth)],
+        sees,
+        prefix=cache.length,
+        causal=len(pending),
+        device=device,
+    )
+    return SequenceRows(tokens, context, cache)
+
+
+def _commit(text: _Text, cache: TreeCache) -> None:
+    """The path to the tree's fourth node."""
+    path = [node for node in (0, 1, 3) if node < text.nodes]
+    cache.commit(len(text.ids) - cache.length, path)
+    text.ids += [5 + 3 * node for node in path]
+
+
+def _passes(model: LoadedModel, together: bool) -> list[list[torch.Tensor]]:
+    """Of each of three passes the states of each sequence, those aside included."""
+    texts, found, tree_model = _texts(), list[list[torch.Tensor]](), model.tree_model
+    caches = [model.new_cache(64) for _ in texts]
+    tree_model.taps = (1, len(model.layers))
+    for _ in range(3):
+        rows = [_rows(text, cache, model.device) for text, cache in zip(texts, caches, strict=True)]
+        rows = [some for some in rows if len(some.tokens)]
+        made = list[torch.Tensor]()
+        for group in [rows] if together else [[alone] for alone in rows]:
+            states = tree_model.hidden_of(group)
+            made += torch.cat([states, *tree_model.tapped.values()], 1).split(
+                [len(one.tokens) for one in group]
+            )
+        found.append(made)
+        for text, cache in zip(texts, caches, strict=True):
+            _commit(text, cache)
+    return found
+
+
+def _check(model: LoadedModel) -> None:
+    with torch.no_grad():
+        alone, together = _passes(model, False), _passes(model, True)
+    assert [len(made) for made in alone] == [4, 3, 3]
+    for one, other in zip(alone, together, strict=True):
+        for mine, its in zip(one, other, strict=True):
+            assert mine.isfinite().all() and torch.equal(mine, its)
+    model.close()
+
+
+def _write(folder: Path, family: str) -> Path:
+    if family in HYBRIDS:
+        return write_hybrid(folder, family)
+    if family in FAMILIES:
+        return write_model(folder, family)
+    from transformers import CONFIG_MAPPING
+
+    return write_config(folder, small_config(CONFIG_MAPPING[family](**_OTHERS[family])))
+
+
+def _load_all(model: LoadedModel, chunk: int = _CHUNK) -> None:
+    everything = Placement.in_memory(len(model.layers), range(len(model.layers)), 0)
+    model.load(everything, 64, nothing, chunk)
+
+
+@pytest.mark.parametrize("family", some(_EVERY, *_USUAL))
+def test_each_sequence_is_what_it_is_alone(family: str, tmp_path: Path) -> None:
+    model = open_model(_write(tmp_path, family))
+    assert model.skeleton.merges is (family not in _OTHERS)
+    assert model.skeleton.apart is (family in _LATENTS)
+    _load_all(model)
+    _check(model)
+
+
+@pytest.mark.parametrize(
+    ("family", "chunk"), some(product(("llama", "gpt_oss", "qwen3_5_text"), (3, 6, 1024)), ("gpt_oss", 1024))
+)
+def test_chunks_of_any_size(family: str, chunk: int, tmp_path: Path) -> None:
+    model = open_model(_write(tmp_path, family))
+    _load_all(model, chunk)
+    _check(model)
+
+
+@pytest.mark.parametrize("family", some(("gemma2", "gemma4_text", "qwen3_next"), "gemma4_text"))
+def test_caches_in_8_bits(family: str, tmp_path: Path) -> None:
+    model = open_model(_write(tmp_path, family), int8_cache=True)
+    _load_all(model)
+    _check(model)
+
+
+@pytest.mark.parametrize(("family", "calls"), [("qwen3_moe", 2), ("deepseek_v3", 2), ("deepseek_v32", 7)])
+def test_products_are_of_all_sequences(family: str, calls: int, tmp_path: Path) -> None:
+    """Of prompts once and of trees once, where the family lets them."""
+    model = open_model(_write(tmp_path, family))
+    _load_all(model, 128)
+    counted = list[int]()
+    layer: Any = model.skeleton.layers[1]
+    hook = layer.mlp.register_forward_pre_hook(lambda mlp, given: counted.append(1))
+    caches = [model.new_cache(64) for _ in _texts()]
+    with torch.no_grad():
+        model.tree_model.hidden_of([_rows(*own, model.device) for own in zip(_texts(), caches, strict=True)])
+    hook.remove()
+    assert len(counted) == calls
+    model.close()
+
+
+def test_what_goes_together() -> None:
+    """Prompts before trees, no sequence twice, no more than a chunk but for one sequence's rows."""
+    cpu = torch.device("cpu")
+    rows = [_rows(text, TreeCache(1, 4), cpu) for text in _texts()]
+    parts = parts_of(rows, 20, RowCounts(4), merges=True)
+    assert [[(rows.index(piece.sequence), piece.rows) for piece in part.pieces] for part in parts] == [
+        [(0, 18)], [(0, 19), (1, 1)], [(2, 19)], [(3, 8)], [(0, 7), (1, 1), (2, 5)],
+    ]  # fmt: skip
+    assert [part.padding for part in parts] == [2, 0, 1, 0, 3]
+    together = torch.cat([own.tokens for own in rows])[order_of(parts)]
+    assert together[-4:].tolist() == [17, 17, 17, 17], "copies of the last row"
+    assert torch.equal(as_asked(together, parts), torch.cat([own.tokens for own in rows]))
+
+
+def test_keys_of_several_sequences_are_for_attention_alone() -> None:
+    keys = [torch.randn(1, 2, rows, 4) for rows in (3, 5)]
+    parted = PartedTensor(keys)
+    assert parted.shape == (1, 2, 8, 4)
+    assert all(torch.equal(*both) for both in zip(parts_in(parted), keys, strict=True))
+    with pytest.raises(UnsupportedModelError):
+        parted * 2
+    with pytest.raises(UnsupportedModelError):
+        parted[:, :, :3]
+
+
+def test_a_layer_is_entered_once(tmp_path: Path) -> None:
+    model = open_model(write_model(tmp_path))
+    model.load(Placement.in_memory(len(model.layers), (), 2), 64, nothing, _CHUNK)
+    with torch.no_grad():
+        _passes(model, True)
+    read = model.bytes_streamed / sum(model.layer_bytes)
+    assert 3 <= read < 4, "of three passes, and what is read ahead of a fourth"
+    model.close()
+
+
+def _write_plain(folder: Path, family: str) -> Path:
+    """With an activation that a simulated device computes alike wherever a number stands, as real ones do."""
+    return write_model(folder, family, hidden_act="relu", hidden_activation="relu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", some(("llama", "gemma4_text"), "gemma4_text"))
+def test_on_a_device(family: str, tmp_path: Path) -> None:
+    model = open_model(_write_plain(tmp_path, family), device=torch.device("cuda", 0))
+    _load_all(model)
+    _check(model)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", some(("llama", "gemma4_text"), "gemma4_text"))
+def test_layers_on_two_devices(family: str, tmp_path: Path) -> None:
+    """What layers leave for others hops as well."""
+    cuda = torch.device("cuda", 0)
+    model = open_model(_write_plain(tmp_path, family), device=cuda)
+    tiers = tuple(Tier.CPU if layer % 2 else Tier.DEVICE for layer in range(len(model.layers)))
+    model.load(Placement(tiers, 2, 2, Tier.DEVICE), 64, nothing, _CHUNK)
+    _check(model)

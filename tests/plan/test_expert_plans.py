@@ -1,0 +1,253 @@
+"""Experts by need, from run to run: their use is learnt, kept, and trees are priced by it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offspec import CapacityError, PassStats, SamplingParams
+from offspec.core import memory as process_memory
+from offspec.core.events import unheard
+from offspec.draft.grow.best_first import GrowthPolicy
+from offspec.engine.engine import Engine
+from offspec.model.device import RUNTIME, SLACK
+from offspec.plan import initial_fit, prepare
+from offspec.plan.load import open_models
+from offspec.plan.make import plan_by
+from offspec.plan.model_sizes import chosen_experts, expert_sizes
+from offspec.plan.policy import DraftPolicy
+from offspec.plan.prepare import record_of
+from offspec.plan.records import ExpertRecord
+from offspec_planners.acceptance import typical
+from offspec_planners.cost import PassCosts
+from offspec_planners.experts import ExpertCosts, ExpertPass, ExpertSizes
+from offspec_planners.hardware import Processor, Rate, preset
+from offspec_planners.measured_costs import MeasuredCosts
+from tests.support.expert_models import EXPERT_FAMILIES, write_experts
+from tests.support.plan_world import GB, MB, MEASURED, World, least_memory
+from tests.support.products import some
+from tests.support.tiny_models import open_model
+
+ANSWER = SamplingParams(max_tokens=24, ignore_eos=True)
+# Words that come again and again, so that lookups find some.
+PROMPT = [5, 9, 17, 33, 5, 9, 17, 33, 5, 9, 17]
+SIZES = ExpertSizes(32, 2, (0, 1, 2), 1 << 20, 1 << 19)
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four layers of 32 experts, 25 MB of them."""
+    sizes = {"hidden_size": 128, "moe_intermediate_size": 128, "num_experts": 32, "num_experts_per_tok": 2}
+    return write_experts(
+        tmp_path_factory.mktemp("models") / "mixture", "qwen3_moe", num_hidden_layers=4, **sizes
+    )
+
+
+@pytest.fixture
+def slow(world: World, mixture: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """The mixture on a machine whose disk is so slow that no second row pays."""
+    world.target = mixture
+    measured = replace(MEASURED, link=None, disk=Rate.exactly(1e6), layer=((1, 1e-3), *MEASURED.layer))
+    measured = replace(measured, outside=((1, 1e-3), *MEASURED.outside))
+
+    def measure(*given: Any) -> MeasuredCosts:
+        world.measured += 1
+        return measured
+
+    monkeypatch.setattr(prepare, "measure", measure)
+    return world
+
+
+def _load(world: World, **settings: Any) -> Engine:
+    given = {"draft": "suffix", "memory": least_memory(world.target) + 12 * MB}
+    return world.load(**(given | settings))
+
+
+def _passes(engine: Engine, prompt: list[int] = PROMPT) -> list[PassStats]:
+    return [event for event in engine.stream(prompt, ANSWER) if isinstance(event, PassStats)]
+
+
+def test_passes_tell_what_they_asked_of_experts(slow: World) -> None:
+    with _load(slow) as engine:
+        first, *others = _passes(engine)
+        slots = engine.placement["expert_slots"]
+        assert 0 < slots < 4 * 32
+        assert first.experts_read <= first.experts_asked <= 4 * 32
+        for done in others:
+            assert 4 * 2 <= done.experts_asked <= 4 * 2 * done.tree_nodes
+            assert 0 <= done.experts_read <= done.experts_asked
+        record = engine.drafting.experts
+        assert record is not None and record.use.passes == 1 + len(others)
+    with slow.load(draft="none") as engine:  # where all of it has room, nothing is asked for
+        assert {done.experts_asked for done in _passes(engine)} == {0}
+        assert engine.drafting.experts is None
+
+
+def test_what_lookups_find_is_verified_only_where_it_pays(slow: World) -> None:
+    """One token in each pass from a slow disk; where experts take no time the same answer in larger trees."""
+    with _load(slow) as engine:
+        dear = _passes(engine)
+        assert {done.tree_nodes for done in dear} == {1}
+        policy = engine.drafting.policy
+        costs = policy.growth.costs
+        assert costs is not None and costs.experts is not None
+        answer = engine.generate(PROMPT, ANSWER).token_ids
+        engine.drafting.policy = replace(policy, growth=replace(policy.growth, costs=None))
+        assert max(done.tree_nodes for done in _passes(engine)) > 1
+        assert engine.generate(PROMPT, ANSWER).token_ids == answer
+
+
+def test_a_draft_that_does_not_pay_leaves_its_place_to_experts(slow: World) -> None:
+    memory = least_memory(slow.target) + 12 * MB
+    settings: dict[str, Any] = {"draft": str(slow.near), "memory": memory, "learn": False}
+    with _load(slow, **settings) as engine:  # it had to be loaded to be tried
+        plan, answer = engine.plan, engine.generate(PROMPT, ANSWER).token_ids
+        slots = engine.placement["expert_slots"]
+        assert plan is not None and plan.draft_mode == "none" and "left out" in plan.notes[-1]
+        assert plan.placement.expert_slots > slots
+    with _load(slow, **settings) as engine:
+        assert slow.measured == 1 and engine.plan == plan
+        assert slow.notices == ["no draft, since experts in the place of another are expected to bring more"]
+        assert engine.placement["expert_slots"] == plan.placement.expert_slots
+        assert engine.generate(PROMPT, ANSWER).token_ids == answer
+    with _load(slow, **settings, budget=16) as engine:  # asked for is asked for
+        assert engine.plan is not None and engine.plan.draft_mode == "full"
+
+
+@pytest.mark.gpu
+def test_a_plan_chooses_what_computes_experts_beside_a_gpu(
+    world: World, mixture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU where copying takes longer than its products, in float32; in bfloat16 a what-if tells."""
+    world.target, host = mixture, preset("rtx-4090").host
+    assert host is not None
+    slow = replace(host, bandwidth=Rate.exactly(1e5))
+    measured = replace(MEASURED, link=None, host=host, disk=Rate.exactly(1e9), copy=Rate.exactly(1e6))
+    monkeypatch.setattr(prepare, "measure", lambda *given: measured)
+    settings: dict[str, Any] = {"device": "cuda", "draft": "suffix", "memory": 4 * GB, "context": 48}
+    with pytest.raises(CapacityError) as caught:
+        world.load(**settings, experts="gpu", vram=RUNTIME + SLACK)
+    settings["vram"] = caught.value.needed + 2 * MB
+
+    def planned(cpu: Processor, **others: Any) -> tuple[bool, bool]:
+        """Whether the CPU computes experts, and whether it is told that it might."""
+        opened = open_models(world.config(**(settings | others)), unheard)
+        rates, most = replace(measured, host=cpu), opened.undrafted()
+        plan = plan_by(opened, replace(opened.config, budget=most), rates, record_of(opened, 16))
+        opened.close()
+        return plan.placement.cpu_experts, any("--experts cpu" in row.note for row in plan.what_ifs)
+
+    assert planned(host) == (True, False) and planned(slow) == (False, False)
+    assert planned(host, experts="gpu") == (False, True) == planned(host, dtype="bfloat16")
+    assert planned(slow, experts="cpu") == (True, False)
+    says, answer = set[tuple[int, ...]](), SamplingParams(max_tokens=3, ignore_eos=True)
+    for cpu in (False, True):  # it is loaded to be measured, and then laid out as the plan says
+        with world.load(**settings) as engine:
+            result, placement = engine.generate(PROMPT, answer), engine.placement
+            says.add(result.token_ids)
+            assert result.cpu_experts == placement["cpu_experts"] == (placement["expert_slots"] == 0) == cpu
+            assert placement["host_expert_slots"] == 128
+    assert len(says) == 1
+
+
+def test_what_was_learnt_is_kept_for_later_runs(slow: World) -> None:
+    with _load(slow, learn=False) as engine:
+        _passes(engine)
+    assert not list(slow.cache.glob("expert_use/*"))
+    with _load(slow) as engine:
+        _passes(engine)
+        record = engine.drafting.experts
+        assert record is not None
+        seen = record.use.passes
+    assert len(list(slow.cache.glob("expert_use/*"))) == 1
+    with _load(slow) as engine:
+        record = engine.drafting.experts
+        assert record is not None and record.use.passes == seen
+
+
+def test_a_plan_is_remade_when_it_is_known_how_experts_are_asked_for(
+    slow: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "_ENOUGH_PASSES", 20)
+    memory = least_memory(slow.target) + 12 * MB
+
+    def plan(**settings: Any) -> Any:
+        with _load(slow, memory=memory, **settings) as engine:
+            _passes(engine)
+            return engine.plan
+
+    first = plan()
+    assert not first.costs.experts.learnt and slow.measured == 1
+    second = plan()
+    assert "how experts are asked for" in slow.notices[0] and slow.measured == 2
+    assert second.costs.experts.learnt
+    assert plan().costs == second.costs and slow.measured == 2 and slow.notices == []
+
+
+def test_passes_that_say_nothing_of_experts_remake_no_plan(slow: World) -> None:
+    """Passes of one row where there is a slot for each expert."""
+    with _load(slow) as engine:
+        record = engine.drafting.experts
+        assert record is not None
+        for _ in range(100):
+            record.use.observe(ExpertPass(rows=1, layers=4, asked=8, missed=0, held=128))
+    with _load(slow):
+        assert slow.measured == 1 and slow.notices == []
+
+
+def test_memory_that_came_remakes_a_plan_for_more_experts(
+    slow: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(initial_fit, "_MORE", 1.001)
+    least = least_memory(slow.target)
+
+    def free(more: int) -> None:
+        monkeypatch.setattr(process_memory, "available_bytes", lambda: int((least + more) / 0.9))
+        monkeypatch.setattr(process_memory, "resident_bytes", lambda: 0)
+
+    free(8 * MB)
+    tight = slow.plan(draft="suffix")
+    assert tight.placement.expert_slots and not tight.placement.slots
+    free(16 * MB)
+    roomy = slow.remade("are free now", draft="suffix")
+    assert tight.placement.expert_slots < roomy.placement.expert_slots < 128
+
+
+def _costs(seconds: float) -> PassCosts:
+    experts = ExpertCosts(3, 4096, 2, ((0.2, seconds),))
+    return PassCosts(((1, 0.5), (64, 0.6)), ((1, 0.01), (64, 0.02)), experts=experts)
+
+
+def test_a_draft_rests_while_experts_make_its_trees_too_dear() -> None:
+    known = typical("substitute")
+    policy = DraftPolicy(GrowthPolicy(64, 8, costs=_costs(1e-6)), planned_budget=64)
+    dear = policy.priced(_costs(5.0), known)
+    assert dear.growth.budget == 1 and dear.growth.costs == _costs(5.0)
+    assert dear.priced(_costs(1e-6), known).growth.budget == 64
+    assert policy.priced(_costs(5.0), None).growth.budget == 64  # lookups take no time: each tree is priced
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', '{"version": 1, "passes": "many"}'])
+def test_a_damaged_record_is_none(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path))
+    record = ExpertRecord("target", SIZES)
+    record.use.observe(ExpertPass(4, 3, 20, 8, 30))
+    record.save()
+    assert ExpertRecord("target", SIZES).use.passes == 1
+    assert ExpertRecord("another", SIZES).use.passes == 0
+    next(tmp_path.glob("expert_use/*")).write_text(text)
+    assert ExpertRecord("target", SIZES).use.passes == 0
+
+
+@pytest.mark.parametrize("family", some(EXPERT_FAMILIES, "qwen3_moe", "gpt_oss", "hunyuan_v1_moe"))
+def test_sizes_of_experts_are_those_of_the_model(family: str, tmp_path: Path) -> None:
+    """As many are chosen as the router names; weights are those of an expert in float32."""
+    model = open_model(write_experts(tmp_path, family))
+    sizes, config = expert_sizes(model), model.skeleton.config
+    assert sizes is not None
+    named = getattr(config, "num_experts_per_tok", None) or getattr(config, "moe_topk", None)
+    assert sizes.chosen == (named[0] if isinstance(named, list) else named)
+    assert 0 < 4 * sizes.weights <= sizes.nbytes
+    for layer in sizes.layers:
+        assert chosen_experts(model.skeleton.layers[layer], config) == sizes.chosen

@@ -1,0 +1,86 @@
+"""Batches on a local Ray cluster of two workers equal those of one machine, also when a worker dies."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray")
+
+pytestmark = pytest.mark.slow
+
+
+def lines(count: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": f"q{number}",
+            "messages": [{"role": "user", "content": f"w{5 + number} w7"}],
+            "sampling_params": {"temperature": number % 2, "max_tokens": 8 + number % 9},
+        }
+        for number in range(count)
+    ]
+
+
+def ray(command: str, model: str, requests: Path, out: Path) -> dict[str, Any]:
+    """What the driver says in the end."""
+    program = [sys.executable, "-m", "tests.ray.ray_program", command, model, str(requests), str(out)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stderr[-3000:]
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert not told["torch"]
+    return told
+
+
+def single(model: str, requests: Path, out: Path) -> dict[str, Any]:
+    program = [sys.executable, "-m", "tests.server.batch_program", model, str(requests), str(out)]
+    subprocess.run(program, check=True, timeout=170)
+    return said(out)
+
+
+def said(out: Path) -> dict[str, Any]:
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len({line["id"] for line in found}) == len(found), "an id came twice"
+    return {line["id"]: line for line in found}
+
+
+@pytest.fixture
+def requests(tmp_path: Path) -> Path:
+    path = tmp_path / "in"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines(40)))
+    return path
+
+
+def test_two_workers_say_what_one_machine_says(tmp_path: Path, requests: Path) -> None:
+    from tests.support.tiny_models import write_model
+
+    write_model(tmp_path / "model", "llama")
+    wrong = {"id": "wrong", "prompt": 3}
+    requests.write_text(requests.read_text() + json.dumps(wrong) + "\n")
+    told = ray("run", str(tmp_path / "model"), requests, tmp_path / "out")
+    assert told["workers"] == 2
+    assert said(tmp_path / "out") == single(str(tmp_path / "model"), requests, tmp_path / "single")
+
+
+def test_a_worker_is_killed(tmp_path: Path, requests: Path) -> None:
+    """Another takes its place, and nothing is lost."""
+    told = ray("kill", "", requests, tmp_path / "out")
+    assert told["killed"] == 1 and told["workers"] == 3
+    assert said(tmp_path / "out") == single("", requests, tmp_path / "single")
+
+
+def test_rows_become_parquet(tmp_path: Path, requests: Path) -> None:
+    import pyarrow.parquet
+
+    ray("rows", "", requests, tmp_path / "out")
+    expected = single("", requests, tmp_path / "single")
+    rows = pyarrow.parquet.read_table(tmp_path / "out").to_pylist()
+    assert {row["id"]: row["generated_text"] for row in rows} == {
+        name: line["text"] for name, line in expected.items()
+    }
+    assert {row["error"] for row in rows} == {None} and rows[0]["messages"][0]["role"] == "user"
+    assert {row["num_generated_tokens"] for row in rows} == {
+        line["completion_tokens"] for line in expected.values()
+    }

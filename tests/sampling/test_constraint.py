@@ -1,0 +1,237 @@
+"""Formats as rules: at each node of a tree the mask of a matcher that reads its text from the beginning."""
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from llguidance import LLTokenizer
+from llguidance.hf import from_tokenizer
+from transformers import AutoTokenizer
+
+from offspec.core.config import Constraint, SamplingParams
+from offspec.core.errors import RequestError
+from offspec.sampling.constraint import FormatRule
+from offspec.sampling.grammar import check_format, matcher_of
+from offspec.sampling.logits_processor import LogitsProcessor
+from offspec.sampling.noise import GumbelNoise
+from tests.support.json_schema import SCHEMAS, fits
+from tests.support.products import some
+from tests.support.tokenizers import byte_fallback, byte_level, saved
+
+END = 1
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "kind": {"enum": ["cat", "mat"]},
+        "age": {"type": "integer", "minimum": 3, "maximum": 120},
+    },
+    "required": ["name", "kind"],
+    "additionalProperties": False,
+}
+FORMATS = [
+    Constraint("json_schema", PERSON),
+    Constraint("json_object"),
+    Constraint("regex", r"(ab|a)*c{2,3}"),
+    Constraint("choice", ["yes", "no (really)", "é\n\\d"]),
+    Constraint("grammar", 'start: item ("," item)*\nitem: /[0-9]{1,2}/ | "(" item ")"'),
+    Constraint("grammar", 'root ::= "the " ("cat" | "mat") "."'),
+]
+
+
+@pytest.fixture(scope="module", params=["bytes", "pieces"])
+def vocabulary(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A tokenizer of each kind, as transformers and as llguidance have it."""
+    make = byte_level if request.param == "bytes" else byte_fallback
+    tokenizer = AutoTokenizer.from_pretrained(saved(make(), tmp_path_factory.mktemp("tokenizer")))
+    return tokenizer, from_tokenizer(tokenizer, eos_token=[END])
+
+
+def rule(format: Constraint, tokens: LLTokenizer, size: int | None = None) -> FormatRule:
+    return FormatRule(matcher_of(format, tokens), size or tokens.vocab_size, tokens.vocab_size, {END})
+
+
+def open_tokens(found: FormatRule, paths: Sequence[Sequence[int]], size: int) -> list[set[int]]:
+    scores = torch.zeros(len(paths), size)
+    found.apply(scores, paths)
+    return [set(row.isfinite().nonzero()[:, 0].tolist()) for row in scores]
+
+
+def replayed(format: Constraint, tokens: LLTokenizer, path: Sequence[int]) -> set[int]:
+    """What may follow a text, by a matcher of its own."""
+    if path and path[-1] == END:
+        return set()
+    matcher = matcher_of(format, tokens)
+    if matcher.try_consume_tokens(list(path)) < len(path):
+        return set()
+    bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    return set(np.flatnonzero(np.unpackbits(bits, bitorder="little")[: tokens.vocab_size]).tolist())
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.kind)
+def test_every_node_gets_what_its_own_text_allows(format: Constraint, vocabulary: Any) -> None:
+    """Nodes at random places of a tree, in any order, while the committed text grows."""
+    _, tokens = vocabulary
+    size, chance = tokens.vocab_size + 13, random.Random(3)
+    found, said = rule(format, tokens, size), list[int]()
+    while True:
+        paths: list[list[int]] = [[]]
+        for _ in range(12):
+            path = chance.choice(paths)
+            known = sorted(replayed(format, tokens, [*said, *path]))
+            wrong = [chance.randrange(size)] if chance.random() < 0.2 else []
+            if known or wrong:
+                paths.append([*path, *(wrong or [chance.choice(known)])])
+        chance.shuffle(paths)
+        expected = [replayed(format, tokens, [*said, *path]) for path in paths]
+        assert open_tokens(found, paths, size) == expected
+        for path, may_come in zip(paths, expected, strict=True):
+            forced = found.forced(path, 4)
+            assert (len(may_come) == 1) == bool(forced) and set(forced[:1]) <= may_come
+            assert found.fits(path) == (not path or path[-1] in replayed(format, tokens, [*said, *path[:-1]]))
+        ahead = max((path for path in paths if found.fits(path)), key=len)[: chance.randint(1, 4)]
+        found.commit(ahead)
+        said += ahead
+        if END in ahead or len(said) > 40:
+            break
+
+
+def test_masks_on_a_device_are_those_on_a_cpu(device: torch.device, vocabulary: Any) -> None:
+    _, tokens = vocabulary
+    size = tokens.vocab_size + 13  # no whole number of bytes
+    given = FormatRule(matcher_of(FORMATS[0], tokens), size, tokens.vocab_size, {END}, device)
+    paths = [[], given.forced([], 1), given.forced([], 99)]
+    there = torch.zeros(3, size, device=device)
+    given.apply(there, paths)
+    assert [set(row.isfinite().nonzero()[:, 0].tolist()) for row in there.cpu()] == open_tokens(
+        rule(FORMATS[0], tokens, size), paths, size
+    )
+    assert len(paths[2]) > len(paths[1]) == 1
+
+
+def test_an_answer_may_end_where_its_format_may(vocabulary: Any) -> None:
+    tokenizer, tokens = vocabulary
+    size = tokens.vocab_size
+    found = rule(Constraint("regex", "a(bc)*"), tokens)
+    for text, may_end in (("", False), ("a", True), ("ab", False), ("abc", True), ("abcb", False)):
+        path = [tokenizer.convert_tokens_to_ids(letter) for letter in text] if size > 300 else None
+        ids = path if path and None not in path else tokens.tokenize_str(text)
+        (may_come,) = open_tokens(found, [ids], size)
+        assert (END in may_come) == may_end and may_come
+        assert open_tokens(found, [[*ids, END]], size) == [set()], "nothing follows the end"
+    only = rule(Constraint("choice", ["a"]), tokens)
+    ids = tokens.tokenize_str("a")
+    assert only.forced([], 9) == [*ids, END], "the end, too, is forced"
+    assert only.forced([], 1) == ids[:1] and only.forced(ids, 9) == [END]
+
+
+def test_what_is_wrong_in_a_draft_does_no_harm(vocabulary: Any) -> None:
+    """Tokens that cannot come are asked about, and the same matcher goes on."""
+    _, tokens = vocabulary
+    found, size = rule(FORMATS[0], tokens), tokens.vocab_size
+    (expected,) = open_tokens(rule(FORMATS[0], tokens), [[]], size)
+    assert open_tokens(found, [[END], [5, 6], [size - 1, 3], [10**6], [-1], []], size) == [set()] * 5 + [
+        expected
+    ]
+    assert not found.fits([END]) and not found.forced([5], 3)
+
+
+def answer(schema: Any, tokens: LLTokenizer, temperature: float, seed: int) -> str | None:
+    """What a model that says anything says in this format; None where it does not come to an end."""
+    format, size = Constraint("json_schema", schema), tokens.vocab_size
+    params = SamplingParams(temperature=temperature, format=format)
+    processor = LogitsProcessor(params, size, [3], format=rule(format, tokens))
+    noise = GumbelNoise(seed, size, torch.device("cpu")) if temperature else None
+    random, said = torch.Generator().manual_seed(seed), list[int]()
+    for position in range(400):
+        token, _ = processor.choose(2 * torch.randn(size, generator=random), [], noise, position)
+        if token == END:
+            return tokens.decode_str(said)
+        said.append(token)
+        processor.commit([token])
+    return None
+
+
+@pytest.mark.parametrize("share", some(range(10), 0))
+def test_whatever_a_model_says_is_valid(share: int, vocabulary: Any) -> None:
+    _, tokens = vocabulary
+    for number, schema in list(enumerate(SCHEMAS))[share::10]:
+        for temperature in (0.0, 1.0):
+            said = answer(schema, tokens, temperature, number)
+            assert said is not None and fits(json.loads(said), schema), (schema, said)
+
+
+def test_a_hundred_schemas() -> None:
+    assert len(SCHEMAS) == 100
+    for schema in SCHEMAS:
+        check_format(Constraint("json_schema", schema))
+        assert not fits("surely\nnot this", schema) and not fits([{}, [], 1.5, "x"], schema)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        ("json_schema", {"type": "foo"}, "Invalid type: foo"),
+        ("json_schema", {"not": {"type": "string"}}, 'Unimplemented keys: \\["not"\\]'),
+        ("json_schema", {"type": "integer", "minimum": 5, "maximum": 2}, "minimum .* greater than maximum"),
+        ("json_schema", {"$ref": "#/nowhere"}, "/nowhere"),
+        ("json_schema", {"type": "string", "pattern": "(?=a)b"}, "look-ahead"),
+        ("json_schema", {"type": "string", "format": "shoe-size"}, "Unknown format"),
+        ("regex", "(a", "unclosed group"),
+        ("grammar", 'start: "a" b', 'unknown name: "b"'),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_with_the_reason(
+    kind: str, text: Any, said: str, vocabulary: Any
+) -> None:
+    format, refused = Constraint(kind, text), f"{kind.replace('_', ' ')} cannot be followed: .*{said}"
+    for refuse in (check_format, lambda format: matcher_of(format, vocabulary[1])):
+        with pytest.raises(RequestError, match=refused) as error:
+            refuse(format)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        ("xml", "", "one of json_schema"),
+        ("json_schema", "{", "must be JSON"),
+        ("json_schema", "[]", "must be a JSON object"),
+        ("json_schema", "true", "must be a JSON object"),
+        ("json_schema", '{"a":' * 10**5, "nested too deeply"),
+        ("json_schema", {"a": {1, 2}}, "cannot be written as JSON"),
+        ("json_object", "{}", "did you mean json_schema"),
+        ("regex", "", "must not be empty"),
+        ("regex", "\ud800", "Unicode"),
+        ("choice", "[]", "list of texts"),
+        ("choice", ["a", ""], "list of texts"),
+        ("grammar", "", "must not be empty"),
+    ],
+)
+def test_what_is_no_format(kind: str, text: Any, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        Constraint(kind, text)
+
+
+def test_a_format_that_cannot_go_with_other_parameters() -> None:
+    with pytest.raises(RequestError, match="ignore_eos must be False"):
+        SamplingParams(format=FORMATS[0], ignore_eos=True)
+    given: Any = {"kind": "regex", "text": "a+"}
+    assert SamplingParams(format=given).format == Constraint("regex", "a+")
+    for wrong in ("regex", {"text": "a"}, {"kind": "regex", "text": "a", "strict": True}):
+        with pytest.raises(RequestError, match="format must be a Constraint, or its kind and text"):
+            SamplingParams(format=wrong)
+
+
+def test_sessions_keep_it(tmp_path: Path) -> None:
+    from offspec.chat.conversation import Conversation
+
+    params = SamplingParams(format=Constraint("json_schema", PERSON))
+    kept = Conversation(model="m", params=params).to_text()
+    (tmp_path / "kept.json").write_text(kept, "utf-8")
+    assert Conversation.read(tmp_path / "kept.json").params == params

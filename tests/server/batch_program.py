@@ -1,0 +1,49 @@
+"""A batch with a tiny model, in a process that may be killed: MODEL IN OUT are its arguments.
+
+Without a model, as "", what answers is made of the prompt and the seed, at once: the process starts sooner.
+"""
+
+import random
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+from offspec.core.config import SamplingParams
+from offspec.core.events import Event, unheard
+from offspec.server.batch.lines import read_lines
+from offspec.server.batch.results import ResultFile
+from offspec.server.batch.run import BatchRun
+from offspec.server.served_engine import ServedEngine
+from offspec.server.service import Service
+from tests.support.fake_engine import ScriptedEngine
+
+
+class RandomAnswers(ScriptedEngine):
+    """Each prompt and seed has an answer of its own, and it takes a moment."""
+
+    def stream(
+        self, prompt: Any, params: SamplingParams | None = None, **more: Any
+    ) -> Generator[Event, None, None]:
+        assert params is not None
+        chance = random.Random(f"{self.spell(prompt)} {params.seed}")
+        self.answers = (" ".join(f"w{chance.randrange(1000)}" for _ in range(chance.randint(1, 20))),)
+        yield from super().stream(prompt, params, **more)
+
+
+def main() -> None:
+    model, requests, out = sys.argv[1:]
+
+    def load(notify: Any) -> ServedEngine:
+        if not model:
+            return RandomAnswers(delay=0.004)
+        from tests.support.tiny_models import tiny_engine
+
+        return tiny_engine(Path(model), budget=16)
+
+    with ResultFile(Path(out)) as results:
+        BatchRun(Service(load, names=("tiny",)), results, unheard).run(read_lines(Path(requests)))
+
+
+if __name__ == "__main__":
+    main()

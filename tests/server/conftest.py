@@ -1,0 +1,53 @@
+"""A server with a tiny real model for tests that need no other, and what it would say by itself.
+
+Both end with each file of tests: others look whether threads are left.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from offspec.engine.engine import Engine
+from tests.support.fake_engine import ScriptedEngine
+from tests.support.live_server import LiveServer
+from tests.support.tiny_models import tiny_engine, write_model
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("served")
+    write_model(folder, "llama")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def live(tiny_folder: Path) -> Iterator[LiveServer]:
+    with LiveServer(tiny_engine(tiny_folder)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_folder: Path) -> Iterator[Engine]:
+    """The same model without a server and without a draft."""
+    with tiny_engine(tiny_folder, "none") as engine:
+        yield engine
+
+
+@pytest.fixture
+def client(live: LiveServer) -> Iterator[openai.OpenAI]:
+    with live.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def engine() -> ScriptedEngine:
+    """Says what a test gives it, under a template that knows thoughts and calls."""
+    return ScriptedEngine(template="</think> <tool_call>")
+
+
+@pytest.fixture(scope="module")
+def served(engine: ScriptedEngine) -> Iterator[LiveServer]:
+    with LiveServer(engine) as server:
+        yield server

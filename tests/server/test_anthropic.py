@@ -1,0 +1,259 @@
+"""Anthropic's Messages, by Anthropic's own client: blocks, events, tools, thoughts, counts and errors."""
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import pytest
+
+from offspec.core.config import SamplingParams
+from offspec.core.errors import StreamError
+from offspec.engine.engine import Engine
+from offspec.server import responses
+from tests.server.test_tools import BOTH, PARAMETERS
+from tests.support.fake_engine import Script, ScriptedEngine
+from tests.support.live_server import NAME, LiveServer
+
+ASKED: Any = {"model": NAME, "max_tokens": 100, "messages": [{"role": "user", "content": "w12 w13 w14"}]}
+TOOLS: Any = [{"name": name, "input_schema": PARAMETERS} for name in ("weather", "time")]
+IMAGE = {"type": "image", "source": {}}
+THOUGHT = {"type": "thinking", "thinking": ""}
+
+
+@pytest.fixture
+def scripted(served: LiveServer, engine: ScriptedEngine) -> Iterator[anthropic.Anthropic]:
+    engine.answers = [BOTH]
+    with served.anthropic() as client:
+        yield client
+
+
+@pytest.fixture
+def client(live: LiveServer) -> Iterator[anthropic.Anthropic]:
+    with live.anthropic() as client:
+        yield client
+
+
+def blocks(message: anthropic.types.Message) -> list[Any]:
+    """The content of a message, without ids."""
+    return [block.model_dump(exclude_none=True, exclude={"id"}) for block in message.content]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_whole_and_streamed_answers_are_the_engines(
+    client: anthropic.Anthropic, alone: Engine, temperature: float
+) -> None:
+    params = SamplingParams(temperature=temperature, seed=5, max_tokens=20, ignore_eos=True, top_k=9)
+    expected = alone.generate(ASKED["messages"], params, speculate=False)
+    asked = {**ASKED, "max_tokens": 20, "extra_body": {"seed": 5, "ignore_eos": True, "top_k": 9}}
+    asked["extra_body"]["temperature"] = temperature
+    whole = client.messages.create(**asked)
+    assert blocks(whole) == [{"type": "text", "text": expected.text}]
+    assert (whole.role, whole.model, whole.stop_reason) == ("assistant", NAME, "max_tokens")
+    usage = whole.usage
+    assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == expected.prompt_tokens
+    assert usage.output_tokens == 20
+    with client.messages.stream(**asked) as stream:
+        assert "".join(stream.text_stream) == expected.text
+        final = stream.get_final_message()
+    assert (final.stop_reason, final.usage.output_tokens) == ("max_tokens", 20)
+    assert final.usage.cache_read_input_tokens == expected.prompt_tokens - 1
+
+
+def test_events_of_a_stream(scripted: anthropic.Anthropic) -> None:
+    """In their order, each of the client's own type."""
+    events = list(scripted.messages.create(**ASKED, tools=TOOLS, stream=True))
+    assert all(type(event).model_validate(event.model_dump()) == event for event in events)
+    order = [event.type for event in events]
+    assert (order[0], order[-2:]) == ("message_start", ["message_delta", "message_stop"])
+    starts = [event.content_block.type for event in events if event.type == "content_block_start"]
+    assert starts == ["thinking", "text", "tool_use", "tool_use"]
+    opened = -1
+    for event in events:
+        match event.type:
+            case "content_block_start":
+                assert event.index == opened + 1
+                opened = event.index
+            case "content_block_delta" | "content_block_stop":
+                assert event.index == opened
+    assert order.count("content_block_stop") == 4
+
+
+def test_tools_and_thoughts(scripted: anthropic.Anthropic) -> None:
+    expected = [
+        {"type": "thinking", "thinking": "Which city? Oslo.", "signature": "unsigned"},
+        {"type": "text", "text": "I look."},
+        {"type": "tool_use", "name": "weather", "input": {"city": "Oslo"}},
+        {"type": "tool_use", "name": "time", "input": {"city": "Rome"}},
+    ]
+    thinking: Any = {"type": "enabled", "budget_tokens": 1024}
+    whole = scripted.messages.create(**ASKED, tools=TOOLS, thinking=thinking)
+    assert blocks(whole) == expected and whole.stop_reason == "tool_use"
+    assert whole.usage.output_tokens_details is not None
+    assert whole.usage.output_tokens_details.thinking_tokens >= 3
+    with scripted.messages.stream(**ASKED, tools=TOOLS) as stream:
+        final = stream.get_final_message()
+    assert blocks(final) == expected
+    bare = scripted.messages.create(**ASKED, tools=TOOLS, tool_choice={"type": "none"})
+    assert [block.type for block in bare.content] == ["thinking", "text"] and bare.stop_reason == "end_turn"
+
+
+def test_formats_and_forced_calls(scripted: anthropic.Anthropic, engine: ScriptedEngine) -> None:
+    schema = {"type": "object", "properties": {"sky": {"const": "blue"}}}
+    engine.answers = ['{"sky": "blue"}']
+    format: Any = {"format": {"type": "json_schema", "schema": schema}}
+    answer = scripted.messages.create(**ASKED, output_config=format)
+    assert blocks(answer) == [{"type": "text", "text": '{"sky": "blue"}'}]
+    given = engine.asked[-1].params.format
+    assert given is not None and json.loads(given.text) == schema
+    engine.answers = ['{"name": "time", "arguments": {"city": "Rome"}}']
+    choices: list[Any] = [{"type": "any"}, {"type": "tool", "name": "time"}]
+    for choice in choices:
+        answer = scripted.messages.create(**ASKED, tools=TOOLS, tool_choice=choice)
+        assert blocks(answer) == [{"type": "tool_use", "name": "time", "input": {"city": "Rome"}}]
+        assert engine.asked[-1].params.format is not None
+
+
+def test_one_call_at_a_time(scripted: anthropic.Anthropic) -> None:
+    choice: Any = {"type": "auto", "disable_parallel_tool_use": True}
+    answer = scripted.messages.create(**ASKED, tools=TOOLS, tool_choice=choice)
+    assert [block.type for block in answer.content] == ["thinking", "text", "tool_use"]
+    assert answer.stop_reason == "tool_use"
+
+
+def test_models(scripted: anthropic.Anthropic) -> None:
+    """In the shape of the client's API, though the path is that of OpenAI's."""
+    page = scripted.models.list()
+    (model,) = page.data
+    assert (model.id, model.type, model.display_name) == (NAME, "model", NAME)
+    assert not page.has_more and page.first_id == page.last_id == NAME
+    assert scripted.models.retrieve(NAME) == model and type(model).model_validate(model.model_dump())
+    assert abs(model.created_at.timestamp() - time.time()) < 1000
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        scripted.models.retrieve("claude")
+    assert isinstance(caught.value.body, dict) and caught.value.body["error"]["type"] == "not_found_error"
+
+
+def test_garbled_calls_are_text(scripted: anthropic.Anthropic, engine: ScriptedEngine) -> None:
+    engine.answers = ["<tool_call>{Oslo}</tool_call>"]
+    whole = scripted.messages.create(**ASKED, tools=TOOLS)
+    assert blocks(whole) == [{"type": "text", "text": "<tool_call>{Oslo}</tool_call>"}]
+
+
+def test_a_conversation_with_tools(client: anthropic.Anthropic, alone: Engine) -> None:
+    """What the template writes of it is what it writes of the same in OpenAI's shape."""
+    messages: Any = [
+        {"role": "user", "content": [{"type": "text", "text": "w15"}, {"type": "text", "text": "w16"}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "w17", "signature": "unsigned"},
+                {"type": "text", "text": "w18"},
+                {"type": "tool_use", "id": "a", "name": "w19", "input": {"city": "Oslo"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "w20"}]},
+                {"type": "text", "text": "w21", "cache_control": {"type": "ephemeral"}},
+            ],
+        },
+    ]
+    plain = [
+        {"role": "system", "content": "w30"},
+        {"role": "user", "content": "w15\nw16"},
+        {"role": "assistant", "content": "w18"},
+        {"role": "tool", "content": "w20"},
+        {"role": "user", "content": "w21"},
+    ]
+    expected = alone.generate(plain, SamplingParams(max_tokens=5), speculate=False)
+    given: Any = {"model": NAME, "messages": messages, "system": [{"type": "text", "text": "w30"}]}
+    answer = client.messages.create(**given, max_tokens=5)
+    assert blocks(answer) == [{"type": "text", "text": expected.text}]
+    assert client.messages.count_tokens(**given).input_tokens == expected.prompt_tokens
+
+
+def test_stop_sequences(client: anthropic.Anthropic, alone: Engine) -> None:
+    params = SamplingParams(max_tokens=30, ignore_eos=True, temperature=1.0, seed=3)
+    said = alone.generate(ASKED["messages"], params, speculate=False).text.split()
+    stop = next(word for word in said[4:] if len(word) == 3 and word not in said[:4])
+    extra = {"seed": 3, "ignore_eos": True, "temperature": 1.0}
+    answer = client.messages.create(**ASKED, stop_sequences=["w999", stop], extra_body=extra)
+    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", stop)
+    assert blocks(answer)[0]["text"].split() == said[: said.index(stop)]
+
+
+def test_an_answer_is_continued(client: anthropic.Anthropic, alone: Engine) -> None:
+    messages = [*ASKED["messages"], {"role": "assistant", "content": "w30 w31"}]
+    expected = alone.generate(messages, SamplingParams(max_tokens=5), speculate=False).text
+    answer = client.messages.create(model=NAME, max_tokens=5, messages=messages)
+    assert blocks(answer) == [{"type": "text", "text": expected}]
+
+
+def test_an_empty_answer(scripted: anthropic.Anthropic, engine: ScriptedEngine) -> None:
+    engine.answers = [""]
+    answer = scripted.messages.create(**ASKED)
+    assert (answer.content, answer.stop_reason) == ([], "end_turn")
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "messages[0].content[0].type": {"messages": [{"role": "user", "content": [IMAGE]}]},
+    "messages[0].content[0]": {"messages": [{"role": "user", "content": [THOUGHT]}]},
+    "messages[0].role": {"messages": [{"role": "robot", "content": "w12"}]},
+    "messages": {"messages": []},
+    "max_tokens": {"max_tokens": 0},
+    "tools[0].type": {"tools": [{"type": "web_search_20250305", "name": "web_search", "input_schema": {}}]},
+    "tools[0].defer_loading": {"tools": [{"name": "a", "input_schema": {}, "defer_loading": True}]},
+    "tool_choice": {"tool_choice": {"type": "any"}},
+    "thinking.type": {"thinking": {"type": "between_tools"}},
+    "container": {"container": "c"},
+    "temperature": {"temperature": -1.0},
+    "foo": {"foo": 1},
+}
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_refusals_name_the_field(live: LiveServer, field: str) -> None:
+    with live.http() as http:
+        answer = http.post("/v1/messages", json={**ASKED, **REFUSED[field]})
+    told = answer.json()
+    assert (answer.status_code, told["type"]) == (400, "error")
+    assert told["error"]["type"] == "invalid_request_error"
+    assert field in told["error"]["message"]
+
+
+def test_errors_of_every_status(
+    served: LiveServer, scripted: anthropic.Anthropic, engine: ScriptedEngine
+) -> None:
+    with pytest.raises(anthropic.NotFoundError, match="not served here"):
+        scripted.messages.create(**{**ASKED, "model": "claude"})
+    with pytest.raises(anthropic.BadRequestError, match="room"):
+        scripted.messages.count_tokens(model=NAME, messages=[{"role": "user", "content": "a " * 9000}])
+    engine.answers = [Script("one two three four five six", fail_after=1)]
+    with pytest.raises(anthropic.InternalServerError, match="broken off"):
+        scripted.messages.create(**ASKED)
+    with pytest.raises(anthropic.APIStatusError) as caught:
+        list(scripted.messages.create(**ASKED, stream=True))
+    assert isinstance(caught.value.body, dict) and caught.value.body["error"]["type"] == "api_error"
+    engine.answers = [Script("one", fail_after=0, error=StreamError("x", file="f", offset=0))]
+    with pytest.raises(anthropic.InternalServerError, match="which the server's log names"):
+        scripted.messages.create(**ASKED)
+
+
+def test_keys() -> None:
+    with LiveServer(ScriptedEngine(), key="k") as server:
+        with server.anthropic() as client:
+            assert client.messages.create(**ASKED).stop_reason == "end_turn"
+        with server.anthropic(api_key="wrong") as client, pytest.raises(anthropic.AuthenticationError):
+            client.messages.create(**ASKED)
+
+
+def test_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(responses, "_KEEP_ALIVE_S", 0.02)
+    with LiveServer(ScriptedEngine(delay=0.3)) as server, server.http() as http:
+        text = http.post("/v1/messages", json={**ASKED, "stream": True}).text
+    assert 'event: ping\ndata: {"type":"ping"}\n\n' in text
+    last = text.strip().rpartition("data: ")[2]
+    assert json.loads(last) == {"type": "message_stop"}

@@ -1,0 +1,270 @@
+"""Batches of requests from files: what lines may be, what comes of them, and what survives a kill."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offspec.core.errors import ClosedError, DiskFullError, RequestError, StreamError
+from offspec.core.events import Event, LoadProgress
+from offspec.server.batch import lines, results
+from offspec.server.batch.lines import Line, read_lines
+from offspec.server.batch.results import ResultFile
+from offspec.server.batch.run import BatchRun
+from offspec.server.faults import parse
+from offspec.server.service import Service
+from tests.support.fake_engine import Script, ScriptedEngine
+
+PLAIN: list[Any] = [
+    {"id": "a", "prompt": "Why?", "max_tokens": 5},
+    {"custom_id": "b", "messages": [{"role": "user", "content": "How?"}], "sampling_params": {"seed": 3}},
+    {"prompt": "Where?", "n": 2},
+]
+WRAPPED = {
+    "custom_id": "w",
+    "method": "POST",
+    "url": "/v1/chat/completions",
+    "body": {"model": "mine", "messages": [{"role": "user", "content": "When?"}], "temperature": 1},
+}
+WRONG: list[tuple[Any, str]] = [
+    ("nonsense", "not valid JSON"),
+    ([1], "Expected"),
+    ({"prompt": 3}, "messages[0].content"),
+    ({"id": "x"}, "either a prompt or messages"),
+    ({"prompt": "a", "messages": []}, "either a prompt or messages"),
+    ({"prompt": "a", "sampling_params": 3}, "sampling_params: it must be an object"),
+    ({"prompt": "a", "tempature": 1}, "tempature"),
+    ({"prompt": "a", "stream": True}, "whole"),
+    ({**WRAPPED, "url": "/v1/embeddings"}, "/v1/completions"),
+    ({**WRAPPED, "method": "GET"}, "method"),
+    ({"custom_id": "y", "body": {}}, "missing"),
+    ({**WRAPPED, "body": {"messages": []}}, "messages"),
+]
+
+
+def written(path: Path, lines: Sequence[Any]) -> Path:
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text("".join(f"{text}\n" for text in texts))
+    return path
+
+
+def run(requests: Path, out: Path, engine: ScriptedEngine, told: list[Event] | None = None) -> BatchRun:
+    told = [] if told is None else told
+    with ResultFile(out) as file:
+        batch = BatchRun(Service(lambda notify: engine, names=("mine",)), file, told.append)
+        batch.run(read_lines(requests))
+    return batch
+
+
+def said(out: Path) -> dict[str, Any]:
+    lines = list(map(json.loads, out.read_text().splitlines()))
+    found = {line.get("custom_id") or line["id"]: line for line in lines}
+    assert len(found) == len(lines), "an id came twice"
+    return found
+
+
+def test_both_formats(tmp_path: Path) -> None:
+    requests = written(tmp_path / "in", [*PLAIN, WRAPPED])
+    told = list[Event]()
+    batch = run(requests, tmp_path / "out", ScriptedEngine(["Because it is so."]), told)
+    found = said(tmp_path / "out")
+    assert {*found} == {"a", "b", "line-3", "w"}
+    assert found["a"]["text"] == "Because it is so." and found["a"]["finish_reason"] == "stop"
+    assert len(found["line-3"]["texts"]) == 2
+    response = found["w"]["response"]
+    assert (response["status_code"], found["w"]["error"]) == (200, None)
+    assert response["body"]["choices"][0]["message"]["content"] == "Because it is so."
+    assert batch.failed == 0 and batch.tokens == 5 * 4
+    progress = [(event.done, event.total) for event in told if isinstance(event, LoadProgress)]
+    assert progress[-5:] == [(number, 4) for number in range(5)]
+
+
+@pytest.mark.parametrize(("line", "expected"), WRONG)
+def test_a_wrong_line_has_its_error_and_the_others_answers(tmp_path: Path, line: Any, expected: str) -> None:
+    requests = written(tmp_path / "in", ["", line, "  ", PLAIN[0]])
+    first, second = read_lines(requests)
+    assert first.fault is not None and expected in first.fault.message and second.fault is None
+    batch = run(requests, tmp_path / "out", ScriptedEngine())
+    found = said(tmp_path / "out")
+    wrong, right = found.pop(next(name for name in found if name != "a")), found["a"]
+    assert expected in json.dumps(wrong) and right["text"] and batch.failed == 1
+    assert wrong.get("error") or wrong["response"]["status_code"] >= 400
+
+
+def test_a_line_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its text: a line may be megabytes long."""
+    parsed = list[bytes]()
+
+    def counted(text: bytes, wanted: Any) -> Any:
+        parsed.append(text)
+        return parse(text, wanted)
+
+    monkeypatch.setattr(lines, "parse", counted)
+    requests = written(tmp_path / "in", [PLAIN[0], WRAPPED])
+    assert [line.fault for line in read_lines(requests)] == [None, None]
+    assert parsed == requests.read_bytes().splitlines()
+
+
+def test_an_unknown_model_is_an_error_of_its_line(tmp_path: Path) -> None:
+    other = {**WRAPPED, "custom_id": "o", "body": {**WRAPPED["body"], "model": "gpt"}}  # type: ignore[dict-item]
+    run(written(tmp_path / "in", [other, PLAIN[0]]), tmp_path / "out", ScriptedEngine())
+    found = said(tmp_path / "out")
+    assert found["o"]["response"]["status_code"] == 404 and found["a"]["text"]
+
+
+def test_files_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"lines 1 and 2 of .* the same id, 'a'"):
+        list(read_lines(written(tmp_path / "in", [PLAIN[0], PLAIN[0]])))
+    with pytest.raises(RequestError, match=r"line 1 of .* is no result of a batch"):
+        ResultFile(written(tmp_path / "other", ["some text"]))
+    with pytest.raises(RequestError, match="cannot write to"):
+        ResultFile(tmp_path / "none" / "out")
+    with ResultFile(tmp_path / "out"), pytest.raises(RequestError, match="another process is writing"):
+        ResultFile(tmp_path / "out")
+    ResultFile(tmp_path / "out").__exit__(None, None, None)
+
+
+def test_a_run_that_was_broken_off_goes_on(tmp_path: Path) -> None:
+    """The line that a kill cut is asked again; what is whole is not."""
+    requests, out = written(tmp_path / "in", PLAIN), tmp_path / "out"
+    run(requests, out, ScriptedEngine(["One."]))
+    whole = out.read_bytes()
+    out.write_bytes(whole[: whole.rindex(b"line-3") + 20])
+    engine = ScriptedEngine(["Two."])
+    told = list[Event]()
+    run(requests, out, engine, told)
+    found = said(out)
+    progress = [(event.done, event.total) for event in told if isinstance(event, LoadProgress)]
+    assert progress[-2:] == [(2, 3), (3, 3)]
+    assert found["a"]["text"] == "One." and found["line-3"]["texts"] == ["Two.", "Two."]
+    assert len(engine.asked) == 2
+
+
+def test_seeds_come_from_lines(tmp_path: Path) -> None:
+    """So that a second run, or another order, says the same."""
+    one, two = (list(read_lines(written(tmp_path / "in", lines))) for lines in (PLAIN, PLAIN[::-1]))
+    seeds = [{line.id: json.loads(line.request("m"))["seed"] for line in lines} for lines in (one, two)]
+    assert seeds[0]["a"] == seeds[1]["a"] != seeds[0]["b"] == 3
+    assert json.loads(Line(1, "z", "", PLAIN[0], True).request("m"))["seed"] != seeds[0]["a"]
+
+
+def test_a_disk_that_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests, out = written(tmp_path / "in", PLAIN), tmp_path / "out"
+
+    def full(fd: int, data: memoryview) -> None:
+        if b'"b"' in bytes(data):
+            results.os.write(fd, data[:9])  # type: ignore[attr-defined]
+            raise OSError(28, "no space left on device")
+        results.os.write(fd, data)  # type: ignore[attr-defined]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(results, "write_all", full)
+        with pytest.raises(DiskFullError):
+            run(requests, out, ScriptedEngine())
+    assert "b" not in said(out)
+    run(requests, out, ScriptedEngine())
+    assert {*said(out)} == {"a", "b", "line-3"}
+
+
+def test_an_engine_that_fails(tmp_path: Path) -> None:
+    """One failure is its line's; several in a row end the run, and their lines are asked again."""
+    error = StreamError("the disk is gone", file=Path("x"), offset=0)
+    requests = written(tmp_path / "in", [{"prompt": f"question {i}"} for i in range(6)])
+    run(requests, tmp_path / "one", ScriptedEngine([Script("a", error=error, fail_after=0), *["b"] * 5]))
+    found = said(tmp_path / "one")
+    assert len(found) == 6 and sum("error" in line for line in found.values()) == 1
+    with pytest.raises(ClosedError, match="the batch stopped at line"):
+        run(requests, tmp_path / "all", ScriptedEngine([Script("a", error=error, fail_after=0)]))
+    assert len(said(tmp_path / "all")) == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "count", "kills"),
+    [
+        (False, 24, 3),
+        pytest.param(True, 60, 3, marks=pytest.mark.exhaustive),
+        pytest.param(True, 200, 10, marks=pytest.mark.slow),
+    ],
+)
+def test_killed_at_any_moment(tmp_path: Path, model: bool, count: int, kills: int) -> None:
+    """Every id once in the end, and what an undisturbed run says."""
+    folder = ""
+    if model:
+        from tests.support.tiny_models import write_model
+
+        write_model(tmp_path / "model", "llama")
+        folder = str(tmp_path / "model")
+    requests, out, whole = written(tmp_path / "in", _kill_lines(count)), tmp_path / "out", tmp_path / "whole"
+    command = [sys.executable, "-m", "tests.server.batch_program", folder, str(requests)]
+    undisturbed = subprocess.Popen([*command, str(whole)])
+    chance, left = random.Random(3), list[int]()
+    for enough in sorted(chance.sample(range(count - 1), kills)):
+        process = subprocess.Popen([*command, str(out)])
+        while process.poll() is None and _lines(out) <= enough:
+            time.sleep(0.002)
+        time.sleep(chance.random() * 0.03)
+        process.send_signal(signal.SIGKILL)
+        process.wait(20)
+        left.append(_lines(out))
+    assert left[-1] < count and len(set(left)) > 1
+    for process in (undisturbed, subprocess.Popen([*command, str(out)])):
+        assert process.wait(120) == 0
+    expected, found = said(whole), said(out)
+    assert len(found) == count
+
+    def texts(of: dict[str, Any]) -> dict[str, str]:
+        return {name: line["response"]["body"]["choices"][0]["text"] for name, line in of.items()}
+
+    assert texts(found) == texts(expected)
+
+
+def _lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def _kill_lines(count: int) -> list[Any]:
+    def body(number: int) -> dict[str, Any]:
+        text = f"w{5 + number % 60} w7 w{9 + number // 60}"
+        return {"prompt": text, "max_tokens": 24, "temperature": number % 2}
+
+    given = {"method": "POST", "url": "/v1/completions"}
+    return [{"custom_id": f"q{number}", **given, "body": body(number)} for number in range(count)]
+
+
+def test_lines_share_passes(tmp_path: Path) -> None:
+    """Several sequences give the results that one gives, in fewer passes."""
+    from tests.support.tiny_models import tiny_engine, write_model
+
+    model = write_model(tmp_path / "model")
+    lines = [
+        {"prompt": f"w{i} w{2 * i} w9", "max_tokens": 9, "seed": i, "temperature": 1} for i in range(5, 17)
+    ]
+    requests, found = written(tmp_path / "in", [{**lines[0], "n": 3}, *lines[1:]]), list[dict[str, Any]]()
+    for sequences in (1, 4):
+        out = tmp_path / f"out{sequences}"
+        load = partial(_loaded, tiny_engine(model, "suffix", budget=8, sequences=sequences))
+        service = Service(load, names=("mine",))
+        with ResultFile(out) as file:
+            BatchRun(service, file, lambda event: None).run(read_lines(requests))
+        found.append({"said": said(out), "passes": service.metrics.page()})
+    assert found[0]["said"] == found[1]["said"] and len(found[0]["said"]) == len(lines)
+    one, four = (_counted(each["passes"], "offspec_passes_total") for each in found)
+    assert 0 < four < one / 2
+    one, four = (_counted(each["passes"], "offspec_answer_tokens_total") for each in found)
+    assert one == four
+
+
+def _loaded(engine: Any, notify: object) -> Any:
+    return engine
+
+
+def _counted(page: bytes, name: str) -> float:
+    return next(float(line.split()[1]) for line in page.decode().splitlines() if line.startswith(name + " "))

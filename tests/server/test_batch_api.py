@@ -1,0 +1,468 @@
+"""OpenAI's Files and Batches, with OpenAI's own client."""
+
+import json
+import random
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from signal import Signals
+from typing import Any
+
+import openai
+import pytest
+from openai.types import Batch
+
+from offspec.core.errors import StreamError
+from offspec.server.batch.jobs import batches_folder
+from offspec.server.batch.lines import read_lines
+from offspec.server.bodies import Limits
+from tests.support.fake_engine import Script, ScriptedEngine
+from tests.support.live_server import NAME, LiveServer
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data folder of the test's own."""
+    monkeypatch.setenv("OFFSPEC_DATA", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    return ScriptedEngine(["Because it is so."])
+
+
+@pytest.fixture
+def server(engine: ScriptedEngine, data: Path) -> Iterator[LiveServer]:
+    with LiveServer(engine) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A server for tests that leave it as it was."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OFFSPEC_DATA", str(tmp_path_factory.mktemp("shared")))
+        with LiveServer(ScriptedEngine(), limits=Limits(upload_bytes=40_000)) as server:
+            yield server
+
+
+@pytest.fixture
+def client(server: LiveServer) -> Iterator[openai.OpenAI]:
+    with server.client() as client:
+        yield client
+
+
+def line(name: str, text: str = "Why?", **body: Any) -> dict[str, Any]:
+    asked = {"model": NAME, "messages": [{"role": "user", "content": text}], **body}
+    return {"custom_id": name, "method": "POST", "url": CHAT, "body": asked}
+
+
+def text_of(lines: list[Any]) -> bytes:
+    return "".join(f"{each if isinstance(each, str) else json.dumps(each)}\n" for each in lines).encode()
+
+
+def upload(client: openai.OpenAI, lines: list[Any]) -> str:
+    return client.files.create(file=("asked.jsonl", text_of(lines)), purpose="batch").id
+
+
+def begin(client: openai.OpenAI, lines: list[Any], **more: Any) -> Batch:
+    given: Any = {"completion_window": "24h", "endpoint": CHAT, **more}
+    return client.batches.create(input_file_id=upload(client, lines), **given)
+
+
+def ended(client: openai.OpenAI, id: str) -> Batch:
+    deadline = time.monotonic() + 10
+    while (batch := client.batches.retrieve(id)).status not in ("completed", "failed", "cancelled"):
+        assert time.monotonic() < deadline, batch
+        time.sleep(0.01)
+    return batch
+
+
+def results(client: openai.OpenAI, id: str | None) -> dict[str, Any]:
+    if id is None:
+        return {}
+    lines = list(map(json.loads, client.files.content(id).text.splitlines()))
+    found = {each["custom_id"]: each["response"] for each in lines}
+    assert len(found) == len(lines), "an id came twice"
+    return found
+
+
+def test_files(client: openai.OpenAI, data: Path) -> None:
+    text = text_of([line("a")])
+    made = client.files.create(
+        file=("asked.jsonl", text), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
+    )
+    other = client.files.create(file=("ö\n.jsonl", text), purpose="batch")
+    assert (made.object, made.bytes, made.filename, made.purpose) == (
+        "file",
+        len(text),
+        "asked.jsonl",
+        "batch",
+    )
+    assert made.expires_at == made.created_at + 3600 and other.expires_at == other.created_at + 30 * 86400
+    assert client.files.retrieve(made.id) == made
+    assert [each.id for each in client.files.list()] == [other.id, made.id]
+    assert [each.id for each in client.files.list(order="asc", limit=1)] == [made.id, other.id]
+    assert not client.files.list(purpose="batch_output").data
+    assert client.files.content(made.id).content == client.files.content(other.id).content == text
+    assert client.files.delete(made.id).deleted
+    for gone in (client.files.retrieve, client.files.content, client.files.delete):
+        with pytest.raises(openai.NotFoundError):
+            gone(made.id)
+    folder = batches_folder(NAME)
+    assert data in folder.parents and stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+    assert not list(folder.glob(f"{made.id}*"))
+
+
+def test_a_batch(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+    lines = [line("a"), line("b", temperature=-1), line("c", n=2), line("d", model="gpt")]
+    batch = begin(client, lines, metadata={"for": "tests"})
+    assert (batch.object, batch.endpoint, batch.completion_window) == ("batch", CHAT, "24h")
+    assert (
+        batch.status == "validating" and batch.output_file_id is None and batch.metadata == {"for": "tests"}
+    )
+    batch = ended(client, batch.id)
+    assert batch.status == "completed" and batch.errors is None and batch.model == NAME
+    assert batch.request_counts is not None and batch.request_counts.to_dict() == {
+        "total": 4,
+        "completed": 2,
+        "failed": 2,
+    }
+    moments = (batch.created_at, batch.in_progress_at, batch.finalizing_at, batch.completed_at)
+    assert None not in moments and list(moments) == sorted(moments)  # type: ignore[type-var]
+    answers, errors = (results(client, id) for id in (batch.output_file_id, batch.error_file_id))
+    assert {*answers} == {"a", "c"} and {*errors} == {"b", "d"}
+    assert answers["a"]["body"]["choices"][0]["message"]["content"] == "Because it is so."
+    assert [errors[name]["status_code"] for name in "bd"] == [400, 404]
+    assert "temperature" in errors["b"]["body"]["error"]["message"]
+    bodies = [answer["body"]["usage"] for answer in answers.values()]
+    assert batch.usage is not None
+    assert batch.usage.input_tokens == sum(each["prompt_tokens"] for each in bodies) > 0
+    assert batch.usage.output_tokens == sum(each["completion_tokens"] for each in bodies) == 12
+    file = client.files.retrieve(batch.output_file_id or "")
+    assert (file.purpose, file.filename) == ("batch_output", f"{batch.id}_output.jsonl")
+    assert file.bytes == len(client.files.content(file.id).content)
+    assert [each.id for each in client.batches.list()] == [batch.id]
+
+
+def test_answers_are_those_of_requests_alone(tiny_folder: Path) -> None:
+    """And of `offspec batch`, whose lines have the same seeds."""
+    from tests.support.tiny_models import tiny_engine
+
+    lines = [
+        line(f"q{number}", f"w{number + 5} w7", max_tokens=6, temperature=number % 2) for number in range(4)
+    ]
+    with LiveServer(tiny_engine(tiny_folder)) as server, server.client() as client:
+        answers = results(client, ended(client, begin(client, lines).id).output_file_id)
+        path = tiny_folder.parent / "asked.jsonl"
+        path.write_bytes(text_of(lines))
+        for each in read_lines(path):
+            alone = client.chat.completions.create(**json.loads(each.request(NAME)))
+            assert answers[each.id]["body"]["choices"] == [choice.to_dict() for choice in alone.choices]
+
+
+def test_clients_that_wait_go_first(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+    """What is under way ends; then they have their turn, before the next line."""
+    engine.gate.clear()
+    batch = begin(client, [line(f"line {number}", f"line {number}") for number in range(3)])
+    assert engine.held.wait(5)
+    with openai.OpenAI(base_url=client.base_url, api_key="none") as other:
+        asked = [
+            threading.Thread(
+                target=lambda text=text: other.chat.completions.create(
+                    model=NAME, messages=[{"role": "user", "content": text}]
+                )
+            )
+            for text in ("client 1", "client 2")
+        ]
+        for thread in asked:
+            thread.start()
+        deadline = time.monotonic() + 5
+        while other.get("/../health", cast_to=dict)["waiting"] < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        engine.gate.set()
+        for thread in asked:
+            thread.join(10)
+    assert ended(client, batch.id).status == "completed"
+    told = [engine.spell(asked.prompt) for asked in engine.asked]
+    first, *clients, second, third = (
+        next(word for word in ("line", "client") if word in text) for text in told
+    )
+    assert (first, clients, second, third) == ("line", ["client"] * 2, "line", "line")
+
+
+WRONG: list[tuple[list[Any], str, int | None]] = [
+    (["nonsense"], "invalid_json", 1),
+    ([line("a"), {**line("b"), "url": "/v1/completions"}], "invalid_url", 2),
+    ([line("a"), {**line("b"), "url": "/v1/embeddings"}], "invalid_line", 2),
+    ([line("a"), line("a")], "duplicate_custom_id", None),
+    ([{"id": "a", "prompt": "Why?"}], "invalid_line", 1),
+    ([{"custom_id": "a", "method": "POST", "url": CHAT}], "missing_required_parameter", 1),
+    ([" "], "empty_file", None),
+]
+
+
+@pytest.mark.parametrize(("lines", "code", "number"), WRONG)
+def test_a_file_that_is_no_batch(shared: LiveServer, lines: list[Any], code: str, number: int | None) -> None:
+    with shared.client() as client:
+        batch = ended(client, begin(client, lines).id)
+    assert batch.status == "failed" and batch.failed_at is not None and batch.in_progress_at is None
+    assert batch.errors is not None and batch.errors.data is not None
+    (error,) = batch.errors.data
+    assert (error.code, error.line) == (code, number) and error.message and "/" not in error.message[:4]
+    assert batch.output_file_id is batch.error_file_id is None
+
+
+def test_cancelling(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+    """At once, in the middle of an answer; what was answered stays."""
+    engine.answers = ["One.", *["Two."] * 9]
+    engine.gate.clear()
+    batch, later = (begin(client, [line(name) for name in "abc"]) for _ in range(2))
+    assert engine.held.wait(5)
+    assert client.batches.cancel(later.id).status in ("cancelling", "cancelled")
+    assert ended(client, later.id).output_file_id is None
+    assert client.batches.retrieve(batch.id).status == "in_progress"
+    client.batches.cancel(batch.id)
+    batch = ended(client, batch.id)
+    assert batch.status == "cancelled" and batch.cancelling_at and batch.cancelled_at
+    assert batch.request_counts is not None and batch.request_counts.total == 3
+    engine.gate.set()
+    done = ended(client, begin(client, [line("a")]).id)
+    with pytest.raises(openai.BadRequestError, match="it is completed"):
+        client.batches.cancel(done.id)
+
+
+def test_a_restart(engine: ScriptedEngine, data: Path) -> None:
+    """What was answered stays, what was broken off is asked again, and what waited goes on."""
+    engine.answers = ["One.", Script("Two."), "Two."]
+    lines = [line(name, temperature=1) for name in "abc"]
+    with LiveServer(engine, patience=0.0) as server, server.client() as client:
+        engine.gate.clear()
+        first, second = begin(client, lines), begin(client, lines[:1])
+        assert engine.held.wait(5)
+        engine.gate.set()
+        while not len(engine.asked) > 1:
+            time.sleep(0.001)
+        engine.gate.clear()
+    asked = engine.asked
+    again = ScriptedEngine(["Three."])
+    with LiveServer(again) as server, server.client() as client:
+        batch = ended(client, first.id)
+        answers = results(client, batch.output_file_id)
+        assert ended(client, second.id).request_counts == openai.types.BatchRequestCounts(
+            completed=1, failed=0, total=1
+        )
+    assert {*answers} == {*"abc"} and batch.error_file_id is None
+    texts = [answers[name]["body"]["choices"][0]["message"]["content"] for name in "abc"]
+    assert texts[0] == "One." and texts[-1] == "Three."
+    assert again.asked[0].params.seed == asked[texts.index("Three.")].params.seed
+
+
+def test_a_kill(engine: ScriptedEngine, data: Path) -> None:
+    """Half a line at the end of a file, half a file, and a batch that was about to end."""
+    with LiveServer(engine) as server, server.client() as client:
+        batch = ended(client, begin(client, [line(name) for name in "abc"]).id)
+        whole = client.files.content(batch.output_file_id or "").content
+    folder = batches_folder(NAME)
+    kept = folder / f"{batch.output_file_id}.jsonl"
+    for status in ("in_progress", "finalizing", "cancelling"):
+        (folder / f"{batch.output_file_id}.json").unlink(missing_ok=True)
+        record = json.loads((folder / f"{batch.id}.json").read_text())
+        (folder / f"{batch.id}.json").write_text(
+            json.dumps({**record, "status": status, "has_output": False})
+        )
+        kept.write_bytes(whole[:-5] if status == "in_progress" else whole + b'{"custom_id"')
+        (folder / ".file-1.jsonl.2-3.partial").touch()
+        with LiveServer(ScriptedEngine()) as server, server.client() as client:
+            batch = ended(client, batch.id)
+            found = results(client, batch.output_file_id)
+        assert {*found} == {*"abc"}
+        assert batch.status == ("cancelled" if status == "cancelling" else "completed")
+        assert not list(folder.glob("*.partial")) and not list(folder.glob(".*.partial"))
+
+
+@contextmanager
+def program(signal: Signals) -> Iterator[openai.OpenAI]:
+    """A server in a process of its own, which ends by a signal."""
+    command = [sys.executable, "-m", "tests.server.batch_server_program"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url = f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
+            with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=20) as client:
+                yield client
+        finally:
+            process.send_signal(signal)
+
+
+@pytest.mark.exhaustive
+def test_a_server_is_killed(data: Path) -> None:
+    """At moments that a seed chooses: every id once in the end, with the answer of an undisturbed batch."""
+    lines = [line(f"q{number}", f"w{number} w7", temperature=1) for number in range(40)]
+    with program(Signals.SIGKILL) as client:
+        batch, again = begin(client, lines), begin(client, lines[:3])
+    chance = random.Random(5)
+    output = json.loads((batches_folder(NAME) / f"{batch.id}.json").read_text())["output"]
+    path = batches_folder(NAME) / f"{output}.jsonl"
+    for enough in sorted(chance.sample(range(38), 4)):
+        with program(Signals.SIGKILL):
+            while not path.exists() or path.read_bytes().count(b"\n") <= enough:
+                time.sleep(0.002)
+            time.sleep(chance.random() * 0.03)
+    with program(Signals.SIGTERM) as client:
+        whole = begin(client, lines)
+        told = [ended(client, each.id) for each in (batch, again, whole)]
+        found = [results(client, each.output_file_id) for each in told]
+    texts = [
+        {name: each["body"]["choices"][0]["message"]["content"] for name, each in answers.items()}
+        for answers in found
+    ]
+    assert texts[0] == texts[2] and len(texts[0]) == 40
+    assert texts[1] == {name: texts[0][name] for name in ("q0", "q1", "q2")}
+    assert [each.request_counts and each.request_counts.completed for each in told] == [40, 3, 40]
+
+
+def test_what_is_damaged_is_left_out(data: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And the server's log says so; a folder that cannot be used leaves the rest of the server as it is."""
+    folder = batches_folder(NAME)
+    folder.mkdir(parents=True)
+    for name, text in (("batch_1", "{"), ("batch_2", '{"id": 3}'), ("file-3", "\xff")):
+        (folder / f"{name}.json").write_text(text)
+    with LiveServer(ScriptedEngine()) as server, server.client() as client:
+        assert not client.batches.list().data and not client.files.list().data
+    assert all(f"{name}.json is damaged" in caplog.text for name in ("batch_1", "batch_2", "file-3"))
+    shutil.rmtree(data)
+    data.write_text("no folder")
+    with LiveServer(ScriptedEngine()) as server, server.client() as client:
+        with pytest.raises(openai.InternalServerError, match="cannot be kept here"):
+            client.files.list()
+        assert client.models.list().data
+    assert "OFFSPEC_DATA" in caplog.text
+
+
+def test_a_second_server_of_the_model(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+    client.files.list()
+    with LiveServer(ScriptedEngine()) as other, other.client() as asking:
+        with pytest.raises(openai.InternalServerError, match="another server of this model"):
+            asking.files.list()
+        assert asking.models.list()
+    with LiveServer(ScriptedEngine(), names=("alias", "another")) as other, other.client() as asking:
+        assert not asking.files.list().data
+
+
+def test_an_engine_that_fails(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+    error = StreamError("the disk is gone", file=Path("x"), offset=0)
+    engine.answers = [Script("a", error=error, fail_after=0)]
+    batch = ended(client, begin(client, [line(name) for name in "abcd"]).id)
+    assert batch.status == "failed" and batch.errors is not None and batch.errors.data is not None
+    assert "stopped at line 3" in (batch.errors.data[0].message or "")
+    assert len(results(client, batch.error_file_id)) == 2
+
+
+def test_what_is_needed_stays(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+    engine.gate.clear()
+    batch = begin(client, [line("a")])
+    with pytest.raises(openai.BadRequestError, match="cancel that first"):
+        client.files.delete(batch.input_file_id)
+    engine.gate.set()
+    ended(client, batch.id)
+    assert client.files.delete(batch.input_file_id).deleted
+
+
+def test_time_is_over(client: openai.OpenAI, server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = ended(
+        client,
+        begin(client, [line("a")], output_expires_after={"anchor": "created_at", "seconds": 3600}).id,
+    )
+    now = time.time()
+    monkeypatch.setattr("offspec.server.batch.stored_files.time.time", lambda: now + 3700)
+    assert [file.id for file in client.files.list()] == [batch.input_file_id]
+    monkeypatch.setattr("offspec.server.batch.stored_files.time.time", lambda: now + 31 * 86400)
+    assert not client.files.list().data and not client.batches.list().data
+    assert not [path for path in batches_folder(NAME).iterdir() if path.suffix in (".json", ".jsonl")]
+
+
+BODY = {"input_file_id": "file-x", "endpoint": CHAT, "completion_window": "24h"}
+REFUSED: list[tuple[str, Any, int, str]] = [
+    ("/v1/batches", BODY, 404, "input_file_id"),
+    ("/v1/batches", {**BODY, "endpoint": "/v1/embeddings"}, 400, "endpoint"),
+    ("/v1/batches", {**BODY, "completion_window": "1h"}, 400, "completion_window"),
+    ("/v1/batches", {**BODY, "metadata": {"a": "b" * 513}}, 400, "metadata"),
+    ("/v1/batches", {**BODY, "priority": 1}, 400, "priority"),
+    ("/v1/batches/batch_x/cancel", {}, 404, ""),
+    ("/v1/batches/..%2f..%2fetc/cancel", {}, 404, ""),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status", "field"), REFUSED)
+def test_refusals(shared: LiveServer, path: str, body: Any, status: int, field: str) -> None:
+    with shared.http() as http:
+        answer = http.post(path, json=body)
+        assert answer.status_code == status and (answer.json()["error"]["param"] or "") == field
+
+
+FORMS: list[tuple[dict[str, Any], Any, int, str]] = [
+    ({}, ("a", b"x"), 400, "purpose"),
+    ({"purpose": "vision"}, ("a", b"x"), 400, "purpose"),
+    ({"purpose": "batch"}, ("a", b""), 400, "file"),
+    ({"purpose": "batch", "expires_after[anchor]": "created_at"}, ("a", b"x"), 400, "expires_after"),
+    ({"purpose": "batch", "expires_after[seconds]": "7"}, ("a", b"x"), 400, "expires_after"),
+    ({"purpose": "batch", "more": "1"}, ("a", b"x"), 400, "more"),
+    ({"purpose": "batch", "more": "1" * 2000}, ("a", b"x"), 400, ""),
+    ({"purpose": "batch"}, ("a", b"x" * 50_000), 413, ""),
+]
+
+
+@pytest.mark.parametrize(("fields", "file", "status", "field"), FORMS)
+def test_forms_that_are_refused(
+    shared: LiveServer, fields: dict[str, str], file: Any, status: int, field: str
+) -> None:
+    with shared.http() as http:
+        kept = http.get("/v1/files").json()
+        answer = http.post("/v1/files", data=fields, files={"file": file})
+        assert answer.status_code == status and (answer.json()["error"]["param"] or "") == field
+        assert answer.headers["connection"] == "close"
+        assert http.get("/v1/files").json() == kept
+
+
+def test_forms_of_other_pages(shared: LiveServer) -> None:
+    """A form can be sent from anywhere without the browser's leave, but not without saying from where."""
+    given: Any = {"data": {"purpose": "batch"}, "files": {"file": ("a", b"x")}}
+    with shared.http() as http:
+        for origin in ("https://evil.example", "null", "http://127.0.0.1:1"):
+            answer = http.post("/v1/files", headers={"origin": origin}, **given)
+            assert answer.status_code == 403
+        assert (file := http.post("/v1/files", headers={"origin": shared.url}, **given)).status_code == 200
+        assert http.delete(f"/v1/files/{file.json()['id']}").status_code == 200
+        assert http.post("/v1/files", json={}).status_code == 400
+
+
+def test_uploads_have_limits(shared: LiveServer, server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its own, chunked or not, and all of them together."""
+    with shared.http() as http:
+        body = b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n' + b"x" * 50_000
+        headers = {"content-type": "multipart/form-data; boundary=b"}
+        for content in (body, iter([body[:30_000], body[30_000:]])):
+            assert http.post("/v1/files", content=content, headers=headers).status_code == 413
+        assert http.post("/v1/files", content=b"nonsense", headers=headers).status_code == 400
+    with server.client() as client:
+        upload(client, [line("a")])
+        monkeypatch.setattr(server.server.batches.files, "most_bytes", 1000)
+        with pytest.raises(openai.APIStatusError, match="delete some") as refused:
+            upload(client, [line("a", "x" * 1000)])
+        assert refused.value.status_code == 413
+        monkeypatch.setattr(server.server.batches, "most_lines", 2)
+        batch = ended(client, begin(client, [line(name) for name in "abc"]).id)
+        assert batch.errors is not None and batch.errors.data is not None
+        assert batch.errors.data[0].code == "too_many_lines"

@@ -1,0 +1,240 @@
+"""Who may ask, how much and how slowly."""
+
+import gzip
+import hmac
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from offspec.server import guard
+from offspec.server.bodies import Limits
+from offspec.server.connections import LimitedConnection
+from tests.support.fake_engine import Script, ScriptedEngine
+from tests.support.live_server import NAME, LiveServer
+
+ASKED: Any = {"model": NAME, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
+CHAT = "/v1/chat/completions"
+KEY = "key-1"
+JSON = "content-type: application/json\r\n"
+
+
+class Hasty(LimitedConnection):
+    """Waits for nobody."""
+
+    header_seconds, write_seconds = 0.15, 0.15
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[LiveServer]:
+    limits = Limits(body_bytes=20_000, body_seconds=0.3, bodies_bytes=30_000)
+    with LiveServer(ScriptedEngine(), key=KEY, limits=limits, connection=Hasty) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def unlocked() -> Iterator[LiveServer]:
+    with LiveServer(ScriptedEngine()) as server:
+        yield server
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/models", "/metrics", "/nothing"])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": "Bearer wrong"},
+        {"authorization": "Bearer"},
+        {"authorization": f"Basic {KEY}"},
+        {"x-api-key": "k"},
+        {"x-api-key": ""},
+    ],
+)
+def test_without_the_key(locked: LiveServer, path: str, headers: dict[str, Any]) -> None:
+    with locked.http() as http:
+        del http.headers["authorization"]
+        answer = http.request("POST" if path.endswith("completions") else "GET", path, headers=headers)
+    assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
+    assert answer.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_with_the_key(locked: LiveServer) -> None:
+    with locked.http() as http:
+        for headers in ({"authorization": f"bearer  {KEY}"}, {"x-api-key": KEY}):
+            http.headers["authorization"] = ""
+            assert http.get("/v1/models", headers=headers).status_code == 200
+        assert http.get("/health", headers={"authorization": "no"}).status_code == 200
+
+
+def test_a_key_is_compared_in_constant_time(locked: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its length: what is compared are digests, by the one function that takes as long for each."""
+    compared = list[tuple[bytes, bytes]]()
+
+    def compare(given: bytes, known: bytes) -> bool:
+        compared.append((given, known))
+        return hmac.compare_digest(given, known)
+
+    monkeypatch.setattr(guard, "hmac", type("hmac", (), {"compare_digest": staticmethod(compare)}))
+    for key in ("k", "k" * 1000, ""):
+        with locked.client(api_key=key or "-") as client, pytest.raises(openai.AuthenticationError):
+            client.models.list()
+    assert len(compared) == 3 and {len(each) for pair in compared for each in pair} == {32}
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_that_is_too_long(locked: LiveServer, chunked: bool) -> None:
+    body = b'{"model": "' + b"x" * 30_000 + b'"}'
+    with locked.http() as http:
+        content: Any = iter([body[:15_000], body[15_000:]]) if chunked else body
+        headers = {"content-type": "application/json"}
+        answer = http.post(CHAT, content=content, headers=headers)
+        assert answer.status_code == 413 and "20000 bytes" in answer.json()["error"]["message"]
+        assert http.post(CHAT, json=ASKED).status_code == 200
+
+
+def test_bodies_that_are_too_long_together(locked: LiveServer) -> None:
+    """Each could be as long as it is, were there not the other, of which the end does not come."""
+    body = b'{"model": "' + b"x" * 17_000 + b'"}'
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nx-api-key: {KEY}\r\n{JSON}content-length: 20000\r\n\r\n"
+    headers = {"content-type": "application/json"}
+    with locked.http() as http:
+        with _connect(locked) as connection:
+            connection.sendall(head.encode() + body)
+            statuses = [http.post(CHAT, content=body, headers=headers).status_code]
+            while statuses[-1] == 400 and len(statuses) < 20:  # the other body is not there yet
+                statuses.append(http.post(CHAT, content=body, headers=headers).status_code)
+            assert statuses[-1] == 429
+            assert connection.makefile("rb").read().startswith(b"HTTP/1.1 408 ")
+        assert http.post(CHAT, content=body, headers=headers).status_code == 400
+        assert http.post(CHAT, json=ASKED).status_code == 200
+
+
+def _connect(server: LiveServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=10)
+
+
+def test_a_body_that_does_not_come(locked: LiveServer) -> None:
+    with _connect(locked) as connection:
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nx-api-key: {KEY}\r\n{JSON}content-length: 100\r\n\r\n{{"
+        connection.sendall(head.encode())
+        answer = connection.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 408 ") and b"did not come in time" in answer
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nx-slow: "])
+def test_headers_that_do_not_come(locked: LiveServer, sent: bytes) -> None:
+    with _connect(locked) as connection:
+        connection.sendall(sent)
+        with connection.makefile("rb") as answer:
+            assert _end(answer) == b""
+
+
+def test_headers_of_a_second_request_that_do_not_come(locked: LiveServer) -> None:
+    with _connect(locked) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        answer, read = connection.makefile("rb"), b""
+        while not read.endswith(b"}"):
+            more = answer.read1(2**16)
+            assert more, f"closed before the first was answered: {read!r}"
+            read += more
+        connection.sendall(b"GET /health HTTP/1.1\r\n")
+        assert _end(answer) == b""
+
+
+def _end(answer: Any) -> bytes:
+    try:
+        read: bytes = answer.read()
+        return read
+    except ConnectionResetError:
+        return b""
+
+
+def test_headers_without_end(locked: LiveServer) -> None:
+    with _connect(locked) as connection:
+        try:
+            connection.sendall(b"GET /health HTTP/1.1\r\n" + b"x-a: b\r\n" * 20_000)
+        except OSError:
+            return
+        assert _end(connection.makefile("rb"))[:12] in (b"HTTP/1.1 400", b"")
+
+
+def test_an_answer_that_nobody_reads_loses_its_connection() -> None:
+    engine = ScriptedEngine([Script("x" * 10**6), "fine"])
+    with LiveServer(engine, connection=Hasty) as server, server.http() as http:
+        with _connect(server) as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**14)
+            body = b'{"model": "tiny", "stream": true, "messages": [{"role": "user", "content": "hi"}]}'
+            head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\n{JSON}content-length: {len(body)}\r\n\r\n"
+            connection.sendall(head.encode() + body)
+            deadline = time.monotonic() + 10
+            while not engine.asked or server.server.server_state.connections:
+                assert time.monotonic() < deadline, "the connection is still open"
+                time.sleep(0.01)
+        assert http.post(CHAT, json=ASKED).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None]
+)
+def test_what_other_pages_can_send(unlocked: LiveServer, kind: str | None) -> None:
+    """Without asking the browser's leave: then a page anywhere could use the model of its visitors."""
+    with unlocked.http() as http:
+        answer = http.post(CHAT, content=b"{}", headers={} if kind is None else {"content-type": kind})
+        assert answer.status_code == 400 and "content-type" in answer.json()["error"]["message"]
+        preflight = http.options(CHAT, headers={"origin": "http://evil.example"})
+        assert preflight.status_code == 405 and "access-control-allow-origin" not in preflight.headers
+
+
+def test_a_packed_body_is_refused_by_name(unlocked: LiveServer) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    with unlocked.http() as http:
+        answer = http.post(CHAT, content=gzip.compress(b"{}"), headers=headers)
+        assert answer.status_code == 400 and "content-encoding" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8000", 200),
+        ("my.localhost", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:80", 200),
+        ("192.168.1.2:8000", 200),
+        ("evil.example", 403),
+        ("127.0.0.1.evil.example:8000", 403),
+        ("", 403),
+    ],
+)
+def test_names_that_resolve_to_this_machine(unlocked: LiveServer, host: str, status: int) -> None:
+    with unlocked.http() as http:
+        assert http.get("/v1/models", headers={"host": host}).status_code == status
+
+
+def test_events_do_not_wait_for_one_another(unlocked: LiveServer) -> None:
+    with unlocked.http() as http:
+        http.get("/health")
+        (connection, *_) = unlocked.server.server_state.connections
+        ours = connection.transport.get_extra_info("socket")
+        assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_request_ids(unlocked: LiveServer) -> None:
+    with unlocked.http() as http:
+        first, second = (http.get("/health").headers for _ in range(2))
+        assert first["x-request-id"] == first["request-id"] != second["x-request-id"]
+        assert http.get("/health", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
+        forged = http.get("/health", headers={"x-request-id": "a b"}).headers["x-request-id"]
+        assert forged.startswith("req_")
+
+
+def test_paths_and_methods(unlocked: LiveServer) -> None:
+    with unlocked.http() as http:
+        missing, wrong = http.get("/v1/nothing"), http.get(CHAT)
+        assert (missing.status_code, wrong.status_code, wrong.headers["allow"]) == (404, 405, "POST")
+        assert all("error" in answer.json() for answer in (missing, wrong))
+        assert http.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
+        assert http.get(f"/v1/models/{NAME}").json()["id"] == NAME
+        assert [each["id"] for each in http.get("/v1/models").json()["data"]] == [NAME]

@@ -1,0 +1,56 @@
+"""A client that knows both APIs and is neither's own: litellm, where it is installed."""
+
+import json
+import os
+from typing import Any
+
+import pytest
+
+from tests.server.test_tools import BOTH, TOOLS
+from tests.support.fake_engine import ScriptedEngine
+from tests.support.live_server import NAME, LiveServer
+
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks another host for prices
+litellm: Any = pytest.importorskip("litellm", exc_type=ImportError)
+pytest.importorskip("mcp", reason="litellm needs it for tools")
+pytestmark = pytest.mark.filterwarnings("ignore")  # its own and its dependencies'
+MESSAGES = [{"role": "user", "content": "How is Oslo?"}]
+SCHEMA = {"type": "object", "properties": {"sky": {"const": "blue"}}, "required": ["sky"]}
+
+
+@pytest.fixture(params=["openai", "anthropic"])
+def asked(request: pytest.FixtureRequest, served: LiveServer, engine: ScriptedEngine) -> dict[str, Any]:
+    engine.answers = [BOTH]
+    base = served.url + ("/v1" if request.param == "openai" else "")
+    return {"model": f"{request.param}/{NAME}", "api_base": base, "api_key": "none", "messages": MESSAGES}
+
+
+def whole(asked: dict[str, Any], stream: bool) -> Any:
+    """The one choice of an answer, put together by the client where it is streamed."""
+    answer = litellm.completion(**asked, stream=stream)
+    (choice,) = (litellm.stream_chunk_builder(list(answer)) if stream else answer).choices
+    return choice
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_thoughts_text_and_calls(asked: dict[str, Any], stream: bool) -> None:
+    choice = whole({**asked, "tools": TOOLS}, stream)
+    message = choice.message
+    assert (message.content, message.reasoning_content) == ("I look.", "Which city? Oslo.")
+    made = [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls]
+    assert made == [("weather", {"city": "Oslo"}), ("time", {"city": "Rome"})]
+    assert choice.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_formats(asked: dict[str, Any], stream: bool, engine: ScriptedEngine) -> None:
+    engine.answers = ['{"sky": "blue"}']
+    format = {"type": "json_schema", "json_schema": {"name": "sky", "schema": SCHEMA}}
+    choice = whole({**asked, "response_format": format}, stream)
+    assert json.loads(choice.message.content) == {"sky": "blue"} and choice.finish_reason == "stop"
+    assert engine.asked[-1].params.format is not None
+
+
+def test_another_model(asked: dict[str, Any]) -> None:
+    with pytest.raises(litellm.NotFoundError, match="not served here"):
+        litellm.completion(**{**asked, "model": asked["model"].replace(NAME, "other")})

@@ -1,0 +1,287 @@
+"""OpenAI's Responses, by OpenAI's own client: items, events of its own types, and what is kept on disk."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import Response
+
+from offspec.core.cache_dir import cache_root
+from offspec.core.config import SamplingParams
+from offspec.engine.engine import Engine
+from offspec.server.stored_responses import Stored, StoredResponses, fresh_id
+from tests.server.test_tools import BOTH, PARAMETERS
+from tests.support.fake_engine import Script, ScriptedEngine
+from tests.support.live_server import NAME, LiveServer
+from tests.support.tiny_models import tiny_engine
+
+TOOLS: Any = [
+    {"type": "function", "name": name, "parameters": PARAMETERS, "strict": False}
+    for name in ("weather", "time")
+]
+ASKED: Any = {"model": NAME, "input": "w12 w13 w14"}
+MESSAGES = [{"role": "user", "content": "w12 w13 w14"}]
+
+
+@pytest.fixture
+def scripted(served: LiveServer, engine: ScriptedEngine) -> Iterator[openai.OpenAI]:
+    engine.answers = [BOTH]
+    with served.client() as client:
+        yield client
+
+
+def items(response: Response) -> list[dict[str, Any]]:
+    """The output of a response, without ids."""
+    return [
+        item.model_dump(exclude_none=True, exclude={"id", "call_id", "status"}) for item in response.output
+    ]
+
+
+def thought(text: str) -> dict[str, Any]:
+    return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+
+
+def text(said: str) -> dict[str, Any]:
+    part = {"type": "output_text", "text": said, "annotations": [], "logprobs": []}
+    return {"type": "message", "role": "assistant", "content": [part]}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_whole_and_streamed_answers_are_the_engines(
+    client: openai.OpenAI, alone: Engine, temperature: float
+) -> None:
+    params = SamplingParams(temperature=temperature, seed=5, max_tokens=20, ignore_eos=True)
+    expected = alone.generate(MESSAGES, params, speculate=False)
+    asked = {**ASKED, "max_output_tokens": 20, "temperature": temperature}
+    asked["extra_body"] = {"seed": 5, "ignore_eos": True}
+    whole = client.responses.create(**asked)
+    assert (whole.output_text, items(whole)) == (expected.text, [text(expected.text)])
+    assert (whole.status, whole.temperature, whole.object) == ("incomplete", temperature, "response")
+    assert whole.incomplete_details is not None and whole.incomplete_details.reason == "max_output_tokens"
+    usage = whole.usage
+    assert usage is not None and (usage.input_tokens, usage.output_tokens) == (expected.prompt_tokens, 20)
+    with client.responses.stream(**asked) as stream:
+        said = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+    assert said == expected.text
+
+
+def test_logprobs(client: openai.OpenAI, alone: Engine) -> None:
+    known = alone.generate(MESSAGES, SamplingParams(max_tokens=4, logprobs=2), speculate=False).logprobs
+    asked: Any = {**ASKED, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    (item,) = client.responses.create(**asked, max_output_tokens=4).output
+    assert known is not None and item.type == "message" and item.content[0].type == "output_text"
+    found = item.content[0].logprobs or []
+    assert [each.logprob for each in found] == pytest.approx([each.logprob for each in known], abs=1e-5)
+    assert all(len(each.top_logprobs) == 2 for each in found)
+
+
+def test_events_of_a_stream(scripted: openai.OpenAI) -> None:
+    """In their order, numbered, each of the client's own type."""
+    events = list(scripted.responses.create(**ASKED, tools=TOOLS, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    for event in events:
+        type(event).model_validate(event.model_dump(), strict=True)
+    names = [event.type.removeprefix("response.") for event in events]
+    assert names[:2] == ["created", "in_progress"] and names[-1] == "completed"
+    opened = [event.item.type for event in events if event.type == "response.output_item.added"]
+    assert opened == ["reasoning", "message", "function_call", "function_call"]
+    parts = {
+        name: names.count(name) for name in ("content_part.added", "content_part.done", "output_item.done")
+    }
+    assert parts == {"content_part.added": 2, "content_part.done": 2, "output_item.done": 4}
+    ended = [event.item.id for event in events if event.type == "response.output_item.done"]
+    last = events[-1]
+    assert last.type == "response.completed" and [item.id for item in last.response.output] == ended
+    added = next(event for event in events if event.type == "response.output_item.added")
+    assert added.item.type == "reasoning" and added.item.content == []
+
+
+def test_tools_and_thoughts(scripted: openai.OpenAI) -> None:
+    expected = [
+        {
+            "type": "reasoning",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": "Which city? Oslo."}],
+        },
+        text("I look."),
+        {"type": "function_call", "name": "weather", "arguments": '{"city": "Oslo"}'},
+        {"type": "function_call", "name": "time", "arguments": '{"city": "Rome"}'},
+    ]
+    whole = scripted.responses.create(**ASKED, tools=TOOLS)
+    assert items(whole) == expected and whole.status == "completed"
+    with scripted.responses.stream(**ASKED, tools=TOOLS) as stream:
+        final = stream.get_final_response()
+    for mine, theirs in zip(expected, items(final), strict=True):
+        assert mine.items() <= theirs.items() or theirs["type"] == "message"
+    assert whole.usage is not None and whole.usage.output_tokens_details.reasoning_tokens >= 3
+    bare = scripted.responses.create(**ASKED, tools=TOOLS, tool_choice="none")
+    assert [item.type for item in bare.output] == ["reasoning", "message"]
+
+
+def test_formats_and_forced_calls(scripted: openai.OpenAI, engine: ScriptedEngine) -> None:
+    schema = {"type": "object", "properties": {"sky": {"const": "blue"}}}
+    engine.answers = ['{"sky": "blue"}']
+    format: Any = {"format": {"type": "json_schema", "name": "sky", "schema": schema, "strict": True}}
+    assert scripted.responses.create(**ASKED, text=format).output_text == '{"sky": "blue"}'
+    given = engine.asked[-1].params.format
+    assert given is not None and json.loads(given.text) == schema
+    engine.answers = ['{"name": "time", "arguments": {"city": "Rome"}}']
+    choice: Any = {"type": "function", "name": "time"}
+    (made,) = items(scripted.responses.create(**ASKED, tools=TOOLS, tool_choice=choice))
+    assert made == {"type": "function_call", "name": "time", "arguments": '{"city": "Rome"}'}
+
+
+def test_a_conversation_of_items(client: openai.OpenAI, alone: Engine) -> None:
+    """Thoughts, text and calls of one turn are one message of the template."""
+    given: Any = [
+        {"role": "user", "content": [{"type": "input_text", "text": "w15"}]},
+        {
+            "type": "reasoning",
+            "id": "a",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": "w16"}],
+        },
+        {"type": "message", "id": "b", "status": "completed", **text("w17")},
+        {"type": "function_call", "call_id": "c", "name": "w18", "arguments": "{}"},
+        {"type": "function_call", "call_id": "d", "name": "w18", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "w19"},
+        {"type": "function_call_output", "call_id": "d", "output": [{"type": "input_text", "text": "w20"}]},
+        {"role": "user", "content": "w21"},
+    ]
+    plain = [
+        {"role": "system", "content": "w30"},
+        {"role": "user", "content": "w15"},
+        {"role": "assistant", "content": "w17"},
+        {"role": "tool", "content": "w19"},
+        {"role": "tool", "content": "w20"},
+        {"role": "user", "content": "w21"},
+    ]
+    expected = alone.generate(plain, SamplingParams(max_tokens=5), speculate=False)
+    asked: Any = {"model": NAME, "input": given, "instructions": "w30"}
+    answer = client.responses.create(**asked, max_output_tokens=5)
+    assert answer.output_text == expected.text
+    assert answer.usage is not None and answer.usage.input_tokens == expected.prompt_tokens
+
+
+def test_a_response_goes_on_from_an_earlier_one(
+    client: openai.OpenAI, alone: Engine, tiny_folder: Path
+) -> None:
+    """Also after a restart, streamed or not; instructions are not carried over."""
+    asked: Any = {"model": NAME, "max_output_tokens": 6}
+    first = client.responses.create(**asked, input="w15 w16", instructions="w30")
+    chunks = client.responses.create(**asked, input="w17", previous_response_id=first.id, stream=True)
+    *_, last = chunks
+    assert last.type in ("response.completed", "response.incomplete")
+    second = last.response
+    with LiveServer(tiny_engine(tiny_folder)) as again, again.client() as other:
+        third = other.responses.create(**asked, input="w18", previous_response_id=second.id)
+    messages = [
+        {"role": "user", "content": "w15 w16"},
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": "w17"},
+        {"role": "assistant", "content": second.output_text},
+        {"role": "user", "content": "w18"},
+    ]
+    assert second.output_text == alone.generate(messages[:3], SamplingParams(max_tokens=6)).text
+    assert third.output_text == alone.generate(messages, SamplingParams(max_tokens=6)).text
+    assert client.responses.retrieve(second.id).output_text == second.output_text
+
+
+def test_what_was_kept_and_is_damaged(scripted: openai.OpenAI) -> None:
+    """Is kept no longer, wherever the damage is."""
+    kept = StoredResponses(cache_root() / "responses")
+    for items in ([{"role": "robot"}], [{"type": "reasoning", "mood": "good"}], [3]):
+        id = fresh_id()
+        broken: Any = Stored({"id": id}, items)
+        kept.keep(broken)
+        with pytest.raises(openai.BadRequestError, match="previous_response_id: there is no"):
+            scripted.responses.create(**ASKED, previous_response_id=id)
+
+
+def test_null_is_as_good_as_nothing(scripted: openai.OpenAI) -> None:
+    extra = {"text": {"format": None}, "tools": None, "tool_choice": None, "reasoning": {"effort": None}}
+    assert scripted.responses.create(**ASKED, extra_body=extra).text.format.type == "text"
+
+
+def test_what_is_kept_no_longer(scripted: openai.OpenAI) -> None:
+    unkept = scripted.responses.create(**ASKED, store=False)
+    removed = scripted.responses.create(**ASKED)
+    scripted.responses.delete(removed.id)
+    for id in (unkept.id, removed.id, "resp_../../x", ""):
+        with pytest.raises(openai.BadRequestError, match="previous_response_id: there is no"):
+            scripted.responses.create(**ASKED, previous_response_id=id)
+    with pytest.raises(openai.NotFoundError):
+        scripted.responses.retrieve(removed.id)
+
+
+def test_a_stream_that_goes_wrong(scripted: openai.OpenAI, engine: ScriptedEngine) -> None:
+    engine.answers = [Script("one two three four five six", fail_after=1)]
+    *_, last = scripted.responses.create(**ASKED, stream=True)
+    assert last.type == "response.failed" and last.response.error is not None
+    assert last.response.error.code == "server_error" and last.response.status == "failed"
+
+
+IMAGE = {"type": "input_image", "image_url": "x"}
+REFUSED: dict[str, dict[str, Any]] = {
+    "input": {"input": []},
+    "input[0].type": {"input": [{"type": "item_reference", "id": "a"}]},
+    "input[0].role": {"input": [{"content": "w12"}]},
+    "input[0].content[0]": {"input": [{"role": "user", "content": [IMAGE]}]},
+    "input[0].call_id": {"input": [{"type": "function_call_output", "output": "x"}]},
+    "tools[0].type": {"tools": [{"type": "web_search"}]},
+    "tools[0].defer_loading": {"tools": [{"type": "function", "name": "a", "defer_loading": True}]},
+    "tool_choice": {"tool_choice": "required"},
+    "text.verbosity": {"text": {"verbosity": "low"}},
+    "text.format.schema": {"text": {"format": {"type": "json_schema", "schema": {"not": {}}}}},
+    "background": {"background": True},
+    "truncation": {"truncation": "auto"},
+    "conversation": {"conversation": "c"},
+    "stop": {"stop": ["w12"]},
+    "include[0]": {"include": ["file_search_call.results"]},
+    "foo": {"foo": 1},
+}
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_refusals_name_the_field(live: LiveServer, field: str) -> None:
+    with live.http() as http:
+        answer = http.post("/v1/responses", json={**ASKED, **REFUSED[field]})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+
+
+def stored(size: int = 0) -> Stored:
+    return Stored({"id": fresh_id(), "padding": "x" * size}, [{"role": "user", "content": "Hello"}])
+
+
+def test_files_are_private_few_and_not_for_ever(tmp_path: Path) -> None:
+    folder = tmp_path / "responses"
+    kept = StoredResponses(folder, seconds=60, most_bytes=2500)
+    given = [stored(1000) for _ in range(3)]
+    for age, each in zip((30, 20, 0), given, strict=True):
+        kept.keep(each)
+        path = folder / f"{each.response['id']}.json"
+        os.utime(path, (time.time() - age, time.time() - age))
+        assert path.stat().st_mode & 0o077 == 0
+    assert folder.stat().st_mode & 0o077 == 0
+    first, second, third = (each.response["id"] for each in given)
+    assert kept.get(first) is None and kept.get(second) == given[1] and kept.get(third) == given[2]
+    os.utime(folder / f"{second}.json", (0, 0))
+    assert kept.get(second) is None
+    (folder / f"{third}.json").write_bytes(b"{")
+    assert kept.get(third) is None and not kept.remove(third)
+    kept.keep(stored(5000))  # alone it is more than there may be
+    assert list(folder.iterdir()) == []
+
+
+def test_a_full_disk_costs_the_memory_alone(scripted: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: StoredResponses, stored: Stored) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(StoredResponses, "keep", full)
+    answer = scripted.responses.create(**ASKED)
+    assert answer.status == "completed" and (answer.model_extra or {})["store"] is False

@@ -1,0 +1,355 @@
+"""The server around an engine: loading, the queue, clients that leave or read slowly, errors, the end."""
+
+import gc
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import openai
+import pytest
+
+from offspec.core.config import EngineConfig
+from offspec.core.errors import CapacityError, StreamError
+from offspec.core.events import PassStats
+from offspec.server import answer as answers
+from offspec.server import responses
+from offspec.server.metrics import Metrics
+from tests.support.fake_engine import Script, ScriptedEngine, ScriptedLoad, reading
+from tests.support.live_server import NAME, LiveServer
+
+ASKED: Any = {"model": NAME, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
+CHAT = "/v1/chat/completions"
+LONG = " ".join(f"word{i}" for i in range(400))
+
+
+@contextmanager
+def held(engine: ScriptedEngine, **settings: Any) -> Iterator[LiveServer]:
+    """A server whose engine waits in the middle of every pass until its gate is opened."""
+    engine.gate.clear()
+    with LiveServer(engine, **settings) as server:
+        try:
+            yield server
+        finally:
+            engine.gate.set()
+
+
+def until(condition: Any) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "what was waited for does not come"
+        time.sleep(0.005)
+
+
+def test_health_and_requests_while_loading() -> None:
+    load = ScriptedLoad(ScriptedEngine(), told=reading(2))
+    load.gate.clear()
+    config = EngineConfig(NAME)
+    serving = LiveServer(lambda notify: load(config, None, notify), ready=False)
+    with serving as server, server.http() as http:
+        until(lambda: server.service.progress.done == 2 * 10**9)
+        health = http.get("/health")
+        assert health.status_code == 503 and health.headers["retry-after"] == "5"
+        told = health.json()
+        assert (told["status"], told["stage"], told["done"], told["total"], told["unit"]) == (
+            "loading",
+            "reading the model",
+            2 * 10**9,
+            2 * 10**9,
+            "bytes",
+        )
+        refused = http.post(CHAT, json=ASKED)
+        assert (
+            refused.status_code == 503 and "loading: reading the model" in refused.json()["error"]["message"]
+        )
+        load.gate.set()
+        until(lambda: http.get("/health").status_code == 200)
+        assert http.get("/health").json() == {"status": "ready", "model": NAME, "waiting": 0}
+        assert http.post(CHAT, json=ASKED).status_code == 200
+
+
+def test_metrics() -> None:
+    with LiveServer(ScriptedEngine(["one two three four five six"])) as server, server.http() as http:
+        http.post(CHAT, json=ASKED)
+        http.post(CHAT, json={})
+        http.get("/nothing/here")
+        server.wait_until_idle()
+        lines = http.get("/metrics").text.splitlines()
+    values = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line[0] != "#"}
+    assert values[f'offspec_requests_total{{route="{CHAT}",status="200"}}'] == 1
+    assert values[f'offspec_requests_total{{route="{CHAT}",status="400"}}'] == 1
+    assert values['offspec_requests_total{route="other",status="404"}'] == 1
+    assert values["offspec_answer_tokens_total"] == 6
+    assert values["offspec_passes_total"] == 2
+    assert values["offspec_tokens_per_pass_sum"] / values["offspec_tokens_per_pass_count"] == 3
+    assert values["offspec_prompt_tokens_total"] > 0
+    assert values["offspec_cached_prompt_tokens_total"] == 0
+    assert values["offspec_queue_length"] == 0
+    assert 0 < values["offspec_link_utilisation"] <= 1
+
+
+def test_experts_that_come_by_need_are_counted() -> None:
+    metrics = Metrics()
+    for read in (4, 1):
+        metrics.passed(PassStats(1, 1, 0, 0, 1, 0.0, 0.5, 10**6, experts_asked=9, experts_read=read))
+    page = metrics.page().decode()
+    assert "offspec_experts_asked_total 18.0" in page and "offspec_experts_read_total 5.0" in page
+
+
+def test_answers_come_in_the_order_of_their_requests() -> None:
+    engine = ScriptedEngine()
+    with held(engine) as server, ThreadPoolExecutor(5) as pool, server.http() as http:
+        jobs = []
+        for at in range(5):
+            body = {**ASKED, "messages": [{"role": "user", "content": f"question {at}"}]}
+            jobs.append(pool.submit(http.post, CHAT, json=body))
+            until(lambda at=at: server.service.queue_length == at and not server.service.idle)
+        assert http.get("/health").json()["waiting"] == 4
+        engine.gate.set()
+        assert [job.result().status_code for job in jobs] == [200] * 5
+    spoken = [engine.wording.spell(asked.prompt) for asked in engine.asked]
+    assert spoken == [f"<|user|>question {at}\n<|assistant|>" for at in range(5)]
+
+
+def test_a_full_queue() -> None:
+    engine = ScriptedEngine()
+    with held(engine, max_queue=1) as server, ThreadPoolExecutor(2) as pool, server.http() as http:
+        jobs = [pool.submit(http.post, CHAT, json=ASKED)]
+        assert engine.held.wait(5)
+        jobs.append(pool.submit(http.post, CHAT, json=ASKED))
+        until(lambda: server.service.queue_length == 1)
+        with server.client() as client, pytest.raises(openai.RateLimitError) as refused:
+            client.chat.completions.create(**ASKED)
+        assert refused.value.code == "queue_full" and refused.value.response.headers["retry-after"] == "10"
+        engine.gate.set()
+        assert [job.result().status_code for job in jobs] == [200, 200]
+        assert http.post(CHAT, json=ASKED).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_stops_its_answer(stream: bool) -> None:
+    """In the middle of a pass, and while it waits for its turn."""
+    engine = ScriptedEngine([LONG])
+    with held(engine) as server:
+        leaving = [_send(server, {**ASKED, "stream": stream}) for _ in range(2)]
+        assert engine.held.wait(5)
+        until(lambda: server.service.queue_length == 1)
+        leaving[1].close()
+        until(lambda: server.service.queue_length == 0)
+        leaving[0].close()
+        until(lambda: server.service.idle)  # though the gate is closed
+        assert len(engine.asked) == 1 and engine.steps[-1] == "stream closed"
+        engine.gate.set()
+        with server.http() as http:
+            assert http.post(CHAT, json=ASKED).status_code == 200
+
+
+def test_a_slow_reader_holds_nobody_up() -> None:
+    engine = ScriptedEngine([Script("x" * 3 * 10**5 + " end", pass_tokens=1)] * 3 + ["short"])
+    with LiveServer(engine) as server, server.http() as http:
+        slow = [_send(server, {**ASKED, "stream": True, "n": 1}) for _ in range(3)]
+        assert http.post(CHAT, json=ASKED).json()["choices"][0]["message"]["content"] == "short"
+        for each in slow:  # and the whole of their answers is there for them
+            assert b"end" in _read(each)
+            each.close()
+
+
+def test_an_answer_that_is_not_read_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "_MOST_UNREAD", 20)
+    script = Script(" ".join("y" * 10**4 for _ in range(200)), pass_tokens=1)
+    with LiveServer(ScriptedEngine([script, "short"])) as server, server.http() as http:
+        slow = _send(server, {**ASKED, "stream": True})
+        until(lambda: not server.service.idle)
+        assert http.post(CHAT, json=ASKED).json()["choices"][0]["message"]["content"] == "short"
+        read = _read(slow)
+        slow.close()
+    assert b"read too slowly" in read and len(read) < 10**6
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (StreamError("read failed", file="/secret/model.safetensors", offset=3), "StreamError"),
+        (CapacityError("memory ran out", needed=0, given=0), "CapacityError"),
+        (RuntimeError("a bug in /secret/place"), "RuntimeError"),
+    ],
+)
+def test_an_engine_that_fails(
+    stream: bool, error: Exception, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = ScriptedEngine([Script("one two three four five six", fail_after=1, error=error), "fine"])
+    with LiveServer(engine) as server, server.http() as http:
+        answer = http.post(CHAT, json={**ASKED, "stream": stream})
+        *parts, last = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")] or [
+            "",
+            "",
+        ]
+        said = json.loads(last) if stream else answer.json()
+        assert said["error"]["type"] == "server_error"
+        assert answer.status_code == (200 if stream else 500)
+        assert "secret" not in answer.text and "Traceback" not in answer.text
+        assert not stream or any("one" in part for part in parts)
+        again = http.post(CHAT, json=ASKED)
+        assert again.json()["choices"][0]["message"]["content"] == "fine"
+        assert f'offspec_errors_total{{kind="{kind}"}} 1.0' in http.get("/metrics").text
+    assert str(error) in caplog.text
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+def test_a_bug_has_the_shape_of_its_api(
+    path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(ask: Any) -> Any:
+        raise TypeError("a bug in /secret/place")
+
+    with LiveServer(ScriptedEngine()) as server, server.http() as http:
+        monkeypatch.setattr(server.service, "answer", broken)
+        answer = http.post(path, json={**ASKED, "max_tokens": 3})
+    assert answer.status_code == 500 and "internal error" in answer.json()["error"]["message"]
+    assert ("type" in answer.json()) == (path == "/v1/messages")
+    assert "secret" not in answer.text and "a bug in /secret/place" in caplog.text
+
+
+def test_text_does_not_end_the_lines_of_its_events() -> None:
+    """Whatever a client takes for the end of a line."""
+    text = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\r\nh"
+    with LiveServer(ScriptedEngine([text])) as server, server.http() as http:
+        lines = http.post(CHAT, json={**ASKED, "stream": True}).content.decode().splitlines()
+        assert all(line.startswith("data: ") for line in lines if line)
+        chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    said = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+    assert said == text
+
+
+def test_a_stop_lets_the_running_answer_end() -> None:
+    engine = ScriptedEngine()
+    with held(engine) as server, ThreadPoolExecutor(2) as pool, server.http() as http:
+        running = pool.submit(http.post, CHAT, json=ASKED)
+        assert engine.held.wait(5)
+        waiting = pool.submit(http.post, CHAT, json={**ASKED, "stream": True})
+        until(lambda: server.service.queue_length == 1)
+        server.server.should_exit = True
+        assert "the server is stopping" in waiting.result().text
+        engine.gate.set()
+        assert running.result().json()["choices"][0]["message"]["content"] == "The sky is blue."
+        server.stop()
+    assert engine.closed
+
+
+def test_a_stop_breaks_off_what_takes_too_long() -> None:
+    engine = ScriptedEngine([LONG])
+    with held(engine, patience=0.05) as server, ThreadPoolExecutor(1) as pool, server.http() as http:
+        running = pool.submit(http.post, CHAT, json={**ASKED, "stream": True})
+        assert engine.held.wait(5)
+        server.stop()
+        *_, last = [line for line in running.result().text.splitlines() if line]
+        assert json.loads(last[6:])["error"]["message"] == "the answer was broken off: the server is stopping"
+    assert engine.closed and engine.steps[-1] == "engine closed"
+
+
+def test_requests_of_a_server_that_stops(caplog: pytest.LogCaptureFixture) -> None:
+    engine = ScriptedEngine()
+    caplog.set_level(logging.INFO, "offspec.server")
+    with LiveServer(engine) as server, server.http() as http:
+        server.service.state = "stopping"
+        refused = http.post(CHAT, json=ASKED)
+        assert refused.status_code == 503 and http.get("/health").json()["status"] == "stopping"
+        server.service.state = "ready"
+    lines = [record.getMessage() for record in caplog.records if record.name == "offspec.server.access"]
+    assert len(lines) == 2
+    assert f"127.0.0.1 POST {CHAT} 503" in lines[0] and refused.headers["x-request-id"] in lines[0]
+
+
+def test_an_engine_that_cannot_be_loaded() -> None:
+    def load(notify: Any) -> Any:
+        raise CapacityError("it does not fit", needed=2, given=1)
+
+    server = LiveServer(load)
+    with server:
+        server.wait()
+    assert "it does not fit" in str(server.service.error)
+
+
+def test_clients_that_vanish_leave_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    engine = ScriptedEngine([LONG], delay=0.0001)
+    with LiveServer(engine, max_queue=1000) as server, server.http() as http:
+        http.post(CHAT, json={**ASKED, "max_tokens": 4})
+        before = _descriptors(), threading.active_count(), _answers()
+        for at in range(200):
+            client = _send(server, {**ASKED, "stream": at % 2 == 0})
+            if at % 3 == 0:
+                client.recv(1)
+            client.close()
+        until(lambda: server.service.idle and len(server.server.server_state.connections) <= 1)
+        assert http.get("/health").json()["waiting"] == 0
+        until(lambda: not server.server.server_state.tasks)
+        assert (_descriptors(), threading.active_count()) == before[:2] and _answers() <= before[2]
+        assert http.post(CHAT, json={**ASKED, "max_tokens": 4}).status_code == 200
+    assert "Traceback" not in caplog.text
+
+
+def _answers() -> int:
+    """Answers in memory, with all that they hold."""
+    gc.collect()
+    return sum(isinstance(found, answers.Answer) for found in gc.get_objects())
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _send(server: LiveServer, body: Any) -> socket.socket:
+    """A request on a connection of its own, whose answer nobody reads yet."""
+    data = json.dumps(body).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**14)
+    connection.sendall(f"{head}connection: close\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data)
+    return connection
+
+
+def _read(connection: socket.socket) -> bytes:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**20)
+    return b"".join(iter(lambda: connection.recv(2**16), b""))
+
+
+def test_a_stream_that_waits_for_its_turn_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(responses, "_KEEP_ALIVE_S", 0.02)
+    engine = ScriptedEngine()
+    asked = {**ASKED, "stream": True}
+    with (
+        held(engine) as server,
+        server.http() as http,
+        http.stream("POST", CHAT, json=asked) as answer,
+    ):
+        lines = answer.iter_lines()
+        assert [line for line, _ in zip(lines, range(9), strict=False)].count(": waiting") > 2
+        engine.gate.set()
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+
+
+def test_httpx_sees_events_as_they_come() -> None:
+    """Not all at the end: the first comes while the engine is held in its second pass."""
+    engine = ScriptedEngine(["one two three four five six seven eight"])
+    with LiveServer(engine) as server, server.http() as http:
+        seen = threading.Event()
+        original = engine.notify
+
+        def hold(event: Any) -> None:
+            original(event)
+            if getattr(event, "index", 0) == 2:
+                seen.wait(20)
+
+        engine.notify = hold
+        with http.stream("POST", CHAT, json={**ASKED, "stream": True}) as answer:
+            lines = answer.iter_lines()
+            assert next(line for line in lines if "one two three four" in line)
+            seen.set()
+            assert any("five six seven eight" in line for line in lines)

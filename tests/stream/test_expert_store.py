@@ -1,0 +1,295 @@
+"""The store of experts: what stays, what leaves, waves, faults, and interrupts at any moment."""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+from offspec.checkpoint import TensorInfo
+from offspec.checkpoint.checksum import Summing
+from offspec.core.errors import CheckpointError, ClosedError, StreamError
+from offspec.stream import expert_store, workers
+from offspec.stream.arena import PAGE
+from offspec.stream.direct_reader import DirectReader, ReadShape
+from offspec.stream.expert_store import ExpertStore
+from offspec.stream.layout import UnitLayout, lay_out
+
+UNITS, SIZE, START = 9, 2 * PAGE + 77, 13
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    data = torch.randint(0, 256, (START + UNITS * SIZE + PAGE,), dtype=torch.uint8)
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(data.numpy()))
+    return path
+
+
+def layouts_in(file: Path) -> list[UnitLayout]:
+    return [
+        lay_out(f"expert {i}", [TensorInfo(f"t{i}", "U8", (SIZE,), file, START + i * SIZE, SIZE)])
+        for i in range(UNITS)
+    ]
+
+
+def contents_of(file: Path) -> list[bytes]:
+    data = file.read_bytes()[START:]
+    return [data[i * SIZE : (i + 1) * SIZE] for i in range(UNITS)]
+
+
+@pytest.fixture
+def made() -> Iterator[list[ExpertStore]]:
+    """Stores that are closed in the end."""
+    every = list[ExpertStore]()
+    yield every
+    for store in every:
+        store.close()
+
+
+def new_store(made: list[ExpertStore], file: Path, slots: int, depth: int = 2, **more: Any) -> ExpertStore:
+    store = ExpertStore(
+        layouts_in(file), slots, more.pop("reader", DirectReader()), shape=ReadShape(depth, PAGE)
+    )
+    made.append(store)
+    return store
+
+
+def fetched(store: ExpertStore, *units: int) -> dict[int, bytes]:
+    """What the store gives, in its order, and then spoils: what is kept must be read by nobody else."""
+    found = {}
+    for unit, memory in store.fetch(units):
+        ((place, info),) = store.layouts[unit].places.values()
+        assert unit not in found
+        found[unit] = bytes(memory[place : place + info.nbytes].numpy())
+    assert sorted(found) == sorted(units)
+    return found
+
+
+def right(store: ExpertStore, contents: list[bytes], *units: int) -> list[int]:
+    """The order in which the units came, each with its own bytes."""
+    found = fetched(store, *units)
+    assert all(content == contents[unit] for unit, content in found.items())
+    return list(found)
+
+
+def share_of(store: ExpertStore) -> Callable[[int], float]:
+    return lambda unit: float(store.usage.shares[unit])
+
+
+def test_what_is_needed_the_latest_leaves(file: Path, made: list[ExpertStore]) -> None:
+    """Beside a plain set of what is kept."""
+    contents, store, kept = contents_of(file), new_store(made, file, 4), set[int]()
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(60):
+        count = int(torch.randint(1, 5, (), generator=generator))
+        units = torch.randperm(UNITS, generator=generator)[:count].tolist()
+        before, hits = store.read_stats.bytes_moved, kept & set(units)
+        came = right(store, contents, *units)
+        assert set(came[: len(hits)]) == hits, "what is there comes first"
+        assert store.read_stats.bytes_moved - before == sum(
+            store.layouts[unit].nbytes for unit in set(units) - hits
+        )
+        stayed, others = set(store.kept) - set(units), sorted(map(share_of(store), kept - hits))
+        assert set(units) <= set(store.kept) and stayed <= kept
+        assert sorted(map(share_of(store), stayed)) == others[max(len(units) + len(others) - 4, 0) :]
+        kept = set(store.kept)
+    assert 0 < store.stats.hits < store.stats.asked
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, UNITS - 1, UNITS, UNITS + 5])
+@pytest.mark.parametrize("depth", [1, 4])
+def test_more_units_than_slots_come_in_waves(
+    file: Path, made: list[ExpertStore], slots: int, depth: int
+) -> None:
+    contents, store = contents_of(file), new_store(made, file, slots, depth)
+    for turn in range(4):
+        units = sorted(range(UNITS), key=lambda unit: (unit * 5 + turn) % UNITS)
+        before = store.read_stats.bytes_moved
+        right(store, contents, *units)
+        read = (store.read_stats.bytes_moved - before) / sum(layout.nbytes for layout in store.layouts)
+        assert turn or read == 1
+        assert turn == 0 or read < 1, "what was there is not read again"
+    assert len(store.kept) == min(slots, UNITS)
+    assert right(store, contents) == []
+
+
+def test_what_is_there_is_handed_out_while_the_rest_comes(
+    file: Path, made: list[ExpertStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents, store = contents_of(file), new_store(made, file, 4)
+    right(store, contents, 0, 1)
+    gate, real = threading.Event(), os.preadv
+    monkeypatch.setattr(os, "preadv", lambda *args: gate.wait(30) and real(*args))
+    given = store.fetch((2, 0, 3, 1))
+    assert [next(given)[0], next(given)[0]] == [0, 1]
+    gate.set()
+    assert {unit for unit, _ in given} == {2, 3}
+
+
+def settled(store: ExpertStore) -> set[int]:
+    """What is kept when all that is under way has come."""
+    while any(not filling.whole for filling in list(store._pool.round.fillings.values())) or store._ahead:
+        time.sleep(0.001)
+    assert list(store.fetch(())) == []
+    return set(store.kept)
+
+
+def test_what_is_read_ahead_takes_free_slots_alone(file: Path, made: list[ExpertStore]) -> None:
+    contents, store = contents_of(file), new_store(made, file, 5)
+    right(store, contents, 0)
+    store.read_ahead([4, 0, 7])
+    assert settled(store) == {0, 4, 7}
+    store.read_ahead([1, 2, 3, 5])
+    assert settled(store) == {0, 4, 7, 1, 2}, "the first of them, as far as there is room"
+    before = store.read_stats.bytes_moved
+    right(store, contents, 0, 4, 7, 1, 2)
+    assert store.read_stats.bytes_moved == before
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+def test_reading_ahead_while_units_are_asked_for(file: Path, made: list[ExpertStore], depth: int) -> None:
+    """Often the same: each comes with its own bytes, and no slot is lost."""
+    contents, generator = contents_of(file), torch.Generator().manual_seed(depth)
+    for _ in range(12):
+        store = new_store(made, file, 6, depth)
+        store.read_ahead(torch.randperm(UNITS, generator=generator).tolist())
+        for _ in range(4):
+            right(store, contents, *torch.randperm(UNITS, generator=generator)[:3].tolist())
+        settled(store)
+        assert {*store._kept.values(), *store._pool.round.free} == set(range(6))
+
+
+def test_a_fetch_that_was_left_is_no_harm(file: Path, made: list[ExpertStore]) -> None:
+    """As where computing with an expert raised, and nobody told the store."""
+    contents, store = contents_of(file), new_store(made, file, 3)
+    for start in range(UNITS):
+        left = store.fetch([(start + i) % UNITS for i in range(5)])
+        next(left)
+        del left
+        right(store, contents, *((start + 3 * i) % UNITS for i in range(3)))
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_an_interrupt_may_come_at_any_moment(file: Path, made: list[ExpertStore], slots: int) -> None:
+    """Struck at each line of the store's own code in turn, and a second time while it comes to rest."""
+    contents, store = contents_of(file), new_store(made, file, slots)
+    places = {expert_store.__file__, workers.__file__}
+    left, struck = 0, 0
+
+    def strike(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename not in places:
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return strike
+
+    for moment in range(1, 400):
+        units, left = [(moment + 2 * i) % UNITS for i in range(4)], moment
+        store.read_ahead(range(moment % 5, UNITS))
+        sys.settrace(strike)
+        try:
+            fetched(store, *units)
+        except KeyboardInterrupt:
+            struck += 1
+            left = moment % 7 + 1
+            with suppress(KeyboardInterrupt):
+                store.abandon()
+        finally:
+            sys.settrace(None)
+        right(store, contents, *units[1:], (units[0] + slots) % UNITS)
+    assert struck > 100
+    settled(store)
+    assert {*store._kept.values(), *store._pool.round.free} == set(range(slots)), "no slot is lost"
+
+
+@pytest.mark.parametrize("failure", [OSError(5, "Input/output error"), MemoryError("no memory")])
+def test_a_read_that_fails_is_one_error_and_the_store_lives(
+    file: Path, made: list[ExpertStore], failure: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents, store = contents_of(file), new_store(made, file, 3)
+    right(store, contents, 1, 2)
+    real = os.preadv
+
+    def failing(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        if offset // PAGE == (START + 5 * SIZE) // PAGE:
+            raise failure
+        return real(descriptor, buffers, offset)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "preadv", failing)
+        for _ in range(2):
+            with pytest.raises(StreamError) as caught:
+                fetched(store, 1, 5, 2)
+            assert caught.value.file == file
+            store.abandon()
+    assert {1, 2} <= set(store.kept), "what was there still is"
+    right(store, contents, 5, 1, 4)
+
+
+def test_a_truncated_expert_is_one_error_and_the_store_lives(file: Path, made: list[ExpertStore]) -> None:
+    contents, store, whole = contents_of(file), new_store(made, file, 2), file.read_bytes()
+    right(store, contents, 0)
+    os.truncate(file, START + 6 * SIZE + 10)
+    with pytest.raises(StreamError, match="ended early") as caught:
+        fetched(store, 6)
+    assert caught.value.file == file and caught.value.offset > 0
+    store.abandon()
+    file.write_bytes(whole)  # the same inode: the descriptor sees it whole again
+    right(store, contents, *range(UNITS))
+
+
+def test_bytes_are_checked_when_they_first_come(file: Path, made: list[ExpertStore]) -> None:
+    contents = contents_of(file)
+    summing = Summing(START)
+    summing.add(memoryview(file.read_bytes()))
+    known = summing.result()
+    store = new_store(made, file, 2, reader=DirectReader({file: known}, "pack it again"))
+    right(store, contents, 3, 4)
+    spoilt = bytearray(file.read_bytes())
+    spoilt[START + 7 * SIZE] ^= 1
+    file.write_bytes(spoilt)
+    store = new_store(made, file, 2, reader=DirectReader({file: known}, "pack it again"))
+    with pytest.raises(CheckpointError, match="pack it again"):
+        fetched(store, 7)
+
+
+def test_closing_wakes_whoever_waits(
+    file: Path, made: list[ExpertStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, gate, real = new_store(made, file, 2), threading.Event(), os.preadv
+    monkeypatch.setattr(os, "preadv", lambda *args: gate.wait(30) and real(*args))
+    raised, begun = list[BaseException](), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        try:
+            fetched(store, 0, 1, 2)
+        except ClosedError as error:
+            raised.append(error)
+
+    waiter, closer = threading.Thread(target=wait), threading.Thread(target=store.close)
+    waiter.start()
+    begun.wait(30)
+    while not store._pool.round.fillings:
+        time.sleep(0.001)
+    closer.start()
+    waiter.join(30)
+    assert len(raised) == 1
+    gate.set()
+    closer.join(30)
+    assert not closer.is_alive()
+    store.close()
+    with pytest.raises(ClosedError):
+        fetched(store, 0)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("offspec-read expert")]

@@ -1,0 +1,103 @@
+"""A real server on a port of this machine, in a thread of the test's own process.
+
+with LiveServer(ScriptedEngine()) as server:
+    server.client().chat.completions.create(...)
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import anthropic
+import httpx2
+import openai
+
+from offspec.server.run import Server, Settings
+from offspec.server.served_engine import Loader, ServedEngine
+
+NAME = "tiny"
+_PATIENCE = 20  # seconds until what waits for the server fails its test
+
+
+class LiveServer:
+    """Serves while the block runs, which begins when the model is loaded.
+
+    url: where it listens. server, service: what runs.
+
+    Args:
+        served: An engine, or what loads one.
+        ready: False: the block begins while the model is loading.
+        settings: Fields of `Settings` beside the address.
+    """
+
+    def __init__(self, served: ServedEngine | Loader, *, ready: bool = True, **settings: Any) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        # So that an answer of half a megabyte finds no room in the buffers between server and client.
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**14)
+        self.port: int = self._listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        given: dict[str, Any] = {"names": (NAME,), **settings}
+        self._key, self._ready = given.get("key"), ready
+        load: Loader = served if callable(served) else lambda notify: served
+        self.server = Server(load, Settings("127.0.0.1", self.port, **given), self._listener)
+        self.service = self.server.service
+        self._thread = threading.Thread(target=self.server.run, name="server under test", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._until(lambda: self.server.started, "the server does not listen")
+        if self._ready:
+            self._until(lambda: self.service.state != "loading", "the model is not loaded")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """As on a signal."""
+        self.server.should_exit = True
+        self.wait()
+
+    def wait(self) -> None:
+        """Until the server has ended."""
+        self._thread.join(_PATIENCE)
+        assert not self._thread.is_alive(), f"the server does not end: {self._seen()}"
+        assert self.service.join(5), f"the engine's thread does not end: {self._seen()}"
+        self._listener.close()
+
+    def client(self, **more: Any) -> openai.OpenAI:
+        """OpenAI's own client of it."""
+        given = {"api_key": self._key or "none", "max_retries": 0, "timeout": _PATIENCE, **more}
+        return openai.OpenAI(base_url=f"{self.url}/v1", **given)
+
+    def anthropic(self, **more: Any) -> anthropic.Anthropic:
+        """Anthropic's own client of it."""
+        given = {"api_key": self._key or "none", "max_retries": 0, "timeout": _PATIENCE, **more}
+        return anthropic.Anthropic(base_url=self.url, **given)
+
+    def http(self) -> httpx2.Client:
+        """A plain client of it, which sends the key."""
+        headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
+        return httpx2.Client(base_url=self.url, headers=headers, timeout=_PATIENCE, trust_env=False)
+
+    def wait_until_idle(self) -> None:
+        """Until the engine's thread has nothing to do."""
+        self._until(lambda: self.service.idle, "the engine is not idle")
+
+    def _until(self, condition: Callable[[], bool], trouble: str) -> None:
+        """Wait for what the server's threads do; fail where it does not come, or the server has ended."""
+        deadline = time.monotonic() + _PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline, f"{trouble}: {self._seen()}"
+            assert self._thread.is_alive() or condition(), f"{trouble}, and the server ended: {self._seen()}"
+            time.sleep(0.005)
+
+    def _seen(self) -> str:
+        service = self.service
+        waiting = f"{service.queue_length} requests wait, idle: {service.idle}"
+        return f"state {service.state}, stage {service.progress.stage!r}, error {service.error!r}, {waiting}"

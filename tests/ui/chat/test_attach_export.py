@@ -1,0 +1,108 @@
+"""`/attach` and `/export`: what goes with a question, what is refused, and a conversation as Markdown."""
+
+from pathlib import Path
+
+import pytest
+
+from offspec.core.errors import OffspecError, RequestError
+from offspec.ui.chat.controller import ChatController
+from offspec.ui.chat.handlers import run_command
+from tests.support.fake_engine import ScriptedEngine
+from tests.ui.chat.talk import ANSWER, finished, said, say, shown
+
+
+def test_files_go_with_the_next_question_alone(chat: ChatController, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_bytes(b"\xef\xbb\xbfbuy milk\r\nand bread\r\n")
+    (tmp_path / "code.md").write_text("```python\nx\n```\n")
+    assert shown(chat, "/attach").startswith("Nothing is attached")
+    assert "`notes.txt`, 4 tokens" in shown(chat, f"/attach {tmp_path}/notes.txt")
+    listed = shown(chat, f"/attach {tmp_path}/code.md")
+    assert listed.startswith("These go with the next question") and "`notes.txt`" in listed
+    finished(chat.ask(chat.compose("What is this?")))
+    assert said(chat)[0] == (
+        "What is this?\n\nnotes.txt:\n\n```\nbuy milk\nand bread\n```\n\n"
+        "code.md:\n\n````\n```python\nx\n```\n````"
+    )
+    assert chat.session.conversation.title == "What is this?"
+    assert chat.compose("And now?") == "And now?"
+
+
+def test_what_is_attached_is_read_again_or_removed(chat: ChatController, tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    for text in ("old", "new"):
+        file.write_text(text)
+        shown(chat, f"/attach {file}")
+    assert [attachment.text for attachment in chat.attached] == ["new"]
+    shown(chat, "/attach none")
+    assert chat.compose("And now?") == "And now?"
+
+
+def test_one_token_is_no_plural_and_names_may_repeat(chat: ChatController, tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "notes.txt").write_text(folder)
+        listed = shown(chat, f"/attach {tmp_path}/{folder}/notes.txt")
+    assert [attachment.text for attachment in chat.attached] == ["a", "b"]
+    assert listed.count("`notes.txt`, 1 token") == 2 and "1 tokens" not in listed
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (b"\x89PNG\xff\0", r"is not text in UTF-8 \(byte 0\): attach a text file, or save it as UTF-8"),
+        (b"a\0b", "zero bytes"),
+        (b" \n", "is empty"),
+        (b"word " * 100, r"has 100 tokens, 100 with what is attached, .* room for 60 "),
+        (b"word " * 2000, r"has 10 KB, too much for a context of 60 tokens"),
+        (None, "there is no file"),
+    ],
+    ids=["binary", "zero", "blank", "long", "longer", "missing"],
+)
+def test_what_cannot_be_attached_is_refused_in_one_line(
+    chat: ChatController, engine: ScriptedEngine, tmp_path: Path, data: bytes | None, complaint: str
+) -> None:
+    engine.context = 60
+    if data is not None:
+        (tmp_path / "file").write_bytes(data)
+    with pytest.raises(RequestError, match=complaint) as caught:
+        run_command(chat, f"/attach {tmp_path}/file")
+    assert "\n" not in str(caught.value) and not chat.attached
+
+
+def test_paths_that_are_no_files(chat: ChatController, tmp_path: Path) -> None:
+    for path, complaint in (
+        (tmp_path, "is a folder"),
+        ("/dev/zero", "no file that"),
+        ("~no-such-user/x", "cannot be read"),
+    ):
+        with pytest.raises(RequestError, match=complaint):
+            run_command(chat, f"/attach {path}")
+
+
+def test_a_conversation_is_exported_and_exported_again(chat: ChatController, tmp_path: Path) -> None:
+    file = tmp_path / "talk.md"
+    with pytest.raises(RequestError, match="nothing has been asked"):
+        run_command(chat, f"/export {file}")
+    say(chat, "Why?")
+    chat.session.system = "Be brief."
+    assert str(file) in shown(chat, f"/export {file}")
+    text = file.read_text()
+    assert text.startswith(f"<!-- offspec conversation {chat.session.conversation.id} -->\n\n# Why?\n")
+    assert f"## System message\n\nBe brief.\n\n## Question\n\nWhy?\n\n## Answer\n\n{ANSWER}\n" in text
+    say(chat, "And then?")
+    shown(chat, f"/export {file}")
+    assert "And then?" in file.read_text()
+
+
+def test_other_files_are_not_written_over(chat: ChatController, tmp_path: Path) -> None:
+    say(chat, "Why?")
+    (tmp_path / "mine.md").write_text("mine")
+    for path, complaint in (
+        (f"{tmp_path}/mine.md", "is there already"),
+        (f"{tmp_path}/talk.txt", "ends in .md"),
+        (f"{tmp_path}/no/talk.md", "cannot be written"),
+        ("", "name a file"),
+    ):
+        with pytest.raises(OffspecError, match=complaint):
+            run_command(chat, f"/export {path}".strip())
+    assert (tmp_path / "mine.md").read_text() == "mine"

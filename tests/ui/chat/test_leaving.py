@@ -1,0 +1,42 @@
+"""The line that is printed when a chat is left, and what it does when it is typed."""
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from offspec.chat.archive import Archive
+from offspec.ui.chat.controller import ChatController
+from offspec.ui.chat.leaving import command_words, resume_line
+from tests.support.fake_engine import ScriptedEngine
+from tests.ui.chat.talk import SETUP, say
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ("chat demo", "chat demo"),
+        ("chat --resume demo --memory 2GB", "chat demo --memory 2GB"),
+        ("chat demo --session old --system=Be --draft none", "chat demo --draft none"),
+        ("chat demo --system x --session=old", "chat demo"),
+    ],
+)
+def test_the_words_of_a_chat_without_its_conversation(argv: str, words: str) -> None:
+    assert command_words(["/bin/offspec", *argv.split()]) == ("offspec", *words.split())
+
+
+def test_the_line_names_the_conversation_once_there_is_one(archive: Archive, tmp_path: Path) -> None:
+    setup = replace(SETUP, command=("offspec", "chat", "./a model"))
+    chat = ChatController(ScriptedEngine(), setup, archive)
+    assert resume_line(chat) == ""
+    say(chat, "Why?")
+    line = resume_line(chat).removeprefix("to continue: ")
+    name = chat.session.conversation.id
+    assert shlex.split(line) == ["offspec", "chat", "./a model", "--session", name]
+    assert archive.find(name) == chat.file
+    other = tmp_path / "elsewhere.json"
+    chat.session.save(other)
+    chat.load_conversation(other)
+    assert resume_line(chat).endswith(f"--session {other}")
+    chat.close()

@@ -1,0 +1,102 @@
+"""`offspec batch` as a command: what it is given, what it says, and how it ends."""
+
+import json
+import signal
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+from tests.support.fake_engine import ScriptedLoad
+from tests.ui.cli.program import ENDLESS, PATIENCE, error_line, start
+
+Program = Callable[..., Result]
+
+
+@pytest.fixture
+def requests(tmp_path: Path) -> Path:
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps({"id": name, "prompt": "Why?"}) + "\n" for name in "ab"))
+    return path
+
+
+def test_answers_and_what_is_said(offspec: Program, load: ScriptedLoad, requests: Path) -> None:
+    out = requests.with_name("out.jsonl")
+    result = offspec("batch", str(requests), str(out), "demo", "--temperature", "0.5")
+    assert result.exit_code == 0 and not result.stdout
+    assert f"2 results are in {out}; " in result.stderr
+    assert {json.loads(line)["id"] for line in out.read_text().splitlines()} == {"a", "b"}
+    again = offspec("batch", str(requests), str(out), "demo")
+    assert again.exit_code == 0 and "2 of 2 results are in" in again.stderr
+    assert len(out.read_text().splitlines()) == 2
+
+
+def test_validate_loads_nothing(offspec: Program, load: ScriptedLoad, requests: Path) -> None:
+    result = offspec("batch", str(requests), "--validate")
+    assert (result.exit_code, result.stdout) == (0, "2 requests can be asked\n")
+    requests.write_text('{"prompt": 3}\nnonsense\n{"prompt": "Why?"}\n')
+    result = offspec("batch", str(requests), "--validate")
+    assert result.exit_code == 2
+    first, second, last = result.stderr.splitlines()
+    assert first.startswith("line 1: messages[0].content: ") and second.startswith("line 2: the body is not")
+    assert last == f"error: 2 of 3 lines of {requests} cannot be asked"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (("nowhere.jsonl", "--validate"), "cannot read nowhere.jsonl: No such file or directory"),
+        (("{in}",), "name a file for the results and a model"),
+        (("{in}", "{in}", "demo"), "has the requests"),
+        (("{in}", "/nowhere/out", "demo"), "cannot write to /nowhere/out"),
+        (("{in}", "{out}", "demo", "--top-p", "3"), "--top-p must be"),
+    ],
+)
+def test_wrong_use(
+    offspec: Program, load: ScriptedLoad, requests: Path, given: tuple[str, ...], expected: str
+) -> None:
+    named = {"in": requests, "out": requests.with_name("out")}
+    result = offspec("batch", *(word.format_map(named) for word in given))
+    assert result.exit_code in (1, 2) and expected in error_line(result)
+
+
+def test_ctrl_c_says_how_to_go_on(requests: Path) -> None:
+    out = requests.with_name("out")
+    with start("batch", str(requests), str(out), "demo", script=ENDLESS) as program:
+        assert program.stderr
+        assert any("[answering" in line for line in iter(program.stderr.readline, ""))
+        program.send_signal(signal.SIGINT)
+        _, told = program.communicate(timeout=PATIENCE)
+    assert program.returncode == 130 and "Traceback" not in told
+    assert "0 of 2 results are in" in told and "goes on from there" in told and "[engine closed]" in told
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_a_table(
+    offspec: Program, load: ScriptedLoad, requests: Path, installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made of the lines in the end; run once more, it is the same."""
+    out = requests.with_name("out.parquet")
+    if not installed:
+        monkeypatch.setattr("offspec.server.batch.parquet.find_spec", lambda name: None)
+        result = offspec("batch", str(requests), str(out), "demo")
+        assert result.exit_code == 2 and "pyarrow is not installed" in error_line(result)
+        return
+    parquet = pytest.importorskip("pyarrow.parquet")
+    load.engine.answers = ["One\u2028line.", "Two."]
+    for _ in range(2):
+        assert offspec("batch", str(requests), str(out), "demo").exit_code == 0
+        table = parquet.read_table(out).to_pylist()
+        lines = requests.with_name("out.parquet.jsonl").read_text().split("\n")[:-1]
+        assert table == [json.loads(line) for line in lines] and len(table) == 2
+        assert table[0]["text"] == "One\u2028line."
+
+
+@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
+def test_ray_is_missing(offspec: Program, load: ScriptedLoad, requests: Path) -> None:
+    """It is said before anything is loaded; the model may be where this machine is not."""
+    out = requests.with_name("out.jsonl")
+    result = offspec("batch", str(requests), str(out), "/elsewhere/model", "--ray", "auto")
+    assert result.exit_code == 2 and "run: pip install 'offspec[ray]'" in error_line(result)

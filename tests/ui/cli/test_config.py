@@ -1,0 +1,159 @@
+"""`offspec config` and what its file does to other commands."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import Result
+
+from offspec.core.errors import RequestError
+from offspec.core.user_config import UserConfig
+from offspec.ui.cli import defaults
+from offspec.ui.cli.main import app
+from tests.support.fake_engine import ScriptedLoad
+from tests.support.products import some
+from tests.ui.cli.program import PATIENCE, environment, error_line
+
+Call = Callable[..., Result]
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OFFSPEC_CONFIG", str(tmp_path / "config"))
+    monkeypatch.delenv("OFFSPEC_THEME", raising=False)
+    return tmp_path / "config" / "config.toml"
+
+
+def test_set_get_list_unset_path(file: Path, offspec: Call) -> None:
+    assert offspec("config", "path").stdout == f"{file}\n"
+    assert offspec("config", "list").stdout == ""
+    for key, value in (("model", "demo"), ("memory", "12GB"), ("context", "4096"), ("memory", "8GB")):
+        assert offspec("config", "set", key, value).exit_code == 0
+    assert file.read_text() == 'model = "demo"\nmemory = "8GB"\ncontext = 4096\n'
+    assert offspec("config", "get", "memory").stdout == "8GB\n"
+    assert offspec("config", "list").stdout == "model = demo\nmemory = 8GB\ncontext = 4096\n"
+    assert offspec("config", "unset", "memory").exit_code == 0
+    assert file.read_text() == 'model = "demo"\ncontext = 4096\n'
+    assert "memory is not set; set are: model, context" in error_line(offspec("config", "get", "memory"))
+    assert "is not set" in error_line(offspec("config", "unset", "memory"))
+
+
+def test_comments_stay(file: Path) -> None:
+    file.parent.mkdir()
+    file.write_text('# my laptop\nmemory = "8GB"  # of 16\n\ndraft = "suffix"')
+    UserConfig().set("memory", "9GB")
+    UserConfig().set("context", 512)
+    UserConfig().unset("draft")
+    assert file.read_text() == '# my laptop\nmemory = "9GB"\n\ncontext = 512\n'
+
+
+def test_what_only_a_person_can_edit_is_left(file: Path) -> None:
+    file.parent.mkdir()
+    text = 'draft = """\nsuffix"""\n'
+    file.write_text(text)
+    with pytest.raises(RequestError, match="change it by hand"):
+        UserConfig().set("draft", "none")
+    assert file.read_text() == text
+
+
+def test_a_command_takes_the_defaults_and_options_win(file: Path, offspec: Call, load: ScriptedLoad) -> None:
+    for key, value in (("model", "./mine"), ("memory", "8GB"), ("draft", "suffix"), ("kv-cache", "int8")):
+        offspec("config", "set", key, value)
+    assert offspec("generate", "other", "Why?", "--memory", "1GB").exit_code == 0
+    assert offspec("chat", input="Why?\n").exit_code == 0
+    (asked, _), (chatted, _) = load.asked
+    assert (asked.model, asked.memory, asked.draft, asked.kv_cache) == ("other", 10**9, "suffix", "int8")
+    assert (chatted.model, chatted.memory, chatted.draft) == ("./mine", 8 * 10**9, "suffix")
+
+
+def test_without_a_default_a_chat_needs_its_model(file: Path, offspec: Call) -> None:
+    result = offspec("chat", input="Why?\n")
+    assert result.exit_code == 2 and "Missing argument 'MODEL'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "text,told",
+    [
+        ("# one\nmemroy = 1", "line 2: there is no default 'memroy'; there are model, memory"),
+        (
+            'model = "m"\nmemory = "lots"',
+            "line 2: memory cannot be 'lots': cannot read 'lots'",
+        ),
+        ("context = 1.5", "line 1: context cannot be 1.5"),
+        ('theme = "pink"', "line 1: theme must be dark or light, not 'pink'"),
+        ("draft-bits = 5", "line 1: draft-bits cannot be 5: --draft-bits must be 2, 3, 4 or 16"),
+        ("model = [1]", "model must be a text or a number"),
+        ("quantize = true", "quantize must be a text or a number"),
+        ("model: demo", "is not TOML: Expected '=' after a key in a key/value pair (at line 1"),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_one_line(file: Path, offspec: Call, text: str, told: str) -> None:
+    file.parent.mkdir()
+    file.write_text(text)
+    line = error_line(offspec("generate", "demo", "Why?"))
+    assert str(file) in line and told in line
+
+
+@pytest.mark.parametrize(
+    "key,value", [("contxt", "1"), ("device", "tpu"), ("context", "many"), ("theme", "pink")]
+)
+def test_what_is_wrong_is_not_set(file: Path, offspec: Call, key: str, value: str) -> None:
+    result = offspec("config", "set", key, value)
+    assert result.exit_code == 2 and key in error_line(result)
+    assert not file.exists()
+
+
+def test_a_file_that_cannot_be_read_or_written(file: Path, offspec: Call) -> None:
+    file.parent.write_text("no folder")
+    assert "cannot be read (Not a directory)" in error_line(offspec("config", "list"))
+    file.parent.unlink()
+    file.parent.mkdir()
+    file.write_bytes(b"\xff")
+    assert "not UTF-8" in error_line(offspec("config", "list"))
+
+
+def test_a_plan_for_another_machine_goes_by_that_machine(file: Path) -> None:
+    for key, value in (("memory", "8GB"), ("draft", "suffix")):
+        UserConfig().set(key, value)
+    group = group_of()
+    here, there = (defaults.default_map(group, words)["plan"] for words in ([], ["m", "--hardware=rtx-4090"]))
+    assert here == {"memory": "8GB", "draft": "suffix"} and there == {"draft": "suffix"}
+
+
+def group_of() -> object:
+    return typer.main.get_command(app)
+
+
+def test_a_theme_is_for_chats_and_the_environment_wins(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    UserConfig().set("theme", "light")
+    monkeypatch.setenv("OFFSPEC_THEME", "dark")
+    defaults.default_map(group_of(), [])
+    assert os.environ["OFFSPEC_THEME"] == "dark"
+    monkeypatch.setenv("OFFSPEC_THEME", "dark")  # and is put back afterwards
+    monkeypatch.delenv("OFFSPEC_THEME")
+    defaults.default_map(group_of(), [])
+    assert os.environ["OFFSPEC_THEME"] == "light"
+
+
+@pytest.mark.parametrize("shell", some(["bash", "zsh", "fish"], "bash"))
+def test_shells_complete_commands_without_torch(shell: str) -> None:
+    code = (
+        "import sys; from offspec.ui.cli.main import main\n"
+        "try: main()\n"
+        "finally: assert not {'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)"
+    )
+    variables = environment(
+        _OFFSPEC_COMPLETE=f"complete_{shell}",
+        COMP_WORDS="offspec mod",
+        COMP_CWORD="1",
+        _TYPER_COMPLETE_ARGS="offspec mod",
+        _TYPER_COMPLETE_FISH_ACTION="get-args",
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert "models" in shown.stdout and "Error" not in shown.stderr

@@ -1,0 +1,139 @@
+"""`offspec serve` as a program: what it says, and how it ends."""
+
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable
+
+import httpx2
+import pytest
+from typer.testing import Result
+
+from tests.support.fake_engine import ScriptedLoad
+from tests.ui.cli.program import ENDLESS, PATIENCE, Child, error_line, start
+
+ASKED = {"model": "demo", "messages": [{"role": "user", "content": "Why?"}]}
+CHAT = "/v1/chat/completions"
+
+
+def _serving(program: Child[str]) -> httpx2.Client:
+    """A client, once the program listens."""
+    assert program.stderr
+    for line in iter(program.stderr.readline, ""):
+        if found := re.search(r"listening on (http://[\d.]+:\d+)", line):
+            url = found[1].replace("0.0.0.0", "127.0.0.1")
+            return httpx2.Client(base_url=url, trust_env=False, timeout=PATIENCE)
+    raise AssertionError("it ended, or did not listen within a minute")
+
+
+def _until_ready(http: httpx2.Client) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while http.get("/health").status_code != 200:
+        assert time.monotonic() < deadline, "it listens and is not ready"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_it(sent: signal.Signals, code: int) -> None:
+    with start("serve", "demo", "--port", "0", "--alias", "mine") as program, _serving(program) as http:
+        _until_ready(http)
+        answer = http.post(CHAT, json={**ASKED, "model": "mine"}).json()
+        assert answer["choices"][0]["message"]["content"] == "The sky is truly blue [really]."
+        assert [each["id"] for each in http.get("/v1/models").json()["data"]] == ["mine", "demo"]
+        program.send_signal(sent)
+        out, err = program.communicate(timeout=PATIENCE)
+    assert (program.returncode, out) == (code, "")
+    assert err.count(f"POST {CHAT} 200") == 1 and "[engine closed]" in err
+    assert "Traceback" not in err and "Aborted" not in err and "warning" not in err
+
+
+def test_a_second_signal_ends_it_at_once() -> None:
+    with start("serve", "demo", "--port", "0", script=ENDLESS) as program, _serving(program) as http:
+        _until_ready(http)
+        with http.stream("POST", CHAT, json={**ASKED, "stream": True}) as answer:
+            next(answer.iter_bytes())
+            program.send_signal(signal.SIGTERM)
+            assert program.stderr
+            assert any("stopping" in line for line in iter(program.stderr.readline, ""))
+            program.send_signal(signal.SIGTERM)
+            _, err = program.communicate(timeout=PATIENCE)
+    assert program.returncode == 143 and "[engine closed]" not in err and "Traceback" not in err
+
+
+def test_a_signal_while_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        start("serve", "demo", "--port", "0", script={"load_delay": 60}) as program,
+        _serving(program) as http,
+    ):
+        assert http.get("/health").json()["status"] == "loading"
+        program.send_signal(signal.SIGINT)
+        _, err = program.communicate(timeout=PATIENCE)
+    assert program.returncode == 130 and "Traceback" not in err
+
+
+def test_a_model_that_cannot_be_loaded(offspec: Callable[..., Result], load: ScriptedLoad) -> None:
+    from offspec.core.errors import CapacityError
+
+    load.fail = CapacityError("it does not fit", needed=2, given=1)
+    result = offspec("serve", "demo", "--port", "0", "--quiet")
+    assert result.exit_code == 1 and error_line(result) == "error: it does not fit"
+
+
+@pytest.mark.parametrize(
+    ("option", "size"), [((), 4 * 10**9), (("--cache-size", "1MB"), 10**6), (("--cache-size=0",), 0)]
+)
+def test_conversations_are_kept_unless_it_is_told_otherwise(
+    option: tuple[str, ...], size: int, offspec: Callable[..., Result], load: ScriptedLoad
+) -> None:
+    from offspec.core.errors import CapacityError
+
+    load.fail = CapacityError("it does not fit", needed=2, given=1)
+    offspec("serve", "demo", "--port", "0", "--quiet", *option)
+    assert load.asked[-1][0].cache_size == size
+
+
+def test_a_port_that_is_taken(offspec: Callable[..., Result], load: ScriptedLoad) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = offspec("serve", "demo", "--port", str(port))
+    assert result.exit_code == 2
+    assert error_line(result).startswith(f"error: cannot listen on 127.0.0.1:{port}: ")
+    assert not load.asked
+
+
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [
+        (("--api-key", "two words"), "--api-key must be"),
+        (("--host", "no.such.host.invalid"), "cannot listen on no.such.host.invalid"),
+        (("--temperature", "-1"), "temperature must be"),
+    ],
+)
+def test_wrong_options(offspec: Callable[..., Result], args: tuple[str, ...], error: str) -> None:
+    result = offspec("serve", "demo", "--port", "0", *args)
+    assert result.exit_code == 2 and error in error_line(result)
+
+
+def test_a_missing_extra(offspec: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    from offspec.ui.cli import serve
+
+    monkeypatch.setattr(serve, "find_spec", lambda name: None)
+    result = offspec("serve", "demo")
+    assert result.exit_code == 2 and "pip install 'offspec[serve]'" in error_line(result)
+
+
+@pytest.mark.parametrize(
+    ("args", "warned"),
+    [(("--host", "0.0.0.0"), True), (("--host", "0.0.0.0", "--api-key", "k"), False)],
+)
+def test_the_warning_of_a_server_without_a_key(args: tuple[str, ...], warned: bool) -> None:
+    with start("serve", "demo", "--port", "0", "--quiet", *args, OFFSPEC_API_KEY="") as program:
+        assert program.stderr
+        lines = list[str]()
+        while lines[-1:] != ["[loading]\n"]:
+            lines.append(program.stderr.readline())
+            assert lines[-1], f"it ended before it loaded: {lines}"
+        program.send_signal(signal.SIGTERM)
+        program.communicate(timeout=PATIENCE)
+    assert (len(lines) > 1) == warned and all("OFFSPEC_API_KEY" in line for line in lines[:-1])

@@ -1,0 +1,16 @@
+"""What calls of the program in a test's own process share."""
+
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+from typer import testing
+from typer.main import get_command
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_command() -> Iterator[None]:
+    """Typer makes a command of every function and option for each call: it is the same each time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(testing, "_get_command", cache(get_command))
+        yield
