@@ -245,7 +245,7 @@ def test_cancelling(client: openai.OpenAI, engine: ScriptedEngine) -> None:
 
 def test_a_restart(engine: ScriptedEngine, data: Path) -> None:
     """What was answered stays, what was broken off is asked again, and what waited goes on."""
-    engine.answers = ["One.", Script("Two."), "Two."]
+    engine.answers = ["One.", Script("Two.", endless=True)]
     lines = [line(name, temperature=1) for name in "abc"]
     with LiveServer(engine, patience=0.0) as server, server.client() as client:
         engine.gate.clear()
@@ -254,7 +254,6 @@ def test_a_restart(engine: ScriptedEngine, data: Path) -> None:
         engine.gate.set()
         while not len(engine.asked) > 1:
             time.sleep(0.001)
-        engine.gate.clear()
     asked = engine.asked
     again = ScriptedEngine(["Three."])
     with LiveServer(again) as server, server.client() as client:

@@ -92,7 +92,8 @@ class Script:
 
     fail_after: passes that go well before `error` is raised, by default a fault of the disk; None for an
     answer without a fault. pass_seconds: how long a pass really takes, where not as long as the engine's.
-    pass_tokens: what it brings. mismatches: what `check` finds.
+    pass_tokens: what it brings. mismatches: what `check` finds. endless: no pass
+    ends before the answer is halted.
     """
 
     text: str
@@ -101,6 +102,7 @@ class Script:
     pass_seconds: float | None = None
     pass_tokens: int = 4
     mismatches: tuple[Mismatch, ...] = ()
+    endless: bool = False
 
 
 class Asked(NamedTuple):
@@ -379,7 +381,7 @@ class _Answer:
 
     def _may_go_on(self) -> bool:
         """Wait at the gate until it is open; False where the answer was halted meanwhile."""
-        while not self._engine.gate.is_set():
+        while self._script.endless or not self._engine.gate.is_set():
             self._engine.held.set()
             if self._halt.is_set():
                 break
