@@ -210,7 +210,7 @@ class DecodeState:
     def close(self) -> None:
         """Free what it holds, before the models are freed."""
         self.sources.close()
-        self.cache.block.close()
+        self.cache.close()
 
     def keep(self) -> None:
         """Have what the target's cache holds on disk, where that is wanted."""

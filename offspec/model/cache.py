@@ -142,6 +142,14 @@ class TreeCache(HoldsStates, Cache):
         if self._windows is not None:
             self._windows.settle()
 
+    def close(self) -> None:
+        """Give back what is more than memory, when nothing is copied from it or to it any more."""
+        try:
+            if self._windows is not None:
+                self._windows.finish()
+        finally:
+            self.block.close()
+
     def reusable(self, shared: int) -> int:
         """How many positions `rewind(shared)` would leave."""
         if not self.recurrences or shared == self.length:

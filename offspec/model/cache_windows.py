@@ -102,6 +102,16 @@ class CacheWindows:
         if self._copies is not None:
             torch.cuda.current_stream(self.device).synchronize()
 
+    def finish(self) -> None:
+        """Wait until nothing is copied any more, in either direction, before the memory is given back.
+
+        The rows of the next layer may be on their way to a window, and no pass waits for those that it does
+        not come to: they would be written to memory that is another's by then.
+        """
+        if self._copies is not None:
+            self.settle()
+            self._copies.synchronize()
+
     def _bring(self, window: int, layer: HomedLayer, rows: int) -> None:
         """Copy what is missing of the first `rows` rows of a layer, behind all that is launched by now."""
         start = self._loaded[window] if self._held[window] is layer else 0

@@ -416,7 +416,7 @@ class LoadedModel(OpenedModel):
         self._reader.close()
         self.rest_tensors = {}
         if self._tree_model is not None:
-            self._tree_model.cache.block.close()
+            self._tree_model.cache.close()
             self._tree_model.cache = TreeCache(0, 0)  # the skeleton's layers still refer to the model
         self._feeder = self._gather = self._tree_model = None
         self._scratches = {}

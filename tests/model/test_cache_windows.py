@@ -1,5 +1,6 @@
 """Keys and values in RAM that pass through two windows say what they say where they are computed with."""
 
+import gc
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -84,6 +85,25 @@ def test_on_a_gpu_nothing_is_moved_before_it_is_there() -> None:
         assert plain is not None and apart is not None
         for one, other in zip(plain, apart, strict=True):
             assert torch.equal(one.cpu(), other.cpu())
+
+
+@pytest.mark.gpu
+def test_memory_goes_back_when_nothing_is_copied_to_it_any_more() -> None:
+    """The next layer's rows are on their way to a window when a cache is closed."""
+    device, room = torch.device("cuda"), 16 * 4 * 4 * 2
+    home = HostBlock(2 * room, 4, pin=True)
+    cache = TreeCache(2, 16, home, windows=CacheWindows(room, device))
+    rows = torch.ones(1, 1, 9, 4, device=device)
+    for layer in cache.rows:
+        layer.update(rows, rows)
+    cache.commit(9, [])
+    cache.rows[0].update(rows[:, :, :1], rows[:, :, :1])  # and the second layer's are copied
+    cache.close()
+    del cache, layer
+    gc.collect()  # layers and windows refer to each other
+    others = [torch.full((room,), 7, dtype=torch.uint8, device=device) for _ in range(4)]
+    torch.cuda.synchronize()
+    assert all(bool((other == 7).all()) for other in others)
 
 
 def test_what_is_not_of_the_layer_is_not_in_its_window() -> None:
