@@ -8,7 +8,6 @@ Clocks stand still, nothing is animated, no cursor blinks; a pass can be held in
 import asyncio
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,25 +20,13 @@ from offspec.core.config import EngineConfig, SamplingParams
 from offspec.ui.chat.setup import Setup
 from offspec.ui.tui.app import ChatApp
 from offspec_planners.placement import Tier
-from tests.support.fake_engine import Script, ScriptedEngine, ScriptedLoad
+from tests.support.fake_engine import Script, ScriptedEngine, ScriptedLoad, Turnstile
 
 if TYPE_CHECKING:
     from offspec_planners.plan import Plan
 
 Scene = Callable[["Pilot[None]"], Coroutine[Any, Any, None]]
 _PATIENCE = 10.0  # seconds until what was to come is given up
-
-
-class Turnstile(threading.Event):
-    """A gate that lets a number of passes through, and then none until it is opened."""
-
-    def __init__(self, passes: int) -> None:
-        super().__init__()
-        self._left = passes
-
-    def is_set(self) -> bool:
-        self._left -= 1
-        return self._left >= 0 or super().is_set()
 
 
 class PlannedEngine(ScriptedEngine):
