@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import openai
@@ -102,12 +103,16 @@ def test_answers_come_in_the_order_of_their_requests() -> None:
         for at in range(5):
             body = {**ASKED, "messages": [{"role": "user", "content": f"question {at}"}]}
             jobs.append(pool.submit(http.post, CHAT, json=body))
-            until(lambda at=at: server.service.queue_length == at and not server.service.idle)
+            until(partial(_are_there, server, at + 1))
         assert http.get("/health").json()["waiting"] == 4
         engine.gate.set()
         assert [job.result().status_code for job in jobs] == [200] * 5
     spoken = [engine.wording.spell(asked.prompt) for asked in engine.asked]
     assert spoken == [f"<|user|>question {at}\n<|assistant|>" for at in range(5)]
+
+
+def _are_there(server: LiveServer, count: int) -> bool:
+    return server.service.in_flight == count and server.service.queue_length == count - 1
 
 
 def test_a_full_queue() -> None:
