@@ -1,9 +1,11 @@
-"""A batch with a tiny model, in a process that may be killed: MODEL IN OUT are its arguments.
+"""A batch with a tiny model, in a process that may be killed: MODEL IN OUT [MOST] are its arguments.
 
 Without a model, as "", what answers is made of the prompt and the seed, at once: the process starts sooner.
+With MOST results in OUT it waits to be killed.
 """
 
 import random
+import signal
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -31,8 +33,19 @@ class RandomAnswers(ScriptedEngine):
         yield from super().stream(prompt, params, **more)
 
 
+class BoundedResults(ResultFile):
+    """Takes no more than so many results."""
+
+    most = sys.maxsize
+
+    def add(self, name: str, result: dict[str, Any]) -> None:
+        while len(self.done) >= self.most:
+            signal.pause()
+        super().add(name, result)
+
+
 def main() -> None:
-    model, requests, out = sys.argv[1:]
+    model, requests, out, *most = sys.argv[1:]
 
     def load(notify: Any) -> ServedEngine:
         if not model:
@@ -41,7 +54,8 @@ def main() -> None:
 
         return tiny_engine(Path(model), budget=16)
 
-    with ResultFile(Path(out)) as results:
+    with BoundedResults(Path(out)) as results:
+        results.most = int(most[0]) if most else sys.maxsize
         BatchRun(Service(load, names=("tiny",)), results, unheard).run(read_lines(Path(requests)))
 
 

@@ -22,6 +22,7 @@ from offspec.server.batch.run import BatchRun
 from offspec.server.faults import parse
 from offspec.server.service import Service
 from tests.support.fake_engine import Script, ScriptedEngine
+from tests.support.waiting import PATIENCE
 
 PLAIN: list[Any] = [
     {"id": "a", "prompt": "Why?", "max_tokens": 5},
@@ -207,16 +208,16 @@ def test_killed_at_any_moment(tmp_path: Path, model: bool, count: int, kills: in
     undisturbed = subprocess.Popen([*command, str(whole)])
     chance, left = random.Random(3), list[int]()
     for enough in sorted(chance.sample(range(count - 1), kills)):
-        process = subprocess.Popen([*command, str(out)])
+        process = subprocess.Popen([*command, str(out), str(min(enough + 4, count - 1))])
         while process.poll() is None and _lines(out) <= enough:
             time.sleep(0.002)
         time.sleep(chance.random() * 0.03)
         process.send_signal(signal.SIGKILL)
-        process.wait(20)
+        assert process.wait(PATIENCE) == -signal.SIGKILL
         left.append(_lines(out))
     assert left[-1] < count and len(set(left)) > 1
     for process in (undisturbed, subprocess.Popen([*command, str(out)])):
-        assert process.wait(120) == 0
+        assert process.wait(2 * PATIENCE) == 0
     expected, found = said(whole), said(out)
     assert len(found) == count
 

@@ -22,8 +22,9 @@ from offspec.core.errors import StreamError
 from offspec.server.batch.jobs import batches_folder
 from offspec.server.batch.lines import read_lines
 from offspec.server.bodies import Limits
-from tests.support.fake_engine import Script, ScriptedEngine
+from tests.support.fake_engine import Script, ScriptedEngine, Turnstile
 from tests.support.live_server import NAME, LiveServer
+from tests.support.waiting import PATIENCE, until
 
 CHAT = "/v1/chat/completions"
 
@@ -80,11 +81,9 @@ def begin(client: openai.OpenAI, lines: list[Any], **more: Any) -> Batch:
 
 
 def ended(client: openai.OpenAI, id: str) -> Batch:
-    deadline = time.monotonic() + 10
-    while (batch := client.batches.retrieve(id)).status not in ("completed", "failed", "cancelled"):
-        assert time.monotonic() < deadline, batch
-        time.sleep(0.01)
-    return batch
+    last = "completed", "failed", "cancelled"
+    until(lambda: client.batches.retrieve(id).status in last, "the end of the batch")
+    return client.batches.retrieve(id)
 
 
 def results(client: openai.OpenAI, id: str | None) -> dict[str, Any]:
@@ -175,7 +174,7 @@ def test_clients_that_wait_go_first(client: openai.OpenAI, engine: ScriptedEngin
     """What is under way ends; then they have their turn, before the next line."""
     engine.gate.clear()
     batch = begin(client, [line(f"line {number}", f"line {number}") for number in range(3)])
-    assert engine.held.wait(5)
+    assert engine.held.wait(PATIENCE)
     with openai.OpenAI(base_url=client.base_url, api_key="none") as other:
         asked = [
             threading.Thread(
@@ -187,13 +186,10 @@ def test_clients_that_wait_go_first(client: openai.OpenAI, engine: ScriptedEngin
         ]
         for thread in asked:
             thread.start()
-        deadline = time.monotonic() + 5
-        while other.get("/../health", cast_to=dict)["waiting"] < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        until(lambda: other.get("/../health", cast_to=dict)["waiting"] == 2)
         engine.gate.set()
         for thread in asked:
-            thread.join(10)
+            thread.join(PATIENCE)
     assert ended(client, batch.id).status == "completed"
     told = [engine.spell(asked.prompt) for asked in engine.asked]
     first, *clients, second, third = (
@@ -226,10 +222,10 @@ def test_a_file_that_is_no_batch(shared: LiveServer, lines: list[Any], code: str
 
 def test_cancelling(client: openai.OpenAI, engine: ScriptedEngine) -> None:
     """At once, in the middle of an answer; what was answered stays."""
-    engine.answers = ["One.", *["Two."] * 9]
-    engine.gate.clear()
-    batch, later = (begin(client, [line(name) for name in "abc"]) for _ in range(2))
-    assert engine.held.wait(5)
+    engine.answers, engine.gate = ["One.", *["Two."] * 9], Turnstile(1)
+    batch = begin(client, [line(name) for name in "abc"])
+    assert engine.held.wait(PATIENCE)
+    later = begin(client, [line(name) for name in "abc"])
     assert client.batches.cancel(later.id).status in ("cancelling", "cancelled")
     assert ended(client, later.id).output_file_id is None
     assert client.batches.retrieve(batch.id).status == "in_progress"
@@ -237,6 +233,7 @@ def test_cancelling(client: openai.OpenAI, engine: ScriptedEngine) -> None:
     batch = ended(client, batch.id)
     assert batch.status == "cancelled" and batch.cancelling_at and batch.cancelled_at
     assert batch.request_counts is not None and batch.request_counts.total == 3
+    assert {*results(client, batch.output_file_id)} == {"a"}
     engine.gate.set()
     done = ended(client, begin(client, [line("a")]).id)
     with pytest.raises(openai.BadRequestError, match="it is completed"):
@@ -249,11 +246,11 @@ def test_a_restart(engine: ScriptedEngine, data: Path) -> None:
     lines = [line(name, temperature=1) for name in "abc"]
     with LiveServer(engine, patience=0.0) as server, server.client() as client:
         engine.gate.clear()
-        first, second = begin(client, lines), begin(client, lines[:1])
-        assert engine.held.wait(5)
+        first = begin(client, lines)
+        assert engine.held.wait(PATIENCE)
+        second = begin(client, lines[:1])
         engine.gate.set()
-        while not len(engine.asked) > 1:
-            time.sleep(0.001)
+        until(lambda: len(engine.asked) > 1)
     asked = engine.asked
     again = ScriptedEngine(["Three."])
     with LiveServer(again) as server, server.client() as client:
@@ -299,7 +296,7 @@ def program(signal: Signals) -> Iterator[openai.OpenAI]:
         try:
             assert process.stdout is not None
             url = f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
-            with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=20) as client:
+            with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE) as client:
                 yield client
         finally:
             process.send_signal(signal)

@@ -3,8 +3,8 @@
 import gzip
 import hmac
 import socket
-import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import openai
@@ -15,6 +15,7 @@ from offspec.server.bodies import Limits
 from offspec.server.connections import LimitedConnection
 from tests.support.fake_engine import Script, ScriptedEngine
 from tests.support.live_server import NAME, LiveServer
+from tests.support.waiting import PATIENCE, until
 
 ASKED: Any = {"model": NAME, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
 CHAT = "/v1/chat/completions"
@@ -22,16 +23,13 @@ KEY = "key-1"
 JSON = "content-type: application/json\r\n"
 
 
-class Hasty(LimitedConnection):
-    """Waits for nobody."""
-
-    header_seconds, write_seconds = 0.15, 0.15
+SHORT = 0.1  # seconds: a limit that a test waits to run out
 
 
 @pytest.fixture(scope="module")
 def locked() -> Iterator[LiveServer]:
-    limits = Limits(body_bytes=20_000, body_seconds=0.3, bodies_bytes=30_000)
-    with LiveServer(ScriptedEngine(), key=KEY, limits=limits, connection=Hasty) as server:
+    limits = Limits(body_bytes=20_000, body_seconds=PATIENCE, bodies_bytes=30_000)
+    with LiveServer(ScriptedEngine(), key=KEY, limits=limits) as server:
         yield server
 
 
@@ -101,45 +99,53 @@ def test_bodies_that_are_too_long_together(locked: LiveServer) -> None:
     head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nx-api-key: {KEY}\r\n{JSON}content-length: 20000\r\n\r\n"
     headers = {"content-type": "application/json"}
     with locked.http() as http:
+
+        def status() -> int:
+            return http.post(CHAT, content=body, headers=headers).status_code
+
         with _connect(locked) as connection:
             connection.sendall(head.encode() + body)
-            statuses = [http.post(CHAT, content=body, headers=headers).status_code]
-            while statuses[-1] == 400 and len(statuses) < 20:  # the other body is not there yet
-                statuses.append(http.post(CHAT, content=body, headers=headers).status_code)
-            assert statuses[-1] == 429
-            assert connection.makefile("rb").read().startswith(b"HTTP/1.1 408 ")
-        assert http.post(CHAT, content=body, headers=headers).status_code == 400
+            until(lambda: status() == 429)
+        until(lambda: status() == 400)
         assert http.post(CHAT, json=ASKED).status_code == 200
 
 
 def _connect(server: LiveServer) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    return socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE)
 
 
-def test_a_body_that_does_not_come(locked: LiveServer) -> None:
-    with _connect(locked) as connection:
-        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nx-api-key: {KEY}\r\n{JSON}content-length: 100\r\n\r\n{{"
+def test_a_body_that_does_not_come() -> None:
+    limits = Limits(body_seconds=SHORT)
+    with LiveServer(ScriptedEngine(), limits=limits) as server, _connect(server) as connection:
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\n{JSON}content-length: 100\r\n\r\n{{"
         connection.sendall(head.encode())
         answer = connection.makefile("rb").read()
     assert answer.startswith(b"HTTP/1.1 408 ") and b"did not come in time" in answer
 
 
+class Limited(LimitedConnection):
+    """Its limits are set by tests."""
+
+
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nx-slow: "])
-def test_headers_that_do_not_come(locked: LiveServer, sent: bytes) -> None:
-    with _connect(locked) as connection:
-        connection.sendall(sent)
+def test_headers_that_do_not_come(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Limited, "header_seconds", SHORT)
+    with LiveServer(ScriptedEngine(), connection=Limited) as server, _connect(server) as connection:
+        with suppress(OSError):  # it was closed already
+            connection.sendall(sent)
         with connection.makefile("rb") as answer:
             assert _end(answer) == b""
 
 
-def test_headers_of_a_second_request_that_do_not_come(locked: LiveServer) -> None:
-    with _connect(locked) as connection:
+def test_headers_of_a_second_request_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LiveServer(ScriptedEngine(), connection=Limited) as server, _connect(server) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         answer, read = connection.makefile("rb"), b""
         while not read.endswith(b"}"):
             more = answer.read1(2**16)
             assert more, f"closed before the first was answered: {read!r}"
             read += more
+        monkeypatch.setattr(Limited, "header_seconds", SHORT)
         connection.sendall(b"GET /health HTTP/1.1\r\n")
         assert _end(answer) == b""
 
@@ -161,18 +167,16 @@ def test_headers_without_end(locked: LiveServer) -> None:
         assert _end(connection.makefile("rb"))[:12] in (b"HTTP/1.1 400", b"")
 
 
-def test_an_answer_that_nobody_reads_loses_its_connection() -> None:
+def test_an_answer_that_nobody_reads_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Limited, "write_seconds", SHORT)
     engine = ScriptedEngine([Script("x" * 10**6), "fine"])
-    with LiveServer(engine, connection=Hasty) as server, server.http() as http:
+    with LiveServer(engine, connection=Limited) as server, server.http() as http:
         with _connect(server) as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**14)
             body = b'{"model": "tiny", "stream": true, "messages": [{"role": "user", "content": "hi"}]}'
             head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\n{JSON}content-length: {len(body)}\r\n\r\n"
             connection.sendall(head.encode() + body)
-            deadline = time.monotonic() + 10
-            while not engine.asked or server.server.server_state.connections:
-                assert time.monotonic() < deadline, "the connection is still open"
-                time.sleep(0.01)
+            until(lambda: engine.asked and not server.server.server_state.connections)
         assert http.post(CHAT, json=ASKED).status_code == 200
 
 
@@ -213,10 +217,10 @@ def test_names_that_resolve_to_this_machine(unlocked: LiveServer, host: str, sta
         assert http.get("/v1/models", headers={"host": host}).status_code == status
 
 
-def test_events_do_not_wait_for_one_another(unlocked: LiveServer) -> None:
-    with unlocked.http() as http:
+def test_events_do_not_wait_for_one_another() -> None:
+    with LiveServer(ScriptedEngine()) as server, server.http() as http:
         http.get("/health")
-        (connection, *_) = unlocked.server.server_state.connections
+        (connection,) = server.server.server_state.connections
         ours = connection.transport.get_extra_info("socket")
         assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 

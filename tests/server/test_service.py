@@ -6,10 +6,10 @@ import logging
 import os
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import openai
@@ -21,8 +21,9 @@ from offspec.core.events import PassStats
 from offspec.server import answer as answers
 from offspec.server import responses
 from offspec.server.metrics import Metrics
-from tests.support.fake_engine import Script, ScriptedEngine, ScriptedLoad, reading
+from tests.support.fake_engine import Script, ScriptedEngine, ScriptedLoad, Turnstile, reading
 from tests.support.live_server import NAME, LiveServer
+from tests.support.waiting import PATIENCE, until
 
 ASKED: Any = {"model": NAME, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
 CHAT = "/v1/chat/completions"
@@ -38,13 +39,6 @@ def held(engine: ScriptedEngine, **settings: Any) -> Iterator[LiveServer]:
             yield server
         finally:
             engine.gate.set()
-
-
-def until(condition: Any) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "what was waited for does not come"
-        time.sleep(0.005)
 
 
 def test_health_and_requests_while_loading() -> None:
@@ -109,7 +103,7 @@ def test_answers_come_in_the_order_of_their_requests() -> None:
         for at in range(5):
             body = {**ASKED, "messages": [{"role": "user", "content": f"question {at}"}]}
             jobs.append(pool.submit(http.post, CHAT, json=body))
-            until(lambda at=at: server.service.queue_length == at and not server.service.idle)
+            until(partial(_are_there, server, at + 1))
         assert http.get("/health").json()["waiting"] == 4
         engine.gate.set()
         assert [job.result().status_code for job in jobs] == [200] * 5
@@ -117,11 +111,15 @@ def test_answers_come_in_the_order_of_their_requests() -> None:
     assert spoken == [f"<|user|>question {at}\n<|assistant|>" for at in range(5)]
 
 
+def _are_there(server: LiveServer, count: int) -> bool:
+    return server.service.in_flight == count and server.service.queue_length == count - 1
+
+
 def test_a_full_queue() -> None:
     engine = ScriptedEngine()
     with held(engine, max_queue=1) as server, ThreadPoolExecutor(2) as pool, server.http() as http:
         jobs = [pool.submit(http.post, CHAT, json=ASKED)]
-        assert engine.held.wait(5)
+        assert engine.held.wait(PATIENCE)
         jobs.append(pool.submit(http.post, CHAT, json=ASKED))
         until(lambda: server.service.queue_length == 1)
         with server.client() as client, pytest.raises(openai.RateLimitError) as refused:
@@ -137,8 +135,9 @@ def test_a_client_that_leaves_stops_its_answer(stream: bool) -> None:
     """In the middle of a pass, and while it waits for its turn."""
     engine = ScriptedEngine([LONG])
     with held(engine) as server:
-        leaving = [_send(server, {**ASKED, "stream": stream}) for _ in range(2)]
-        assert engine.held.wait(5)
+        leaving = [_send(server, {**ASKED, "stream": stream})]
+        assert engine.held.wait(PATIENCE)
+        leaving.append(_send(server, {**ASKED, "stream": stream}))
         until(lambda: server.service.queue_length == 1)
         leaving[1].close()
         until(lambda: server.service.queue_length == 0)
@@ -154,6 +153,7 @@ def test_a_slow_reader_holds_nobody_up() -> None:
     engine = ScriptedEngine([Script("x" * 3 * 10**5 + " end", pass_tokens=1)] * 3 + ["short"])
     with LiveServer(engine) as server, server.http() as http:
         slow = [_send(server, {**ASKED, "stream": True, "n": 1}) for _ in range(3)]
+        until(lambda: len(engine.asked) == 3)
         assert http.post(CHAT, json=ASKED).json()["choices"][0]["message"]["content"] == "short"
         for each in slow:  # and the whole of their answers is there for them
             assert b"end" in _read(each)
@@ -163,9 +163,10 @@ def test_a_slow_reader_holds_nobody_up() -> None:
 def test_an_answer_that_is_not_read_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "_MOST_UNREAD", 20)
     script = Script(" ".join("y" * 10**4 for _ in range(200)), pass_tokens=1)
-    with LiveServer(ScriptedEngine([script, "short"])) as server, server.http() as http:
+    engine = ScriptedEngine([script, "short"])
+    with LiveServer(engine) as server, server.http() as http:
         slow = _send(server, {**ASKED, "stream": True})
-        until(lambda: not server.service.idle)
+        until(lambda: engine.asked)
         assert http.post(CHAT, json=ASKED).json()["choices"][0]["message"]["content"] == "short"
         read = _read(slow)
         slow.close()
@@ -230,9 +231,9 @@ def test_text_does_not_end_the_lines_of_its_events() -> None:
 
 def test_a_stop_lets_the_running_answer_end() -> None:
     engine = ScriptedEngine()
-    with held(engine) as server, ThreadPoolExecutor(2) as pool, server.http() as http:
+    with held(engine, patience=PATIENCE) as server, ThreadPoolExecutor(2) as pool, server.http() as http:
         running = pool.submit(http.post, CHAT, json=ASKED)
-        assert engine.held.wait(5)
+        assert engine.held.wait(PATIENCE)
         waiting = pool.submit(http.post, CHAT, json={**ASKED, "stream": True})
         until(lambda: server.service.queue_length == 1)
         server.server.should_exit = True
@@ -247,7 +248,7 @@ def test_a_stop_breaks_off_what_takes_too_long() -> None:
     engine = ScriptedEngine([LONG])
     with held(engine, patience=0.05) as server, ThreadPoolExecutor(1) as pool, server.http() as http:
         running = pool.submit(http.post, CHAT, json={**ASKED, "stream": True})
-        assert engine.held.wait(5)
+        assert engine.held.wait(PATIENCE)
         server.stop()
         *_, last = [line for line in running.result().text.splitlines() if line]
         assert json.loads(last[6:])["error"]["message"] == "the answer was broken off: the server is stopping"
@@ -281,35 +282,35 @@ def test_clients_that_vanish_leave_nothing(caplog: pytest.LogCaptureFixture) -> 
     engine = ScriptedEngine([LONG], delay=0.0001)
     with LiveServer(engine, max_queue=1000) as server, server.http() as http:
         http.post(CHAT, json={**ASKED, "max_tokens": 4})
-        before = _descriptors(), threading.active_count(), _answers()
+        server.wait_until_idle()
+        before = _left_behind(server)
         for at in range(200):
             client = _send(server, {**ASKED, "stream": at % 2 == 0})
             if at % 3 == 0:
                 client.recv(1)
             client.close()
-        until(lambda: server.service.idle and len(server.server.server_state.connections) <= 1)
+        with _send(server, {**ASKED, "max_tokens": 4}) as last:
+            assert b" 200 OK" in _read(last)  # so that the server has taken all connections before it
+        until(lambda: all(now <= then for now, then in zip(_left_behind(server), before, strict=True)))
         assert http.get("/health").json()["waiting"] == 0
-        until(lambda: not server.server.server_state.tasks)
-        assert (_descriptors(), threading.active_count()) == before[:2] and _answers() <= before[2]
         assert http.post(CHAT, json={**ASKED, "max_tokens": 4}).status_code == 200
     assert "Traceback" not in caplog.text
 
 
-def _answers() -> int:
-    """Answers in memory, with all that they hold."""
-    gc.collect()
-    return sum(isinstance(found, answers.Answer) for found in gc.get_objects())
-
-
-def _descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+def _left_behind(server: LiveServer) -> tuple[int, ...]:
+    """What requests may leave: tasks and connections of the server, answers, threads, open files."""
+    gc.collect()  # first: what is collected may hold files
+    found = sum(isinstance(each, answers.Answer) for each in gc.get_objects())
+    state, files = server.server.server_state, len(os.listdir("/proc/self/fd"))
+    counts = server.service.in_flight, len(state.tasks), len(state.connections)
+    return *counts, found, threading.active_count(), files
 
 
 def _send(server: LiveServer, body: Any) -> socket.socket:
     """A request on a connection of its own, whose answer nobody reads yet."""
     data = json.dumps(body).encode()
     head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**14)
     connection.sendall(f"{head}connection: close\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data)
     return connection
@@ -338,18 +339,13 @@ def test_a_stream_that_waits_for_its_turn_says_so(monkeypatch: pytest.MonkeyPatc
 def test_httpx_sees_events_as_they_come() -> None:
     """Not all at the end: the first comes while the engine is held in its second pass."""
     engine = ScriptedEngine(["one two three four five six seven eight"])
-    with LiveServer(engine) as server, server.http() as http:
-        seen = threading.Event()
-        original = engine.notify
-
-        def hold(event: Any) -> None:
-            original(event)
-            if getattr(event, "index", 0) == 2:
-                seen.wait(20)
-
-        engine.notify = hold
-        with http.stream("POST", CHAT, json={**ASKED, "stream": True}) as answer:
-            lines = answer.iter_lines()
-            assert next(line for line in lines if "one two three four" in line)
-            seen.set()
-            assert any("five six seven eight" in line for line in lines)
+    engine.gate = Turnstile(1)
+    with (
+        LiveServer(engine) as server,
+        server.http() as http,
+        http.stream("POST", CHAT, json={**ASKED, "stream": True}) as answer,
+    ):
+        lines = answer.iter_lines()
+        assert next(line for line in lines if "one two three four" in line)
+        engine.gate.set()
+        assert any("five six seven eight" in line for line in lines)

@@ -8,8 +8,10 @@ A word is a token, and a pass brings four of them, the last of which the target 
 made up and always the same, so that pictures of a chat are too. To hold a pass in the middle of its layers:
 
     engine.gate.clear()         # before the question is asked
-    engine.held.wait(5)         # from here on a pass waits
+    engine.held.wait(PATIENCE)  # from here on a pass waits
     engine.gate.set()
+
+For the pass after the first: engine.gate = Turnstile(1)
 """
 
 import re
@@ -42,6 +44,7 @@ from offspec.core.events import (
 )
 from offspec.core.threads import ExclusiveUse
 from offspec.core.trace import OFF, Timeline
+from tests.support.waiting import PATIENCE
 
 if TYPE_CHECKING:
     from offspec.chat.answer_parts import Parts
@@ -53,6 +56,18 @@ SECONDS_A_PASS = 0.5  # as the events tell it; how long one really takes is `del
 LAYER_BYTES = 10**8
 
 _WORDS = re.compile(r"<\|\w+\|>|\s+(?=<\|)|\s*[^\s<]+|\s*<|\s+")
+
+
+class Turnstile(threading.Event):
+    """A gate that lets a number of passes through, and then none until it is opened."""
+
+    def __init__(self, passes: int) -> None:
+        super().__init__()
+        self._left = passes
+
+    def is_set(self) -> bool:
+        self._left -= 1
+        return self._left >= 0 or super().is_set()
 
 
 class ScriptedWording:
@@ -92,8 +107,8 @@ class Script:
 
     fail_after: passes that go well before `error` is raised, by default a fault of the disk; None for an
     answer without a fault. pass_seconds: how long a pass really takes, where not as long as the engine's.
-    pass_tokens: what it brings. mismatches: what `check` finds. endless: no pass
-    ends before the answer is halted.
+    pass_tokens: what it brings. mismatches: what `check` finds. endless: no pass ends before the answer is
+    halted.
     """
 
     text: str
@@ -514,7 +529,7 @@ class ScriptedLoad:
             notify(progress)
             if self._delay:
                 time.sleep(self._delay / len(self.told))
-        self.gate.wait(5)
+        self.gate.wait(PATIENCE)
 
     def as_module(self) -> ModuleType:
         """A stand-in for the module `offspec.engine.load`."""

@@ -17,9 +17,9 @@ import openai
 
 from offspec.server.run import Server, Settings
 from offspec.server.served_engine import Loader, ServedEngine
+from tests.support.waiting import PATIENCE
 
 NAME = "tiny"
-_PATIENCE = 20  # seconds until what waits for the server fails its test
 
 
 class LiveServer:
@@ -65,25 +65,25 @@ class LiveServer:
 
     def wait(self) -> None:
         """Until the server has ended."""
-        self._thread.join(_PATIENCE)
+        self._thread.join(PATIENCE)
         assert not self._thread.is_alive(), f"the server does not end: {self._seen()}"
-        assert self.service.join(5), f"the engine's thread does not end: {self._seen()}"
+        assert self.service.join(PATIENCE), f"the engine's thread does not end: {self._seen()}"
         self._listener.close()
 
     def client(self, **more: Any) -> openai.OpenAI:
         """OpenAI's own client of it."""
-        given = {"api_key": self._key or "none", "max_retries": 0, "timeout": _PATIENCE, **more}
+        given = {"api_key": self._key or "none", "max_retries": 0, "timeout": PATIENCE, **more}
         return openai.OpenAI(base_url=f"{self.url}/v1", **given)
 
     def anthropic(self, **more: Any) -> anthropic.Anthropic:
         """Anthropic's own client of it."""
-        given = {"api_key": self._key or "none", "max_retries": 0, "timeout": _PATIENCE, **more}
+        given = {"api_key": self._key or "none", "max_retries": 0, "timeout": PATIENCE, **more}
         return anthropic.Anthropic(base_url=self.url, **given)
 
     def http(self) -> httpx2.Client:
         """A plain client of it, which sends the key."""
         headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
-        return httpx2.Client(base_url=self.url, headers=headers, timeout=_PATIENCE, trust_env=False)
+        return httpx2.Client(base_url=self.url, headers=headers, timeout=PATIENCE, trust_env=False)
 
     def wait_until_idle(self) -> None:
         """Until the engine's thread has nothing to do."""
@@ -91,7 +91,7 @@ class LiveServer:
 
     def _until(self, condition: Callable[[], bool], trouble: str) -> None:
         """Wait for what the server's threads do; fail where it does not come, or the server has ended."""
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + PATIENCE
         while not condition():
             assert time.monotonic() < deadline, f"{trouble}: {self._seen()}"
             assert self._thread.is_alive() or condition(), f"{trouble}, and the server ended: {self._seen()}"

@@ -1,6 +1,7 @@
 """The chat as an app: what is typed goes to the engine's thread, and what that tells goes to the widgets."""
 
 import asyncio
+import math
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -75,7 +76,7 @@ class ChatApp(App[None]):
         self._resumed: Conversation | None = None  # as it was shown before there was a model
         self._ticks = 0
         self._passed = False  # a pass has ended since the statistics were shown
-        self._interrupted_at = -_TWICE
+        self._interrupted_at = -math.inf
 
     @property
     def answer(self) -> Answer | None:

@@ -1,16 +1,16 @@
-"""Tests of the terminal UI look for an end in shorter steps: they slept most of their time."""
+"""Tests of the terminal UI wait until the app has done what it was told, and no longer."""
 
 from collections.abc import Iterator
 
 import pytest
-from textual import _wait
+from textual import app, pilot
 
-_STEP = 0.005  # seconds; a pilot looks so often, and at least twice a key, whether all has been done
+from tests.ui.tui.idle import wait_for_idle
 
 
 @pytest.fixture(scope="module", autouse=True)
-def short_steps() -> Iterator[None]:
+def idle_when_all_is_done() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_wait, "SLEEP_GRANULARITY", _STEP)
-        patch.setattr(_wait, "SLEEP_IDLE", _STEP / 20)
+        for module in (app, pilot):
+            patch.setattr(module, "wait_for_idle", wait_for_idle)
         yield

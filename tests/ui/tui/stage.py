@@ -8,7 +8,6 @@ Clocks stand still, nothing is animated, no cursor blinks; a pass can be held in
 import asyncio
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,25 +20,13 @@ from offspec.core.config import EngineConfig, SamplingParams
 from offspec.ui.chat.setup import Setup
 from offspec.ui.tui.app import ChatApp
 from offspec_planners.placement import Tier
-from tests.support.fake_engine import Script, ScriptedEngine, ScriptedLoad
+from tests.support.fake_engine import Script, ScriptedEngine, ScriptedLoad, Turnstile
+from tests.support.waiting import PATIENCE
 
 if TYPE_CHECKING:
     from offspec_planners.plan import Plan
 
 Scene = Callable[["Pilot[None]"], Coroutine[Any, Any, None]]
-_PATIENCE = 10.0  # seconds until what was to come is given up
-
-
-class Turnstile(threading.Event):
-    """A gate that lets a number of passes through, and then none until it is opened."""
-
-    def __init__(self, passes: int) -> None:
-        super().__init__()
-        self._left = passes
-
-    def is_set(self) -> bool:
-        self._left -= 1
-        return self._left >= 0 or super().is_set()
 
 
 class PlannedEngine(ScriptedEngine):
@@ -69,12 +56,12 @@ def app_for(
     model: str = "demo",
     draft: str = "auto",
     passes: int | None = None,
-    load_seconds: float = 0.0,
+    loads: bool = True,
     failing: Sequence[str] = (),
 ) -> tuple[ChatApp, PlannedEngine]:
     """folder: where conversations are kept. passes: after this many, one is held amid its layers.
 
-    failing: drafts that cannot be loaded.
+    loads: False: loading goes on when the scene is over. failing: drafts that cannot be loaded.
     """
     if plan is None:
         config = EngineConfig(model=model, draft=draft)
@@ -85,7 +72,9 @@ def app_for(
         engine = PlannedEngine(answers, layers=layers, context=context, plan=plan, config=config)
     if passes is not None:
         engine.gate = Turnstile(passes)
-    opener = ScriptedLoad(engine, delay=load_seconds, failing=failing)
+    opener = ScriptedLoad(engine, failing=failing)
+    if not loads:
+        opener.gate.clear()
     app = ChatApp(Setup(config, SamplingParams(max_tokens=2048)), opener, Archive(folder))
     app.animation_level = "none"
     return app, engine
@@ -93,7 +82,7 @@ def app_for(
 
 async def until(pilot: Pilot[None], holds: Callable[[], bool]) -> None:
     """Let the app go on until this holds."""
-    async with asyncio.timeout(_PATIENCE):
+    async with asyncio.timeout(PATIENCE):
         while not holds():
             await pilot.pause(0.02)
     await pilot.pause()
@@ -166,8 +155,10 @@ def play(app: ChatApp, scene: Scene, size: tuple[int, int] = (100, 30)) -> ChatA
             app.exit()
 
     asyncio.run(run())
+    if isinstance(app.opener, ScriptedLoad):
+        app.opener.gate.set()
     assert app.engine is not None
-    assert app.engine.close(5.0)
+    assert app.engine.close(PATIENCE)
     return app
 
 

@@ -16,6 +16,7 @@ from offspec.ui.chat.setup import ChatEngine
 from offspec.ui.tui.app import ChatApp
 from offspec.ui.tui.messages import AnswerDone
 from tests.support.fake_engine import Script
+from tests.support.waiting import PATIENCE
 from tests.ui.tui.stage import PlannedEngine, app_for, ask, hold, loaded, play, plays, said, seen, send, until
 
 LONG = " ".join(f"word{i}" for i in range(40))
@@ -34,7 +35,7 @@ def test_questions_wait_for_the_model_and_for_each_other(tmp_path: Path) -> None
     opener, go_on = app.opener, threading.Event()
 
     def slowly(config: EngineConfig, plan: Path | None, notify: Callable[[Event], None]) -> ChatEngine:
-        go_on.wait(5)
+        go_on.wait(PATIENCE)
         return opener(config, plan, notify)
 
     app.opener = slowly
@@ -100,7 +101,7 @@ async def test_escape_calls_back_what_waits(pilot: Pilot[None], app: ChatApp, en
     assert len(engine.asked) == 1
 
 
-@plays("x", load_seconds=1.0)
+@plays("x", loads=False)
 async def test_escape_while_loading_says_what_can_be_done(pilot: Pilot[None], app: ChatApp) -> None:
     await send(pilot, "first")
     await pilot.press("escape")

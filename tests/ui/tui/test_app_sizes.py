@@ -8,7 +8,8 @@ from textual.pilot import Pilot
 
 from offspec.ui.tui.app import ChatApp
 from offspec.ui.tui.panel import SidePanel
-from tests.ui.tui.stage import PlannedEngine, Turnstile, app_for, ask, loaded, play, plays, seen, send, until
+from tests.support.fake_engine import Turnstile
+from tests.ui.tui.stage import PlannedEngine, app_for, ask, loaded, play, plays, seen, send, until
 
 LONG = " ".join(f"word{i}" for i in range(40))
 SMALL = (40, 12)

@@ -20,6 +20,7 @@ from offspec.ui import tui
 from offspec.ui.tui import leave
 from offspec.ui.tui.app import ChatApp
 from tests.support.fake_engine import ScriptedLoad
+from tests.support.waiting import PATIENCE
 from tests.ui.tui.stage import PlannedEngine, app_for, ask, hold, loaded, play, plays, seen, send, until
 
 LONG = " ".join(f"word{i}" for i in range(40))
@@ -72,12 +73,13 @@ async def test_leaving_says_what_it_waits_for_and_a_second_time_does_not_wait(
 
 @plays(LONG, passes=1)
 async def test_ctrl_c_stops_the_answer_and_leaves_when_pressed_twice(
-    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
+    pilot: Pilot[None], app: ChatApp, engine: PlannedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await hold(pilot, engine, "Count.")
     await pilot.press("ctrl+c")
     await until(pilot, lambda: app.answer is None)
     assert not app._exit
+    monkeypatch.setattr("offspec.ui.tui.app._TWICE", PATIENCE)  # a slow machine presses slowly
     await pilot.press("ctrl+c")
     await pilot.pause()
     assert "Press Ctrl+C again to leave" in seen(app)
@@ -102,13 +104,15 @@ def test_a_model_that_cannot_be_opened_ends_the_chat_with_its_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     app, engine = app_for(["ok"], tmp_path)
-    opener = ScriptedLoad(engine, delay=0.2, fail=FAIL)
+    opener = ScriptedLoad(engine, fail=FAIL)
+    opener.gate.clear()
     shown = []
 
     def run(self: ChatApp) -> None:
         async def scene(pilot: Pilot[None]) -> None:
             await send(pilot, "already asked")
             shown.append(seen(self))
+            opener.gate.set()
             await until(pilot, lambda: self._exit)
 
         play(self, scene)
@@ -180,7 +184,7 @@ def test_a_terminal_that_goes_away_loses_nothing(how: str, tmp_path: Path) -> No
         else:
             child.send_signal(signal.SIGTERM)
             _drain(ours, child)
-        assert child.wait(10) == 128 + (signal.SIGHUP if how == "closed" else signal.SIGTERM)
+        assert child.wait(PATIENCE) == 128 + (signal.SIGHUP if how == "closed" else signal.SIGTERM)
     finally:
         child.kill()
         child.wait()
@@ -199,7 +203,7 @@ def _take_terminal() -> None:
 
 
 def _read_until(terminal: int, wanted: bytes) -> None:
-    read, limit = b"", time.monotonic() + 20
+    read, limit = b"", time.monotonic() + PATIENCE
     while wanted not in read:
         assert time.monotonic() < limit, read[-2000:]
         if select.select([terminal], [], [], 0.1)[0]:

@@ -20,6 +20,7 @@ from offspec.ui.tui.app import ChatApp
 from offspec.ui.tui.loading import LoadingView
 from tests.support.fake_engine import Script
 from tests.support.sample_plans import small
+from tests.support.waiting import PATIENCE
 from tests.ui.tui import stage
 
 Shoot = Callable[..., bool]
@@ -55,16 +56,19 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def shoot(snap_compare: Callable[..., bool]) -> Shoot:
-    """Compares an app's picture, taken after a scene, with the one that is kept."""
+    """Compares an app's picture, taken after a scene, with the one that is kept. taken: called behind it."""
 
     def compare(
-        app: ChatApp, scene: Callable[[Pilot[None]], Awaitable[object]], size: tuple[int, int] = FULL
+        app: ChatApp,
+        scene: Callable[[Pilot[None]], Awaitable[object]],
+        size: tuple[int, int] = FULL,
+        taken: Callable[[], None] = lambda: None,
     ) -> bool:
         try:
             return snap_compare(app, terminal_size=size, run_before=scene)
         finally:
-            assert app.engine is not None
-            app.engine.close(10)
+            taken()
+            assert app.engine is not None and app.engine.close(PATIENCE)
 
     return compare
 
@@ -88,7 +92,7 @@ def test_the_first_frame(shoot: Shoot, tmp_path: Path, monkeypatch: pytest.Monke
 
     def slow(config: EngineConfig, plan: Path | None, notify: Callable[[Event], None]) -> ChatEngine:
         notify(LoadProgress("reading the model", 3 * 10**9, 4 * 10**9))
-        may_load.wait(2)
+        may_load.wait(PATIENCE)
         return opener(config, plan, notify)
 
     async def scene(pilot: Pilot[None]) -> None:
@@ -98,10 +102,7 @@ def test_the_first_frame(shoot: Shoot, tmp_path: Path, monkeypatch: pytest.Monke
         await stage.settled(pilot)
 
     app.opener = slow
-    try:
-        assert shoot(app, scene, MEDIUM)
-    finally:
-        may_load.set()
+    assert shoot(app, scene, MEDIUM, may_load.set)
 
 
 def test_a_conversation(shoot: Shoot, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from offspec.chat.archive import Archive
 from offspec.core.config import EngineConfig
 from offspec.ui.chat.setup import Opener
 from offspec.ui.chat.welcome import opening
+from tests.support.waiting import PATIENCE
 from tests.ui.tui.stage import app_for, ask, loaded, play, said, seen, send, until
 
 
@@ -19,7 +20,7 @@ def held(opener: Opener, gate: threading.Event) -> Callable[..., Any]:
     """Opens no model before the gate is open."""
 
     def load(*args: Any) -> Any:
-        assert gate.wait(20)
+        assert gate.wait(PATIENCE)
         return opener(*args)
 
     return load
@@ -70,7 +71,7 @@ def test_what_is_resumed_is_shown_before_the_model_is_there(tmp_path: Path) -> N
         await send(pilot, "And below?")
         shown = app.transcript.entries[0].widget
         gate.set()
-        await until(pilot, lambda: app.controller is not None and app.answer is None and len(said(app)) == 5)
+        await until(pilot, lambda: app.answer is None and said(app)[-1] == ("answer", "grass"))
         assert app.transcript.entries[0].widget is shown  # it was not drawn a second time
         assert [kind for kind, _ in said(app)].count("notice") == 1
         texts = [text for kind, text in said(app) if kind != "notice"]
