@@ -21,11 +21,12 @@ LONG = "one two three four five six seven eight nine ten eleven twelve"
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
     """None of ours, soon after the end."""
+    before = set(threading.enumerate())
     yield
-    for thread in threading.enumerate():  # what is not waited for is collected with the loop, and then ends
-        if thread.name.startswith("offspec"):
-            thread.join(PATIENCE)
-    assert [t.name for t in threading.enumerate() if t.name.startswith("offspec")] == []
+    ours = [t for t in threading.enumerate() if t.name.startswith("offspec") and t not in before]
+    for thread in ours:  # what is not waited for is collected with the loop, and then ends
+        thread.join(PATIENCE)
+    assert [thread.name for thread in ours if thread.is_alive()] == []
 
 
 async def until(event: threading.Event) -> None:
