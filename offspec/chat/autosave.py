@@ -15,6 +15,7 @@ from offspec.core.files import real_path
 EVERY_S = 2.0  # an answer that is killed has lost no more than what came in this time
 
 Snapshot = Callable[[], Conversation]
+_Said = tuple[list[Message], int]
 
 
 class Autosave:
@@ -94,9 +95,9 @@ class Autosave:
     @contextmanager
     def meanwhile(self, snapshot: Snapshot) -> Iterator[None]:
         """In a thread, every two seconds of the block, write what was said where that is more than before."""
-        over = threading.Event()
+        over, written = threading.Event(), _said(snapshot())  # now: the thread may begin when there is more
         thread = threading.Thread(
-            target=self._watch, args=(snapshot, over), name="offspec keeper", daemon=True
+            target=self._watch, args=(snapshot, written, over), name="offspec keeper", daemon=True
         )
         thread.start()
         try:
@@ -105,8 +106,7 @@ class Autosave:
             over.set()
             thread.join()
 
-    def _watch(self, snapshot: Snapshot, over: threading.Event) -> None:
-        written = _said(snapshot())
+    def _watch(self, snapshot: Snapshot, written: _Said, over: threading.Event) -> None:
         while not over.wait(EVERY_S):
             said = _said(snapshot())
             if said != written:
@@ -127,7 +127,7 @@ class Autosave:
         self._file, self._claim, self._failing, self._trouble = None, None, False, None
 
 
-def _said(conversation: Conversation) -> tuple[list[Message], int]:
+def _said(conversation: Conversation) -> _Said:
     """The messages without their figures: the seconds of an answer pass though nothing new was said.
 
     A retry that says what the answer before said shows in the number of branches.

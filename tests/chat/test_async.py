@@ -13,6 +13,7 @@ from offspec.core.errors import RequestError, StreamError
 from offspec.core.events import Event, Finished, Notice, Prefill, TextDelta, TreeSeen
 from offspec.core.threads import ExclusiveUse, in_thread
 from tests.support.fake_engine import Script, ScriptedEngine
+from tests.support.waiting import PATIENCE
 
 LONG = "one two three four five six seven eight nine ten eleven twelve"
 
@@ -20,15 +21,16 @@ LONG = "one two three four five six seven eight nine ten eleven twelve"
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
     """None of ours, soon after the end."""
+    before = set(threading.enumerate())
     yield
-    for thread in threading.enumerate():  # what is not waited for is collected with the loop, and then ends
-        if thread.name.startswith("offspec"):
-            thread.join(10)
-    assert [t.name for t in threading.enumerate() if t.name.startswith("offspec")] == []
+    ours = [t for t in threading.enumerate() if t.name.startswith("offspec") and t not in before]
+    for thread in ours:  # what is not waited for is collected with the loop, and then ends
+        thread.join(PATIENCE)
+    assert [thread.name for thread in ours if thread.is_alive()] == []
 
 
 async def until(event: threading.Event) -> None:
-    assert await asyncio.to_thread(event.wait, 10)
+    assert await asyncio.to_thread(event.wait, PATIENCE)
 
 
 async def test_a_turn() -> None:
@@ -133,7 +135,7 @@ def test_a_loop_that_is_gone_does_not_keep_the_thread() -> None:
 
     def events() -> Generator[Event, None, None]:
         yield Notice("one")
-        go.wait(10)
+        go.wait(PATIENCE)
         yield Notice("two")
 
     loop = asyncio.new_event_loop()
@@ -143,7 +145,7 @@ def test_a_loop_that_is_gone_does_not_keep_the_thread() -> None:
     go.set()
     for thread in threading.enumerate():
         if thread.name == "offspec async":
-            thread.join(10)
+            thread.join(PATIENCE)
             assert not thread.is_alive()
     with pytest.raises(RuntimeError):
         asyncio.run(stream.aclose())
@@ -167,7 +169,7 @@ def test_turns() -> None:
 
         thread = threading.Thread(target=other)
         thread.start()
-        thread.join(10)
+        thread.join(PATIENCE)
         assert result == ["busy"]
     assert not turns.taken
     with turns.take(threading.Event()):

@@ -19,6 +19,7 @@ from offspec.core.config import EngineConfig, SamplingParams
 from offspec.core.errors import ClosedError, DiskFullError, OffspecError, RequestError, SessionError
 from offspec.core.events import Notice, TextDelta
 from tests.support.fake_engine import ScriptedEngine
+from tests.support.waiting import PATIENCE
 
 LONG = "one two three four five six seven eight nine ten eleven twelve"
 
@@ -265,16 +266,16 @@ def test_an_early_snapshot_does_not_lie_over_a_later_one(
     def slow(talk: Conversation, target: Path) -> None:
         if threading.current_thread() is saver:
             saving.set()
-            go.wait(5)
+            go.wait(PATIENCE)
         write(talk, target)
 
     monkeypatch.setattr(Conversation, "write", slow)
     for event in kept.send("Two."):
         if isinstance(event, TextDelta):
             saver.start()
-            assert saving.wait(5)
+            assert saving.wait(PATIENCE)
             threading.Timer(0.05, go.set).start()
-    saver.join(5)
+    saver.join(PATIENCE)
     assert contents(file) == ["One.", "a b", "Two.", "c d"]
 
 

@@ -291,7 +291,7 @@ def test_branches_in_branches_without_end(tmp_path: Path) -> None:
 
 
 KILLED = """
-import os, signal, sys
+import os, signal, sys, time
 from pathlib import Path
 from offspec.chat import autosave
 from offspec.core.events import TextDelta
@@ -303,8 +303,9 @@ session.keep(Path(sys.argv[1]))
 list(session.send("Well?"))
 for event in session.retry():
     if isinstance(event, TextDelta) == (sys.argv[2] == "text"):
-        import time
-        time.sleep(0.2)
+        while sys.argv[2] == "text" and "one two" not in Path(sys.argv[1]).read_text():
+            pass
+        time.sleep(0.1)  # in which nothing else may be written
         os.kill(os.getpid(), signal.SIGKILL)
 """
 

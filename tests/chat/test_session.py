@@ -18,6 +18,7 @@ from offspec.core.config import SamplingParams
 from offspec.core.errors import ClosedError, DiskFullError, RequestError, SessionError, StreamError
 from offspec.core.events import Event, Finished, Notice, Prefill, TextDelta, TreeSeen
 from tests.support.fake_engine import Script, ScriptedEngine
+from tests.support.waiting import PATIENCE, until
 
 LONG = "one two three four five six seven eight nine ten eleven twelve"
 
@@ -276,7 +277,7 @@ def test_threads_take_turns() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE)
     asked = [content for role, content in said(session) if role == "user"]
     assert sorted(asked) == [f"Question {n}." for n in range(5)]
     assert said(session)[1::2] == [("assistant", LONG)] * 5
@@ -289,7 +290,7 @@ def test_stop_reaches_those_that_wait() -> None:
     errors: list[BaseException] = []
     first = threading.Thread(target=lambda: list(session.send("One.")))
     first.start()
-    assert engine.held.wait(5)
+    assert engine.held.wait(PATIENCE)
 
     def wait() -> None:
         try:
@@ -300,14 +301,10 @@ def test_stop_reaches_those_that_wait() -> None:
     events = session.send("Three.")
     second = threading.Thread(target=wait)
     second.start()
-    for _ in range(500):
-        if len(session._halts) == 3:
-            break
-        threading.Event().wait(0.01)
-    threading.Event().wait(0.01)
+    until(lambda: len(session._halts) == 3)
     session.stop()
-    first.join(5)
-    second.join(5)
+    first.join(PATIENCE)
+    second.join(PATIENCE)
     assert len(errors) == 1 and "before its turn" in str(errors[0])
     assert said(session) == [("user", "One."), ("assistant", "")] and session.messages[-1].finish == "halted"
     events.close()
@@ -401,17 +398,13 @@ def test_what_comes_is_written_while_a_pass_takes_long(
 
     thread = threading.Thread(target=ask)
     thread.start()
-    assert engine.held.wait(5)
-    arrived = threading.Event()
-    for _ in range(500):
-        if len(on_disk(tmp_path / "kept.json")) == 2:
-            break
-        arrived.wait(0.01)
+    assert engine.held.wait(PATIENCE)
+    until(lambda: len(on_disk(tmp_path / "kept.json")) == 2)
     assert on_disk(tmp_path / "kept.json")[1] == ("assistant", texts[0], None)
     loaded = Session.load(engine, tmp_path / "kept.json")  # as after a kill
     assert said(loaded) == [("user", "Count."), ("assistant", texts[0])]
     engine.gate.set()
-    thread.join(5)
+    thread.join(PATIENCE)
     assert on_disk(tmp_path / "kept.json")[1] == ("assistant", LONG, "eos")
     assert not [t for t in threading.enumerate() if t.name == "offspec keeper"]
 

@@ -1,12 +1,17 @@
 """Fixtures of tests of engines; for those that follow plans see `support/plan_world.py`."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from functools import partialmethod
 
 import pytest
 
+from offspec.core.events import Event
+from offspec.engine.passes import Passes
+from offspec.engine.request import RunningRequest
 from offspec.plan.measure_target import PassTrial
 from tests.support.plan_world import asked, pair, world
+from tests.support.waiting import until
 
 __all__ = ["asked", "pair", "world"]
 
@@ -17,3 +22,26 @@ def short_trials() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PassTrial, "measure", partialmethod(PassTrial.measure, seconds=0.02))
         yield
+
+
+@pytest.fixture
+def hold_passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], threading.Event]:
+    """Lets so many passes through; the next waits until the event is set, or all its requests are halted.
+
+    So what a test does in the midst of an answer is done in its midst, however slow the test's thread is.
+    """
+
+    def hold(passes: int) -> threading.Event:
+        gate, step, left = threading.Event(), Passes.step, passes
+
+        def held(own: Passes, requests: list[RunningRequest]) -> list[list[Event]]:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                until(lambda: gate.is_set() or all(request.halted for request in requests))
+            return step(own, requests)
+
+        monkeypatch.setattr(Passes, "step", held)
+        return gate
+
+    return hold

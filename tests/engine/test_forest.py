@@ -26,6 +26,7 @@ from tests.support.expert_models import by_need, write_experts
 from tests.support.products import some
 from tests.support.tiny_models import tiny_engine, write_hybrid, write_model
 
+Hold = Callable[[int], threading.Event]
 PROMPT = [3 + (7 * i * i + i) % 90 for i in range(41)]
 PARAMS = SamplingParams(max_tokens=16, ignore_eos=True, temperature=0.9, seed=3)
 
@@ -170,24 +171,35 @@ def _events(answer: Answer) -> list[Event]:
         return []
 
 
-def test_a_newcomer_speaks_within_two_passes(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _together(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list[Answer]:
+    """All of them begin with the same pass."""
+    with engine._turn(), ThreadPoolExecutor(1) as pool:
+        return [*pool.map(partial(engine.submit, params=params), prompts)]
+
+
+def test_a_newcomer_speaks_within_two_passes(
+    model: Path, hold_passes: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Seven others run meanwhile; what is left of its prompt shares their passes."""
-    passes, step = list[int](), Passes.step
-
-    def counted(own: Passes, running: list[RunningRequest]) -> list[list[Event]]:
-        passes.append(len(running))
-        return step(own, running)
-
-    monkeypatch.setattr(Passes, "step", counted)
     with tiny_engine(model, "none", budget=1, sequences=8) as engine:
-        others = [engine.submit([3 + i, 4, 5], replace(PARAMS, max_tokens=120)) for i in range(7)]
+        gate, prompts = hold_passes(3), [[3 + i, 4, 5] for i in range(7)]
+        others = _together(engine, prompts, replace(PARAMS, max_tokens=120))
         for other in others:
             next(event for event in other if isinstance(event, TextDelta))
-        asked = len(passes)
+        passes, step, spoken = list[int](), Passes.step, list[int]()
+
+        def counted(own: Passes, running: list[RunningRequest]) -> list[list[Event]]:
+            passes.append(len(running))
+            found = step(own, running)
+            if len(found) == 8 and not spoken and any(isinstance(event, TextDelta) for event in found[-1]):
+                spoken.append(len(passes))
+            return found
+
+        monkeypatch.setattr(Passes, "step", counted)
         newcomer = engine.submit(PROMPT, PARAMS)
-        next(event for event in newcomer if isinstance(event, TextDelta))
-        assert len(passes) - asked <= 3, "one that was under way, and two"
+        gate.set()
         assert newcomer.result().tokens == PARAMS.max_tokens and max(passes) == 8
+        assert spoken[0] <= 2, "beside one that was under way"
 
 
 @pytest.mark.parametrize("kind", some(["dense", "hybrid"], "dense"))
@@ -246,16 +258,19 @@ def test_what_a_copy_takes_the_place_of_is_kept(
         assert again.token_ids == engine.generate(first, params).token_ids
 
 
-def test_an_error_reaches_all_and_the_engine_goes_on(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_reaches_all_and_the_engine_goes_on(
+    model: Path, hold_passes: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*args: object) -> None:
         raise StreamError("broken", file="weights", offset=0)
 
     with tiny_engine(model, "none", budget=1, sequences=2) as engine:
-        params = replace(PARAMS, max_tokens=100)
-        answers = [engine.submit(PROMPT[:10], params), engine.submit(PROMPT[10:20], params)]
+        gate = hold_passes(3)
+        answers = _together(engine, [PROMPT[:10], PROMPT[10:20]], replace(PARAMS, max_tokens=100))
         next(event for event in answers[1] if isinstance(event, TextDelta))
         with monkeypatch.context() as meanwhile:
             meanwhile.setattr(Passes, "_run", broken)
+            gate.set()
             for answer in answers:
                 with pytest.raises(StreamError):
                     answer.result(timeout=60)
@@ -289,7 +304,7 @@ def test_streams_and_answers_wait_for_each_other(model: Path) -> None:
         )
 
 
-async def test_answers_in_a_loop(model: Path) -> None:
+async def test_answers_in_a_loop(model: Path, hold_passes: Hold) -> None:
     with tiny_engine(model, "none", budget=1, sequences=2) as engine:
         expected = engine.generate(PROMPT, PARAMS)
         answer = engine.submit(PROMPT, PARAMS)
@@ -297,6 +312,7 @@ async def test_answers_in_a_loop(model: Path) -> None:
         assert text == expected.text and (await answer).token_ids == expected.token_ids
         many = await engine.agenerate_many([PROMPT, PROMPT[:9]], PARAMS)
         assert many[0].token_ids == expected.token_ids
+        hold_passes(3)
         left = engine.submit(PROMPT, replace(PARAMS, max_tokens=200))
         async for event in left:
             if isinstance(event, TextDelta):
@@ -304,8 +320,9 @@ async def test_answers_in_a_loop(model: Path) -> None:
         assert 0 < (await left).tokens < 200 and (await left).finish_reason == "halted"
 
 
-def test_closing_ends_what_runs_and_what_waits(model: Path) -> None:
+def test_closing_ends_what_runs_and_what_waits(model: Path, hold_passes: Hold) -> None:
     engine = tiny_engine(model, "none", budget=1, sequences=1)
+    hold_passes(3)
     params = replace(PARAMS, max_tokens=200)
     running, waiting = engine.submit(PROMPT, params), engine.submit(PROMPT, params)
     next(event for event in running if isinstance(event, TextDelta))

@@ -2,6 +2,7 @@
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
@@ -202,9 +203,12 @@ def _broken(*args: object) -> None:
     raise StreamError("broken", file="weights", offset=0)
 
 
-def test_closing_halts_an_answer_in_another_thread(model: Path) -> None:
+def test_closing_halts_an_answer_in_another_thread(
+    model: Path, hold_passes: Callable[[int], threading.Event]
+) -> None:
     """Whether it is being computed, or waits for a reader that has stopped reading."""
     for read_on in (True, False):
+        gate = hold_passes(1)
         begun, results = threading.Event(), list[Event]()
         engine = tiny_engine(model, "none", budget=1)
 
@@ -220,6 +224,7 @@ def test_closing_halts_an_answer_in_another_thread(model: Path) -> None:
         thread.start()
         assert begun.wait(30)
         engine.close()
+        gate.set()
         thread.join(30)
         assert not thread.is_alive()
         ended = results[-1]

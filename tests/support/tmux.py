@@ -45,7 +45,7 @@ class Tmux:
     def send(self, line: str) -> None:
         """A line, and Enter once it is to be seen."""
         self.type(line)
-        self.wait_for(line[-20:], 10)
+        self.wait_for(line[-20:])
         self.press("Enter")
 
     def screen(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from bench.lib import cgroup, process
 from bench.lib.cgroup import BenchError, MemoryCgroup
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -26,9 +28,20 @@ def group() -> Iterator[MemoryCgroup]:
     assert not made.folder.exists()
 
 
-def test_cgroup_measures_the_program(group: MemoryCgroup) -> None:
-    code = "x = bytearray(60_000_000); import time; time.sleep(0.3); print('done')"
-    assert group.run([sys.executable, "-S", "-c", code]) == "done\n"
+def test_cgroup_measures_the_program(group: MemoryCgroup, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    code = f"""
+import os, time
+x = bytearray(60_000_000)
+while not os.path.exists({str(seen)!r}):
+    time.sleep(0.01)
+print("done")
+"""
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(group.run, [sys.executable, "-S", "-c", code])
+        until(lambda: running.done() or min(group._anon_peak, group._total_peak) > 60_000_000)
+        seen.touch()
+        assert running.result() == "done\n"
     assert 60_000_000 < group.use.peak <= 150_000_000
     assert 60_000_000 < group.use.anon_peak <= group.use.peak
     assert group.use.oom_kills == 0

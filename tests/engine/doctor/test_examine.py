@@ -1,7 +1,6 @@
 """Checks in a process of their own: what takes it down is a finding, and the others still run."""
 
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from offspec.engine.doctor.examine import CHECKS, Check, examine
 from offspec.engine.doctor.finding import Asked, Begun, Finding
 from offspec.engine.doctor.worker import REPORT, found_by
+from tests.support.waiting import until
 
 PLACE = "tests.engine.doctor.broken_checks"
 
@@ -68,10 +68,7 @@ def test_closing_ends_the_process() -> None:
     assert isinstance(finding, Finding)
     pid = finding.figures["pid"]
     news.close()
-    began = time.monotonic()
-    while Path(f"/proc/{pid}").exists() and time.monotonic() - began < 10:
-        time.sleep(0.01)
-    assert not Path(f"/proc/{pid}").exists()
+    until(lambda: not Path(f"/proc/{pid}").exists(), "the end of the process")
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.key)

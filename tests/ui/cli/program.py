@@ -12,20 +12,19 @@ from typing import Any, AnyStr
 from typer.testing import Result
 
 from offspec.core.events import LoadProgress
+from tests.support.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[3]
 DRIVER = "tests.ui.cli.scripted_program"
 TEXT = "The sky is truly blue [really]."
 LOADING = (LoadProgress("opening [model]", 1, 2, "files"), LoadProgress("unpacking", 10**9, 2 * 10**9))
 HEAVY = "torch transformers numpy huggingface_hub safetensors gguf accelerate bitsandbytes textual"
-PATIENCE = 30  # seconds until a hanging child fails its test
-
-# Longer than a test waits before it interrupts: 64 passes of 4 tokens.
-ENDLESS = {"answers": ["".join(f"line {i}\n" for i in range(200))], "delay": 0.2}
+# Longer than a test waits before it interrupts: 256 passes.
+ENDLESS = {"answers": ["".join(f"line {i}\n" for i in range(200))], "pass_tokens": 1, "delay": 0.1}
 
 
 class Child(subprocess.Popen[AnyStr]):
-    """A process that is killed where its test fails, and after a minute, so that no reader of it hangs."""
+    """A process that is killed where its test fails, and after a while, so that no reader of it hangs."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -1,8 +1,8 @@
 """`offspec` with a scripted engine: `python -m tests.ui.cli.scripted_program SCRIPT ARGS…`.
 
-SCRIPT is JSON: {"answers": ["…", …], "delay": 0, "fail_after": null, "load_delay": 0, "loud": false,
-"failing_drafts": ["…"]}. fail_after is of the first answer; a loud engine writes on stderr what it begins and
-closes; a draft in failing_drafts cannot be loaded.
+SCRIPT is JSON: {"answers": ["…", …], "delay": 0, "fail_after": null, "pass_tokens": 4, "load_delay": 0,
+"loud": false, "failing_drafts": ["…"]}. fail_after and pass_tokens are of the first answer; a loud engine
+writes on stderr what it begins and closes; a draft in failing_drafts cannot be loaded.
 """
 
 import json
@@ -18,7 +18,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     given = json.loads(sys.argv.pop(1))
     first, *others = given.get("answers", [TEXT])
-    script = Script(first, fail_after=given.get("fail_after"))
+    script = Script(first, fail_after=given.get("fail_after"), pass_tokens=given.get("pass_tokens", 4))
     engine = ScriptedEngine([script, *others], delay=given.get("delay", 0.0))
     engine.loud = given.get("loud", False)
     delay, failing = given.get("load_delay", 0.0), given.get("failing_drafts", ())

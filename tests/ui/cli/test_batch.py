@@ -10,7 +10,8 @@ import pytest
 from typer.testing import Result
 
 from tests.support.fake_engine import ScriptedLoad
-from tests.ui.cli.program import ENDLESS, PATIENCE, error_line, start
+from tests.support.waiting import PATIENCE
+from tests.ui.cli.program import ENDLESS, error_line, start
 
 Program = Callable[..., Result]
 

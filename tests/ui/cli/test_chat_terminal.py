@@ -4,7 +4,6 @@ import importlib.util
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +23,6 @@ pytestmark = [
 READY = "Enter sends"
 STORY = "Write a long story about a lighthouse."
 TALE = "Write a long tale about a harbour."
-SAVED_WITHIN = 2.0  # seconds after it was said
 
 
 def start(data: Path, *options: str) -> Tmux:
@@ -61,6 +59,12 @@ def is_under_way(data: Path) -> Callable[[], bool]:
     return check
 
 
+def is_kept(data: Path, seen: str) -> bool:
+    """Whether the last message is an answer that has at least these letters."""
+    message = last(data)
+    return message is not None and message.role == "assistant" and words_of(message.content).startswith(seen)
+
+
 def answered(data: Path, count: int) -> Callable[[], bool]:
     """Whether there are so many answers, and all have ended."""
 
@@ -90,9 +94,9 @@ def test_a_conversation_outlives_its_process(draft: str, tmp_path: Path, near: P
     """It is stopped, asked again, saved, resumed, and killed in the middle of an answer."""
     data, copy = tmp_path / "data", near / "copy.json"
     with start(data, "--draft", draft) as terminal:
-        terminal.wait_for("demo", 10)
+        terminal.wait_for("demo")
         terminal.type(STORY)  # while the model loads
-        terminal.wait_for(STORY, 10)
+        terminal.wait_for(STORY)
         terminal.press("Enter")
         terminal.wait_until(is_under_way(data), "an answer")
         terminal.press("Escape")
@@ -123,7 +127,8 @@ def test_a_conversation_outlives_its_process(draft: str, tmp_path: Path, near: P
         terminal.send("/stats")
         figures = words_of(terminal.wait_for("known"))
         terminal.press("Escape")
-        terminal.wait_for(READY)  # keys right behind an escape would be taken for one key with it
+        # Keys right behind an escape would be taken for one key with it.
+        terminal.wait_until(lambda: "esc closes" not in terminal.screen(), "an end of the page")
         new, known = new_and_known(figures)
         assert known > new > 0
 
@@ -150,7 +155,7 @@ def test_a_conversation_outlives_its_process(draft: str, tmp_path: Path, near: P
         terminal.send(TALE)
         terminal.wait_until(lambda: len(shown_of_answer(terminal.screen())) > 30, "an answer")
         seen = shown_of_answer(terminal.screen())
-        time.sleep(SAVED_WITHIN + 0.5)
+        terminal.wait_until(lambda: is_kept(data, seen), "what was seen in the file")
         os.kill(terminal.pid(), signal.SIGKILL)
         terminal.wait_until(lambda: terminal.exit_code() is not None, "an end of the program")
     talk = conversation(data)

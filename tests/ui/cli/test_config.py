@@ -16,7 +16,8 @@ from offspec.ui.cli import defaults
 from offspec.ui.cli.main import app
 from tests.support.fake_engine import ScriptedLoad
 from tests.support.products import some
-from tests.ui.cli.program import PATIENCE, environment, error_line
+from tests.support.waiting import PATIENCE
+from tests.ui.cli.program import environment, error_line
 
 Call = Callable[..., Result]
 

@@ -17,7 +17,8 @@ from typer.testing import CliRunner, Result
 from offspec.ui.cli.main import app
 from tests.checkpoint.hub_standin import COMMIT, StandIn, serve
 from tests.support.sample_plans import large
-from tests.ui.cli.program import PATIENCE, environment
+from tests.support.waiting import PATIENCE
+from tests.ui.cli.program import environment
 
 SAMPLE = large()
 

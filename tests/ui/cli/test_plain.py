@@ -20,10 +20,10 @@ import pytest
 from offspec.chat.archive import Archive
 from offspec.core.file_lock import Claim
 from tests.support.products import some
+from tests.support.waiting import PATIENCE, until
 from tests.ui.cli.program import DRIVER, ROOT, Child
 
 ANSWER = "The sky is blue because of scattering."
-PATIENCE = 20.0
 BLOCK = b'"""\none\ntw\xffo\nthree\n/quit\n"""\n'
 
 
@@ -347,6 +347,16 @@ def test_what_is_left_at_a_terminal_is_continued_by_the_line_that_is_printed(
     assert offspec.questions() == ["Why?", "And?"]
 
 
+def _sleeps(pid: int) -> bool:
+    """Whether a process waits, for longer than it may wait for another of its threads."""
+    for _ in range(20):
+        time.sleep(0.005)
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        if state != "S":
+            return False
+    return True
+
+
 def test_ctrl_c_stops_and_a_second_at_the_prompt_leaves(
     offspec: Program, open_terminal: Callable[..., Terminal]
 ) -> None:
@@ -359,7 +369,7 @@ def test_ctrl_c_stops_and_a_second_at_the_prompt_leaves(
     terminal.wait_for(re.escape(ANSWER))
     terminal.wait_for("> ")
     # readline overlooks a signal between writing its prompt and waiting for a key, as no person would hit it.
-    time.sleep(0.5)
+    until(lambda: _sleeps(terminal.program.pid))
     terminal.program.send_signal(signal.SIGINT)
     assert terminal.leave() == 130
     assert "Traceback" not in terminal.seen and "> \r\n\x1b[2mto continue: " in terminal.seen

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.ui.cli.program import DRIVER, ENDLESS, HEAVY, PATIENCE, TEXT, environment, run, start
+from tests.support.waiting import PATIENCE
+from tests.ui.cli.program import DRIVER, ENDLESS, HEAVY, TEXT, environment, run, start
 
 
 def test_interrupt_while_answering_keeps_what_came() -> None:

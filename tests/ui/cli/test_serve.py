@@ -11,7 +11,8 @@ import pytest
 from typer.testing import Result
 
 from tests.support.fake_engine import ScriptedLoad
-from tests.ui.cli.program import ENDLESS, PATIENCE, Child, error_line, start
+from tests.support.waiting import PATIENCE
+from tests.ui.cli.program import ENDLESS, Child, error_line, start
 
 ASKED = {"model": "demo", "messages": [{"role": "user", "content": "Why?"}]}
 CHAT = "/v1/chat/completions"

@@ -14,7 +14,8 @@ from offspec import __version__
 from offspec.core import trace as module
 from offspec.core.errors import DiskFullError, ModelNotFoundError
 from tests.support.fake_engine import Script, ScriptedEngine, ScriptedLoad
-from tests.ui.cli.program import ENDLESS, PATIENCE, TEXT, error_line, start
+from tests.support.waiting import PATIENCE
+from tests.ui.cli.program import ENDLESS, TEXT, error_line, start
 
 Call = Callable[..., Result]
 

@@ -1,7 +1,7 @@
 """When an app has done all that it was told so far.
 
 Textual's own test driver takes a process for idle that has used little of the processor for a while. So has
-one that was not given any, on a machine with much to do: what was to be painted is then looked at too early.
+one that was not given any, on a machine with much to do: then it looks before all has been painted.
 """
 
 import asyncio
