@@ -85,6 +85,7 @@ def test_on_a_gpu_nothing_is_moved_before_it_is_there() -> None:
         assert plain is not None and apart is not None
         for one, other in zip(plain, apart, strict=True):
             assert torch.equal(one.cpu(), other.cpu())
+    caches[1].close()
 
 
 @pytest.mark.gpu

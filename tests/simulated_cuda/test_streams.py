@@ -1,9 +1,12 @@
 """Who forgets to wait reads wrong numbers, and who waits reads right ones."""
 
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 import torch
+
+from offspec.stream.arena import Arena
 
 pytestmark = pytest.mark.gpu
 
@@ -88,6 +91,57 @@ def test_a_recorded_stream_keeps_memory_from_being_used_again(late: Any) -> None
     other = numbers(30).cuda()
     aside.synchronize()
     assert torch.equal(doubled.cpu(), 2 * numbers(0)) and other.sum() > 0
+
+
+@pytest.mark.parametrize("waits", [None, "host", "owner"])
+def test_memory_that_is_given_back_under_a_copy_is_told(late: Any, waits: str | None) -> None:
+    room, there, copies = numbers(0).pin_memory(), numbers(7).cuda(), torch.cuda.Stream()
+    with torch.cuda.stream(copies):
+        there.copy_(room, non_blocking=True)
+    if waits == "host":
+        copies.synchronize()
+    if waits == "owner":
+        torch.cuda.current_stream().wait_stream(copies)
+    del there
+    told, late.misused[:] = late.misused[:], []
+    assert told == ([] if waits else [f"copy to device in stream {copies.stream_id} of cuda:0"])
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_memory_that_is_unregistered_under_a_copy_is_told(late: Any, waits: bool) -> None:
+    room, there = Arena(24, pin=True), torch.zeros(24, dtype=torch.uint8, device="cuda")
+    there.copy_(room.tensor[:24], non_blocking=True)
+    if waits:
+        torch.cuda.synchronize()
+    room.close()
+    told, late.misused[:] = late.misused[:], []
+    assert told == ([] if waits else ["copy to device in stream 0 of cuda:0"])
+
+
+def test_what_another_thread_is_copying_is_not_there_yet(late: Any) -> None:
+    """Events and streams say so, and a wait ends with the copy, whoever carries it out."""
+    began, goes_on, order = Event(), Event(), list[str]()
+
+    def copy() -> None:
+        began.set()
+        assert goes_on.wait(60)
+        order.append("copied")
+
+    def wait() -> None:
+        copied.synchronize()
+        order.append("waited")
+
+    late.launch("copy", copy, 0)
+    copied = torch.cuda.current_stream().record_event()
+    threads = [Thread(target=copied.synchronize), Thread(target=wait)]
+    threads[0].start()
+    assert began.wait(60)
+    threads[1].start()
+    there = copied.query(), torch.cuda.current_stream().query()
+    goes_on.set()
+    for thread in threads:
+        thread.join()
+    assert there == (False, False) and order == ["copied", "waited"]
 
 
 def test_memory_is_given_back_when_nothing_reads_it_any_more(late: Any) -> None:

@@ -5,6 +5,9 @@ operation is a task in the queue of a stream, and a policy says when tasks run: 
 before somebody waits for them. So a wait that was forgotten, a slot that is filled too early and memory that
 is used again too soon give wrong numbers each time, not once in a thousand.
 
+Where memory is given back before a copy came to use it, whoever has it next would get wrong numbers: often
+another test, and only if it has that memory. So the test that left the copy behind fails (`plugin`).
+
 `memory` is a model of torch's caching allocator; `streams` and `machine` keep the queues, and count
 launches, copied bytes and the lines where the host waits; `graphs` are captured and replayed; `tensors`,
 `operations` and `transfers` carry out what torch is asked for; `install` puts all of it beneath torch.cuda;

@@ -14,6 +14,7 @@ from tests.support.simulated_cuda import operations, transfers
 from tests.support.simulated_cuda.graphs import GraphBase
 from tests.support.simulated_cuda.handles import EventBase, StreamBase, is_capturing
 from tests.support.simulated_cuda.machine import Machine, install, machine
+from tests.support.simulated_cuda.streams import Span
 from tests.support.simulated_cuda.tensors import DeviceTensor
 
 _CUDA, _SPARE = 1, 20  # numbers of device kinds in torch: CUDA's, and the one that Python can add
@@ -114,10 +115,7 @@ def _set_fraction(fraction: float, index: int) -> None:
 
 
 def _empty_cache() -> None:
-    of = machine()
-    with of.scheduler.lock:
-        for device in of.devices:
-            device.allocator.release()
+    machine().release()
 
 
 def _statistics(index: int) -> dict[str, Any]:
@@ -162,7 +160,11 @@ class _Runtime:
         return 0
 
     def cudaHostUnregister(self, address: int) -> int:
-        return machine().refused(713) if machine().pinned.pop(address, None) is None else 0
+        size = machine().pinned.pop(address, None)
+        if size is None:
+            return machine().refused(713)
+        machine().check_given_back(Span(None, address, address + size))
+        return 0
 
     def cudaMemGetInfo(self, index: int) -> tuple[int, int]:
         allocator = machine().devices[index].allocator

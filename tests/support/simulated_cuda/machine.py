@@ -3,7 +3,8 @@
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ import torch
 from tests.support.simulated_cuda.callers import caller
 from tests.support.simulated_cuda.errors import SimulatedCudaError
 from tests.support.simulated_cuda.memory import Allocator, Block
-from tests.support.simulated_cuda.streams import Mark, Queue, Scheduler, Task
+from tests.support.simulated_cuda.streams import Mark, Queue, Scheduler, Span, Task
 
 if TYPE_CHECKING:
     from tests.support.simulated_cuda.graphs import Recording
@@ -23,7 +24,7 @@ class Device:
     """One device.
 
     users: streams that use memory of others, by where it begins. kept: blocks that nobody owns, and how far
-    their users have to get before they are free.
+    their users have to get before they are free. busy: whether its allocator is at work.
     """
 
     index: int
@@ -31,6 +32,7 @@ class Device:
     streams: list[Queue]
     users: dict[int, set[Queue]] = field(default_factory=dict)
     kept: list[tuple[Block, list[Mark]]] = field(default_factory=list)
+    busy: bool = False
 
     def offset(self, storage: torch.UntypedStorage) -> int:
         """Where memory begins, from the device's own beginning."""
@@ -41,7 +43,8 @@ class Machine:
     """Devices with `total` bytes each, and the policy by which their tasks run.
 
     counts: launches and replays. waits: host synchronisations, by (cause, file:line). copied: bytes,
-    by direction. pinned: sizes of registered host memory, by address.
+    by direction. pinned: sizes of registered host memory, by address. misused: memory that was given back
+    before a copy came to use it.
     """
 
     def __init__(self, policy: str = "eager", total: int = 2 << 30, devices: int = 2) -> None:
@@ -59,6 +62,7 @@ class Machine:
         self.waits: Counter[tuple[str, str]] = Counter()
         self.copied: Counter[str] = Counter()
         self.pinned: dict[int, int] = {}
+        self.misused: list[str] = []
         self.recordings: list[Recording] = []
         self._selected = threading.local()
         self._pools = 0
@@ -98,11 +102,16 @@ class Machine:
     # Tasks, and waiting for them.
 
     def launch(
-        self, name: str, run: Callable[[], object], device: int | None = None, counted: int = 1
+        self,
+        name: str,
+        run: Callable[[], object],
+        device: int | None = None,
+        counted: int = 1,
+        spans: tuple[Span, ...] = (),
     ) -> None:
         """Submit a task to the current stream."""
         self.counts["launches"] += counted
-        self.scheduler.submit(self.current_queue(device), Task(name, run))
+        self.scheduler.submit(self.current_queue(device), Task(name, run, spans=spans))
 
     def refused(self, error: int) -> int:
         """What the runtime returns for a call; as CUDA does, it keeps it as the thread's last error."""
@@ -156,7 +165,8 @@ class Machine:
         recording = queue.recording
         with self.scheduler.lock:
             self._free_kept(of)
-            block = of.allocator.take(nbytes, queue.number, recording.pool if recording else None)
+            with self._at_work(of):
+                block = of.allocator.take(nbytes, queue.number, recording.pool if recording else None)
         start, end = block.start, block.start + nbytes
         if not (written and self.scheduler.at_once(queue) and recording is None):
             room = of.allocator.bytes[start:end]
@@ -172,17 +182,52 @@ class Machine:
 
     def _give(self, device: Device, block: Block) -> None:
         with self.scheduler.lock:
-            marks = [queue.end for queue in device.users.pop(block.start, ())]
-            device.kept.append((block, marks))
+            users, owner = device.users.pop(block.start, set()), device.streams[block.lane.stream]
+            if block.lane.pool is None:  # that of a graph is nobody else's while there is the graph
+                span = Span(device.index, block.start, block.start + block.size)
+                self.check_given_back(span, owner, users)
+            device.kept.append((block, [queue.end for queue in users]))
             self._free_kept(device)
 
+    def check_given_back(self, span: Span, owner: Queue | None = None, users: Collection[Queue] = ()) -> None:
+        """Note copies that have yet to use memory which is another's from now on.
+
+        Args:
+            span: The memory.
+            owner: The stream that uses it next. Default: any may, or the host.
+            users: Streams that it is kept from others for.
+        """
+        with self.scheduler.lock:
+            for queue in self.scheduler.queues:
+                if queue is not owner and queue not in users:
+                    place = f"in stream {queue.number} of cuda:{queue.device}"
+                    self.misused += [f"{task.name} {place}" for task in queue.using(span, owner)]
+
     def _free_kept(self, device: Device) -> None:
-        kept, device.kept = device.kept, []
-        for block, marks in kept:
-            if all(mark.queue.done >= mark.tasks for mark in marks):
-                device.allocator.give(block)
-            else:
-                device.kept.append((block, marks))
+        if device.busy:
+            return  # garbage was collected in the midst of it: next time
+        with self._at_work(device):
+            kept, device.kept = device.kept, []
+            for block, marks in kept:
+                if all(mark.queue.done >= mark.tasks for mark in marks):
+                    device.allocator.give(block)
+                else:
+                    device.kept.append((block, marks))
+
+    @contextmanager
+    def _at_work(self, device: Device) -> Iterator[None]:
+        device.busy = True
+        try:
+            yield
+        finally:
+            device.busy = False
+
+    def release(self) -> None:
+        """Have each device give back what is set aside and not in use."""
+        with self.scheduler.lock:
+            for device in self.devices:
+                with self._at_work(device):
+                    device.allocator.release()
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         start = tensor.data_ptr()

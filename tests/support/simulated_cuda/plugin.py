@@ -1,6 +1,7 @@
 """pytest -p tests.support.simulated_cuda.plugin --simulated-cuda=POLICY: tests marked `gpu` have a device."""
 
 import os
+from collections.abc import Generator
 
 import pytest
 
@@ -39,6 +40,19 @@ def pytest_configure(config: pytest.Config) -> None:
     names = policies.split(",")
     install_machine(names[int((worker or "gw0").removeprefix("gw")) % len(names)], total=4 << 30)
     install_kernels()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None, object, object]:
+    """No test may leave a copy behind that is yet to write to memory which the next one has."""
+    result = yield
+    if is_simulated():
+        from tests.support.simulated_cuda.machine import machine
+
+        misused = machine().misused[:]
+        machine().misused.clear()
+        assert not misused, f"memory was given back before a copy came to use it: {misused}"
+    return result
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

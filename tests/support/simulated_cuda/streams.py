@@ -8,7 +8,7 @@ right must not tell them apart.
 import random
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,27 +29,56 @@ class Mark(NamedTuple):
     tasks: int
 
 
+class Span(NamedTuple):
+    """Bytes [start, end) of a device's memory, or of the host's where `device` is None."""
+
+    device: int | None
+    start: int
+    end: int
+
+    def meets(self, other: "Span") -> bool:
+        return self.device == other.device and self.start < other.end and other.start < self.end
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
-    """run: what is done; None for a mere wait. after: what must have been done in another stream before."""
+    """run: what is done; None for a mere wait. after: what must have been done in another stream before.
+
+    spans: the memory that a copy reads and writes.
+    """
 
     name: str
     run: Callable[[], object] | None
     after: Mark | None = None
+    spans: tuple[Span, ...] = ()
 
 
 class Queue:
-    """The tasks of one stream, `number` 0 being the device's default one."""
+    """The tasks of one stream, `number` 0 being the device's default one.
+
+    begun, done: how many have been taken out, and how many of these have ended: another thread than the one
+    that asks may be at work on the last.
+    """
 
     def __init__(self, device: int, number: int) -> None:
         self.device, self.number = device, number
         self.waiting: deque[Task] = deque()
-        self.submitted = self.done = 0
+        self.submitted = self.begun = self.done = 0
         self.recording: Recording | None = None  # into which tasks go while a graph is captured
 
     @property
     def end(self) -> Mark:
         return Mark(self, self.submitted)
+
+    def using(self, span: Span, owner: "Queue | None" = None) -> Iterator[Task]:
+        """Copies that wait and are to use memory, but for those that `owner`, a stream, waits for itself."""
+        waits = owner.waiting if owner is not None else ()
+        waited = max(
+            (task.after.tasks for task in waits if task.after and task.after.queue is self), default=0
+        )
+        for number, task in enumerate(self.waiting, self.begun + 1):
+            if number > waited and any(span.meets(used) for used in task.spans):
+                yield task
 
 
 class Scheduler:
@@ -118,15 +147,16 @@ class Scheduler:
 
     def _run(self, mark: Mark) -> None:
         queue = mark.queue
-        while queue.done < mark.tasks:
+        while queue.begun < mark.tasks:
             task = queue.waiting.popleft()
-            queue.done += 1
-            if task.after is not None:
-                self._run(task.after)
-            if task.run is None:
-                continue
+            queue.begun += 1
             try:
-                task.run()
+                if task.after is not None:
+                    self._run(task.after)
+                if task.run is not None:
+                    task.run()
             except Exception as error:
                 place = f"stream {queue.number} of cuda:{queue.device}"
                 raise SimulatedCudaError(f"{task.name} failed in {place}: {error!r}") from error
+            finally:
+                queue.done += 1

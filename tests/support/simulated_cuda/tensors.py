@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.support.simulated_cuda.machine import machine
+from tests.support.simulated_cuda.streams import Span
 
 _EMPTY = torch.empty  # before a test replaces it
 _DEVICES = [torch.device("cuda", index) for index in range(8)]
@@ -81,6 +82,13 @@ class Operand:
         host, device = tensor.host, machine().devices[tensor.index]
         start = device.offset(host.untyped_storage()) + host.storage_offset() * host.itemsize
         return cls(tensor.index, start if host.numel() else 0, tuple(host.shape), host.stride(), host.dtype)
+
+    @property
+    def span(self) -> Span:
+        """The bytes from its first number to its last."""
+        return Span(
+            self.device, self.start, self.start + extent(self.size, self.stride) * self.dtype.itemsize
+        )
 
     def tensor(self, *, alone: bool = False) -> Tensor:
         """What is there now; alone: with a storage that holds nothing else."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tests.support.simulated_cuda.errors import SimulatedCudaError
 from tests.support.simulated_cuda.machine import machine
-from tests.support.simulated_cuda.streams import Task
+from tests.support.simulated_cuda.streams import Span, Task
 from tests.support.simulated_cuda.tensors import DeviceTensor, Operand, new_tensor
 
 
@@ -74,12 +74,12 @@ def _across(into: DeviceTensor, source: DeviceTensor) -> None:
         place.tensor().copy_(origin.tensor())
 
     if into.index == source.index:
-        of.launch("copy", run, into.index)
+        of.launch("copy", run, into.index, spans=(place.span, origin.span))
         return
     of.copied["device to device"] += source.nbytes
     here, there = of.current_queue(source.index), of.current_queue(into.index)
     of.scheduler.submit(here, Task("wait for the other device", None, there.end))
-    of.launch("copy between devices", run, source.index)
+    of.launch("copy between devices", run, source.index, spans=(place.span, origin.span))
     of.scheduler.submit(there, Task("wait for the other device", None, here.end))
 
 
@@ -94,7 +94,8 @@ def _down(into: DeviceTensor, source: Tensor, non_blocking: bool, cause: str = "
         raise SimulatedCudaError(f"{list(source.shape)} does not fit into {list(into.shape)}")
     with torch._C.DisableTorchFunction():
         origin = source.detach()
-    of.launch(cause, lambda: place.tensor().copy_(origin), into.index)
+    spans = (place.span, _span_of(origin)) if later else (place.span,)
+    of.launch(cause, lambda: place.tensor().copy_(origin), into.index, spans=spans)
     if not non_blocking:
         of.host_waits(cause, [of.current_queue(into.index).end])
 
@@ -106,6 +107,12 @@ def _up(into: Tensor, source: DeviceTensor, non_blocking: bool, pinned: bool = F
         place = into.detach()
     if of.scheduler.policy == "sizes":
         place.zero_()
-    of.launch("copy to host", lambda: place.copy_(origin.tensor()), source.index)
+    spans = (origin.span, _span_of(place))
+    of.launch("copy to host", lambda: place.copy_(origin.tensor()), source.index, spans=spans)
     if not (non_blocking and (pinned or into.is_pinned())):
         of.host_waits("copy to host", [of.current_queue(source.index).end])
+
+
+def _span_of(tensor: Tensor) -> Span:
+    """The bytes of a tensor of the host without gaps."""
+    return Span(None, tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)
