@@ -171,7 +171,9 @@ class DirectReader:
             if count == 0:
                 raise StreamError(_CHANGED, file=path, offset=offset + done)
             done += count
-        if (now := FileStamp.of(file.descriptor)) != file.stamp:  # after the read: what it brought is of before
+        if (
+            now := FileStamp.of(file.descriptor)
+        ) != file.stamp:  # after the read: what it brought is of before
             raise StreamError(_CHANGED, file=path, offset=min(offset, now.size))
         if not file.direct:
             os.posix_fadvise(file.descriptor, offset, len(target), os.POSIX_FADV_DONTNEED)

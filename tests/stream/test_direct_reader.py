@@ -2,6 +2,7 @@
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,9 +66,7 @@ def test_what_cannot_be_read_past_the_cache_is_the_same_file_still(
 ) -> None:
     whole, reader = weights.read_bytes(), DirectReader()
     reader.open([weights])
-    reader._files[weights] = reader._files[weights].__class__(
-        reader._files[weights].descriptor, reader._files[weights].stamp, direct=True
-    )
+    reader._files[weights] = replace(reader._files[weights], direct=True)
     other = weights.with_name("other")
     other.write_bytes(bytes(PAGES * PAGE))
     os.replace(other, weights)
