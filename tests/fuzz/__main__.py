@@ -6,6 +6,7 @@ python -m tests.fuzz --case 1234            # what became of one, with its trace
 """
 
 import argparse
+import sys
 import tempfile
 from pathlib import Path
 
@@ -29,6 +30,8 @@ def main() -> int:
         numbers = range(place + wanted.first * len(SURFACES), 10**9, len(SURFACES))[: wanted.cases]
 
     def tell(number: int, found: dict[str, str]) -> None:
+        if number % 50 == 0:
+            print(f"\rcase {number}", end="", file=sys.stderr, flush=True)
         if wanted.case is not None or found["end"] == "failed":
             print(f"case {number} ({found['surface']}): {found['end']} {found['why']}\n", flush=True)
 

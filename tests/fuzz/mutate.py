@@ -171,5 +171,5 @@ def _bytes(random: Random, data: bytes) -> bytes:
 def _number(random: Random, data: bytes, at: int) -> bytes:
     """Another number in the place of four or eight bytes, as binary formats have them."""
     width = random.choice((4, 8))
-    value = random.choice(_NUMBERS) % 256**width
+    value: int = random.choice(_NUMBERS) % 2 ** (8 * width)
     return data[:at] + value.to_bytes(width, "little") + data[at + width :]

@@ -26,9 +26,9 @@ class CachedFolder:
     """
 
     def __init__(self, header: GgufHeader, room: str, version: int, cache_dir: Path | None) -> None:
+        self._header, self._version = header, version
         self._name = header.path.name
-        self._key = lambda: _key(header, version)
-        self.path = cache_root(cache_dir) / room / self._key()
+        self.path = cache_root(cache_dir) / room / _key(header, version)
 
     def open(
         self,
@@ -49,7 +49,7 @@ class CachedFolder:
 
         def fill_whole(folder: Path) -> None:
             fill(folder)
-            if self._key() != self.path.name:
+            if _key(self._header, self._version) != self.path.name:
                 raise CheckpointError(f"{self._name} changed while it was read: run the same command again")
 
         make_folder(self.path, fill_whole, waiting)
