@@ -25,7 +25,7 @@ _NUMBERS = (
     10**30,
 )
 _FLOATS = (0.0, -0.0, 1e-30, 1e30, 1e308, -1.5, float("nan"), float("inf"))
-_TEXTS = (
+_TEXTS: tuple[str, ...] = (
     "",
     "\0",
     "\ud800",
