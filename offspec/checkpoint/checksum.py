@@ -13,6 +13,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from offspec.core.errors import MissingTensorError
+from offspec.core.files import open_regular
 from offspec_planners.json_fields import Whole
 
 _PIECE = 4 * 2**20
@@ -104,7 +105,7 @@ def damage(
 def _pieces(path: Path, start: int, forget: bool) -> Iterator[memoryview]:
     """The bytes of a file from `start` on. A piece holds until the next one is asked for."""
     memory = bytearray(_PIECE)
-    with path.open("rb", buffering=0) as file:
+    with open(open_regular(path), "rb", buffering=0) as file:
         file.seek(start)
         while count := file.readinto(memory):
             yield memoryview(memory)[:count]

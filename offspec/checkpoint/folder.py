@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from offspec.checkpoint.checksum import stamp
+from offspec.checkpoint.config_sizes import check_sizes
 from offspec.checkpoint.json_file import read_json
 from offspec.checkpoint.pack_manifest import MANIFEST
 from offspec.checkpoint.quantised import packed_tensors, settings_of
@@ -26,6 +28,8 @@ SINGLE = "model.safetensors"
 # Where older tools for GPTQ, AWQ and Model Optimizer wrote what is now quantization_config of config.json.
 OLDER_SETTINGS = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 TEXT_FILES = (".json", ".jinja", ".model", ".tiktoken", ".txt")  # endings of what a model has beside weights
+_MOST_TEXT = 256 * 2**20  # bytes of one of them; the largest tokenizers have 40 MB
+_MOST_CONFIG = 4 * 2**20  # bytes of config.json, of which lists are made of every part
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -74,9 +78,10 @@ def open_folder(folder: Path, name: str | None = None) -> Checkpoint:
         names = {entry.name for entry in folder.iterdir()}
     if CONFIG not in names:
         raise ModelNotFoundError(_no_config(folder, names))
+    _check_texts(folder, names)
     if MANIFEST in names:
         check_files(folder)
-    config = read_json(folder / CONFIG)
+    config = read_config(folder)
     shards, weight_map = choose_weights(names, lambda: read_json(folder / INDEX), str(folder))
     found: dict[str, TensorInfo] = {}
     for shard in shards:
@@ -88,7 +93,35 @@ def open_folder(folder: Path, name: str | None = None) -> Checkpoint:
         raise CheckpointError(f"{folder} holds no tensors at all; download it again")
     config = _with_older_settings(config, folder, names, found)
     weights = packed_tensors(config, found, str(folder))
+    check_sizes(config, weights.values(), str(folder / CONFIG))
     return Checkpoint(name or str(folder), folder, config, MappingProxyType(weights))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """A model's config.json. Raises CheckpointError, HeaderError; refuses one that sends to another file."""
+    config = read_json(folder / CONFIG, _MOST_CONFIG)
+    if config.get("configuration_files"):  # transformers would read one of those, which nobody has looked at
+        raise HeaderError(
+            f"{folder / CONFIG} names other files to be read in its place: remove configuration_files from it"
+        )
+    return config
+
+
+def _check_texts(folder: Path, names: Collection[str]) -> None:
+    """Raise CheckpointError unless what libraries read beside the weights are files of a size to be read."""
+    for name in sorted(names):
+        if not name.endswith(TEXT_FILES):
+            continue
+        try:
+            status = (folder / name).stat()
+        except OSError:  # a link that leads nowhere: as if it were not there
+            continue
+        if stat.S_ISDIR(status.st_mode):
+            continue
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(f"{folder / name} is a pipe or a device: put the file itself in its place")
+        if status.st_size > _MOST_TEXT:
+            raise HeaderError(f"{folder / name} is too large to be true; download it again")
 
 
 def choose_weights(

@@ -6,16 +6,19 @@ from typing import Any
 
 from offspec.checkpoint.ranges import one_line
 from offspec.core.errors import HeaderError
-from offspec.core.files import reading
+from offspec.core.files import open_to_read
 
 _MAX_JSON = 64 * 2**20
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of the model. Raises CheckpointError, or HeaderError when it is damaged."""
-    with reading(path), path.open("rb") as file:
-        text = file.read(_MAX_JSON + 1)
-    if len(text) > _MAX_JSON:
+def read_json(path: Path, most: int = _MAX_JSON) -> dict[str, Any]:
+    """A JSON object from a file of the model. Raises CheckpointError, or HeaderError when it is damaged.
+
+    most: bytes that it may have.
+    """
+    with open_to_read(path) as file:
+        text = file.read(most + 1)
+    if len(text) > most:
         raise HeaderError(f"{path} is too large to be true; download it again")
     try:
         value = json.loads(text)

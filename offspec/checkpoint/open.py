@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from offspec.checkpoint.folder import Checkpoint, open_folder
 from offspec.core.errors import CheckpointError, ModelNotFoundError
 from offspec.core.events import Event, unheard
-from offspec.core.files import reading
+from offspec.core.files import open_to_read
 
 if TYPE_CHECKING:
     from offspec.checkpoint.gguf.types import GgmlType
@@ -161,7 +161,7 @@ def _is_gguf(path: Path) -> bool:
 
 
 def _magic(path: Path) -> bytes:
-    with reading(path), path.open("rb") as file:
+    with open_to_read(path) as file:
         return file.read(len(_GGUF))
 
 

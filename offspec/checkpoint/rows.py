@@ -8,7 +8,7 @@ import torch
 from offspec.checkpoint.checksum import forget_pages
 from offspec.checkpoint.tensors import TensorInfo, torch_dtype
 from offspec.core.errors import TruncatedError
-from offspec.core.files import reading
+from offspec.core.files import open_regular, reading
 
 
 def row_blocks(
@@ -42,7 +42,7 @@ def _read(
 ) -> Iterator[tuple[slice, torch.Tensor]]:
     dtype = torch_dtype(info.dtype)
     room = torch.empty((parts[0].stop - parts[0].start) * row, dtype=torch.uint8)
-    with reading(info.file), info.file.open("rb", buffering=0) as file:
+    with reading(info.file), open(open_regular(info.file), "rb", buffering=0) as file:
         file.seek(info.offset)
         for part in parts:
             count = part.stop - part.start

@@ -7,7 +7,6 @@ its dtype, its shape and its byte range in the data. Nothing but the header is r
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, NoReturn
@@ -17,7 +16,7 @@ from msgspec import Meta
 from offspec.checkpoint.ranges import check_ranges, damaged, one_line, truncated
 from offspec.checkpoint.tensors import DTYPE_BITS, TensorInfo, bytes_of
 from offspec.core.errors import HeaderError
-from offspec.core.files import reading
+from offspec.core.files import FileStamp, open_to_read
 from offspec_planners.json_fields import Whole, read
 
 MAX_HEADER = 100_000_000  # the limit of the reference implementation
@@ -32,14 +31,14 @@ def read_header(path: Path | str) -> tuple[dict[str, TensorInfo], dict[str, str]
     early, CheckpointError when it cannot be read.
     """
     path = Path(path)
-    with reading(path), path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        text = _header_text(path, file, size)
+    with open_to_read(path) as file:
+        stamp = FileStamp.of(file.fileno())
+        text = _header_text(path, file, stamp.size)
     header = _parse(path, text)
     metadata = _metadata(path, header.pop("__metadata__", {}))
     start = 8 + len(text)
-    tensors = {name: _tensor(path, name, entry, start) for name, entry in header.items()}
-    check_ranges(path, tensors.values(), size)
+    tensors = {name: _tensor(path, name, entry, start, stamp) for name, entry in header.items()}
+    check_ranges(path, tensors.values(), stamp.size)
     return tensors, metadata
 
 
@@ -106,7 +105,7 @@ class _Entry:
     data_offsets: Annotated[tuple[Whole, Whole], Meta(description="where its bytes begin and end")]
 
 
-def _tensor(path: Path, name: str, entry: object, start: int) -> TensorInfo:
+def _tensor(path: Path, name: str, entry: object, start: int, stamp: FileStamp) -> TensorInfo:
     shown = repr(name[:100])
     try:
         name.encode()  # "\ud800" is legal JSON, but no name that could ever be printed
@@ -118,4 +117,4 @@ def _tensor(path: Path, name: str, entry: object, start: int) -> TensorInfo:
     if end - begin != expected:
         shape = list(found.shape)
         damaged(path, f"tensor {shown} is {found.dtype} {shape}, {expected} bytes, but has {end - begin}")
-    return TensorInfo(name, found.dtype, found.shape, path, start + begin, expected)
+    return TensorInfo(name, found.dtype, found.shape, path, start + begin, expected, stamp)

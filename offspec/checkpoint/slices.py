@@ -48,6 +48,4 @@ def _cut(weight: Weight, start: int, end: int) -> Weight | None:
 def _range_of(info: TensorInfo, start: int, end: int) -> TensorInfo:
     each = info.nbytes // info.shape[0]
     shape = (end - start, *info.shape[1:])
-    return TensorInfo(
-        info.name, info.dtype, shape, info.file, info.offset + start * each, (end - start) * each
-    )
+    return replace(info, shape=shape, offset=info.offset + start * each, nbytes=(end - start) * each)

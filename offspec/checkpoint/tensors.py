@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offspec.core.errors import UnsupportedModelError
+from offspec.core.files import FileStamp
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +48,8 @@ DTYPE_BITS = {name: bits for name, (bits, _) in _DTYPES.items()}
 class TensorInfo:
     """A tensor on disk: its safetensors dtype name, its shape, and the bytes that hold it.
 
-    `offset` counts from the start of `file`. The bytes are row-major and little-endian.
+    `offset` counts from the start of `file`. The bytes are row-major and little-endian. `stamp`: of the
+    file as its header was read; None where it is not known.
     """
 
     name: str
@@ -56,6 +58,7 @@ class TensorInfo:
     file: Path
     offset: int
     nbytes: int
+    stamp: FileStamp | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

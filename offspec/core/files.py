@@ -6,9 +6,11 @@ import errno
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 from offspec.core.config import format_bytes
 from offspec.core.errors import CheckpointError, DiskFullError
@@ -52,6 +54,50 @@ def reading(place: Path | str) -> Iterator[None]:
         yield
     except OSError as error:
         raise CheckpointError(f"cannot read {place}: {error.strerror or error}") from error
+
+
+class FileStamp(NamedTuple):
+    """What tells an open file from another, and from itself once it is written to."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, descriptor: int) -> FileStamp:
+        """That of an open file."""
+        found = os.fstat(descriptor)
+        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def open_regular(path: Path | str, flags: int = 0) -> int:
+    """The descriptor of a regular file, to read from; flags: more of `os.open`.
+
+    A pipe would be waited for, and a device may have no end. Raises OSError.
+    """
+    _refuse_special(os.stat(path).st_mode)  # before it is opened: to open a device may do something
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
+    try:
+        _refuse_special(os.fstat(descriptor).st_mode)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _refuse_special(mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is a pipe or a device, and must be a regular file")
+
+
+@contextmanager
+def open_to_read(path: Path) -> Iterator[BinaryIO]:
+    """A regular file, open to read bytes from. An OSError inside the block becomes a CheckpointError."""
+    with reading(path), open(open_regular(path), "rb") as file:
+        yield file
 
 
 @contextmanager

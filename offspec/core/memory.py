@@ -1,9 +1,12 @@
 """How much memory there is, and how much this process takes."""
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+
+from offspec.core.config import format_bytes
+from offspec.core.events import Event, Notice
 
 RUNTIME = 384_000_000  # bytes that Python, torch and transformers take in a process of their own, about
 _RUNTIME_STEP = 32_000_000
@@ -72,31 +75,93 @@ def cgroup_limit() -> int | None:
     return min((group.limit for group in _groups() if group.limit is not None), default=None)
 
 
+def usable_bytes() -> int:
+    """What to use where no limit was given: nine tenths of what is free and of what this process has."""
+    return int(0.9 * (available_bytes() + resident_bytes()))
+
+
+def within_groups(asked: int, notify: Callable[[Event], None]) -> int:
+    """The limit that was asked for; one that a control group does not allow would have the process killed.
+
+    notify: takes a Notice where it is less.
+    """
+    limit = cgroup_limit()
+    if limit is None or asked <= limit:
+        return asked
+    given = min(usable_bytes(), limit)
+    notify(
+        Notice(
+            f"the control group of this process allows {format_bytes(limit)} of memory, less than the "
+            f"{format_bytes(asked)} of `memory`: {format_bytes(given)} are used; for more, raise the limit "
+            "of the container or service"
+        )
+    )
+    return given
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A version of control groups: the names of its files.
+
+    limits: each has a limit, of which the least holds; used: bytes that are charged; total: how counts in
+    `memory.stat` begin that are of all processes of a group and of those below; hierarchical: the count that
+    is the least limit of a group and of those above it, which a container may not see.
+    """
+
+    limits: tuple[str, ...]
+    used: str
+    total: str
+    hierarchical: str
+
+
+_KINDS = {
+    1: _Kind(("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_", "hierarchical_memory_limit"),
+    2: _Kind(("memory.max", "memory.high"), "memory.current", "", ""),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A control group's folder, and the names of its files: those of version 1, or of version 2."""
+    """A control group's folder."""
 
     folder: Path
-    names: tuple[str, str]
+    kind: _Kind
 
     @property
     def limit(self) -> int | None:
         """Bytes; None where there is no limit, or no such group."""
-        try:
-            text = (self.folder / self.names[0]).read_text().strip()
-        except OSError:
-            return None
-        return None if text == "max" or int(text) >= _UNLIMITED else int(text)
+        texts = [_text(self.folder / name) for name in self.kind.limits]
+        found = [int(text) for text in texts if text.isdecimal()]
+        if above := self._counts().get(self.kind.hierarchical):
+            found.append(above)
+        return min((limit for limit in found if limit < _UNLIMITED), default=None)
 
     def taken(self) -> int:
-        """Bytes that are used, without pages of files that the system gives up as soon as others ask."""
-        try:
-            used = int((self.folder / self.names[1]).read_text())
-            lines = (self.folder / "memory.stat").read_text().splitlines()
-        except OSError:
+        """Bytes that are used, without pages of files that the system gives up as soon as others ask.
+
+        Whatever was read or written lately is among those, a model that was just downloaded, too. Those that
+        programs have mapped, such as their code, they would read again at once.
+        """
+        used, counts, total = _text(self.folder / self.kind.used), self._counts(), self.kind.total
+        if not used.isdecimal():
             return 0
-        counts = dict(line.split(maxsplit=1) for line in lines)
-        return used - int(counts.get("total_inactive_file", counts.get("inactive_file", 0)))
+        idle = counts.get(f"{total}inactive_file", 0)
+        files = idle + counts.get(f"{total}active_file", 0)
+        mapped = counts.get(f"{total}mapped_file", counts.get("file_mapped", 0))
+        slabs = counts.get("slab_reclaimable", 0)
+        return max(int(used) - max(idle, files - mapped) - slabs, 0)
+
+    def _counts(self) -> dict[str, int]:
+        pairs = (line.split(maxsplit=1) for line in _text(self.folder / "memory.stat").splitlines())
+        return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
+
+
+def _text(file: Path) -> str:
+    """What a file says, or nothing where it cannot be read."""
+    try:
+        return file.read_text().strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def _groups() -> Iterator[_Group]:
@@ -104,17 +169,32 @@ def _groups() -> Iterator[_Group]:
 
     In a container a group may have another name than in /proc; the topmost is always there.
     """
-    try:
-        lines = (_PROC / "self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
+    mounts = _mounts()
+    for line in _text(_PROC / "self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if controllers == "":
-            top, names = _CGROUPS, ("memory.max", "memory.current")
+            version = 2
         elif "memory" in controllers.split(","):
-            top, names = _CGROUPS / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            version = 1
         else:
             continue
-        folder = top / group.lstrip("/")
-        yield from (_Group(above, names) for above in (folder, *folder.parents) if above.is_relative_to(top))
+        top, root = mounts[version]
+        inside = PurePosixPath(group)
+        folder = top / (inside.relative_to(root) if inside.is_relative_to(root) else group.lstrip("/"))
+        for above in (folder, *folder.parents):
+            if above.is_relative_to(top):
+                yield _Group(above, _KINDS[version])
+
+
+def _mounts() -> dict[int, tuple[Path, str]]:
+    """Where each version's groups are mounted, and which group is the topmost there: a container's own."""
+    found = {1: (_CGROUPS / "memory", "/"), 2: (_CGROUPS, "/")}
+    for line in _text(_PROC / "self/mountinfo").splitlines():
+        about, _, kind = line.partition(" - ")
+        root, place = about.split()[3:5]
+        name, _, options = (*kind.split(maxsplit=2), "", "")[:3]
+        if name == "cgroup2":
+            found[2] = Path(place), root
+        elif name == "cgroup" and "memory" in options.split(","):
+            found[1] = Path(place), root
+    return found

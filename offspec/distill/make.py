@@ -91,7 +91,7 @@ def distill_head(
     """
     began, notify = time.perf_counter(), notify or unheard
     questions = own_questions() if prompts is None else read_questions(prompts)
-    given = memory or int(0.9 * (memories.available_bytes() + memories.resident_bytes()))
+    given = memories.within_groups(memory, notify) if memory else memories.usable_bytes()
     claim_out(wanted.out)
     place = TextOrigin(
         open_checkpoint(wanted.model, notify=notify).fingerprint,

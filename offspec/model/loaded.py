@@ -8,7 +8,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from offspec.checkpoint.quantised.packs import checksums
-from offspec.checkpoint.tensors import Weight
+from offspec.checkpoint.tensors import Weight, on_disk
 from offspec.core.events import Event, unheard
 from offspec.core.trace import OFF, Timeline
 from offspec.model.activations import EvenFunctions, make_even
@@ -63,7 +63,9 @@ class LoadedModel(OpenedModel):
         self.devices = (device, *more)
         self.timeline = timeline
         self._scratches: dict[torch.device, Scratch] = {}
-        self._reader = DirectReader(*checksums(folder))
+        stored = [info for weight in tensors.values() for info in on_disk(weight)]
+        stamps = {info.file: info.stamp for info in stored if info.stamp is not None}
+        self._reader = DirectReader(*checksums(folder), stamps)
         self._feeder: LayerFeeder | RoundedLayers | None = None
         self.store: AnyExpertStore | None = None  # of experts that are read when they are asked for
         self._gather: RowGather | None = None

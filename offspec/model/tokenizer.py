@@ -1,6 +1,5 @@
 """Token ids of prompts: a model's tokenizer, its chat template, and what its folder says about endings."""
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -9,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from offspec.checkpoint.json_file import read_json
 from offspec.core.errors import CheckpointError, ModelNotFoundError, RequestError
 from offspec.core.values import shown
 from offspec.model.prompt import Messages, Prompt, checked_messages, checked_text, token_ids
@@ -80,7 +80,8 @@ class TextCodec:
         self._variables: dict[str, Any] = {}  # of the chat template, beside its own
         added: dict[int, Any] = tokenizer.added_tokens_decoder
         self.hidden_ids = frozenset(tokenizer.all_special_ids) | {i for i, t in added.items() if t.special}
-        generation = _read_json(folder / "generation_config.json")
+        file = folder / "generation_config.json"
+        generation = read_json(file) if file.exists() else {}
         nested = config.get("text_config")
         sources = (generation, config, nested if isinstance(nested, Mapping) else {})
         self.eos_ids = frozenset(
@@ -244,19 +245,6 @@ class TextCodec:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
-
-
-def _read_json(file: Path) -> Mapping[str, Any]:
-    """The object in a JSON file, empty when there is no such file. Raises CheckpointError."""
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file} cannot be read: {_one_line(error)}") from error
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{file} should hold a JSON object")
-    return data
 
 
 def _text_part(text: str) -> dict[str, str]:

@@ -82,7 +82,7 @@ def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) 
     vram = devices.claim(device, config.vram)  # the last one, which streams and graphs are made on
     if more and len({torch.cuda.get_device_capability(gpu) for gpu in (device, *more)}) > 1:
         notify(Notice(_UNLIKE))
-    given = config.memory or int(0.9 * (memory.available_bytes() + memory.resident_bytes()))
+    given = memory.within_groups(config.memory, notify) if config.memory else memory.usable_bytes()
     if config.experts == "cpu" and more:
         raise RequestError('`experts="cpu"` is for use beside one GPU: name one with `device`')
     checkpoint = _open_target(config, notify)

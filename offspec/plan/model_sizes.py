@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from offspec.checkpoint import Checkpoint, local_path, open_checkpoint
-from offspec.checkpoint.folder import CONFIG
+from offspec.checkpoint.config_sizes import check_sizes
+from offspec.checkpoint.folder import CONFIG, read_config
 from offspec.checkpoint.json_file import read_json
 from offspec.checkpoint.shapes import known_config
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, bytes_of, dtype_name
@@ -131,7 +132,7 @@ def _config_alone(model: str) -> dict[str, Any] | None:
     if path.is_file() and path.suffix == ".json":
         return read_json(path)
     if path.is_dir() and (path / CONFIG).is_file() and not any(path.glob("*.safetensors")):
-        return read_json(path / CONFIG)
+        return read_config(path)
     return None if path.exists() else known_config(model)
 
 
@@ -154,6 +155,7 @@ def _from_config(
     quantize: PackFormat | None,
 ) -> tuple[LoadedModel, str]:
     """Tensors as a checkpoint of this configuration would hold them, one behind the other in no file."""
+    check_sizes(config, (), CONFIG)
     text = json.dumps(config, sort_keys=True) + (quantize or "")
     quantised = config.pop("quantization_config", None)
     formats = ConfigFormats(quantised, quantize)

@@ -6,7 +6,6 @@ refuses, reads are buffered and their pages dropped again, and the reader says s
 """
 
 import errno
-import hashlib
 import os
 import threading
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from offspec.checkpoint.checksum import FileSum, damage
 from offspec.core.errors import CheckpointError, OffspecError, StreamError
+from offspec.core.files import FileStamp, open_regular
 from offspec.stream.arena import PAGE
 from offspec.stream.layout import UnitLayout
 
@@ -26,8 +26,7 @@ _CHANGED = (
     "Have it whole again (download it again if need be) and load the model again"
 )
 
-_SETTLED_NS = 10 * 10**9  # a file that was changed longer ago than this is not being written
-_SAMPLES = 16  # pages of a file that must be as they were for it to pass as the same file
+_TICK_NS = 20 * 10**6  # times of files are told in steps of up to 10 ms: two changes in one look like one
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,27 +39,34 @@ class ReadShape:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """An open file, and what it looked like then. direct: opened past the page cache.
-
-    stamp: size in bytes and time of the last change; sample: a digest of pages here and there.
-    """
+    """An open file, and its stamp then. direct: opened past the page cache."""
 
     descriptor: int
-    stamp: tuple[int, int]
-    sample: bytes
+    stamp: FileStamp
     direct: bool
 
 
 class DirectReader:
     """Opens each file once and reads aligned ranges of it. Safe to use from several threads.
 
-    `buffered` names the files that could not be opened with O_DIRECT. A file that is replaced while it is
-    in use is an error: weights of two models must never meet in one pass. sums: what files must hold, where
-    that is known; remedy: what to do where one does not.
+    `buffered` names the files that could not be opened with O_DIRECT. A file that is written to while it is
+    in use, or replaced before it is opened, is an error: weights of two models must never meet in one pass.
+    Whether it holds the same after that could only be told by sums of all that was ever read.
+
+    Args:
+        sums: What files must hold, where that is known.
+        remedy: What to do where one does not.
+        stamps: Of files as their headers were read, where they were.
     """
 
-    def __init__(self, sums: Mapping[Path, FileSum] | None = None, remedy: str = "") -> None:
+    def __init__(
+        self,
+        sums: Mapping[Path, FileSum] | None = None,
+        remedy: str = "",
+        stamps: Mapping[Path, FileStamp] | None = None,
+    ) -> None:
         self._sums, self._remedy = dict(sums or {}), remedy
+        self._stamps = dict(stamps or {})
         self._summed: set[str] = set()
         self._whole: set[Path] = set()  # files all of whose bytes were found to be right
         self._files: dict[Path, _File] = {}
@@ -86,7 +92,7 @@ class DirectReader:
             if self._closed:
                 raise StreamError("the model was closed", file=path, offset=0)
             if path not in self._files:
-                self._files[path] = _open(path)
+                self._files[path] = _open(path, self._stamps.get(path))
             return self._files[path]
 
     def _reopen_buffered(self, path: Path) -> _File:
@@ -94,20 +100,9 @@ class DirectReader:
             file = self._files[path]
             if file.direct:
                 self._retired.append(file.descriptor)  # another thread may be reading from it
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                descriptor = open_regular(f"/proc/self/fd/{file.descriptor}")  # whatever has its name by now
                 file = self._files[path] = replace(file, descriptor=descriptor, direct=False)
             return file
-
-    def _check(self, path: Path, file: _File, offset: int) -> None:
-        """That the file still is what was opened. One that was only touched, or put back, passes."""
-        size, _ = stamp = _stamp(file.descriptor)
-        if stamp == file.stamp:
-            return
-        if size != file.stamp[0] or _sample(file.descriptor, size) != file.sample:
-            raise StreamError(_CHANGED, file=path, offset=size if size < file.stamp[0] else offset)
-        if time.time_ns() - stamp[1] > _SETTLED_NS:  # else it may be in the middle of being written over
-            with self._lock:
-                self._files[path] = replace(self._files[path], stamp=stamp)
 
     def check_unit(self, layout: UnitLayout, memory: memoryview) -> None:
         """When a unit was read for the first time, compare its whole files' bytes with their checksums.
@@ -176,7 +171,10 @@ class DirectReader:
             if count == 0:
                 raise StreamError(_CHANGED, file=path, offset=offset + done)
             done += count
-        self._check(path, file, offset)
+        if (
+            now := FileStamp.of(file.descriptor)
+        ) != file.stamp:  # after the read: what it brought is of before
+            raise StreamError(_CHANGED, file=path, offset=min(offset, now.size))
         if not file.direct:
             os.posix_fadvise(file.descriptor, offset, len(target), os.POSIX_FADV_DONTNEED)
         return done
@@ -202,40 +200,30 @@ def _errors_at(path: Path, offset: int) -> Iterator[None]:
         raise StreamError(f"reading failed: {text}", file=path, offset=offset) from error
 
 
-def _open(path: Path) -> _File:
+def _open(path: Path, stamp: FileStamp | None) -> _File:
+    """Open a file; stamp: what it must have, where that is known."""
     with_direct = getattr(os, "O_DIRECT", 0)
     try:
         if with_direct:
             try:
-                return _opened(path, with_direct)
+                return _opened(path, stamp, with_direct)
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
-        return _opened(path, 0)
+        return _opened(path, stamp, 0)
     except OSError as error:
         raise StreamError(f"cannot open a weight file: {error.strerror}", file=path, offset=0) from error
 
 
-def _opened(path: Path, with_direct: int) -> _File:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | with_direct)
+def _opened(path: Path, stamp: FileStamp | None, with_direct: int) -> _File:
+    descriptor = open_regular(path, with_direct)
     try:
-        stamp = _stamp(descriptor)
-        return _File(descriptor, stamp, _sample(descriptor, stamp[0]), direct=bool(with_direct))
+        found = FileStamp.of(descriptor)
+        if 0 <= (age := time.time_ns() - found.mtime_ns) < _TICK_NS:
+            time.sleep((_TICK_NS - age) / 1e9)
+        if FileStamp.of(descriptor) != (stamp or found):
+            raise StreamError(_CHANGED, file=path, offset=0)
+        return _File(descriptor, found, direct=bool(with_direct))
     except BaseException:
         os.close(descriptor)
         raise
-
-
-def _stamp(descriptor: int) -> tuple[int, int]:
-    status = os.fstat(descriptor)
-    return status.st_size, status.st_mtime_ns
-
-
-def _sample(descriptor: int, size: int) -> bytes:
-    digest = hashlib.blake2b()
-    # The very file that is open, whatever has its name by now, and opened without O_DIRECT's rules.
-    with Path(f"/proc/self/fd/{descriptor}").open("rb", buffering=0) as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead into the page cache
-        for place in range(_SAMPLES):
-            digest.update(os.pread(file.fileno(), PAGE, size * place // _SAMPLES))
-    return digest.digest()

@@ -11,7 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 from offspec.checkpoint import Checkpoint, open_checkpoint
-from offspec.checkpoint.folder import INDEX
+from offspec.checkpoint.config_sizes import check_sizes
+from offspec.checkpoint.folder import INDEX, open_folder
+from offspec.checkpoint.shapes import known_config, named_models
 from offspec.core.errors import (
     CheckpointError,
     HeaderError,
@@ -19,6 +21,7 @@ from offspec.core.errors import (
     ModelNotFoundError,
     TruncatedError,
 )
+from tests.support.tiny_models import FAMILIES, write_model
 
 
 @pytest.fixture
@@ -202,3 +205,72 @@ def test_a_single_file_goes_before_an_index_that_was_left(folder: Path) -> None:
     for shard in folder.glob("model-*.safetensors"):
         shard.unlink()
     assert open_checkpoint(str(folder)).tensors["a"].file == folder / "model.safetensors"
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+@pytest.mark.parametrize("special", ["pipe", "device"])
+def test_a_pipe_or_a_device_is_no_file_of_a_model(tmp_path: Path, name: str, special: str) -> None:
+    """Of a pipe nothing may ever come, and a device has no end."""
+    folder = write_model(tmp_path / "model")
+    (folder / name).unlink()
+    if special == "pipe":
+        os.mkfifo(folder / name)
+    else:
+        (folder / name).symlink_to("/dev/zero")
+    with pytest.raises(CheckpointError, match="pipe or a device"):
+        open_folder(folder)
+
+
+def test_a_tokenizer_of_gigabytes_is_not_read(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    os.truncate(folder / "tokenizer.json", 2**31)
+    with pytest.raises(HeaderError, match="too large"):
+        open_folder(folder)
+
+
+def test_a_configuration_that_sends_to_another_file_is_refused(tmp_path: Path) -> None:
+    """transformers would read that one, which has another fingerprint or none."""
+    folder = write_model(tmp_path / "model")
+    text = json.loads((folder / "config.json").read_text())
+    other = text | {"rms_norm_eps": 0.5}
+    (folder / "config.4.0.0.json").write_text(json.dumps(other))
+    (folder / "config.json").write_text(json.dumps(text | {"configuration_files": ["config.4.0.0.json"]}))
+    with pytest.raises(HeaderError, match="configuration_files"):
+        open_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_hidden_layers", 10**9),
+        ("num_hidden_layers", -1),
+        ("num_labels", 10**9),
+        ("head_dim", 10**9),
+        ("head_dim", "-1"),
+        ("hidden_size", 1e300),
+        ("intermediate_size", [48, 10**12]),
+        ("vocab_size", True),
+        ("num_local_experts", 10**9),
+        ("text_config", {"num_hidden_layers": 10**9}),
+    ],
+)
+def test_sizes_that_no_tensor_has_are_refused_by_the_headers(
+    tmp_path: Path, name: str, value: object
+) -> None:
+    folder = write_model(tmp_path / "model")
+    text = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(text | {name: value}))
+    with pytest.raises(HeaderError, match=r"config\.json has (num_hidden_layers|" + name + ")"):
+        open_folder(folder)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES])
+def test_sizes_of_every_family_are_those_of_its_tensors(tmp_path: Path, family: str) -> None:
+    assert open_folder(write_model(tmp_path / "model", family)).tensors
+
+
+@pytest.mark.parametrize("name", named_models())
+def test_sizes_of_models_that_are_known_by_name_can_be(name: str) -> None:
+    config = known_config(name)
+    assert config is not None
+    check_sizes(config, (), "config.json")

@@ -26,6 +26,7 @@ class CachedFolder:
     """
 
     def __init__(self, header: GgufHeader, room: str, version: int, cache_dir: Path | None) -> None:
+        self._header, self._version = header, version
         self._name = header.path.name
         self.path = cache_root(cache_dir) / room / _key(header, version)
 
@@ -46,7 +47,12 @@ class CachedFolder:
         def waiting() -> None:
             notify(Notice(f"another process is preparing {self._name}: waiting for it"))
 
-        make_folder(self.path, fill, waiting)
+        def fill_whole(folder: Path) -> None:
+            fill(folder)
+            if _key(self._header, self._version) != self.path.name:
+                raise CheckpointError(f"{self._name} changed while it was read: run the same command again")
+
+        make_folder(self.path, fill_whole, waiting)
         return read(self.path)
 
 

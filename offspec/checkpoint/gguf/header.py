@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from offspec.checkpoint.gguf.types import GGML_TYPES, GgmlType
 from offspec.checkpoint.ranges import check_ranges, damaged, one_line, truncated
 from offspec.core.errors import HeaderError
-from offspec.core.files import reading
+from offspec.core.files import FileStamp, open_to_read
 
 MAX_HEADER = 128 * 2**20  # a vocabulary of 262k tokens with its merges takes about 15 MB
 MAX_DIMS = 4
@@ -41,6 +40,7 @@ class GgufTensor:
     file: Path
     offset: int
     nbytes: int
+    stamp: FileStamp | None = field(default=None, compare=False, repr=False)
 
     @property
     def values(self) -> int:
@@ -85,7 +85,7 @@ def read_gguf(path: Path | str) -> GgufHeader:
     early, CheckpointError when it cannot be read.
     """
     path = Path(path)
-    with reading(path), path.open("rb") as file:
+    with open_to_read(path) as file:
         return _read(path, file)
 
 
@@ -116,7 +116,7 @@ def _read(path: Path, file: BinaryIO) -> GgufHeader:
         if offset % alignment:
             damaged(path, f"tensor {name[:100]!r} does not start at a multiple of {alignment}")
         nbytes = _nbytes(path, name, kind, shape)
-        tensors[name] = GgufTensor(name, kind, shape, path, start + offset, nbytes)
+        tensors[name] = GgufTensor(name, kind, shape, path, start + offset, nbytes, reader.stamp)
     check_ranges(path, tensors.values(), reader.size)
     _check_gaps(path, tensors.values(), start, alignment, reader.size)
     return GgufHeader(path, version, metadata, tensors, reader.digest(), (path,))
@@ -173,7 +173,8 @@ class _Reader:
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self.path = path
-        self.size = os.fstat(file.fileno()).st_size
+        self.stamp = FileStamp.of(file.fileno())
+        self.size = self.stamp.size
         self.position = 0
         self._read = file.read
         self._hash = hashlib.sha256()

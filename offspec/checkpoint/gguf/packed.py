@@ -52,7 +52,7 @@ def weight(recipe: GgufRecipe) -> Weight:
     if recipe.order != AS_IT_IS:
         return _reordered(recipe)
     (source,) = recipe.sources
-    place = (source.file, source.offset, source.nbytes)
+    place = (source.file, source.offset, source.nbytes, source.stamp)
     kind = source.kind.name
     if recipe.step == "as it is" and kind in _PLAIN:
         return TensorInfo(recipe.name, kind, recipe.shape, *place)
@@ -101,8 +101,8 @@ def _stacked(recipe: GgufRecipe, stack: Stack) -> Weight:
 
 def _in_blocks(recipe: GgufRecipe, format: Format, wanted: Mapping[str, Part]) -> PackedInfo:
     parts = [
-        (part, TensorInfo(source.name, "U8", found.shape, source.file, source.offset, source.nbytes))
-        for (part, found), source in zip(wanted.items(), recipe.sources, strict=True)
+        (part, TensorInfo(s.name, "U8", found.shape, s.file, s.offset, s.nbytes, s.stamp))
+        for (part, found), s in zip(wanted.items(), recipe.sources, strict=True)
     ]
     return PackedInfo(recipe.name, recipe.shape, format, tuple(parts))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from offspec.checkpoint.ranges import one_line
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, torch_dtype
 from offspec.core.errors import HeaderError, MissingTensorError, TruncatedError
-from offspec.core.files import reading
+from offspec.core.files import open_to_read
 
 if TYPE_CHECKING:
     import numpy as np
@@ -86,7 +86,7 @@ def read_bytes(info: TensorInfo, most: int) -> bytes:
     """A small tensor's bytes. Raises HeaderError where it has more than `most`, CheckpointError."""
     if info.nbytes > most:
         bad_tensor(info, f"has {info.nbytes:,} bytes, too many to be true")
-    with reading(info.file), info.file.open("rb") as file:
+    with open_to_read(info.file) as file:
         file.seek(info.offset)
         data = file.read(info.nbytes)
     if len(data) < info.nbytes:

@@ -13,6 +13,7 @@ from offspec.core.config import PackFormat, format_bytes
 from offspec.core.errors import CheckpointError
 from offspec.core.events import Event, Notice, unheard
 from offspec.core.files import real_path, require_space, sync_folder
+from offspec.core.memory import within_groups
 from offspec.core.progress import ByteProgress
 from offspec.model.quantize.pack.contents import (
     FileContents,
@@ -79,6 +80,7 @@ def pack_model(
         CheckpointError: The source cannot be read, or is quantised already.
     """
     began, notify = time.perf_counter(), notify or unheard
+    memory = within_groups(memory, notify) if memory else None
     if not twice:
         refuse_rounded(model)
     source = open_checkpoint(model, unpack=True, notify=notify, cache_dir=cache_dir)
