@@ -1,6 +1,6 @@
 """Predicted beside measured speed: `offspec plan --replan --validate` in a memory cgroup.
 
-    python -m bench.plan [--factors 1 2 4] [--cases x1:1GB:0 x4:least:0 x4:3GB:1] [--prompts 8]
+    python -m bench.plan [--factors 1 2 4] [--cases x1:1GB:0 x4:least:0 x4:3GB:1] [--prompts 8] [--what-ifs]
 
 Targets: SmolLM2-135M-Instruct as it is (x1) and widened (x2, x4; built on the first run), whose draft is the
 small model in 4 bits. Every case is a process of its own in a memory cgroup of exactly the memory that it
@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,6 +28,7 @@ from bench.lib.record import keep
 from bench.lib.report import Report, grid, model_name, ratio
 from bench.lib.streamed import product_rates, raw_bandwidth
 from bench.plan.cases import CASES, Case, Target
+from bench.plan.what_ifs import check
 from offspec.checkpoint import open_checkpoint
 from offspec.core.cache_dir import cache_root
 from offspec.core.config import format_bytes
@@ -65,13 +67,8 @@ def cache_of_its_own(wanted: bool) -> Iterator[list[str]]:
 def measure(args: argparse.Namespace, case: Case, target: Target) -> dict[str, Any]:
     """Plan and validate in a process of its own: what was predicted and measured, and the plan in short."""
     memory = case.memory_bytes(target)
-    asked = ("--memory", str(memory), "--temperature", f"{case.temperature:g}")
-    options = ("--replan", "--validate", "--prompts", str(args.prompts), "--json", "--quiet")
-    words = ["-m", "offspec", "plan", *target.words(), *asked, *options]
     raw, began = read_disk(args, target), time.perf_counter()
-    with cache_of_its_own(args.first_run) as before:
-        line, peaks = measured(args, [*before, sys.executable, *words], memory)
-    found = json.loads(line)
+    found, peaks = validate(args, case, target, memory)
     return {
         "memory_bytes": memory,
         "raw_bytes_per_s": raw,
@@ -84,6 +81,18 @@ def measure(args: argparse.Namespace, case: Case, target: Target) -> dict[str, A
     }
 
 
+def validate(
+    args: argparse.Namespace, case: Case, target: Target, memory: int, besides: Sequence[str] = ()
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """What `offspec plan --validate` says in a process of its own, and its peaks. besides: more options."""
+    asked = ("--memory", str(memory), "--temperature", f"{case.temperature:g}")
+    options = ("--replan", "--validate", "--prompts", str(args.prompts), "--json", "--quiet")
+    words = ["-m", "offspec", "plan", *target.words(besides), *asked, *options]
+    with cache_of_its_own(args.first_run) as before:
+        line, peaks = measured(args, [*before, sys.executable, *words], memory)
+    return json.loads(line), peaks
+
+
 def is_stalled(row: dict[str, Any]) -> bool:
     """Whether the passes of a prompt took more than twice as long as predicted."""
     figure = row["seconds_per_pass"]
@@ -93,7 +102,7 @@ def is_stalled(row: dict[str, Any]) -> bool:
 def in_short(plan: dict[str, Any]) -> dict[str, Any]:
     """What was decided and expected, less the machine, the sweep and the what-ifs."""
     keys = ("budget", "width", "draft_mode", "context", "acceptance", "placement", "costs", "forecast",
-            "least_memory")  # fmt: skip
+            "least_memory", "what_ifs")  # fmt: skip
     from_disk = sum(part["bytes"] for part in plan["parts"] if part["tier"] == "disk")
     return {**{key: plan[key] for key in keys}, "disk_bytes": from_disk}
 
@@ -172,6 +181,11 @@ def options(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--cases", type=Case.parse, nargs="+", metavar="CASE",
                    help=f"factor:memory:temperature instead; standard are {' '.join(CASES)}")  # fmt: skip
+    p.add_argument(
+        "--what-ifs",
+        action="store_true",
+        help="do what each plan says would help, and compare with the speed that it tells",
+    )
     p.add_argument("--first-run", action="store_true",
                    help="a cache of its own for each case: nothing is known of its draft")  # fmt: skip
 
@@ -189,6 +203,10 @@ def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
         report.progress(f"{case}: planning, and validating with {args.prompts} prompts")
         found = run_case(args, case, targets[case.factor], about)
         show_case(found, report)
+        if args.what_ifs and "error" not in found:
+            again = partial(validate, args, case, targets[case.factor])
+            found["what_ifs"], near = check(found["plan"], found["memory_bytes"], again, report)
+            found["missed"] += [] if near else ["what_ifs"]
         record = keep(report, {"limits": LIMITS}, found)
     show(record["cases"], report)
     for kept in record["cases"]:

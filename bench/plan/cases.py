@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from bench.lib.cgroup import BenchError
@@ -76,10 +77,12 @@ class Target:
         child("bench.lib.widen", model, "--factor", str(factor))
         return cls(str(default_folder(model, factor)), model, WIDE_CONTEXT)
 
-    def words(self) -> list[str]:
-        """Arguments of `offspec plan`."""
-        words = [self.model, "--draft", self.draft]
-        if self.draft != "substitute":
+    def words(self, besides: Sequence[str] = ()) -> list[str]:
+        """Arguments of `offspec plan`. besides: further ones, which take the place of these."""
+        words = [self.model, *besides]
+        if "--draft" not in besides:
+            words += ["--draft", self.draft]
+        if self.draft != "substitute" and not {"--draft", "--draft-bits"} & set(besides):
             words += ["--draft-bits", "4"]
         return words if self.context is None else [*words, "--context", str(self.context)]
 

@@ -38,6 +38,8 @@ class Decoding:
         stop: Called with each emitted token; True ends the answer.
         shape: Of all trees, where they are not grown best first; it has no more nodes than the budget of
             `growth`.
+        record: How the next tree grows, if for the record as well; None where none ever does.
+        rests: Whether drafters may rest while passes without any are faster.
         numbers: By Sequoia's rule, where the one drafter of the mixture samples: random numbers for the
             choice of the token at a position; trees then have a shape, or one node.
     """
@@ -48,7 +50,14 @@ class Decoding:
     growth: GrowthPolicy
     stop: Callable[[int], bool]
     shape: TreeShape | None = None
+    record: Callable[[], GrowthPolicy | None] | None = None
+    rests: bool = False
     numbers: Callable[[int], Iterator[float]] | None = None
+
+    @property
+    def next_growth(self) -> GrowthPolicy:
+        """How the next tree grows."""
+        return (self.record and self.record()) or self.growth
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +131,14 @@ class DecodeState:
 
         look: called between draft steps; what it raises cancels the growth.
         """
-        mixture, policy = decoding.mixture, decoding.growth
+        mixture, policy = decoding.mixture, decoding.next_growth
         if mixture is None or policy.budget == 1 or max_depth < 1:
             return root_alone(self.ids[-1])
         self.sources.adopt()
         if decoding.shape is None:
             return Growing(mixture, self.ids, policy, max_depth, self._timeline, look)
+        if not mixture.active():
+            return root_alone(self.ids[-1])
         return grow_static(mixture, self.ids, decoding.shape, max_depth, policy.width, self._timeline, look)
 
     def rows(self, grown: GrownTree | None, most: int | None = None) -> SequenceRows:

@@ -157,16 +157,19 @@ class Drafting:
         if names or forced:
             mixture = self._mixture(sources, names, request.params, dice, processor, noise, ends, notify)
         main = mixture.main if mixture is not None else None
-        growth = self.policy.growth
+        record = None
         if main is not None and main.name == self._main:
-            growth = self.policy.recording(main.scorer.calibration)
+            record = partial(self.policy.recording, main.scorer.calibration)
         return Decoding(
             processor=processor,
             noise=noise,
             mixture=mixture,
-            growth=self._with_room(growth, names, forced),
+            growth=self._with_room(self.policy.growth, names, forced),
+            record=record,
             shape=self.policy.shape if main is not None else None,
             stop=stop,
+            # Where guesses are drawn, tokens depend on the tree, which then may not depend on clocks.
+            rests=self.policy.rests and dice is None,
             numbers=None if mixture is None or dice is None else partial(endless, dice, "test"),
         )
 

@@ -68,9 +68,13 @@ class _Share:
         """Of a pass of so many seconds and members, by whose equal share sources are judged."""
         if self.grown is None or self.walk is None:
             return None
-        mixture, costs = self.member.decoding.mixture, self.member.decoding.growth.costs
+        decoding = self.member.decoding
+        mixture, costs = decoding.mixture, decoding.growth.costs
         if mixture is not None and costs is not None:  # who sets a budget wants what was named
             nodes, tokens = self.walk.nodes, len(self.walk.tokens)
+            comparable = members == 1 and decoding.rests and not self.grown.recording
+            predicted = float(costs.iteration(0.0, 1)) if comparable else None
+            mixture.compare(self.grown.asked, tokens, drafted + computed, predicted)
             self.grown.settle(mixture, nodes, tokens, (drafted + computed) / members, costs.link / members)
         return PassResult(self.walk, self.grown, drafted, computed)
 

@@ -145,7 +145,11 @@ def rehearsed(config: EngineConfig, notify: Notify) -> Iterator[Rehearsal]:
     """Load, measure, rehearse answers where nothing is on record of the draft, and plan."""
     prepared = prepare(replace(config, cache_size=0), notify, replan=True)
     with Engine(
-        prepared.config, prepared.assembly, notify, policy=prepared.policy, record=prepared.record
+        prepared.config,
+        prepared.assembly,
+        notify,
+        policy=replace(prepared.policy, rests=False),
+        record=prepared.record,
     ) as engine:
         assert prepared.policy.plan is not None
         engine.use(prepared.main)  # what lookups bring depends on the text, and is not planned with

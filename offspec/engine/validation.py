@@ -50,7 +50,9 @@ def validate_plan(
         prepared.config, prepared.assembly, notify, policy=prepared.policy, record=prepared.record
     ) as engine:
         engine.use(prepared.main)
-        engine.follow(replace(DraftPolicy.planned(plan, prepared.config, prepared.record), record=0))
+        engine.follow(
+            replace(DraftPolicy.planned(plan, prepared.config, prepared.record), record=0, rests=False)
+        )
         for number, prompt in enumerate(prompts):
             notify(LoadProgress("Comparing with real passes", number, len(prompts), "steps"))
             costs = measure(prepared.opened, prepared.assembly, prepared.config, unheard).costs(

@@ -80,6 +80,9 @@ class PassTrial:
         layer, outside, cpu = (list[tuple[int, float]]() for _ in range(3))
         target.tree_model.between = self._look
         try:
+            # The first layers that run at all make what later ones find made. Of a large model no row count
+            # has a second pass, so that the price of the fewest rows would be of that.
+            self._one(self._rows[0], 0.0)
             # Experts may still be read ahead: the fewest rows, whose price matters most, come last.
             for done, rows in enumerate(self._rows if target.store is None else reversed(self._rows)):
                 progress(done, len(self._rows) + 1)

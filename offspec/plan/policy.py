@@ -15,7 +15,7 @@ from offspec_planners.plan import Plan
 from offspec_planners.search import outlook
 from offspec_planners.sequoia import TreeShape, choose_tree_shape
 
-_RECORD_EVERY, _RECORD_WIDTH = 6, 32  # passes from one record to the next, grown in few steps: it takes time
+_RECORD_EVERY, _RECORD_WIDTH = 4, 32  # passes from one record to the next, grown in few steps: it takes time
 _WHOLE_FOREST = 24  # recorded trees, to know a draft well
 
 
@@ -31,6 +31,7 @@ class DraftPolicy:
         lookup_budget: Most nodes where lookups draft as well. What they find is not in the plan, and of its
             tree only what pays is verified.
         planned_budget: The budget of the plan, whatever was learnt since.
+        rests: Whether drafters rest while passes without any are faster.
     """
 
     growth: GrowthPolicy
@@ -39,6 +40,7 @@ class DraftPolicy:
     record: int = 0
     lookup_budget: int = 1
     planned_budget: int = 1
+    rests: bool = True
 
     @classmethod
     def fixed(cls, config: EngineConfig) -> "DraftPolicy":
@@ -78,15 +80,15 @@ class DraftPolicy:
                 budget = 1
         return replace(self, growth=replace(self.growth, budget=budget, costs=costs))
 
-    def recording(self, calibration: Calibration) -> GrowthPolicy:
-        """The growth, which goes beyond what is verified while little is on record."""
-        known = len(calibration.forest) >= _WHOLE_FOREST or calibration.passes % _RECORD_EVERY
+    def recording(self, calibration: Calibration) -> GrowthPolicy | None:
+        """How to grow a tree beyond what is verified: now and then while little is on record; else None."""
+        known = len(calibration.forest) >= _WHOLE_FOREST or (calibration.passes + 1) % _RECORD_EVERY
         if known or self.record <= self.growth.budget:
-            return self.growth
+            return None
         return replace(self.growth, record=self.record, width=max(self.growth.width, _RECORD_WIDTH))
 
     def with_lookups(self, growth: GrowthPolicy) -> GrowthPolicy:
-        """The same with room for what lookups find; where it records a tree, that comes first."""
-        if growth.costs is None or growth.recording:
+        """The same with room for what lookups find."""
+        if growth.costs is None:
             return growth
         return replace(growth, budget=max(growth.budget, self.lookup_budget))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import offspec
-from offspec import DraftError, Engine, Notice, PassStats, RequestError, SamplingParams
+from offspec import DraftError, Engine, Finished, Notice, PassStats, RequestError, SamplingParams
 from offspec.core import memory
 from offspec.core.config import EngineConfig
 from offspec.draft.base import Children, Features, Scorer, Wants
@@ -312,6 +312,20 @@ def test_lookups_guess_where_by_the_plan_no_draft_pays(
         assert len(engine.preview(PROMPT, greedy, trees=2)) == (2 if main == "near" else 0)
         engine.use("none")
         assert engine.budget == engine.generate(PROMPT, greedy).budget == 1
+
+
+@pytest.mark.parametrize("tree", ["dynamic", "sequoia"])
+def test_the_answer_is_the_same_while_drafters_rest_and_when_they_are_back(world: World, tree: str) -> None:
+    asked = params(1.0, 40)
+    with world.load(tree=tree) as engine:
+        expected = engine.generate(PROMPT, asked, draft="none").token_ids
+        engine.generate(PROMPT, params(1.0, 2))
+        (standing,) = engine._assembly.sources._standing.values()
+        standing.payoff.rest = 5
+        *events, last = engine.stream(PROMPT, asked)
+    assert isinstance(last, Finished) and last.result.token_ids == expected
+    nodes = [event.tree_nodes for event in events if isinstance(event, PassStats)]
+    assert nodes[:6] == [1] * 6 and max(nodes) > 1, "of six passes the first, with the prompt, is not counted"
 
 
 def test_nearly_equal_temperatures_are_one(engine: Engine, names: list[str]) -> None:

@@ -254,4 +254,5 @@ class Growing:
         if policy.recording and len(best) == policy.record and candidates.depth[best].max() < self._max_depth:
             record = candidates.tree(best)
             recorded = Grown(record.parent.astype(np.int32), record.score.astype(np.float32))
-        return GrownTree(candidates.tree(kept), kept, self._steps, candidates, self.asked, recorded)
+        tree = candidates.tree(kept)
+        return GrownTree(tree, kept, self._steps, candidates, self.asked, recorded, policy.recording)

@@ -18,7 +18,7 @@ class GrownTree:
     """A grown tree, the candidate behind each of its nodes, and what there is to learn from.
 
     every: all candidates; asked: who took part, and what drafters said; recorded: the larger tree that was
-    grown for the record, where it came to its full size.
+    grown for the record, where it came to its full size; recording: whether such a one was to be grown.
     """
 
     tree: TokenTree
@@ -27,6 +27,7 @@ class GrownTree:
     every: GrowingTree
     asked: Asked
     recorded: Grown | None = None
+    recording: bool = False
 
     @property
     def children(self) -> Seen:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from offspec.draft.base import Children, Drafter, Lookup, Scorer
 from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.mix.backoff import Worth
+from offspec.draft.mix.payoff import Payoff
 from offspec.draft.mix.weights import Blended
 from offspec.sampling.constraint import FormatRule
 from offspec.sampling.noise import GumbelNoise
@@ -35,6 +36,7 @@ class Standing:
     worth: tuple[Worth, ...]
     tokens: float = 0.0  # a pass, and its seconds: running means
     seconds: float = 0.0
+    payoff: Payoff = field(default_factory=Payoff)  # of all drafters
 
     @classmethod
     def of(cls, drafters: int, lookups: int) -> "Standing":
@@ -82,9 +84,11 @@ class Mixture:
 
     def active(self) -> tuple[int, ...]:
         """Which sources take part in the next pass."""
+        first = len(self.sources) if self.standing.payoff.rest else 0
         if len(self.names) == 1:
-            return (0,)
-        return tuple(index for index, worth in enumerate(self.standing.worth) if not worth.rests)
+            return (0,)[first:]
+        worths = enumerate(self.standing.worth)
+        return tuple(index for index, worth in worths if index >= first and not worth.rests)
 
     def start(self, ids: Sequence[int], active: Sequence[int]) -> None:
         """Have those that take part catch up with the committed ids."""
@@ -107,6 +111,20 @@ class Mixture:
             if len(children) and not grown.settled[node]:
                 hits = np.flatnonzero(grown.token[children] == token)
                 self.blend.learn(grown.said[:, children], int(hits[0]) if len(hits) else None)
+
+    def compare(self, asked: "Asked", tokens: int, seconds: float, predicted: float | None) -> None:
+        """Count a pass by whether drafters took part, which rest while passes without any are faster.
+
+        Call before `settle`. The first pass of a request is not counted. predicted: seconds of a pass of one
+        row; None where the pass cannot be compared with such.
+        """
+        payoff = self.standing.payoff
+        if not self._passes or not self.sources:
+            return
+        if predicted is not None:
+            payoff.observe(bool(asked.seen), tokens, seconds, predicted)
+        elif not asked.seen:
+            payoff.sit_out()
 
     def settle(
         self, asked: "Asked", guessed: NDArray[np.bool_], tokens: int, seconds: float, link: float
