@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, on_disk, torch_dtype
-from offspec.model.unpacking import ModuleUnpacker, Scratch, weight_in
+from offspec.model.unpacking import ModuleUnpacker, Scratch, view_in, weight_in
 from offspec.model.weights import WeightRecipe
 from offspec.stream.layout import UnitLayout, lay_out
+from offspec_kernels.packed_linear import packed_linear
 
 
 def layout_of(name: str, recipes: Iterable[WeightRecipe]) -> UnitLayout:
@@ -40,6 +41,7 @@ class Binder:
         self.device = device
         self._homes = {parameter: _home(model, parameter) for recipe in recipes for parameter in recipe.names}
         self._meta = {parameter: _get(home) for parameter, home in self._homes.items()}
+        self.row_products = False  # whether products of linear modules are `row_linear`'s
         self._memory: torch.Tensor | None = None  # what packed weights are attached to
         self._known: set[Weight] = set()  # packed ones whose values are numbers
         self._plain, waiting = list[WeightRecipe](), dict[str, list[WeightRecipe]]()
@@ -54,13 +56,26 @@ class Binder:
 
     def _unpacker(self, module: str, recipes: list[WeightRecipe]) -> ModuleUnpacker:
         names = [name for recipe in recipes for name in recipe.names]
+        owner = self._model.get_submodule(module)
+        whole = type(owner) is torch.nn.Linear and names == [f"{module}.weight"] and not recipes[0].converter
         return ModuleUnpacker(
-            self._model.get_submodule(module),
+            owner,
             sum(self._meta[name].numel() for name in names),
             lambda out: self._made(self._attached(), recipes, out),
             self.bind,
             lambda: self._restore(names),
+            (lambda input: self._product(owner, recipes[0].sources[0][0], input)) if whole else None,
         )
+
+    def _product(self, module: torch.nn.Linear, weight: Weight, input: torch.Tensor) -> torch.Tensor | None:
+        """A linear module's product, panel by panel, where the target's products are made so."""
+        if not (self.row_products and isinstance(weight, PackedInfo) and weight in self._known):
+            return None
+        memory = self._attached()
+        parts = {part: view_in(memory, self.layout, info) for part, info in weight.parts}
+        rows = input.reshape(-1, input.shape[-1])
+        out = packed_linear(rows, weight.format, parts, weight.shape, module.bias)
+        return out.view(*input.shape[:-1], -1)
 
     @property
     def parameters(self) -> Mapping[str, torch.Tensor]:
@@ -146,10 +161,14 @@ class Binder:
         made = self._made(memory, self.recipes, self._empty)
         # A view of a norm would keep the whole packed layer in memory.
         stored = memory.untyped_storage().data_ptr()
-        return {
+        made = {
             name: tensor.clone() if tensor.untyped_storage().data_ptr() == stored else tensor
             for name, tensor in made.items()
         }
+        return {name: self._laid(tensor) for name, tensor in made.items()}
+
+    def _laid(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.contiguous() if self.row_products else tensor
 
     def _empty(self, count: int) -> torch.Tensor:
         return torch.empty(count, dtype=self._model.dtype, device=self.device)

@@ -28,7 +28,7 @@ from offspec.model.opened import OpenedModel
 from offspec.model.quantize.kept import KeptRounding
 from offspec.model.quantize.resident_layers import RoundedLayers
 from offspec.model.row_counts import RowCounts
-from offspec.model.row_products import RowProducts
+from offspec.model.row_products import RowProducts, has_row_blocks, use_row_products
 from offspec.model.runner import TreeModel
 from offspec.model.unpacking import Scratch
 from offspec.stream.device_experts import DeviceExpertStore
@@ -144,6 +144,8 @@ class LoadedModel(OpenedModel):
         self._reader.check_files(except_for=self.weight_files)
         blocks = self._head_blocks() if placement.head is not Tier.DEVICE else []
         places = {self.device, *self._settle_places(placement)}
+        if row_counts is None and has_row_blocks(_CPU, self.dtype):
+            self._use_row_products()
         if self.is_packed and not unpacked:
             values = self._unpacked_in(self.dense if placement.by_need else self.layers)
             self._scratches = {device: Scratch(values, self.dtype, device) for device in places}
@@ -381,6 +383,12 @@ class LoadedModel(OpenedModel):
         rows = self.skeleton.rows
         needs_it = device.type == "cpu" and (has_experts or rows.expanded or rows.tail_numbers)
         return EvenFunctions(row_counts) if needs_it else None
+
+    def _use_row_products(self) -> None:
+        for part in (self.skeleton.layers, self.skeleton.model.get_output_embeddings()):
+            use_row_products(part)
+        for binder in (*self.layers, *self.dense, *self._rest):
+            binder.row_products = binder.device.type == "cpu"
 
     def _lent(self, values: int) -> torch.Tensor:
         """Memory for values that are gone before a module runs that takes some."""

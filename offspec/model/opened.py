@@ -17,6 +17,7 @@ from offspec.model.expert_parts import RoutedExperts, take_apart
 from offspec.model.head import HeadBlock, head_blocks
 from offspec.model.probe.build import build_skeleton
 from offspec.model.row_counts import ProductShape, RowCounts, find_row_counts
+from offspec.model.row_products import has_row_blocks
 from offspec.model.unpacking import warm_up
 from offspec.model.weights import WeightRecipe, map_weights, shared_by_layers
 from offspec.stream.layout import lay_out
@@ -323,6 +324,8 @@ class OpenedModel:
                     sums.add(len(parameter))
                 if parameter.dim() >= 2:
                     rows, columns = parameter.shape[-2:]
+                    if plain and has_row_blocks(device, self.dtype):
+                        continue
                     shapes.add(ProductShape(rows, columns))
                     if not plain:  # multiplied from the other side, perhaps
                         shapes.add(ProductShape(columns, rows, transposed=True))

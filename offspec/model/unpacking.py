@@ -120,7 +120,8 @@ class ModuleUnpacker:
     """Binds the packed weights of one module while it runs.
 
     make(out) gives its parameters by name, with values in memory from out(elements); put(tensors) binds them,
-    and drop() puts back what was there. elements: values that it makes in all.
+    and drop() puts back what was there. elements: values that it makes in all. product(input) is what the
+    module makes of its input where that takes no values of a whole weight, else None.
     """
 
     def __init__(
@@ -130,8 +131,10 @@ class ModuleUnpacker:
         make: Callable[[Callable[[int], torch.Tensor]], dict[str, torch.Tensor]],
         put: Callable[[Mapping[str, torch.Tensor]], None],
         drop: Callable[[], None],
+        product: Callable[[torch.Tensor], torch.Tensor | None] | None = None,
     ) -> None:
         self.elements = elements
+        self._product, self._own = product, module.forward
         self._module, self._make, self._put, self._drop = module, make, put, drop
         self._hooks: list[RemovableHandle] = []
         self._scratch: Scratch | None = None
@@ -139,10 +142,25 @@ class ModuleUnpacker:
 
     def install(self, scratch: Scratch) -> None:
         self._scratch = scratch
+        if self._product is not None:
+            self._own, self._module.forward = self._module.forward, self._forward
+            return
         self._hooks = [
             self._module.register_forward_pre_hook(self._before),
             self._module.register_forward_hook(self._after, always_call=True),
         ]
+
+    def _forward(self, input: torch.Tensor) -> torch.Tensor:
+        assert self._product is not None
+        out = self._product(input)
+        if out is None:
+            self._before(self._module, (input,))
+            try:
+                out = self._own(input)
+            finally:
+                self._after(self._module, (input,), out)
+        assert out is not None
+        return out
 
     def _before(self, module: Any, args: Any) -> None:
         assert self._scratch is not None
@@ -158,6 +176,8 @@ class ModuleUnpacker:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        if self._product is not None:
+            self._module.forward = self._own
 
 
 def warm_up(weights: Iterable[Weight], dtype: torch.dtype, device: torch.device) -> None:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from offspec_kernels.backend import Backend
 from offspec_kernels.errors import ArgumentError
-from offspec_kernels.row_linear import row_linear
+from offspec_kernels.row_linear import blocks, row_linear
 from tests.kernels.poison import poisoned
 
 PATHS: list[Backend] = ["eager", "triton"]
@@ -55,6 +55,31 @@ def test_the_bits_of_a_row(dtype: torch.dtype) -> None:
             rows[place] = row
             with poisoned():
                 assert torch.equal(row_linear(rows, weight, path="triton")[place], alone)
+
+
+@pytest.mark.parametrize("columns", [2, 64, 1056, 4096])
+@pytest.mark.parametrize("width", [1, 70, 600])
+def test_the_bits_of_a_row_in_blocks(width: int, columns: int) -> None:
+    """Alone, at any place, and beside rows of large values and of NaN, however the weight is cut."""
+    if not blocks.works():
+        pytest.skip("this processor has no product of blocks")
+    weight, row = _drawn(width, columns, dtype=torch.bfloat16), _drawn(columns, dtype=torch.bfloat16, seed=1)
+    with poisoned():
+        alone = row_linear(row[None], weight, path="eager")[0]
+    torch.testing.assert_close(
+        alone, row_linear(row[None], weight, path="reference")[0], rtol=2e-2, atol=2e-2
+    )
+    for count in (2, 3, 16, 64, 65, 200):
+        others = _drawn(count, columns, dtype=torch.bfloat16, seed=count)
+        others[::3] *= 300
+        others[1::5] = torch.nan
+        for place in {0, count // 2, count - 1}:
+            rows = others.clone()
+            rows[place] = row
+            with poisoned():
+                assert torch.equal(row_linear(rows, weight, path="eager")[place], alone)
+                cut = [row_linear(rows, part, path="eager")[place] for part in weight.split(33)]
+            assert torch.equal(torch.cat(cut), alone)
 
 
 def test_arguments() -> None:

@@ -73,6 +73,22 @@ class Format(ABC):
         each = {name: part.shape[0] // shape[0] for name, part in self.parts(shape).items()}
         return self, {name: (start * count, end * count) for name, count in each.items()}
 
+    def some_rows(
+        self, parts: Mapping[str, Tensor], shape: Shape, start: int, end: int
+    ) -> "tuple[Format, dict[str, Tensor]] | None":
+        """Rows [start, end) of a weight [rows, columns] in a format that is not transposed, and their parts.
+
+        Views, or copies that are small beside the values. None: only the whole weight can be unpacked, or
+        none of it as it is to be.
+        """
+        found = None if self.transposed else self.cut(shape, start, end)
+        if found is None:
+            return None
+        kind, ranges = found
+        return kind, {
+            name: part[slice(*ranges[name])] if name in ranges else part for name, part in parts.items()
+        }
+
     @property
     def kin(self) -> "Format":
         """A format that the same code unpacks: itself, without what differs from weight to weight."""

@@ -7,10 +7,11 @@ the work is given to that very team, where it can be found, and to a pool of thr
 
 import ctypes
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,15 +26,18 @@ _Body = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 def spread(work: Work, count: int, values: int) -> None:
     """Call work(start, end) for ranges that make up [0, count), on as many threads as torch uses.
 
-    values: how many are made in all, which tells whether that pays. Returns, or raises, only when no thread
-    is at work any more, also after an interrupt: the memory that they write to may be another's next.
+    values: how many are made in all, which tells whether that pays. Work inside of work is that thread's own.
+    Returns, or raises, only when no thread is at work any more, also after an interrupt: the memory that they
+    write to may be another's next.
     """
-    parts = max(min(torch.get_num_threads(), count, values // LEAST), 1)
+    threads = 1 if getattr(_this_thread, "works", False) else torch.get_num_threads()
+    parts = max(min(threads, count, values // LEAST), 1)
     edges = [count * part // parts for part in range(parts + 1)]
     ranges = list(pairwise(edges))
     if parts == 1:
         work(0, count)
         return
+    work = partial(_marked, work)
     library = _openmp() if os.getpid() == _PROCESS else None  # a fork has none of the team's threads
     if library is None:
         _by_pool(work, ranges)
@@ -42,6 +46,15 @@ def spread(work: Work, count: int, values: int) -> None:
 
 
 _PROCESS = os.getpid()
+_this_thread = threading.local()
+
+
+def _marked(work: Work, start: int, end: int) -> None:
+    _this_thread.works = True
+    try:
+        work(start, end)
+    finally:
+        _this_thread.works = False
 
 
 def _by_team(library: ctypes.CDLL, work: Work, ranges: list[tuple[int, int]]) -> None:

@@ -1,0 +1,62 @@
+"""oneDNN's small product, as torch's own compiled code calls it: C [M, N] float32 = A [M, K] B [K, N].
+
+One call sums up each value over all of K in one order, whatever M and N are. torch's products of bfloat16 do
+not on processors with a matrix unit (AMX): there oneDNN cuts K into pieces by the shape of the whole.
+"""
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.extending import intrinsic
+
+_BRGEMM = "_ZN2at6native7cpublas6brgemmEllllllbPKN3c108BFloat16ES5_Pfb"  # the signature is in the name
+_RELEASE = "_ZN2at6native7cpublas14brgemm_releaseEb"
+
+
+class Addresses(NamedTuple):
+    """Of the functions. product(M, N, K, lda, ldb, ldc, add, A, B, C, pairs); release(pairs) ends a thread's
+    use of the matrix unit, which other code sets up otherwise."""
+
+    product: int
+    release: int
+
+
+@cache
+def find_brgemm() -> Addresses | None:
+    """The functions, where this torch has them and this processor multiplies bfloat16 numbers."""
+    folder = Path(torch.__file__).parent / "lib"
+    try:
+        if not (torch.backends.mkldnn.enabled and torch.cpu._is_avx512_bf16_supported()):
+            return None
+        library = ctypes.CDLL(str(folder / "libtorch_cpu.so"))
+        found = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in (_BRGEMM, _RELEASE)]
+    except (OSError, AttributeError):
+        return None
+    return Addresses(*(address or 0 for address in found)) if all(found) else None
+
+
+def _call(arguments: int) -> Any:
+    """call(address, ...) of a C function with so many integers or pointers, each given as int64."""
+
+    @intrinsic
+    def call(context: Any, address: Any, values: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+            word = ir.IntType(64)
+            function = ir.FunctionType(ir.VoidType(), [word] * arguments)
+            pointer = builder.inttoptr(given[0], function.as_pointer())
+            words = [builder.extract_value(given[1], place) for place in range(arguments)]
+            builder.call(pointer, words)
+            return context.get_dummy_value()
+
+        tuple_type: Any = types.UniTuple
+        return types.void(types.int64, tuple_type(types.int64, arguments)), generate
+
+    return call
+
+
+call_product, call_release = _call(11), _call(1)
