@@ -147,7 +147,7 @@ def test_beside_lookups(
 def test_states_and_shared_rows(
     models: dict[str, Path], steps: list[int], tmp_path: Path, target: str, draft: str
 ) -> None:
-    """Targets and drafts with states, and a draft whose rows give way to the target's: it has no part in this."""
+    """Targets and drafts with states, and a draft whose rows give way to the target's."""
     hybrid = write_hybrid(tmp_path / "hybrid", "qwen3_5_text")
     folders = {**models, "hybrid": hybrid, "auto": "auto"}
     said = list[tuple[int, ...]]()
