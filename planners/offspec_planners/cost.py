@@ -199,8 +199,12 @@ class PassCosts:
 
     def iteration(self, draft: float | NDArray[np.float64], rows: ArrayLike) -> NDArray[np.float64]:
         """Seconds of drafting for `draft` seconds and verifying `rows` rows, in steady state."""
-        left = draft * (1.0 - self.hidden * self.link_binds(rows))
+        left = draft * self.unhidden(rows)
         return np.asarray(np.maximum(left + self.pass_seconds(rows), self.link_seconds(rows)), np.float64)
+
+    def unhidden(self, rows: ArrayLike) -> NDArray[np.float64]:
+        """Share of a draft's seconds that passes of `rows` rows wait for."""
+        return np.where(self.link_binds(rows), 1.0 - self.hidden, 1.0)
 
     def link_binds(self, rows: ArrayLike) -> NDArray[np.bool_]:
         """Whether a pass of `rows` rows waits so much for its weights that a draft can go on beside it."""
@@ -209,7 +213,8 @@ class PassCosts:
     def bound(self, draft: float, rows: int) -> str:
         """What an iteration waits for: "link", "compute", or "draft" where that takes longer than compute."""
         compute = float(self.compute_seconds(rows))
-        if float(self.iteration(draft, rows)) > draft + compute:
+        draft *= float(self.unhidden(rows))
+        if float(np.maximum(draft + self.pass_seconds(rows), self.link_seconds(rows))) > draft + compute:
             return "link"
         return "draft" if draft > compute else "compute"
 
