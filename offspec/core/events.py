@@ -159,6 +159,7 @@ class PassStats:
         experts_asked: Experts that its rows were sent to, where those are read when they are asked for.
         experts_read: Of those that were not in memory.
         sequences: That shared the pass, whose seconds, bytes and experts are those of all.
+        hidden_seconds: Drafting for the next tree beside the target's pass, within `target_seconds`.
     """
 
     index: int
@@ -175,6 +176,7 @@ class PassStats:
     experts_asked: int = 0
     experts_read: int = 0
     sequences: int = 1
+    hidden_seconds: float = 0.0
 
 
 def total_guessed(counts: Iterable[Guessed]) -> Guessed:

@@ -229,6 +229,39 @@ class Drafter(Protocol):
         """Free what the drafter holds."""
 
 
+class Foresees(Protocol):
+    """A drafter that may expand nodes of a tree while the target's pass is on its way, in another thread.
+
+    It looks at nothing but rows of its own, and can keep those below the node that becomes the next root.
+    """
+
+    @property
+    def foresees(self) -> bool:
+        """Whether it can, with the model and the cache that it has."""
+
+    @property
+    def spare(self) -> int:
+        """Nodes that there is room for in memory that it holds anyway."""
+
+    def commit_with(self, nodes: Sequence[int], below: Mapping[int, int]) -> None:
+        """`Drafter.commit`, keeping what was computed at some nodes below the path.
+
+        below: of nodes that were expanded the next root and those under it, with their numbers in its tree.
+        """
+
+    def resume(self, ids: Sequence[int]) -> None:
+        """`Drafter.start` right behind `commit_with`: what was kept is below the last of these ids."""
+
+
+def foreseeing(drafter: Drafter) -> Foresees | None:
+    """The same, if it can expand nodes beside a pass."""
+    # Looked up as the class has it: what wraps a drafter may hand on all that it does not know.
+    if not hasattr(type(drafter), "commit_with"):
+        return None
+    found: Foresees = drafter  # type: ignore[assignment]
+    return found if found.foresees else None
+
+
 class Lookup(Protocol):
     """A source that copies continuations from texts, many tokens deep at once, in negligible time."""
 

@@ -1,6 +1,6 @@
 """Which rows of a draft's cache belong to which nodes of a growing tree, and which of them each may see."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,17 @@ class TreeRows:
     def of(self, nodes: Sequence[int]) -> list[int]:
         """The rows of those nodes that have one."""
         return [self._row_of[node] for node in nodes if node in self._row_of]
+
+    def below(self, places: Mapping[int, int]) -> "tuple[TreeRows, list[int]]":
+        """The rows of some nodes, under other numbers, and which of these they are; ascending.
+
+        places: of nodes that have rows, the ancestors of each among them up to one, the root to be.
+        """
+        order = sorted((self._row_of[node], place) for node, place in places.items())
+        rows, kept = [row for row, _ in order], TreeRows()
+        kept._row_of = {place: index for index, (_, place) in enumerate(order)}
+        kept._sees = self._sees[np.ix_(rows, rows)]
+        return kept, rows
 
     def clear(self) -> None:
         self._row_of.clear()

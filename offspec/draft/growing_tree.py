@@ -3,7 +3,7 @@
 Letters: N nodes so far, S sources, W nodes expanded together, K guesses at the children of each.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -221,13 +221,46 @@ class GrowingTree:
         return nodes
 
     def _rescore(self) -> None:
-        """Compute all scores again, level by level."""
+        """Compute all scores again."""
+        for nodes in self._levels(1):
+            self.score[nodes] = self.score[self.parent[nodes]] + self._given[nodes]
+
+    def _levels(self, first: int) -> Iterator[NDArray[np.int64]]:
+        """The nodes of each level from this one on."""
         depth = self.depth[: self.count]
         order = np.argsort(depth, kind="stable")
-        ends = np.searchsorted(depth[order], np.arange(1, int(depth.max()) + 2))
+        ends = np.searchsorted(depth[order], np.arange(first, int(depth.max()) + 2))
         for start, end in pairwise(ends.tolist()):
-            nodes = order[start:end]
-            self.score[nodes] = self.score[self.parent[nodes]] + self._given[nodes]
+            yield order[start:end]
+
+    def below(self, node: int, source: int = 0) -> "tuple[GrowingTree, NDArray[np.int64]]":
+        """What one source guessed below a node, as a tree of its own whose root that is, and its nodes here.
+
+        What other sources said is left out: they know more of the text when it is the root's turn.
+        """
+        said = self.said[source, : self.count]
+        inside = np.zeros(self.count, np.bool_)
+        inside[node] = True
+        for nodes in self._levels(int(self.depth[node]) + 1):
+            inside[nodes] = inside[self.parent[nodes]] & np.isfinite(said[nodes])
+        kept = np.flatnonzero(inside)
+        tree = GrowingTree(int(self.token[node]), len(self.said))
+        tree.count = len(kept)
+        for name in self._COLUMNS:
+            fresh, fill = getattr(tree, name), np.nan if name == "said" else 0
+            more = [(0, 0)] * (fresh.ndim - 1) + [(0, max(tree.count - fresh.shape[-1], 0))]
+            setattr(tree, name, np.pad(fresh, more, constant_values=fill))
+        place = np.full(self.count, NO_PARENT, np.int64)
+        place[kept] = np.arange(len(kept))
+        tree.token[: tree.count] = self.token[kept]
+        tree.parent[1 : tree.count] = place[self.parent[kept[1:]]]
+        tree.depth[: tree.count] = self.depth[kept] - self.depth[node]
+        tree.said[source, 1 : tree.count] = said[kept[1:]]
+        tree.asked[source, : tree.count] = self.asked[source, kept]
+        tree._given[1 : tree.count] = np.minimum(said[kept[1:]], 0.0)
+        tree._crowded[tree.parent[1 : tree.count]] = True
+        tree._rescore()
+        return tree, kept
 
     def children(self, node: int) -> NDArray[np.int64]:
         """The children of a node, the oldest first."""

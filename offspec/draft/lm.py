@@ -1,7 +1,7 @@
 """A language model as drafter: one forward for the W nodes of a step, over its own tree cache."""
 
 import copy
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Protocol, Self
 
 import torch
@@ -12,6 +12,7 @@ from offspec.draft.forward import Expansion, Forward, alone
 from offspec.draft.growing_tree import GrowingTree
 from offspec.model.attention import TreeContext
 from offspec.model.cache import KeysAndValues, TreeCache
+from offspec.model.fused.cache import LeanCache
 from offspec.model.pass_parts import SequenceRows
 from offspec.model.skeleton import Skeleton
 
@@ -151,10 +152,36 @@ class LMDrafter:
         logits = yield Forward(self._model, SequenceRows(tokens, context, cache), len(nodes))
         return logits, context.position[-len(nodes) :]
 
+    @property
+    def foresees(self) -> bool:
+        """See `Foresees`. On a CPU alone, and not where rows carry a state or give way to the target's."""
+        own = isinstance(self._cache, LeanCache) and self._target is None
+        return own and self._device.type == "cpu"
+
+    @property
+    def spare(self) -> int:
+        """See `Foresees.spare`."""
+        assert isinstance(self._cache, LeanCache)
+        return self._cache.capacity - self._cache.filled
+
     def commit(self, nodes: Sequence[int]) -> None:
         rows = self._rows.of(nodes)
         if rows:
             self._cache.commit(self._pending, rows)
+
+    def commit_with(self, nodes: Sequence[int], below: Mapping[int, int]) -> None:
+        """See `Foresees.commit_with`."""
+        assert isinstance(self._cache, LeanCache)
+        committed = self._rows.of(nodes)
+        self._rows, rows = self._rows.below(below)
+        positions = [self._positions[self._pending + row] for row in rows]
+        self._cache.commit(self._pending, committed, rows)
+        self._pending, self._positions = 0, positions
+
+    def resume(self, ids: Sequence[int]) -> None:
+        """See `Foresees.resume`."""
+        assert self._rows and self._cache.length == len(ids) - 1, "rows stand below another root"
+        self._ids = list(ids)
 
     def adopt(self) -> None:
         if self._target is not None and self._target.length > self._adopted:

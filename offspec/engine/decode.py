@@ -8,9 +8,10 @@ import torch
 
 from offspec.core.trace import OFF, Timeline
 from offspec.draft.base import Features
-from offspec.draft.grow.growing import Growing, GrowthPolicy
+from offspec.draft.grow.growing import Carried, Growing, GrowthPolicy
 from offspec.draft.grow.result import GrownTree, root_alone
 from offspec.draft.grow.static import grow_static
+from offspec.draft.mix.advisory import AdvisoryDrafter
 from offspec.draft.mix.mixture import Mixture
 from offspec.draft.mix.sources import Sources
 from offspec.engine.prefixes import Prefixes, common
@@ -95,6 +96,7 @@ class DecodeState:
         self._anew = False  # whether the next prompt is to be computed, whatever is on disk
         self.cache = cache or target.tree_model.cache
         self.ids: list[int] = []
+        self._carried: Carried | None = None  # below the last id, while the draft holds it
 
     @property
     def cached(self) -> int:
@@ -118,7 +120,7 @@ class DecodeState:
             self.sources.rewind(shared)  # of another conversation they have nothing, whatever the target has
             with self._timeline.span("engine", "prefixes"):
                 shared = _shared(self._prefixes.change(self.cache, held, prompt, look), prompt)
-        self._anew = False
+        self._anew, self._carried = False, None
         shared = self.cache.rewind(shared)
         self.sources.rewind(shared)
         self.ids = list(prompt)
@@ -132,11 +134,12 @@ class DecodeState:
         look: called between draft steps; what it raises cancels the growth.
         """
         mixture, policy = decoding.mixture, decoding.next_growth
+        carried, self._carried = self._carried, None
         if mixture is None or policy.budget == 1 or max_depth < 1:
             return root_alone(self.ids[-1])
         self.sources.adopt()
         if decoding.shape is None:
-            return Growing(mixture, self.ids, policy, max_depth, self._timeline, look)
+            return Growing(mixture, self.ids, policy, max_depth, self._timeline, look, carried)
         if not mixture.active():
             return root_alone(self.ids[-1])
         return grow_static(mixture, self.ids, decoding.shape, max_depth, policy.width, self._timeline, look)
@@ -173,8 +176,18 @@ class DecodeState:
         if self.sources.wants:
             self.sources.observe(Features(start, states.last, states.tapped))
 
-    def commit(self, grown: GrownTree, result: Walk, decoding: Decoding, states: PassStates) -> None:
-        """Commit all pending tokens and the path of a walk, of which the sources learn."""
+    def commit(
+        self,
+        grown: GrownTree,
+        result: Walk,
+        decoding: Decoding,
+        states: PassStates,
+        growing: Growing | None = None,
+    ) -> None:
+        """Commit all pending tokens and the path of a walk, of which the sources learn.
+
+        growing: what the tree came from, if it was grown on: what is below the next root is kept.
+        """
         start, pending = self.cached, self.pending
         self.cache.commit(pending, result.nodes)
         self.ids.extend(result.tokens)
@@ -182,8 +195,13 @@ class DecodeState:
         mixture = decoding.mixture
         if mixture is not None and grown.asked.active:
             accepted = [int(grown.candidates[node]) for node in result.nodes]
+            self._carried = growing.carried(accepted[-1], result.tokens[-1]) if growing else None
             for index in grown.asked.seen:
-                mixture.sources[index].drafter.commit(accepted)
+                drafter = mixture.sources[index].drafter
+                if self._carried is not None and isinstance(drafter, AdvisoryDrafter):
+                    drafter.commit_with(accepted, self._carried.places)
+                else:
+                    drafter.commit(accepted)
             grown.learn(mixture, result.nodes, result.tokens)
         if self.sources.wants:
             rows = [*range(pending), *(pending + node for node in result.nodes)]
@@ -197,6 +215,7 @@ class DecodeState:
 
     def recover(self) -> None:
         """Drop what a pass that was cancelled has left behind the committed positions."""
+        self._carried = None
         self.cache.rewind(self.cached)
 
     def shared(self, prompt: Sequence[int]) -> int:
@@ -215,6 +234,7 @@ class DecodeState:
 
     def forget(self) -> None:
         """Compute the whole next prompt, whatever the caches hold of it."""
+        self._carried = None
         self.cache.rewind(0)
         self._anew = True
 

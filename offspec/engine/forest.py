@@ -4,7 +4,8 @@ A row's bits depend on its own path alone, so what shares a pass changes no toke
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,6 +15,7 @@ from offspec.core.trace import OFF, Timeline
 from offspec.draft.grow.best_first import grow_forest
 from offspec.draft.grow.growing import Growing
 from offspec.draft.grow.result import GrownTree
+from offspec.engine.ahead import DraftAhead
 from offspec.engine.decode import DecodeState, Decoding, PassStates
 from offspec.model import runner
 from offspec.model.loaded import LoadedModel
@@ -34,12 +36,16 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """What a pass emitted for a sequence, the tree it checked, and where the seconds of the pass went."""
+    """What a pass emitted for a sequence, the tree it checked, and where the seconds of the pass went.
+
+    hidden_seconds: of drafting beside the target.
+    """
 
     walk: Walk
     grown: GrownTree
     draft_seconds: float
     target_seconds: float
+    hidden_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -49,6 +55,7 @@ class _Share:
     member: Member
     rows: int | None
     grown: GrownTree | None = None
+    growing: Growing | None = None
     states: PassStates | None = None
     walk: Walk | None = None
 
@@ -60,11 +67,11 @@ class _Share:
         """Commit what came of it."""
         state, states = self.member.state, self.states
         if states is not None and self.grown is not None and self.walk is not None:
-            state.commit(self.grown, self.walk, self.member.decoding, states)
+            state.commit(self.grown, self.walk, self.member.decoding, states, self.growing)
         elif states is not None:
             state.commit_text(states)
 
-    def result(self, drafted: float, computed: float, members: int) -> PassResult | None:
+    def result(self, drafted: float, computed: float, members: int, hidden: float) -> PassResult | None:
         """Of a pass of so many seconds and members, by whose equal share sources are judged."""
         if self.grown is None or self.walk is None:
             return None
@@ -76,7 +83,7 @@ class _Share:
             predicted = float(costs.iteration(0.0, 1)) if comparable else None
             mixture.compare(self.grown.asked, tokens, drafted + computed, predicted)
             self.grown.settle(mixture, nodes, tokens, (drafted + computed) / members, costs.link / members)
-        return PassResult(self.walk, self.grown, drafted, computed)
+        return PassResult(self.walk, self.grown, drafted, computed, hidden)
 
 
 @torch.no_grad()  # and not inference_mode, which an interrupt at its edge leaves on, with no way back
@@ -116,7 +123,10 @@ def run_pass(
         )
     on_grown([share.nodes for share in shares])
     drafted = time.perf_counter()
-    with timeline.span("engine", "target", nodes=sum(share.nodes for share in shares)):
+    with (
+        timeline.span("engine", "target", nodes=sum(share.nodes for share in shares)),
+        _foreseeing(target, shares, look) as ahead,
+    ):
         _trip(target, shares)
     _walk(target.tree_model, shares)
     with timeline.span("engine", "commit"):
@@ -125,7 +135,8 @@ def run_pass(
     ended = time.perf_counter()
     if len(members) == 1:
         members[0].state.note_prefill(fresh, ended - began)
-    return [share.result(drafted - began, ended - drafted, len(members)) for share in shares]
+    hidden = 0.0 if ahead is None else ahead.seconds
+    return [share.result(drafted - began, ended - drafted, len(members), hidden) for share in shares]
 
 
 def _shares(members: Sequence[Member]) -> list[_Share]:
@@ -159,6 +170,8 @@ def _grow(
     trees, alone = [tree for _, tree in growing], len(shares) - len(growing)
     for (share, _), grown in zip(growing, grow_forest(trees, most, _FLOOR, alone, timeline), strict=True):
         share.grown = grown
+    if len(growing) == len(shares) == 1 and target.skeleton.branches:
+        shares[0].growing = growing[0][1]
     if not target.skeleton.branches:
         for share in shares:
             if share.grown is not None:
@@ -176,6 +189,23 @@ def _trip(target: LoadedModel, shares: Sequence[_Share]) -> None:
     tapped = {layer: inputs.split(counts) for layer, inputs in model.tapped.items()}
     for index, share in enumerate(going):
         share.states = PassStates(last[index], {layer: inputs[index] for layer, inputs in tapped.items()})
+
+
+@contextmanager
+def _foreseeing(
+    target: LoadedModel, shares: Sequence[_Share], look: Callable[[], None] | None
+) -> Iterator[DraftAhead | None]:
+    """Let the only tree of a pass grow on while the block runs, where its policy says so."""
+    growing, sources = shares[0].growing, shares[0].member.state.sources
+    if growing is None or not growing.foresees:
+        yield None
+        return
+    sources.watch(None)  # what looks goes by the time of this thread, and breaks off what runs in it
+    try:
+        with DraftAhead(growing, target.tree_model) as ahead:
+            yield ahead
+    finally:
+        sources.watch(look)
 
 
 def _walk(model: runner.TreeModel, shares: Sequence[_Share]) -> None:

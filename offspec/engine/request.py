@@ -166,6 +166,7 @@ class RunningRequest:
             experts_asked=spent.experts_asked,
             experts_read=spent.experts_read,
             sequences=spent.sequences,
+            hidden_seconds=done.hidden_seconds,
         )
 
     @property

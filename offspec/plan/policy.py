@@ -57,8 +57,11 @@ class DraftPolicy:
         if plan.tree == "sequoia" and budget > 1:
             known = acceptance_for(record, loaded).calibration
             shape = choose_tree_shape(known.acceptance(), plan.costs, budget, width)
+        costs = plan.costs
+        ahead = costs.hidden > 0 and plan.sequences == 1 and bool(costs.link_binds(budget))
         return cls(
-            GrowthPolicy(budget, width, costs=plan.costs),
+            # What a step takes while a tree grows is hidden behind nothing.
+            GrowthPolicy(budget, width, costs=replace(costs, hidden=0.0), ahead=ahead),
             shape,
             plan,
             record=min(RECORDED * budget, loaded.budget or 1),

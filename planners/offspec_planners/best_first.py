@@ -21,7 +21,7 @@ from offspec_planners.json_fields import complain, read
 class Tabulated:
     """Costs in tables, for replays under every setting: seconds by rows and by width; see `PassCosts`.
 
-    passes, links: [rows + 1]; steps: [width + 1].
+    passes, links, unhidden: [rows + 1]; steps: [width + 1].
     """
 
     start: float
@@ -29,6 +29,7 @@ class Tabulated:
     links: NDArray[np.float64]
     passes: NDArray[np.float64]
     steps: NDArray[np.float64]
+    unhidden: NDArray[np.float64]
 
     def step_seconds(self, width: int) -> np.float64:
         """As `PassCosts.step_seconds`, of whole numbers."""
@@ -38,14 +39,16 @@ class Tabulated:
         self, draft: float | NDArray[np.float64], rows: int | NDArray[np.int64]
     ) -> NDArray[np.float64]:
         """As `PassCosts.iteration`, of whole numbers."""
-        return np.asarray(np.maximum(draft + self.passes[rows], self.links[rows]))
+        left = draft * self.unhidden[rows]
+        return np.asarray(np.maximum(left + self.passes[rows], self.links[rows]))
 
 
 @lru_cache(maxsize=256)
 def tabulated(costs: PassCosts, rows: int, width: int) -> Tabulated:
     """A table of the costs of passes of up to `rows` rows, and of steps of up to `width` nodes."""
     every, steps = np.arange(rows + 1), costs.step_seconds(np.arange(width + 1))
-    return Tabulated(costs.start, costs.link, costs.link_seconds(every), costs.pass_seconds(every), steps)
+    links, passes = costs.link_seconds(every), costs.pass_seconds(every)
+    return Tabulated(costs.start, costs.link, links, passes, steps, costs.unhidden(every))
 
 
 Costs = PassCosts | Tabulated

@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from offspec_planners.experts import ExpertCosts, ExpertSizes
 from offspec_planners.hardware import Hardware, Processor, Rate
-from offspec_planners.json_fields import Number, Points
+from offspec_planners.json_fields import Number, Points, Share
 from offspec_planners.placement import Placement, Tier
 from offspec_planners.transfer import (
     Links,
@@ -50,6 +50,7 @@ _RANKING = 6  # times that a draft's logits are read and written while children 
 _HOP = 5e-5  # seconds of a copy of a few rows between devices or to RAM, and of waiting for it
 _HOPPED = 5e9  # bytes per second of such copies, from memory that is not pinned
 _LEFT = 0.25  # share of the RAM's bandwidth that the CPU gets at least beside a link
+_IDLE = 1.25  # times its arithmetic that the link takes for a pass that leaves the processor idle
 _STEP_OVERHEAD = 1e-3  # seconds of a step that no device sees: choosing nodes, placing their children
 
 
@@ -142,6 +143,7 @@ class PassCosts:
             when a pass begins.
         experts: What experts cost that come by need; None where none do.
         caches: Seconds of `link`, and of `rest`, in which the keys and values of a sequence cross it.
+        hidden: Share of a draft's seconds that go on beside the pass before, where `link_binds`.
     """
 
     compute: Points
@@ -152,6 +154,7 @@ class PassCosts:
     edge: Points = ((1, 0.0),)
     experts: ExpertCosts | None = None
     caches: Number = 0.0
+    hidden: Share = 0.0
 
     def for_sequences(self, count: int) -> "PassCosts":
         """The same for passes and draft steps that so many sequences share, each taking an equal part.
@@ -164,7 +167,7 @@ class PassCosts:
         more = (count - 1) * self.caches
         experts = None if self.experts is None else self.experts.for_sequences(count)
         link, rest = self.link + more, self.rest + more
-        return replace(self, start=count * self.start, link=link, rest=rest, experts=experts)
+        return replace(self, start=count * self.start, link=link, rest=rest, experts=experts, hidden=0.0)
 
     def compute_seconds(self, rows: ArrayLike) -> NDArray[np.float64]:
         """Seconds of a pass of `rows` rows with its weights in place."""
@@ -196,12 +199,22 @@ class PassCosts:
 
     def iteration(self, draft: float | NDArray[np.float64], rows: ArrayLike) -> NDArray[np.float64]:
         """Seconds of drafting for `draft` seconds and verifying `rows` rows, in steady state."""
-        return np.maximum(draft + self.pass_seconds(rows), self.link_seconds(rows))
+        left = draft * self.unhidden(rows)
+        return np.asarray(np.maximum(left + self.pass_seconds(rows), self.link_seconds(rows)), np.float64)
+
+    def unhidden(self, rows: ArrayLike) -> NDArray[np.float64]:
+        """Share of a draft's seconds that passes of `rows` rows wait for."""
+        return np.where(self.link_binds(rows), 1.0 - self.hidden, 1.0)
+
+    def link_binds(self, rows: ArrayLike) -> NDArray[np.bool_]:
+        """Whether a pass of `rows` rows waits so much for its weights that a draft can go on beside it."""
+        return np.asarray(self.link_seconds(rows) >= _IDLE * self.compute_seconds(rows))
 
     def bound(self, draft: float, rows: int) -> str:
         """What an iteration waits for: "link", "compute", or "draft" where that takes longer than compute."""
         compute = float(self.compute_seconds(rows))
-        if float(self.iteration(draft, rows)) > draft + compute:
+        draft *= float(self.unhidden(rows))
+        if float(np.maximum(draft + self.pass_seconds(rows), self.link_seconds(rows))) > draft + compute:
             return "link"
         return "draft" if draft > compute else "compute"
 

@@ -28,6 +28,7 @@ _WORDS = {
 Whole = Annotated[int, Meta(ge=0, le=LARGEST, description="a whole number of 0 or more")]
 Count = Annotated[int, Meta(ge=1, le=LARGEST, description="a whole number of 1 or more")]
 Number = Annotated[float, Meta(ge=0, le=LARGEST, description="a number of 0 or more")]
+Share = Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1")]
 Positive = Annotated[float, Meta(gt=0, le=LARGEST, description="a number above 0")]
 Texts = Annotated[tuple[str, ...], Meta(description="a list of texts")]
 Points = Annotated[

@@ -43,6 +43,7 @@ class MeasuredCosts:
         copy: The same from RAM to a device.
         use: What earlier passes told of how experts are asked for.
         cpu_experts: Whether the CPU computed the experts of the layers that were measured.
+        hidden: Share of a draft's seconds that can go on beside a pass; see `PassCosts`.
     """
 
     layer: Points
@@ -61,6 +62,7 @@ class MeasuredCosts:
     copy: Rate | None = None
     use: ExpertUse | None = None
     cpu_experts: bool = False
+    hidden: float = 0.0
 
     @property
     def knows_cpu(self) -> bool:
@@ -99,6 +101,7 @@ class MeasuredCosts:
             edge=tuple(edge),
             experts=self._experts(target, placement),
             caches=caches,
+            hidden=self.hidden,
         )
 
     def _experts(self, target: ModelSizes, placement: Placement) -> ExpertCosts | None:

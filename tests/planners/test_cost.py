@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from offspec_planners.best_first import tabulated
 from offspec_planners.cost import (
     ROWS,
     Estimate,
@@ -372,3 +373,15 @@ def test_a_prompt_rides_on_one_trip_until_it_computes_for_longer() -> None:
     seconds = [prefill_seconds(costs, WIDE, CPU.processor, tokens) for tokens in (1, 64, 1024, 8192, 16384)]
     assert seconds[0] == costs.link and seconds == sorted(seconds)
     assert seconds[-1] > 2 * seconds[-2] > 4 * seconds[2] > 4 * costs.link
+
+
+def test_a_draft_is_hidden_only_where_the_link_binds() -> None:
+    seen = PassCosts(compute=((1, 0.2), (101, 2.2)), step=((1, 0.1),), link=1.5, rest=1.2, hidden=0.5)
+    plain = replace(seen, hidden=0.0)
+    assert seen.link_binds(30) and not seen.link_binds(90)
+    assert float(seen.iteration(1.0, 30)) == pytest.approx(float(plain.iteration(0.5, 30)))
+    assert float(seen.iteration(1.0, 90)) == float(plain.iteration(1.0, 90))
+    table = tabulated(seen, 100, 4)
+    for rows in (1, 30, 65, 66, 90):
+        assert float(table.iteration(0.7, rows)) == pytest.approx(float(seen.iteration(0.7, rows)))
+    assert seen.for_sequences(2).hidden == 0.0

@@ -14,7 +14,8 @@ from offspec.draft.forward import Forward, expanding
 from offspec.draft.grow.lockstep import Growth, Offer
 from offspec.draft.grow.result import GrownTree
 from offspec.draft.growing_tree import GrowingTree
-from offspec.draft.mix.mixture import Asked, Mixture
+from offspec.draft.mix.advisory import AdvisoryDrafter
+from offspec.draft.mix.mixture import Asked, Mixture, Seen
 from offspec.sampling.token_tree import ROOT
 from offspec_planners.best_first import Grown, best_size, max_expanded, pays, promising
 from offspec_planners.cost import PassCosts
@@ -24,6 +25,8 @@ _TWIG = 128  # most nodes that a lookup is asked for at once
 _TWIG_FLOOR = math.log(0.02)  # the least likely of them
 _LOOKED_UP = 8  # nodes of a draft step below which lookups are asked, too
 _LOOKED_UP_FLOOR = math.log(0.05)  # the least likely of them
+_FORESEEN = 32  # nodes that a draft step expands while the target's pass is on its way
+_FORESEEN_FLOOR = math.log(1e-5)  # the least likely of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class GrowthPolicy:
         costs: Where given, growth stops instead when no step can raise tokens per second, and as many nodes
             are verified as give the most.
         record: Grow to this number of nodes for the record, at any cost, if that is more than the budget.
+        ahead: Whether the draft goes on below a tree while the target's pass is on its way.
     """
 
     budget: int
@@ -45,6 +49,7 @@ class GrowthPolicy:
     min_gain: float = 0.01
     costs: PassCosts | None = None
     record: int = 0
+    ahead: bool = False
 
     @property
     def grown(self) -> int:
@@ -61,6 +66,18 @@ class GrowthPolicy:
         return max_expanded(self.grown, self.width)
 
 
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What a pass found grown below the next root: a tree, and what the main drafter said of its nodes.
+
+    places: by node of the tree that was verified, that of this one, where the drafter has computed it.
+    """
+
+    candidates: GrowingTree
+    seen: Seen
+    places: dict[int, int]
+
+
 class Growing:
     """A tree on its way, `best` being the nodes that would be kept; see `grow`, `Grows`."""
 
@@ -72,7 +89,9 @@ class Growing:
         max_depth: int,
         timeline: Timeline = OFF,
         between: Callable[[], None] | None = None,
+        carried: Carried | None = None,
     ) -> None:
+        """carried: of this root, what was grown below it before, if the main drafter has kept it."""
         active = mixture.active()
         if 0 not in active or not mixture.sources or mixture.format:
             policy = replace(policy, record=0)  # records are of the main drafter by itself
@@ -81,6 +100,8 @@ class Growing:
         self.asked = Asked(active, {}, {index: {} for index in active if index < len(mixture.sources)})
         self.elsewhere = 0.0
         self._candidates = GrowingTree(ids[-1], len(mixture.names))
+        if carried is not None and 0 in self.asked.seen:
+            self._candidates, self.asked.seen[0] = carried.candidates, carried.seen
         self._ends = np.array(sorted(mixture.ends), np.int64)
         self._best = self._candidates.best(policy.grown)
         self._read = set[int]()  # candidates behind which it is known what the format forces
@@ -89,7 +110,70 @@ class Growing:
         # By the plan, of the main drafter.
         self._seconds = policy.costs.start if policy.costs and 0 in self.asked.seen else 0.0
         self._beyond = False  # whether what is grown is for the record alone, and no cost of this tree
-        mixture.start(ids, active)
+        mixture.start(ids, active, resumes=carried is not None)
+
+    @property
+    def foresees(self) -> bool:
+        """Whether it may be grown on while it is verified: what is not in it may become the next root."""
+        return self._foresees is not None
+
+    @property
+    def _foresees(self) -> AdvisoryDrafter | None:
+        """The main drafter, if it may expand nodes beside a pass."""
+        mixture, main = self._mixture, self._mixture.main
+        alone = len(mixture.sources) == 1 and mixture.format is None
+        if not (self.policy.ahead and alone and 0 in self.asked.seen) or self._silent or main is None:
+            return None
+        drafter = main.drafter
+        return drafter if isinstance(drafter, AdvisoryDrafter) and drafter.foresees is not None else None
+
+    def failed(self, error: Exception) -> None:
+        """The main drafter failed in `foresee`."""
+        if (drafter := self._foresees) is not None:
+            drafter.fail(error)
+
+    def foresee(self, goes_on: Callable[[], bool]) -> None:
+        """Have the main drafter expand the best nodes of all, in the tree or not, as long as that may go on.
+
+        Raises what the drafter raises, of which `failed` is to be told. While it runs, nobody else may ask
+        for anything of this tree.
+        """
+        (main,), drafter = self._mixture.sources, self._foresees
+        assert drafter is not None and drafter.foresees is not None, "it may not be grown on"
+        candidates, seen, room = self._candidates, self.asked.seen[0], drafter.foresees.spare
+        while goes_on():
+            nodes = self._likeliest(min(_FORESEEN, room))
+            if not nodes:
+                break
+            with self._timeline.span("ahead", "step", width=len(nodes)):
+                children = drafter.foresee(candidates, nodes, main.scorer)
+            candidates.asked[0, nodes] = True
+            tokens, given = children.token, children.log_prob
+            candidates.extend(np.array(nodes), tokens, given, blend=self._mixture.blend)
+            if children.token.shape[1]:
+                seen.update({node: (children, row) for row, node in enumerate(nodes)})
+            room -= len(nodes)
+
+    def _likeliest(self, count: int) -> list[int]:
+        """The best nodes of all that were not expanded and may be, ascending: so many at most."""
+        candidates, every = self._candidates, slice(self._candidates.count)
+        free = ~candidates.asked[0, every] & (candidates.depth[every] < self._max_depth)
+        nodes = np.flatnonzero(free & (candidates.score[every] > _FORESEEN_FLOOR))
+        if len(self._ends):
+            nodes = nodes[~self._is_end(nodes)]
+        best = np.argsort(-candidates.score[nodes], kind="stable")[:count]
+        return [int(node) for node in np.sort(nodes[best])]
+
+    def carried(self, last: int, token: int) -> Carried | None:
+        """What was grown below the child of a candidate that holds this token; None where nothing was."""
+        candidates, seen = self._candidates, self.asked.seen.get(0, {})
+        children = candidates.children(last)
+        found = children[candidates.token[children] == token]
+        if not self.foresees or not len(found) or int(found[0]) not in seen:
+            return None
+        tree, nodes = candidates.below(int(found[0]))
+        places = {node: place for place, node in enumerate(nodes.tolist()) if node in seen}
+        return Carried(tree, {place: seen[node] for node, place in places.items()}, places)
 
     def join(self) -> None:
         """Before it begins: it grows beside others, and so for no record."""
@@ -109,6 +193,7 @@ class Growing:
         if self._max_depth < 1:
             return
         self.look_up([ROOT, *self.choose()])
+        self._look_up_likely(sorted(self.asked.seen.get(0, ())))
         # The main drafter comes last, with all that others have found before it.
         order, going = sorted(self.asked.seen, reverse=True), True
         while going:  # each takes its turn, as long as one goes on
@@ -184,7 +269,7 @@ class Growing:
         # What is no better than the last of a full tree is not in it, nor later: the best get better, but for
         # what a second opinion takes back.
         full = len(self._best) == policy.grown
-        floor = float(candidates.score[self._best].min()) if full else -math.inf
+        floor = float(candidates.score[self._best].min()) if full and not self.policy.ahead else -math.inf
         blend = self._mixture.blend
         candidates.extend(np.array(nodes), children.token, children.log_prob, floor, index, blend)
         if children.token.shape[1]:
@@ -193,10 +278,15 @@ class Growing:
             self._silent.add(index)
         self._steps += 1
         ends = self.choose()
-        if self._mixture.lookups:
-            likely = [node for node in (*nodes, *ends) if candidates.score[node] >= _LOOKED_UP_FLOOR]
-            self.look_up(sorted(likely, key=lambda node: -candidates.score[node])[:_LOOKED_UP])
+        self._look_up_likely([*nodes, *ends])
         return True
+
+    def _look_up_likely(self, nodes: Sequence[int]) -> None:
+        """Ask the lookups what may follow the likeliest of these nodes."""
+        if self._mixture.lookups:
+            score = self._candidates.score
+            likely = [node for node in nodes if score[node] >= _LOOKED_UP_FLOOR]
+            self.look_up(sorted(likely, key=lambda node: -score[node])[:_LOOKED_UP])
 
     def decide(self, nodes: list[int]) -> list[int] | None:
         """What of an offer the tree would have expanded if it grew alone."""

@@ -4,12 +4,12 @@ A source that raises, or proposes what cannot be (NaN, other shapes, tokens that
 the rest of the request, with one notice. The next request tries it again, from an empty memory.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
 
-from offspec.draft.base import Children, Drafter, Features, Lookup, Scorer, Wants
+from offspec.draft.base import Children, Drafter, Features, Foresees, Lookup, Scorer, Wants, foreseeing
 from offspec.draft.forward import Expansion, alone, expanding
 from offspec.draft.growing_tree import GrowingTree, Subtree
 from offspec.model.cache import TreeCache
@@ -94,8 +94,31 @@ class AdvisoryDrafter(_Advisory):
                 self._retire(error)
         return Children.none(len(nodes))
 
+    @property
+    def foresees(self) -> Foresees | None:
+        """The drafter, if it can expand nodes beside a pass."""
+        return None if self._retired else foreseeing(self._drafter)
+
+    def foresee(self, candidates: GrowingTree, nodes: Sequence[int], scorer: Scorer) -> Children:
+        """`expand` for another thread: raises what the drafter raises, for `fail` to be told of."""
+        children = self._drafter.expand(candidates, nodes, scorer)
+        _check_children(children, len(nodes), scorer.vocab_size)
+        return children
+
+    def fail(self, error: Exception) -> None:
+        """It failed in another thread."""
+        self._retire(error)
+
     def commit(self, nodes: Sequence[int]) -> None:
         self._ask(lambda: self._drafter.commit(nodes), None)
+
+    def commit_with(self, nodes: Sequence[int], below: Mapping[int, int]) -> None:
+        if (drafter := self.foresees) is not None:
+            self._ask(lambda: drafter.commit_with(nodes, below), None)
+
+    def resume(self, ids: Sequence[int]) -> None:
+        if (drafter := self.foresees) is not None:
+            self._ask(lambda: drafter.resume(ids), None)
 
     def observe(self, features: Features) -> None:
         self._ask(lambda: self._drafter.observe(features), None)

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from offspec.draft.base import Children, Drafter, Lookup, Scorer
 from offspec.draft.growing_tree import GrowingTree
+from offspec.draft.mix.advisory import AdvisoryDrafter
 from offspec.draft.mix.backoff import Worth
 from offspec.draft.mix.payoff import Payoff
 from offspec.draft.mix.weights import Blended
@@ -90,10 +91,17 @@ class Mixture:
         worths = enumerate(self.standing.worth)
         return tuple(index for index, worth in worths if index >= first and not worth.rests)
 
-    def start(self, ids: Sequence[int], active: Sequence[int]) -> None:
-        """Have those that take part catch up with the committed ids."""
+    def start(self, ids: Sequence[int], active: Sequence[int], resumes: bool = False) -> None:
+        """Have those that take part catch up with the committed ids.
+
+        resumes: whether the main drafter has kept what it knows below the last of them.
+        """
         for index in active:
-            self._party(index).start(ids)
+            party = self._party(index)
+            if resumes and isinstance(party, AdvisoryDrafter) and index == 0:
+                party.resume(ids)
+            else:
+                party.start(ids)
 
     def _party(self, index: int) -> Drafter | Lookup:
         count = len(self.sources)

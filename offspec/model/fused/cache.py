@@ -50,16 +50,17 @@ class LeanCache:
         self._take(grown)
         return True
 
-    def commit(self, pending: int, nodes: Sequence[int]) -> None:
+    def commit(self, pending: int, nodes: Sequence[int], below: Sequence[int] = ()) -> None:
         """Commit `pending` rows in order, then the rows of `nodes` (counted from behind the pending ones).
 
-        Every other uncommitted row is dropped. Rows must be ascending, which a path down a tree is.
+        Rows of `below` stay behind them, uncommitted, and every other one is dropped. Rows must be ascending,
+        which a path down a tree is, and what hangs below its end behind it.
         """
         start = self.length + pending
         end = start + len(nodes)
-        assert end <= self.filled
-        kv_compact(self._table, start, [start + node for node in nodes])
-        self.length = self.filled = end
+        assert end + len(below) <= self.filled
+        kv_compact(self._table, start, [start + node for node in (*nodes, *below)])
+        self.length, self.filled = end, end + len(below)
 
     def adopt(self, start: int, layers: Sequence[KeysAndValues | None]) -> None:
         """As `TreeCache.adopt`; makes room where it must."""

@@ -264,9 +264,11 @@ def explain_bound(plan: Plan) -> str:
             "computing fit."
         )
     ahead = format_seconds(max(plan.costs.link - plan.costs.rest, 0.0))
+    hidden = forecast.draft_seconds * (1.0 - float(plan.costs.unhidden(plan.budget)))
+    some = f", {format_seconds(hidden)} of them beside the pass before" if hidden else ""
     return (
         f"The link bounds a pass: of {link} of streaming, slots hold {ahead} ahead while the draft works for "
-        f"{draft}; then it stands still. Computing takes {compute}."
+        f"{draft}{some}; then it stands still. Computing takes {compute}."
     )
 
 
