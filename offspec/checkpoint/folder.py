@@ -77,6 +77,10 @@ def open_folder(folder: Path, name: str | None = None) -> Checkpoint:
     if MANIFEST in names:
         check_files(folder)
     config = read_json(folder / CONFIG)
+    if "configuration_files" in config:  # transformers would read one of them instead, unchecked
+        raise CheckpointError(
+            f"{folder / CONFIG} names other files to read in its place: take out its configuration_files"
+        )
     shards, weight_map = choose_weights(names, lambda: read_json(folder / INDEX), str(folder))
     found: dict[str, TensorInfo] = {}
     for shard in shards:

@@ -202,3 +202,11 @@ def test_a_single_file_goes_before_an_index_that_was_left(folder: Path) -> None:
     for shard in folder.glob("model-*.safetensors"):
         shard.unlink()
     assert open_checkpoint(str(folder)).tensors["a"].file == folder / "model.safetensors"
+
+
+def test_a_configuration_that_names_others_is_refused(folder: Path) -> None:
+    (folder / "config.json").write_text(
+        '{"model_type": "llama", "configuration_files": ["config.4.0.0.json"]}'
+    )
+    with pytest.raises(CheckpointError, match="names other files to read in its place"):
+        open_checkpoint(str(folder))

@@ -75,7 +75,7 @@ class ChatApp(App[None]):
         self.setup, self.opener, self.archive = setup, opener, archive or Archive()
         self.engine: EngineThread | None = None
         self.controller: ChatController | None = None
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         self._leaving, self._code = False, 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._resumed: Conversation | None = None  # as it was shown before there was a model

@@ -261,7 +261,7 @@ class UserInput:
                 self._app.push_screen(SessionsScreen(controller.archive), chosen)
 
 
-def _what_to_do(error: Exception | None) -> str:
+def _what_to_do(error: BaseException | None) -> str:
     if isinstance(error, RequestError):
         return told(error)
     if isinstance(error, OffspecError):
