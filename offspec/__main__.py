@@ -13,8 +13,6 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from offspec.ui.cli.main import main as program
 
-    if heard is signal.default_int_handler:
-        signal.signal(signal.SIGINT, heard)
     program()
 
 

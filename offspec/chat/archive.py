@@ -7,19 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from offspec.chat.conversation import Conversation, clean_title
-from offspec.core.cache_dir import user_folder
 from offspec.core.errors import SessionError
 from offspec.core.file_lock import is_claimed
+from offspec.core.private import data_root
 from offspec_planners.json_fields import parse
 
 _SHOWN = 5  # names that an error proposes
 _FIRST_LINE = 1 << 20  # bytes of a file in which its first line must end
 _END = b"\n]}\n"  # how `Conversation.to_text` ends
-
-
-def data_root() -> Path:
-    """Where offspec keeps what was said: $OFFSPEC_DATA, $XDG_DATA_HOME/offspec, ~/.local/share/offspec."""
-    return user_folder("OFFSPEC_DATA", "XDG_DATA_HOME", ".local/share")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from offspec.chat.conversation import Conversation, Message
 
+_PIECE = 2**16  # characters that are tokenised at once, whatever comes behind them
 _ANCHOR = 16  # characters or tokens in front of others that show a tokenizer where those stand
 OPENED = re.compile(r"<(?:think|thinking|reasoning)>\s*\Z")
 
@@ -67,6 +68,20 @@ class PromptReuse:
         self._system, self._messages = conversation.system, list(messages)
         opened = OPENED.search(self._text)
         return Encoded(list(self._ids), opened[0] if opened else "")
+
+    def exceeds(self, text: str, most: int) -> bool:
+        """Whether a text has far more tokens than `most`, found out without making all of them.
+
+        A megabyte of text takes two seconds and a hundred megabytes of memory, and may be one of thousands.
+        """
+        if len(text) <= _PIECE:
+            return False
+        count = 0
+        for start in range(0, len(text), _PIECE):
+            count += len(self._wording.tokenize(text[start : start + _PIECE]))
+            if count > 2 * most:
+                return True
+        return False
 
     def knows(self, token: int) -> bool:
         """Whether the vocabulary has this token: one that it lacks is spelt as nothing, or with an error."""

@@ -41,6 +41,11 @@ class ContextWindow:
         """
         messages = conversation.messages
         questions = asked(messages)
+        if messages and self._prompts.exceeds(messages[-1].content, context):
+            raise RequestError(
+                f"the question has more than {2 * context:,} tokens, and the context has room for "
+                f"{context:,} with the answer; shorten it, or load with a larger `context`"
+            )
         encoded, start = self._encode_from(self._kept_start(conversation, context), conversation)
         if len(encoded.ids) > context - context // _ANSWER and (later := [q for q in questions if q > start]):
             room = context - context // _FREE

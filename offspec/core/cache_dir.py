@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from offspec.core.file_lock import lock_beside
-from offspec.core.files import disk_full, new_folder, partial_name, writing
+from offspec.core.files import disk_full, new_folder, partial_name, unfinished, writing
 
 _PARTIAL = ".partial"
 PACKED, ROUNDED, UNPACKED = "packed", "rounded", "unpacked"  # folders of the cache that hold weights
@@ -79,7 +79,7 @@ def claim_folder(folder: Path, waiting: Callable[[], None], fix: str = ELSEWHERE
 def remove_folder(folder: Path) -> None:
     """Take a folder out of the cache: by renaming first, so that it is never half there."""
     grave = partial_name(folder)
-    with suppress(FileNotFoundError):
+    with unfinished(grave), suppress(FileNotFoundError):
         os.rename(folder, grave)
         shutil.rmtree(grave, ignore_errors=True)
 

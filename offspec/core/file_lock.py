@@ -55,7 +55,7 @@ class Claim:
 def is_claimed(file: Path) -> bool:
     """Whether a process holds a claim to a file, which is not touched."""
     try:
-        descriptor = os.open(_beside(real_path(file)), os.O_RDONLY)
+        descriptor = os.open(_beside(real_path(file)), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (OSError, ValueError):
         return False
     try:

@@ -10,6 +10,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import BinaryIO, NamedTuple
 
 from offspec.core.config import format_bytes
@@ -17,6 +18,9 @@ from offspec.core.errors import CheckpointError, DiskFullError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_FALLOCATE = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTSUP)
+
+_unfinished: set[Path] = set()
+"""Files and folders of this process that are to have another name, or none, soon."""
 
 
 def require_space(folder: Path, needed: int, purpose: str, variable: str = "OFFSPEC_CACHE") -> None:
@@ -116,6 +120,31 @@ def partial_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
 
 
+@contextmanager
+def unfinished(path: Path) -> Iterator[None]:
+    """In the block there may be a file or folder that must not stay."""
+    _unfinished.add(path)
+    try:
+        yield
+    finally:
+        _unfinished.discard(path)
+
+
+def remove_unfinished() -> None:
+    """Remove what only running code would, for a process that ends at once. Raises nothing."""
+    for path in list(_unfinished):
+        with suppress(OSError):
+            path.unlink()
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder that is gone when the block has ended."""
+    with TemporaryDirectory(prefix="offspec-") as name, unfinished(Path(name)):
+        yield Path(name)
+
+
 def reserve(fd: int, size: int) -> None:
     """Ask for all of a file's blocks at once: a full disk shows before the work, extents come whole."""
     if size and hasattr(os, "posix_fallocate"):
@@ -164,18 +193,19 @@ def new_file(path: Path, size: int | None = None, mode: int = 0o666) -> Iterator
         mode: its permissions, less what the user's mask takes away.
     """
     partial = partial_name(path)
-    try:
-        with disk_full(path, size):
-            fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-            try:
-                yield fd
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    with unfinished(partial):
+        try:
+            with disk_full(path, size):
+                fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+                try:
+                    yield fd
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+                os.replace(partial, path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
 
 
 def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
@@ -191,18 +221,19 @@ def new_folder(folder: Path) -> Iterator[Path]:
     After an error nothing is left of it. Raises DiskFullError.
     """
     partial = partial_name(folder)
-    try:
-        with disk_full(folder):
-            partial.mkdir()
-            yield partial
-            for file in partial.iterdir():
-                _sync(file)
-            sync_folder(partial)
-            os.rename(partial, folder)
-            sync_folder(folder.parent)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    with unfinished(partial):
+        try:
+            with disk_full(folder):
+                partial.mkdir()
+                yield partial
+                for file in partial.iterdir():
+                    _sync(file)
+                sync_folder(partial)
+                os.rename(partial, folder)
+                sync_folder(folder.parent)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
 
 
 def sync_folder(folder: Path) -> None:

@@ -15,6 +15,7 @@ from offspec.core.cache_dir import cache_root
 from offspec.core.config import EngineConfig
 from offspec.core.errors import UnsupportedModelError
 from offspec.core.events import Event, LoadProgress, Notice, unheard
+from offspec.core.private import tighten
 from offspec.distill.aux_states import published_taps, write_taps
 from offspec.distill.config import Kind, Wanted
 from offspec.distill.eagle3 import Eagle3
@@ -92,6 +93,7 @@ def distill_head(
     began, notify = time.perf_counter(), notify or unheard
     questions = own_questions() if prompts is None else read_questions(prompts)
     given = memories.within_groups(memory, notify) if memory else memories.usable_bytes()
+    tighten(notify, cache_dir)
     claim_out(wanted.out)
     place = TextOrigin(
         open_checkpoint(wanted.model, notify=notify).fingerprint,

@@ -17,7 +17,8 @@ from offspec.checkpoint.write import SafetensorsWriter
 from offspec.core.cache_dir import claim_folder
 from offspec.core.errors import CheckpointError
 from offspec.core.events import Event, Notice
-from offspec.core.files import disk_full, require_space
+from offspec.core.files import disk_full, private_folder, require_space
+from offspec.core.private import DISTILL, PRIVATE
 from offspec.distill.generate_batch import Passage
 
 _NAMES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.int32: "I32"}
@@ -41,7 +42,7 @@ class TextOrigin:
     def place(self, root: Path) -> "Workplace":
         """Where its text is kept, below the cache."""
         name = sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
-        return Workplace(root / "distill" / name)
+        return Workplace(root / DISTILL / name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Store:
         self._places: list[PassageExtent] = []
         self._files: list[dict[str, torch.Tensor]] = []
         with disk_full(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            private_folder(folder)
         for kind in ("text", "taps"):  # and not the state of a training, which may go on
             for left in folder.glob(f".{kind}-*.partial"):
                 left.unlink(missing_ok=True)
@@ -199,7 +200,7 @@ def _tap_names(layers: Sequence[int]) -> list[str]:
 
 def _write(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     entries = [(name, _NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()]
-    with SafetensorsWriter(path, entries) as out:
+    with SafetensorsWriter(path, entries, mode=PRIVATE) as out:
         for name, tensor in tensors.items():
             out.write(name, tensor)
 

@@ -12,6 +12,7 @@ import torch
 
 from offspec.core import memory
 from offspec.core.files import write_file
+from offspec.core.private import PRIVATE
 from offspec.distill.batch import Lesson, read_lesson
 from offspec.distill.embed_head import Ends
 from offspec.distill.store import Store
@@ -149,7 +150,7 @@ class Training:
             },
             held,
         )
-        write_file(self._state, held.getvalue())
+        write_file(self._state, held.getvalue(), PRIVATE)
 
     def _take_up(self) -> bool:
         """Go on where an earlier run of the same training was broken off."""

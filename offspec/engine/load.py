@@ -8,6 +8,7 @@ from offspec.core.config import EngineConfig, Settings
 from offspec.core.errors import RequestError
 from offspec.core.events import Event, Notice, unheard
 from offspec.core.openmp import unlimited_spinning
+from offspec.core.private import tighten
 from offspec.core.trace import OFF, Timeline
 from offspec.core.values import shown
 from offspec.draft.lookup.suffix import SuffixLookup
@@ -48,6 +49,7 @@ def load(
         raise RequestError(f"plan must be an offspec.Plan or the path of its file, not {shown(plan)}")
     named = read_plan(Path(plan)) if isinstance(plan, str | Path) else plan
     notify, timeline = notify or unheard, timeline or OFF
+    tighten(notify)
     if (told := unlimited_spinning()) is not None:
         notify(Notice(told))
     texts = read_corpus(config.corpus)

@@ -1,8 +1,8 @@
 """Token ids of prompts: a model's tokenizer, its chat template, and what its folder says about endings."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from offspec.checkpoint.json_file import read_json
 from offspec.core.errors import CheckpointError, ModelNotFoundError, RequestError
+from offspec.core.panics import panics_as_errors
 from offspec.core.values import shown
 from offspec.model.prompt import Messages, Prompt, checked_messages, checked_text, token_ids
 
@@ -35,9 +36,10 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        vocabulary: dict[str, int] = tokenizer.get_vocab()
-        added: dict[int, Any] = tokenizer.added_tokens_decoder
+        with panics_as_errors():
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            vocabulary: dict[str, int] = tokenizer.get_vocab()
+            added: dict[int, Any] = tokenizer.added_tokens_decoder
     except Exception as error:  # the parsers of a dozen formats, each with errors of its own
         if not any(file.name.startswith(_VOCABULARIES) for file in folder.iterdir()):
             raise CheckpointError(f"{folder} {_NO_TOKENIZER}") from error
@@ -169,6 +171,8 @@ class TextCodec:
             raise RequestError(
                 "this model has no chat template; pass the prompt as plain text with `raw=True`"
             )
+        from offspec.model.template_limits import TemplateLimitError
+
         checked = self._known_roles(checked_messages(messages))
         if continues and checked[-1]["role"] == "assistant" and not checked[-1]["content"].strip():
             checked.pop()  # nothing of the answer is there yet
@@ -178,7 +182,8 @@ class TextCodec:
             text = self._written(checked, continues)
         except Exception as error:  # a template is a program: it may raise anything
             failure = error
-        if failure or not _says_all(checked, text):
+        hopeless = isinstance(failure, TemplateLimitError)
+        if not hopeless and (failure or not _says_all(checked, text)):
             parts = [{**message, "content": [_text_part(message["content"])]} for message in checked]
             with suppress(Exception):
                 other = self._written(parts, continues)
@@ -198,13 +203,16 @@ class TextCodec:
 
     def _written(self, messages: Sequence[Mapping[str, Any]], continues: bool) -> str:
         """Messages as the chat template writes them. Raises whatever it raises."""
-        text = self.tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            tokenize=False,
-            add_generation_prompt=not continues,
-            continue_final_message=continues,
-            **self._variables,
-        )
+        from offspec.model.template_limits import limits
+
+        with limits(_size(messages) + _size(self._variables)):
+            text = self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=not continues,
+                continue_final_message=continues,
+                **self._variables,
+            )
         assert isinstance(text, str)
         return text
 
@@ -212,7 +220,8 @@ class TextCodec:
         """Token ids of text; special: with those that the tokenizer itself puts around it."""
         # Not verbose: how long a prompt may be is decided by the model and the memory, not by a number in
         # the tokenizer's configuration.
-        ids: list[int] = self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+        with self._damage("a text"):
+            ids: list[int] = self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
         return ids
 
     def _beginning(self, text: str, most: int, *, special: bool) -> list[int] | None:
@@ -230,7 +239,10 @@ class TextCodec:
 
     def spell(self, ids: Iterable[int]) -> str:
         """The text of token ids with the special tokens in it, as a chat template would write it."""
-        text = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        with self._damage("tokens"):
+            text = self.tokenizer.decode(
+                list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
         assert isinstance(text, str)
         return text
 
@@ -238,9 +250,30 @@ class TextCodec:
         """The text of token ids, special tokens left out, spaces as the tokens have them."""
         shown = [i for i in ids if i not in self.hidden_ids]
         # Tidying spaces up ("Hello ." to "Hello.") would change text that was already shown.
-        text = self.tokenizer.decode(shown, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        with self._damage("tokens"):
+            text = self.tokenizer.decode(shown, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         assert isinstance(text, str)
         return text
+
+    @contextmanager
+    def _damage(self, at: str) -> Iterator[None]:
+        """Raise CheckpointError for what a tokenizer that loaded fails with later."""
+        try:
+            with panics_as_errors():
+                yield
+        except Exception as error:  # of Rust, of Python, of whatever its class calls
+            raise CheckpointError(
+                f"the tokenizer in {self.folder} fails at {at} ({_one_line(error)}); download it again"
+            ) from error
+
+
+def _size(value: object) -> int:
+    """Characters of all texts in a value of lists and mappings."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_size, value)) + sum(map(_size, value.values()))
+    return sum(map(_size, value)) if isinstance(value, list | tuple) else 1
 
 
 def _one_line(error: Exception) -> str:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from offspec.checkpoint.shapes import known_config
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, bytes_of, dtype_name
 from offspec.core.config import PackFormat
 from offspec.core.errors import ModelNotFoundError, UnsupportedModelError
+from offspec.core.files import scratch_folder
 from offspec.model.experts import is_experts
 from offspec.model.loaded import LoadedModel
 from offspec.model.probe.build import build_skeleton
@@ -159,8 +159,7 @@ def _from_config(
     text = json.dumps(config, sort_keys=True) + (quantize or "")
     quantised = config.pop("quantization_config", None)
     formats = ConfigFormats(quantised, quantize)
-    with TemporaryDirectory() as place:
-        folder = Path(place)
+    with scratch_folder() as folder:
         (folder / CONFIG).write_text(json.dumps(config), "utf-8")
         skeleton = build_skeleton(folder, dtype)
         tensors, offset = dict[str, Weight](), 0

@@ -12,6 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from offspec.core.cache_dir import cache_root
+from offspec.core.private import RESPONSES
 from offspec.server import (
     anthropic,
     models,
@@ -78,7 +79,7 @@ def make_app(
     app = Starlette(routes=[*own, *ROUTES], exception_handlers=handlers)
     app.router.redirect_slashes = False
     app.state.service = service
-    app.state.responses = responses or StoredResponses(cache_root() / "responses")
+    app.state.responses = responses or StoredResponses(cache_root() / RESPONSES)
     app.state.batches = batches or BatchJobs(service)
 
     def ended(path: str, status: int, seconds: float) -> None:

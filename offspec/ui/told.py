@@ -7,6 +7,7 @@ import re
 
 from offspec.core.config import EngineConfig, SamplingParams
 from offspec.core.events import Notice
+from offspec.ui.printable import printable
 
 _OTHERS = (
     "plan",
@@ -26,8 +27,8 @@ _PARAMETER = re.compile(rf"^({'|'.join(SamplingParams.__dataclass_fields__)})(?=
 
 
 def told(about: BaseException | Notice) -> str:
-    """The text of an error or a notice for a user of the command line."""
-    return with_options(about.text if isinstance(about, Notice) else str(about))
+    """The text of an error or a notice for a user of the command line, printable."""
+    return printable(with_options(about.text if isinstance(about, Notice) else str(about)))
 
 
 def with_options(text: str) -> str:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from offspec.chat.archive import Archive, data_root
+from offspec.chat.archive import Archive
 from offspec.chat.conversation import Conversation, Message
 from offspec.core.errors import SessionError
+from offspec.core.private import data_root
 
 
 @pytest.fixture

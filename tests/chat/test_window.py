@@ -109,3 +109,20 @@ def test_a_conversation_that_is_resumed_finds_its_window(tmp_path: Path) -> None
     reused, told = ask(resumed, "And now?")
     assert reused == 0 and told and isinstance(next(iter(resumed.send("Then?"))), Prefill)
     assert 2 < resumed.left_out < 20 and resumed.conversation.turns == 22
+
+
+def test_a_question_of_megabytes_is_refused_before_all_of_it_is_tokenised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = ScriptedEngine([ANSWER], context=CONTEXT)
+    seen: list[int] = []
+    whole = engine.wording.tokenize
+
+    def tokenize(text: str) -> list[int]:
+        seen.append(len(text))
+        return whole(text)
+
+    monkeypatch.setattr(engine.wording, "tokenize", tokenize)
+    with pytest.raises(RequestError, match="more than 400 tokens"):
+        ask(engine.chat(), "word " * 2_000_000)
+    assert max(seen) <= 2**16

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from offspec.checkpoint.gguf.header import GgufHeader, GgufTensor, special_id
@@ -23,7 +21,7 @@ from offspec.checkpoint.gguf.stub import quiet, write_outline
 from offspec.checkpoint.gguf.values import GgufRecipe, Step
 from offspec.checkpoint.ranges import INSTEAD, damaged, one_line
 from offspec.core.errors import MissingTensorError, OffspecError, UnsupportedModelError
-from offspec.core.files import disk_full
+from offspec.core.files import disk_full, scratch_folder
 
 # Architectures, by llama.cpp's names, whose unpacking the tests compare with the model it came from.
 # Mistral's are "llama" up to its third series, and "mistral3" from there on.
@@ -83,14 +81,14 @@ def read_config(header: GgufHeader) -> Any:
 
     arch = architecture(header)
     _check_layers(header, arch)
-    with tempfile.TemporaryDirectory(prefix="offspec-") as folder:
+    with scratch_folder() as folder:
         try:
             if arch in HYBRIDS:
                 with quiet():
                     config = hybrid_config(header, arch)
             else:
-                with disk_full(Path(folder)):
-                    write_outline(header, Path(folder) / "outline.gguf", tokens=False)
+                with disk_full(folder):
+                    write_outline(header, folder / "outline.gguf", tokens=False)
                 with quiet():
                     config = AutoConfig.from_pretrained(folder, gguf_file="outline.gguf")
                     config = as_mixtral(as_ministral(config, header), header)

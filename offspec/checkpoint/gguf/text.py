@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ from offspec.checkpoint.gguf.stub import write_outline
 from offspec.checkpoint.ranges import INSTEAD, one_line
 from offspec.core.errors import DiskFullError, OffspecError, UnsupportedModelError
 from offspec.core.events import Event, Notice
-from offspec.core.files import disk_full, write_file
+from offspec.core.files import disk_full, scratch_folder, write_file
+from offspec.core.panics import panics_as_errors
 
 # Names that llama.cpp gives to ways of cutting text before merging. GPT-2's way is the default of
 # transformers; these add to it that every digit stands alone.
@@ -30,13 +30,14 @@ def write_text_files(header: GgufHeader, folder: Path, notify: Callable[[Event],
     """
     from transformers import PreTrainedTokenizerFast
 
-    with tempfile.TemporaryDirectory(prefix="offspec-") as outline:
+    with scratch_folder() as outline:
         try:
-            with disk_full(Path(outline)):
-                write_outline(header, Path(outline) / "outline.gguf", tokens=True)
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(outline, gguf_file="outline.gguf")
-            _cut_like_the_model(tokenizer, header, notify)
-            tokenizer.save_pretrained(folder)
+            with disk_full(outline):
+                write_outline(header, outline / "outline.gguf", tokens=True)
+            with panics_as_errors():
+                tokenizer = PreTrainedTokenizerFast.from_pretrained(outline, gguf_file="outline.gguf")
+                _cut_like_the_model(tokenizer, header, notify)
+                tokenizer.save_pretrained(folder)
         except OffspecError:
             raise
         except Exception as error:  # the tokenizers library raises bare Exception

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp
 
-from offspec.chat.archive import data_root
 from offspec.core.errors import ClosedError, OffspecError
 from offspec.core.file_lock import lock_beside
 from offspec.core.files import private_folder
+from offspec.core.private import data_root
 from offspec.server.batch.answering import Answering, result
 from offspec.server.batch.lines import Line, read_lines
 from offspec.server.batch.records import PRIVATE, Records

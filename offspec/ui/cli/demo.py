@@ -9,7 +9,7 @@ from functools import partial
 from typing import Annotated, Protocol, Self
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -17,6 +17,7 @@ from rich.text import Text
 from offspec.core.config import EngineConfig, SamplingParams, format_bytes, parse_bytes
 from offspec.core.errors import CapacityError, OffspecError
 from offspec.core.events import Event, Finished, LoadProgress, Notice, Result, TextDelta, unheard
+from offspec.ui.cli.console import Console
 from offspec.ui.cli.output import Output, open_live
 from offspec.ui.printable import printable
 from offspec.ui.told import told

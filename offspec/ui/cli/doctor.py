@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from offspec import __version__
 from offspec.core.errors import RequestError
+from offspec.ui import interrupt
 from offspec.ui.cli import options as opt
+from offspec.ui.cli.console import Console
 from offspec.ui.cli.output import Output, open_live
 from offspec.ui.cli.tables import plain, wrapped
 
@@ -94,6 +95,7 @@ def doctor(folders: Folders = None, as_json: AsJson = False, quiet: opt.Quiet = 
         live.stop()
         at = f" while checking: {now}; {len(found)} findings before that" if now else ""
         err.print(Text(f"stopped{at}"), soft_wrap=True)
+        interrupt.was_said()
         raise
     finally:
         live.stop()

@@ -15,6 +15,7 @@ from offspec.core.errors import OffspecError, RequestError
 from offspec.core.trace import Timeline, check_writable
 from offspec.ui.cli import checks
 from offspec.ui.cli import options as opt
+from offspec.ui.cli.plain_input import MOST_INPUT
 from offspec.ui.cli.render import Renderer
 
 EPILOG = """[bold]Examples[/]
@@ -181,8 +182,11 @@ def _prompt_text(prompt: str | None) -> str:
         return prompt
     if sys.stdin is None or (prompt is None and sys.stdin.isatty()):
         raise RequestError("there is no prompt; give one after the model, or pipe it in")
+    data = sys.stdin.buffer.read(MOST_INPUT + 1)
+    if len(data) > MOST_INPUT:
+        raise RequestError(f"standard input has more than {format_bytes(MOST_INPUT)}, which no context holds")
     try:
-        text = sys.stdin.buffer.read().decode("utf-8")
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise RequestError(
             f"standard input is not UTF-8 text: byte {error.start} is not part of it"

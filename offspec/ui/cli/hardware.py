@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console, ConsoleRenderable
+from rich.console import ConsoleRenderable
 
 from offspec.core.errors import RequestError
 from offspec.ui.cli import options as opt
+from offspec.ui.cli.console import Console
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer
 from offspec.ui.cli.tables import PageLayout, facts, heading, indented, page, plain, series

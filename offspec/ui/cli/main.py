@@ -9,7 +9,6 @@
 | anything else: a bug in offspec  | a traceback         | 1                    |
 """
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -20,6 +19,7 @@ from typer.core import TyperGroup
 from offspec import __version__
 from offspec.core.errors import OffspecError
 from offspec.core.openmp import limit_spinning
+from offspec.ui import interrupt
 from offspec.ui.cli import (
     batch,
     chat,
@@ -36,9 +36,9 @@ from offspec.ui.cli import (
 )
 from offspec.ui.cli.defaults import COMMANDS, default_map
 from offspec.ui.cli.output import StdoutClosed, abandon_stdout
+from offspec.ui.printable import guard_libraries
 from offspec.ui.told import option_first, told
 
-_INTERRUPTED = 128 + 2  # SIGINT
 _NO_READER = 128 + 13  # SIGPIPE
 
 
@@ -51,7 +51,7 @@ def _failing_plainly() -> Iterator[None]:
         typer.echo("error: " + " ".join(option_first(told(error)).splitlines()), err=True)
         raise typer.Exit(error.exit_code) from None
     except KeyboardInterrupt:
-        raise typer.Exit(_INTERRUPTED) from None
+        raise typer.Exit(interrupt.CODE) from None
     except StdoutClosed:
         abandon_stdout()
         raise typer.Exit(_NO_READER) from None
@@ -59,7 +59,7 @@ def _failing_plainly() -> Iterator[None]:
 
 class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
-        with _failing_plainly():
+        with interrupt.command(), _failing_plainly():
             return super().invoke(ctx)
 
 
@@ -112,8 +112,7 @@ app.add_typer(config.app, name="config")
 
 def main() -> None:
     """The entry point of the script `offspec`. Leaves by SystemExit."""
+    interrupt.listen()
+    guard_libraries()
     limit_spinning()  # before a command imports torch
-    try:
-        app(prog_name="offspec")
-    except KeyboardInterrupt:  # a second one, while the first was being cleaned up after
-        sys.exit(_INTERRUPTED)
+    app(prog_name="offspec")

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, ConsoleRenderable
+from rich.console import ConsoleRenderable
 
 from offspec.core.config import format_bytes
 from offspec.core.errors import RequestError
+from offspec.ui.cli.console import Console
 from offspec.ui.cli.output import Output
 from offspec.ui.cli.render import Renderer
 from offspec.ui.cli.tables import PageLayout, columns, indented, page, plain, prose

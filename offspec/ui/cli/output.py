@@ -10,11 +10,12 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
-from rich.console import Console
 from rich.markup import escape
 
 from offspec.core.errors import DiskFullError, RequestError
 from offspec.core.events import LoadProgress
+from offspec.ui import terminal
+from offspec.ui.cli.console import Console
 from offspec.ui.printable import printable
 from offspec_planners.units import format_bytes, format_rate
 
@@ -115,10 +116,11 @@ class _Moving:
         if self._bars is None:
             self.stop()
             self._bars = _bars(self._console)
+            terminal.changed(terminal.LINE)
             self._bars.start()
         if event.stage not in self._tasks:
             self._tasks[event.stage] = self._bars.add_task(
-                escape(event.stage), total=event.total or None, amount=""
+                escape(printable(event.stage)), total=event.total or None, amount=""
             )
         task = self._tasks[event.stage]
         self._bars.update(task, completed=event.done, total=event.total or None)
@@ -127,16 +129,18 @@ class _Moving:
     def status(self, text: str) -> None:
         if self._line is None:
             self.stop()
-            self._line = self._console.status(escape(text))
+            self._line = self._console.status(escape(printable(text)))
+            terminal.changed(terminal.LINE)
             self._line.start()
         else:
-            self._line.update(escape(text))
+            self._line.update(escape(printable(text)))
 
     def stop(self) -> None:
         if self._bars is not None:
             self._bars.stop()
         if self._line is not None:
             self._line.stop()
+        terminal.changed("")
         self._bars, self._line = None, None
         self._tasks = {}
 
@@ -155,9 +159,10 @@ def _bars(console: Console) -> "Progress":
 
 
 def _amount(event: LoadProgress, speed: float | None) -> str:
-    detail = f", {event.detail}" if event.detail else ""
+    shown = escape(printable(event.detail))
+    detail = f", {shown}" if shown else ""
     if not event.total:
-        return event.detail
+        return shown
     if event.unit != "bytes":
         return f"{event.done} of {event.total} {event.unit}{detail}"
     rate = f", {format_rate(speed)}" if speed else ""

@@ -1,10 +1,8 @@
 """The line mode of `offspec chat`: a question a line, answers on stdout, everything else on stderr."""
 
-import signal
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager, suppress
-from types import FrameType
 
 import typer
 
@@ -13,6 +11,7 @@ from offspec.chat.conversation import Conversation
 from offspec.core.config import EngineConfig
 from offspec.core.errors import OffspecError
 from offspec.core.events import Event, Finished, LoadProgress, Notice, Result, TextDelta
+from offspec.ui import interrupt
 from offspec.ui.chat import outcomes
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.handlers import run_command
@@ -21,6 +20,7 @@ from offspec.ui.chat.setup import Opener, Setup
 from offspec.ui.chat.welcome import HINTS, opening
 from offspec.ui.cli.plain_input import PlainInput
 from offspec.ui.cli.plain_render import PlainRenderer, page
+from offspec.ui.printable import printable
 from offspec.ui.told import told
 
 
@@ -127,7 +127,7 @@ class _LineMode:
                 self._renderer.page(f"Version {outcome.which}:\n\n{said}")
             case outcomes.EditQuestion(question, line):
                 if self._input.edits:
-                    self._begun = line
+                    self._begun = printable(line)  # readline shows it as it is
                 else:
                     self._renderer.page(f"`/edit TEXT` asks this question differently:\n\n{question}")
             case outcomes.Reset():
@@ -177,7 +177,7 @@ class _LineMode:
         if failure is not None:
             self._complain(failure)
         if self._interrupted and not self._input.is_terminal:
-            raise KeyboardInterrupt  # the input is a pipe: there is no one to ask anything else
+            raise interrupt.interrupted()  # the input is a pipe: there is no one to ask anything else
 
     @contextmanager
     def _stoppable(self) -> Iterator[None]:
@@ -186,16 +186,12 @@ class _LineMode:
             yield
             return
 
-        def stop(signum: int, frame: FrameType | None) -> None:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        def stop() -> None:
             self._interrupted = True
             self.controller.stop()
 
-        before = signal.signal(signal.SIGINT, stop)
-        try:
+        with interrupt.instead(stop):
             yield
-        finally:
-            signal.signal(signal.SIGINT, before)
 
     def _reload(self, config: EngineConfig) -> None:
         """Exchange the engine, or load the one from before again where that fails.

@@ -4,9 +4,11 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from offspec.core.config import format_bytes
 from offspec.core.errors import RequestError
 from offspec.ui.chat.commands import is_command, unescaped
 
+MOST_INPUT = 2**26  # bytes of a prompt, or of a line of it
 _BLOCK = '"""'
 
 
@@ -63,7 +65,11 @@ class PlainInput:
         if self.is_terminal:
             sys.stderr.write(prompt)
             sys.stderr.flush()
-        data = sys.stdin.buffer.readline() if sys.stdin is not None else b""
+        data = sys.stdin.buffer.readline(MOST_INPUT + 1) if sys.stdin is not None else b""
+        if len(data) > MOST_INPUT:
+            while data and not data.endswith(b"\n"):
+                data = sys.stdin.buffer.readline(MOST_INPUT)
+            raise RequestError(f"a line has more than {format_bytes(MOST_INPUT)}, which no context holds")
         return data.decode("utf-8", "surrogateescape").rstrip("\r\n") if data else None
 
     def _edited_line(self, prompt: str, begun: str) -> str | None:

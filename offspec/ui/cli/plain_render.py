@@ -4,7 +4,6 @@ import base64
 import json
 import sys
 
-from rich.console import Console
 from rich.text import Text
 
 from offspec.chat.archive import Archive
@@ -16,6 +15,7 @@ from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.outcomes import View
 from offspec.ui.chat.report import report
 from offspec.ui.chat.thinking import without_thinking
+from offspec.ui.cli.console import Console
 from offspec.ui.cli.output import Live, Output, open_live
 from offspec.ui.printable import printable
 from offspec.ui.told import told

@@ -190,8 +190,7 @@ def _print(plan: "Plan", validation: "Validation | None", *, as_json: bool) -> N
         value = plan.to_json() if validation is None else {"plan": plan.to_json(), **validation.to_json()}
         Output().write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
         return
-    from rich.console import Console
-
+    from offspec.ui.cli.console import Console
     from offspec.ui.cli.plan_page import render
 
     Output().write_styled(render(Console(highlight=False), plan, validation))

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rich.console import Console, ConsoleRenderable
+from rich.console import ConsoleRenderable
 from rich.text import Text
 
+from offspec.ui.cli.console import Console
 from offspec.ui.cli.hardware import machine_section
 from offspec.ui.cli.plot import plot
 from offspec.ui.cli.tables import PageLayout, columns, facts, heading, indented, page, plain, prose, series

@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from rich.console import Console
 from rich.text import Text
 
 from offspec.core.config import format_bytes
@@ -24,6 +23,8 @@ from offspec.core.events import (
     Result,
     TextDelta,
 )
+from offspec.ui import interrupt
+from offspec.ui.cli.console import Console
 from offspec.ui.cli.output import Live, Output, StdoutClosed, open_live
 from offspec.ui.printable import printable
 from offspec.ui.told import told
@@ -66,6 +67,7 @@ class Renderer:
         if kind is KeyboardInterrupt:
             after = f" after {_count(self._tokens, 'token')} in {_count(self._passes, 'pass')}"
             self._line(f"stopped{after if self._passes else ''}")
+            interrupt.was_said()
 
     @property
     def _text_is_seen(self) -> bool:

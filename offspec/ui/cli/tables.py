@@ -5,11 +5,12 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from rich.console import Console, ConsoleRenderable, Group
+from rich.console import ConsoleRenderable, Group
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from offspec.ui.cli.console import Console
 from offspec.ui.printable import printable
 
 LABEL = 22  # columns of what a figure is

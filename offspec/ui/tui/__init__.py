@@ -4,6 +4,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from offspec.ui import interrupt, terminal
 from offspec.ui.printable import printable
 
 if TYPE_CHECKING:
@@ -20,7 +21,10 @@ def run(setup: "Setup", opener: "Opener", archive: "Archive | None" = None) -> i
     from offspec.ui.tui.app import ChatApp
 
     app = ChatApp(setup, opener, archive)
-    app.run()
+    terminal.changed(terminal.SCREEN)
+    with interrupt.instead(app.interrupt):
+        app.run()
+    terminal.changed("")
     return leave(app)
 
 

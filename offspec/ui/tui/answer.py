@@ -27,6 +27,7 @@ _ENDINGS = {
     "context": "⋯ the context is full; the next question leaves the first ones out",
     "failed": "⋯ broken off by an error",
 }
+_NO_TEXT = "⋯ an answer without text"
 # Underlined as well as coloured: the sign for terminals and eyes without colour.
 _BONUS = "$text-warning underline"
 _DRAFT = "$text-success"
@@ -126,9 +127,9 @@ class Answer(Vertical):
             block.display = not coloured_now
         if self._tokens is not None:
             self._tokens.display = coloured_now
-        if self.state.ending:
-            self._ending.update(Content(self.state.ending))
-        self._ending.display = bool(self.state.ending)
+        ending = self.state.ending or ("" if self.state.text.strip() or not self.state.over else _NO_TEXT)
+        self._ending.update(Content(ending))
+        self._ending.display = bool(ending)
         if self.state.fork is not None:
             self._versions.update(versions_line(self.state.fork))
         self._versions.display = self.state.fork is not None

@@ -9,21 +9,25 @@ from contextlib import suppress
 from functools import partial
 from typing import ClassVar
 
+from rich.segment import Segment
 from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.color import Color
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
+from textual.filter import LineFilter
 from textual.screen import Screen
 
 from offspec.chat.archive import Archive
 from offspec.chat.conversation import Conversation, Message
 from offspec.core.config import EngineConfig
 from offspec.core.errors import OffspecError
+from offspec.ui import interrupt
 from offspec.ui.chat.commands import COMMANDS, is_command, unescaped
 from offspec.ui.chat.controller import ChatController, Completion
 from offspec.ui.chat.setup import Opener, Setup
 from offspec.ui.chat.welcome import HINTS, opening
-from offspec.ui.printable import printable
+from offspec.ui.printable import printable, without_controls
 from offspec.ui.tui import messages, themes
 from offspec.ui.tui.answer import Answer
 from offspec.ui.tui.completion import CompletionList
@@ -71,8 +75,9 @@ class ChatApp(App[None]):
         self.setup, self.opener, self.archive = setup, opener, archive or Archive()
         self.engine: EngineThread | None = None
         self.controller: ChatController | None = None
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         self._leaving, self._code = False, 0
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._resumed: Conversation | None = None  # as it was shown before there was a model
         self._ticks = 0
         self._passed = False  # a pass has ended since the statistics were shown
@@ -117,7 +122,8 @@ class ChatApp(App[None]):
             show_stats=self.show_stats,
         )
         end_on_hangup(self.engine)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.call_later, self._terminate)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_signal_handler(signal.SIGTERM, self.call_later, self._terminate, signal.SIGTERM)
         if wrong_theme:
             self.call_later(self.transcript.note, wrong_theme, "notice")
         self.status.doing("You can write already; it is sent when the model is there")
@@ -135,6 +141,10 @@ class ChatApp(App[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         return action not in _OF_THE_CHAT or len(self.screen_stack) == 1
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """Those of Textual, and behind them one for what was not made printable before."""
+        return (*super().get_line_filters(), _PRINTABLE)
 
     def load(self, config: EngineConfig) -> None:
         """Open a model; the conversation goes on with it."""
@@ -200,9 +210,16 @@ class ChatApp(App[None]):
         self._tick()
         self.set_timer(_STOPPING, self._leave)
 
-    async def _terminate(self) -> None:
+    def interrupt(self) -> None:
+        """SIGINT, which comes from no key here: leave. May be called from the handler of the signal."""
+        if self._loop is None:
+            interrupt.leave()
+        else:
+            self._loop.call_soon_threadsafe(self.call_later, self._terminate, signal.SIGINT)
+
+    async def _terminate(self, by: signal.Signals) -> None:
         """Leave as after Ctrl+Q, with the exit code of a program that a signal ended."""
-        self._code = 128 + signal.SIGTERM
+        self._code = 128 + by
         await self.action_quit()
 
     def _leave(self) -> None:
@@ -318,6 +335,18 @@ class ChatApp(App[None]):
             self.query_one(Header).update_from(self.controller)
             self.query_one(SidePanel).update_from(self.controller)
             self.status.context(self.controller.session.used, self.controller.session.context)
+
+
+class _Printable(LineFilter):
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        """The same segments without what a terminal would obey."""
+        return [
+            Segment(text if control else without_controls(text), style, control)
+            for text, style, control in segments
+        ]
+
+
+_PRINTABLE = _Printable()
 
 
 def _welcome(config: EngineConfig) -> Content:

@@ -10,6 +10,7 @@ from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from offspec.ui.chat.controller import Completion
+from offspec.ui.printable import printable
 
 _MOST = 50
 _WIDE = 30  # columns at most before the help
@@ -79,4 +80,4 @@ class CompletionList(OptionList, can_focus=False):
 
 def _row(choice: Completion, width: int) -> Content:
     gap = " " * (max(width - cell_len(choice.text), 0) + 2)
-    return Content.assemble(choice.text, gap, (choice.help, "$text-muted"))
+    return Content.assemble(printable(choice.text), gap, (choice.help, "$text-muted"))

@@ -9,6 +9,7 @@ from textual.widgets import Static
 
 from offspec.core.config import format_bytes
 from offspec.core.events import LoadProgress
+from offspec.ui.printable import printable
 
 _CELLS = 24
 
@@ -48,7 +49,7 @@ class LoadingView(Static):
         self._event = event
 
     def tick(self) -> None:
-        text = self.text(self._clock())
+        text = printable(self.text(self._clock()))
         before, self._widths = self._widths, [cell_len(line) for line in text.split("\n")]
         self.update(Content(text), layout=self._widths != before)  # lines as wide as before wrap as before
 

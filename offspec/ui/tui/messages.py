@@ -30,7 +30,7 @@ class Loaded(Message):
 class LoadFailed(Message):
     """No model is open, and none will be."""
 
-    error: Exception
+    error: BaseException
 
 
 @dataclass
@@ -67,4 +67,4 @@ class AnswerDone(Message):
     """An answer is over: with its result, or with what broke it off."""
 
     result: Result | None = None
-    error: Exception | None = None
+    error: BaseException | None = None

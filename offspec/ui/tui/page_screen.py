@@ -9,6 +9,7 @@ from textual.content import Content
 from textual.screen import ModalScreen
 
 from offspec.ui.chat.commands import COMMANDS
+from offspec.ui.printable import printable
 from offspec.ui.tui.markdown import StreamedMarkdown
 
 KEYS = (
@@ -48,7 +49,7 @@ class PageScreen(ModalScreen[None]):
 
     def __init__(self, title: str, markdown: str) -> None:
         super().__init__()
-        self._heading, self._markdown = title, markdown
+        self._heading, self._markdown = printable(title), printable(markdown)
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="page") as page:

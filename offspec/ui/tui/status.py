@@ -9,6 +9,8 @@ from textual.containers import Horizontal
 from textual.content import Content
 from textual.widgets import Static
 
+from offspec.ui.printable import printable
+
 if TYPE_CHECKING:
     from offspec.ui.chat.controller import ChatController
 
@@ -20,13 +22,13 @@ class Header(Static):
     """Repaints only what changed."""
 
     def __init__(self, model: str) -> None:
-        self._shown = _short(model)
+        self._shown = printable(_short(model))
         super().__init__(Content(self._shown), id="header", markup=False)
 
     def update_from(self, controller: "ChatController") -> None:
         engine, title = controller.engine, controller.session.conversation.title
         parts = (_short(engine.config.model), f"draft {_short(engine.draft)}", title)
-        shown = " · ".join(part for part in parts if part)
+        shown = printable(" · ".join(part for part in parts if part))
         if shown != self._shown:
             self._shown = shown
             self.update(Content(shown), layout=False)
@@ -50,6 +52,7 @@ class StatusLine(Horizontal):
 
     def doing(self, text: str) -> None:
         """What is being done, or a hint; the latest stays."""
+        text = printable(text)
         if text != self._left:
             self._left = text
             self.query_one("#doing", Static).update(Content(text), layout=False)

@@ -113,7 +113,7 @@ def entries_of(messages: Sequence[Message], forks: Sequence[Fork], start: int = 
         fork = several.get(at if message.role == "user" else at - 1)
         if message.role == "assistant":
             text, ending = printable(message.content), ending_of(message.finish)
-            yield Entry(AnswerState(text, message.opened, ending=ending, over=True, fork=fork))
+            yield Entry(AnswerState(text, printable(message.opened), ending=ending, over=True, fork=fork))
             continue
         yield Entry(message.content)
         if fork is not None and at + 1 == start + len(messages):  # its answer never came

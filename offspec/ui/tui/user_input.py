@@ -173,7 +173,7 @@ class UserInput:
     async def show_messages(self, messages: Sequence[Message], forks: Sequence[Fork]) -> None:
         """Show these from the first, and what waits; the arrow keys recall their questions."""
         await self._transcript.show(messages, self.waiting, forks)
-        self._composer.recalled = [escaped(m.content) for m in messages if m.role == "user"]
+        self._composer.recalled = [escaped(printable(m.content)) for m in messages if m.role == "user"]
 
     async def run_next_command(self) -> None:
         """Run the command that waited for the end of an answer, if one did."""
@@ -223,7 +223,7 @@ class UserInput:
                 await self._transcript.replace_end(dropped, shown, forks, at)
                 self._show_stats()
             case outcomes.EditQuestion():
-                self._composer.begin_edit(outcome.line)
+                self._composer.begin_edit(printable(outcome.line))
                 self._app.query_one(StatusLine).doing("Enter asks it so; Esc leaves all as it was")
             case outcomes.Reset(note):
                 await self.show_conversation()
@@ -261,7 +261,7 @@ class UserInput:
                 self._app.push_screen(SessionsScreen(controller.archive), chosen)
 
 
-def _what_to_do(error: Exception | None) -> str:
+def _what_to_do(error: BaseException | None) -> str:
     if isinstance(error, RequestError):
         return told(error)
     if isinstance(error, OffspecError):

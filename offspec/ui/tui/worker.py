@@ -17,6 +17,7 @@ from textual.message import Message
 from offspec.chat.archive import Archive
 from offspec.core.config import EngineConfig
 from offspec.core.events import Event, Finished, LoadProgress, Notice, PassStats, Prefill, Result, TextDelta
+from offspec.ui import terminal
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.setup import Opener, Setup
 from offspec.ui.told import told
@@ -64,10 +65,13 @@ class EngineThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-        if self._controller is not None:
-            self._controller.close()
+        try:
+            while (job := self._jobs.get()) is not None:
+                job()
+            if self._controller is not None:
+                self._controller.close()
+        except BaseException as error:  # whatever the thread dies of, the screen must not wait for it
+            self._post(messages.LoadFailed(error))
 
     def _load(self, config: EngineConfig) -> None:
         controller = self._controller
@@ -78,7 +82,7 @@ class EngineThread:
             else:
                 controller.reload(config, self._opener, self._on_event, self._go_back)
                 notes = (f"the draft is {controller.engine.draft}",)
-        except Exception as error:
+        except BaseException as error:
             self._post(messages.LoadFailed(error))
         else:
             self._controller = controller
@@ -89,13 +93,13 @@ class EngineThread:
 
     def _answer(self, events: Generator[Event, None, None]) -> None:
         result: Result | None = None
-        failure: Exception | None = None
+        failure: BaseException | None = None
         try:
             for event in events:
                 if isinstance(event, Finished):
                     result = event.result
                 self._tell(event)
-        except Exception as error:
+        except BaseException as error:
             failure = error
         self._post(messages.AnswerDone(result, failure))
 
@@ -132,11 +136,13 @@ class EngineThread:
 def end_on_hangup(engine: EngineThread) -> None:
     """When the terminal goes away, break off the answer, which saves it, and end.
 
-    Nothing here waits for the screen: with the terminal gone, writing to it may never return.
+    Nothing here waits for the screen: with the terminal gone, writing to it may never return. Where it lives,
+    it is given back.
     """
 
     def end() -> None:
         engine.close(_HANGUP)
+        terminal.give_back()  # it may live: another program can send this signal
         os._exit(128 + signal.SIGHUP)
 
     def hangup(signum: int, frame: object) -> None:

@@ -246,3 +246,9 @@ def test_a_run_of_one_source_is_one_span() -> None:
 def test_nothing_in_an_answer_is_markup_or_obeyed_by_a_terminal() -> None:
     hostile = by_source((Piece("[red]x[/red]\x1b[2J\n\ty\x07", "draft"),)).plain
     assert hostile == "[red]x[/red]�[2J\n\ty�"
+
+
+@plays(" ")
+async def test_an_answer_without_text_leaves_a_mark(pilot: Pilot[None], app: ChatApp) -> None:
+    await ask(pilot, "Why?")
+    await until(pilot, lambda: "an answer without text" in seen(app))

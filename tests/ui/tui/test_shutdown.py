@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -124,6 +125,21 @@ def test_a_model_that_cannot_be_opened_ends_the_chat_with_its_error(
     assert capsys.readouterr().err == "not sent: already asked\n"
 
 
+class PanicException(BaseException):
+    """As a library in Rust raises it: no Exception."""
+
+
+def test_whatever_the_thread_dies_of_ends_the_chat(tmp_path: Path) -> None:
+    app, engine = app_for(["ok"], tmp_path)
+    app.opener = ScriptedLoad(engine, fail=PanicException("index out of range"))  # type: ignore[arg-type]
+
+    async def scene(pilot: Pilot[None]) -> None:
+        await until(pilot, lambda: app._exit)
+
+    play(app, scene)
+    assert isinstance(app.failure, PanicException)
+
+
 @plays("one", "two")
 async def test_another_draft_goes_on_with_the_conversation(pilot: Pilot[None], app: ChatApp) -> None:
     await ask(pilot, "first")
@@ -162,9 +178,18 @@ sys.exit(tui.run(setup, ScriptedLoad(engine), Archive(Path(sys.argv[1]))))
 """
 
 
-@pytest.mark.parametrize("how", ["closed", "terminated"])
+ENDS = {
+    "closed": signal.SIGHUP,
+    "hung up": signal.SIGHUP,
+    "terminated": signal.SIGTERM,
+    "struck": signal.SIGINT,
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
 def test_a_terminal_that_goes_away_loses_nothing(how: str, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
+    before = termios.tcgetattr(ours)
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, str(tmp_path)],
         stdin=theirs,
@@ -182,9 +207,13 @@ def test_a_terminal_that_goes_away_loses_nothing(how: str, tmp_path: Path) -> No
         if how == "closed":
             os.close(ours)
         else:
-            child.send_signal(signal.SIGTERM)
-            _drain(ours, child)
-        assert child.wait(PATIENCE) == 128 + (signal.SIGHUP if how == "closed" else signal.SIGTERM)
+            child.send_signal(ENDS[how])
+            last = _drain(ours, child)
+            assert last.count(b"\x1b[?1049l") == last.count(b"\x1b[?2004l") == 1
+            assert last.rindex(b"\x1b[?25h") > last.rfind(b"\x1b[?25l")
+            assert termios.tcgetattr(ours)[:4] == before[:4]
+            os.close(ours)
+        assert child.wait(PATIENCE) == 128 + ENDS[how]
     finally:
         child.kill()
         child.wait()
@@ -197,7 +226,6 @@ def test_a_terminal_that_goes_away_loses_nothing(how: str, tmp_path: Path) -> No
 def _take_terminal() -> None:
     """Make standard input the terminal of this process, so that it hears when it goes away."""
     import fcntl
-    import termios
 
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
@@ -210,12 +238,14 @@ def _read_until(terminal: int, wanted: bytes) -> None:
             read += os.read(terminal, 65536)
 
 
-def _drain(terminal: int, child: "subprocess.Popen[bytes]") -> None:
-    """Read what is still written, as a terminal does, until the program has ended."""
-    while child.poll() is None:
-        if select.select([terminal], [], [], 0.1)[0]:
+def _drain(terminal: int, child: "subprocess.Popen[bytes]") -> bytes:
+    """What is still written until the program has ended, read as a terminal does."""
+    output, ended = b"", False
+    while not ended:
+        ended = child.poll() is not None  # and then once more
+        while select.select([terminal], [], [], 0 if ended else 0.1)[0]:
             try:
-                os.read(terminal, 65536)
+                output += os.read(terminal, 65536)
             except OSError:
-                break
-    os.close(terminal)
+                return output
+    return output

@@ -1,0 +1,227 @@
+"""Limits of a chat template, which is a program that a stranger wrote: what it may write, and for how long.
+
+jinja's sandbox keeps a template from the machine, not from its memory and time: `"x" * 10**10`,
+`tojson(indent=10**8)` and two loops in one another are allowed. Here every operation that makes something
+larger is looked at before it runs, and what the template writes, and the time that it takes, while it runs.
+"""
+
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache, wraps
+from itertools import chain
+from types import FrameType
+from typing import Any
+
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.nodes import Concat
+from jinja2.runtime import markup_join, str_join
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+_ROOM = 2**20  # characters beside what the messages say
+_GROWTH = 8  # times that a template may write what the messages say
+_SECONDS = 10.0  # of the thread's processor time
+_WIDEST = 2**12  # of padding, indentation, and parts of a list
+_BITS = 2**12  # of a whole number
+_WIDTH = re.compile(r"\d{4,}|\*|:[^{}]*\{")  # in a format: a large one, or one that is an argument
+_PADDING = {
+    "center",
+    "ljust",
+    "rjust",
+    "zfill",
+    "expandtabs",
+    "indent",
+    "tojson",
+    "slice",
+    "batch",
+    "generate_lorem_ipsum",
+}
+_TEMPLATE = "<template>"
+
+_most: ContextVar[int] = ContextVar("most", default=0)  # characters, 0: no limits are kept
+
+
+class TemplateLimitError(Exception):
+    """A template wants more than it may have."""
+
+
+@contextmanager
+def limits(said: int) -> Iterator[None]:
+    """Templates that are rendered in the block, in this thread, are kept to the limits.
+
+    Raises TemplateLimitError.
+
+    Args:
+        said: characters of what they are given.
+    """
+    _install()
+    most = _ROOM + _GROWTH * said
+    token, before = _most.set(most), sys.gettrace()
+    sys.settrace(_Watch(most))
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+        _most.reset(token)
+
+
+class _Watch:
+    """Sees the lines of templates, what they yield, and the calls that they make."""
+
+    def __init__(self, most: int) -> None:
+        self._left, self._until = most, time.thread_time() + _SECONDS
+
+    def __call__(self, frame: FrameType, event: str, given: object) -> "_Watch | None":
+        if time.thread_time() > self._until:
+            raise TemplateLimitError(f"it takes longer than {_SECONDS:g} s")
+        if frame.f_code.co_filename != _TEMPLATE:
+            return None  # calls of it are seen, lines are not
+        if event == "return" and isinstance(given, str):
+            self._left -= len(given)
+            if self._left < 0:
+                raise TemplateLimitError("it writes far more than the messages say")
+        return self
+
+
+@cache
+def _install() -> None:
+    """Have transformers compile templates for the environment below."""
+    from transformers.utils import chat_template_utils as module
+
+    if hasattr(module, "ImmutableSandboxedEnvironment"):
+        vars(module)["ImmutableSandboxedEnvironment"] = _Environment
+    clear = getattr(getattr(module, "_compile_jinja_template", None), "cache_clear", None)
+    if clear is not None:
+        clear()
+
+
+class _Joining(CodeGenerator):
+    """`a ~ b` asks the environment, as other operators do."""
+
+    def visit_Concat(self, node: Concat, frame: Frame) -> None:
+        self.write("environment.joined((")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write("))")
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Refuses what would make a text, a list or a number far too large."""
+
+    concat = staticmethod(lambda parts: _concat(parts))
+    intercepted_binops = frozenset(("*", "**", "+", "%"))
+    code_generator_class = _Joining
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.filters = _Limited(self.filters)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "*":
+            for many, times in ((left, right), (right, left)):
+                if isinstance(many, str | list | tuple) and isinstance(times, int):
+                    _allow(len(many) * times)
+            _allow_bits(_bits(left) + _bits(right))
+        elif operator == "**":
+            _allow_bits(_bits(left) * (abs(right) if isinstance(right, int) else 1))
+        elif operator == "+":
+            _allow(sum(len(side) for side in (left, right) if isinstance(side, str | list | tuple)))
+        elif isinstance(left, str):
+            _allow_format(left)
+        return super().call_binop(context, operator, left, right)
+
+    def joined(self, parts: tuple[Any, ...]) -> str:
+        """Texts in one."""
+        _allow(sum(len(part) for part in parts if isinstance(part, str)))
+        return (markup_join if self.autoescape else str_join)(parts)
+
+    def call(self, context: Any, function: Any, /, *args: Any, **named: Any) -> Any:
+        name = getattr(function, "__name__", "")
+        method = getattr(function, "__wrapped__", function)  # jinja wraps str.format
+        owner = getattr(method, "__self__", None)
+        _look(name, (owner, *args) if isinstance(owner, str) else args, named)
+        result = super().call(context, function, *args, **named)
+        return _allowed(result)
+
+
+def _concat(parts: Iterable[str]) -> str:
+    """What a template, a macro or a block has written, in one."""
+    parts = list(parts)
+    _allow(sum(map(len, parts)))
+    return "".join(parts)
+
+
+class _Limited(dict[str, Callable[..., Any]]):
+    """Filters, each of which looks at what it is given."""
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        return _looking(name, super().__getitem__(name))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The same; jinja asks so where it computes constants beforehand."""
+        function = super().get(name)
+        return default if function is None else _looking(name, function)
+
+
+@cache
+def _looking(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def look(*args: Any, **named: Any) -> Any:
+        _look(name, args, named)
+        return _allowed(function(*args, **named))
+
+    return look
+
+
+def _look(name: str, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    """Refuse a call whose result would be too large. args: with the text first that it is a method of."""
+    if not _most.get():
+        return
+    texts = [value for value in args if isinstance(value, str)]
+    if name in _PADDING:
+        for value in chain(args, named.values()):
+            if isinstance(value, int) and abs(value) > _WIDEST:
+                raise TemplateLimitError(f"it asks {name} for {value!s:.20}")
+    if name == "indent" and len(texts) > 1:
+        _allow((texts[0].count("\n") + 1) * len(texts[1]))
+    elif name == "tojson" and any(len(text) > _WIDEST for text in named.values() if isinstance(text, str)):
+        raise TemplateLimitError("it asks tojson for wide indentation")
+    elif name in ("format", "format_map") and texts:
+        _allow_format(texts[0])
+    elif name == "replace" and len(texts) > 2:
+        _allow(len(texts[0]) + (texts[0].count(texts[1]) + 1) * len(texts[2]))
+    elif name == "join":
+        _allow(max(map(len, texts), default=0) * max((_length(value) for value in args), default=0))
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, list | tuple | dict) else 0
+
+
+def _allow(size: int) -> None:
+    if (most := _most.get()) and size > most:
+        raise TemplateLimitError("it writes far more than the messages say")
+
+
+def _allowed(result: Any) -> Any:
+    if isinstance(result, str | list | tuple | dict):
+        _allow(len(result))
+    return result
+
+
+def _allow_format(text: str) -> None:
+    if _most.get() and _WIDTH.search(text):
+        raise TemplateLimitError("it formats a text to more than 999 columns")
+
+
+def _allow_bits(bits: int) -> None:
+    if _most.get() and bits > _BITS:
+        raise TemplateLimitError("it computes with numbers far too large")
+
+
+def _bits(value: Any) -> int:
+    return value.bit_length() if isinstance(value, int) else 0

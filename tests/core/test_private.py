@@ -1,0 +1,55 @@
+"""What users said is theirs alone, and a lock follows no link."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from offspec.core.events import Event, Notice
+from offspec.core.file_lock import is_claimed, lock_beside
+from offspec.core.private import tighten
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_what_others_could_read_is_closed_with_a_notice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, cache = tmp_path / "data", tmp_path / "cache"
+    monkeypatch.setenv("OFFSPEC_DATA", str(data))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("not ours to close")
+    elsewhere.chmod(0o644)
+    for file in (data / "sessions" / "a.json", cache / "distill" / "text" / "text-0.safetensors"):
+        file.parent.mkdir(parents=True)
+        file.write_text("said")
+        file.chmod(0o644)
+        file.parent.chmod(0o755)
+    (data / "sessions" / "link.json").symlink_to(elsewhere)
+    told: list[Event] = []
+    tighten(told.append, cache)
+    for path in (data / "sessions", cache / "distill", cache / "distill" / "text"):
+        assert mode(path) == 0o700
+    assert mode(data / "sessions" / "a.json") == mode(cache / "distill/text/text-0.safetensors") == 0o600
+    assert mode(elsewhere) == 0o644 and mode(data) == mode(cache) != 0o700
+    (notice,) = told
+    assert isinstance(notice, Notice) and str(data / "sessions") in notice.text
+    tighten(told.append, cache)
+    assert len(told) == 1
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    target, file = tmp_path / "target", tmp_path / "session.json"
+    (tmp_path / ".session.json.lock").symlink_to(target)
+    assert not is_claimed(file)
+    with pytest.raises(OSError, match=r"[Ll]ink|ELOOP|Too many"):
+        lock_beside(file).acquire(timeout=0.1)
+    assert not target.exists()
+
+
+def test_a_lock_that_is_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".session.json.lock")
+    assert not is_claimed(tmp_path / "session.json")

@@ -1,0 +1,87 @@
+"""Chat templates that want all memory, or all time."""
+
+import pytest
+
+from offspec.core.errors import RequestError
+from offspec.model import template_limits
+from offspec.model.tokenizer import TextCodec, load_tokenizer
+from tests.support.tokenizers import byte_level, saved
+
+SAY = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+LARGE = [
+    "{{ 'x' * 10**10 }}",
+    "{{ [1] * 10**10 }}",
+    "{{ 10**(10**10) }}",
+    "{{ messages | tojson(indent=10**8) }}",
+    "{{ 'x' | center(10**10) }}",
+    "{{ 'x'.ljust(10**10) }}",
+    "{{ 'x\\ny' | indent(10**10) }}",
+    "{{ ('\\n' * 10**6) | indent('y' * 10**6, blank=true) }}",
+    "{{ '%10000000000d' % 1 }}",
+    "{{ '%*d' % (10**9, 1) }}",
+    "{{ '%10000000000d' | format(1) }}",
+    "{{ '{:10000000000}'.format(1) }}",
+    "{{ '{:{}}'.format(1, 10**9) }}",
+    "{{ '{a:{b}}'.format(a=1, b=10**9) }}",
+    "{{ [1, 2] | slice(10**9) | list }}",
+    "{{ lipsum(n=10**8) }}",
+    "{{ ('x' * 10**6).replace('x', 'y' * 10**6) }}",
+    "{{ ('x' * 10**6) | replace('x', 'y' * 10**6) }}",
+    "{{ ('y' * 10**6).join(['a'] * 10**6) }}",
+    "{{ (['a'] * 10**6) | join('y' * 10**6) }}",
+    "{% set x = namespace(s='ab') %}{% for i in range(60) %}{% set x.s = x.s ~ x.s %}{% endfor %}",
+    "{% set x = namespace(s='ab') %}{% for i in range(60) %}{% set x.s = x.s + x.s %}{% endfor %}",
+    "{% set x = namespace(s='ab') %}{% for i in range(60) %}"
+    "{% set x.s %}{{ x.s }}{{ x.s }}{% endset %}{% endfor %}",
+    "{% set x = namespace(n=3) %}{% for i in range(60) %}{% set x.n = x.n * x.n %}{% endfor %}",
+    "{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}",
+    "{% macro m(n) %}{{ 'x' * 1000 }}{% endmacro %}{% for i in range(99999) %}{{ m(1) }}{% endfor %}",
+]
+LONG = [
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% set x = i %}{% endfor %}{% endfor %}",
+    "{% for i in range(99999) %}{% set x = range(99999) | list %}{% endfor %}",
+]
+
+
+@pytest.fixture(scope="module")
+def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
+    folder = saved(byte_level(), tmp_path_factory.mktemp("model"))
+    return TextCodec(load_tokenizer(folder), folder, {})
+
+
+def render(codec: TextCodec, template: str, said: str = "Why?") -> str:
+    codec.tokenizer.chat_template = template
+    return codec.render([{"role": "user", "content": said}])
+
+
+@pytest.mark.parametrize("template", LARGE)
+def test_one_that_wants_too_much_is_refused(codec: TextCodec, template: str) -> None:
+    with pytest.raises(RequestError, match="the model's chat template refuses the prompt: it "):
+        render(codec, template + SAY)
+
+
+@pytest.mark.parametrize("template", LONG)
+def test_one_that_never_ends_is_refused(
+    codec: TextCodec, template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_limits, "_SECONDS", 0.2)
+    with pytest.raises(RequestError, match="refuses the prompt: it takes longer than"):
+        render(codec, template + SAY)
+
+
+def test_ordinary_ones_write_what_they_wrote(codec: TextCodec) -> None:
+    long = "word " * 500_000
+    assert render(codec, SAY, long) == f"user: {long}\n"
+    said = "{{ '%5.2f' % 1.5 }} {{ '{:>4}'.format(7) }} {{ 2 ** 10 }} {{ 'ab' * 3 }} {{ [1] + [2] }}"
+    said += "{{ {'a': [1]} | tojson(indent=4) }} {{ 'a' ~ 1 ~ 'b' }} {{ 'xay'.replace('a', 'b') }}"
+    shown = ' 1.50    7 1024 ababab [1, 2]{\n    "a": [\n        1\n    ]\n} a1b xby'
+    assert render(codec, said + "{{ messages[0].content }}") == shown + "Why?"
+
+
+def test_limits_end_with_the_rendering(codec: TextCodec) -> None:
+    import sys
+
+    before = sys.gettrace()
+    render(codec, SAY)
+    assert sys.gettrace() is before

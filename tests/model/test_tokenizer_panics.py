@@ -1,0 +1,46 @@
+"""A panic of Rust is reported as any error of a library is."""
+
+from pathlib import Path
+
+import pytest
+
+from offspec.core.errors import CheckpointError
+from offspec.core.panics import panics_as_errors
+from offspec.model.tokenizer import TextCodec, load_tokenizer
+from tests.support.tokenizers import byte_level, saved
+
+
+class PanicException(BaseException):
+    """As pyo3 has it."""
+
+
+def test_a_panic_is_an_error_and_an_interrupt_stays_one() -> None:
+    with pytest.raises(RuntimeError, match="out of range"), panics_as_errors():
+        raise PanicException("index out of range")
+    with pytest.raises(KeyboardInterrupt), panics_as_errors():
+        raise KeyboardInterrupt
+    with pytest.raises(ValueError), panics_as_errors():
+        raise ValueError
+
+
+def test_one_while_a_tokenizer_works(tmp_path: Path) -> None:
+    folder = saved(byte_level(), tmp_path)
+    codec = TextCodec(load_tokenizer(folder), folder, {})
+
+    def panic(*given: object, **more: object) -> None:
+        raise PanicException("index out of range\nat line 7")
+
+    codec.tokenizer = _Panicking(panic)  # type: ignore[assignment]
+    for use in (lambda: codec.tokenize("x"), lambda: codec.decode([1]), lambda: codec.spell([1])):
+        with pytest.raises(CheckpointError, match=r"fails at .*index out of range at line 7"):
+            use()
+
+
+class _Panicking:
+    def __init__(self, panic: object) -> None:
+        self.decode = panic
+        self._panic = panic
+
+    def __call__(self, *given: object, **more: object) -> object:
+        assert callable(self._panic)
+        return self._panic()
