@@ -13,6 +13,8 @@ _RUNTIME_STEP = 32_000_000
 _first_runtime = 0
 MARGIN = 64 << 20  # thread stacks, the allocator's slack, Python objects made while decoding
 
+_M_MMAP_THRESHOLD, _LARGE = -3, 4 << 20  # of glibc's mallopt, and bytes
+
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60  # how version 1 says that there is no limit, about
 
@@ -56,6 +58,18 @@ def trim() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
     except (OSError, AttributeError):
         return  # another C library; nothing is lost but the slack
+
+
+def return_large() -> None:
+    """Have the memory of large tensors go back to the system whenever they are freed, from now on.
+
+    glibc would keep it on the heap, where small things that stay come to lie in it: logits of ever other
+    numbers of rows then take several times their size.
+    """
+    try:
+        ctypes.CDLL("libc.so.6").mallopt(_M_MMAP_THRESHOLD, _LARGE)
+    except (OSError, AttributeError):
+        return  # another C library
 
 
 def available_bytes() -> int:

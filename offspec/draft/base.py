@@ -55,10 +55,10 @@ class Room:
 
     def take(self, rows: int, columns: int, device: torch.device) -> torch.Tensor:
         """[rows, columns] float32, with anything in it."""
-        memory = self._memory
-        if len(memory) < rows * columns or memory.device != device:
-            memory = self._memory = torch.empty(rows * columns, device=device)
-        return memory[: rows * columns].view(rows, columns)
+        if len(self._memory) < rows * columns or self._memory.device != device:
+            self._memory = torch.empty(0)  # so that both are never there at once
+            self._memory = torch.empty(rows * columns, device=device)
+        return self._memory[: rows * columns].view(rows, columns)
 
 
 class Scorer:

@@ -11,6 +11,9 @@ from offspec.draft.base import Children, Drafter, Scorer
 from offspec.draft.growing_tree import GrowingTree
 from offspec.model.pass_parts import SequenceRows, joined
 
+# Rows of several forwards whose logits are there at once: of more, a product takes no less time for each.
+HEAD_ROWS = 128
+
 
 class RunsRows(Protocol):
     """A model that runs rows of several sequences in one forward."""
@@ -55,7 +58,7 @@ def alone(expansion: Expansion) -> Children:
         forward = next(expansion)
         while True:
             try:
-                (logits,) = run_together([forward])
+                (logits,) = logits_of(forward.model, states_of([forward]))
             except Exception as error:
                 forward = expansion.throw(error)
             else:
@@ -65,13 +68,26 @@ def alone(expansion: Expansion) -> Children:
         return children
 
 
-def run_together(forwards: Sequence[Forward]) -> list[torch.Tensor]:
-    """The logits [wanted, V] of each of these forwards of one model."""
-    model, first = forwards[0].model, forwards[0]
-    hidden = model.hidden_of([forward.rows for forward in forwards])
-    if len(forwards) == 1:
-        return [model.logits(hidden[-first.wanted :])]
+def states_of(forwards: Sequence[Forward]) -> list[torch.Tensor]:
+    """Run forwards of one model together: the last states of the rows that each wants, [wanted, H]."""
+    hidden = forwards[0].model.hidden_of([forward.rows for forward in forwards])
     ends = accumulate(len(forward.rows.tokens) for forward in forwards)
-    counts = [forward.wanted for forward in forwards]
-    wanted = [hidden[end - count : end] for end, count in zip(ends, counts, strict=True)]
-    return [*model.logits(joined(wanted)).split(counts)]
+    return [hidden[end - forward.wanted : end] for end, forward in zip(ends, forwards, strict=True)]
+
+
+def logits_of(model: RunsRows, states: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The logits [wanted, V] of some states, by one product."""
+    if len(states) == 1:
+        return [model.logits(states[0])]
+    return [*model.logits(joined(states)).split([len(rows) for rows in states])]
+
+
+def head_groups(wanted: Sequence[int]) -> list[slice]:
+    """Which of forwards, by the rows that they want, have their logits made together: HEAD_ROWS at most."""
+    groups, first, rows = list[slice](), 0, 0
+    for place, count in enumerate(wanted):
+        if place > first and rows + count > HEAD_ROWS:
+            groups.append(slice(first, place))
+            first, rows = place, 0
+        rows += count
+    return [*groups, slice(first, len(wanted))]

@@ -11,6 +11,7 @@ import torch
 from offspec.core.config import LOOKUPS, DraftBits, EngineConfig, format_bytes
 from offspec.core.errors import CapacityError, RequestError
 from offspec.core.memory import MARGIN
+from offspec.draft.forward import HEAD_ROWS
 from offspec.draft.heads.base import OpenedHead
 from offspec.draft.open import Drafts
 from offspec.model import device as devices
@@ -32,6 +33,7 @@ from offspec.plan.draft_memory import (
 )
 from offspec.plan.model_sizes import expert_sizes
 from offspec.plan.placement import ExpertNeeds, Needs, divide, placement_fits
+from offspec.sampling.noise import CACHED_ROWS
 from offspec_planners.placement import Placement, Tier, cpu_layers
 from offspec_planners.plan import Part
 
@@ -400,10 +402,11 @@ def _needs(
     if caches is Tier.HOST:
         cached, hosted = 2 * target.window_bytes(capacity), cached
     device_runtime = devices.RUNTIME + devices.SLACK if target.device.type == "cuda" else 0
-    drawn = budget if config.verify == "sequoia" else 0  # nodes whose distributions are kept for the walk
+    drawn = tree if config.verify == "sequoia" else 0  # nodes whose distributions are kept for the walk
     width = config.width or WIDEST
-    scores = sequences * (64 + width + drawn) * 4 * vocabulary  # that stay for a request, noise among them
-    logits = sequences * 2 * width * 4 * vocabulary  # of a draft step
+    # That stay for a request, noise among them, and what scorers work in, which is there once.
+    scores = (sequences * (CACHED_ROWS + drawn) + width) * 4 * vocabulary
+    logits = max(2 * width, HEAD_ROWS if sequences > 1 else 0) * 4 * vocabulary  # of a draft step
     activations, unpacking = target.activation_bytes(together, capacity, chunk), target.unpacking_bytes
     # What layers carry from token to token is counted everywhere: which of them do is not known here.
     beside = target.scratch_bytes(together, capacity, chunk, _CPU) + on_cpu + states if cpu else 0

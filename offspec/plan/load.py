@@ -229,6 +229,8 @@ def load_models(opened: Opened, config: EngineConfig, fit: Fit, notify: Notify) 
             sources.close()
             raise
         memory.trim()
+        if config.least_sequences > 1:  # draft steps of ever other numbers of rows
+            memory.return_large()
         return Assembly(
             target,
             sources,

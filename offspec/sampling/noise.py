@@ -31,7 +31,7 @@ from offspec_kernels.noise import LOW, MULTIPLIERS, PURPOSE, ROUNDS, WEYL, gumbe
 
 Purpose = Literal["draw", "test"]
 
-_CACHED_ROWS = 64
+CACHED_ROWS = 64
 NOWHERE = -1  # no position
 
 _KEYS: dict[Purpose, int] = {"draw": 0x44726177, "test": 0x54657374}
@@ -64,11 +64,11 @@ class GumbelNoise:
         self.device = torch.device(device)
         self._rows: OrderedDict[int, Tensor] = OrderedDict()
         self._table: Tensor | None = None
-        self._held = [NOWHERE] * _CACHED_ROWS  # by row of the table, its position
+        self._held = [NOWHERE] * CACHED_ROWS  # by row of the table, its position
 
     @property
     def cache_bytes(self) -> int:
-        return _CACHED_ROWS * 4 * self.vocab_size
+        return CACHED_ROWS * 4 * self.vocab_size
 
     def row(self, position: int) -> Tensor:
         """Noise of an absolute position, [V] float32. Shared: do not write to it."""
@@ -76,7 +76,7 @@ class GumbelNoise:
         if row is None:
             row = gumbel_row(self.key, position, self.vocab_size, self.device)
             self._rows[position] = row
-            if len(self._rows) > _CACHED_ROWS:
+            if len(self._rows) > CACHED_ROWS:
                 self._rows.popitem(last=False)
         else:
             self._rows.move_to_end(position)

@@ -19,6 +19,32 @@ def test_this_process_has_a_size() -> None:
     memory.trim()
 
 
+_MALLOC = """
+import ctypes
+from offspec.core import memory
+libc = ctypes.CDLL("libc.so.6")
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "abcdefghij"]  # the fifth: bytes outside the heap
+libc.mallinfo2.restype = Info
+def taken(size):
+    before = libc.mallinfo2().e
+    block = libc.malloc(size)
+    there = libc.mallinfo2().e - before
+    libc.free(block)
+    return there >= size
+assert taken(16 << 20) and not taken(8 << 20), "what was freed once is kept on the heap the next time"
+memory.return_large()
+memory.trim()
+assert taken(8 << 20) and taken(8 << 20) and not taken(1 << 20)
+"""
+
+
+def test_large_blocks_go_back() -> None:
+    ran = subprocess.run([sys.executable, "-c", _MALLOC], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
 @pytest.fixture
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in place of /proc and /sys/fs/cgroup: a machine with 8 GB free."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from offspec.core.config import SamplingParams
+from offspec.draft import forward
 from offspec.draft.base import Drafter, Scorer
 from offspec.draft.cross_vocab.drafter import TranslatedDrafter
 from offspec.draft.cross_vocab.retokenize import Reading
@@ -145,6 +146,33 @@ def test_trees_are_those_that_grow_alone(
         texts = beside.commit(found)
         assert by_itself.commit(alone) == texts
     beside.made.close()
+
+
+@torch.no_grad()
+def test_logits_of_several_trees_are_made_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of few rows at a time, and of one tree together in any case; a part that fails fails its trees."""
+    monkeypatch.setattr(forward, "HEAD_ROWS", 7)
+    drafters, counted, real = MAKES["lean"](tmp_path), list[int](), LeanModel.logits
+    failing = False
+
+    def counting(self: LeanModel, hidden: torch.Tensor) -> torch.Tensor:
+        counted.append(len(hidden))
+        if failing and len(counted) == 2:
+            raise RuntimeError("no room")
+        return real(self, hidden)
+
+    monkeypatch.setattr(LeanModel, "logits", counting)
+    beside, by_itself = (Sequences(drafters, 0.9) for _ in range(2))
+    found = grow_forest(beside.growing(TEXTS))
+    assert max(counted) <= 7 and len(counted) > max(tree.steps for tree in found)
+    for index, tree in enumerate(found):
+        same(tree, grow(by_itself.mixture(index), TEXTS[index], POLICY, 9))
+    assert forward.head_groups([5, 2, 3, 9, 1]) == [slice(0, 2), slice(2, 3), slice(3, 4), slice(4, 5)]
+    monkeypatch.setattr(forward, "HEAD_ROWS", 2)
+    counted.clear()
+    failing = True
+    grown = grow_forest(Sequences(drafters, 0.9).growing(TEXTS))
+    assert [len(tree.tree) > 1 for tree in grown] == [True, True, False, False], "two roots at a time"
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ import torch
 from offspec import CapacityError, RequestError
 from offspec.core import memory as process_memory
 from offspec.core.config import EngineConfig
+from offspec.draft.forward import HEAD_ROWS
 from offspec.model.attention import TreeContext
 from offspec.model.fused.products import FourBitProduct, UnpackingProduct
 from offspec.model.fused.weights import packed_size
@@ -22,6 +23,7 @@ from offspec.model.unpacking import Scratch
 from offspec.plan.draft_memory import draft_bytes
 from offspec.plan.fit import Opened, _modes
 from offspec.plan.load import open_models
+from offspec.sampling.noise import CACHED_ROWS
 from offspec_planners.placement import Placement, Tier
 from tests.support.plan_world import MB, write_large
 from tests.support.products import some
@@ -223,26 +225,38 @@ def test_a_draft_s_embedding_is_counted(
     assert before - needed() >= size >= 96 * 256 * 2
 
 
-def test_every_sequence_has_caches_of_its_own(opened: Callable[..., Opened]) -> None:
+def test_every_sequence_has_caches_of_its_own(
+    opened: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of the target and of the draft, and what is kept for a request; the rest is there once."""
     found = opened(draft="substitute")
     assert found.draft is not None
     config, vocabulary = found.config, found.target.skeleton.vocab_size
     more = replace(config, sequences=5, budget=80)  # as many nodes for one tree as in `config`
     rows = (config.context or 0) + (config.budget or 0)
-    draft = draft_bytes(("packed", 4), found.draft, config, 300)
-    drafts = draft_bytes(("packed", 4), found.draft, more, 300)
+    draft = draft_bytes(("packed", 4), found.draft, config, 128)
+    drafts = draft_bytes(("packed", 4), found.draft, more, 128)
     each = (drafts - draft) // 4
-    assert each >= found.draft.cache_bytes(300)
+    assert each >= found.draft.cache_bytes(128)
     one, five = found.fit(config), found.fit(more)
     assert found.cache_bytes(config, one) == found.target.cache_bytes(rows)
     assert found.cache_bytes(more, five) == 5 * found.target.cache_bytes(rows)
-    least, several = found.least(config)[0], found.least(more)[0]
-    kept = (64 + 3 * (config.width or 0)) * 4 * vocabulary
-    assert several - least >= 4 * (found.target.cache_bytes(rows) + each + kept)
-    given = replace(found, memory=several + MB)
-    assert given.holds(more, given.fit(more)) and not replace(found, memory=several - MB).holds(more, five)
-    assert not replace(found, memory=several - MB).holds(more, given.fit(more))
+    least = found.least(more)[0]
+    given = replace(found, memory=least + MB)
+    assert given.holds(more, given.fit(more)) and not replace(found, memory=least - MB).holds(more, five)
+    assert not replace(found, memory=least - MB).holds(more, given.fit(more))
+
+    def needed(config: EngineConfig) -> int:
+        with pytest.raises(CapacityError) as error:
+            replace(found, memory=1).fit(config, held=("packed", 4))
+        return error.value.needed
+
+    monkeypatch.setattr(type(found.target), "activation_bytes", lambda *given: 0)
+    taken = 4 * (found.target.cache_bytes(rows) + each + CACHED_ROWS * 4 * vocabulary)
+    products = (HEAD_ROWS - 2 * (config.width or 0)) * 4 * vocabulary  # of several trees together
+    scored = 4 * 3 * (config.width or 0) * 4 * vocabulary  # what scorers would take that share nothing
+    added = needed(more) - needed(config)
+    assert taken + products <= added < taken + products + scored
 
 
 @pytest.mark.parametrize("draft", ["none", "substitute"])

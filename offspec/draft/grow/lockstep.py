@@ -5,8 +5,10 @@ from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
+
 from offspec.core.trace import OFF, Timeline
-from offspec.draft.forward import Forward, run_together
+from offspec.draft.forward import Forward, RunsRows, head_groups, logits_of, states_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +89,43 @@ def grow_in_lockstep(trees: Sequence[Grows], decide: Decide, timeline: Timeline 
 
 
 def _run(group: Sequence[_Tree], timeline: Timeline) -> None:
-    """Answer forwards of one model. An error is that of each of them."""
+    """Answer forwards of one model. An error is that of each that has no answer yet."""
     forwards = [tree.asked for tree in group if isinstance(tree.asked, Forward)]
+    wanted = [forward.wanted for forward in forwards]
     began = time.perf_counter()
     try:
-        with timeline.span("draft", "step", width=sum(forward.wanted for forward in forwards)):
-            found = run_together(forwards)
+        with timeline.span("draft", "step", width=sum(wanted)):
+            states = states_of(forwards)
     except Exception as error:
-        share = (time.perf_counter() - began) / len(group)
-        for tree in group:
-            tree.fail(error, share)
+        _fail(group, error, (time.perf_counter() - began) / len(group))
         return
     share = (time.perf_counter() - began) / len(group)
+    for some in head_groups(wanted):
+        failure = _project(group[some], forwards[0].model, states[some], share)
+        if failure is not None:
+            _fail(group[some.stop :], failure, share)
+            return
+
+
+def _project(
+    group: Sequence[_Tree], model: RunsRows, states: Sequence[torch.Tensor], share: float
+) -> Exception | None:
+    """Answer some trees with the logits of these states, none of which is kept; the error there was.
+
+    share: seconds of each that the states took.
+    """
+    began = time.perf_counter()
+    try:
+        found = logits_of(model, states)
+    except Exception as error:
+        _fail(group, error, share + (time.perf_counter() - began) / len(group))
+        return error
+    share += (time.perf_counter() - began) / len(group)
     for tree, logits in zip(group, found, strict=True):
         tree.go_on(logits, share)
+    return None
+
+
+def _fail(group: Sequence[_Tree], error: Exception, share: float) -> None:
+    for tree in group:
+        tree.fail(error, share)
