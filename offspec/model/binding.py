@@ -161,14 +161,10 @@ class Binder:
         made = self._made(memory, self.recipes, self._empty)
         # A view of a norm would keep the whole packed layer in memory.
         stored = memory.untyped_storage().data_ptr()
-        made = {
+        return {
             name: tensor.clone() if tensor.untyped_storage().data_ptr() == stored else tensor
             for name, tensor in made.items()
         }
-        return {name: self._laid(tensor) for name, tensor in made.items()}
-
-    def _laid(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.contiguous() if self.row_products else tensor
 
     def _empty(self, count: int) -> torch.Tensor:
         return torch.empty(count, dtype=self._model.dtype, device=self.device)

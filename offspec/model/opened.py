@@ -317,6 +317,9 @@ class OpenedModel:
     def find_row_counts(self, device: torch.device) -> RowCounts:
         """Row counts of passes at which no row's bits depend on the others on a device; tried once."""
         shapes, sums = set[ProductShape](), {int(self.skeleton.config.hidden_size)}
+        recipes = [recipe for binder in self.layers for recipe in binder.recipes]
+        transposed = any(self._unpacks_transposed(recipe) for recipe in recipes)
+        blocks = not transposed and has_row_blocks(device, self.dtype)
         for module in [*self.skeleton.layers.modules(), self.skeleton.model.get_output_embeddings()]:
             plain = isinstance(module, torch.nn.Linear)
             for parameter in module.parameters(recurse=False):
@@ -324,12 +327,12 @@ class OpenedModel:
                     sums.add(len(parameter))
                 if parameter.dim() >= 2:
                     rows, columns = parameter.shape[-2:]
-                    if plain and has_row_blocks(device, self.dtype):
+                    if plain and blocks:
                         continue
                     shapes.add(ProductShape(rows, columns))
                     if not plain:  # multiplied from the other side, perhaps
                         shapes.add(ProductShape(columns, rows, transposed=True))
-        if any(self._unpacks_transposed(recipe) for binder in self.layers for recipe in binder.recipes):
+        if transposed:
             shapes |= {replace(shape, transposed=True) for shape in shapes}
         if self.has_row_products(device):  # whose row count does not matter
             shapes.clear()

@@ -49,7 +49,7 @@ def test_the_product_with_its_values(name: str) -> None:
             assert torch.equal(got, expected)
 
 
-@pytest.mark.parametrize("name", ["nf4", "Q4_K", "gptq-int4", "awq"])
+@pytest.mark.parametrize("name", ["nf4", "Q4_K", "ct-int4"])
 def test_panels_are_what_is_multiplied(name: str) -> None:
     if not blocks.works():
         pytest.skip("this processor has no product of blocks")
@@ -58,7 +58,7 @@ def test_panels_are_what_is_multiplied(name: str) -> None:
     assert not eager.can_cut(_rows(3).float(), FORMATS[name], parts, SHAPE)
 
 
-@pytest.mark.parametrize("name", ["awq", "gptq-int2", "gptq-int8", "gptq-int4-act-order", "nf4", "Q6_K"])
+@pytest.mark.parametrize("name", ["ct-fp8", "nf4", "Q6_K"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_some_rows(name: str, dtype: torch.dtype) -> None:
     format = FORMATS[name]

@@ -16,8 +16,9 @@ def row_linear(
     """rows times weight transposed, plus bias: [T, N], summed up in float32 and rounded once, then once more.
 
     On the triton path each row is summed up in the order of its columns, in tiles of one size whatever T is,
-    so that its bits depend on that row and the weight alone. The eager path is torch's product, whose bits
-    may depend on T.
+    so that its bits depend on that row and the weight alone. So they do on the eager path in bfloat16 where
+    the processor has a matrix unit (`blocks`) and rows of the weight no gaps; else it is torch's product,
+    whose bits may depend on T.
 
     Args:
         rows: [T, K] float32, bfloat16 or float16.

@@ -58,7 +58,7 @@ def panel_height(columns: int) -> int:
 
 
 def row_linear(rows: Tensor, weight: Tensor) -> Tensor:
-    """rows [T, K], weight [N, K], which is copied unless it is contiguous and K is even."""
+    """rows [T, K], weight [N, K] with rows in one piece; copied if there are gaps, or K is odd."""
     if rows.shape[1] % 2:
         rows, weight = F.pad(rows, (0, 1)), F.pad(weight, (0, 1))
     weight = weight.contiguous()
@@ -81,7 +81,7 @@ def row_linear(rows: Tensor, weight: Tensor) -> Tensor:
 def has_blocks(rows: Tensor, weight: Tensor) -> bool:
     """Whether these can be multiplied here."""
     fits = rows.device.type == weight.device.type == "cpu" and rows.dtype == weight.dtype == torch.bfloat16
-    return fits and weight.shape[1] > 0 and works()
+    return fits and weight.shape[1] > 0 and weight.stride(1) == 1 and works()
 
 
 @cache

@@ -28,10 +28,13 @@ class Addresses(NamedTuple):
 
 @cache
 def find_brgemm() -> Addresses | None:
-    """The functions, where this torch has them and this processor multiplies bfloat16 numbers."""
+    """The functions, where this torch has them and the processor has a matrix unit.
+
+    Without one torch's own products are row by row as they are, and quicker with one row.
+    """
     folder = Path(torch.__file__).parent / "lib"
     try:
-        if not (torch.backends.mkldnn.enabled and torch.cpu._is_avx512_bf16_supported()):
+        if not (torch.backends.mkldnn.enabled and torch.cpu._is_amx_tile_supported()):
             return None
         library = ctypes.CDLL(str(folder / "libtorch_cpu.so"))
         found = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in (_BRGEMM, _RELEASE)]

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.compressed import CompressedInt
 from offspec_kernels.dequant.format import Format, Part, Shape
 from offspec_kernels.dequant.scaled import check_groups, check_scales, plain, scaled, unpack
 from offspec_kernels.errors import ArgumentError
@@ -65,21 +64,6 @@ class Awq(Format):
         from offspec_kernels.dequant.awq import native
 
         native.fill(self.group, parts, out)
-
-    def some_rows(
-        self, parts: Mapping[str, Tensor], shape: Shape, start: int, end: int
-    ) -> tuple[Format, dict[str, Tensor]] | None:
-        """As compressed-tensors would store them: a byte a code, by rows."""
-        from offspec_kernels.dequant.awq import native
-
-        if start % 8 or end % 8:
-            return None
-        kind = CompressedInt(8, False, self.group, True, scales=self.scales)
-        codes, zeros = (
-            native.by_rows(parts[name][:, start // 8 : end // 8]) for name in ("qweight", "qzeros")
-        )
-        scales = parts["scales"][:, start:end].mT.contiguous()
-        return kind, {"weight": codes, "scale": scales, "zero_point": zeros}
 
     def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
         from offspec_kernels.dequant.awq import triton

@@ -66,24 +66,3 @@ def fill(group: int, parts: Mapping[str, Tensor], out: Tensor) -> None:
         blocks,
         out.numel(),
     )
-
-
-@compiled
-def _turn(words: Any, columns: int, codes: Any) -> None:
-    """words: [rows / 8, columns]; codes: [rows, columns]."""
-    for place in range(len(words) // columns):
-        some = words[place * columns : place * columns + columns]
-        for row in range(8):
-            shift = np.uint32(row % 2 * 16 + row // 2 * 4)
-            at = (place * 8 + row) * columns
-            made = codes[at : at + columns]
-            for column in range(columns):
-                made[column] = np.uint8(np.uint32(np.uint32(some[column]) >> shift) & np.uint32(15))
-
-
-def by_rows(words: Tensor) -> Tensor:
-    """words int32 [in, out / 8] to codes int8 [out, in]."""
-    columns, across = words.shape
-    codes = torch.empty(8 * across, columns, dtype=torch.int8)
-    _turn(array(words.mT.contiguous()), columns, array(codes.view(torch.uint8)))
-    return codes

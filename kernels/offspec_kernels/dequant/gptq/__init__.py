@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from offspec_kernels.dequant.compressed import CompressedInt
-from offspec_kernels.dequant.format import Format, Shape
+from offspec_kernels.dequant.format import Shape
 from offspec_kernels.dequant.gptq.layout import BITS, GptqLayout
 
 __all__ = ["BITS", "Gptq"]
@@ -25,23 +24,6 @@ class Gptq(GptqLayout):
 
         self.check_values(parts)
         native.fill(self, parts, out)
-
-    def some_rows(
-        self, parts: Mapping[str, Tensor], shape: Shape, start: int, end: int
-    ) -> tuple[Format, dict[str, Tensor]] | None:
-        """As compressed-tensors would store them: the same words, by rows."""
-        words = [row * self.bits // 32 for row in (start, end)]  # of zeros, which lie along the rows
-        if self.later_plus_one or start * self.bits % 32 or end * self.bits % 32:
-            return None
-        kind = CompressedInt(
-            self.bits, True, self.group_of(shape[1]), True, act_order=self.act_order, scales=self.scales
-        )
-        some = {
-            "weight": parts["qweight"][:, start:end].mT.contiguous(),
-            "scale": parts["scales"][:, start:end].mT.contiguous(),
-            "zero_point": self.zero_words(parts["qzeros"][:, slice(*words)]).mT.contiguous(),
-        }
-        return kind, some | ({"g_idx": parts["g_idx"]} if self.act_order else {})
 
     def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
         from offspec_kernels.dequant.gptq import triton
