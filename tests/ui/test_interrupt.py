@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from offspec.ui.interrupt import CODE
-from tests.ui.cli.program import PATIENCE, environment
+from tests.support.waiting import PATIENCE
+from tests.ui.cli.program import environment
 
 BEGIN = """
 import os, signal, sys, time

@@ -14,7 +14,8 @@ from offspec.ui.cli.console import Console
 from offspec.ui.cli.output import open_live
 from offspec.ui.printable import printable, without_controls
 from offspec.ui.told import told
-from tests.ui.cli.program import PATIENCE, environment
+from tests.support.waiting import PATIENCE
+from tests.ui.cli.program import environment
 
 # Erases the screen, sets a title, the same with C1, rings, turns the direction of text, deletes.
 HOSTILE = "a\x1b[2J\x1b]0;title\a\x9b2J\x9d0;t\x9c\x07\u202eb\u2066c\x7f\x08\rd"

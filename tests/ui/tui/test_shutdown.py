@@ -131,7 +131,7 @@ class PanicException(BaseException):
 
 def test_whatever_the_thread_dies_of_ends_the_chat(tmp_path: Path) -> None:
     app, engine = app_for(["ok"], tmp_path)
-    app.opener = ScriptedLoad(engine, fail=PanicException("index out of range"))  # type: ignore[arg-type]
+    app.opener = ScriptedLoad(engine, fail=PanicException("index out of range"))
 
     async def scene(pilot: Pilot[None]) -> None:
         await until(pilot, lambda: app._exit)
