@@ -7,5 +7,8 @@ from offspec_kernels.row_linear import blocks
 
 
 def row_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    out = blocks.row_linear(rows, weight) if blocks.has_blocks(rows, weight) else F.linear(rows, weight)
+    if blocks.has_blocks(rows, weight):
+        out = blocks.row_linear(rows, weight)
+    else:  # with a matrix unit oneDNN reads beyond the odd end of a row, and NaN there becomes its own
+        out = F.linear(rows.contiguous(), weight)
     return out if bias is None else out + bias
