@@ -28,7 +28,7 @@ _RETRY_S = 0.02
 _PATIENCE_S = 0.5  # that a strike waits for its moment
 _ONE_HAND_S = 1.0  # a strike this soon after another says nothing new
 # Packages whose state half a call would break.
-_INDIVISIBLE = {"importlib", "rich", "textual", "asyncio", "weakref", "_weakrefset"}
+_INDIVISIBLE = {"importlib", "rich", "textual", "weakref", "_weakrefset"}
 _SHORT = {"__enter__", "__exit__", "__del__"}  # functions between an action and what takes it back
 
 

@@ -38,7 +38,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("module", ["rich.live", "importlib._bootstrap", "weakref", "asyncio.events"])
+@pytest.mark.parametrize("module", ["rich.live", "importlib._bootstrap", "weakref", "textual.app"])
 def test_it_waits_until_a_library_is_done(module: str) -> None:
     done = run(
         f"""
