@@ -94,6 +94,7 @@ def run_pass(
     timeline: Timeline = OFF,
     look: Callable[[], None] | None = None,
     on_grown: Callable[[Sequence[int]], None] = lambda nodes: None,
+    on_ahead: Callable[[bool], None] = lambda begins: None,
 ) -> list[PassResult | None]:
     """Grow a tree for each sequence, take all through the target with pending tokens, walk them, commit.
 
@@ -107,6 +108,7 @@ def run_pass(
         timeline: Records what happens.
         look: Called between draft steps; what it raises cancels the pass.
         on_grown: Called with the number of nodes of each tree once all are complete.
+        on_ahead: Told when the draft begins to take its part of the processor beside the target, and ends.
 
     Returns:
         Of each sequence what came of it; None where its prompt needs another pass.
@@ -125,7 +127,7 @@ def run_pass(
     drafted = time.perf_counter()
     with (
         timeline.span("engine", "target", nodes=sum(share.nodes for share in shares)),
-        _foreseeing(target, shares, look) as ahead,
+        _foreseeing(target, shares, look, on_ahead) as ahead,
     ):
         _trip(target, shares)
     _walk(target.tree_model, shares)
@@ -193,7 +195,10 @@ def _trip(target: LoadedModel, shares: Sequence[_Share]) -> None:
 
 @contextmanager
 def _foreseeing(
-    target: LoadedModel, shares: Sequence[_Share], look: Callable[[], None] | None
+    target: LoadedModel,
+    shares: Sequence[_Share],
+    look: Callable[[], None] | None,
+    on_ahead: Callable[[bool], None],
 ) -> Iterator[DraftAhead | None]:
     """Let the only tree of a pass grow on while the block runs, where its policy says so."""
     growing, sources = shares[0].growing, shares[0].member.state.sources
@@ -201,10 +206,12 @@ def _foreseeing(
         yield None
         return
     sources.watch(None)  # what looks goes by the time of this thread, and breaks off what runs in it
+    on_ahead(True)
     try:
         with DraftAhead(growing, target.tree_model) as ahead:
             yield ahead
     finally:
+        on_ahead(False)
         sources.watch(look)
 
 

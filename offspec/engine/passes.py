@@ -33,6 +33,7 @@ class Passes:
     ) -> None:
         self._assembly, self._drafting = assembly, drafting
         self._timeline, self._contention = timeline, contention
+        self._ahead = False  # whether a draft takes a part of the processor beside the target
 
     def step(self, requests: Sequence[RunningRequest]) -> list[list[Event]]:
         """Events of one more pass for each of the requests, none of which has ended.
@@ -75,9 +76,14 @@ class Passes:
 
     def _look(self, requests: Sequence[RunningRequest]) -> None:
         """Called wherever a pass can be broken off. Raises Halted where all ask for that."""
-        self._contention.look()
+        if not self._ahead:  # else it is no other process that this thread waits for
+            self._contention.look()
         if all(request.halted for request in requests):
             raise Halted
+
+    def _note_ahead(self, begins: bool) -> None:
+        self._ahead = begins
+        self._contention.begin()
 
     def _run(
         self, requests: Sequence[RunningRequest], read: int, look: Callable[[], None]
@@ -89,7 +95,8 @@ class Passes:
                 self._watched(requests, read, look) as on_grown,
                 self._timeline.span("engine", "pass") as span,
             ):
-                done = run_pass(target, members, self._drafting.room, self._timeline, look, on_grown)
+                room = self._drafting.room
+                done = run_pass(target, members, room, self._timeline, look, on_grown, self._note_ahead)
                 found = [one for one in done if one is not None]
                 span.note(
                     nodes=sum(len(one.grown.tree) for one in found),

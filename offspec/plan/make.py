@@ -48,7 +48,7 @@ CONTENDED = (
     "measure again when they are done, with `offspec plan --replan`"
 )
 # Share of a draft's seconds that growing on beside a pass saves where the link binds; see bench/LOG.md.
-_HIDDEN = 0.6
+_HIDDEN = 0.3
 _ENOUGH_TREES, _ENOUGH_PASSES = 8, 16  # to know a draft by
 
 
