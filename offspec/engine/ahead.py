@@ -37,14 +37,28 @@ class DraftAhead:
 
     def __enter__(self) -> "DraftAhead":
         threads = torch.get_num_threads()
-        self._thread.start()
-        self._set_up.wait()
-        torch.set_num_threads(threads)  # the other thread's number is that of all threads to come as well
+        try:
+            self._thread.start()
+            self._set_up.wait()
+        except BaseException:
+            self._end()
+            raise
+        finally:
+            torch.set_num_threads(threads)  # the other thread's number is that of all threads to come as well
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def _end(self) -> None:
+        """Wait until the thread has ended, also where Ctrl-C strikes meanwhile."""
         self._over.set()
-        self._thread.join()
+        try:
+            if self._thread.ident is not None:
+                self._thread.join()
+        finally:
+            if self._thread.ident is not None:
+                self._thread.join()
+
+    def __exit__(self, *raised: object) -> None:
+        self._end()
         if self._error is not None:
             self._growing.failed(self._error)
 
