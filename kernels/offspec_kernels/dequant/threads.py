@@ -84,7 +84,8 @@ def _openmp() -> ctypes.CDLL | None:
         mapped = {Path(line.split()[-1]) for line in Path("/proc/self/maps").read_text().splitlines()}
         found = [path for path in mapped if path.name.startswith("libgomp")]
         # Others may have brought one of their own; torch's lies with torch, or is the system's.
-        own = [path for path in found if Path(torch.__file__).parent in path.parents] or found
+        home = Path(torch.__file__).resolve().parent  # as the map has it, also where a link leads there
+        own = [path for path in found if home in path.parents] or found
         if len(own) != 1:
             return None
         library = ctypes.CDLL(str(own[0]))
