@@ -12,6 +12,7 @@ import pytest
 
 from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.pack_manifest import MANIFEST
+from offspec.core import files
 from offspec.core.errors import CheckpointError, DiskFullError, RequestError
 from offspec.model.quantize.pack import packed_model, verify_pack
 from tests.model.quantize.stage import Bench
@@ -110,16 +111,16 @@ def test_what_may_be_another_pack_is_left_as_it_is(
 
 def test_a_manifest_that_cannot_be_read_now(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.pack()
-    opened = Path.open
+    opened = files.open_regular
 
-    def failing(path: Path, *args: Any, **given: Any) -> Any:
-        if path.name == MANIFEST:
+    def failing(path: Path | str, flags: int = 0) -> int:
+        if Path(path).name == MANIFEST:
             raise OSError(errno.EIO, "Input/output error")
-        return opened(path, *args, **given)
+        return opened(path, flags)
 
     before = bench.content()
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", failing)
+        patch.setattr(files, "open_regular", failing)
         with pytest.raises(RequestError, match="Input/output error"):
             bench.pack()
     assert bench.content() == before and bench.left() == ["pack"]
