@@ -21,6 +21,7 @@ from offspec_planners.placement import Placement, Tier
 from tests.support.expert_models import EXPERT_FAMILIES, by_need, write_experts
 from tests.support.products import some
 from tests.support.tiny_models import open_model, tiny_engine, write_model
+from tests.support.weight_files import as_it_is
 
 PROMPT = [3 + (7 * i * i + i) % 90 for i in range(21)]
 PARAMS = tuple(
@@ -188,15 +189,15 @@ def test_an_expert_that_cannot_be_read_is_one_error_and_the_engine_lives(
 ) -> None:
     """A truncated file, and a failing disk, in the middle of an answer."""
     file = model.folder / "model.safetensors"
-    whole = file.read_bytes()
+    size, put_back = file.stat().st_size, as_it_is(file)
     with tiny_engine(model.folder, "none", budget=1, placement=model.placement(0.3)) as engine:
         params = PARAMS[0]
         assert engine.generate(PROMPT, params).token_ids == model.says[params]
-        os.truncate(file, len(whole) // 3)
+        os.truncate(file, size // 3)
         with pytest.raises(StreamError, match="ended early") as caught:
             engine.generate(PROMPT[::-1], params)
         assert caught.value.file == file
-        file.write_bytes(whole)
+        put_back()
         assert engine.generate(PROMPT, params).token_ids == model.says[params]
         with monkeypatch.context() as patched:
             patched.setattr(os, "preadv", _failing)

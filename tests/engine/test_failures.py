@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 import offspec
 from offspec import CapacityError, ClosedError, Event, Notice, RequestError, SamplingParams, StreamError
 from tests.support.tiny_models import tiny_engine, write_model, write_tokenizer
+from tests.support.weight_files import as_it_is
 
 PROMPT = [5, 9, 17]
 
@@ -149,15 +150,14 @@ def test_a_draft_that_has_no_room_is_left_out_and_named(whole: Path, monkeypatch
 def test_a_file_truncated_in_mid_run_is_one_error_and_the_engine_lives(model: Path) -> None:
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     file = model / "model.safetensors"
-    data, before = file.read_bytes(), file.stat()
+    put_back = as_it_is(file)
     with tiny_engine(model, "none", budget=1) as engine:
         expected = engine.generate(PROMPT, params).token_ids
         os.truncate(file, 5000)
         with pytest.raises(StreamError, match="ended early") as caught:
             engine.generate(PROMPT, params)
         assert caught.value.file == file
-        file.write_bytes(data)
-        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        put_back()
         assert engine.generate(PROMPT, params).token_ids == expected
 
 

@@ -25,6 +25,7 @@ from offspec.engine.engine import Engine
 from offspec_planners.placement import Placement, Tier
 from tests.support.products import some
 from tests.support.tiny_models import tiny_engine, write_model
+from tests.support.weight_files import as_it_is
 
 PROMPT = [5, 9, 17, 33, 64]
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True, temperature=1.0, seed=4)
@@ -147,14 +148,13 @@ def test_a_file_that_is_replaced_is_noticed(
     other = write_model(tmp_path / "other", num_hidden_layers=4, seed=8) / "model.safetensors"
     with tiny_engine(model, "none", placement=placement) as engine:
         assert _generate(engine) == expected
-        whole, before = file.read_bytes(), file.stat()
+        put_back = as_it_is(file)
         for change in (os.utime, lambda file: file.write_bytes(other.read_bytes())):
             change(file)
             for _ in range(2):
                 with pytest.raises(StreamError, match="replaced"):
                     _generate(engine)
-        file.write_bytes(whole)
-        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        put_back()
         assert _generate(engine) == expected
         os.replace(other, file)
         assert _generate(engine) == expected

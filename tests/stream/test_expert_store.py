@@ -21,6 +21,7 @@ from offspec.stream.arena import PAGE
 from offspec.stream.direct_reader import DirectReader, ReadShape
 from offspec.stream.expert_store import ExpertStore
 from offspec.stream.layout import UnitLayout, lay_out
+from tests.support.weight_files import as_it_is
 
 UNITS, SIZE, START = 9, 2 * PAGE + 77, 13
 
@@ -238,14 +239,14 @@ def test_a_read_that_fails_is_one_error_and_the_store_lives(
 
 
 def test_a_truncated_expert_is_one_error_and_the_store_lives(file: Path, made: list[ExpertStore]) -> None:
-    contents, store, whole = contents_of(file), new_store(made, file, 2), file.read_bytes()
+    contents, store, put_back = contents_of(file), new_store(made, file, 2), as_it_is(file)
     right(store, contents, 0)
     os.truncate(file, START + 6 * SIZE + 10)
     with pytest.raises(StreamError, match="ended early") as caught:
         fetched(store, 6)
     assert caught.value.file == file and caught.value.offset > 0
     store.abandon()
-    file.write_bytes(whole)  # the same inode: the descriptor sees it whole again
+    put_back()  # the same inode: the descriptor sees it whole again
     right(store, contents, *range(UNITS))
 
 

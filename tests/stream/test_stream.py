@@ -21,6 +21,7 @@ from offspec.stream.disk_stream import DiskStream, read_unit
 from offspec.stream.layout import ALIGNMENT, UnitLayout, lay_out
 from offspec.stream.ring import Ring
 from offspec.stream.workers import Worker
+from tests.support.weight_files import as_it_is
 
 
 def _file(folder: Path, name: str, size: int, seed: int = 0) -> tuple[Path, bytes]:
@@ -172,9 +173,9 @@ def test_a_large_unit_is_read_in_blocks(tmp_path: Path) -> None:
 def test_a_truncated_file_is_one_typed_error_and_the_stream_lives(tmp_path: Path) -> None:
     layouts, contents = _units(tmp_path)
     path = layouts[0].extents[0].file
-    whole = path.read_bytes()
+    put_back = as_it_is(path)
     stream = DiskStream(layouts, 2, DirectReader())
-    os.truncate(path, len(whole) // 2)
+    os.truncate(path, path.stat().st_size // 2)
     with pytest.raises(StreamError, match="ended early") as caught:
         for _ in range(2):
             for unit in range(5):
@@ -182,7 +183,7 @@ def test_a_truncated_file_is_one_typed_error_and_the_stream_lives(tmp_path: Path
                 stream.release()
     assert caught.value.file == path and caught.value.offset > 0
     stream.abandon()
-    path.write_bytes(whole)  # the same inode: the descriptor sees it whole again
+    put_back()  # the same inode: the descriptor sees it whole again
     for unit, content in enumerate(contents):
         assert _content(layouts[unit], stream.acquire(unit)) == content
         stream.release()
