@@ -30,6 +30,7 @@ from tests.support.device_experts import (
 from tests.support.expert_models import EXPERT_FAMILIES, by_need, write_experts
 from tests.support.products import some
 from tests.support.tiny_models import tiny_engine
+from tests.support.weight_files import as_it_is
 
 __all__ = ["exact_products", "written"]
 pytestmark = pytest.mark.gpu
@@ -123,13 +124,13 @@ def test_an_expert_that_does_not_come_is_one_error_and_the_engine_lives(
     model, params = written("mixtral"), PARAMS[0]
     folder = Path(shutil.copytree(model.folder, tmp_path / "copy"))
     file = folder / "model.safetensors"
-    whole = file.read_bytes()
+    size, put_back = file.stat().st_size, as_it_is(file)
     with tiny_engine(folder, "none", budget=1, placement=model.placement(near, 0.3), device=CUDA) as engine:
         assert engine.generate(PROMPT, params).token_ids == model.says[params]
-        os.truncate(file, len(whole) // 3)
+        os.truncate(file, size // 3)
         with pytest.raises(StreamError, match="ended early"):
             engine.generate(PROMPT[::-1], params)
-        file.write_bytes(whole)
+        put_back()
         assert engine.generate(PROMPT, params).token_ids == model.says[params]
         with monkeypatch.context() as patched:
             patched.setattr(torch.cuda.Event, "synchronize", _failing)
