@@ -22,6 +22,7 @@ from offspec_kernels.row_linear.brgemm import Addresses, call_product, call_rele
 _ROWS = 64  # of the input in a block; the last block has a multiple of 16
 _PANEL_BYTES = 1 << 20  # of a core's own cache of 1 or 2 MB
 _LEAST, _MOST = 16, 256  # rows of a panel
+_SHARED = 1 << 21  # values of a weight that threads share: to give out work takes some 0.2 ms
 
 
 class RowBlocks:
@@ -74,7 +75,11 @@ def row_linear(rows: Tensor, weight: Tensor) -> Tensor:
         some = values[start * columns : end * columns]
         blocks.multiply(some, height, made, width, start, end)
 
-    spread(work, -(-width // height), weight.numel())
+    panels = -(-width // height)
+    if weight.numel() < _SHARED:
+        work(0, panels)
+    else:
+        spread(work, panels, weight.numel())
     return out
 
 
