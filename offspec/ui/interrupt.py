@@ -92,8 +92,13 @@ def instead(do: Callable[[], object]) -> Iterator[None]:
 
 def interrupted() -> KeyboardInterrupt:
     """What to raise for a strike that was put off by `instead`."""
-    _state.raised = time.monotonic()
+    ending()
     return KeyboardInterrupt()
+
+
+def ending() -> None:
+    """A strike ends the command now, as if KeyboardInterrupt had been raised."""
+    _state.raised = time.monotonic()
 
 
 def was_said() -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from offspec.core.events import Event, LoadProgress
@@ -11,6 +13,10 @@ from offspec.server.batch.lines import Line
 from offspec.server.batch.results import ResultFile
 from offspec.server.bodies import Limits
 from offspec.server.service import Service
+
+
+def _nothing() -> object:
+    """Nothing runs that could be cancelled."""
 
 
 class BatchRun:
@@ -26,6 +32,7 @@ class BatchRun:
         self._service, self._results, self._notify = service, results, notify
         self._app = make_app(service, limits=Limits(body_bytes=LONGEST))
         self._done, self._total = 0, 0  # lines
+        self._stopped, self._cancel = False, _nothing
         self.failed = 0  # lines that have an error for a result, of this run
         self.tokens = 0  # of its answers
 
@@ -34,14 +41,27 @@ class BatchRun:
 
         Raises:
             OffspecError: The model cannot be loaded, or a result cannot be written. What is finished is kept.
-            KeyboardInterrupt: Ctrl-C; the same.
+            KeyboardInterrupt: `stop` was called; the same.
         """
         lines = list(lines)
         waiting = [line for line in lines if line.id not in self._results.done]
         self._done, self._total = len(lines) - len(waiting), len(lines)
-        asyncio.run(self._run(waiting))
+        with suppress(asyncio.CancelledError):
+            asyncio.run(self._run(waiting))
+        if self._stopped:
+            raise KeyboardInterrupt
+
+    def stop(self) -> None:
+        """End `run`, from a signal handler: what is raised there comes up in any task."""
+        self._stopped = True
+        self._cancel()
 
     async def _run(self, waiting: list[Line]) -> None:
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+        self._cancel = partial(loop.call_soon_threadsafe, task.cancel)
+        if self._stopped:
+            return
         self._service.start()
         try:
             await self._loaded()
@@ -49,6 +69,7 @@ class BatchRun:
             count = self._service.sequences + 1  # one more is ready
             await Answering(self._app, self._service.names[0], self._take, in_flight=count).run(iter(waiting))
         finally:
+            self._cancel = _nothing
             await self._service.stop(0)
             await asyncio.to_thread(self._service.join, 60.0)
 

@@ -1,6 +1,7 @@
 """`offspec batch`: many requests from a file."""
 
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ import typer
 
 from offspec.core.config import AUTO, EngineConfig, SamplingParams
 from offspec.core.errors import RequestError
+from offspec.ui import interrupt
 from offspec.ui.cli import checks
 from offspec.ui.cli import options as opt
 from offspec.ui.cli.output import Output
@@ -18,7 +20,7 @@ from offspec.ui.cli.serve import check_installed, own_name
 from offspec.ui.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from offspec.ray.run import RayBatchRun
     from offspec.server.batch.lines import Line
@@ -150,7 +152,8 @@ def _answer(
             renderer.note(f"{done} of {len(lines)} results are in {results} already")
         run = make(file, renderer)
         try:
-            run.run(lines)
+            with _stoppable(run):
+                run.run(lines)
         except KeyboardInterrupt:
             done = sum(line.id in file.done for line in lines)
             renderer.note(
@@ -159,6 +162,22 @@ def _answer(
             raise
         failed = f", {run.failed} of them errors" if run.failed else ""
         renderer.note(f"{len(lines)} results are in {results}{failed}; {run.tokens} tokens in this run")
+
+
+@contextmanager
+def _stoppable(run: "BatchRun | RayBatchRun") -> "Iterator[None]":
+    """Ctrl-C stops a run that can be told to, and ends the others by an exception."""
+    stop = getattr(run, "stop", None)
+    if stop is None:
+        yield
+        return
+
+    def struck() -> None:
+        interrupt.ending()
+        stop()
+
+    with interrupt.instead(struck):
+        yield
 
 
 def _here(

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
+from offspec.server.batch.lines import Line
+from offspec.ui import interrupt
 from tests.support.fake_engine import ScriptedLoad
 from tests.support.waiting import PATIENCE
 from tests.ui.cli.program import ENDLESS, error_line, start
@@ -72,6 +74,31 @@ def test_ctrl_c_says_how_to_go_on(requests: Path) -> None:
         _, told = program.communicate(timeout=PATIENCE)
     assert program.returncode == 130 and "Traceback" not in told
     assert "0 of 2 results are in" in told and "goes on from there" in told and "[engine closed]" in told
+
+
+def test_ctrl_c_in_the_middle_of_a_task(
+    offspec: Program,
+    load: ScriptedLoad,
+    requests: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An exception there would be one that asyncio prints."""
+
+    def struck(line: Line, model: str) -> bytes:
+        signal.raise_signal(signal.SIGINT)
+        return make(line, model)
+
+    make = Line.request
+    monkeypatch.setattr(Line, "request", struck)
+    monkeypatch.setattr(interrupt, "_state", interrupt._State(active=True))
+    before = signal.signal(signal.SIGINT, interrupt._strike)
+    try:
+        result = offspec("batch", str(requests), str(requests.with_name("out")), "demo")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert result.exit_code == 130 and "0 of 2 results are in" in result.stderr
+    assert "Traceback" not in result.stderr and not caplog.records
 
 
 @pytest.mark.parametrize("installed", [False, True])
