@@ -123,7 +123,7 @@ def test_tokens_do_not_depend_on_the_guesses(hybrid: Written, hostile: Path, eve
     [
         *some([(family, "cpu") for family in sorted(HYBRIDS)], ("mamba", "cpu")),
         pytest.param("mamba2", "cuda", marks=pytest.mark.gpu),
-        pytest.param("qwen3_next", "cuda", marks=[pytest.mark.gpu, pytest.mark.exhaustive]),
+        pytest.param("qwen3_5_text", "cuda", marks=[pytest.mark.gpu, pytest.mark.exhaustive]),
     ],
     indirect=True,
 )

@@ -52,7 +52,7 @@ def test_one_call_of_each_operation(tmp_path: Path) -> None:
     assert found["spilt"] == 0
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_every_format_on_a_consumers_gpu(tmp_path: Path) -> None:
     found = _compiled(tmp_path, "--architectures", "89", "--ops", "dequant", "tree_scan")
     assert {one["kernel"] for one in found["largest"]} == FORMATS | {"_tree_scan"}

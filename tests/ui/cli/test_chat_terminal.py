@@ -88,8 +88,11 @@ def near() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.mark.exhaustive  # two programs that load a real model: half a minute
-@pytest.mark.parametrize("draft", ["auto", "suffix"])
+# Two programs that load a real model: half a minute, a whole one where they round a draft.
+@pytest.mark.parametrize(
+    "draft",
+    [pytest.param("auto", marks=pytest.mark.slow), pytest.param("suffix", marks=pytest.mark.exhaustive)],
+)
 def test_a_conversation_outlives_its_process(draft: str, tmp_path: Path, near: Path) -> None:
     """It is stopped, asked again, saved, resumed, and killed in the middle of an answer."""
     data, copy = tmp_path / "data", near / "copy.json"
