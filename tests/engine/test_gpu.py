@@ -47,6 +47,7 @@ def exact_products() -> None:
         ("llama", "auto", 3, False),
         ("gemma2", "same", 1, True),
         ("gpt2", "hostile", 3, False),
+        one_in=2,
     ),
 )
 def test_tokens_are_those_of_the_cpu(

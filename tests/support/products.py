@@ -1,22 +1,33 @@
-"""Products of settings, of which `make test` takes a few and `make test-all` the rest."""
+"""Products of settings, of which `make test` takes a few and `make test-all` the rest, or a share of it."""
 
+import zlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
 
-def some(values: Iterable[Any], *kept: Any, rare: Callable[[Any], bool] = lambda value: False) -> list[Any]:
+def some(
+    values: Iterable[Any], *kept: Any, rare: Callable[[Any], bool] = lambda value: False, one_in: int = 1
+) -> list[Any]:
     """Values of a parameter, or tuples of several, of which all but `kept` are marked exhaustive.
 
-    rare: which of them are marked slow instead.
+    rare: which of them are marked slow instead. one_in: so many of the others there are, about, for each that is
+    exhaustive, and the rest are slow; the same ones each time, whatever values come to be added.
     """
     found = list(values)
     assert set(kept) <= set(found), "what is kept is among them"
     exhaustive, slow = pytest.mark.exhaustive, pytest.mark.slow
     return [
-        value if value in kept else _marked(value, slow if rare(value) else exhaustive) for value in found
+        value
+        if value in kept
+        else _marked(value, slow if rare(value) or _left(value, one_in) else exhaustive)
+        for value in found
     ]
+
+
+def _left(value: Any, one_in: int) -> bool:
+    return zlib.crc32(repr(value).encode()) % one_in != 0
 
 
 def _marked(value: Any, mark: pytest.MarkDecorator) -> Any:
