@@ -32,6 +32,11 @@ class Answer:
         """Whether it has ended, well or not."""
         return self._ended
 
+    @property
+    def cancelled(self) -> bool:
+        """Whether it was asked to end."""
+        return self._halt.is_set()
+
     def cancel(self) -> None:
         """End it with what there is, after the pass under way; at once where it is by itself."""
         self._halt.set()
