@@ -4,7 +4,8 @@
 
 Target: SmolLM2-135M-Instruct widened ×4, streamed from disk in a cgroup of that memory. The same prompts are
 answered so many at a time, with a draft and without; one at a time is one after the other. The ceiling is
-what the link gives and what the processor multiplies, whichever takes longer. With --peer, transformers and
+what the link gives and what the processor multiplies, whichever takes longer. Beside each figure is what the
+plan predicts for passes that all sequences share, prompts aside. With --peer, transformers and
 accelerate answer as many prompts in one batch. Every answer must be the same at any number of sequences.
 """
 
@@ -116,7 +117,10 @@ def figures(
         "last_first_token_s": max(found["ttft_s"]),
         **{
             key: found.get(key)
-            for key in ("seconds", "tokens", "budget", "width", "load_seconds", "cgroup_peak_bytes")
+            for key in (
+                *("predicted_tokens_per_s", "seconds", "tokens", "budget", "width"),
+                *("load_seconds", "cgroup_peak_bytes"),
+            )
         },
     }
 
@@ -141,12 +145,22 @@ def accelerate(
 
 
 def show(rows: list[dict[str, Any]], report: Report) -> None:
-    view = grid("tokens a second in all", "sequences", "", "tok/s", "tokens a trip", "rows", "of roofline")
+    view = grid(
+        "tokens a second in all",
+        "sequences",
+        "",
+        "tok/s",
+        "predicted",
+        "tokens a trip",
+        "rows",
+        "of roofline",
+    )
     for row in rows:
         cells = (
-            f"{row[key]:{form}}" if key in row else ""
+            f"{row[key]:{form}}" if row.get(key) is not None else ""
             for key, form in (
                 ("tokens_per_s", ".2f"),
+                ("predicted_tokens_per_s", ".2f"),
                 ("tokens_per_trip", ".1f"),
                 ("rows_per_trip", ".0f"),
                 ("of_roofline", ".2f"),

@@ -46,6 +46,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
         seconds, tokens = time.perf_counter() - began, sum(result.tokens for result in results)
         say(f"  {len(results)} answers, {tokens} tokens, {seconds:.1f} s")
         return {
+            "predicted_tokens_per_s": engine.plan.forecast.tok_per_s if engine.plan else None,
             "load_seconds": load_seconds,
             "seconds": seconds,
             "tokens": tokens,

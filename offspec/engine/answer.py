@@ -17,10 +17,8 @@ class Answer:
     """
 
     def __init__(self, request: Request, progress: bool = False) -> None:
-        """request: with a `halt`; progress: whether events of passes under way are sent, too."""
-        assert request.halt is not None
+        """progress: whether events of passes under way are sent, too."""
         self.request, self.progress = request, progress
-        self._halt = request.halt
         self._events = list[Event]()
         self._error: BaseException | None = None
         self._ended = False
@@ -32,9 +30,14 @@ class Answer:
         """Whether it has ended, well or not."""
         return self._ended
 
+    @property
+    def cancelled(self) -> bool:
+        """Whether it was asked to end."""
+        return self.request.halt.is_set()
+
     def cancel(self) -> None:
         """End it with what there is, after the pass under way; at once where it is by itself."""
-        self._halt.set()
+        self.request.halt.set()
 
     def result(self, timeout: float | None = None) -> Result:
         """Wait for the whole answer.

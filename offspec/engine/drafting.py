@@ -3,7 +3,7 @@
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -50,7 +50,7 @@ class Request:
     ids: Sequence[int]
     params: SamplingParams
     sources: tuple[str, ...] = ()
-    halt: threading.Event | None = None
+    halt: threading.Event = field(default_factory=threading.Event)
     trees: bool = False
     shown: frozenset[int] = frozenset()
 

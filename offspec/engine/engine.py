@@ -222,7 +222,7 @@ class Engine:
         with self._turn(request.halt):
             self._halt = request.halt
             request = replace(request, ids=encode())
-            running = self._begin(request)
+            running = self._begin(request, self._state, self._notify)
             events: list[Event] = [running.prefill]
             while True:
                 for event in events:
@@ -440,8 +440,8 @@ class Engine:
         """What a token stands for within a text, in UTF-8; it may be a part of a character."""
         return token_bytes(self._assembly.codec.tokenizer, token)
 
-    def _begin(self, request: Request) -> RunningRequest:
-        running = RunningRequest(request, self._assembly, self._state, self.drafting, self._notify)
+    def _begin(self, request: Request, state: DecodeState, notify: Callable[[Event], None]) -> RunningRequest:
+        running = RunningRequest(request, self._assembly, state, self.drafting, notify)
         self._contention.begin()
         return running
 
@@ -452,9 +452,7 @@ class Engine:
             elif answer.progress:
                 answer.put([event])
 
-        running = RunningRequest(answer.request, self._assembly, state, self.drafting, notify)
-        self._contention.begin()
-        return running
+        return self._begin(answer.request, state, notify)
 
     def _new_state(self) -> DecodeState:
         """One more sequence."""
@@ -490,7 +488,7 @@ class Engine:
         None where it was halted before it came to an end.
         """
         self._state.forget()  # keys and values that came with a tree would be taken for right
-        alone = self._begin(replace(request, sources=(), trees=False))
+        alone = self._begin(replace(request, sources=(), trees=False), self._state, self._notify)
         while alone.reason is None:
             self._passes.step([alone])
         tokens, others = result.token_ids, alone.result.token_ids

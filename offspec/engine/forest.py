@@ -142,12 +142,15 @@ def run_pass(
 
 
 def _shares(members: Sequence[Member]) -> list[_Share]:
-    """Who reads how much of a prompt. A sequence by itself takes all that a pass may have."""
+    """Who reads how much of a prompt: who has least left goes first, and waits for no long one.
+
+    A sequence by itself takes all that a pass may have.
+    """
     left = runner.SHARED_PROMPT_ROWS if len(members) > 1 else runner.PASS_ROWS
-    shares = list[_Share]()
-    for member in members:
-        pending = member.state.pending
-        shares.append(_Share(member, None if pending <= left else left))
+    shares = [_Share(member, None) for member in members]
+    for share in sorted(shares, key=lambda share: share.member.state.pending):
+        pending = share.member.state.pending
+        share.rows = None if pending <= left else left
         left -= min(pending, left)
     return shares
 

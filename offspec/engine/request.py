@@ -103,7 +103,7 @@ class RunningRequest:
     @property
     def halted(self) -> bool:
         """Whether it was asked to end."""
-        return self._request.halt is not None and self._request.halt.is_set()
+        return self._request.halt.is_set()
 
     def halt(self) -> list[Event]:
         """End it with what there is."""

@@ -80,7 +80,7 @@ class Scheduler:
                     while self._admit() or self._running:
                         self._run()
             except BaseException as error:  # the engine was closed, or a bug: nobody is to wait for ever
-                self._fail(error)
+                self._fail(_closed() if self._closing.is_set() else error)
         self._fail(_closed())
 
     def _wait(self) -> bool:
@@ -90,28 +90,32 @@ class Scheduler:
             return not self._closing.is_set()
 
     def _admit(self) -> bool:
-        """Begin requests that there are sequences for; whether any waits or runs."""
-        while self._waiting and not self._closing.is_set():
-            answer = self._waiting[0]
-            halted = answer.request.halt is not None and answer.request.halt.is_set()
-            state = None if halted else self._sequences.take(answer.request.ids)
-            if state is None and not halted:
+        """Begin requests that there are sequences for, and end what was cancelled; whether any runs.
+
+        One that another reads its prompt for holds up none of those behind it.
+        """
+        for answer in [*self._waiting]:
+            if self._closing.is_set():
                 break
-            self._waiting.popleft()
-            if state is None:
+            if answer.cancelled:
+                self._waiting.remove(answer)
                 answer.put((), error=RequestError("this was stopped before its turn came"))
-                continue
-            try:
-                running = _Running(answer, self._begin(answer, state))
-            except BaseException as error:  # of this request alone
-                self._sequences.give_back(state)
-                answer.put((), error=error)
-                continue
-            self._running.append(running)
-            answer.put([running.request.prefill])
-            if running.request.reason is not None:
-                self._finish(running, ())
+            elif (state := self._sequences.take(answer.request.ids)) is not None:
+                self._waiting.remove(answer)
+                self._start(answer, state)
         return bool(self._running)
+
+    def _start(self, answer: Answer, state: DecodeState) -> None:
+        try:
+            running = _Running(answer, self._begin(answer, state))
+        except BaseException as error:  # of this request alone
+            self._sequences.give_back(state)
+            answer.put((), error=error)
+            return
+        self._running.append(running)
+        answer.put([running.request.prefill])
+        if running.request.reason is not None:
+            self._finish(running, ())
 
     def _run(self) -> None:
         """One pass for all that run."""

@@ -31,7 +31,7 @@ class Answer:
 
     def put(self, item: Delta | Fault | None) -> None:
         """From the engine's thread: one more event, why there are no more, or their end."""
-        if len(self._unread) == _MOST_UNREAD and not self.halt.is_set():
+        if len(self._unread) >= _MOST_UNREAD and not self.halt.is_set():
             self.halt.set()
             item = Fault("timeout", "the answer was broken off: it was read too slowly")
         self._unread.append(item)

@@ -1,8 +1,8 @@
 """The engine behind all APIs: its state, the queue in front of it, and answers on their way to clients.
 
 One thread loads the engine; then there is one for each of its sequences, that hands requests to it, first
-come first served. Nothing else in the server knows that: who asks gets an `Answer`, whose events come as they
-are made.
+come first served. Choices of one request are handed to it side by side where sequences are free. Nothing else
+in the server knows that: who asks gets an `Answer`, whose events come as they are made.
 """
 
 import asyncio
@@ -14,32 +14,23 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 from offspec.core.config import SamplingParams
 from offspec.core.errors import OffspecError
-from offspec.core.events import (
-    Event,
-    Finished,
-    LoadProgress,
-    Notice,
-    PassStats,
-    Result,
-    TextDelta,
-)
+from offspec.core.events import Event, LoadProgress, Notice
 from offspec.server.answer import Answer
-from offspec.server.exchange import Ask, Ended, Usage
-from offspec.server.faults import Fault, internal, of_error, unsupported
+from offspec.server.choices import Choices
+from offspec.server.exchange import Ask
+from offspec.server.faults import Fault, of_error, unsupported
 from offspec.server.forced_call import with_forced_call
 from offspec.server.metrics import Metrics
-from offspec.server.parting import Parting, parts_of, reason_of, stop_of
 from offspec.server.served_engine import Loader, ServedEngine
-from offspec.server.token_texts import TokenTexts
 
 log = logging.getLogger("offspec.server")
 
 State = Literal["loading", "ready", "failed", "stopping"]
-_SEEDS = 2**64
 # Arguments of transformers' function, with which a client could do other things than set a variable.
 _NO_VARIABLES = {
     *("chat_template", "conversation", "tools", "documents", "tokenize", "add_generation_prompt"),
@@ -79,7 +70,7 @@ class Service:
         self.error: BaseException | None = None
         self._load, self._on_failure = load, on_failure
         self._engine: ServedEngine | None = None
-        self._turns = queue.SimpleQueue[Answer | None]()  # None: no more
+        self._turns = queue.SimpleQueue[Callable[[ServedEngine], None] | None]()  # None: no more
         self._waiting = set[Answer]()
         self.metrics.watch_queue(lambda: len(self._waiting))
         self._running = set[Answer]()
@@ -160,7 +151,7 @@ class Service:
         if not admitted:
             self._check_room()
         self._waiting.add(answer)
-        self._turns.put(answer)
+        self._turns.put(partial(self._begin, Choices(answer, self.metrics)))
         return answer
 
     def _check_room(self) -> None:
@@ -209,34 +200,50 @@ class Service:
                 self.state = "ready"
                 log.info("ready to answer as %s", " or ".join(self.names))
             others = [
-                threading.Thread(target=self._answer_all, args=(engine,), name="offspec answers", daemon=True)
+                threading.Thread(target=self._work_turns, args=(engine,), name="offspec answers", daemon=True)
                 for _ in range(engine.sequences - 1)
             ]
             for thread in others:
                 thread.start()
-            self._answer_all(engine)
+            self._work_turns(engine)
             for thread in others:
                 thread.join()
         finally:
             engine.close()
 
-    def _answer_all(self, engine: ServedEngine) -> None:
-        """Give one answer after the other, until no more will come."""
-        while self._take_turn(engine):
-            pass
+    def _work_turns(self, engine: ServedEngine) -> None:
+        """Do what waits for its turn, one after the other, until no more will come."""
+        while (turn := self._turns.get()) is not None:
+            turn(engine)
         self._turns.put(None)  # for the other threads
 
-    def _take_turn(self, engine: ServedEngine) -> bool:
-        """Wait for the next answer and give it; False where no more will come."""
-        answer = self._turns.get()
-        if answer is None:
+    def _begin(self, choices: Choices, engine: ServedEngine) -> None:
+        """Give an answer, one choice after the other as far as nobody helps."""
+        self._running.add(choices.answer)
+        self._waiting.discard(choices.answer)
+        while self._give(choices, engine):
+            pass
+        self._leave(choices)
+
+    def _help(self, choices: Choices, engine: ServedEngine) -> None:
+        """Give one of the choices that are left, beside those who began the answer."""
+        if choices.join():
+            self._give(choices, engine)
+            self._leave(choices)
+
+    def _give(self, choices: Choices, engine: ServedEngine) -> bool:
+        """Give the next choice, if there is one. Help with what is left waits behind other requests."""
+        choice = choices.begin()
+        if choice is None:
             return False
-        self._running.add(answer)
-        self._waiting.discard(answer)
-        if not answer.halt.is_set():
-            self._run(engine, answer)
-        self._running.discard(answer)
+        if choices.left:
+            self._turns.put(partial(self._help, choices))
+        choices.give(engine, choice)
         return True
+
+    def _leave(self, choices: Choices) -> None:
+        if choices.leave():
+            self._running.discard(choices.answer)
 
     def _hear(self, event: Event) -> None:
         """Progress of the load, from the engine's thread."""
@@ -245,60 +252,6 @@ class Service:
                 self.progress = event
             case Notice(text=text):
                 log.info("%s", text)
-
-    def _run(self, engine: ServedEngine, answer: Answer) -> None:
-        try:
-            results, thought = list[Result](), 0
-            for choice in range(answer.ask.choices):
-                parting = Parting(choice, parts_of(engine, answer), not answer.ask.parallel_calls)
-                results.append(self._choose(engine, answer, parting))
-                thought += parting.reasoning_tokens
-                if answer.halt.is_set():
-                    break
-            else:
-                answer.put(_usage(answer, results, thought))
-            answer.put(None)
-        except OffspecError as error:
-            fault = of_error(error)
-            if fault.status >= 500:
-                self.metrics.failed(type(error).__name__)
-                log.error("%s", error)
-            answer.put(fault)
-        except BaseException as error:  # a bug: the server lives on, and its log has the whole of it
-            self.metrics.failed(type(error).__name__)
-            log.exception("a request failed")
-            answer.put(internal())
-
-    def _choose(self, engine: ServedEngine, answer: Answer, parting: Parting) -> Result:
-        """One choice of an answer, from its first event to its last."""
-        params, choice = answer.ask.params, parting.choice
-        assert params.seed is not None
-        params = replace(params, seed=(params.seed + choice) % _SEEDS)
-        texts = TokenTexts(engine.token_bytes)
-        result: Result | None = None
-        trees = answer.ask.trees
-        given: Any = {"halt": answer.halt, "trees": trees, "shown": parting.shown, "progress": trees}
-        events = engine.submit(answer.ids, params, **given)
-        try:
-            for event in events:
-                answer.tell(event)
-                match event:
-                    case TextDelta():
-                        logprobs = tuple(map(texts.describe, event.logprobs))
-                        answer.put_all(parting.feed(event.text, event.token_ids, logprobs))
-                    case PassStats():
-                        self.metrics.passed(event)
-                    case Finished(result=result):
-                        self.metrics.answered(result)
-        except BaseException:
-            answer.halt.set()  # nothing reads what is still to come
-            raise
-        assert result is not None
-        if result.finish_reason != "halted":
-            answer.put_all(parting.finish())
-            stop = stop_of(engine, result, params.stop) if result.finish_reason == "stop" else None
-            answer.put(Ended(choice, reason_of(result, parting), stop))
-        return result
 
 
 def _template(ask: Ask) -> dict[str, Any]:
@@ -309,16 +262,6 @@ def _template(ask: Ask) -> dict[str, Any]:
         )
     tools = [] if ask.tool_choice == "none" else [dict(tool) for tool in ask.tools]
     return {**ask.template, "tools": tools} if tools else dict(ask.template)
-
-
-def _usage(answer: Answer, results: Sequence[Result], thought: int) -> Usage:
-    return Usage(
-        prompt_tokens=answer.prompt_tokens,
-        cached_tokens=results[0].reused_tokens,
-        answer_tokens=sum(result.tokens for result in results),
-        reasoning_tokens=thought,
-        passes=sum(result.passes for result in results),
-    )
 
 
 def _break_off(answer: Answer) -> None:

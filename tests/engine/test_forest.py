@@ -122,7 +122,7 @@ def _end(answer: Answer) -> None:
     try:
         answer.result(timeout=60)
     except RequestError:
-        assert answer.request.halt is not None and answer.request.halt.is_set()
+        assert answer.cancelled
 
 
 @pytest.mark.parametrize(
@@ -378,3 +378,77 @@ def test_an_engine_is_loaded_for_several(model: Path) -> None:
         assert engine.sequences == 1
         alone = [engine.generate(PROMPT[:n], PARAMS) for n in range(3, 13)]
     assert [result.token_ids for result in results] == [result.token_ids for result in alone]
+
+
+def test_a_short_prompt_waits_for_no_long_one(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come together, the long one first."""
+    monkeypatch.setattr(runner, "SHARED_PROMPT_ROWS", 8)
+    passes, step, spoken = list[int](), Passes.step, list[int]()
+
+    def counted(own: Passes, running: list[RunningRequest]) -> list[list[Event]]:
+        passes.append(len(running))
+        found = step(own, running)
+        if not spoken and any(isinstance(event, TextDelta) for event in found[-1]):
+            spoken.append(len(passes))
+        return found
+
+    prompts = [PROMPT * 2, [3, 4, 5, 6]]
+    with tiny_engine(model, "none", budget=1, sequences=2) as engine:
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(Passes, "step", counted)
+            results = [answer.result(timeout=60) for answer in _together(engine, prompts, PARAMS)]
+        assert spoken == [1] and passes[0] == 2
+        for prompt, result in zip(prompts, results, strict=True):
+            engine._state.forget()
+            assert result.token_ids == engine.generate(prompt, PARAMS).token_ids
+
+
+def test_what_is_cancelled_while_it_waits_ends_with_the_pass(
+    model: Path, hold_passes: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though another waits before it."""
+    with tiny_engine(model, "none", budget=1, sequences=1) as engine:
+        gate = hold_passes(2)
+        running = engine.submit(PROMPT, replace(PARAMS, max_tokens=100))
+        first, second = (engine.submit(PROMPT, PARAMS) for _ in range(2))
+        next(event for event in running if isinstance(event, TextDelta))
+        second.cancel()
+        step, ran = Passes.step, list[bool]()
+
+        def counted(own: Passes, requests: list[RunningRequest]) -> list[list[Event]]:
+            ran.append(second.done)
+            return step(own, requests)
+
+        monkeypatch.setattr(Passes, "step", counted)
+        gate.set()
+        with pytest.raises(RequestError, match="before its turn"):
+            second.result(timeout=60)
+        assert running.result(timeout=60).tokens == 100
+        assert first.result(timeout=60).tokens == PARAMS.max_tokens
+        assert ran.count(False) <= 2
+
+
+def test_a_prompt_that_another_reads_holds_up_none_behind_it(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "SHARED_PROMPT_ROWS", 16)
+    long = [3 + (7 * i * i + i) % 90 for i in range(400)]
+    with tiny_engine(model, "none", budget=1, sequences=3, context=512) as engine:
+        others = [3, 4, 5]
+        reading, same, short = _together(engine, [long, long, others], PARAMS)
+        assert short.result(timeout=60).tokens == PARAMS.max_tokens
+        assert not same.done
+        alone = [reading.result(timeout=60), same.result(timeout=60)]
+        assert alone[1].reused_tokens > len(long) - 256
+        engine._state.forget()
+        assert {result.token_ids for result in alone} == {engine.generate(long, PARAMS).token_ids}
+
+
+def test_closing_while_a_stream_has_its_turn_says_so_to_what_waits(model: Path) -> None:
+    engine = tiny_engine(model, "none", budget=1, sequences=2)
+    events = engine.stream(PROMPT, PARAMS)
+    next(events)
+    (waiting,) = ThreadPoolExecutor(1).map(engine.submit, [PROMPT])
+    engine.close()
+    with pytest.raises(ClosedError):
+        waiting.result(timeout=60)

@@ -261,10 +261,10 @@ def test_a_check_compares_where_answers_end(model: Path, monkeypatch: pytest.Mon
     with tiny_engine(model, "none") as engine:
         real = engine._begin
 
-        def shorter(request: Request) -> RunningRequest:
+        def shorter(request: Request, *given: Any) -> RunningRequest:
             if not request.trees:  # the check asks for none
                 request = replace(request, params=replace(request.params, max_tokens=5))
-            return real(request)
+            return real(request, *given)
 
         monkeypatch.setattr(engine, "_begin", shorter)
         *_, last = engine.stream(PROMPT, PARAMS, check=True, trees=True)
