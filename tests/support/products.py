@@ -12,8 +12,8 @@ def some(
 ) -> list[Any]:
     """Values of a parameter, or tuples of several, of which all but `kept` are marked exhaustive.
 
-    rare: which of them are marked slow instead. one_in: so many of the others there are, about, for each that is
-    exhaustive, and the rest are slow; the same ones each time, whatever values come to be added.
+    rare: which of them are marked slow instead. one_in: of so many, about, one is exhaustive and the others are
+    slow; the same ones each time, whatever values come to be added.
     """
     found = list(values)
     assert set(kept) <= set(found), "what is kept is among them"
