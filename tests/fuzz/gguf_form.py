@@ -110,14 +110,15 @@ def _packed(kind: int, value: Any) -> bytes:
     number = value if isinstance(value, int | float) else 0
     if letter in "fd":
         try:
-            return struct.pack(f"<{letter}", number)
+            return bytes(struct.pack(f"<{letter}", number))
         except OverflowError:
-            return struct.pack(f"<{letter}", math.inf)
+            return bytes(struct.pack(f"<{letter}", math.inf))
     if letter == "?":
         return struct.pack("<?", bool(number))
     width = struct.calcsize(letter)
     whole = int(number) if math.isfinite(number) else 0
-    return (whole % 2 ** (8 * width)).to_bytes(width, "little")
+    upper: int = 2 ** (8 * width)
+    return (whole % upper).to_bytes(width, "little")
 
 
 def _text(text: str) -> bytes:

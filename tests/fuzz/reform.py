@@ -48,10 +48,10 @@ def _change_list(random: Random, entry: Entry, another: Value) -> None:
     values = list(entry.value)
     at = random.randrange(len(values))
     changes: list[Callable[[], Any]] = [
-        lambda: values[:at] + [another(random, values[at])] + values[at + 1 :],
-        lambda: values[:at] + [another(random, values[at])] + values[at + 1 :],
+        lambda: [*values[:at], another(random, values[at]), *values[at + 1 :]],
+        lambda: [*values[:at], another(random, values[at]), *values[at + 1 :]],
         lambda: values[:at] + values[at + 1 :],
-        lambda: values[:at] + [values[at]] + values[at:],
+        lambda: [*values[:at], values[at], *values[at:]],
         lambda: values[:at],
         lambda: values[::-1],
         lambda: [values[at]] * len(values),
@@ -151,10 +151,10 @@ def _parts(data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
         body = data[8 + size :]
         offsets = {n: header[n]["data_offsets"] for n in header if n != "__metadata__"}
         parts = {name: body[begin:end] for name, (begin, end) in offsets.items()}
-        shapes = [header[name]["shape"] for name in parts]
-    except (TypeError, KeyError, RecursionError) as error:
+        shapes = [header[name]["shape"] for name in parts if header[name]["dtype"]]
+    except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError("no safetensors file") from error
-    if not all(isinstance(size, int) for shape in shapes for size in shape):
+    if not all(isinstance(shape, list) and set(map(type, shape)) <= {int} for shape in shapes):
         raise ValueError("no safetensors file")
     return header, parts
 

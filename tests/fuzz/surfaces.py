@@ -130,6 +130,7 @@ def _sum_again(pack: Path) -> None:
     (pack / MANIFEST).write_text(json.dumps(value))
 
 
+_PACKED = ("model-layer-0000.safetensors", "model-rest.safetensors")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 SURFACES: dict[str, Surface] = {
     "safetensors": Surface("model", ("model.safetensors",), _answer),
