@@ -12,7 +12,8 @@ command line for help, does not wait for torch.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+
+TYPE_CHECKING = False  # without typing, whose import takes longer than all before Ctrl-C is taken over
 
 __version__ = "0.1.0"
 
@@ -100,7 +101,7 @@ __all__ = [  # noqa: RUF022 - in the order a reader meets them
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name not in _HOME:
         raise AttributeError(f"module 'offspec' has no attribute {name!r}")
     from offspec.core.openmp import limit_spinning
@@ -114,6 +115,8 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from offspec.chat.message import Message
     from offspec.chat.session import Session
     from offspec.core.config import EngineConfig, SamplingParams

@@ -1,4 +1,9 @@
-"""Panics of libraries in Rust, which Python sees as an exception that is no Exception."""
+"""Panics of libraries in Rust, which Python sees as an exception that is no Exception.
+
+Rust itself writes a line to stderr before ("thread ... panicked at ..."), and only code in Rust can set
+another hook. It stays: to turn descriptor 2 elsewhere during a call would take what other threads write
+meanwhile.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -105,7 +105,9 @@ def distill_head(
         batch, assembly = _open(wanted, given, device, dtype, notify)
         target = assembly.target
         try:
-            store = Store(place.folder, int(target.skeleton.config.hidden_size), target.dtype.itemsize)
+            store = Store(
+                place.folder, int(target.skeleton.config.hidden_size), target.dtype.itemsize, notify
+            )
             write_text(store, target, assembly.codec, questions, wanted, batch, notify)
             taps = published_taps(len(target.layers)) if wanted.kind == "eagle3" else ()
             if taps:

@@ -11,12 +11,13 @@ from hashlib import sha256
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from offspec.checkpoint.safetensors import read_header
 from offspec.checkpoint.write import SafetensorsWriter
 from offspec.core.cache_dir import claim_folder
 from offspec.core.errors import CheckpointError
-from offspec.core.events import Event, Notice
+from offspec.core.events import Event, Notice, unheard
 from offspec.core.files import disk_full, private_folder, require_space
 from offspec.core.private import DISTILL, PRIVATE
 from offspec.distill.generate_batch import Passage
@@ -73,9 +74,12 @@ class Store:
     bytes_per_token: what a token takes on disk with its states.
     """
 
-    def __init__(self, folder: Path, hidden: int, item: int) -> None:
-        """hidden: size of a state; item: bytes of each of its numbers."""
+    def __init__(
+        self, folder: Path, hidden: int, item: int, notify: Callable[[Event], None] = unheard
+    ) -> None:
+        """hidden: size of a state; item: bytes of each of its numbers; notify: hears of damaged files."""
         self.folder = folder
+        self._hidden, self._notify = hidden, notify
         self.bytes_per_token = hidden * item + 4
         self._places: list[PassageExtent] = []
         self._files: list[dict[str, torch.Tensor]] = []
@@ -147,8 +151,15 @@ class Store:
         return self.folder / f"taps-{'-'.join(map(str, layers))}-{file:05d}.safetensors"
 
     def _take_taps(self, file: int, layers: Sequence[int]) -> bool:
-        tensors = _read(self._taps_name(file, layers))
-        if tensors is None or tensors[_tap_names(layers)[0]].shape != self._files[file]["states"].shape:
+        states = self._files[file]["states"]
+
+        def fit(tensors: dict[str, torch.Tensor]) -> bool:
+            return tensors.keys() == set(_tap_names(layers)) and all(
+                (tensor.shape, tensor.dtype) == (states.shape, states.dtype) for tensor in tensors.values()
+            )
+
+        tensors = self._read(self._taps_name(file, layers), fit)
+        if tensors is None:
             return False
         kept = {name: tensor for name, tensor in self._files[file].items() if not name.startswith(_TAP)}
         self._files[file] = {**kept, **tensors}
@@ -183,7 +194,7 @@ class Store:
 
     def _take(self, path: Path) -> bool:
         """Use a file; one that is damaged is removed, to be made again with those behind it."""
-        tensors = _read(path)
+        tensors = self._read(path, self._is_batch)
         if tensors is None:
             return False
         start = 0
@@ -192,6 +203,36 @@ class Store:
             start += length
         self._files.append(tensors)
         return True
+
+    def _is_batch(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        """Whether these are passages whose lengths add up."""
+        if tensors.keys() != {"tokens", "length", "prompt", "states"}:
+            return False
+        tokens, length, prompt, states = (tensors[n] for n in ("tokens", "length", "prompt", "states"))
+        whole = all(t.ndim == 1 and t.dtype == torch.int32 for t in (tokens, length, prompt))
+        if not whole or states.shape != (len(tokens), self._hidden) or length.shape != prompt.shape:
+            return False
+        ordered = bool(((prompt > 0) & (prompt <= length)).all())
+        return ordered and int(length.sum()) == len(tokens) and not bool((tokens < 0).any())
+
+    def _read(
+        self, path: Path, fit: Callable[[dict[str, torch.Tensor]], bool]
+    ) -> dict[str, torch.Tensor] | None:
+        """The tensors of a file, as views of it; None where there is none. A damaged one is removed."""
+        from safetensors.torch import load_file
+
+        if not path.exists():
+            return None
+        try:
+            read_header(path)
+            tensors = load_file(path)
+            if fit(tensors):
+                return tensors
+        except (CheckpointError, SafetensorError):
+            pass
+        path.unlink(missing_ok=True)
+        self._notify(Notice(f"{path} is damaged and is made again"))
+        return None
 
 
 def _tap_names(layers: Sequence[int]) -> list[str]:
@@ -203,17 +244,3 @@ def _write(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     with SafetensorsWriter(path, entries, mode=PRIVATE) as out:
         for name, tensor in tensors.items():
             out.write(name, tensor)
-
-
-def _read(path: Path) -> dict[str, torch.Tensor] | None:
-    """The tensors of a file, as views of it; None where there is none. A damaged one is removed."""
-    from safetensors.torch import load_file
-
-    if not path.exists():
-        return None
-    try:
-        read_header(path)
-    except CheckpointError:
-        path.unlink(missing_ok=True)
-        return None
-    return load_file(path)

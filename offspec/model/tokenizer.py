@@ -35,6 +35,7 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
         raise ModelNotFoundError(f"{folder} is not a folder, so it holds no tokenizer")
     from transformers import AutoTokenizer
 
+    _refuse_other_files(folder)
     try:
         with panics_as_errors():
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -48,6 +49,18 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     if set(vocabulary.values()) <= added.keys():
         raise CheckpointError(f"{folder} {_NO_TOKENIZER}")
     return tokenizer
+
+
+def _refuse_other_files(folder: Path) -> None:
+    """Raise CheckpointError for a configuration that sends to files which nobody has looked at."""
+    file = folder / "tokenizer_config.json"
+    config = read_json(file) if file.exists() else {}
+    others = config.get("fast_tokenizer_files")
+    if others and others != ["tokenizer.json"]:
+        raise CheckpointError(
+            f"{file} names other files to be read in the place of tokenizer.json: "
+            "remove fast_tokenizer_files from it"
+        )
 
 
 def same_vocabulary(a: "PreTrainedTokenizerBase", b: "PreTrainedTokenizerBase") -> str | None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
+    Concatenate,
     MergeModulelist,
     WeightConverter,
     WeightRenaming,
@@ -152,12 +153,50 @@ def _check(model: Any, wanted: dict[str, torch.Tensor], recipes: list[WeightReci
             alike = all(source.shape == found for source, _ in recipe.sources)
             found = (len(recipe.sources), *found) if alike else ()
         elif recipe.converter is not None:
+            _check_made(model, wanted, recipe)
             continue
         if shape != found:
             raise CheckpointError(
                 f"{info.name} has shape {list(found)} in {info.file.name}, but config.json asks for "
                 f"{list(shape)}; the two do not belong together"
             )
+
+
+def _check_made(model: Any, wanted: Mapping[str, torch.Tensor], recipe: WeightRecipe) -> None:
+    """Raise CheckpointError for tensors that cannot be put together, or make a parameter of another shape.
+
+    Tried on the meta device: what an operation can do only with values is found out when it has them.
+    """
+    first: dict[str, Weight] = {}
+    for weight, pattern in recipe.sources:
+        if weight.shape != (other := first.setdefault(pattern, weight)).shape and _merges(recipe):
+            raise CheckpointError(
+                f"{weight.name} has shape {list(weight.shape)}, but {other.name} has {list(other.shape)}, "
+                "and experts are alike; download the model again"
+            )
+    sources = {weight.name: torch.empty(weight.shape, device="meta") for weight, _ in recipe.sources}
+    name = recipe.sources[0][0].name
+    try:
+        made = recipe.realise(sources, model)
+    except (ValueError, RuntimeError, KeyError, IndexError) as error:
+        if not _merges(recipe):
+            return
+        raise CheckpointError(
+            f"the shapes of {name} and the tensors beside it do not fit each other; download the model again"
+        ) from error
+    for parameter, tensor in made.items():
+        if parameter in wanted and tensor.shape != wanted[parameter].shape:
+            raise CheckpointError(
+                f"{name} and {len(sources) - 1} more tensors make {parameter} of shape {list(tensor.shape)}, "
+                f"but config.json asks for {list(wanted[parameter].shape)}; the two do not belong together"
+            )
+
+
+def _merges(recipe: WeightRecipe) -> bool:
+    """Whether its tensors are only put side by side."""
+    assert recipe.converter is not None
+    operations: list[Any] = recipe.converter.operations
+    return all(type(operation) in (MergeModulelist, Concatenate) for operation in operations)
 
 
 def _refuse_codes(recipe: WeightRecipe) -> None:

@@ -1,12 +1,15 @@
 """Text on disk: whole batches, taken up again, or an error that names the fix."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from offspec.core.errors import DiskFullError
+from offspec.core.events import Event, Notice
 from offspec.distill.batch import read_lesson
 from offspec.distill.generate_batch import Passage
 from offspec.distill.store import Store, TextOrigin
@@ -50,6 +53,44 @@ def test_a_damaged_batch_and_those_behind_it_are_made_again(tmp_path: Path) -> N
     store.add(written[2:4])
     assert [store.read(number).prompt for number in range(4)] == [4, 2, 4, 2]
     assert Store(tmp_path, 8, 2).batches == 3  # the last one was whole
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda tensors: tensors.pop("prompt"),
+        lambda tensors: tensors.update(tokens=tensors["tokens"][:-1].clone()),
+        lambda tensors: tensors.update(states=tensors["states"][:, :4].clone()),
+        lambda tensors: tensors.update(prompt=-tensors["prompt"]),
+        lambda tensors: tensors.update(length=tensors["length"][:1].clone()),
+        lambda tensors: tensors.update(tokens=-1 - tensors["tokens"]),
+    ],
+)
+def test_a_file_of_other_tensors_is_made_again(
+    tmp_path: Path, spoil: Callable[[dict[str, torch.Tensor]], object]
+) -> None:
+    """As a header is right and what it describes is not."""
+    filled(tmp_path)
+    file, heard = tmp_path / "text-00001.safetensors", list[Event]()
+    tensors = load_file(file)
+    spoil(tensors)
+    file.unlink()
+    save_file(tensors, file)
+    assert Store(tmp_path, 8, 2, heard.append).batches == 1
+    assert not file.exists()
+    assert [event.text for event in heard if isinstance(event, Notice)] == [
+        f"{file} is damaged and is made again"
+    ]
+
+
+def test_damaged_taps_are_made_again(tmp_path: Path) -> None:
+    store, _ = filled(tmp_path)
+    for file in store.without_taps([0, 2]):
+        store.add_taps(file, [0, 2], torch.zeros(2, 15, 8, dtype=torch.bfloat16))
+    path, heard = next(iter(tmp_path.glob("taps-0-2-00001*"))), list[Event]()
+    save_file({"tap.0": torch.zeros(15, 8, dtype=torch.bfloat16)}, path)
+    assert Store(tmp_path, 8, 2, heard.append).without_taps([0, 2]) == [1]
+    assert len(heard) == 1
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:

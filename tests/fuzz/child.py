@@ -34,6 +34,7 @@ def make_case(number: int, seed: int, bases: Path, room: Path) -> tuple[str, Sur
         shutil.copyfile(source, copy)
     file = copy / random.choice(surface.files) if source.is_dir() else copy
     file.write_bytes(mutate(random, file.read_bytes()))
+    surface.mend(copy)
     return name, surface, copy
 
 

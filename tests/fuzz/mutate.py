@@ -5,6 +5,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from tests.fuzz.reform import reform_gguf, reform_safetensors
+
 _NUMBERS = (
     0,
     1,
@@ -62,12 +64,24 @@ def mutate(random: Random, data: bytes) -> bytes:
 def _once(random: Random, data: bytes) -> bytes:
     if data[:1] == b"{" and random.random() < 0.85:
         return _json(random, data)
-    if data[8:9] == b"{" and random.random() < 0.7:
-        return _header(random, data)
-    if data[:4] == b"GGUF" and random.random() < 0.8:  # what is behind the header only changes values
+    if data[8:9] == b"{" and random.random() < 0.85:
+        return _reformed(random, lambda: reform_safetensors(random, data), lambda: _header(random, data))
+    if data[:4] == b"GGUF" and random.random() < 0.7:
+        return _reformed(random, lambda: reform_gguf(random, data, _anything), lambda: _bytes(random, data))
+    if data[:4] == b"GGUF" and random.random() < 0.7:  # what is behind the header only changes values
         changed = _bytes(random, data[:4000])
         return changed + data[4000:] if len(changed) == 4000 or random.random() < 0.5 else data[:4000] + data
     return _bytes(random, data)
+
+
+def _reformed(random: Random, again: Callable[[], bytes], otherwise: Callable[[], bytes]) -> bytes:
+    """The file with lengths and offsets that are right, mostly."""
+    if random.random() < 0.3:
+        return otherwise()
+    try:
+        return again()
+    except ValueError:  # an earlier change has left no such file
+        return otherwise()
 
 
 def _json(random: Random, data: bytes) -> bytes:

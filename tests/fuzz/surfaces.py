@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import offspec
 from offspec import SamplingParams
 from offspec.chat.archive import Archive
 from offspec.chat.conversation import Conversation, Message
+from offspec.checkpoint.checksum import Summing
 from offspec.checkpoint.folder import CONFIG, INDEX
 from offspec.checkpoint.open import check_model
 from offspec.checkpoint.pack_manifest import MANIFEST
@@ -33,12 +34,14 @@ class Surface:
     """Files of one kind.
 
     base: the file or folder, of those of `write_bases`, that a case gets a copy of; files: which of it are
-    changed, one in each case; use: reads the copy, and may raise nothing but OffspecError.
+    changed, one in each case; use: reads the copy, and may raise nothing but OffspecError; mend: makes right
+    what the rest of the copy says about the changed file.
     """
 
     base: str
     files: tuple[str, ...]
     use: Callable[[Path], object]
+    mend: Callable[[Path], object] = lambda copy: None
 
 
 def write_bases(root: Path) -> None:
@@ -114,6 +117,20 @@ def _machine(file: Path) -> None:
     known_machine(str(file))
 
 
+def _sum_again(pack: Path) -> None:
+    """Write the checksums of a pack's files as they are now, so that their bytes are believed."""
+    value = json.loads((pack / MANIFEST).read_text())
+    for entries in (value["files"], value["texts"]):
+        for name, entry in entries.items():
+            data = (pack / name).read_bytes()
+            header = 8 + int.from_bytes(data[:8], "little") if name.endswith(".safetensors") else 0
+            seen = Summing(min(header, len(data)))
+            seen.add(memoryview(data))
+            entry.update(asdict(seen.result()))
+    (pack / MANIFEST).write_text(json.dumps(value))
+
+
+_PACKED = ("model-layer-0000.safetensors", "model-rest.safetensors")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 SURFACES: dict[str, Surface] = {
     "safetensors": Surface("model", ("model.safetensors",), _answer),
@@ -125,6 +142,9 @@ SURFACES: dict[str, Surface] = {
     "tokenizer": Surface("model", _TOKENIZER, _encode),
     "template": Surface("model", ("chat_template.jinja",), _encode),
     "manifest": Surface("pack", (MANIFEST,), _answer),
+    "pack": Surface(
+        "pack", (CONFIG, "model-layer-0000.safetensors", "model-rest.safetensors"), _answer, _sum_again
+    ),
     "session": Surface("session.json", ("",), _talk),
     "plan": Surface("plan.json", ("",), read_plan),
     "profile": Surface("profile.json", ("",), _machine),

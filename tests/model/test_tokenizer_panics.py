@@ -1,5 +1,6 @@
 """A panic of Rust is reported as any error of a library is."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,17 @@ def test_one_while_a_tokenizer_works(tmp_path: Path) -> None:
     for use in (lambda: codec.tokenize("x"), lambda: codec.decode([1]), lambda: codec.spell([1])):
         with pytest.raises(CheckpointError, match=r"fails at .*index out of range at line 7"):
             use()
+
+
+def test_a_configuration_that_sends_to_another_file(tmp_path: Path) -> None:
+    folder = saved(byte_level(), tmp_path)
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"fast_tokenizer_files": ["tokenizer.json"]}))
+    load_tokenizer(folder)
+    file.write_text(json.dumps(config | {"fast_tokenizer_files": ["../tokenizer.4.0.0.json"]}))
+    with pytest.raises(CheckpointError, match="remove fast_tokenizer_files"):
+        load_tokenizer(folder)
 
 
 class _Panicking:

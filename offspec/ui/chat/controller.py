@@ -140,7 +140,10 @@ class ChatController:
         return self.setup.plan if config == self.setup.config else None
 
     def new_conversation(self) -> None:
-        """A new conversation with the same system message and parameters."""
+        """A new conversation with the same system message and parameters.
+
+        Raises DiskFullError, SessionError where the one before cannot be written: it stays.
+        """
         self.session.clear()
         self.trees.clear()
         self.file = self.archive.file_for(self.session.conversation)

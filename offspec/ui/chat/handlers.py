@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from offspec.checkpoint.open import DEMO, local_path
 from offspec.core.config import AUTO, NONE, SOURCES, read_drafts
-from offspec.core.errors import RequestError
+from offspec.core.errors import DiskFullError, RequestError, SessionError
 from offspec.ui.chat import settings, versions
 from offspec.ui.chat.attach import attach
 from offspec.ui.chat.commands import help_of, parse
@@ -153,7 +153,10 @@ def _copy(chat: ChatController, argument: str) -> Outcome:
 def _clear(chat: ChatController, argument: str) -> Outcome:
     left = chat.session.conversation
     name = left.id if not left.title or others_titled(chat, left.title) else left.title
-    chat.new_conversation()
+    try:
+        chat.new_conversation()
+    except (DiskFullError, SessionError) as error:
+        raise type(error)(f"{error}, or keep a copy elsewhere with `/save FILE`") from error
     if not left.turns:
         return Reset("A new conversation.")
     return Reset(f"A new conversation. `/load {name}` continues the one before.")

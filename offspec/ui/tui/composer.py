@@ -13,6 +13,8 @@ from textual.widgets import TextArea
 from offspec.ui.chat.controller import Completion
 from offspec.ui.tui.completion import CompletionList
 
+_TOGETHER = 1000  # letters that are put in with one edit at most
+
 
 class Composer(TextArea):
     """Enter sends; Shift+Enter, Ctrl+J and Alt+Enter begin a line. Empty, ← and → change versions.
@@ -50,6 +52,7 @@ class Composer(TextArea):
         self._own = ""
         self._offered_for = ""
         self._before_edit: str | None = None  # what was here before a question that is being changed
+        self._typed = ""  # letters that are put in together with those behind them
 
     def set_text(self, text: str) -> None:
         """Show this text, with the cursor at its end."""
@@ -79,8 +82,38 @@ class Composer(TextArea):
         self._choices.hide()
         return was_open
 
+    async def on_event(self, event: events.Event) -> None:
+        """Letters that wait are in the text before anything else happens."""
+        if not (isinstance(event, events.Key) and event.is_printable):
+            self._put_typed()
+        await super().on_event(event)
+
+    def _wait(self, event: events.Key) -> bool:
+        """Keep a letter until others that are here already have been taken; False where there are none.
+
+        An edit takes half a millisecond, and a terminal without bracketed paste sends a text as single keys.
+        """
+        more = self.message_queue_size > 0 and len(self._typed) < _TOGETHER
+        if not (more or self._typed) or event.character is None:
+            return False
+        if not self._typed:
+            self.call_later(self._put_typed)  # where what comes next is no event
+        self._typed += event.character
+        if not more:
+            self._put_typed()
+        return True
+
+    def _put_typed(self) -> None:
+        typed, self._typed = self._typed, ""
+        if typed:
+            self.replace(typed, *self.selection, maintain_selection_offset=False)
+
     async def _on_key(self, event: events.Key) -> None:
         """Keys whose meaning depends on the text. As bindings they could overtake letters."""
+        if event.is_printable and self._wait(event):
+            event.stop()
+            event.prevent_default()
+            return
         acts = {
             "enter": self._send,
             "shift+enter": self._begin_line,

@@ -1,13 +1,16 @@
 """Every command, in every state of a chat: nothing said, idle, busy, after an error."""
 
+import errno
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from offspec.chat.archive import Archive
 from offspec.chat.conversation import Conversation
 from offspec.core.config import EngineConfig
-from offspec.core.errors import OffspecError, RequestError, StreamError
+from offspec.core.errors import DiskFullError, OffspecError, RequestError, StreamError
 from offspec.core.events import Finished, Notice, TreeSeen
 from offspec.ui.chat.commands import COMMANDS
 from offspec.ui.chat.controller import ChatController
@@ -214,6 +217,27 @@ def test_clear_begins_anew_with_the_same_settings(chat: ChatController) -> None:
     assert chat.session.system == "Be brief." and chat.session.params.top_k == 5
     say(chat, "Other?")
     assert chat.file != file and Conversation.read(file).turns == 1
+
+
+def test_clear_on_a_full_disk_names_what_can_be_done(
+    chat: ChatController, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say(chat, "Why?")
+    usual = os.replace
+
+    def full(source: object, target: object) -> None:
+        if Path(str(target)).name == chat.file.name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        usual(str(source), str(target))
+
+    monkeypatch.setattr(os, "replace", full)
+    say(chat, "And?")
+    before = said(chat)
+    with pytest.raises(DiskFullError, match=r"make room there, or keep a copy elsewhere with `/save FILE`"):
+        run_command(chat, "/clear")
+    assert said(chat) == before
+    run_command(chat, f"/save {tmp_path}/copy.json")
+    assert Conversation.read(tmp_path / "copy.json").turns == 2
 
 
 # Busy

@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import pytest
 from textual import events
+from textual.keys import _character_to_key as character_to_key
 from textual.pilot import Pilot
+from textual.widgets.text_area import Edit, EditResult
 
 from offspec.ui.tui.app import ChatApp
 from offspec.ui.tui.completion import CompletionList
@@ -173,3 +176,28 @@ async def test_a_key_empties_the_input_and_another_brings_it_back(pilot: Pilot[N
     await pilot.press("ctrl+u", "/", "h")
     await pilot.press("ctrl+u")
     assert app.composer.text == "" and not app.query_one(CompletionList).shown
+
+
+@plays("ok")
+async def test_letters_that_come_together_are_put_in_together(
+    pilot: Pilot[None], app: ChatApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a terminal without bracketed paste: the same text as key by key, with few edits."""
+    await loaded(pilot)
+    edits, usual = [], app.composer.edit
+
+    def edit(change: Edit) -> EditResult:
+        edits.append(change.text)
+        return usual(change)
+
+    monkeypatch.setattr(app.composer, "edit", edit)
+    line = "some words (é, 日本) " * 50
+    for _ in range(3):
+        for letter in line:
+            app.post_message(events.Key(character_to_key(letter), letter))
+        app.post_message(events.Key("ctrl+j", None))
+        app.post_message(events.Paste("[pasted]"))
+    wanted = (line + "\n[pasted]") * 3
+    await until(pilot, lambda: len(app.composer.text) >= len(wanted))
+    assert app.composer.text == wanted
+    assert len(edits) < len(wanted) / 10
