@@ -12,7 +12,7 @@ def some(
 ) -> list[Any]:
     """Values of a parameter, or tuples of several, of which all but `kept` are marked exhaustive.
 
-    rare: which of them are marked slow instead. one_in: of so many, about, one is exhaustive and the others are
+    rare: which of them are marked slow instead. one_in: of so many, about, one is exhaustive and the rest are
     slow; the same ones each time, whatever values come to be added.
     """
     found = list(values)
