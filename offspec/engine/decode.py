@@ -127,13 +127,16 @@ class DecodeState:
         return shared
 
     def begin_tree(
-        self, decoding: Decoding, max_depth: int, look: Callable[[], None] | None
+        self, decoding: Decoding, max_depth: int, look: Callable[[], None] | None, *, alone: bool = True
     ) -> Growing | GrownTree:
         """A tree below the last id that is to be grown, or one that is complete by itself.
 
-        look: called between draft steps; what it raises cancels the growth.
+        look: called between draft steps; what it raises cancels the growth. alone: whether no other sequence
+        shares the pass, so that its rows are those of this prompt and this tree.
         """
         mixture, policy = decoding.mixture, decoding.next_growth
+        if alone and self.pending:
+            policy = policy.behind(self.pending)
         carried, self._carried = self._carried, None
         if mixture is None or policy.budget == 1 or max_depth < 1:
             return root_alone(self.ids[-1])

@@ -167,13 +167,14 @@ def _grow(
     for share in shares:
         if share.rows is None:
             member = share.member
-            tree = member.state.begin_tree(member.decoding, member.max_depth, look)
+            alone = len(shares) == 1
+            tree = member.state.begin_tree(member.decoding, member.max_depth, look, alone=alone)
             if isinstance(tree, Growing):
                 growing.append((share, tree))
             else:
                 share.grown = tree
-    trees, alone = [tree for _, tree in growing], len(shares) - len(growing)
-    for (share, _), grown in zip(growing, grow_forest(trees, most, _FLOOR, alone, timeline), strict=True):
+    trees, bare = [tree for _, tree in growing], len(shares) - len(growing)
+    for (share, _), grown in zip(growing, grow_forest(trees, most, _FLOOR, bare, timeline), strict=True):
         share.grown = grown
     if len(growing) == len(shares) == 1 and target.skeleton.branches:
         shares[0].growing = growing[0][1]

@@ -169,6 +169,20 @@ class PassCosts:
         link, rest = self.link + more, self.rest + more
         return replace(self, start=count * self.start, link=link, rest=rest, experts=experts, hidden=0.0)
 
+    def behind(self, rows: int) -> "PassCosts":
+        """The same for a tree that shares a pass with so many rows of a prompt, which comes in any case.
+
+        A node costs what the pass takes longer for it. What tokens bring is that later passes are spared,
+        each of which costs as one of a single row at least.
+        """
+        corners = {count for count, _ in self.compute}
+        every = {1, *corners, *(count - rows for count in corners)}
+        nodes = np.array(sorted(count for count in every if count >= 1))
+        alone, first = self.iteration(0.0, 1), self.pass_seconds(rows + 1)
+        seconds = alone + np.maximum.accumulate(np.maximum(self.pass_seconds(rows + nodes) - first, 0.0))
+        points = tuple(zip(nodes.tolist(), seconds.tolist(), strict=True))
+        return PassCosts(points, self.step, self.start)
+
     def compute_seconds(self, rows: ArrayLike) -> NDArray[np.float64]:
         """Seconds of a pass of `rows` rows with its weights in place."""
         return _piecewise(self.compute, rows)

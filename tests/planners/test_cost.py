@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offspec_planners.best_first import tabulated
+from offspec_planners.best_first import best_size, tabulated
 from offspec_planners.cost import (
     ROWS,
     Estimate,
@@ -385,3 +385,19 @@ def test_a_draft_is_hidden_only_where_the_link_binds() -> None:
     for rows in (1, 30, 65, 66, 90):
         assert float(table.iteration(0.7, rows)) == pytest.approx(float(seen.iteration(0.7, rows)))
     assert seen.for_sequences(2).hidden == 0.0
+
+
+@pytest.mark.parametrize("link", [0.0, 4.0])
+def test_a_tree_behind_a_prompt_pays_for_its_rows_alone(link: float) -> None:
+    """What the prompt takes comes in any case; a token spares a part of a later pass."""
+    costs = PassCosts(((1, 1.0), (64, 1.0), (512, 5.0)), ((1, 0.01),), 0.1, link, link)
+    short, long = costs.behind(8), costs.behind(480)
+    once = float(costs.iteration(0.0, 1))
+    assert float(short.iteration(0.0, 1)) == float(long.iteration(0.0, 1)) == once
+    for rows in (2, 33, 64, 100):
+        more = float(costs.pass_seconds(480 + rows) - costs.pass_seconds(481))
+        assert float(long.iteration(0.0, rows)) == pytest.approx(once + more)
+        assert float(short.iteration(0.0, rows)) <= float(long.iteration(0.0, rows))
+    assert float(long.iteration(0.3, 9)) == pytest.approx(0.3 + float(long.iteration(0.0, 9)))
+    scores = np.log(0.5 ** np.arange(12))
+    assert best_size(scores, 0.1, long) < best_size(scores, 0.1, short)

@@ -60,6 +60,10 @@ class GrowthPolicy:
     def recording(self) -> bool:
         return self.grown > self.budget
 
+    def behind(self, rows: int) -> "GrowthPolicy":
+        """The same for a tree that shares a pass with so many rows of a prompt; see `PassCosts.behind`."""
+        return self if self.costs is None else replace(self, costs=self.costs.behind(rows), record=0)
+
     @property
     def max_expanded(self) -> int:
         """Most nodes expanded for one tree: a bound on the draft's work and on the rows of its cache."""

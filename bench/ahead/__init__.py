@@ -1,0 +1,1 @@
+"""Drafting while the target loads, off and on in turns."""
