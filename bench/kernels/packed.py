@@ -2,10 +2,10 @@
 
     python -m bench.kernels.packed [--formats nf4 Q4_K] [--tokens 1 64 256 512]
 
-Random layers of the widened model's shapes, each with memory of its own, so that packed bytes come from RAM. The
-ceiling is the larger of the time in which the link gives those bytes and of torch's bfloat16 products with
-values that are there. `whole` unpacks a matrix and multiplies it with torch's product; its rows' bits may depend
-on their number. Nothing is timed before a row alone was found to have the bits that it has among all.
+Random layers of the widened model's shapes, each with memory of its own, so that packed bytes come from RAM.
+The ceiling is the larger of the time that the link takes for those bytes and that of torch's bfloat16 products
+with values that are there. `whole` unpacks a matrix and multiplies it with torch's product; its rows' bits may
+depend on their number. Nothing is timed before a row alone was found to have the bits that it has among all.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from functools import partial
 from typing import Any
 
 import torch
@@ -95,9 +96,9 @@ def measure(name: str, args: argparse.Namespace, report: Report) -> list[dict[st
         given = layers.inputs(rows)
         timing = time_in_turns(
             {
-                "products": lambda given=given: layers.products(given),
-                "whole": lambda given=given: layers.whole(given),
-                "packed": lambda given=given: layers.packed(given),
+                "products": partial(layers.products, given),
+                "whole": partial(layers.whole, given),
+                "packed": partial(layers.packed, given),
             },
             wall_clock,
             args.seconds,

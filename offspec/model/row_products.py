@@ -1,8 +1,8 @@
 """Products of a pass whose rows' bits do not depend on the number of rows, as a library's do.
 
-On a GPU all of them, in tiles of one size. On a CPU those of linear modules and of experts in bfloat16, where it
-has blocks for them: with a matrix unit (AMX), torch's own sum up a row in another order beside other numbers of
-rows.
+On a GPU all of them, in tiles of one size. On a CPU those of linear modules and of experts in bfloat16, where
+it has blocks for them: with a matrix unit (AMX), torch's own sum up a row in another order beside other
+numbers of rows.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def use_row_products(model: torch.nn.Module) -> None:
         if is_experts(module):
             module.row_products = True  # type: ignore[assignment]
         elif is_linear(module):
-            module.forward = partial(_linear, module, module.forward)  # type: ignore[method-assign]
+            module.forward = partial(_linear, module, module.forward)
 
 
 def is_linear(module: torch.nn.Module) -> bool:

@@ -58,7 +58,7 @@ def spread(work: Work, count: int, values: int, least: int = LEAST) -> None:
 
 
 def spread_product(work: Work, count: int, values: int, rows: int) -> None:
-    """`spread` for a weight of so many values that is multiplied with some rows, and perhaps unpacked first."""
+    """`spread` for a weight of so many values that is multiplied with some rows."""
     spread(work, count, values * (1 + rows // _ROWS), LEAST_PRODUCT)
 
 

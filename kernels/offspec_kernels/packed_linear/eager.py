@@ -31,7 +31,7 @@ def packed_linear(
         raise ArgumentError("parts", "they must be contiguous")
     width, columns = shape
     out = torch.empty((len(rows), width), dtype=rows.dtype)
-    height, given, made = blocks.panel_height(columns), blocks.RowBlocks(rows), array(out)
+    height, given, made = blocks.panel_height(columns, len(rows)), blocks.RowBlocks(rows), array(out)
 
     def work(start: int, end: int) -> None:
         memory = _panel(height * columns)

@@ -1,12 +1,12 @@
 """The product on a CPU in bfloat16, in blocks: each sums up its K terms in one order, however many rows.
 
-A weight [N, K] is multiplied in panels of its rows, as they lie, by the input's rows, which are laid out beside
-them as the processor multiplies them. So the weight, of which there is most, is read once and never rearranged,
-and a panel that was just made (`packed_linear`) is multiplied while it lies in a core's own cache. A weight that
-lies as [K, N] is rearranged in panels of columns (`turned`).
+A weight [N, K] is multiplied in panels of its rows, as they lie, by the input's rows, which are laid out
+beside them as the processor multiplies them. So the weight, of which there is most, is read once and never
+rearranged, and a panel just made (`packed_linear`) is multiplied while it lies in a core's own cache.
+A weight that lies as [K, N] is rearranged in panels of columns (`turned`).
 
-K is taken in pieces, so that what a piece is multiplied with stays in the cache, and sums go on in float32. The
-pieces are the same at any T: the order in which the end of an uneven K is added depends on them.
+K is taken in pieces, so that what a piece is multiplied with stays in the cache, and sums go on in float32.
+The pieces are the same at any T: the order in which the end of an uneven K is added depends on them.
 
 Letters: T rows, K columns, N rows of the weight.
 """
@@ -27,7 +27,8 @@ from offspec_kernels.row_linear.turned import PIECE
 
 _ROWS = 64  # of the input in a block; the last block has a multiple of 16
 _GROUP = 512  # rows of the input that go through a panel together
-_PANEL_BYTES = 1 << 22
+_FEW = 16  # rows with which a panel is to fit into a core's own cache
+_FEW_BYTES, _PANEL_BYTES = 1 << 20, 1 << 22
 _MOST = 256  # rows of a panel
 UNIT = 16  # rows of the weight, of which a panel has a multiple
 
@@ -65,9 +66,10 @@ class RowBlocks:
         )  # fmt: skip
 
 
-def panel_height(columns: int) -> int:
-    """Rows of a weight with so many columns that are multiplied together."""
-    return min(max(_PANEL_BYTES // (2 * columns) // UNIT * UNIT, UNIT), _MOST)
+def panel_height(columns: int, count: int) -> int:
+    """Rows of a weight with so many columns that are multiplied together with `count` rows."""
+    nbytes = _FEW_BYTES if count <= _FEW else _PANEL_BYTES
+    return min(max(nbytes // (2 * columns) // UNIT * UNIT, UNIT), _MOST)
 
 
 def panels(start: int, end: int, width: int, height: int) -> list[tuple[int, int]]:
@@ -87,7 +89,7 @@ def row_linear(rows: Tensor, weight: Tensor) -> Tensor:
     out = torch.empty((count, width), dtype=rows.dtype)
     if count == 0 or width == 0:
         return out
-    height, columns = panel_height(weight.shape[1]), weight.shape[1]
+    height, columns = panel_height(weight.shape[1], count), weight.shape[1]
     blocks, values, made = RowBlocks(rows), array(weight), array(out)
 
     def work(start: int, end: int) -> None:
