@@ -3,9 +3,9 @@
     python -m bench.kernels.packed [--formats nf4 Q4_K] [--tokens 1 64 256 512]
 
 Random layers of the widened model's shapes, each with memory of its own, so that packed bytes come from RAM.
-The ceiling is the larger of the time that the link takes for those bytes and that of torch's bfloat16 products
-with values that are there. `whole` unpacks a matrix and multiplies it with torch's product; its rows' bits may
-depend on their number. Nothing is timed before a row alone was found to have the bits that it has among all.
+The ceiling is the larger of the link's time for those bytes and that of torch's bfloat16 products with values
+that are there. `whole` unpacks a matrix and multiplies it with torch's product; its rows' bits may depend on
+their number. Nothing is timed before a row alone was found to have the bits that it has among all.
 """
 
 from __future__ import annotations
