@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from offspec.model.row_counts import RowCounts
 from offspec.model.torch_functions import never_watched
+from offspec_kernels.row_linear import row_linear
 
 VECTOR = 64  # numbers that torch takes at once, at most: two vectors of 32 bfloat16
 _SHARE = 1 << 15  # numbers up to which one thread takes them all (at::internal::GRAIN_SIZE)
@@ -42,11 +43,13 @@ class EvenFunctions(TorchFunctionMode):
 
     These are the sigmoid and softplus of routers, products of latents, of which a cache has any number, and
     those of a matrix with rows that stand as columns.
+
+    row_blocks: whether products in bfloat16 are `row_linear`'s, whose rows are independent at any number.
     """
 
-    def __init__(self, row_counts: RowCounts) -> None:
+    def __init__(self, row_counts: RowCounts, row_blocks: bool = False) -> None:
         super().__init__()
-        self._row_counts = row_counts
+        self._row_counts, self._row_blocks = row_counts, row_blocks
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -61,6 +64,9 @@ class EvenFunctions(TorchFunctionMode):
     def _linear(
         self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
+        if self._row_blocks and weight.dtype == torch.bfloat16 and weight.dim() == 2:
+            out = row_linear(rows.reshape(-1, rows.shape[-1]), weight, bias)
+            return out.view(*rows.shape[:-1], len(weight))
         count = rows.numel() // max(rows.shape[-1], 1)
         missing = self._row_counts.padded(count) - count
         if not missing:

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from offspec.model.row_counts import STEPS, RowCounts
 from offspec.model.torch_functions import never_watched, watched
+from offspec_kernels.row_linear import row_linear
 
 NAME = "offspec_rows"
 
@@ -161,7 +162,10 @@ def _normed(norm: Any, out: torch.Tensor) -> torch.Tensor:
 
 def _linear(experts: Any, name: str, own: Mapping[str, torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
     weight, bias = own[name], own.get(name + "_bias")
-    return F.linear(rows, weight.mT if experts.is_transposed else weight, bias)
+    weight = weight.mT if experts.is_transposed else weight
+    if getattr(experts, "row_products", False) and weight.device.type == "cpu":
+        return row_linear(rows, weight, bias)
+    return F.linear(rows, weight, bias)
 
 
 def register() -> None:

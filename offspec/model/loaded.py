@@ -382,7 +382,7 @@ class LoadedModel(OpenedModel):
         has_experts = any(is_experts(module) for module in self.skeleton.layers.modules())
         rows = self.skeleton.rows
         needs_it = device.type == "cpu" and (has_experts or rows.expanded or rows.tail_numbers)
-        return EvenFunctions(row_counts) if needs_it else None
+        return EvenFunctions(row_counts, has_row_blocks(device, self.dtype)) if needs_it else None
 
     def _use_row_products(self) -> None:
         for part in (self.skeleton.layers, self.skeleton.model.get_output_embeddings()):

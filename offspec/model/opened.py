@@ -14,10 +14,11 @@ from offspec.checkpoint.tensors import PackedInfo, Weight, on_disk
 from offspec.core.errors import UnsupportedModelError
 from offspec.model.binding import Binder
 from offspec.model.expert_parts import RoutedExperts, take_apart
+from offspec.model.experts import is_experts
 from offspec.model.head import HeadBlock, head_blocks
 from offspec.model.probe.build import build_skeleton
 from offspec.model.row_counts import ProductShape, RowCounts, find_row_counts
-from offspec.model.row_products import has_row_blocks
+from offspec.model.row_products import has_row_blocks, is_linear
 from offspec.model.unpacking import warm_up
 from offspec.model.weights import WeightRecipe, map_weights, shared_by_layers
 from offspec.stream.layout import lay_out
@@ -319,7 +320,7 @@ class OpenedModel:
         shapes, sums = set[ProductShape](), {int(self.skeleton.config.hidden_size)}
         recipes = [recipe for binder in self.layers for recipe in binder.recipes]
         transposed = any(self._unpacks_transposed(recipe) for recipe in recipes)
-        blocks = not transposed and has_row_blocks(device, self.dtype)
+        blocks = has_row_blocks(device, self.dtype)
         for module in [*self.skeleton.layers.modules(), self.skeleton.model.get_output_embeddings()]:
             plain = isinstance(module, torch.nn.Linear)
             for parameter in module.parameters(recurse=False):
@@ -327,7 +328,7 @@ class OpenedModel:
                     sums.add(len(parameter))
                 if parameter.dim() >= 2:
                     rows, columns = parameter.shape[-2:]
-                    if plain and blocks:
+                    if blocks and (is_linear(module) or is_experts(module)):
                         continue
                     shapes.add(ProductShape(rows, columns))
                     if not plain:  # multiplied from the other side, perhaps

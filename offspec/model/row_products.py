@@ -1,9 +1,11 @@
 """Products of a pass whose rows' bits do not depend on the number of rows, as a library's do.
 
-On a GPU all of them, in tiles of one size. On a CPU those of linear modules in bfloat16, where it has blocks
-for them: with a matrix unit (AMX), torch's own sum up a row in another order beside other numbers of rows.
+On a GPU all of them, in tiles of one size. On a CPU those of linear modules and of experts in bfloat16, where
+it has blocks for them: with a matrix unit (AMX), torch's own sum up a row in another order beside other
+numbers of rows.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,27 +14,39 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from offspec.model.activations import rows_as_columns
+from offspec.model.experts import is_experts
 from offspec_kernels.backend import Backend, choose_backend
 from offspec_kernels.row_linear import row_linear
 from offspec_kernels.row_linear.blocks import works
 
 
 def has_row_blocks(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether linear modules in this dtype are multiplied in blocks on a CPU."""
+    """Whether linear modules and experts in this dtype are multiplied in blocks on a CPU."""
     return device.type == "cpu" and dtype == torch.bfloat16 and choose_backend(device) == "eager" and works()
 
 
 def use_row_products(model: torch.nn.Module) -> None:
-    """Have the linear modules of `model` multiply by `row_linear`, wherever they run on a CPU."""
+    """Have the linear modules and experts of `model` multiply by `row_linear`, wherever they run on a CPU."""
     for module in model.modules():
-        if type(module) is torch.nn.Linear:
-            module.forward = partial(_linear, module)  # type: ignore[method-assign]
+        if is_experts(module):
+            module.row_products = True  # type: ignore[assignment]
+        elif is_linear(module):
+            module.forward = partial(_linear, module, module.forward)
 
 
-def _linear(module: torch.nn.Linear, input: torch.Tensor) -> torch.Tensor:
+def is_linear(module: torch.nn.Module) -> bool:
+    """Whether a module is torch's linear one, or GPT-2's, whose weight lies as [K, N]."""
+    from transformers.pytorch_utils import Conv1D
+
+    return type(module) in (torch.nn.Linear, Conv1D)
+
+
+def _linear(module: Any, own: Callable[[torch.Tensor], torch.Tensor], input: torch.Tensor) -> torch.Tensor:
     weight = module.weight
     if weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
-        return F.linear(input, weight, module.bias)
+        return own(input)
+    if type(module) is not torch.nn.Linear:
+        weight = weight.mT
     rows = input.reshape(-1, input.shape[-1])
     return row_linear(rows, weight, module.bias).view(*input.shape[:-1], len(weight))
 

@@ -57,19 +57,22 @@ def test_the_bits_of_a_row(dtype: torch.dtype) -> None:
                 assert torch.equal(row_linear(rows, weight, path="triton")[place], alone)
 
 
-@pytest.mark.parametrize("columns", [2, 64, 1056, 4096])
+@pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("columns", [2, 64, 1056, 2050, 4096])
 @pytest.mark.parametrize("width", [1, 70, 600])
-def test_the_bits_of_a_row_in_blocks(width: int, columns: int) -> None:
-    """Alone, at any place, and beside rows of large values and of NaN, however the weight is cut."""
+def test_the_bits_of_a_row_in_blocks(width: int, columns: int, turned: bool) -> None:
+    """Alone, at any place, and beside rows of large values and of NaN, however the weight is cut or lies."""
     if not blocks.works():
         pytest.skip("this processor has no product of blocks")
     weight, row = _drawn(width, columns, dtype=torch.bfloat16), _drawn(columns, dtype=torch.bfloat16, seed=1)
     with poisoned():
         alone = row_linear(row[None], weight, path="eager")[0]
+    if turned:
+        weight = weight.mT.contiguous().mT
     torch.testing.assert_close(
         alone, row_linear(row[None], weight, path="reference")[0], rtol=2e-2, atol=2e-2
     )
-    for count in (2, 3, 16, 64, 65, 200):
+    for count in (1, 2, 3, 16, 64, 65, 200, 530):
         others = _drawn(count, columns, dtype=torch.bfloat16, seed=count)
         others[::3] *= 300
         others[1::5] = torch.nan
@@ -80,6 +83,30 @@ def test_the_bits_of_a_row_in_blocks(width: int, columns: int) -> None:
                 assert torch.equal(row_linear(rows, weight, path="eager")[place], alone)
                 cut = [row_linear(rows, part, path="eager")[place] for part in weight.split(33)]
             assert torch.equal(torch.cat(cut), alone)
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("shape", [(48, 2050), (272, 4096), (2304, 576), (80, 12288)], ids=str)
+def test_any_number_of_rows_in_blocks(shape: tuple[int, int], turned: bool) -> None:
+    """Several panels, pieces and groups, shared among threads."""
+    if not blocks.works():
+        pytest.skip("this processor has no product of blocks")
+    weight, rows = _drawn(*shape, dtype=torch.bfloat16), _drawn(1100, shape[1], dtype=torch.bfloat16, seed=1)
+    many = row_linear(rows, weight)
+    if turned:
+        weight = weight.mT.contiguous().mT
+    for start, end in (
+        (0, 1100),
+        (0, 1),
+        (5, 7),
+        (0, 64),
+        (1, 66),
+        (3, 260),
+        (0, 512),
+        (0, 513),
+        (511, 1100),
+    ):
+        assert torch.equal(row_linear(rows[start:end], weight), many[start:end])
 
 
 def test_arguments() -> None:

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from offspec_kernels.dequant.format import Format, Part, Shape
 from offspec_kernels.dequant.native import array
-from offspec_kernels.dequant.threads import spread
+from offspec_kernels.dequant.threads import spread_product
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.row_linear import blocks
 
 
 def can_cut(rows: Tensor, format: Format, parts: Mapping[str, Tensor], shape: Shape) -> bool:
     """Whether rows of the weight can be had in panels, and multiplied by themselves."""
-    high = min(blocks.panel_height(shape[1]), shape[0])
+    high = min(blocks.UNIT, shape[0])
     usable = high > 0 and shape[1] % 2 == 0 and blocks.has_blocks(rows, rows)
     return usable and format.some_rows(parts, shape, 0, high) is not None
 
@@ -31,21 +31,20 @@ def packed_linear(
         raise ArgumentError("parts", "they must be contiguous")
     width, columns = shape
     out = torch.empty((len(rows), width), dtype=rows.dtype)
-    height, given, made = blocks.panel_height(columns), blocks.RowBlocks(rows), array(out)
+    height, given, made = blocks.panel_height(columns, len(rows)), blocks.RowBlocks(rows), array(out)
 
     def work(start: int, end: int) -> None:
         memory = _panel(height * columns)
         words = array(memory)
-        for first in range(start * height, min(end * height, width), height):
-            behind = min(first + height, width)
+        for first, behind in blocks.panels(start, end, width, height):
             values = memory[: (behind - first) * columns].view(behind - first, columns)
             found = format.some_rows(parts, shape, first, behind)
             assert found is not None
             kind, some = found
             kind.eager(some, (behind - first, columns), values)
-            given.multiply(words[: values.numel()], height, made, width, first, behind)
+            given.multiply(words[: values.numel()], made, width, first, behind)
 
-    spread(work, -(-width // height), width * columns)
+    spread_product(work, -(-width // blocks.UNIT), width * columns, len(rows))
     return out if bias is None else out + bias
 
 

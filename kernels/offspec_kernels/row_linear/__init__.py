@@ -17,8 +17,7 @@ def row_linear(
 
     On the triton path each row is summed up in the order of its columns, in tiles of one size whatever T is,
     so that its bits depend on that row and the weight alone. So they do on the eager path in bfloat16 where
-    the processor has a matrix unit (`blocks`) and rows of the weight no gaps; else it is torch's product,
-    whose bits may depend on T.
+    the processor has a matrix unit (`blocks`); else it is torch's product, whose bits may depend on T.
 
     Args:
         rows: [T, K] float32, bfloat16 or float16.

@@ -1,8 +1,12 @@
 """The product on a CPU in bfloat16, in blocks: each sums up its K terms in one order, however many rows.
 
-A panel is some rows of the weight, as they lie; 64 rows of the input at a time are laid out beside them as
-the processor multiplies them. So the weight, of which there is most, is read once and never rearranged, and a
-panel that was just made (`packed_linear`) is multiplied while it lies in a core's own cache.
+A weight [N, K] is multiplied in panels of its rows, as they lie, by the input's rows, which are laid out
+beside them as the processor multiplies them. So the weight, of which there is most, is read once and never
+rearranged, and a panel just made (`packed_linear`) is multiplied while it lies in a core's own cache.
+A weight that lies as [K, N] is rearranged in panels of columns (`turned`).
+
+K is taken in pieces, so that what a piece is multiplied with stays in the cache, and sums go on in float32.
+The pieces are the same at any T: the order in which the end of an uneven K is added depends on them.
 
 Letters: T rows, K columns, N rows of the weight.
 """
@@ -16,17 +20,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from offspec_kernels.dequant.native import Array, array, compiled, inlined, put
-from offspec_kernels.dequant.threads import spread
+from offspec_kernels.dequant.threads import spread, spread_product
+from offspec_kernels.row_linear import turned
 from offspec_kernels.row_linear.brgemm import Addresses, call_product, call_release, find_brgemm
+from offspec_kernels.row_linear.turned import PIECE
 
 _ROWS = 64  # of the input in a block; the last block has a multiple of 16
-_PANEL_BYTES = 1 << 20  # of a core's own cache of 1 or 2 MB
-_LEAST, _MOST = 16, 256  # rows of a panel
-_SHARED = 1 << 21  # values of a weight that threads share: to give out work takes some 0.2 ms
+_GROUP = 512  # rows of the input that go through a panel together
+_FEW = 16  # rows with which a panel is to fit into a core's own cache
+_FEW_BYTES, _PANEL_BYTES = 1 << 20, 1 << 22
+_MOST = 256  # rows of a panel
+UNIT = 16  # rows of the weight, of which a panel has a multiple
 
 
 class RowBlocks:
-    """Rows [T, K] bfloat16, K even, laid out for `multiply`: blocks [K / 2, rows of a block, 2]."""
+    """Rows [T, K] bfloat16, K even, laid out for `multiply`.
+
+    Groups of rows; in each, pieces of columns; in each, blocks [piece / 2, rows of a block, 2].
+    """
 
     def __init__(self, rows: Tensor) -> None:
         found = find_brgemm()
@@ -34,59 +45,65 @@ class RowBlocks:
         self._addresses: Addresses = found
         self.count, self.columns = rows.shape
         words = array(rows.contiguous().view(torch.int32))
-        self._packed = np.empty(-(-self.count // 16) * 16 * self.columns // 2, np.int32)
-        blocks = -(-self.count // _ROWS)
-        width = self.columns // 2
+        # torch's memory begins at a line of the cache. Elsewhere every line that is loaded would be two.
+        self._packed = array(torch.empty(-(-self.count // 16) * 16 * self.columns // 2, dtype=torch.int32))
         spread(
-            lambda start, end: _pack(words, self.count, width, self._packed, start, end),
-            blocks,
+            lambda start, end: _pack(words, self.count, self.columns // 2, self._packed, start, end),
+            -(-self.count // _ROWS),
             len(words),
         )
 
-    def multiply(self, values: Array, height: int, out: Array, width: int, start: int, end: int) -> None:
-        """Columns [start, end) of out [T, width], flat, with rows of the weight in panels of `height`.
+    def multiply(self, values: Array, out: Array, width: int, start: int, end: int) -> None:
+        """Columns [start, end) of out [T, width], flat, with a panel of the weight.
 
         values: [end - start, K] flat, both as 16-bit words.
         """
+        high = end - start
+        sums = torch.empty(high * min(-(-self.count // 16) * 16, _GROUP))
         _multiply(
-            *self._addresses, values, height, self._packed, self.count, self.columns, out, width, start, end
-        )
+            *self._addresses, values, self._packed, self.count, self.columns, array(sums), out,
+            width, start, end,
+        )  # fmt: skip
 
 
-def panel_height(columns: int) -> int:
-    """Rows of a weight with so many columns that are multiplied together."""
-    return min(max(_PANEL_BYTES // (2 * columns) // _LEAST * _LEAST, _LEAST), _MOST)
+def panel_height(columns: int, count: int) -> int:
+    """Rows of a weight with so many columns that are multiplied together with `count` rows."""
+    nbytes = _FEW_BYTES if count <= _FEW else _PANEL_BYTES
+    return min(max(nbytes // (2 * columns) // UNIT * UNIT, UNIT), _MOST)
+
+
+def panels(start: int, end: int, width: int, height: int) -> list[tuple[int, int]]:
+    """Rows [first, behind) of the panels of units [start, end), of `width` rows of the weight in all."""
+    end = min(end * UNIT, width)
+    return [(first, min(first + height, end)) for first in range(start * UNIT, end, height)]
 
 
 def row_linear(rows: Tensor, weight: Tensor) -> Tensor:
-    """rows [T, K], weight [N, K] with rows in one piece; copied if there are gaps, or K is odd."""
+    """rows [T, K], weight [N, K] contiguous along either dimension; copied if there are gaps, or K is odd."""
     if rows.shape[1] % 2:
         rows, weight = F.pad(rows, (0, 1)), F.pad(weight, (0, 1))
+    if turned.is_turned(weight):
+        return turned.row_linear(rows, weight)
     weight = weight.contiguous()
     count, width = len(rows), len(weight)
     out = torch.empty((count, width), dtype=rows.dtype)
     if count == 0 or width == 0:
         return out
-    height, columns = panel_height(weight.shape[1]), weight.shape[1]
+    height, columns = panel_height(weight.shape[1], count), weight.shape[1]
     blocks, values, made = RowBlocks(rows), array(weight), array(out)
 
     def work(start: int, end: int) -> None:
-        start, end = start * height, min(end * height, width)
-        some = values[start * columns : end * columns]
-        blocks.multiply(some, height, made, width, start, end)
+        for first, behind in panels(start, end, width, height):
+            blocks.multiply(values[first * columns : behind * columns], made, width, first, behind)
 
-    panels = -(-width // height)
-    if weight.numel() < _SHARED:
-        work(0, panels)
-    else:
-        spread(work, panels, weight.numel())
+    spread_product(work, -(-width // UNIT), weight.numel(), count)
     return out
 
 
 def has_blocks(rows: Tensor, weight: Tensor) -> bool:
     """Whether these can be multiplied here."""
     fits = rows.device.type == weight.device.type == "cpu" and rows.dtype == weight.dtype == torch.bfloat16
-    return fits and weight.shape[1] > 0 and weight.stride(1) == 1 and works()
+    return fits and weight.shape[1] > 0 and works()
 
 
 @cache
@@ -96,6 +113,10 @@ def works() -> bool:
         return False
     generator = torch.Generator().manual_seed(0)
     rows, weight = (torch.randn(size, 1056, generator=generator).bfloat16() for size in (130, 300))
+    return all(_works(rows, laid) for laid in (weight, weight.mT.contiguous().mT))
+
+
+def _works(rows: Tensor, weight: Tensor) -> bool:
     many = row_linear(rows, weight)
     if not torch.allclose(many.float(), rows.float() @ weight.float().T, rtol=0.02, atol=0.5):
         return False
@@ -107,15 +128,19 @@ def _pack(words: Any, count: int, width: int, packed: Any, start: int, end: int)
     """words: [T, width], a pair of numbers each; blocks [start, end)."""
     for block in range(start, end):
         first = block * _ROWS
-        rows = min(count - first, _ROWS)
-        wide = (rows + 15) // 16 * 16
-        made = packed[first * width : (first + wide) * width]
-        for k in range(0, width, 16):  # a line of the cache of each row
-            most = min(width - k, 16)
-            for row in range(wide):
-                some = words[(first + row) * width + k : (first + row) * width + k + most]
-                for j in range(most):
-                    made[(k + j) * wide + row] = some[j] if row < rows else 0
+        group = first // _GROUP * _GROUP
+        padded = (min(count - group, _GROUP) + 15) // 16 * 16  # rows of the group
+        wide = min(padded - (first - group), _ROWS)
+        for place in range(0, width, PIECE // 2):
+            size = min(PIECE // 2, width - place)
+            made = packed[group * width + place * padded + (first - group) * size :]
+            for k in range(0, size, 16):  # a line of the cache of each row
+                most = min(size - k, 16)
+                for row in range(wide):
+                    at = (first + row) * width + place + k
+                    some = words[at : at + most]
+                    for j in range(most):
+                        made[(k + j) * wide + row] = some[j] if first + row < count else 0
 
 
 @inlined
@@ -134,20 +159,25 @@ def _store(sums: Any, near: Any, wide: int, high: int, out: Any, at: int, width:
 
 @compiled
 def _multiply(
-    product: int, release: int, values: Any, height: int, packed: Any, count: int, columns: int, out: Any,
-    width: int, start: int, end: int,
+    product: int, release: int, values: Any, packed: Any, count: int, columns: int, sums: Any,
+    out: Any, width: int, start: int, end: int,
 ) -> None:  # fmt: skip
-    sums, near = np.empty(height * _ROWS, np.float32), np.empty(height * _ROWS, out.dtype)
-    for place in range(start, end, height):
-        high = min(height, end - place)
-        panel = values[(place - start) * columns : (place - start + high) * columns]
-        for first in range(0, count, _ROWS):
-            rows = min(count - first, _ROWS)
-            wide = (rows + 15) // 16 * 16
-            block = packed[first * (columns // 2) :]
-            call_product(product, (
-                high, wide, columns, columns, wide, wide, 0, panel.ctypes.data, block.ctypes.data,
-                sums.ctypes.data, 1,
-            ))  # fmt: skip
-            _store(sums, near, wide, high, out, first * width + place, width, rows)
+    """sums: memory for those of a panel and a group of rows."""
+    high = end - start
+    near = np.empty(high * _ROWS, out.dtype)
+    for group in range(0, count, _GROUP):
+        rows = min(count - group, _GROUP)
+        padded = (rows + 15) // 16 * 16
+        for place in range(0, columns, PIECE):
+            size = min(PIECE, columns - place)
+            for first in range(0, padded, _ROWS):
+                wide = min(padded - first, _ROWS)
+                block = packed[(group * columns + place * padded + first * size) // 2 :]
+                call_product(product, (
+                    high, wide, size, columns, wide, wide, 1 if place else 0, values[place:].ctypes.data,
+                    block.ctypes.data, sums[first * high :].ctypes.data, 1,
+                ))  # fmt: skip
+        for first in range(0, padded, _ROWS):
+            wide, at = min(padded - first, _ROWS), (group + first) * width + start
+            _store(sums[first * high :], near, wide, high, out, at, width, min(wide, rows - first))
     call_release(release, (1,))

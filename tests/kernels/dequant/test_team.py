@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from offspec_kernels.dequant import threads as team
-from offspec_kernels.dequant.threads import spread
+from offspec_kernels.dequant.threads import spread, spread_product
 
 MANY = 4 * team.LEAST  # values that pay for four threads
 
@@ -36,6 +36,22 @@ def test_ranges_make_up_the_whole(count: int, values: int) -> None:
     assert [start for start, _ in ranges] == [0, *(end for _, end in ranges[:-1])]
     assert ranges[-1][1] == count
     assert len(ranges) == max(1, min(4, count, values // team.LEAST))
+
+
+@pytest.mark.usefixtures("four_threads")
+@pytest.mark.parametrize("rows, expected", [(1, 1), (256, 4)])
+def test_a_small_product_and_what_is_inside_stay_in_one_thread(rows: int, expected: int) -> None:
+    outer, inner = list[int](), list[int]()
+
+    def work(start: int, end: int) -> None:
+        outer.append(start)
+        spread(lambda start, end: inner.append(start), 4, MANY)
+
+    spread_product(work, 4, team.LEAST_PRODUCT, rows)
+    assert len(outer) == expected and inner == [0] * expected
+    inner.clear()
+    spread(lambda start, end: inner.append(start), 4, MANY)  # behind it they are shared again
+    assert len(inner) == 4
 
 
 @pytest.mark.usefixtures("four_threads")
@@ -95,7 +111,7 @@ def test_an_interrupt_while_waiting_goes_on_waiting() -> None:
 
 _FORKING = """
 import os, sys, torch
-from offspec_kernels.dequant.threads import spread
+from offspec_kernels.dequant.threads import spread, spread_product
 torch.get_num_threads = lambda: 4
 done = []
 spread(lambda start, end: done.append(start), 4, 1 << 20)

@@ -1,0 +1,148 @@
+"""How long the packed products of a pass take, beside the larger of link and bfloat16 products.
+
+    python -m bench.kernels.packed [--formats nf4 Q4_K] [--tokens 1 64 256 512]
+
+Random layers of the widened model's shapes, each with memory of its own, so that packed bytes come from RAM.
+The ceiling is the larger of the link's time for those bytes and that of torch's bfloat16 products with values
+that are there. `whole` unpacks a matrix and multiplies it with torch's product; its rows' bits may depend on
+their number. Nothing is timed before a row alone was found to have the bits that it has among all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bench.kernels.clock import time_in_turns, wall_clock
+from bench.kernels.dequant import FORMATS, packed_bytes, random_parts
+from bench.lib.cgroup import BenchError
+from bench.lib.command import Command
+from bench.lib.report import Report, grid
+from offspec.core.config import format_bytes, parse_bytes
+from offspec_kernels.dequant import dequantise
+from offspec_kernels.packed_linear import packed_linear
+
+
+def options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--formats", nargs="+", choices=FORMATS, metavar="FORMAT", default=["nf4", "Q4_K"])
+    p.add_argument("--tokens", type=int, nargs="+", default=[1, 64, 256, 512], help="rows of a pass")
+    p.add_argument("--hidden", type=int, default=2304)
+    p.add_argument("--inner", type=int, default=6144)
+    p.add_argument("--layers", type=int, default=2)
+    p.add_argument("--link", default="1.3GB", help="bytes a second that the disk gives (default 1.3GB)")
+    p.add_argument("--seconds", type=float, default=0.2, help="of each of five turns (default 0.2)")
+
+
+class Layers:
+    """Weights of some layers, packed in one format, and values of one layer for torch's product."""
+
+    def __init__(self, name: str, args: argparse.Namespace) -> None:
+        hidden, inner = args.hidden, args.inner
+        keys = hidden // 3
+        self._shapes = [(hidden, hidden), (keys, hidden), (keys, hidden), (hidden, hidden),
+                        (inner, hidden), (inner, hidden), (hidden, inner)]  # fmt: skip
+        self._format, self._layers = FORMATS[name], args.layers
+        cpu = torch.device("cpu")
+        self._parts = [
+            [random_parts(self._format, shape, cpu) for shape in self._shapes] for _ in range(args.layers)
+        ]
+        self._values = [torch.randn(shape).bfloat16() for shape in self._shapes]
+        self._scratch = torch.empty(max(map(math.prod, self._shapes)), dtype=torch.bfloat16)
+        self.nbytes = sum(packed_bytes(parts) for layer in self._parts for parts in layer)
+
+    def inputs(self, rows: int) -> dict[int, Tensor]:
+        return {width: torch.randn(rows, width).bfloat16() for _, width in self._shapes}
+
+    def products(self, inputs: dict[int, Tensor]) -> None:
+        for _ in range(self._layers):
+            for values in self._values:
+                F.linear(inputs[values.shape[1]], values)
+
+    def whole(self, inputs: dict[int, Tensor]) -> None:
+        for layer in self._parts:
+            for shape, parts in zip(self._shapes, layer, strict=True):
+                out = self._scratch[: math.prod(shape)]
+                F.linear(inputs[shape[1]], dequantise(self._format, parts, shape, out))
+
+    def packed(self, inputs: dict[int, Tensor]) -> list[Tensor]:
+        return [
+            packed_linear(inputs[shape[1]], self._format, parts, shape)
+            for layer in self._parts
+            for shape, parts in zip(self._shapes, layer, strict=True)
+        ]
+
+    def check(self, rows: int) -> None:
+        """Raise BenchError unless the first row has the same bits alone."""
+        inputs = self.inputs(rows)
+        many = self.packed(inputs)
+        alone = self.packed({width: given[:1] for width, given in inputs.items()})
+        if not all(torch.equal(one[0], all_[0]) for one, all_ in zip(alone, many, strict=True)):
+            raise BenchError("a row has other bits alone than among others, so a speed says nothing")
+
+
+def measure(name: str, args: argparse.Namespace, report: Report) -> list[dict[str, Any]]:
+    """A row for each number of tokens."""
+    layers, found = Layers(name, args), list[dict[str, Any]]()
+    layers.check(max(args.tokens))
+    link = layers.nbytes / parse_bytes(args.link)
+    for rows in args.tokens:
+        given = layers.inputs(rows)
+        timing = time_in_turns(
+            {
+                "products": partial(layers.products, given),
+                "whole": partial(layers.whole, given),
+                "packed": partial(layers.packed, given),
+            },
+            wall_clock,
+            args.seconds,
+        )
+        bound = max(link, timing["products"].seconds)
+        report.ceiling(
+            f"{name}, {rows} rows: {bound:.4f} s, the larger of link {link:.4f} s"
+            f" ({format_bytes(layers.nbytes)}) and products {timing['products'].seconds:.4f} s"
+        )
+        report.reached(f"{timing['packed'].seconds:.4f} s", timing["packed"].seconds / bound)
+        found.append(
+            {
+                "format": name,
+                "rows": rows,
+                "link_seconds": link,
+                **{way: one.to_json() for way, one in timing.items()},
+                "ratio": timing["packed"].seconds / bound,
+                "of_whole": timing["packed"].seconds / timing["whole"].seconds,
+            }
+        )
+    return found
+
+
+def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
+    """Check every format, time it and tell."""
+    runs = [run for name in args.formats for run in measure(name, args, report)]
+    view = grid(
+        "packed products of a pass, seconds", "", "rows", "bound", "whole", "packed", "ratio", "of whole"
+    )
+    for run in runs:
+        bound = max(run["link_seconds"], run["products"]["seconds"])
+        cells = [f"{seconds:.4f}" for seconds in (bound, run["whole"]["seconds"], run["packed"]["seconds"])]
+        view.add_row(run["format"], str(run["rows"]), *cells, f"{run['ratio']:.2f}", f"{run['of_whole']:.2f}")
+    report.out.print(view)
+    summary = {
+        **report.head(args, "hidden", "inner", "layers", "link"),
+        "threads": torch.get_num_threads(),
+        "runs": runs,
+    }
+    report.record(summary)
+    return summary
+
+
+main = Command("packed", "Packed products of a pass.", options, bench, module="kernels.packed")
+
+if __name__ == "__main__":
+    sys.exit(main())
