@@ -308,7 +308,10 @@ PARTS: dict[str, tuple[Damage, str]] = {
     "a tokenizer cut short": (cut("tokenizer.json", 200), "holds no tokenizer"),
     "a tokenizer of garbage": (put("tokenizer.json", GARBAGE), "holds no tokenizer"),
     "a tokenizer that is a list": (put("tokenizer.json", "[]"), "holds no tokenizer"),
-    "a tokenizer configuration of garbage": (put("tokenizer_config.json", "{"), "holds no tokenizer"),
+    "a tokenizer configuration of garbage": (
+        put("tokenizer_config.json", "{"),
+        "tokenizer_config.json is not JSON",
+    ),
     "a template that is no program": (put("chat_template.jinja", "{% for %}"), "chat template refuses"),
     "a template that fails": (
         put("chat_template.jinja", "{{ raise_exception('no') }}"),
