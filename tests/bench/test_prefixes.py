@@ -14,6 +14,7 @@ from tests.support.bench_runs import RunBench
 from tests.support.tiny_models import write_model
 
 
+@pytest.mark.exhaustive
 def test_a_run(tmp_path: Path, run_bench: RunBench, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_model(tmp_path / "model", vocab_size=1024, max_position_embeddings=1024)
     recipe = {"factor": 4, "fingerprint": "", "layer_files": ["model.safetensors"], "layer_bytes": 8000}

@@ -77,6 +77,7 @@ def expected(folder: Path) -> dict[tuple[float, int], tuple[int, ...]]:
         }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("all_prompts", some([False, True], False))
 @pytest.mark.parametrize("temperature", some(TEMPERATURES, 1.0))
 def test_each_source_and_every_mixture_in_one_engine(

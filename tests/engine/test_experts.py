@@ -127,6 +127,7 @@ def test_memory_decides(tmp_path: Path) -> None:
     assert len(says) == 1
 
 
+@pytest.mark.exhaustive
 def test_what_was_used_most_is_there_in_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read ahead, as far as there are slots; a file that is damaged is as good as none."""
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))

@@ -273,6 +273,7 @@ def running(model: Path) -> Iterator[subprocess.Popen[str]]:
     process.wait()
 
 
+@pytest.mark.exhaustive
 def test_ctrl_c_stops_cleanly_and_keeps_what_came(running: subprocess.Popen[str]) -> None:
     assert running.stdout is not None
     first = running.stdout.read(3)  # the answer has begun

@@ -125,6 +125,7 @@ def _end(answer: Answer) -> None:
         assert answer.cancelled
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("kind", "draft"),
     some(

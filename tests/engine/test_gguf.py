@@ -178,6 +178,7 @@ def stored_bytes(checkpoint: Checkpoint, layer: int) -> int:
     return sum(info.nbytes for weight in weights for info in on_disk(weight))
 
 
+@pytest.mark.exhaustive
 @with_demo
 def test_the_demo_streams_its_quantised_bytes() -> None:
     """A layer is as large as in the file, up to the pages that its ends share, and a pass reads each once."""

@@ -256,6 +256,7 @@ LONGROPE = {
 MSCALES = {"short_mscale": 1.1, "long_mscale": 1.4}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("family", "rope", "always_long"),
     [

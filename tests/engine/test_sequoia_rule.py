@@ -96,6 +96,7 @@ def test_sampled_tokens_follow_the_target_s_law(world: World, small: tuple[Path,
     assert not ruled or agreement(counts, _law(target, top_k, temperature, False)) < 1e-6
 
 
+@pytest.mark.exhaustive
 def test_a_seed_says_the_same_again(world: World) -> None:
     said: list[list[tuple[int, ...]]] = []
     for _ in range(2):

@@ -54,6 +54,7 @@ def test_any_layer_on_either(tiers: str, gpus: tuple[int, ...], head: Tier, tmp_
         assert len(memory) == len(set(places)), "in one block on each device"
 
 
+@pytest.mark.exhaustive
 def test_limits_of_each_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With memory for part of the model on each; GPUs that may round in different ways are told of."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: (8, 6 + 3 * gpu.index))

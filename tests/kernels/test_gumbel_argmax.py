@@ -225,6 +225,7 @@ def test_a_wrong_argument_is_named(argument: str, changes: dict[str, Any]) -> No
     assert caught.value.argument == argument
 
 
+@pytest.mark.exhaustive
 @pytest.mark.gpu
 def test_a_gpu_picks_the_same() -> None:
     for path in PATHS:

@@ -139,6 +139,7 @@ def test_wrong_tensors_are_refused(tensors: list[Tensor]) -> None:
     assert caught.value.argument == "tensors"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.gpu
 @pytest.mark.parametrize("path", PATHS)
 def test_a_gpu_moves_the_same(path: Backend) -> None:

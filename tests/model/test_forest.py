@@ -211,6 +211,7 @@ def _write_plain(folder: Path, family: str) -> Path:
     return write_model(folder, family, hidden_act="relu", hidden_activation="relu")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", some(("llama", "gemma4_text"), "gemma4_text"))
 def test_on_a_device(family: str, tmp_path: Path) -> None:

@@ -166,6 +166,7 @@ def test_what_was_learnt_is_kept_for_later_runs(slow: World) -> None:
         assert record is not None and record.use.passes == seen
 
 
+@pytest.mark.exhaustive
 def test_a_plan_is_remade_when_it_is_known_how_experts_are_asked_for(
     slow: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ TOKENS = 16
 GREEDY = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
 
 
+@pytest.mark.exhaustive
 def test_a_smaller_promise_than_the_plans_remakes_it(world: World, tmp_path: Path) -> None:
     folder = write_large(tmp_path / "large")
     settings = {"model": folder, "draft": "auto"}
@@ -142,6 +143,7 @@ def test_replanning_goes_before_a_named_plan(world: World, tmp_path: Path) -> No
     assert world.measured == 2 and plan.budget != 3
 
 
+@pytest.mark.exhaustive
 def test_a_plan_that_was_edited_is_followed(world: World, tmp_path: Path) -> None:
     plan = world.plan()
     wanted = reference(world.target, PROMPT, TOKENS)

@@ -144,6 +144,7 @@ def test_a_mixture_reads_the_experts_that_it_needs(
     assert any("experts" in sentence for sentence in explain(plan))
 
 
+@pytest.mark.exhaustive
 def test_trees_pay_where_a_layer_has_few_experts_and_not_where_it_has_many() -> None:
     """Of 8 experts a tree asks for all, and pays four times a token's bytes; of 128 for sixteen times."""
     few = _plan("mistralai/Mixtral-8x7B-v0.1", "rtx-4090", draft="mistralai/Mistral-7B-v0.1", draft_bits=4)
@@ -213,6 +214,7 @@ def test_large_trees_leave_the_cpu_little_to_gain() -> None:
     assert all((row.tok_per_s or 0) < 1.15 * plan.forecast.tok_per_s for row in rows)
 
 
+@pytest.mark.exhaustive
 def test_two_gpus() -> None:
     """Twice the memory and two links; the draft and the head are the first one's."""
     one, two = (
@@ -290,6 +292,7 @@ def test_a_quantised_configuration(tmp_path: Path, quantised: dict[str, object],
     )
 
 
+@pytest.mark.exhaustive
 def test_a_folder_gets_the_drafts_of_its_shape(tmp_path: Path) -> None:
     """And every row of what would help does: none of RAM where nothing comes from disk."""
     config = known_config(LARGE)
@@ -400,6 +403,7 @@ def test_a_rounded_target_that_nearly_fits(tmp_path: Path, memory: int, said: st
     assert re.search(said, _row(plan, "packed to nf4").note)
 
 
+@pytest.mark.exhaustive
 def test_a_draft_in_fewer_bits_takes_less_and_guesses_worse() -> None:
     plans = [_plan(MIDDLE, "laptop-8gb", draft=SMALL, draft_bits=bits) for bits in (16, 4, 2)]
     drafts = [next(part.bytes for part in plan.parts if part.what == "draft") for plan in plans]

@@ -112,6 +112,7 @@ def test_a_changed_draft_remakes_the_plan(world: World, tmp_path: Path) -> None:
     world.followed(draft=str(folder))
 
 
+@pytest.mark.exhaustive
 def test_memory_that_came_or_went_remakes_the_plan(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

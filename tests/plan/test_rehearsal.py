@@ -45,6 +45,7 @@ def test_a_plan_for_the_asking_may_leave_no_record(world: World, asked: None) ->
     assert not (world.cache / "drafts").exists()
 
 
+@pytest.mark.exhaustive
 def test_a_plan_is_held_to_its_word(world: World, asked: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validation, "measure", world.measure)
     config = world.config()

@@ -112,6 +112,7 @@ def _plain(table: Table, nodes: int) -> Table:
     return subtree
 
 
+@pytest.mark.exhaustive
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["rising", "random", "last", "noisy", "steps", "flat"]))
 def test_bounds_leave_nothing_out(seed: int, kind: str) -> None:
     """Sizes at which blocks and farther places matter, with tables that a concave bound fits badly."""

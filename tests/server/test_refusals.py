@@ -255,6 +255,7 @@ def _uncircled(value: Any, above: tuple[int, ...] = ()) -> Any:
     return [_uncircled(each, above) for each in value] if isinstance(value, list) else value
 
 
+@pytest.mark.exhaustive
 def test_malformed_bodies(live: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
     """Derived from valid ones; those that are still valid are answered."""
     dice = random.Random(20)

@@ -278,6 +278,7 @@ def test_an_engine_that_cannot_be_loaded() -> None:
     assert "it does not fit" in str(server.service.error)
 
 
+@pytest.mark.exhaustive
 def test_clients_that_vanish_leave_nothing(caplog: pytest.LogCaptureFixture) -> None:
     engine = ScriptedEngine([LONG], delay=0.0001)
     with LiveServer(engine, max_queue=1000) as server, server.http() as http:

@@ -77,6 +77,7 @@ def test_tally_sees_other_tokens_and_early_ends(
     assert (row["prompts_with_another_token"], row["first_differences"]) == (1, {"chat-1": place})
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("speculate", some([False, True], True))
 def test_worker_tells_every_pass(speculate: bool, tmp_path: Path, ceiling: tally.Ceiling) -> None:
     load = {"model": str(write_model(tmp_path / "model")), "memory": "3GB", "dtype": "float32", "budget": 8}

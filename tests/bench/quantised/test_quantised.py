@@ -121,6 +121,7 @@ def test_floors_of_a_tiny_pack(folders: dict[str, Path], monkeypatch: pytest.Mon
         quantised_floor.Unpacking(folders[BF16], torch.bfloat16)
 
 
+@pytest.mark.exhaustive
 def test_worker_streams_a_tiny_pack(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     from bench.stream import target
     from offspec_planners.placement import Placement

@@ -137,6 +137,7 @@ def test_raw_readings_go_round_the_files(tmp_path: Path) -> None:
     assert swept.sweep[swept.threads, swept.block] == max(swept.sweep.values())
 
 
+@pytest.mark.exhaustive
 def test_the_floor_counts_the_products_of_every_layer(tiny_random: Path) -> None:
     shape = SHAPES["tiny"]
     floor = Floor(tiny_random, torch.bfloat16, CPU)
@@ -178,6 +179,7 @@ def test_a_run(tiny_random: Path, run_bench: RunBench, monkeypatch: pytest.Monke
     assert "<svg" in ran.plot.read_text()
 
 
+@pytest.mark.exhaustive
 def test_the_gpus_bench_goes_through_every_limit(tiny_random: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the device itself: the passes run on the processor, the copy rate is made up."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -24,6 +24,7 @@ except OffspecError as error:
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.parametrize(
     "memory, code",
