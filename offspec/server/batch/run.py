@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -46,8 +45,11 @@ class BatchRun:
         lines = list(lines)
         waiting = [line for line in lines if line.id not in self._results.done]
         self._done, self._total = len(lines) - len(waiting), len(lines)
-        with suppress(asyncio.CancelledError):
+        try:
             asyncio.run(self._run(waiting))
+        except asyncio.CancelledError:
+            if not self._stopped:
+                raise
         if self._stopped:
             raise KeyboardInterrupt
 
