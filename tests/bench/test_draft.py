@@ -30,6 +30,7 @@ def test_both_forwards_are_told_beside_the_floor(bits: str, tmp_path: Path, run_
         assert row["speedup"] == pytest.approx(row["transformers_seconds"] / row["lean_seconds"])
 
 
+@pytest.mark.exhaustive
 def test_a_draft_of_another_shape_is_measured_as_it_is(tmp_path: Path, run_bench: RunBench) -> None:
     ran = run_bench(draft.main, str(write_model(tmp_path / "model", "gpt2")), *SMALL)
     assert all("lean_seconds" not in row for row in ran.summary["steps"])

@@ -11,6 +11,7 @@ from tests.support.bench_runs import RunBench
 from tests.support.tiny_models import write_model
 
 
+@pytest.mark.exhaustive
 def test_a_run_tells_tokens_by_source(tmp_path: Path, run_bench: RunBench) -> None:
     small = ["--prompts", "2", "--copies", "1", "--tokens", "8", "--copied-tokens", "12", "--budget", "16"]
     which = ["--alone", "suffix", "substitute", "--mixed", "substitute,suffix", "--dtype", "float32"]

@@ -176,6 +176,7 @@ def test_turns() -> None:
         pass
 
 
+@pytest.mark.exhaustive
 async def test_an_engine(tmp_path: Path) -> None:
     from offspec.core.config import SamplingParams
     from tests.support.tiny_models import tiny_engine, write_model

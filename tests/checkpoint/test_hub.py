@@ -83,6 +83,7 @@ def test_what_the_model_needs_is_fetched_once(hub: StandIn, visit: Visitor) -> N
     assert (again.tensors, again.progress, hub.downloads()) == (said.tensors, [], [])
 
 
+@pytest.mark.exhaustive
 def test_offline_reuse(hub: StandIn, visit: Visitor) -> None:
     first = visit("org/model")
     offline = visit("org/model", HF_HUB_OFFLINE="1")
@@ -113,6 +114,7 @@ def test_offline_with_part_of_a_copy(visit: Visitor) -> None:
     assert visit("org/model").tensors  # and with a network it is made whole
 
 
+@pytest.mark.exhaustive
 def test_a_connection_that_breaks_is_taken_up_where_it_broke(hub: StandIn, visit: Visitor) -> None:
     hub.cut.add(FIRST)
     said = visit("org/model", SMALL_PIECES)
@@ -136,6 +138,7 @@ def test_a_download_that_stops_keeps_what_is_finished(hub: StandIn, visit: Visit
     assert said.progress[-1][1:3] == [len(SHARDS[SECOND])] * 2
 
 
+@pytest.mark.exhaustive
 def test_answers_that_are_no(hub: StandIn, visit: Visitor) -> None:
     hub.repositories["org/gated"] = MODEL
     hub.gated.add("org/gated")

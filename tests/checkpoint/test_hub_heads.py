@@ -54,6 +54,7 @@ def visit(hub: StandIn, tmp_path: Path) -> Visitor:
     return Visitor(hub, tmp_path, VISIT)
 
 
+@pytest.mark.exhaustive
 def test_a_head_is_fetched_once(hub: StandIn, visit: Visitor) -> None:
     said = visit("org/heads")
     assert said.files == NEEDED and said.folder.endswith(COMMIT)

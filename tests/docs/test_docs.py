@@ -19,6 +19,7 @@ def test_the_command_line_page_is_what_help_prints() -> None:
     assert check.returncode == 0, check.stderr
 
 
+@pytest.mark.exhaustive
 def test_the_pictures_are_what_the_chat_looks_like() -> None:
     check = subprocess.run(
         [sys.executable, str(ROOT / "docs" / "screenshots.py"), "--check"], capture_output=True, text=True

@@ -213,6 +213,7 @@ def test_hostile_sources_beside_others(
                 assert hostile.seen == len(prompt) + found.tokens - 1, "whether it was asked or not"
 
 
+@pytest.mark.exhaustive
 def test_a_conversation_goes_on_whoever_guesses(folder: Path, names: list[str]) -> None:
     """Questions that follow on each other, and some taken back, with other sources each time."""
 
@@ -279,6 +280,7 @@ def test_a_step_of_a_draft_waits_for_no_disk(
     assert steps[0] == 0 < steps[1] and reads and not any(reads)
 
 
+@pytest.mark.exhaustive
 def test_heads_are_planned_for(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(memory, "steady_runtime", lambda fresh: 600 * MB)  # other engines are open here

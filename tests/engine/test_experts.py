@@ -111,6 +111,7 @@ def test_a_prompt_reads_each_expert_once(written: Callable[[str], Written]) -> N
         assert store.stats.asked - store.stats.hits <= model.experts
 
 
+@pytest.mark.exhaustive
 def test_memory_decides(tmp_path: Path) -> None:
     """With too little of it experts are read when they are asked for, and more of it keeps more of them."""
     folder = write_experts(tmp_path / "model", "mixtral", **LARGE)
@@ -211,6 +212,7 @@ def _failing(descriptor: int, buffers: list[memoryview], offset: int) -> int:
     raise OSError(5, "Input/output error")
 
 
+@pytest.mark.exhaustive
 def test_an_answer_that_is_broken_off_leaves_no_trace(
     written: Callable[[str], Written], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,7 @@ def test_a_configuration_of_another_model(model: Path) -> None:
     assert "config.json" in failed(run(model, "w5"), 1)
 
 
+@pytest.mark.exhaustive
 def test_a_draft_with_another_vocabulary_says_what_maps(model: Path, tmp_path: Path) -> None:
     draft = write_model(tmp_path / "draft", vocab_size=80)
     result = run(model, "w5", "--draft", draft, "--max-tokens", 3)

@@ -47,7 +47,7 @@ class Written:
     says: list[int]
 
 
-@pytest.fixture(scope="module", params=some(sorted(FAMILIES), *USUAL))
+@pytest.fixture(scope="module", params=some(sorted(FAMILIES), *USUAL, one_in=2))
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
     folder = write_model(tmp_path_factory.mktemp(request.param) / "model", request.param)
     return Written(folder, reference(folder, PROMPT, GREEDY.max_tokens))

@@ -46,7 +46,6 @@ def exact_products() -> None:
         ],
         ("llama", "auto", 3, False),
         ("gemma2", "same", 1, True),
-        ("gpt2", "hostile", 3, False),
         one_in=2,
     ),
 )

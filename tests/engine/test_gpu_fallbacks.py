@@ -41,6 +41,7 @@ def _answer(model: Path, told: _Told, **settings: Any) -> list[int]:
         return list(engine.generate(PROMPT, PARAMS).token_ids)
 
 
+@pytest.mark.exhaustive
 def test_memory_that_cannot_be_pinned_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Arena, "_register", lambda arena: False)
     sizes = {"hidden_size": 256, "intermediate_size": 2048, "num_hidden_layers": 12}
@@ -79,6 +80,7 @@ def test_a_machine_without_a_compiler_is_told(
     told.one("torch's own operations", "C compiler")
 
 
+@pytest.mark.exhaustive
 def test_a_kernel_that_cannot_be_compiled_is_done_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -248,6 +248,7 @@ def test_a_stream_may_move_between_threads(model: Path) -> None:
         assert later.result(timeout=60).tokens
 
 
+@pytest.mark.exhaustive
 def test_ids_may_come_as_an_array(model: Path) -> None:
     with tiny_engine(model, "none") as engine:
         expected = engine.generate(PROMPT, PARAMS).token_ids

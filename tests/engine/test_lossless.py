@@ -150,6 +150,7 @@ _GUESSES = (("near", "coupled"), ("near", "plain"), ("hostile", "coupled"), ("au
         (2, 5, "auto", "coupled"),
         (64, 5, "near", "plain"),
         (64, 5, "hostile", "coupled"),
+        one_in=2,
     ),
 )
 def test_any_budget_and_width(
@@ -186,6 +187,7 @@ def test_lean_drafts_and_others_are_believed_alike(
     assert passes[0] == passes[1]
 
 
+@pytest.mark.exhaustive
 def test_what_is_not_given_is_planned(
     models: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +210,7 @@ def test_what_is_not_given_is_planned(
         monkeypatch.undo()
 
 
+@pytest.mark.exhaustive
 def test_what_is_given_is_not_planned(models: tuple[Path, Path, Path]) -> None:
     load = {"dtype": "float32", "context": 128}
     with offspec.load(str(models[0]), draft=str(models[1]), budget=9, width=3, **load) as engine:

@@ -17,6 +17,7 @@ from offspec.model.attention import TreeContext
 from offspec_planners.placement import Placement
 from tests.support import packers
 from tests.support.expert_models import by_need
+from tests.support.products import some
 from tests.support.quantised_files import change, refused
 from tests.support.tiny_models import nothing, open_model, tiny_engine, write_model
 
@@ -93,7 +94,7 @@ def test_the_logits_of_transformers(both: tuple[Path, Path], resident: tuple[int
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", some([0.0, 1.0], 1.0))
 def test_tokens_do_not_depend_on_drafts_budgets_or_what_is_resident(
     both: tuple[Path, Path], temperature: float, device: torch.device
 ) -> None:

@@ -216,7 +216,7 @@ def test_tokens_do_not_depend_on_the_guesses(world: World) -> None:
     "name",
     some(
         ["gptq", "compressed int4", "fp8", "compressed nvfp4", "modelopt nvfp4"],
-        *("gptq", "fp8", "modelopt nvfp4"),
+        *("gptq", "modelopt nvfp4"),
     ),
 )
 @pytest.mark.parametrize(

@@ -99,6 +99,7 @@ def test_a_draft_that_does_not_see_the_noise(count: int, models: tuple[Path, Pat
             )
 
 
+@pytest.mark.exhaustive
 def test_what_rules_say_holds(engine: Engine) -> None:
     for temperature in (0.0, 0.8):
         said = {name: engine.generate(PROMPT, params(rules, temperature)) for name, rules in RULES.items()}

@@ -52,7 +52,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return target, draft
 
 
-@pytest.fixture(scope="module", params=some(RULES, "coupled", "suffix", "sequoia"))
+@pytest.fixture(
+    scope="module", params=some(RULES, "coupled", "suffix", "sequoia", rare=lambda rule: rule == "plain")
+)
 def engine(request: pytest.FixtureRequest, models: tuple[Path, Path]) -> Iterator[Engine]:
     target, draft = models
     given = {"draft": str(draft), "dtype": "float32", "context": 500, "budget": 16, "width": 4}

@@ -137,7 +137,9 @@ def test_as_kernels(world: World) -> None:
 
 @pytest.mark.interpreted
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str
+)
 @pytest.mark.parametrize(
     "world",
     [

@@ -113,6 +113,7 @@ def test_the_kernel_says_what_the_reference_says(trees: list[Shape], **drawn: An
     any_case("triton", "cpu", trees, exact=False, **drawn)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.interpreted
 @settings(deadline=None, max_examples=4)
 @CASES
@@ -139,6 +140,7 @@ def test_on_a_gpu(exact: bool, trees: list[Shape], **drawn: Any) -> None:
     any_case("triton", "cuda", trees, exact=exact, **drawn)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.interpreted
 @settings(deadline=None, max_examples=6)
 @given(
@@ -211,6 +213,7 @@ def test_sinks_of_any_size(path: Backend, window: int | None, sink: float) -> No
     check(case, path, sinks=torch.full((4,), sink), window=window)
 
 
+@pytest.mark.exhaustive
 def test_a_tile_of_padding_looks_at_nothing() -> None:
     """Of a tree that is much smaller than the largest; its rows far back must not be looked for there."""
     case = make_case([Shape(50, 0, 1, 1), Shape(50, 0, 80, 80)], heads=(2, 1))

@@ -153,6 +153,7 @@ def test_a_window_that_is_forgotten_is_found(monkeypatch: pytest.MonkeyPatch) ->
     assert not try_out(config).chains
 
 
+@pytest.mark.exhaustive
 def test_an_architecture_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))
     tried = list[object]()

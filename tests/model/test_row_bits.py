@@ -75,7 +75,7 @@ _SOME = ("gemma2", "gpt2", "gpt_oss", "llama", "mixtral", "phi3", "qwen2_moe")
 _SOME_HYBRIDS = ("falcon_h1", "mamba", "qwen3_5_text")
 
 
-@pytest.fixture(scope="module", params=some([*FAMILIES, *HYBRIDS], *_SOME, *_SOME_HYBRIDS))
+@pytest.fixture(scope="module", params=some([*FAMILIES, *HYBRIDS], *_SOME, *_SOME_HYBRIDS, one_in=2))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     if request.param in HYBRIDS:

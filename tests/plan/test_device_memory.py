@@ -15,7 +15,7 @@ import pytest
 
 _SIZES = product(("32b", "70b"), ("none", "1b", "8b"), ("8", "12", "16", "24"))
 _CASES = [
-    pytest.param("32b:none:8", marks=pytest.mark.exhaustive, id="one"),
+    pytest.param("32b:none:8", marks=pytest.mark.slow, id="one"),
     pytest.param(" ".join(map(":".join, _SIZES)), marks=pytest.mark.slow, id="all"),
 ]
 

@@ -68,6 +68,7 @@ def _passes(engine: Engine, prompt: list[int] = PROMPT) -> list[PassStats]:
     return [event for event in engine.stream(prompt, ANSWER) if isinstance(event, PassStats)]
 
 
+@pytest.mark.exhaustive
 def test_passes_tell_what_they_asked_of_experts(slow: World) -> None:
     with _load(slow) as engine:
         first, *others = _passes(engine)
@@ -98,6 +99,7 @@ def test_what_lookups_find_is_verified_only_where_it_pays(slow: World) -> None:
         assert engine.generate(PROMPT, ANSWER).token_ids == answer
 
 
+@pytest.mark.exhaustive
 def test_a_draft_that_does_not_pay_leaves_its_place_to_experts(slow: World) -> None:
     memory = least_memory(slow.target) + 12 * MB
     settings: dict[str, Any] = {"draft": str(slow.near), "memory": memory, "learn": False}
@@ -115,6 +117,7 @@ def test_a_draft_that_does_not_pay_leaves_its_place_to_experts(slow: World) -> N
         assert engine.plan is not None and engine.plan.draft_mode == "full"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.gpu
 def test_a_plan_chooses_what_computes_experts_beside_a_gpu(
     world: World, mixture: Path, monkeypatch: pytest.MonkeyPatch
@@ -151,6 +154,7 @@ def test_a_plan_chooses_what_computes_experts_beside_a_gpu(
     assert len(says) == 1
 
 
+@pytest.mark.exhaustive
 def test_what_was_learnt_is_kept_for_later_runs(slow: World) -> None:
     with _load(slow, learn=False) as engine:
         _passes(engine)

@@ -115,6 +115,7 @@ def test_what_cannot_go_together_with_the_plan(world: World, tmp_path: Path) -> 
     assert world.followed(plan=file).dtype == "float32"
 
 
+@pytest.mark.exhaustive
 def test_a_plan_for_more_memory_than_there_is(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +129,7 @@ def test_a_plan_for_more_memory_than_there_is(
     assert world.remade("made for 3.00 GB and does not fit in", plan=file, **settings).placement.slots
 
 
+@pytest.mark.exhaustive
 def test_a_named_plan_is_not_told_about_kept_ones(world: World, tmp_path: Path) -> None:
     """What is known by now of the draft would remake a kept plan; a named one is followed as it is."""
     plan = world.plan()

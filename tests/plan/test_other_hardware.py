@@ -48,6 +48,7 @@ def test_a_configuration_is_enough(tmp_path: Path) -> None:
     assert Plan.from_text(found[1].to_text()) == found[1]
 
 
+@pytest.mark.exhaustive
 def test_several_sequences(tmp_path: Path) -> None:
     """From a configuration alone: more in all, less each, with as many caches."""
     config = known_config(MIDDLE)
@@ -163,6 +164,7 @@ def test_nobody_drafts_where_that_is_no_slower() -> None:
     assert plan.forecast.tok_per_s > 100
 
 
+@pytest.mark.exhaustive
 def test_a_machine_that_is_too_small() -> None:
     with pytest.raises(CapacityError, match="`vram`"):
         _plan(LARGE, "laptop-8gb", vram=3 * GB)
@@ -170,6 +172,7 @@ def test_a_machine_that_is_too_small() -> None:
         _plan(LARGE, "laptop-8gb", memory=2 * GB)
 
 
+@pytest.mark.exhaustive
 def test_the_cpu_computes_layers_where_that_is_faster() -> None:
     """With few nodes and much RAM; in bfloat16 as many as are asked for, and a row says how many would do."""
     small = _plan(LARGE, "rtx-4090-256gb", draft="none", budget=1)
@@ -190,6 +193,7 @@ def test_the_cpu_computes_layers_where_that_is_faster() -> None:
         assert near[0].forecast.tok_per_s < near[1].forecast.tok_per_s
 
 
+@pytest.mark.exhaustive
 def test_the_cpu_computes_experts_where_that_is_faster() -> None:
     """In bfloat16 only where it is asked for, and a row says what it would bring; in float32 by the plan."""
     ways: dict[str, Any] = {"draft": "none", "budget": 1, "vram": 12 * GB}
@@ -208,6 +212,7 @@ def test_the_cpu_computes_experts_where_that_is_faster() -> None:
         _plan(MIXTURE, "desktop-32gb", experts="cpu")
 
 
+@pytest.mark.exhaustive
 def test_large_trees_leave_the_cpu_little_to_gain() -> None:
     plan = _plan(LARGE, "rtx-4090-256gb", draft=MIDDLE)
     rows = [row for row in plan.what_ifs if "computed by the CPU" in row.change]

@@ -157,6 +157,7 @@ def _record(world: World) -> DraftRecord:
     return record_of(opened, 16)
 
 
+@pytest.mark.exhaustive
 def test_what_answers_teach_is_kept(world: World) -> None:
     assert world.plan().acceptance.endswith("not measured")
     tau = world.learn()
@@ -171,6 +172,7 @@ def test_what_answers_teach_is_kept(world: World) -> None:
         assert known.fit.tau == pytest.approx(tau, abs=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_nothing_is_learnt_unless_wanted(world: World) -> None:
     world.plan()
     before = world.files()
@@ -244,6 +246,7 @@ def test_a_second_engine_fits_beside_the_first(world: World) -> None:
     assert world.measured == 1
 
 
+@pytest.mark.exhaustive
 def test_a_shape_is_planned_anew_from_what_was_learnt(world: World) -> None:
     """Trees of one shape leave no records of growth, and the plan's what-ifs do without."""
     world.learn(tree="sequoia")

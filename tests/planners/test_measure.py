@@ -105,6 +105,7 @@ def test_products_memory_and_launches_have_rates() -> None:
     assert 0 < layer_overhead(seconds=0.001) < 1
 
 
+@pytest.mark.exhaustive
 def test_a_machine_is_measured_part_by_part(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(package, "_SIDE", 64)
     monkeypatch.setattr(package, "_SECONDS", 0.001)

@@ -29,6 +29,7 @@ def test_a_grid_of_cuts_is_tried_and_sorted(monkeypatch: pytest.MonkeyPatch) -> 
     assert [entry["seconds"] for entry in tried] == sorted(entry["seconds"] for entry in tried)
 
 
+@pytest.mark.exhaustive
 def test_draft_steps_are_compared_at_every_width(tmp_path: Path) -> None:
     rows = kernels_draft.measure_graphs(str(write_model(tmp_path / "model")), CPU, (2, 5), rounds=1)
     assert [row["width"] for row in rows] == [2, 5]

@@ -39,6 +39,7 @@ def test_prefill_is_judged_by_the_larger_of_trip_and_floor() -> None:
     assert with_head["ratio"] == 1.0
 
 
+@pytest.mark.exhaustive
 def test_a_run(
     tiny_random: Path, tmp_path: Path, run_bench: RunBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

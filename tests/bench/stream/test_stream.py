@@ -166,6 +166,7 @@ def test_nothing_grows_over_some_passes() -> None:
 SETTINGS = ["--resident", "1", "--rounds", "2", "--seconds", "0", "--raw-bytes", "1MB", "--raw-threads", "1"]
 
 
+@pytest.mark.exhaustive
 def test_a_run(tiny_random: Path, run_bench: RunBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.stream.floor._LEAST_SECONDS", 0.0)
     words = ["--shape", "tiny", "--target", str(tiny_random), "--tokens", "16", "1", "--endurance", "20"]

@@ -123,6 +123,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
+@pytest.mark.exhaustive
 def test_a_fork_has_threads_of_its_own() -> None:
     words = [sys.executable, "-W", "ignore", "-c", _FORKING]
     assert subprocess.run(words, timeout=60).returncode == 0

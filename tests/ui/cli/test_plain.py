@@ -202,6 +202,7 @@ def test_resume_goes_on_with_the_latest(offspec: Program) -> None:
     assert offspec.questions() == ["Why?", "And?"]
 
 
+@pytest.mark.exhaustive
 def test_conversations_have_names(offspec: Program) -> None:
     offspec.pipe("Why?\n/save shopping\n")
     offspec.pipe("Other?\n")

@@ -203,6 +203,7 @@ async def test_two_hundred_turns_are_a_few_widgets(
     answer.finish()
 
 
+@pytest.mark.exhaustive
 @plays("x")
 async def test_earlier_turns_come_when_one_scrolls_up(pilot: Pilot[None], app: ChatApp) -> None:
     messages = [

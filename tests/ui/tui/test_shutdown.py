@@ -21,6 +21,7 @@ from offspec.ui import tui
 from offspec.ui.tui import leave
 from offspec.ui.tui.app import ChatApp
 from tests.support.fake_engine import ScriptedLoad
+from tests.support.products import some
 from tests.support.waiting import PATIENCE
 from tests.ui.tui.stage import PlannedEngine, app_for, ask, hold, loaded, play, plays, seen, send, until
 
@@ -186,7 +187,7 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize("how", some(ENDS, "hung up"))
 def test_a_terminal_that_goes_away_loses_nothing(how: str, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     before = termios.tcgetattr(ours)

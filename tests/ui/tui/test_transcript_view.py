@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import pytest
 from textual.pilot import Pilot
 from textual.widget import Widget
 
@@ -136,6 +137,7 @@ async def test_a_conversation_comes_bit_by_bit_with_its_end_in_view(pilot: Pilot
     assert len(view.query(Answer)) < 15
 
 
+@pytest.mark.exhaustive
 @plays("x", size=SMALL)
 async def test_a_page_up_is_a_page_where_entries_must_come_first(pilot: Pilot[None], app: ChatApp) -> None:
     await loaded(pilot)
