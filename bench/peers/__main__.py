@@ -29,9 +29,9 @@ from bench.lib.widen import read_recipe
 from bench.peers import env as peers_env
 from bench.peers import quantised as peers_quantised
 from bench.peers.jobs import ACCELERATE, ASSISTED, CONTENDERS, PLAIN, TITLES, Scene, prepare, run, variants
-from bench.peers.llama import BUILDING
+from bench.peers.llama import BUILDING, DRAFT_LENGTHS
 from bench.peers.quantised import LLAMA, LLAMA_DRAFTED
-from bench.peers.tally import GOALS, fastest, our_answers, shortfalls, speed_ups, summarise
+from bench.peers.tally import DECODING, GOALS, fastest, our_answers, shortfalls, speed_ups, summarise
 from bench.peers.view import NOTE, ceiling_json, plot, show, show_ceiling
 from offspec.core.config import format_bytes, parse_bytes
 
@@ -68,7 +68,7 @@ def _settings(
             place = {"contender": contender, "variant": "", "temperature": temperature, "prompt": ""}
             runs.append({**place, "error": scene.errors[contender]})
         return []
-    found = variants(contender, scene, parse_bytes(args.peer_memory))
+    found = variants(args, scene, contender)
     if not before:
         return found
     on = our_answers([run for run in runs if run["temperature"] == temperature], contender)
@@ -84,6 +84,8 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--only", nargs="+", choices=CONTENDERS, metavar="NAME",
                    help=f"run some contenders: {', '.join(CONTENDERS)}")  # fmt: skip
     p.add_argument("--llama-cpp", type=Path, metavar="FOLDER", help=f"also run llama.cpp: a {BUILDING}")
+    p.add_argument("--draft-lengths", type=int, nargs="+", default=list(DRAFT_LENGTHS), metavar="TOKENS",
+                   help="drafts that llama.cpp is tried with (default 4 8 16)")  # fmt: skip
     p.add_argument("--airllm-tokens", type=int, default=4, help="most new tokens of AirLLM")
     p.add_argument("--peer-seconds", type=int, default=600, help="a peer's process is ended after so long")
     # The draft is a checkpoint whose weights are 4-bit values already; there is nothing to set.
@@ -118,6 +120,8 @@ def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
         "speedup_vs_assisted": speed_ups(rows, ASSISTED),
         "speedup_vs_llama_cpp": speed_ups(rows, LLAMA),
         "speedup_vs_llama_cpp_drafted": speed_ups(rows, LLAMA_DRAFTED),
+        "decoding_vs_llama_cpp": speed_ups(rows, LLAMA, DECODING),
+        "decoding_vs_llama_cpp_drafted": speed_ups(rows, LLAMA_DRAFTED, DECODING),
         "aims": GOALS,
         "runs": rows,
         "shortfalls": shortfalls(rows, args.only),

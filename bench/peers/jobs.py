@@ -19,7 +19,7 @@ from bench.peers import env as peers_env
 from bench.peers import quantised as peers_quantised
 from bench.peers.quantised import QUANTISED, QUANTISED_TITLES, Quantised
 from bench.peers.worker import one_line
-from offspec.core.config import format_bytes
+from offspec.core.config import format_bytes, parse_bytes
 from offspec.core.errors import OffspecError
 
 Group = Sequence[tuple[int, Prompt]]  # prompts with their numbers, from which seeds are made
@@ -86,17 +86,21 @@ def failure(error: Exception, kind: str | None = None) -> dict[str, str]:
     return {"kind": kind or type(error).__name__, "message": one_line(str(error))}
 
 
-def variants(contender: str, scene: Scene, weights_in_ram: int) -> list[Variant]:
+def variants(args: argparse.Namespace, scene: Scene, contender: str) -> list[Variant]:
     """The settings a contender is tried with; the fastest counts, so that none is hobbled by its settings.
 
-    weights_in_ram: bytes of weights, the draft's included, that a peer may keep in RAM. The rest of the
+    args: `peer_memory` is for weights, the draft's included, that a peer may keep in RAM. The rest of the
     limit is for the interpreter, its libraries, and the page cache that the mapped weights pass through.
+    `draft_lengths` are those that llama.cpp is tried with.
     """
     if contender in QUANTISED:
-        found = peers_quantised.settings(contender)
+        llama = scene.quantised.llama if scene.quantised else None
+        fits = llama is None or llama.target.stat().st_size < parse_bytes(args.memory)
+        found = peers_quantised.settings(contender, args.draft_lengths, fits=fits)
         return [Variant(contender, name, settings) for name, settings in found.items()]
     if contender not in (ACCELERATE, ASSISTED):
         return [Variant(contender, "", {})]
+    weights_in_ram = parse_bytes(args.peer_memory)
     if contender == ACCELERATE:
         documented, mapped, copied = placements(scene.recipe, weights_in_ram)
         return [

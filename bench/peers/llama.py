@@ -37,12 +37,14 @@ _SECTOR = 512  # bytes in the unit that the kernel counts a process's reads in
 
 @dataclass(frozen=True, slots=True)
 class LlamaFiles:
-    """Its programs and models, and the prompts as text by their ids; from `bench.peers.llama_models`."""
+    """Its programs and models, the bytes of the target's layers, and the prompts as text by their ids; from
+    `bench.peers.llama_models`."""
 
     programs: Path
     target: Path
     draft: Path
     texts: Mapping[str, str]
+    layer_bytes: int
 
     @classmethod
     def of(cls, programs: Path, made: str) -> LlamaFiles:
@@ -51,23 +53,31 @@ class LlamaFiles:
         if missing:
             raise BenchError(f"{programs} has no {missing[0]}: --llama-cpp needs a {BUILDING}")
         found = json.loads(made)
-        return cls(programs, Path(found["target"]), Path(found["draft"]), found["texts"])
+        target, draft = Path(found["target"]), Path(found["draft"])
+        return cls(programs, target, draft, found["texts"], found["layer_bytes"])
 
     def sizes(self) -> dict[str, int]:
         return {"target_bytes": self.target.stat().st_size, "draft_bytes": self.draft.stat().st_size}
 
 
-def settings(threads: int) -> dict[str, dict[str, dict[str, Any]]]:
+def settings(
+    threads: int, lengths: Sequence[int] = DRAFT_LENGTHS, *, fits: bool = True
+) -> dict[str, dict[str, dict[str, Any]]]:
     """By program, the settings that it is tried with: weights as they are mapped, or copied in another order
-    for wider instructions (its default, which needs them in RAM); fewer threads; draft lengths."""
+    for wider instructions (its default); fewer threads; draft lengths.
+
+    fits: whether the memory limit is larger than the target's file. Where it is not, the copy would be
+    killed, and threads wait for the disk: both are left out.
+    """
     mapped = {"threads": threads, "repack": False}
-    alone = {"mapped": mapped, "repacked": {**mapped, "repack": True}}
-    if threads > 1:
+    alone = {"mapped": mapped}
+    drafted = {f"mapped, draft of {n}": {**mapped, "drafted": n} for n in lengths}
+    if fits:
+        alone["repacked"] = {**mapped, "repack": True}
+        middle = lengths[len(lengths) // 2]
+        drafted[f"repacked, draft of {middle}"] = {**mapped, "repack": True, "drafted": middle}
+    if fits and threads > 1:
         alone["mapped, 1 thread"] = {**mapped, "threads": 1}
-    drafted = {f"mapped, draft of {n}": {**mapped, "drafted": n} for n in DRAFT_LENGTHS}
-    drafted[f"repacked, draft of {DRAFT_LENGTHS[1]}"] = {
-        **mapped, "repack": True, "drafted": DRAFT_LENGTHS[1]
-    }  # fmt: skip
     return {ALONE: alone, DRAFTED: drafted}
 
 
@@ -133,7 +143,7 @@ def read_drafted(log: str) -> dict[str, Any]:
     # It tells the sum alone: as if all passes were alike.
     emitted = [tokens // passes + (turn < tokens % passes) for turn in range(passes)] if passes else []
     seconds = [float(encoded[2]) * (not turn) + each for turn in range(passes)]
-    return _figures(emitted, seconds, int(encoded[1]))
+    return {**_figures(emitted, seconds, int(encoded[1])), "decode_seconds": float(decoded[2])}
 
 
 def read_load(log: str) -> float:

@@ -185,6 +185,13 @@ def values(info: TensorInfo, start: int, end: int) -> Values:
     return wide.view(np.float32)
 
 
+def layer_bytes(file: Path) -> int:
+    """Of all layers in a GGUF file, as they are stored."""
+    from gguf import GGUFReader
+
+    return sum(int(tensor.n_bytes) for tensor in GGUFReader(file).tensors if tensor.name.startswith("blk."))
+
+
 def texts(target: Path, prompts: int) -> dict[str, str]:
     """The first prompts as the model is asked them, through its chat template, by their ids."""
     from transformers import AutoTokenizer
@@ -199,15 +206,17 @@ def texts(target: Path, prompts: int) -> dict[str, str]:
 
 
 def main(make: Callable[[Path, str], Path] = ensure) -> int:
-    """Make the file; print where it lies, the draft, and the prompts, as one line of JSON."""
+    """Make the file; print its place, its layers' bytes, the draft and the prompts, as a line of JSON."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("target", type=Path, help="folder of the model")
     shared(parser, "model", prompts=2)
     args = parser.parse_args()
 
     def made() -> str:
-        found = {"target": str(make(args.target, args.model)), "draft": str(source_file(args.model))}
-        return json.dumps({**found, "texts": texts(args.target, args.prompts)})
+        target = make(args.target, args.model)
+        found = {"target": str(target), "draft": str(source_file(args.model))}
+        sizes = {"layer_bytes": layer_bytes(target)}
+        return json.dumps({**found, **sizes, "texts": texts(args.target, args.prompts)})
 
     return printed(made)
 

@@ -33,21 +33,29 @@ _DRAFT_BITS = 4
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """The target in few bits: offspec's pack, and what llama.cpp has, where its programs are given."""
+    """The target in few bits, as far as it is wanted: offspec's pack, and what llama.cpp has."""
 
-    pack: Path
+    pack: Path | None
     llama: LlamaFiles | None
 
     @property
     def layer_bytes(self) -> int:
-        """Of the pack: a file holds a layer, and the largest of all what is no layer."""
-        sizes = sorted(file.stat().st_size for file in self.pack.glob("*.safetensors"))
-        return sum(sizes[:-1])
+        """Of the pack, or without one of llama.cpp's file."""
+        if self.pack is None:
+            return self.llama.layer_bytes if self.llama else 0
+        return sum(self._files[:-1])  # a file holds a layer, and the largest of all what is no layer
+
+    @property
+    def _files(self) -> list[int]:
+        """Sizes of the pack's files, the largest last."""
+        files = self.pack.glob("*.safetensors") if self.pack else ()
+        return sorted(file.stat().st_size for file in files)
 
     def to_json(self) -> dict[str, Any]:
-        files = self.pack.glob("*.safetensors")
-        found: dict[str, Any] = {"pack_bytes": sum(file.stat().st_size for file in files)}
-        return {**found, "pack_layer_bytes": self.layer_bytes, **(self.llama.sizes() if self.llama else {})}
+        found: dict[str, Any] = {"quantised_layer_bytes": self.layer_bytes}
+        if self.pack is not None:
+            found["pack_bytes"] = sum(self._files)
+        return {**found, **(self.llama.sizes() if self.llama else {})}
 
 
 def prepare(args: argparse.Namespace, target: Path) -> Quantised | None:
@@ -55,7 +63,7 @@ def prepare(args: argparse.Namespace, target: Path) -> Quantised | None:
     wanted = [name for name in args.only if name in QUANTISED]
     if not wanted:
         return None
-    pack = Path(pack_of(target))
+    pack = Path(pack_of(target)) if PACKED in wanted else None
     if wanted == [PACKED]:
         return Quantised(pack, None)
     if args.llama_cpp is None:
@@ -69,11 +77,11 @@ def pack_of(target: Path, to: str = "nf4") -> str:
     return child("offspec", "pack", str(target), "--to", to, "--quiet")
 
 
-def settings(contender: str) -> dict[str, dict[str, Any]]:
-    """What a contender is tried with, by names for people."""
+def settings(contender: str, lengths: Sequence[int], *, fits: bool) -> dict[str, dict[str, Any]]:
+    """What a contender is tried with, by names. lengths, fits: see `bench.peers.llama.settings`."""
     if contender in (PACKED, STORED):
         return {"budget and width as given": {}, "as planned": {"budget": None, "width": None}}
-    tried = peers_llama.settings(len(os.sched_getaffinity(0)))
+    tried = peers_llama.settings(len(os.sched_getaffinity(0)), lengths, fits=fits)
     return tried[peers_llama.ALONE if contender == LLAMA else peers_llama.DRAFTED]
 
 
@@ -87,6 +95,7 @@ def run(
 ) -> dict[str, Any]:
     """One measured process and its figures. Raises BenchError."""
     if contender == PACKED:
+        assert quantised.pack is not None, "who needs the pack has it"
         return _run_offspec(args, quantised.pack, chosen, group, temperature)
     assert quantised.llama is not None, "who needs llama.cpp's files has them"
     if contender == STORED:

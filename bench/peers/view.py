@@ -12,7 +12,7 @@ from bench.lib.plots import save
 from bench.lib.report import Report, grid, ratio
 from bench.peers.jobs import CONTENDERS, TITLES
 from bench.peers.quantised import QUANTISED, Quantised
-from bench.peers.tally import GOALS, ours
+from bench.peers.tally import DECODING, FASTER, GOALS, ours
 from offspec.core.config import format_bytes
 from offspec_planners.measure import Bandwidth
 
@@ -53,8 +53,8 @@ def show_ceiling(ceiling: Mapping[str, Any], report: Report) -> None:
     )
     if "quantised_seconds_per_trip" in ceiling:
         report.ceiling(
-            f"{ceiling['quantised_seconds_per_trip']:.2f} s a trip in NF4: "
-            f"{format_bytes(ceiling['pack_layer_bytes'])} of layers"
+            f"{ceiling['quantised_seconds_per_trip']:.2f} s a trip in 4 bits: "
+            f"{format_bytes(ceiling['quantised_layer_bytes'])} of layers"
         )
     if "target_bytes" in ceiling:
         report.note(
@@ -75,8 +75,8 @@ def show(summary: Mapping[str, Any], report: Report) -> None:
             bound = ratio(figures["tokens_per_pass"], trip)
             report.reached(
                 f"T {row['temperature']:g}: {_titled(name, figures['settings'])}: "
-                f"{figures['tokens_per_s']:.2f} tokens a s of the {bound:.2f} that "
-                f"{figures['tokens_per_pass']:.2f} tokens a pass allow",
+                f"{figures['tokens_per_s']:.2f} tokens a s ({figures['decode_tokens_per_s']:.2f} behind the "
+                f"prompt) of the {bound:.2f} that {figures['tokens_per_pass']:.2f} tokens a pass allow",
                 ratio(figures["tokens_per_s"], bound),
             )
         for name, figures in row["contenders"].items():
@@ -99,8 +99,8 @@ def show(summary: Mapping[str, Any], report: Report) -> None:
 def table(row: Mapping[str, Any], title: str) -> Table:
     """One row for each contender; one that failed has its error in the place of figures."""
     heads = (
-        "tok/s", "first token, s", "tokens a pass", "read a token",
-        "peak of the process", "of the cgroup, anon", "same tokens", "offspec is",
+        "tok/s", "decoding", "first token, s", "tokens a pass", "read a token",
+        "peak of the process", "of the cgroup, anon", "same tokens", "offspec is", "decodes",
     )  # fmt: skip
     view = grid(title, "", *heads)
     for name in CONTENDERS:
@@ -111,10 +111,11 @@ def table(row: Mapping[str, Any], title: str) -> Table:
             view.add_row(TITLES[name], f"did not run: {figures['error']['kind']}")
             continue
         anon, peak = figures["cgroup_anon_peak_bytes"], figures["process_peak_bytes"]
-        faster = figures.get("offspec_is_faster_by")
+        faster, decodes = figures.get(FASTER), figures.get(DECODING)
         view.add_row(
             TITLES[name],
             f"{figures['tokens_per_s']:.2f}",
+            f"{figures['decode_tokens_per_s']:.2f}",
             f"{figures['ttft_s']:.1f}",
             f"{figures['tokens_per_pass']:.2f}",
             format_bytes(figures["read_bytes_per_token"]),
@@ -122,6 +123,7 @@ def table(row: Mapping[str, Any], title: str) -> Table:
             format_bytes(anon) if anon else "-",
             _SAME[figures["same_tokens"]],
             f"{faster:.2f}x" if faster else "-",
+            f"{decodes:.2f}x" if decodes else "-",
         )
     return view
 
@@ -162,8 +164,8 @@ def _bars(axis: Axes, row: Mapping[str, Any]) -> None:
         if "error" in figures:
             told = f" did not run: {figures['error']['kind']}"
         else:
-            faster = figures.get("offspec_is_faster_by")
+            faster = figures.get(DECODING if name in QUANTISED else FASTER)
             aim = f" (aim {GOALS[name]:g}×)" if name in GOALS else ""
             told = f" {speed:.2f}"
-            told += f", offspec {faster:.1f}×{aim}" if faster and name != ours(name) else ""
+            told += f", offspec {faster:.1f}×{aim}" if faster and name != ours(name, names) else ""
         axis.text(speed, place, told, va="center", fontsize=7)

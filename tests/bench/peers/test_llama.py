@@ -73,8 +73,8 @@ def files(tmp_path: Path) -> LlamaFiles:
         (programs / name).chmod(0o755)
     for name in ("target", "draft"):
         (tmp_path / name).write_bytes(b"1234")
-    made = {"target": str(tmp_path / "target"), "draft": str(tmp_path / "draft"), "texts": {"chat-1": "hi\n"}}
-    return LlamaFiles.of(programs, json.dumps(made))
+    made = {"target": str(tmp_path / "target"), "draft": str(tmp_path / "draft"), "layer_bytes": 3}
+    return LlamaFiles.of(programs, json.dumps({**made, "texts": {"chat-1": "hi\n"}}))
 
 
 GROUP = [(3, Prompt("chat-1", "chat", "hi"))]
@@ -98,7 +98,7 @@ def test_llama_s_process_and_its_figures(
         ["--no-cgroup", "--keep-caches", "--off-tokens", "5", "--tokens", "9", "--context", "77"]
     )
     scene = scene_of(files, tmp_path)
-    variant = peers_jobs.variants(contender, scene, 0)[0]
+    variant = peers_jobs.variants(args, scene, contender)[0]
     found = peers_jobs.run(args, scene, variant, GROUP, 0.0)
     assert "error" not in found
     assert found["answers"][0]["tokens"] == tokens
@@ -129,7 +129,7 @@ def test_offspec_gets_the_small_model_in_four_bits(
     args.draft = "elsewhere"
     scene = scene_of(files, tmp_path)
     for contender in (PACKED, STORED):
-        for variant in peers_jobs.variants(contender, scene, 0):
+        for variant in peers_jobs.variants(args, scene, contender):
             peers_jobs.run(args, scene, variant, GROUP, 0.0)
     rest = [("demo", 4, 32, True), ("demo", 4, None, True)]
     assert seen == [(name, *others) for name in ("pack", "target") for others in rest]
@@ -152,6 +152,31 @@ def test_quantised_contenders_are_compared_among_themselves() -> None:
     assert peers_tally.shortfalls([row], [OFFSPEC, LLAMA_DRAFTED]) == []
 
 
+def test_a_target_with_the_same_file_is_what_llama_cpp_is_compared_with() -> None:
+    drafted = {**answer([2, 2, 2, 2], [4.0, 1.0, 1.0, 1.0]), "decode_seconds": 4.0}
+    runs = [
+        run(PACKED, answer([4, 4], [1.0, 1.0])),
+        run(STORED, answer([4, 4], [4.0, 1.0])),
+        run(LLAMA, answer([1, 1, 1], [3.0, 2.0, 2.0])),
+        run(LLAMA_DRAFTED, drafted),
+    ]
+    found = peers_tally.summarise(runs, 0.0)["contenders"]
+    assert [found[name]["decode_tokens_per_s"] for name in (STORED, LLAMA, LLAMA_DRAFTED)] == [4.0, 0.5, 2.0]
+    assert found[LLAMA]["offspec_decodes_faster_by"] == 8.0
+    assert found[LLAMA_DRAFTED]["offspec_decodes_faster_by"] == 2.0
+    assert found[LLAMA_DRAFTED]["offspec_is_faster_by"] == 7.0 / 5.0
+
+
+def test_llama_is_not_asked_to_copy_what_does_not_fit(files: LlamaFiles, tmp_path: Path) -> None:
+    def names(contender: str, *words: str) -> list[str]:
+        args = peers.main.parser().parse_args(["--draft-lengths", "2", "6", *words])
+        return [variant.name for variant in peers_jobs.variants(args, scene_of(files, tmp_path), contender)]
+
+    assert names(LLAMA_DRAFTED) == ["mapped, draft of 2", "mapped, draft of 6", "repacked, draft of 6"]
+    assert names(LLAMA_DRAFTED, "--memory", "3B") == ["mapped, draft of 2", "mapped, draft of 6"]
+    assert names(LLAMA, "--memory", "3B") == ["mapped"]
+
+
 def test_quantised_contenders_need_llama_s_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers_quantised, "pack_of", lambda target: str(tmp_path))
     args = peers.main.parser().parse_args(["--only", OFFSPEC, LLAMA])
@@ -159,6 +184,8 @@ def test_quantised_contenders_need_llama_s_folder(tmp_path: Path, monkeypatch: p
         peers_quantised.prepare(args, tmp_path)
     assert peers_quantised.prepare(peers.main.parser().parse_args(["--only", OFFSPEC]), tmp_path) is None
     alone = peers_quantised.prepare(peers.main.parser().parse_args(["--only", PACKED]), tmp_path)
+    assert alone is not None
+    assert alone.to_json() == {"quantised_layer_bytes": 0, "pack_bytes": 0}
     assert alone == Quantised(tmp_path, None)
 
 
@@ -196,6 +223,8 @@ def test_a_gguf_file_has_the_values_of_the_checkpoint(tmp_path: Path) -> None:
     assert np.array_equal(dequantize(found.data, kind), dequantize(quantize(values, kind), kind))
     outer = {"output.weight", "token_embd.weight", "output_norm.weight"}
     assert outer | {"blk.0.attn_q.weight"} <= stored.keys()
+    layers = [tensor.n_bytes for name, tensor in stored.items() if name.startswith("blk.0.")]
+    assert llama_models.layer_bytes(tmp_path / "out.gguf") == sum(layers)
 
 
 def test_rows_are_rotated_as_llama_cpp_has_them() -> None:

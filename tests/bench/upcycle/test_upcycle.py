@@ -138,7 +138,7 @@ def test_llama_cpp_is_asked_with_mapped_weights_only(tmp_path: Path, monkeypatch
     asked = list[dict[str, Any]]()
     monkeypatch.setattr("bench.peers.llama.run", lambda args, files, name, job: asked.append(job))
     args = upcycle.main.parser().parse_args(["--peer-tokens", "7"])
-    files = LlamaFiles(tmp_path, tmp_path, tmp_path, {"chat-1": "hi"})
+    files = LlamaFiles(tmp_path, tmp_path, tmp_path, {"chat-1": "hi"}, 0)
     for run in jobs.ways(args, tmp_path, files, LLAMA, (2, Prompt("chat-1", "chat", "hello"))).values():
         run()
     assert asked and not any(job["repack"] for job in asked)
