@@ -47,8 +47,8 @@ def check_files(folder: Path) -> None:
             )
     for name, text in manifest.texts.items():
         if how := damage(folder / name, text, forget=False):
-            path = str(folder / name)  # of a name that may hold a line break
-            shown = path if path.isprintable() else quoted(path)
+            whole = str(folder / name)  # of a name that may hold a line break
+            shown = whole if whole.isprintable() else quoted(whole)
             raise CheckpointError(f"{shown} {how}: {manifest.origin.again(folder)}")
 
 
