@@ -23,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _ROOM = 2**20  # characters beside what the messages say
 _GROWTH = 8  # times that a template may write what the messages say
-_SECONDS = 10.0  # of the thread's processor time
+_SECONDS = 5.0  # of the thread's processor time
 _WIDEST = 2**12  # of padding, indentation, and parts of a list
 _BITS = 2**12  # of a whole number
 _WIDTH = re.compile(r"\d{4,}|\*|:[^{}]*\{")  # in a format: a large one, or one that is an argument

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import zlib
 from collections.abc import Callable
+from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,17 @@ def test_a_manifest_that_cannot_be_used(
 ) -> None:
     changed(pack, change)
     refused(pack, HeaderError, why)
+
+
+def test_a_text_of_a_name_that_breaks_lines(pack: Path) -> None:
+    changed(pack, lambda value: value["texts"].update({"x\n.txt": value["texts"]["config.json"]}))
+    assert "x\\x0a.txt' is missing" in refused(pack, CheckpointError, "is missing")
+
+
+def test_a_pipe_in_the_place_of_an_empty_text(pack: Path) -> None:
+    os.mkfifo(pack / "notes")
+    changed(pack, lambda value: value["texts"].update({"notes": asdict(sum_of(b""))}))
+    refused(pack, CheckpointError, "notes cannot be read .it is a pipe")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', "\x00"])

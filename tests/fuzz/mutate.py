@@ -6,6 +6,7 @@ from random import Random
 from typing import Any
 
 from tests.fuzz.reform import reform_gguf, reform_safetensors
+from tests.fuzz.reform_text import reform_manifest, reform_template
 
 _NUMBERS = (
     0,
@@ -62,6 +63,10 @@ def mutate(random: Random, data: bytes) -> bytes:
 
 
 def _once(random: Random, data: bytes) -> bytes:
+    if b'"blake2b"' in data[:4000] and random.random() < 0.8:
+        return _reformed(random, lambda: reform_manifest(random, data), lambda: _json(random, data))
+    if data[:2] in (b"{%", b"{{", b"{#") and random.random() < 0.8:
+        return _reformed(random, lambda: reform_template(random, data), lambda: _bytes(random, data))
     if data[:1] == b"{" and random.random() < 0.85:
         return _json(random, data)
     if data[8:9] == b"{" and random.random() < 0.85:

@@ -17,6 +17,7 @@ from pathlib import Path
 _SECONDS = 10.0  # of computing, or asleep, that a case may take
 _LATEST = 60.0  # seconds of the clock, which runs on while others have the cores
 _STARTS = 240.0
+_LOOK = 0.2  # seconds between two looks at a process
 _ENDS = ("read", "refused", "failed")
 _LINES = 25  # of a failure that are told
 
@@ -74,10 +75,14 @@ class Child:
     def _line(self, seconds: float, latest: float) -> str:
         """The next line; nothing where the process has ended, or takes too long."""
         assert self._process.stdout is not None
-        began, computed = time.monotonic(), self._computed()
-        while time.monotonic() - began < latest and self._computed() - computed < seconds:
-            if select.select([self._process.stdout], [], [], 0.2)[0]:
+        waited, computed = 0.0, self._computed()
+        while waited < latest and self._computed() - computed < seconds:
+            before = time.monotonic()
+            if select.select([self._process.stdout], [], [], _LOOK)[0]:
                 return self._process.stdout.readline().decode()
+            waited += min(
+                time.monotonic() - before, 2 * _LOOK
+            )  # both processes may have been stopped meanwhile
         return ""
 
     def _computed(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -118,16 +119,27 @@ def _machine(file: Path) -> None:
 
 
 def _sum_again(pack: Path) -> None:
-    """Write the checksums of a pack's files as they are now, so that their bytes are believed."""
-    value = json.loads((pack / MANIFEST).read_text())
-    for entries in (value["files"], value["texts"]):
-        for name, entry in entries.items():
-            data = (pack / name).read_bytes()
-            header = 8 + int.from_bytes(data[:8], "little") if name.endswith(".safetensors") else 0
-            seen = Summing(min(header, len(data)))
-            seen.add(memoryview(data))
-            entry.update(asdict(seen.result()))
-    (pack / MANIFEST).write_text(json.dumps(value))
+    """Write the checksums of a pack's files as they are now, so that their bytes are believed.
+
+    A manifest that is none stays as it is, and so do its entries of files that are not there.
+    """
+    try:
+        value = json.loads((pack / MANIFEST).read_bytes())
+        for entries in (value["files"], value.get("texts", {})):
+            for name, entry in entries.items():
+                if name in os.listdir(pack):
+                    entry.update(_sum(pack / name))
+        (pack / MANIFEST).write_text(json.dumps(value))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        pass
+
+
+def _sum(file: Path) -> dict[str, Any]:
+    data = file.read_bytes()
+    header = 8 + int.from_bytes(data[:8], "little") if file.name.endswith(".safetensors") else 0
+    seen = Summing(min(header, len(data)))
+    seen.add(memoryview(data))
+    return asdict(seen.result())
 
 
 _PACKED = ("model-layer-0000.safetensors", "model-rest.safetensors")
@@ -141,7 +153,7 @@ SURFACES: dict[str, Surface] = {
     "gguf": Surface("gguf", ("model.gguf",), _answer_of_gguf),
     "tokenizer": Surface("model", _TOKENIZER, _encode),
     "template": Surface("model", ("chat_template.jinja",), _encode),
-    "manifest": Surface("pack", (MANIFEST,), _answer),
+    "manifest": Surface("pack", (MANIFEST,), _answer, _sum_again),
     "pack": Surface(
         "pack", (CONFIG, "model-layer-0000.safetensors", "model-rest.safetensors"), _answer, _sum_again
     ),

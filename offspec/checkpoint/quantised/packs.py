@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from offspec.checkpoint.checksum import FileSum, damage
-from offspec.checkpoint.pack_manifest import MANIFEST, Manifest, Shape, format_of, read_manifest
+from offspec.checkpoint.pack_manifest import MANIFEST, Manifest, Shape, format_of, quoted, read_manifest
 from offspec.checkpoint.quantised.parts import Found, Tensors
 from offspec.checkpoint.tensors import PackedInfo, torch_dtype
 from offspec.core.errors import CheckpointError, HeaderError, MissingTensorError, TruncatedError
@@ -47,7 +47,9 @@ def check_files(folder: Path) -> None:
             )
     for name, text in manifest.texts.items():
         if how := damage(folder / name, text, forget=False):
-            raise CheckpointError(f"{folder / name} {how}: {manifest.origin.again(folder)}")
+            whole = str(folder / name)  # of a name that may hold a line break
+            shown = whole if whole.isprintable() else quoted(whole)
+            raise CheckpointError(f"{shown} {how}: {manifest.origin.again(folder)}")
 
 
 def checksums(folder: Path) -> tuple[dict[Path, FileSum], str]:
