@@ -5,13 +5,12 @@ It is kept apart as `bench.lib.worker` is.
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bench.lib.command import printed
-from bench.lib.process import say
+from bench.lib.command import printed_job
+from bench.lib.process import say, say_notice
 from bench.peers.worker import process_peak
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     import offspec
     from offspec.core.config import SamplingParams
 
-    with offspec.load(**job["load"], notify=_notify) as engine:
+    with offspec.load(**job["load"], notify=say_notice) as engine:
         plan = engine.drafting.policy.growth
         first = SamplingParams(**{**job["params"], "max_tokens": 8}, seed=job["seed"])
         answer(engine, job["prompts"][0]["text"], first, plan.ahead)  # so that caches and threads are there
@@ -76,11 +75,5 @@ def answer(engine: Engine, prompt: str | list[int], params: SamplingParams, on: 
     return {"token_ids": ids, "passes": passes[1:]}
 
 
-def _notify(event: Any) -> None:
-    text = getattr(event, "text", None)
-    if text:
-        say(f"  notice: {text}")
-
-
 if __name__ == "__main__":
-    sys.exit(printed(lambda: json.dumps(work(json.loads(sys.argv[1])))))
+    sys.exit(printed_job(work))

@@ -94,3 +94,8 @@ def printed(work: Callable[[], object], exit_code: Callable[[], int] = lambda: 0
     except KeyboardInterrupt:
         return 130
     return exit_code()
+
+
+def printed_job(work: Callable[[dict[str, Any]], object]) -> int:
+    """`printed` of what the job comes to that the command line has in JSON, in JSON; see `measured_job`."""
+    return printed(lambda: json.dumps(work(json.loads(sys.argv[1]))))

@@ -22,6 +22,13 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def say_notice(event: Any) -> None:
+    """The text of an event that has one, as progress: what a measured engine has to tell."""
+    text = getattr(event, "text", None)
+    if text:
+        say(f"  notice: {text}")
+
+
 def child(module: str, *words: str) -> str:
     """Run a module as a process of its own, outside the cgroup; the last line of its stdout."""
     done = subprocess.run([sys.executable, "-m", module, *words], stdout=subprocess.PIPE, text=True, cwd=ROOT)

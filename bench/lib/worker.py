@@ -6,15 +6,14 @@ would be charged to its own group, and the worker would look smaller than it is.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from bench.lib.command import printed
-from bench.lib.process import say
+from bench.lib.command import printed_job
+from bench.lib.process import say, say_notice
 from bench.peers.worker import process_peak, read_bytes
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def work(
 
     start = time.perf_counter()
     answers = []
-    with offspec.load(**job["load"], notify=_notify) as engine:
+    with offspec.load(**job["load"], notify=say_notice) as engine:
         load_seconds, load_reads = time.perf_counter() - start, read_bytes()
         for prompt in job["prompts"]:
             params = SamplingParams(**job["params"], seed=job["seed"] + prompt["number"])
@@ -50,7 +49,7 @@ def work(
                 if isinstance(event, Stats):
                     passes.append({**asdict(event), **watch(engine, event)})
                 elif isinstance(event, Notice):
-                    _notify(event)
+                    say_notice(event)
                 elif isinstance(event, Finished):
                     result = event.result
             assert result is not None, "a stream ends with Finished"
@@ -67,11 +66,5 @@ def work(
     }
 
 
-def _notify(event: Any) -> None:
-    text = getattr(event, "text", None)
-    if text:
-        say(f"  notice: {text}")
-
-
 if __name__ == "__main__":
-    sys.exit(printed(lambda: json.dumps(work(json.loads(sys.argv[1])))))
+    sys.exit(printed_job(work))

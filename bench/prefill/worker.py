@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.lib.command import printed
+from bench.lib.command import printed_job
 from offspec_planners.measure import RawDisk
 
 _SETTLE_SECONDS = 2.0  # in which the ring fills: it holds a few layers
@@ -71,4 +71,4 @@ def _first_token(engine: Any, prompt: list[int]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(printed(lambda: json.dumps(work(json.loads(sys.argv[1])))))
+    sys.exit(printed_job(work))

@@ -7,12 +7,11 @@ window of passes. What the processor can do is measured elsewhere, since that ta
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from bench.lib.command import printed
+from bench.lib.command import printed_job
 from bench.stream.floor import Compute
 from bench.stream.window import Passes, Window, run_window
 
@@ -63,4 +62,4 @@ def figures(window: Window) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(printed(lambda: json.dumps(work(json.loads(sys.argv[1])))))
+    sys.exit(printed_job(work))

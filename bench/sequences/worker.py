@@ -5,12 +5,11 @@ It is kept apart as `bench.lib.worker` is.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from typing import Any
 
-from bench.lib.command import printed
+from bench.lib.command import printed_job
 from bench.lib.process import say
 from bench.peers.worker import process_peak, read_bytes
 
@@ -66,4 +65,4 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(printed(lambda: json.dumps(work(json.loads(sys.argv[1])))))
+    sys.exit(printed_job(work))

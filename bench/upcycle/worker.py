@@ -6,14 +6,13 @@ plans of earlier runs are left aside.
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from bench.lib import worker
-from bench.lib.command import printed
+from bench.lib.command import printed_job
 
 if TYPE_CHECKING:
     from offspec import Engine
@@ -41,4 +40,4 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(printed(lambda: json.dumps(work(json.loads(sys.argv[1])))))
+    sys.exit(printed_job(work))

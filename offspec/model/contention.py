@@ -15,9 +15,11 @@ import torch
 
 _SCHEDULED = Path("/proc/thread-self/schedstat")  # ns on a processor, ns of waiting for one, times
 _WINDOW = 50_000_000  # ns, at least, from one look to the next
-# Shares of time spent waiting for a processor: one tells a busy machine, the other an idle one where it holds
-# for so many ns of work. Threads that sleep do not wait in every window.
-_BUSY, _IDLE, _CALM = 0.25, 0.05, 1_000_000_000
+_BUSY = 0.25  # share of time spent waiting for a processor that tells a busy machine
+# Threads that sleep wait for a processor now and then on an idle machine, too, so what tells that it is idle
+# again is a window in which they spin: after so many ns of work, and where it is soon found busy again after
+# twice as many, up to the second number.
+_ASLEEP, _LONGEST = 500_000_000, 16_000_000_000
 _ELEMENTS = 1 << 18  # enough for torch to share them among its threads
 
 
@@ -30,7 +32,8 @@ class Contention:
     def __init__(self) -> None:
         self._idle_team: _IdleTeam | None = None
         self.seen = False  # whether it was ever busy
-        self._calm = 0  # ns of work, up to the latest look, in which there was next to no waiting
+        self._asleep = _ASLEEP  # ns of work that threads sleep for, this time or the last
+        self._spent = _ASLEEP  # ns of work since they began to sleep, or to spin
         self.begin()
 
     def begin(self) -> None:
@@ -48,19 +51,25 @@ class Contention:
             return
         (then, waited), (now, waiting) = self._seen, _now()
         self._seen = now, waiting
-        share = (waiting - waited) / (now - then)
-        self._calm = self._calm + now - then if share < _IDLE else 0
-        self.seen = self.seen or share > _BUSY
-        if share > _BUSY and self._idle_team is None and torch.get_num_threads() > 1:
+        self._spent += now - then
+        if self._idle_team is not None:
+            if self._spent >= self._asleep:
+                self.close()
+            return
+        if (waiting - waited) / (now - then) <= _BUSY:
+            return
+        self.seen = True
+        if torch.get_num_threads() > 1:
+            again = self._spent < _ASLEEP
+            self._asleep = min(2 * self._asleep, _LONGEST) if again else _ASLEEP
+            self._spent = 0
             self._idle_team = _IdleTeam()
-        elif self._calm >= _CALM:
-            self.close()
 
     def close(self) -> None:
         """Let threads spin again. May be called twice."""
         if self._idle_team is not None:
             self._idle_team.end()
-            self._idle_team = None
+            self._idle_team, self._spent = None, 0
 
 
 class _IdleTeam:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from itertools import count, takewhile
 from pathlib import Path
 
 import pytest
@@ -113,30 +114,48 @@ def test_nothing_is_told_where_threads_sleep_or_are_alone(monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("two_threads")
 def test_threads_sleep_while_this_process_waits_for_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits for 0, 50, 8, … percent of a second each; a look 10 ms after another is none."""
-    now, waited, busy = 0, 0, []
+    """Each look is a tenth of a second of work after the last, and so many percent of it were waiting."""
+    now, waited = 0, 0
     monkeypatch.setattr(module, "_now", lambda: (now, waited))
     monkeypatch.setattr(module, "perf_counter_ns", lambda: now)
     contention = Contention()
-    for percent in (0, 50, 8, 50, 2):
-        now, waited = now + SECOND, waited + percent * SECOND // 100
-        contention.look()
-        now, waited = now + SECOND // 100, waited + SECOND // 100
-        contention.look()
-        busy.append(contention.busy)
-    assert busy == [False, True, True, True, False]
+
+    def work(*percents: int) -> str:
+        nonlocal now, waited
+        told = ""
+        for percent in percents:
+            now, waited = now + SECOND // 10, waited + percent * SECOND // 1000
+            contention.look()
+            told += "sleep " if contention.busy else "spin "
+            now, waited = now + SECOND // 100, waited + SECOND // 100
+            contention.look()  # too soon to tell
+            now, waited = now - SECOND // 100, waited - SECOND // 100
+        return told.strip()
+
+    assert work(0, 8, 50) == "spin spin sleep"
+    assert work(50, 2, 2, 2, 2) == "sleep sleep sleep sleep spin", "after half a second they spin"
+    assert work(20, 30) == "spin sleep"
+    assert work(*[9] * 10) == "sleep " * 9 + "spin", "soon busy again: twice as long"
+    assert work(*[9] * 5, 50) == "spin " * 5 + "sleep"
+    assert work(*[50] * 5) == "sleep " * 4 + "spin", "it was idle for a while"
+    slept = [len(list(takewhile(lambda _: work(50) == "sleep", count()))) for _ in range(6)]
+    assert slept == [10, 20, 40, 80, 160, 160], "a machine that stays busy is tried ever more rarely"
+    contention.close()
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_time_between_answers_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([(0, 0), (SECOND, SECOND), (90 * SECOND, SECOND), (91 * SECOND, 2 * SECOND)])
+@pytest.mark.parametrize("before", [0, 90])
+def test_time_between_answers_says_nothing(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not another thread waited then."""
+    waited = before * SECOND
+    during = 0 if before else SECOND
+    times = iter([(0, 0), (90 * SECOND, waited), (91 * SECOND, waited + during)])
     monkeypatch.setattr(module, "_now", lambda: next(times))
     monkeypatch.setattr(module, "_WINDOW", 0)
     contention = Contention()
-    contention.look()
     contention.begin()
     contention.look()
-    assert contention.busy
+    assert contention.busy == bool(during)
     contention.close()
 
 
