@@ -4,9 +4,11 @@
 
 Target: SmolLM2-135M-Instruct widened ×4, streamed from disk in a cgroup of that memory. The same prompts are
 answered so many at a time, with a draft and without; one at a time is one after the other. The ceiling is
-what the link gives and what the processor multiplies, whichever takes longer. Beside each figure is what the
-plan predicts for passes that all sequences share, prompts aside. With --peer, transformers and
-accelerate answer as many prompts in one batch. Every answer must be the same at any number of sequences.
+what the link gives and what the processor multiplies, whichever takes longer.
+A plan predicts passes that all sequences share, prompts aside: beside it is what such passes took, and apart
+those with prompts and those that fewer were left for. Plans are made anew, by the disk as it is now.
+With --peer, transformers and accelerate answer as many prompts in one batch. Every answer must be the same at
+any number of sequences.
 """
 
 from __future__ import annotations
@@ -29,12 +31,16 @@ from bench.peers.jobs import placements
 from offspec.core.config import format_bytes, parse_bytes
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # of products whose rate is measured
+_OF_A_PASS = (
+    *(("passes", "d"), ("tokens_per_s", ".2f"), ("tokens", ".1f"), ("rows", ".0f"), ("steps", ".1f")),
+    *(("seconds", ".2f"), ("draft", ".2f"), ("compute", ".2f"), ("GB/s", ".2f")),
+)
 _FASTER, _OF_ROOFLINE, _AT = 3.0, 0.85, 8  # what is aimed at, with so many sequences
 
 
 def options(p: argparse.ArgumentParser) -> None:
     shared(p, "model", "factor", "target", "seed", "keep_caches", "no_cgroup", "engine_memory", "dtype")
-    shared(p, memory="2GB", tokens=48, off_tokens=6, context=512, draft_bits=4, raw_bytes="1GB")
+    shared(p, memory="2GB", tokens=64, off_tokens=6, context=512, draft_bits=4, raw_bytes="1GB")
     p.add_argument("--sequences", type=int, nargs="+", default=[1, 2, 4, 8, 16], metavar="N",
                    help="how many share passes (default 1 2 4 8 16)")  # fmt: skip
     p.add_argument("--answers", type=int, default=8, help="prompts, or as many as sequences (default 8)")
@@ -118,7 +124,7 @@ def figures(
         **{
             key: found.get(key)
             for key in (
-                *("predicted_tokens_per_s", "seconds", "tokens", "budget", "width"),
+                *("predicted", "passes_by_kind", "trip_bytes", "seconds", "tokens", "budget", "width"),
                 *("load_seconds", "cgroup_peak_bytes"),
             )
         },
@@ -145,29 +151,34 @@ def accelerate(
 
 
 def show(rows: list[dict[str, Any]], report: Report) -> None:
-    view = grid(
-        "tokens a second in all",
-        "sequences",
-        "",
-        "tok/s",
-        "predicted",
-        "tokens a trip",
-        "rows",
-        "of roofline",
-    )
+    heads = ("in all", "tokens a trip", "rows", "of roofline")
+    view = grid("tokens a second in all, prompts and ends included", "sequences", "", *heads)
     for row in rows:
-        cells = (
-            f"{row[key]:{form}}" if row.get(key) is not None else ""
-            for key, form in (
-                ("tokens_per_s", ".2f"),
-                ("predicted_tokens_per_s", ".2f"),
-                ("tokens_per_trip", ".1f"),
-                ("rows_per_trip", ".0f"),
-                ("of_roofline", ".2f"),
-            )
-        )
-        view.add_row(str(row["sequences"]), row["way"], *cells)
+        keys = (("tokens_per_s", ".2f"), ("tokens_per_trip", ".1f"), ("rows_per_trip", ".0f"))
+        view.add_row(str(row["sequences"]), row["way"], *_cells(row, *keys, ("of_roofline", ".2f")))
     report.out.print(view)
+    parts = ("passes", "tok/s", "tokens", "rows", "steps", "seconds", "draft", "compute", "GB/s")
+    view = grid("a pass, as predicted and as measured", "sequences", "", "", *parts)
+    for row in rows:
+        kinds, predicted = row.get("passes_by_kind") or {}, row.get("predicted")
+        if predicted is not None:
+            found = {
+                "tokens_per_s": predicted["tok_per_s"],
+                "tokens": predicted["tokens_per_pass"],
+                "seconds": predicted["seconds_per_pass"],
+                "draft": predicted["draft_seconds"],
+                "compute": predicted["compute_seconds"],
+                "GB/s": row["trip_bytes"] / predicted["link_seconds"] / 1e9,
+            }
+            kinds = {"predicted": found, **kinds}
+        for kind, found in kinds.items():
+            of_link = {"GB/s": found["bytes_per_s"] / 1e9} if "bytes_per_s" in found else {}
+            view.add_row(str(row["sequences"]), row["way"], kind, *_cells({**found, **of_link}, *_OF_A_PASS))
+    report.out.print(view)
+
+
+def _cells(row: dict[str, Any], *keys: tuple[str, str]) -> list[str]:
+    return [f"{row[key]:{form}}" if row.get(key) is not None else "" for key, form in keys]
 
 
 def shortfalls(rows: list[dict[str, Any]]) -> list[str]:

@@ -4,69 +4,48 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import TracebackType
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
-from offspec.chat.answer_parts import MarkedParts, Parts, PlainText
 from offspec.chat.conversation import Conversation
 from offspec.chat.session import Session
 from offspec.core.config import EngineConfig, SamplingParams, check_comparable, checked_params
 from offspec.core.errors import ClosedError, OffspecError, RequestError
-from offspec.core.events import Event, Finished, Mismatch, Notice, Result
-from offspec.core.threads import ExclusiveUse, in_thread
+from offspec.core.events import Event, Finished, Notice, Result
+from offspec.core.threads import ExclusiveUse
 from offspec.core.trace import OFF, Timeline
 from offspec.engine.answer import Answer
+from offspec.engine.asking import Asking
+from offspec.engine.checking import compared
 from offspec.engine.decode import DecodeState
 from offspec.engine.drafting import Drafting, Request
+from offspec.engine.options import Draft, RequestOptions
 from offspec.engine.passes import Passes
 from offspec.engine.prefixes import open_prefixes
 from offspec.engine.request import RunningRequest
 from offspec.engine.scheduler import Scheduler
 from offspec.engine.sequences import Sequences
+from offspec.engine.texts import Texts
 from offspec.model import answer_formats
 from offspec.model.contention import Contention
 from offspec.model.prompt import Prompt
-from offspec.model.token_bytes import token_bytes
 from offspec.plan.hot_experts import save_experts
 from offspec.plan.load import Assembly, describe
 from offspec.plan.make import expert_record
 from offspec.plan.policy import DraftPolicy
 from offspec.plan.records import DraftRecord
-from offspec.sampling.rules import check_tokens
 from offspec_planners.best_first import Grown
 from offspec_planners.plan import Plan
 
 _BUSY = "another answer of this engine is under way; read its stream to the end or close it"
 _CLOSING_S = 0.02  # how often `close` looks whether an answer in another thread has ended
 
-Draft = str | Path | Sequence[str | Path]  # names, joined by commas or one by one
 
-
-class RequestOptions(TypedDict, total=False):
-    """What a request may say beside its prompt and parameters; see `Engine.stream`."""
-
-    raw: bool
-    draft: Draft | None
-    speculate: bool
-    check: bool
-    chat_template_kwargs: Mapping[str, Any] | None
-
-
-class SubmitOptions(TypedDict, total=False):
-    """What is the same for many requests; see `Engine.submit`."""
-
-    raw: bool
-    draft: Draft | None
-    speculate: bool
-    chat_template_kwargs: Mapping[str, Any] | None
-
-
-class Engine:
+class Engine(Texts, Asking):
     """A loaded target and draft. One request at a time; a context manager; see `load`."""
 
     def __init__(
@@ -149,11 +128,6 @@ class Engine:
         return self.drafting.policy.plan
 
     @property
-    def context(self) -> int:
-        """Tokens that a prompt and its answer may have together."""
-        return self._assembly.context
-
-    @property
     def sequences(self) -> int:
         """Most requests of `submit` that share passes."""
         return self._sequences.most
@@ -163,27 +137,13 @@ class Engine:
         """Counts of layers by tier and of slots, the context, and the memory limits."""
         return describe(self._assembly)
 
-    def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
-    ) -> Result:
-        """The whole answer. See `stream`, whose last event carries this result."""
-        *_, last = self.stream(prompt, params, **options)
-        assert isinstance(last, Finished)
-        return last.result
-
     def stream(
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        raw: bool = False,
-        draft: Draft | None = None,
-        speculate: bool = True,
         check: bool = False,
-        halt: threading.Event | None = None,
-        trees: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        shown: frozenset[int] = frozenset(),
+        **options: Unpack[RequestOptions],
     ) -> Generator[Event, None, None]:
         """Answer a prompt, yielding events as they happen.
 
@@ -193,31 +153,41 @@ class Engine:
             prompt: Text (one message of the user, or plain text when `raw`), chat messages, or token ids, in
                 a list, an array or a tensor [T]. An answer that the messages end with is continued.
             params: How tokens are chosen, and when to stop; greedy by default.
-            raw: Continue text as it is, without the chat template.
-            draft: Which of `sources` draft for this request, by default what was loaded for it; "none": no
-                draft.
-            speculate: False decodes one token a pass: the same tokens, slowly.
-            check: Decode once more in that way, and report in the result where tokens differ, if they do.
-            halt: Once it is set, from any thread, the pass under way is broken off and the answer ends.
-            trees: Send a TreeSeen for every pass.
-            chat_template_kwargs: Variables for the chat template, such as {"enable_thinking": False}.
-            shown: Special tokens that are spelt out in the text, as `parts` needs it.
+            check: Decode once more, one token a pass, and report in the result where tokens differ, if they
+                do.
+            options: Those of `RequestOptions`: raw, draft, speculate, chat_template_kwargs, halt, trees,
+                shown.
 
         Raises:
             OffspecError: See `offspec.core.errors`; the engine can be used on.
         """
         params = checked_params(params)
-        if check and speculate:
+        if check and options.get("speculate", True):
             check_comparable(self.config.verify, params)
-        sources = self.drafting.chosen(draft) if speculate else ()
-        request = Request((), _seeded(params), sources, halt or threading.Event(), trees, shown)
-        encode = partial(self.encode, prompt, raw, chat_template_kwargs)
-        events = self._stream(encode, check, request)
+        events = self._stream(check, *self._request(prompt, params, **options))
         self._streams.add(events)
         return events
 
+    def _request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        raw: bool = False,
+        draft: Draft | None = None,
+        speculate: bool = True,
+        halt: threading.Event | None = None,
+        trees: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        shown: frozenset[int] = frozenset(),
+    ) -> tuple[Request, Callable[[], list[int]]]:
+        """A request as its options say, see `RequestOptions`; and what encodes its prompt, which it lacks."""
+        sources = self.drafting.chosen(draft) if speculate else ()
+        request = Request((), _seeded(params), sources, halt or threading.Event(), trees, shown)
+        return request, partial(self.encode, prompt, raw, chat_template_kwargs)
+
     def _stream(
-        self, encode: Callable[[], list[int]], check: bool, request: Request
+        self, check: bool, request: Request, encode: Callable[[], list[int]]
     ) -> Generator[Event, None, None]:
         with self._turn(request.halt):
             self._halt = request.halt
@@ -237,7 +207,8 @@ class Engine:
                     raise
             result = running.result
             if check and running.reason != "halted":
-                result = replace(result, mismatches=self._check(request, result, running.gaps))
+                alone = self._unspeculated(request)
+                result = replace(result, mismatches=compared(result, running.gaps, alone))
             yield Finished(result)
 
     def submit(
@@ -245,22 +216,18 @@ class Engine:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        raw: bool = False,
-        draft: Draft | None = None,
-        speculate: bool = True,
-        halt: threading.Event | None = None,
-        trees: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        shown: frozenset[int] = frozenset(),
         progress: bool = False,
+        **options: Unpack[RequestOptions],
     ) -> Answer:
         """Have a prompt answered beside others, which share passes: `config.sequences` of them at a time.
 
         The tokens are those of `stream`. It returns at once; streams and answers wait for each other's end.
 
         Args:
-            prompt: As in `stream`, and so are the others but for:
+            prompt: As in `stream`.
+            params: As in `stream`.
             progress: Send the Prefill and PassProgress events of passes that are under way, too.
+            options: As in `stream`.
 
         Raises:
             RequestError: The prompt or the parameters are wrong, or a stream is open in the same thread.
@@ -270,69 +237,10 @@ class Engine:
             raise RequestError(_BUSY)
         params = checked_params(params)
         self.check(params)
-        sources = self.drafting.chosen(draft) if speculate else ()
-        ids = self.encode(prompt, raw, chat_template_kwargs)
-        request = Request(ids, _seeded(params), sources, halt or threading.Event(), trees, shown)
-        answer = Answer(request, progress)
+        request, encode = self._request(prompt, params, **options)
+        answer = Answer(replace(request, ids=encode()), progress)
         self._scheduler.submit(answer)
         return answer
-
-    def generate_many(
-        self,
-        prompts: Iterable[Prompt],
-        params: SamplingParams | Iterable[SamplingParams] | None = None,
-        **options: Unpack[SubmitOptions],
-    ) -> list[Result]:
-        """The answers to several prompts, which share passes; see `submit`.
-
-        Args:
-            prompts: As in `stream`.
-            params: For all of them, or as many as there are prompts.
-            options: As in `submit`, for all of them.
-
-        Raises:
-            OffspecError: As soon as one of them fails, in the order of prompts; the others are cancelled.
-        """
-        answers = self._submit_all(prompts, params, options)
-        try:
-            return [answer.result() for answer in answers]
-        finally:
-            for answer in answers:
-                answer.cancel()
-
-    async def agenerate_many(
-        self,
-        prompts: Iterable[Prompt],
-        params: SamplingParams | Iterable[SamplingParams] | None = None,
-        **options: Unpack[SubmitOptions],
-    ) -> list[Result]:
-        """`generate_many` for `async` callers; cancelled, it cancels the answers."""
-        answers = self._submit_all(prompts, params, options)
-        try:
-            return [await answer for answer in answers]
-        finally:
-            for answer in answers:
-                answer.cancel()
-
-    def _submit_all(
-        self,
-        prompts: Iterable[Prompt],
-        params: SamplingParams | Iterable[SamplingParams] | None,
-        options: SubmitOptions,
-    ) -> list[Answer]:
-        every = [*prompts]
-        each = [params] * len(every) if params is None or isinstance(params, SamplingParams) else [*params]
-        if len(each) != len(every):
-            raise RequestError(f"there are {len(each)} `params` for {len(every)} prompts; give one for each")
-        answers = list[Answer]()
-        try:
-            for prompt, own in zip(every, each, strict=True):
-                answers.append(self.submit(prompt, own, **options))
-        except BaseException:
-            for answer in answers:
-                answer.cancel()
-            raise
-        return answers
 
     def chat(
         self,
@@ -355,26 +263,6 @@ class Engine:
         conversation = Conversation(model=self.config.model, system=system, params=checked_params(params))
         return Session(self, self._assembly.codec.with_template(chat_template_kwargs), conversation)
 
-    def count_tokens(
-        self,
-        prompt: Prompt,
-        *,
-        raw: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> int:
-        """Tokens that a prompt has, those of the chat template included; `context` has room for them and the
-        answer.
-
-        Args:
-            prompt: As in `stream`, of any length.
-            raw: As in `stream`.
-            chat_template_kwargs: As in `stream`.
-
-        Raises:
-            RequestError: It is no prompt, or the chat template refuses it.
-        """
-        return len(self._ids(prompt, raw, chat_template_kwargs))
-
     @contextmanager
     def _turn(self, halt: threading.Event | None = None) -> Iterator[None]:
         """One request at a time. Raises ClosedError, or RequestError instead of waiting for itself."""
@@ -382,63 +270,6 @@ class Engine:
             if self._closed:
                 raise ClosedError("this engine was closed; load the model again")
             yield
-
-    def _ids(
-        self, prompt: Prompt, raw: bool, template: Mapping[str, Any] | None, most: int | None = None
-    ) -> list[int]:
-        """Token ids of a prompt; see `TextCodec.encode_prompt`. Raises RequestError."""
-        ids = self._assembly.codec.with_template(template).encode_prompt(prompt, raw, most)
-        size = self._assembly.target.skeleton.vocab_size
-        if not all(0 <= token < size for token in ids):
-            raise RequestError(
-                f"the prompt has a token that the model does not know: ids go from 0 to {size - 1}"
-            )
-        return ids
-
-    def encode(
-        self, prompt: Prompt, raw: bool = False, chat_template_kwargs: Mapping[str, Any] | None = None
-    ) -> list[int]:
-        """Token ids of a prompt that leaves room for an answer; from any thread, while others read streams.
-
-        Args:
-            prompt: As in `stream`.
-            raw: As in `stream`.
-            chat_template_kwargs: As in `stream`; "tools" are descriptions of functions for the model to call.
-
-        Raises:
-            RequestError: It is no prompt, the chat template refuses it, or the context has no room for it.
-        """
-        ids = self._ids(prompt, raw, chat_template_kwargs, self.context)
-        if len(ids) >= self.context:
-            count = len(ids) if len(ids) <= 2 * self.context else f"more than {2 * self.context}"
-            raise RequestError(
-                f"the prompt has {count} tokens, and the context has room for {self.context} with the "
-                "answer; shorten it, or load with a larger `context`"
-            )
-        return ids
-
-    def check(self, params: SamplingParams) -> None:
-        """Raises RequestError where parameters name tokens that the model does not have; from any thread."""
-        check_tokens(params, self._assembly.target.skeleton.vocab_size)
-
-    def spell(self, ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens included."""
-        return self._assembly.codec.spell(ids)
-
-    def parts(self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]] = ()) -> Parts:
-        """What takes the text of an answer apart into thoughts, calls of tools and the rest.
-
-        Args:
-            ids: The prompt, written by the chat template.
-            tools: What may be called, as {"type": "function", "function": {...}}.
-        """
-        codec = self._assembly.codec
-        given = answer_formats.find(codec, calls=bool(tools))
-        return MarkedParts(given, codec.spell(ids), tools) if given else PlainText()
-
-    def token_bytes(self, token: int) -> bytes:
-        """What a token stands for within a text, in UTF-8; it may be a part of a character."""
-        return token_bytes(self._assembly.codec.tokenizer, token)
 
     def _begin(self, request: Request, state: DecodeState, notify: Callable[[Event], None]) -> RunningRequest:
         running = RunningRequest(request, self._assembly, state, self.drafting, notify)
@@ -482,26 +313,13 @@ class Engine:
         """Grow trees by another policy, within the room there is, from the next answer on."""
         self.drafting.policy = policy
 
-    def _check(self, request: Request, result: Result, gaps: Sequence[float]) -> tuple[Mismatch, ...] | None:
-        """The first place where decoding without speculation differs; what follows it is another text.
-
-        None where it was halted before it came to an end.
-        """
+    def _unspeculated(self, request: Request) -> Result:
+        """A request's answer with one token a pass."""
         self._state.forget()  # keys and values that came with a tree would be taken for right
         alone = self._begin(replace(request, sources=(), trees=False), self._state, self._notify)
         while alone.reason is None:
             self._passes.step([alone])
-        tokens, others = result.token_ids, alone.result.token_ids
-        for place, (token, other) in enumerate(zip(tokens, others, strict=False)):
-            if token != other:
-                return (Mismatch(place, token, other, gaps[place]),)
-        if alone.reason == "halted":
-            return None
-        if (len(tokens), result.finish_reason) == (len(others), alone.reason):
-            return ()
-        place = min(len(tokens), len(others))  # one of them ended there, or they ended for other reasons
-        said, unspeculated = (ids[place] if place < len(ids) else None for ids in (tokens, others))
-        return (Mismatch(place, said, unspeculated, 0.0),)
+        return alone.result
 
     def close(self) -> None:
         """Stop reading ahead and free the models. May be called twice.
@@ -536,26 +354,6 @@ class Engine:
             self._contention.close()
         if learnt:
             self.drafting.save()
-
-    def astream(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        trees: bool = False,
-        **options: Unpack[RequestOptions],
-    ) -> AsyncGenerator[Event, None]:
-        """`stream` for `async` callers; cancelled or closed, it halts the answer."""
-        halt = threading.Event()
-        return in_thread(lambda: self.stream(prompt, params, halt=halt, trees=trees, **options), halt.set)
-
-    async def agenerate(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
-    ) -> Result:
-        """`generate` for `async` callers; cancelled, it halts the answer."""
-        events = self.astream(prompt, params, **options)
-        finished = [event async for event in events if isinstance(event, Finished)]
-        return finished[0].result
 
     def __enter__(self) -> "Engine":
         return self

@@ -33,7 +33,6 @@ def grow(
     ids: Sequence[int],
     policy: GrowthPolicy,
     max_depth: int,
-    timeline: Timeline = OFF,
     between: Callable[[], None] | None = None,
 ) -> GrownTree:
     """Grow a tree best-first (SpecExec, arXiv 2406.02532) below the last of the committed ids.
@@ -43,10 +42,9 @@ def grow(
         ids: Committed ids, the last of which is the root.
         policy: When to stop.
         max_depth: Most levels below the root.
-        timeline: Records the draft's steps.
         between: Called before every step; what it raises cancels the growth.
     """
-    growing = Growing(mixture, ids, policy, max_depth, timeline, between)
+    growing = Growing(mixture, ids, policy, max_depth, between=between)
     grow_in_lockstep([growing], _as_alone)
     return growing.grown(growing.size())
 

@@ -1,0 +1,101 @@
+"""What an engine knows of text and tokens, from any thread, while others read streams."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from offspec.chat.answer_parts import MarkedParts, Parts, PlainText
+from offspec.core.config import SamplingParams
+from offspec.core.errors import RequestError
+from offspec.model import answer_formats
+from offspec.model.prompt import Prompt
+from offspec.model.token_bytes import token_bytes
+from offspec.plan.load import Assembly
+from offspec.sampling.rules import check_tokens
+
+
+class Texts:
+    """Prompts become tokens, and tokens text; no pass is run."""
+
+    _assembly: Assembly
+
+    @property
+    def context(self) -> int:
+        """Tokens that a prompt and its answer may have together."""
+        return self._assembly.context
+
+    def count_tokens(
+        self,
+        prompt: Prompt,
+        *,
+        raw: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Tokens that a prompt has, those of the chat template included; `context` has room for them and the
+        answer.
+
+        Args:
+            prompt: As in `stream`, of any length.
+            raw: As in `stream`.
+            chat_template_kwargs: As in `stream`.
+
+        Raises:
+            RequestError: It is no prompt, or the chat template refuses it.
+        """
+        return len(self._ids(prompt, raw, chat_template_kwargs))
+
+    def encode(
+        self, prompt: Prompt, raw: bool = False, chat_template_kwargs: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """Token ids of a prompt that leaves room for an answer; from any thread, while others read streams.
+
+        Args:
+            prompt: As in `stream`.
+            raw: As in `stream`.
+            chat_template_kwargs: As in `stream`; "tools" are descriptions of functions for the model to call.
+
+        Raises:
+            RequestError: It is no prompt, the chat template refuses it, or the context has no room for it.
+        """
+        ids = self._ids(prompt, raw, chat_template_kwargs, self.context)
+        if len(ids) >= self.context:
+            count = len(ids) if len(ids) <= 2 * self.context else f"more than {2 * self.context}"
+            raise RequestError(
+                f"the prompt has {count} tokens, and the context has room for {self.context} with the "
+                "answer; shorten it, or load with a larger `context`"
+            )
+        return ids
+
+    def _ids(
+        self, prompt: Prompt, raw: bool, template: Mapping[str, Any] | None, most: int | None = None
+    ) -> list[int]:
+        """Token ids of a prompt; see `TextCodec.encode_prompt`. Raises RequestError."""
+        ids = self._assembly.codec.with_template(template).encode_prompt(prompt, raw, most)
+        size = self._assembly.target.skeleton.vocab_size
+        if not all(0 <= token < size for token in ids):
+            raise RequestError(
+                f"the prompt has a token that the model does not know: ids go from 0 to {size - 1}"
+            )
+        return ids
+
+    def check(self, params: SamplingParams) -> None:
+        """Raises RequestError where parameters name tokens that the model does not have; from any thread."""
+        check_tokens(params, self._assembly.target.skeleton.vocab_size)
+
+    def spell(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens included."""
+        return self._assembly.codec.spell(ids)
+
+    def parts(self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]] = ()) -> Parts:
+        """What takes the text of an answer apart into thoughts, calls of tools and the rest.
+
+        Args:
+            ids: The prompt, written by the chat template.
+            tools: What may be called, as {"type": "function", "function": {...}}.
+        """
+        codec = self._assembly.codec
+        given = answer_formats.find(codec, calls=bool(tools))
+        return MarkedParts(given, codec.spell(ids), tools) if given else PlainText()
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token stands for within a text, in UTF-8; it may be a part of a character."""
+        return token_bytes(self._assembly.codec.tokenizer, token)
