@@ -158,7 +158,8 @@ def _package(frame: FrameType) -> str:
 def _unraisable(event: "UnraisableHookArgs") -> None:
     """Try again where a KeyboardInterrupt was raised in what cannot raise, such as a callback of C."""
     if not issubclass(event.exc_type, KeyboardInterrupt):
-        sys.__unraisablehook__(event)
+        if _state.raised is None:  # else it may be of an object whose making the strike broke off
+            sys.__unraisablehook__(event)
         return
     _state.struck, _state.raised = time.monotonic(), None
     signal.setitimer(signal.ITIMER_REAL, _RETRY_S)

@@ -117,6 +117,28 @@ def test_what_a_destructor_swallows_is_raised_again() -> None:
     assert (done.stdout, done.stderr) == ("stopped\n", "")
 
 
+def test_what_it_leaves_half_made_says_nothing() -> None:
+    done = run(
+        """
+        class Held:
+            def __init__(self):
+                strike()
+                time.sleep(10)
+                self.file = None
+
+            def __del__(self):
+                del self.file
+
+        with interrupt.command():
+            try:
+                Held()
+            except KeyboardInterrupt:
+                print("stopped")
+        """
+    )
+    assert (done.stdout, done.stderr) == ("stopped\n", "")
+
+
 def test_it_can_do_something_else_once() -> None:
     done = run(
         """
