@@ -106,7 +106,11 @@ class Composer(TextArea):
     def _put_typed(self) -> None:
         typed, self._typed = self._typed, ""
         if typed:
-            self.replace(typed, *self.selection, maintain_selection_offset=False)
+            self._put(typed)
+
+    def _put(self, text: str) -> None:
+        self.replace(text, *self.selection, maintain_selection_offset=False)
+        self.call_after_refresh(self.scroll_cursor_visible)  # once there is room for all of it
 
     async def _on_key(self, event: events.Key) -> None:
         """Keys whose meaning depends on the text. As bindings they could overtake letters."""
@@ -206,7 +210,7 @@ class Composer(TextArea):
         text = event.text.replace("\r\n", "\n").replace("\r", "\n")
         event.stop()
         event.prevent_default()
-        self.replace(text, *self.selection, maintain_selection_offset=False)
+        self._put(text)
 
     def _take(self, line: str) -> None:
         self.set_text(line)
