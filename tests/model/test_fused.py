@@ -13,6 +13,7 @@ from offspec.model.fused import forward as lean
 from offspec.model.fused import products, shape
 from offspec.model.fused.forward import LeanModel, lean_model
 from offspec.model.loaded import LoadedModel
+from offspec.model.pass_parts import SequenceRows
 from offspec.model.runner import TreeModel
 from tests.support.products import some
 from tests.support.tiny_models import CALIBRATION, FAMILIES, load_all, open_model, write_model
@@ -165,6 +166,31 @@ def test_lean_says_what_transformers_says(pair: tuple[LoadedModel, LoadedModel])
 def test_steps_of_fixed_shape_say_the_same(pair: tuple[LoadedModel, LoadedModel]) -> None:
     """What a CUDA graph replays, operation by operation on the CPU."""
     _conversation(_Both(pair[0].tree_model, _take(pair[1], static=True)))
+
+
+def test_rows_of_several_sequences_say_what_each_says_alone(pair: tuple[LoadedModel, LoadedModel]) -> None:
+    """Attention of few rows is one product then; more rows and longer texts of one than of the others."""
+    model = _take(pair[1])
+    generator, caches = torch.Generator().manual_seed(2), [model.cache.another() for _ in range(3)]
+    for counts in ((20, 1, 9), (3, 7, 1)):  # the second time behind what was committed the first
+        rows = [
+            SequenceRows(
+                torch.randint(3, 90, (count,), generator=generator),
+                TreeContext(
+                    prefix=cache.length,
+                    position=torch.arange(cache.length, cache.length + count),
+                    causal=0,
+                    ancestors=torch.ones(count, count, dtype=torch.bool).tril(),
+                ),
+                cache,
+            )
+            for count, cache in zip(counts, caches, strict=True)
+        ]
+        together = model.hidden_of(rows).split(counts)
+        for own, found in zip(rows, together, strict=True):
+            own.cache.rewind(own.cache.length)
+            assert torch.allclose(found, model.hidden_of([own]), atol=1e-4, rtol=1e-4)
+            own.cache.commit(len(found), [])
 
 
 @pytest.mark.parametrize("static", [False, True])

@@ -17,6 +17,7 @@ from offspec.core.events import Event, unheard
 from offspec.model.attention import TreeContext
 from offspec.model.fused.cache import LeanCache, LeanRows
 from offspec.model.fused.cuda_graph import PADDING, GraphedSteps
+from offspec.model.fused.joined_attention import JoinedAttention
 from offspec.model.fused.shape import PlainShape, plain_shape
 from offspec.model.fused.weights import FusedLayer, Packed, fuse_layers, layer_weights, norm_gain
 from offspec.model.longrope import original_length
@@ -177,6 +178,7 @@ class LeanModel:
         shape, count = self._shape, len(hidden)
         queries, turning = shape.heads, shape.heads + shape.kv_heads
         turns = list(zip(*(table.split(1, dim=1) for table in turn), strict=True))
+        together = JoinedAttention(rows, shape) if JoinedAttention.pays(rows, shape, self._device) else None
         for index, layer in enumerate(self._layers):
             heads = layer.qkv(self._normed(hidden, layer.before)).view(count, -1, shape.size)
             turned = heads[:, :turning]  # [T, Q + KV, D]; the values behind them do not turn
@@ -184,7 +186,7 @@ class LeanModel:
                 turned[:, :queries] = _head_norm(turned[:, :queries], layer.q_norm, shape.eps)
                 turned[:, queries:] = _head_norm(turned[:, queries:], layer.k_norm, shape.eps)
             _rotate(turned[..., : shape.rotated], *turns[shape.rotations[index]])
-            out = layer.out(self._attended(index, heads, rows))
+            out = layer.out(self._attended(index, heads, rows, together))
             hidden += out if layer.after is None else self._scaled(out.float(), layer.after)
             gate, up = layer.gate_up(self._normed(hidden, layer.between)).chunk(2, dim=1)
             out = layer.down(shape.activation(gate).mul_(up))
@@ -200,14 +202,24 @@ class LeanModel:
         length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True).hypot_(self._least)
         return torch.div(hidden, length).mul_(gain)
 
-    def _attended(self, index: int, heads: torch.Tensor, rows: Sequence[LeanRows]) -> torch.Tensor:
+    def _attended(
+        self,
+        index: int,
+        heads: torch.Tensor,
+        rows: Sequence[LeanRows],
+        together: JoinedAttention | None,
+    ) -> torch.Tensor:
         """Heads [T, Q + 2 KV, D] of a layer to [T, Q D]; keys and values join the caches."""
         queries, window = self._shape.heads, self._shape.windows[index]
+        owns = [heads if len(rows) == 1 else heads[some.which] for some in rows]
+        for own, some in zip(owns, rows, strict=True):
+            some.cache.layers[index][:, some.to] = own[:, queries:].transpose(0, 1)
+        if together is not None:
+            return together.of(index, heads)
         found = list[torch.Tensor]()
-        for some in rows:
-            own, kept = heads if len(rows) == 1 else heads[some.which], some.cache.layers[index]
-            kept[:, some.to] = own[:, queries:].transpose(0, 1)
-            found.append(self._attend(own[:, :queries], kept[:, : some.end], some.tree_mask, window))
+        for own, some in zip(owns, rows, strict=True):
+            seen = some.cache.layers[index][:, : some.end]
+            found.append(self._attend(own[:, :queries], seen, some.tree_mask, window))
         return joined(found)
 
     def _attend(
