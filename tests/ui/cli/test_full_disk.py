@@ -1,0 +1,98 @@
+"""A disk that is really full: a small tmpfs in a mount namespace of the test's own."""
+
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.support.tiny_models import write_model
+from tests.support.waiting import PATIENCE
+from tests.ui.cli.program import environment
+
+ENGINE = ("--memory", "2GB", "--context", "128", "--draft", "none", "--dtype", "float32")
+MOUNT = 'mount -t tmpfs -o size="$2" none "$1" && mkdir "$1/filled" || exit 99; '
+FILL = 'cat /dev/zero > "$1/filled/zeros" 2> /dev/null; '
+RUN = 'disk=$1; shift 2; "$@"; code=$?; ls -A "$disk" > "$disk.list"; exit $code'
+
+
+@cache
+def may_mount() -> bool:
+    try:
+        return subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"]).returncode == 0
+    except OSError:
+        return False
+
+
+pytestmark = pytest.mark.skipif(not may_mount(), reason="this user may not mount a tmpfs")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "model"
+    return write_model(folder, hidden_size=128, intermediate_size=256, num_hidden_layers=2)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    (tmp_path / "disk").mkdir()
+    return tmp_path / "disk"
+
+
+def run(
+    disk: Path, size: str, *words: str, full: bool = False, input: str = "", **variables: str
+) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """The program with so much room on a disk, none where it is full; and what lies there afterwards."""
+    script = MOUNT + (FILL if full else "") + RUN
+    command = ["unshare", "-rm", "sh", "-c", script, "sh", str(disk), size, sys.executable, "-m", "offspec"]
+    here = {"OFFSPEC_CACHE": str(disk.parent / "cache"), "OFFSPEC_DATA": str(disk.parent / "data")}
+    done = subprocess.run(
+        [*command, *words],
+        input=input,
+        capture_output=True,
+        text=True,
+        timeout=4 * PATIENCE,
+        env=environment(**here | variables),
+    )
+    return done, Path(f"{disk}.list").read_text().split()
+
+
+@pytest.mark.parametrize("size", ["64k", "300k"])
+def test_a_pack(model: Path, disk: Path, size: str) -> None:
+    done, left = run(disk, size, "pack", str(model), "--to", "int8", "--out", str(disk / "pack"), "--quiet")
+    assert done.returncode == 1 and not done.stdout
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ") and "Traceback" not in line
+    assert left == [".pack.lock", "filled"]
+
+
+def test_an_answer_whose_plan_cannot_be_kept(model: Path, disk: Path) -> None:
+    cache = str(disk / "cache")
+    done, _ = run(disk, "1m", "generate", str(model), "w5", *ENGINE, full=True, OFFSPEC_CACHE=cache)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() and "Traceback" not in done.stderr
+
+
+def test_a_chat_that_cannot_be_kept(model: Path, disk: Path) -> None:
+    data = str(disk / "data")
+    done, left = run(
+        *(disk, "1m", "chat", str(model), "--plain", "--max-tokens", "4", *ENGINE),
+        full=True,
+        input="w5 w6\nw7\n",
+        OFFSPEC_DATA=data,
+    )
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 2
+    assert done.stderr.count("what is said is not being saved: the disk filled up") == 1
+    assert "Traceback" not in done.stderr and left == ["data", "filled"]
+
+
+def test_a_batch(model: Path, disk: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"id": "a", "prompt": "w5", "sampling_params": {"max_tokens": 2}}\n')
+    out = str(disk / "out.jsonl")
+    words = "batch", str(tmp_path / "in.jsonl"), out, str(model), *ENGINE, "--quiet"
+    done, left = run(disk, "1m", *words, full=True)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ") and "out.jsonl" in line
+    assert left in (["filled"], ["filled", "out.jsonl"])
