@@ -3,10 +3,11 @@
     python -m bench.busy demo --busy 1 2 4
 
 Two engines answer the same question in turn, so that both meet the same machine: one as offspec sets itself
-up, and one whose threads spin as libgomp has them by default. Each busy process counts, and has a session of
-its own, as a program in another terminal has.
+up, and one whose threads spin as libgomp has them by default. Each busy process counts: beside the answer in
+its session, where Linux shares the processors by threads, or in a session of its own, as a program in another
+terminal has, where it shares them by sessions if its autogroups are on (man 7 sched).
 
-The ceiling is what a fair scheduler leaves: of c cores beside b busy processes, with c threads, c / (c + b).
+The ceiling is what that leaves to a thread on each core beside the busy processes, which the cores share.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 from bench.lib.cgroup import BenchError
@@ -27,6 +30,7 @@ from bench.lib.report import Report, ratio
 
 _BY_DEFAULT = {"GOMP_SPINCOUNT": "300000", "BENCH_SPINS": "1"}  # what libgomp takes where nothing is set
 _TOKENS = 30
+_AUTOGROUPS = Path("/proc/sys/kernel/sched_autogroup_enabled")
 _PAUSE_S = 0.1  # for the threads of the engine that answered before to go to sleep
 _WORKER = """
 import os, sys
@@ -77,11 +81,11 @@ def ask(process: subprocess.Popen[str], question: str) -> float:
 
 
 @contextmanager
-def busy(count: int) -> Iterator[None]:
-    """So many processes that count, each in a session of its own."""
+def busy(count: int, apart: bool) -> Iterator[None]:
+    """So many processes that count, in this session or each in one of its own."""
     code = "import os; first = os.getppid()\nwhile os.getppid() == first: pass"  # until this process ends
     command = [sys.executable, "-c", code]
-    counting = [subprocess.Popen(command, start_new_session=True) for _ in range(count)]
+    counting = [subprocess.Popen(command, start_new_session=apart) for _ in range(count)]
     try:
         yield
     finally:
@@ -91,7 +95,7 @@ def busy(count: int) -> Iterator[None]:
 
 
 def measure(engines: Sequence[subprocess.Popen[str]], rounds: int) -> list[float]:
-    """The median speed of each engine, asked in turn; the first half of the rounds is not counted."""
+    """Tokens a second of each engine, asked in turn; the first half of the rounds is not counted."""
     question = "Explain in a few sentences why the sky is blue."
     speeds = [list[float]() for _ in engines]
     for turn in range(2 * rounds):
@@ -99,7 +103,14 @@ def measure(engines: Sequence[subprocess.Popen[str]], rounds: int) -> list[float
         for index, engine in order if turn % 2 else order[::-1]:  # the first may find a cold cache
             time.sleep(_PAUSE_S)
             speeds[index].append(ask(engine, question))
-    return [statistics.median(each[rounds:]) for each in speeds]
+    return [statistics.harmonic_mean(each[rounds:]) for each in speeds]
+
+
+def fair_share(cores: int, count: int, by_sessions: bool) -> float:
+    """What is left of the speed alone to a thread on each core beside so many busy processes."""
+    weight = cores if by_sessions else 1  # of a busy process, in threads of ours
+    beside = (count // cores + (core < count % cores) for core in range(cores))
+    return sum(1 / (1 + weight * each) for each in beside) / cores
 
 
 def options(p: argparse.ArgumentParser) -> None:
@@ -111,23 +122,23 @@ def options(p: argparse.ArgumentParser) -> None:
 def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
     """Measure and tell."""
     cores = len(os.sched_getaffinity(0))
+    grouped = _AUTOGROUPS.exists() and _AUTOGROUPS.read_text() == "1\n"
     rows: list[dict[str, Any]] = []
     with answering(args.model, {}) as ours, answering(args.model, _BY_DEFAULT) as spinning:
-        for count in (0, *args.busy):
-            report.progress(f"beside {count} busy processes")
-            with busy(count):
+        for count, apart in ((0, False), *product(args.busy, (False, True))):
+            where = "in other sessions" if apart else "in this session"
+            report.progress(f"beside {count} busy processes {where}")
+            with busy(count, apart):
                 speed, default = measure((ours, spinning), args.rounds)
-            rows.append({"busy": count, "tok_per_s": speed, "tok_per_s_spinning": default})
-    alone = rows[0]
-    for row in rows:
-        fair = cores / (cores + row["busy"])
-        row |= {"fair_share": fair, "of_alone": ratio(row["tok_per_s"], alone["tok_per_s"])}
-        row["spinning_of_alone"] = ratio(row["tok_per_s_spinning"], alone["tok_per_s_spinning"])
-        report.ceiling(f"beside {row['busy']} busy processes: {fair:.2f} of the speed alone")
-        report.reached(f"{row['tok_per_s']:.1f} tok/s", row["of_alone"])
-        report.note(
-            f"spinning: {row['tok_per_s_spinning']:.1f} tok/s, {row['spinning_of_alone']:.2f} of alone"
-        )
+            row = {"busy": count, "apart": apart, "tok_per_s": speed, "tok_per_s_spinning": default}
+            rows.append(row)
+            alone = rows[0]
+            fair = fair_share(cores, count, apart and grouped)
+            row |= {"fair_share": fair, "of_alone": ratio(speed, alone["tok_per_s"])}
+            row["spinning_of_alone"] = ratio(default, alone["tok_per_s_spinning"])
+            report.ceiling(f"beside {count} busy processes {where}: {fair:.2f} of the speed alone")
+            report.reached(f"{speed:.1f} tok/s", row["of_alone"])
+            report.note(f"spinning: {default:.1f} tok/s, {row['spinning_of_alone']:.2f} of alone")
     lost = 1 - ratio(alone["tok_per_s"], alone["tok_per_s_spinning"])
     report.note(f"lost on an idle machine: {lost:.1%}")
     summary = {**report.head(args), "rows": rows, "lost_alone": lost}

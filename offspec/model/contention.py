@@ -15,7 +15,9 @@ import torch
 
 _SCHEDULED = Path("/proc/thread-self/schedstat")  # ns on a processor, ns of waiting for one, times
 _WINDOW = 50_000_000  # ns, at least, from one look to the next
-_BUSY = 0.25  # share of time spent waiting for a processor that tells a busy machine
+# The share of time spent waiting for a processor that tells a busy machine, in two windows one after the other:
+# in one it may be a program that has just begun and ended.
+_BUSY = 0.25
 # Threads that sleep wait for a processor now and then on an idle machine, too, so what tells that it is idle
 # again is a window in which they spin: after so many ns of work, and where it is soon found busy again after
 # twice as many, up to the second number.
@@ -32,6 +34,7 @@ class Contention:
     def __init__(self) -> None:
         self._idle_team: _IdleTeam | None = None
         self.seen = False  # whether it was ever busy
+        self._doubted = False  # whether the window before told so
         self._asleep = _ASLEEP  # ns of work that threads sleep for, this time or the last
         self._spent = _ASLEEP  # ns of work since they began to sleep, or to spin
         self.begin()
@@ -56,7 +59,8 @@ class Contention:
             if self._spent >= self._asleep:
                 self.close()
             return
-        if (waiting - waited) / (now - then) <= _BUSY:
+        doubted, self._doubted = self._doubted, (waiting - waited) / (now - then) > _BUSY
+        if not (doubted and self._doubted):
             return
         self.seen = True
         if torch.get_num_threads() > 1:
