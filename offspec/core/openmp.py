@@ -8,8 +8,8 @@ wait they spin, by libgomp's default for milliseconds, which stops a machine tha
 import os
 import sys
 
-# Turns of a waiting thread's loop before it sleeps, some 15 ns each, and ten times as many as by default where
-# there are more threads than processors ("active"). Sleeping at once costs a third of an idle machine's speed.
+# Turns of a waiting thread's loop before it sleeps, some 15 ns each; "active": ten times as many as usual
+# where threads are more than processors. Sleeping at once costs a third of the speed of an idle machine.
 VARIABLES = {"GOMP_SPINCOUNT": "100000", "OMP_WAIT_POLICY": "active"}
 
 

@@ -233,6 +233,7 @@ class DecodeState:
         """Hold what another sequence's cache of the target has of a prompt, before it is begun."""
         self.keep()
         self.sources.rewind(_shared(self.ids[: self.cached], prompt))
+        self.ids = []  # where the copy fails, what is there of it serves nobody
         self.ids = other.ids[: self.cache.take_over(other.cache, other.shared(prompt))]
 
     def forget(self) -> None:

@@ -58,6 +58,15 @@ class _Share:
     growing: Growing | None = None
     states: PassStates | None = None
     walk: Walk | None = None
+    error: Exception | None = None
+
+    @contextmanager
+    def own(self) -> Iterator[None]:
+        """What fails in this block fails this sequence alone."""
+        try:
+            yield
+        except Exception as error:
+            self.error = error
 
     @property
     def nodes(self) -> int:
@@ -66,15 +75,19 @@ class _Share:
     def commit(self) -> None:
         """Commit what came of it."""
         state, states = self.member.state, self.states
+        if self.error is not None:
+            return
         if states is not None and self.grown is not None and self.walk is not None:
             state.commit(self.grown, self.walk, self.member.decoding, states, self.growing)
         elif states is not None:
             state.commit_text(states)
 
-    def result(self, drafted: float, computed: float, members: int, hidden: float) -> PassResult | None:
+    def result(
+        self, drafted: float, computed: float, members: int, hidden: float
+    ) -> "PassResult | Exception | None":
         """Of a pass of so many seconds and members, by whose equal share sources are judged."""
-        if self.grown is None or self.walk is None:
-            return None
+        if self.error is not None or self.grown is None or self.walk is None:
+            return self.error
         decoding = self.member.decoding
         mixture, costs = decoding.mixture, decoding.growth.costs
         if mixture is not None and costs is not None:  # who sets a budget wants what was named
@@ -95,11 +108,12 @@ def run_pass(
     look: Callable[[], None] | None = None,
     on_grown: Callable[[Sequence[int]], None] = lambda nodes: None,
     on_ahead: Callable[[bool], None] = lambda begins: None,
-) -> list[PassResult | None]:
+) -> list[PassResult | Exception | None]:
     """Grow a tree for each sequence, take all through the target with pending tokens, walk them, commit.
 
-    After an exception the committed ids of a sequence are what they were, or what they were to be; the target
-    and all states must then `recover`.
+    An exception ends the pass before any tree is walked: ids are what they were, and the target and all
+    states must `recover`. What fails from there on fails one sequence, whose ids are what they were, or what
+    they were to be, and whose state must `recover`.
 
     Args:
         target: The model.
@@ -111,7 +125,7 @@ def run_pass(
         on_ahead: Told when the draft begins to take its part of the processor beside the target, and ends.
 
     Returns:
-        Of each sequence what came of it; None where its prompt needs another pass.
+        Of each sequence what came of it, or why nothing did; None where its prompt needs another pass.
     """
     began, fresh = time.perf_counter(), members[0].state.pending
     while len(members) == 1 and members[0].state.pending > runner.PASS_ROWS:
@@ -133,7 +147,8 @@ def run_pass(
     _walk(target.tree_model, shares)
     with timeline.span("engine", "commit"):
         for share in shares:
-            share.commit()
+            with share.own():
+                share.commit()
     ended = time.perf_counter()
     if len(members) == 1:
         members[0].state.note_prefill(fresh, ended - began)
@@ -223,7 +238,9 @@ def _walk(model: runner.TreeModel, shares: Sequence[_Share]) -> None:
     """Walk all trees."""
     going = [share for share in shares if share.states is not None]
     for share, logits in zip(going, _logits(model, going), strict=True):
-        if share.grown is not None:
+        if share.grown is None:
+            continue
+        with share.own():
             share.walk = share.member.state.walk(share.grown, share.member.decoding, logits)
 
 

@@ -39,10 +39,11 @@ class Passes:
         """Events of one more pass for each of the requests, none of which has ended.
 
         The pass is broken off as soon as all of them are to be halted. A prompt may take several passes, of
-        which all but the last bring no events.
+        which all but the last bring no events. What fails one of several is its `error`.
 
         Raises:
             OffspecError: The pass failed; `held_back` then has the text that a request has not shown.
+                Several of them may be tried again, one by one.
         """
         target = self._assembly.target
         read, asked = target.bytes_streamed, self._experts()
@@ -65,14 +66,36 @@ class Passes:
             asked_now,
             asked_now - (after[1] - asked[1]),
         )
-        if len(requests) == 1 and done[0] is not None and target.store is not None:
+        if len(requests) == 1 and isinstance(done[0], PassResult) and target.store is not None:
             rows = pending + len(done[0].grown.tree)
             if rows <= target.tree_model.chunk:  # else each chunk asks anew, as each sequence does
                 self._drafting.learn_experts(rows, asked_now, spent.experts_read, asked[2])
-        return [
-            [] if found is None else request.take(found, spent)
-            for request, found in zip(requests, done, strict=True)
-        ]
+        return [self._taken(request, found, spent) for request, found in zip(requests, done, strict=True)]
+
+    def _taken(
+        self, request: RunningRequest, found: PassResult | Exception | None, spent: PassSpent
+    ) -> list[Event]:
+        try:
+            if isinstance(found, Exception):
+                raise found
+            return [] if found is None else request.take(found, spent)
+        except Exception as error:
+            request.state.recover()
+            request.error = self.told(error)
+            if spent.sequences == 1:
+                raise request.error from error
+            return []
+
+    def told(self, error: BaseException) -> BaseException:
+        """What a user is told of an error."""
+        if not devices.is_out_of_memory(error):
+            return error
+        return CapacityError(
+            "memory ran out in the middle of a pass; give a smaller `context` or `budget`, or close what "
+            "else uses memory",
+            needed=0,
+            given=self._assembly.vram or self._assembly.memory,
+        )
 
     def _look(self, requests: Sequence[RunningRequest]) -> None:
         """Called wherever a pass can be broken off. Raises Halted where all ask for that."""
@@ -87,7 +110,7 @@ class Passes:
 
     def _run(
         self, requests: Sequence[RunningRequest], read: int, look: Callable[[], None]
-    ) -> list[PassResult | None]:
+    ) -> list[PassResult | Exception | None]:
         target, recording = self._assembly.target, torch.is_grad_enabled()
         members = [request.member for request in requests]
         try:
@@ -97,7 +120,7 @@ class Passes:
             ):
                 room = self._drafting.room
                 done = run_pass(target, members, room, self._timeline, look, on_grown, self._note_ahead)
-                found = [one for one in done if one is not None]
+                found = [one for one in done if isinstance(one, PassResult)]
                 span.note(
                     nodes=sum(len(one.grown.tree) for one in found),
                     emitted=sum(len(one.walk.tokens) for one in found),
@@ -109,13 +132,8 @@ class Passes:
             target.recover()
             for member in members:
                 member.state.recover()
-            if devices.is_out_of_memory(error):
-                raise CapacityError(
-                    "memory ran out in the middle of a pass; give a smaller `context` or `budget`, or close "
-                    "what else uses memory",
-                    needed=0,
-                    given=self._assembly.vram or self._assembly.memory,
-                ) from error
+            if (told := self.told(error)) is not error:
+                raise told from error
             raise
 
     @contextmanager

@@ -65,6 +65,7 @@ class RunningRequest:
     ) -> None:
         self.gaps: list[float] = []  # of every token chosen so far, see `Walk`
         self.reason: FinishReason | None = None
+        self.error: BaseException | None = None  # where a pass that it shared failed it alone
         self.state = state
         self._request, self._assembly, self._notify = request, assembly, notify
         codec, params = assembly.codec, request.params

@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -100,18 +100,26 @@ class Scheduler:
             if answer.cancelled:
                 self._waiting.remove(answer)
                 answer.put((), error=RequestError("this was stopped before its turn came"))
-            elif (state := self._sequences.take(answer.request.ids)) is not None:
-                self._waiting.remove(answer)
-                self._start(answer, state)
+            else:
+                self._start(answer)
         return bool(self._running)
 
-    def _start(self, answer: Answer, state: DecodeState) -> None:
+    def _start(self, answer: Answer) -> None:
+        """Begin a request if there is a sequence for it, and memory, which those that run may give back."""
+        state: DecodeState | None = None
         try:
+            if (state := self._sequences.take(answer.request.ids)) is None:
+                return
             running = _Running(answer, self._begin(answer, state))
         except BaseException as error:  # of this request alone
-            self._sequences.give_back(state)
-            answer.put((), error=error)
+            if state is not None:
+                self._sequences.give_back(state)
+            elif self._running:
+                return
+            self._waiting.remove(answer)
+            answer.put((), error=self._passes.told(error))
             return
+        self._waiting.remove(answer)
         self._running.append(running)
         answer.put([running.request.prefill])
         if running.request.reason is not None:
@@ -123,21 +131,38 @@ class Scheduler:
             for running in self._running:
                 running.answer.cancel()
         for running in [one for one in self._running if one.request.halted]:
-            self._finish(running, running.request.halt())
-        every = [*self._running]
-        if not every:
-            return
+            self._end(running)
+        if self._running:
+            self._step([*self._running])
+
+    def _step(self, every: Sequence[_Running]) -> None:
+        """One pass. Where it fails each goes by itself, so that a fault of one ends no other."""
         try:
             found = self._passes.step([one.request for one in every])
         except BaseException as error:
-            for running in every:
-                self._finish(running, running.request.held_back(), error)
+            if len(every) > 1 and isinstance(error, Exception):
+                for running in every:
+                    self._step([running])
+            else:
+                for running in every:
+                    self._end(running, error)
             return
         for running, events in zip(every, found, strict=True):
-            if running.request.reason is None:
-                running.answer.put(events)
-            else:
+            request = running.request
+            if request.error is not None:
+                self._end(running, request.error)
+            elif request.reason is not None:
                 self._finish(running, events)
+            else:
+                running.answer.put(events)
+
+    def _end(self, running: _Running, error: BaseException | None = None) -> None:
+        """End a request before its time, with the text that it holds back if that can be spelt."""
+        try:
+            events = running.request.halt()
+        except Exception as fault:
+            events, error = [], error or fault
+        self._finish(running, events, error)
 
     def _finish(
         self, running: _Running, events: "list[Event] | tuple[()]", error: BaseException | None = None

@@ -32,6 +32,9 @@ class Sequences:
 
         Where it continues or repeats most of what an idle one holds, that is taken; else one that is new or
         was idle for longest, with a copy of what another holds of the prompt.
+
+        Raises:
+            Exception: Memory was refused; what is there stays usable.
         """
         if len(self._busy) == self.most or any(_awaited(state, prompt) for state in self._busy):
             return None
@@ -51,7 +54,11 @@ class Sequences:
             if not state.cached:
                 return state
         if len(self.all) < self.most:
-            self._idle.insert(0, self._make())
+            try:
+                self._idle.insert(0, self._make())
+            except Exception:  # memory was refused, perhaps: what an idle one holds is given up for it
+                if not self._idle:
+                    raise
         return self._idle[0]
 
     def give_back(self, state: DecodeState) -> None:

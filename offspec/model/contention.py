@@ -15,8 +15,8 @@ import torch
 
 _SCHEDULED = Path("/proc/thread-self/schedstat")  # ns on a processor, ns of waiting for one, times
 _WINDOW = 50_000_000  # ns, at least, from one look to the next
-# The share of time spent waiting for a processor that tells a busy machine, in two windows one after the other:
-# in one it may be a program that has just begun and ended.
+# The share of time spent waiting for a processor that tells a busy machine, in two windows one after the
+# other: in one it may be a program that has just begun and ended.
 _BUSY = 0.25
 # Threads that sleep wait for a processor now and then on an idle machine, too, so what tells that it is idle
 # again is a window in which they spin: after so many ns of work, and where it is soon found busy again after

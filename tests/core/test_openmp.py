@@ -96,7 +96,11 @@ print(os.environ.get("GOMP_SPINCOUNT"), os.environ.get("OMP_WAIT_POLICY"))
 """
     *notices, variables = run(code, str(tmp_path / "nowhere"), order, OMP_NUM_THREADS="2").splitlines()
     if order == "first":
-        assert len(notices) == 1 and "GOMP_SPINCOUNT=100000 OMP_WAIT_POLICY=active" in notices[0] and variables == "None None"
+        assert (
+            len(notices) == 1
+            and "GOMP_SPINCOUNT=100000 OMP_WAIT_POLICY=active" in notices[0]
+            and variables == "None None"
+        )
     else:
         assert not notices and variables == LIMITED
 

@@ -17,10 +17,12 @@ from offspec import ClosedError, RequestError, SamplingParams, StreamError
 from offspec.core.events import Event, Finished, PassProgress, PassStats, TextDelta
 from offspec.core.memory import resident_bytes
 from offspec.engine.answer import Answer
+from offspec.engine.decode import DecodeState
 from offspec.engine.engine import Engine
 from offspec.engine.passes import Passes
 from offspec.engine.request import RunningRequest
 from offspec.model import runner
+from offspec.model.cache import TreeCache
 from offspec_planners.placement import Placement
 from tests.support.expert_models import by_need, write_experts
 from tests.support.products import some
@@ -123,6 +125,61 @@ def _end(answer: Answer) -> None:
         answer.result(timeout=60)
     except RequestError:
         assert answer.cancelled
+
+
+@pytest.mark.parametrize(
+    ("owner", "step"),
+    [
+        (DecodeState, "begin_tree"),
+        (DecodeState, "rows"),
+        (DecodeState, "walk"),
+        (DecodeState, "commit"),
+        (RunningRequest, "take"),
+        (RunningRequest, "_delta"),
+    ],
+)
+def test_what_fails_of_one_fails_no_other(
+    owner: type[Any], step: str, model: Path, hold_passes: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [PROMPT[:10], [5, *PROMPT[:12]], PROMPT[20:]]
+    whole = getattr(owner, step)
+
+    def broken(own: Any, *args: Any, **options: Any) -> Any:
+        if (own if owner is DecodeState else own.state).ids[0] == 5:
+            raise ZeroDivisionError(step)
+        return whole(own, *args, **options)
+
+    with tiny_engine(model, "substitute", budget=8, sequences=3) as engine:
+        expected = [engine.generate(prompt, PARAMS).token_ids for prompt in prompts]
+        gate = hold_passes(4)
+        answers = _together(engine, prompts, PARAMS)
+        next(event for event in answers[1] if isinstance(event, TextDelta))
+        monkeypatch.setattr(owner, step, broken)
+        gate.set()
+        for answer, tokens in zip(answers[::2], expected[::2], strict=True):
+            assert answer.result(timeout=60).token_ids == tokens
+        with pytest.raises(ZeroDivisionError, match=step):
+            answers[1].result(timeout=60)
+        monkeypatch.setattr(owner, step, whole)
+        assert engine.submit(prompts[1], PARAMS).result(timeout=60).token_ids == expected[1]
+
+
+def test_a_request_waits_for_memory_that_others_have(
+    model: Path, hold_passes: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(own: TreeCache) -> TreeCache:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    with tiny_engine(model, "none", budget=1, sequences=3) as engine:
+        expected = [engine.generate(prompt, PARAMS).token_ids for prompt in (PROMPT, PROMPT[::-1])]
+        monkeypatch.setattr(TreeCache, "another", refused)
+        gate = hold_passes(3)
+        first = engine.submit(PROMPT, PARAMS)
+        second = engine.submit(PROMPT[::-1], PARAMS)
+        next(event for event in first if isinstance(event, TextDelta))
+        assert not second.done
+        gate.set()
+        assert [answer.result(timeout=60).token_ids for answer in (first, second)] == expected
 
 
 @pytest.mark.exhaustive
