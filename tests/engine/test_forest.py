@@ -197,9 +197,7 @@ def test_requests_come_and_go(kind: str, draft: str, written: Callable[[str], Pa
     source = {"none": "suffix", "itself": "substitute,suffix", "hostile": str(written("hostile"))}[draft]
     placement: Placement | None = by_need(3, 6) if kind == "experts" else None
     with tiny_engine(folder, source, budget=24, placement=placement, sequences=5) as engine:
-        requests = _asked(
-            32 if kind == "dense" else 16, 5, (None, "none", "suffix" if draft != "hostile" else None)
-        )
+        requests = _asked(32, 5, (None, "none", "suffix" if draft != "hostile" else None))
         answers = _ask(engine, requests)
         events = [event for answer in answers for event in _events(answer)]
         shared = [event.sequences for event in events if isinstance(event, PassStats)]
