@@ -25,6 +25,7 @@ class Answer:
         self._on_leave = on_leave
         self.prompt_tokens = len(ids)
         self.halt = threading.Event()
+        self.begun = asyncio.Event()  # whether it waits no longer
         self._loop = asyncio.get_running_loop()
         self._arrived = asyncio.Event()
         self._unread = deque[Delta | Fault | None]()  # None: the end
@@ -35,8 +36,15 @@ class Answer:
             self.halt.set()
             item = Fault("timeout", "the answer was broken off: it was read too slowly")
         self._unread.append(item)
+        self._set(self._arrived)
+
+    def begin(self) -> None:
+        """From the engine's thread: its turn has come."""
+        self._set(self.begun)
+
+    def _set(self, event: asyncio.Event) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._arrived.set)
+            self._loop.call_soon_threadsafe(event.set)
         except RuntimeError:  # the loop was closed
             self.halt.set()
 

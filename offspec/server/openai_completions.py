@@ -1,5 +1,6 @@
 """OpenAI's Completions, which continue text as it is: POST /v1/completions."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any
@@ -100,13 +101,44 @@ def _prompts(given: str | list[Any]) -> Sequence[str | list[int]]:
 async def _items(
     service: Service, first: Answer, asks: Sequence[Ask]
 ) -> AsyncGenerator[tuple[int, Delta], None]:
-    """The events of all answers, each with the number of its prompt. One prompt waits for its turn at a time,
-    so that a list of them is not before everybody else."""
-    for at, ask in enumerate(asks):
-        answer = await service.answer(ask, admitted=True) if at else first
+    """The events of all answers as they come, each with the number of its prompt."""
+    found = asyncio.Queue[tuple[int, Delta] | Exception | None](1)
+    reading = asyncio.create_task(_read_all(service, first, asks, found))
+    try:
+        while (item := await found.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            yield item
+    finally:
+        reading.cancel()
+        await asyncio.wait((reading,))
+
+
+async def _read_all(
+    service: Service,
+    first: Answer,
+    asks: Sequence[Ask],
+    found: asyncio.Queue[tuple[int, Delta] | Exception | None],
+) -> None:
+    """Put the events of all answers, then their end or the first fault. One prompt waits for its turn at a
+    time, so that a list of them is not before everybody else."""
+
+    async def read(at: int, answer: Answer) -> None:
         async with answer:
             async for item in answer:
-                yield at, item
+                await found.put((at, item))
+
+    answer = first
+    try:
+        async with asyncio.TaskGroup() as group:
+            for at, ask in enumerate(asks):
+                answer = await service.answer(ask, admitted=True) if at else first
+                group.create_task(read(at, answer))
+                await answer.begun.wait()
+    except ExceptionGroup as errors:
+        await found.put(errors.exceptions[0])
+    else:
+        await found.put(None)
 
 
 async def _events(items: AsyncGenerator[tuple[int, Delta], None], body: Body) -> AsyncGenerator[bytes, None]:

@@ -221,6 +221,7 @@ class Service:
         """Give an answer, one choice after the other as far as nobody helps."""
         self._running.add(choices.answer)
         self._waiting.discard(choices.answer)
+        choices.answer.begin()
         while self._give(choices, engine):
             pass
         self._leave(choices)

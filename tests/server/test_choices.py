@@ -95,6 +95,48 @@ def test_they_share_passes(
         assert order[6:] != sorted(order[6:])
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_prompts_share_passes(
+    wide: LiveServer, alone: Engine, stream: bool, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts, asked = [f"w{at} w12 w13" for at in range(20, 26)], dict(ASKED)
+    del asked["messages"]
+    params = SamplingParams(temperature=1.0, seed=11, max_tokens=8, ignore_eos=True)
+    gate.set()
+    expected = [alone.generate(prompt, params, raw=True, speculate=False).text for prompt in prompts]
+    gate.clear()
+    there = _begun(4, monkeypatch)
+    with wide.client() as client, ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(client.completions.create, **asked, prompt=prompts, stream=stream)
+        assert there.wait(60), "four begin before any has ended"
+        until(lambda: wide.service.queue_length == 1)
+        gate.set()
+        answer: Any = asking.result()
+        said, ends = [""] * 6, list[int]()
+        for chunk in answer if stream else [answer]:
+            for choice in chunk.choices:
+                said[choice.index] += choice.text
+                ends += [choice.index] if choice.finish_reason == "length" else []
+        if not stream:
+            assert answer.usage.completion_tokens == 6 * 8
+    assert said == expected and sorted(ends) == [*range(6)]
+
+
+def test_a_client_that_leaves_ends_all_prompts(
+    wide: LiveServer, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {**ASKED, "prompt": ["w12", "w13", "w14", "w15", "w16", "w17"]}
+    del asked["messages"]
+    there = _begun(4, monkeypatch)
+    with wide.client() as client:
+        chunks = client.completions.create(**asked, stream=True)
+        assert there.wait(60)
+        chunks.close()
+        wide.wait_until_idle()
+        gate.set()
+        assert len(client.completions.create(**asked).choices) == 6
+
+
 def test_a_client_that_leaves_ends_all(
     wide: LiveServer, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
