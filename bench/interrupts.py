@@ -31,6 +31,7 @@ from typing import Any
 PATIENCE = 20.0  # seconds until a run that was struck must have ended
 _AGAIN = 1.0  # seconds from one key that leaves to the next, where a strike only ended an answer
 _BETWEEN = 1.5  # seconds, at most, from the first strike to the second
+_LEARNT = "the plan is remade"  # told by any run: the runs before it have measured more
 _LATE = 5.0
 _MODES = re.compile(rb"\x1b\[\?(\d+)([hl])")
 _ON = {b"25", b"7"}  # modes of a terminal that nothing has changed
@@ -244,7 +245,7 @@ def faults(command: Command, run: Run, usual: set[str]) -> list[str]:
         found.append(f"modes left: {', '.join(sorted(wrong))}")
     if run.left:
         found.append(f"files left: {', '.join(run.left)}")
-    more = [line for line in lines_beside(run.output) if line not in usual]
+    more = [line for line in lines_beside(run.output) if line not in usual and not line.startswith(_LEARNT)]
     if any(re.search(r"Traceback|Exception|Error|pop from|terminate", line) for line in more) or (
         len(more) > 1 and not command.talks
     ):

@@ -173,7 +173,7 @@ class Answering:
             )
             yield Notice(f"{first} left out: the context has room for {self.engine.context:,} tokens")
         if trouble := self.autosave.trouble():
-            yield Notice(trouble)
+            yield Notice(trouble, urgent=True)
 
     @contextmanager
     def _recorded(self, asked: MessageTree, coming: PartialAnswer, tokens: int) -> Iterator[None]:

@@ -30,9 +30,13 @@ class LoadProgress:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One line that the user should know: a fallback taken, a draft refused and why."""
+    """One line that the user should know: a fallback taken, a draft refused and why.
+
+    urgent: what is lost unless the user acts, told with --quiet, too.
+    """
 
     text: str
+    urgent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

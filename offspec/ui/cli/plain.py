@@ -172,6 +172,8 @@ class _LineMode:
                     self._renderer.text(event)
                 elif isinstance(event, Finished):
                     result = event.result
+                elif isinstance(event, Notice) and event.urgent:
+                    self._renderer.urge(told(event))
                 self._move()
         self._renderer.end_answer(result)
         if failure is not None:

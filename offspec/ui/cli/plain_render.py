@@ -34,7 +34,7 @@ _ENDINGS: dict[FinishReason, str] = {
 
 
 class PlainRenderer:
-    """quiet: errors, and what a command was asked for, are all there is on stderr.
+    """quiet: errors, losses, and what a command was asked for, are all there is on stderr.
 
     sources: whether tokens that the target added are underlined, on a terminal.
     """
@@ -88,6 +88,12 @@ class PlainRenderer:
         """A line that was not asked for."""
         if not self._quiet:
             self._line(text, style="dim")
+
+    def urge(self, text: str) -> None:
+        """A note that is told with --quiet, too, and by `note` without."""
+        if self._quiet:
+            self._live.stop()
+            self._line(text)
 
     def end_of(self, conversation: Conversation) -> None:
         """The last turns of a conversation that goes on."""

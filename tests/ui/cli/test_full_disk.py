@@ -74,10 +74,11 @@ def test_an_answer_whose_plan_cannot_be_kept(model: Path, disk: Path) -> None:
     assert done.stdout.strip() and "Traceback" not in done.stderr
 
 
-def test_a_chat_that_cannot_be_kept(model: Path, disk: Path) -> None:
+@pytest.mark.parametrize("quiet", [(), ("--quiet",)])
+def test_a_chat_that_cannot_be_kept(model: Path, disk: Path, quiet: tuple[str, ...]) -> None:
     data = str(disk / "data")
     done, left = run(
-        *(disk, "1m", "chat", str(model), "--plain", "--max-tokens", "4", *ENGINE),
+        *(disk, "1m", "chat", str(model), "--plain", "--max-tokens", "4", *ENGINE, *quiet),
         full=True,
         input="w5 w6\nw7\n",
         OFFSPEC_DATA=data,
