@@ -260,9 +260,9 @@ class RequestOptions(EngineOptions):
         draft_option(
             metavar="NODES|auto",
             parser=_number_or_auto,
-            help="Tree nodes that one draft step expands; [bold]auto[/] takes the fastest by the plan. With a "
-            "number here and for [bold]--budget[/] nothing is planned: trees are as large as that, also where "
-            "answers would come sooner without them.",
+            help="Tree nodes that one draft step expands; [bold]auto[/] takes the fastest by the plan. With "
+            "a number here and for [bold]--budget[/] nothing is planned: trees are as large as that, also "
+            "where answers would come sooner without them.",
         ),
     ] = "auto"
     tree: Annotated[
