@@ -32,7 +32,7 @@ class LoadProgress:
 class Notice:
     """One line that the user should know: a fallback taken, a draft refused and why.
 
-    urgent: what is lost unless the user acts, told with --quiet, too.
+    urgent: something is lost unless the user acts; told where other notices are not wanted, too.
     """
 
     text: str

@@ -230,6 +230,7 @@ def test_whatever_was_said_the_ids_spell_what_the_template_writes(
 # With a real tokenizer and a real engine.
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("end", [True, False])
 def test_with_a_real_tokenizer(smollm2: Any, end: bool) -> None:
     """An answer said in tokens that its text would not be cut into, and a character that was cut short."""

@@ -56,6 +56,7 @@ def test_there_are_examples() -> None:
     assert len(COMMANDS) >= 12
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("code", EXAMPLES.values(), ids=EXAMPLES)
 def test_an_example_runs(
     code: str,

@@ -129,14 +129,18 @@ def _end(answer: Answer) -> None:
 
 @pytest.mark.parametrize(
     ("owner", "step"),
-    [
+    some(
+        [
+            (DecodeState, "begin_tree"),
+            (DecodeState, "rows"),
+            (DecodeState, "walk"),
+            (DecodeState, "commit"),
+            (RunningRequest, "take"),
+            (RunningRequest, "_delta"),
+        ],
         (DecodeState, "begin_tree"),
-        (DecodeState, "rows"),
-        (DecodeState, "walk"),
         (DecodeState, "commit"),
-        (RunningRequest, "take"),
-        (RunningRequest, "_delta"),
-    ],
+    ),
 )
 def test_what_fails_of_one_fails_no_other(
     owner: type[Any], step: str, model: Path, hold_passes: Hold, monkeypatch: pytest.MonkeyPatch

@@ -102,7 +102,7 @@ def test_figures_beside_busy_processes_are_told_and_not_kept(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask(bench)
-    times = iter([(0, 0), (10**9, 5 * 10**8)])
+    times = iter([(0, 0), (10**9, 5 * 10**8), (2 * 10**9, 10**9)])
     monkeypatch.setattr(contention, "_WINDOW", 0)
     monkeypatch.setattr(contention, "_now", lambda: next(times))
     assert ask(bench, again=True).hardware.disk.value == 2e9

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.products import some
 from tests.support.tiny_models import write_model
 from tests.support.waiting import PATIENCE
 from tests.ui.cli.program import environment
@@ -58,6 +59,7 @@ def run(
     return done, Path(f"{disk}.list").read_text().split()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("size", ["64k", "300k"])
 def test_a_pack(model: Path, disk: Path, size: str) -> None:
     done, left = run(disk, size, "pack", str(model), "--to", "int8", "--out", str(disk / "pack"), "--quiet")
@@ -67,6 +69,7 @@ def test_a_pack(model: Path, disk: Path, size: str) -> None:
     assert left == [".pack.lock", "filled"]
 
 
+@pytest.mark.exhaustive
 def test_an_answer_whose_plan_cannot_be_kept(model: Path, disk: Path) -> None:
     cache = str(disk / "cache")
     done, _ = run(disk, "1m", "generate", str(model), "w5", *ENGINE, full=True, OFFSPEC_CACHE=cache)
@@ -74,11 +77,11 @@ def test_an_answer_whose_plan_cannot_be_kept(model: Path, disk: Path) -> None:
     assert done.stdout.strip() and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("quiet", [(), ("--quiet",)])
-def test_a_chat_that_cannot_be_kept(model: Path, disk: Path, quiet: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("quiet", some(["--quiet", ""], "--quiet"))
+def test_a_chat_that_cannot_be_kept(model: Path, disk: Path, quiet: str) -> None:
     data = str(disk / "data")
     done, left = run(
-        *(disk, "1m", "chat", str(model), "--plain", "--max-tokens", "4", *ENGINE, *quiet),
+        *(disk, "1m", "chat", str(model), "--plain", "--max-tokens", "4", *ENGINE, *quiet.split()),
         full=True,
         input="w5 w6\nw7\n",
         OFFSPEC_DATA=data,
@@ -88,6 +91,7 @@ def test_a_chat_that_cannot_be_kept(model: Path, disk: Path, quiet: tuple[str, .
     assert "Traceback" not in done.stderr and left == ["data", "filled"]
 
 
+@pytest.mark.exhaustive
 def test_a_batch(model: Path, disk: Path, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"id": "a", "prompt": "w5", "sampling_params": {"max_tokens": 2}}\n')
     out = str(disk / "out.jsonl")
