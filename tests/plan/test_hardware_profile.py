@@ -36,6 +36,7 @@ class Bench:
         self.files = list(files)
         self.bytes_read = sum(os.stat(file).st_size for file in files)
         progress("disk", 0, 4)
+        progress("memory", 1, 4)
         if self.failure is not None:
             raise self.failure
         which = measuring.identify(device)
