@@ -169,6 +169,10 @@ class PassCosts:
         link, rest = self.link + more, self.rest + more
         return replace(self, start=count * self.start, link=link, rest=rest, experts=experts, hidden=0.0)
 
+    def with_steps(self, factor: float) -> "PassCosts":
+        """The same with draft steps that take so many times as long."""
+        return replace(self, step=tuple((width, factor * seconds) for width, seconds in self.step))
+
     def behind(self, rows: int) -> "PassCosts":
         """The same for a tree that shares a pass with so many rows of a prompt, which comes in any case.
 

@@ -4,6 +4,7 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from offspec.draft.base import Drafter, Scorer
 from offspec.draft.cross_vocab.drafter import TranslatedDrafter
 from offspec.draft.cross_vocab.retokenize import Reading
 from offspec.draft.cross_vocab.vocab_map import VocabMap
+from offspec.draft.grow import best_first
 from offspec.draft.grow.best_first import Growing, GrowthPolicy, grow, grow_forest
 from offspec.draft.grow.result import GrownTree
 from offspec.draft.lm import LMDrafter
@@ -297,6 +299,28 @@ def test_costs_are_those_of_all_together() -> None:
     assert all(tree.steps > by_itself.steps for tree in together)
     crowded = grow_forest(tabulated([0.8], policy), alone=16)
     assert len(crowded[0].tree) < len(by_itself.tree), "others take the room"
+
+
+@pytest.mark.parametrize(("times", "longer"), [(1, 1.0), (3, 3.0), (100, 4.0)])
+def test_steps_that_take_longer_than_planned_become_fewer(
+    times: float, longer: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the trees that come then; what the first step takes, and passes in between, say nothing."""
+    costs = PassCosts(compute=((1, 1.0), (101, 1.2)), step=((1, 0.1), (33, 0.1)))
+    policy, now = GrowthPolicy(budget=64, width=4, costs=costs), [0.0]
+
+    def clock() -> float:
+        now[0] += times * 0.1
+        return now[0]
+
+    monkeypatch.setattr(best_first, "time", SimpleNamespace(perf_counter=clock))
+    before = grow_forest(tabulated([0.8] * 4, policy))
+    assert policy.pace.factor == pytest.approx(longer)
+    now[0] += 1000
+    after = grow_forest(tabulated([0.8] * 4, policy))
+    assert policy.pace.factor == pytest.approx(longer)
+    saved = max(tree.steps for tree in before) - max(tree.steps for tree in after)
+    assert saved > 0 if times > 1 else saved == 0
 
 
 def test_forests_of_none() -> None:

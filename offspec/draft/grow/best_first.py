@@ -14,6 +14,7 @@ Trees of several sequences that are verified in one pass share its rows: a node 
 grows. So one draft step expands the best nodes of all trees, and the best of all are verified.
 """
 
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -91,7 +92,10 @@ class _Forest:
         self._trees, self._alone = trees, np.zeros(alone)
         for tree in trees:
             tree.join()
-        self.costs = next((tree.policy.costs for tree in trees if tree.policy.costs is not None), None)
+        policy = next((tree.policy for tree in trees if tree.policy.costs is not None), trees[0].policy)
+        self._pace, self._factor = policy.pace, policy.pace.factor
+        self.costs = None if policy.costs is None else policy.costs.with_steps(self._factor)
+        self._step: tuple[float, float] | None = None  # under way: since when, and its seconds by the plan
         self.seconds = 0.0
         if self.costs is not None and any(0 in tree.asked.seen for tree in trees):
             self.seconds = self.costs.start
@@ -101,6 +105,10 @@ class _Forest:
 
         A tree that has not been asked about yet is asked about its root in any case.
         """
+        now = time.perf_counter()
+        if self._step is not None:
+            since, predicted = self._step
+            self._pace.observe(predicted, now - since)
         nodes = [(place, node) for place, (_, some) in enumerate(offers) for node in some]
         offered = np.concatenate([tree.score_of(some) for tree, some in offers])
         fresh = np.repeat([not tree.asked.seen[0] for tree, _ in offers], [len(some) for _, some in offers])
@@ -111,7 +119,11 @@ class _Forest:
         count = max(count, int(fresh.sum()))
         if not count:
             return [None] * len(offers)
-        self.seconds += float(self.costs.step_seconds(count)) if self.costs is not None else 0.0
+        if self.costs is not None:
+            seconds = float(self.costs.step_seconds(count))
+            self.seconds += seconds
+            # Some read their texts in the first: it says nothing of the others.
+            self._step = None if fresh.any() else (now, seconds / self._factor)
         chosen = list[list[int]]([] for _ in offers)
         for place, node in sorted(nodes[index] for index in order[:count].tolist()):
             chosen[place].append(node)

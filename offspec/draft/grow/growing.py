@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,30 @@ _FORESEEN = 32  # nodes that a draft step expands while the target's pass is on 
 _FORESEEN_FLOOR = math.log(1e-5)  # the least likely of them
 
 
+_KEPT = 0.9  # of a running mean, from step to step
+_LEAST_PACE, _MOST_PACE = 0.5, 4.0  # what is beyond comes of something else, such as a busy machine
+
+
+@dataclass(slots=True)
+class StepPace:
+    """How much longer draft steps of several trees take than costs say, which are of one; learned in a run.
+
+    Clocks decide how large trees grow, never which tokens come: those do not depend on trees.
+    """
+
+    factor: float = 1.0
+    _steps: int = 0
+
+    def observe(self, predicted: float, seconds: float) -> None:
+        """Count a step. predicted: seconds, by the costs."""
+        if not predicted:
+            return
+        self._steps += 1
+        keep = min(1 - 1 / self._steps, _KEPT)
+        found = min(max(seconds / predicted, _LEAST_PACE), _MOST_PACE)
+        self.factor = keep * self.factor + (1 - keep) * found
+
+
 @dataclass(frozen=True, slots=True)
 class GrowthPolicy:
     """How large trees grow.
@@ -42,6 +66,7 @@ class GrowthPolicy:
             are verified as give the most.
         record: Grow to this number of nodes for the record, at any cost, if that is more than the budget.
         ahead: Whether the draft goes on below a tree while the target's pass is on its way.
+        pace: Of steps that several trees share, by which their costs are mended.
     """
 
     budget: int
@@ -50,6 +75,7 @@ class GrowthPolicy:
     costs: PassCosts | None = None
     record: int = 0
     ahead: bool = False
+    pace: StepPace = field(default_factory=StepPace, compare=False)
 
     @property
     def grown(self) -> int:
