@@ -1,12 +1,17 @@
 """Batches on a local Ray cluster of two workers equal those of one machine, also when a worker dies."""
 
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.waiting import until
 
 pytest.importorskip("ray")
 
@@ -84,3 +89,55 @@ def test_rows_become_parquet(tmp_path: Path, requests: Path) -> None:
     assert {row["num_generated_tokens"] for row in rows} == {
         line["completion_tokens"] for line in expected.values()
     }
+
+
+def marked(mark: str) -> list[int]:
+    """Processes that live and have inherited an environment variable."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"OFFSPEC_TEST_MARK={mark}\0".encode() in (process / "environ").read_bytes():
+                found.append(int(process.name))
+        except OSError:
+            continue  # it has ended
+    return found
+
+
+def test_ctrl_c_ends_it_and_keeps_what_is_answered(tmp_path: Path, requests: Path) -> None:
+    """On a cluster of its own: nothing of it goes on, nothing is said but where to go on, and that works."""
+    from tests.support.tiny_models import write_model
+
+    write_model(tmp_path / "model", "llama")
+    out, many = tmp_path / "out", lines(2000)
+    requests.write_text("".join(json.dumps(line) + "\n" for line in many))
+    options = [
+        "--ray",
+        "local",
+        "--memory",
+        "1GB",
+        "--context",
+        "128",
+        "--draft",
+        "none",
+        "--dtype",
+        "float32",
+    ]
+    program = [sys.executable, "-m", "offspec", "batch", str(requests), str(out), str(tmp_path / "model")]
+    variables = {**os.environ, "OFFSPEC_TEST_MARK": tmp_path.name + str(os.getpid())}
+    with subprocess.Popen(
+        [*program, *options], env=variables, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as running:
+        assert running.stderr is not None
+        until(lambda: running.poll() is not None or (out.exists() and b"\n" in out.read_bytes()))
+        os.killpg(running.pid, signal.SIGINT)  # as a terminal does, which strikes all of a group
+        told = running.stderr.read().splitlines()
+    assert running.returncode == 130, told
+    answered = said(out)
+    assert 0 < len(answered) < len(many)
+    assert told[-1] == "stopped" and f"{len(answered)} of {len(many)} results are in" in told[-2]
+    assert not [line for line in told if re.search("Traceback|Exception|Error", line)]
+    until(lambda: not marked(variables["OFFSPEC_TEST_MARK"]))
+    left = [line for line in many if line["id"] not in answered][:3]
+    requests.write_text("".join(json.dumps(line) + "\n" for line in left))
+    subprocess.run([*program, *options, "--quiet"], check=True, timeout=170)
+    assert said(out).keys() == answered.keys() | {line["id"] for line in left}
