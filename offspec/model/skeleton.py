@@ -16,6 +16,7 @@ from offspec.model.probe.cache_rows import NOTHING_KEPT, CacheRows
 from offspec.model.recurrence.functions import install
 from offspec.model.text_part import text_part
 
+_LONGEST_REASON = 300  # characters
 _INDEXED = "indexed_attention"  # of layers that select keys by an index
 
 
@@ -237,7 +238,14 @@ def _stacks(model: Any, decoder: Any) -> list[tuple[Any, torch.nn.ModuleList]]:
 
 
 def _impossible(error: Exception) -> CheckpointError:
-    return CheckpointError(_first_line(f"config.json describes a model that cannot be: {error}"))
+    return CheckpointError(f"config.json describes a model that cannot be: {of_config(error)}")
+
+
+def of_config(error: Exception) -> str:
+    """In one line, why a library cannot make anything of a configuration."""
+    if isinstance(error, ZeroDivisionError):
+        return "one of its sizes is 0; fetch the file again"
+    return " ".join(str(error).split())[:_LONGEST_REASON]
 
 
 def _first_line(text: str) -> str:

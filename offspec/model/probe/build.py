@@ -14,7 +14,7 @@ from offspec.model.probe.cache_rows import NOTHING_KEPT, measure_rows
 from offspec.model.probe.compare import try_out
 from offspec.model.probe.findings import Findings
 from offspec.model.probe.small_config import small_config
-from offspec.model.skeleton import Skeleton, skeleton_of
+from offspec.model.skeleton import Skeleton, of_config, skeleton_of
 
 
 def build_skeleton(folder: Path, dtype: torch.dtype) -> Skeleton:
@@ -35,8 +35,7 @@ def build_skeleton(folder: Path, dtype: torch.dtype) -> Skeleton:
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # config.json is a stranger's file, checked by many hands
-        reason = f"config.json cannot be used: {error}".strip().splitlines()[0]
-        raise UnsupportedModelError(reason) from error
+        raise UnsupportedModelError(f"config.json cannot be used: {of_config(error)}") from error
     skeleton = skeleton_of(config, dtype)
     found = find(config, skeleton)
     if FOR_OTHERS in found.refusal and has_language_model(text := config.get_text_config()):
