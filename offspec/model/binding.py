@@ -11,6 +11,7 @@ from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, on_disk, 
 from offspec.model.unpacking import ModuleUnpacker, Scratch, view_in, weight_in
 from offspec.model.weights import WeightRecipe
 from offspec.stream.layout import UnitLayout, lay_out
+from offspec_kernels.errors import ArgumentError
 from offspec_kernels.packed_linear import packed_linear
 
 
@@ -69,12 +70,20 @@ class Binder:
 
     def _product(self, module: torch.nn.Linear, weight: Weight, input: torch.Tensor) -> torch.Tensor | None:
         """A linear module's product, panel by panel, where the target's products are made so."""
-        if not (self.row_products and isinstance(weight, PackedInfo) and weight in self._known):
+        if not (self.row_products and isinstance(weight, PackedInfo)):
             return None
         memory = self._attached()
         parts = {part: view_in(memory, self.layout, info) for part, info in weight.parts}
         rows = input.reshape(-1, input.shape[-1])
-        out = packed_linear(rows, weight.format, parts, weight.shape, module.bias)
+        try:
+            out = packed_linear(rows, weight.format, parts, weight.shape, module.bias)
+        except ArgumentError:
+            return None  # as its values are made, the file is named
+        if weight not in self._known:
+            # A value that is no number survives any product: only where one may have is all of it unpacked.
+            if not bool(torch.isfinite(out.sum(dtype=torch.float32))):
+                return None
+            self._known.add(weight)
         return out.view(*input.shape[:-1], -1)
 
     @property
