@@ -79,8 +79,9 @@ def _rank(track: str) -> tuple[int, str, int]:
 
 def _lanes(events: Sequence[Record], indices: list[int]) -> list[list[int]]:
     """The spans of a track, parted into lines on which any two are apart or one lies within the other."""
+    # In nanoseconds: of two spans that begin in one microsecond, one behind the other, the first comes first.
     # Of two spans with the same times the outer one ended, and so was recorded, later.
-    ordered = sorted(indices, key=lambda i: (_micro(events[i][2]), -_micro(events[i][3]), -i))
+    ordered = sorted(indices, key=lambda i: (events[i][2], -events[i][3], -i))
     lanes: list[list[int]] = []
     open_ends: list[list[int]] = []  # for each line, the ends of the spans that are open, inmost last
     for index in ordered:

@@ -121,14 +121,20 @@ def map_rows(value: Any, rows: int, take: Callable[[torch.Tensor, int], torch.Te
 
 
 def parts_of(
-    sequences: Sequence[SequenceRows], chunk: int, counts: RowCounts, *, merges: bool = False
+    sequences: Sequence[SequenceRows],
+    chunk: int,
+    counts: RowCounts,
+    *,
+    merges: bool = False,
+    mixes: bool = False,
 ) -> list[Part]:
     """What goes through the layers together, in this order: at most about `chunk` rows each.
 
-    None has rows of both a prompt and a tree: the states of a long prompt need no more room because a tree
-    rides behind it. merges: whether rows of several sequences may go together; then prompts come first.
+    merges: whether rows of several sequences may go together; then prompts come first. mixes: whether a
+    prompt and the tree behind it go together where all their rows fit, so that packed weights are unpacked
+    once for both; else the states of a long prompt need no more room because a tree rides behind it.
     """
-    pieces = list(_pieces(sequences, chunk))
+    pieces = list(_pieces(sequences, chunk, mixes))
     if merges:
         pieces.sort(key=lambda piece: not piece.is_text)
     groups = list[list[Piece]]()
@@ -145,13 +151,14 @@ def parts_of(
     return parts
 
 
-def _pieces(sequences: Sequence[SequenceRows], chunk: int) -> Iterator[Piece]:
+def _pieces(sequences: Sequence[SequenceRows], chunk: int, mixes: bool) -> Iterator[Piece]:
     before = 0
     for sequence in sequences:
         rows, tree = len(sequence.tokens), sequence.context
         earlier = len(tree.position) - rows  # of an earlier pass
         prompt = max(tree.causal - earlier, 0)
-        for cut in split_evenly(0, prompt, chunk) + split_evenly(prompt, rows, chunk):
+        ends = [0, rows] if mixes and rows <= chunk else [0, prompt, rows]
+        for cut in (cut for start, end in pairwise(ends) for cut in split_evenly(start, end, chunk)):
             count = cut.stop - cut.start
             yield Piece(sequence, before + cut.start, count, earlier + cut.stop, cut.start < prompt)
         before += rows

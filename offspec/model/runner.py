@@ -187,7 +187,13 @@ class TreeModel:
         """
         self.spent, self.tapped = Spent(), {}
         merges = self.skeleton.merges and len(sequences) > 1
-        self._parts = parts_of(sequences, self.chunk, self.row_counts, merges=merges)
+        self._parts = parts_of(
+            sequences,
+            self.chunk,
+            self.row_counts,
+            merges=merges,
+            mixes=len(sequences) == 1 and self.skeleton.has_no_states,
+        )
         tokens = joined([rows.tokens for rows in sequences])
         positions = joined([rows.context.position[-len(rows.tokens) :] for rows in sequences])
         if merges or any(part.padding for part in self._parts):

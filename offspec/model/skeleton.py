@@ -51,6 +51,11 @@ class Skeleton:
         return self.model.config.get_text_config()
 
     @property
+    def has_no_states(self) -> bool:
+        """Whether its layers were measured, and carry neither a state nor the tail of a convolution."""
+        return bool(self.rows.kept) and not (self.rows.state_numbers or self.rows.tail_numbers)
+
+    @property
     def vocab_size(self) -> int:
         return int(self.model.get_output_embeddings().weight.shape[0])
 

@@ -185,6 +185,20 @@ def test_what_goes_together() -> None:
     assert torch.equal(as_asked(together, parts), torch.cat([own.tokens for own in rows]))
 
 
+def test_a_prompt_and_its_tree_go_together_where_both_fit() -> None:
+    rows = [_rows(text, TreeCache(1, 4), torch.device("cpu")) for text in _texts()[:1]]  # 37 and a tree of 7
+
+    def counts(chunk: int, mixes: bool) -> list[int]:
+        parts = parts_of(rows, chunk, RowCounts(4), mixes=mixes)
+        together = torch.cat([own.tokens for own in rows])[order_of(parts)]
+        assert torch.equal(as_asked(together, parts), rows[0].tokens)
+        return [part.rows - part.padding for part in parts]
+
+    assert counts(44, True) == [44]
+    assert counts(44, False) == [37, 7]
+    assert counts(43, True) == [37, 7], "all of them or none: a chunk has no room for more"
+
+
 def test_keys_of_several_sequences_are_for_attention_alone() -> None:
     keys = [torch.randn(1, 2, rows, 4) for rows in (3, 5)]
     parted = PartedTensor(keys)

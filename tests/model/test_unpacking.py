@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ import torch
 
 from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.folder import Checkpoint
-from offspec.checkpoint.tensors import PackedInfo, TensorInfo, on_disk
+from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, on_disk
 from offspec.core.errors import CheckpointError, UnsupportedModelError
 from offspec.model import unpacking
 from offspec.model.attention import TreeContext
 from offspec.model.loaded import LoadedModel
 from offspec.model.quantize.resident_layers import RoundedLayers
+from offspec.model.row_products import has_row_blocks
 from offspec.model.unpacking import Scratch
 from offspec_kernels.dequant.codebook import Codebook
 from offspec_planners.placement import Placement, Tier
@@ -151,6 +153,36 @@ def test_damaged_scales(tmp_path: Path, unpacked: bool) -> None:
     try:
         with pytest.raises(CheckpointError, match=r"no numbers.*download"):
             _logits(model, _EVERYTHING if unpacked else _STREAMED, unpacked=unpacked)
+    finally:
+        model.close()
+
+
+@pytest.mark.skipif(not has_row_blocks(CPU, torch.bfloat16), reason="no product of blocks on this processor")
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_first_product_checks_values(
+    tmp_path: Path, damaged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what it makes of them: no weight is unpacked whole unless one of its values may be no number."""
+    whole, values_of = list[str](), unpacking.values_of
+
+    def unpacked(weight: Weight, *given: Any) -> Any:
+        if isinstance(weight, PackedInfo):
+            whole.append(weight.name)
+        return values_of(weight, *given)
+
+    monkeypatch.setattr(unpacking, "values_of", unpacked)
+    source = write_model(tmp_path / "source", **SIZES)
+    rounding = _with_a_nan(to_grouped(4)) if damaged else to_grouped(4)
+    checkpoint, _ = packed_checkpoint(source, tmp_path / "packed", rounding)
+    model = _model(checkpoint, torch.bfloat16)
+    model.load(_STREAMED, 32, nothing, chunk=4)
+    try:
+        with (
+            torch.no_grad(),
+            pytest.raises(CheckpointError, match=r"no numbers") if damaged else nullcontext(),
+        ):
+            model.tree_model.hidden(IDS, TreeContext.chain(len(IDS), CPU))
+        assert len(whole) == damaged
     finally:
         model.close()
 
