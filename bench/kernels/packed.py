@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from bench.lib.cgroup import BenchError
 from bench.lib.command import Command
 from bench.lib.report import Report, grid
 from offspec.core.config import format_bytes, parse_bytes
+from offspec.stream.arena import Arena
 from offspec_kernels.dequant import dequantise
 from offspec_kernels.packed_linear import packed_linear
 
@@ -54,7 +56,7 @@ class Layers:
             [random_parts(self._format, shape, cpu) for shape in self._shapes] for _ in range(args.layers)
         ]
         self._values = [torch.randn(shape).bfloat16() for shape in self._shapes]
-        self._scratch = torch.empty(max(map(math.prod, self._shapes)), dtype=torch.bfloat16)
+        self._scratch = Arena(2 * max(map(math.prod, self._shapes))).tensor.view(torch.bfloat16)
         self.nbytes = sum(packed_bytes(parts) for layer in self._parts for parts in layer)
 
     def inputs(self, rows: int) -> dict[int, Tensor]:
@@ -65,18 +67,24 @@ class Layers:
             for values in self._values:
                 F.linear(inputs[values.shape[1]], values)
 
-    def whole(self, inputs: dict[int, Tensor]) -> None:
-        for layer in self._parts:
-            for shape, parts in zip(self._shapes, layer, strict=True):
-                out = self._scratch[: math.prod(shape)]
-                F.linear(inputs[shape[1]], dequantise(self._format, parts, shape, out))
+    def whole(self, inputs: dict[int, Tensor]) -> list[Tensor]:
+        return [self._whole(inputs[shape[1]], shape, parts) for shape, parts in self._each()]
+
+    def _whole(self, rows: Tensor, shape: tuple[int, int], parts: dict[str, Tensor]) -> Tensor:
+        values = dequantise(self._format, parts, shape, self._scratch[: math.prod(shape)])
+        return F.linear(F.pad(rows, (0, 0, 0, 1)), values)[:-1] if len(rows) == 1 else F.linear(rows, values)
 
     def packed(self, inputs: dict[int, Tensor]) -> list[Tensor]:
-        return [
-            packed_linear(inputs[shape[1]], self._format, parts, shape)
-            for layer in self._parts
-            for shape, parts in zip(self._shapes, layer, strict=True)
-        ]
+        """As a pass makes them: in panels, or else whole."""
+        made = list[Tensor]()
+        for shape, parts in self._each():
+            out = packed_linear(inputs[shape[1]], self._format, parts, shape)
+            made.append(self._whole(inputs[shape[1]], shape, parts) if out is None else out)
+        return made
+
+    def _each(self) -> Iterator[tuple[tuple[int, int], dict[str, Tensor]]]:
+        for layer in self._parts:
+            yield from zip(self._shapes, layer, strict=True)
 
     def check(self, rows: int) -> None:
         """Raise BenchError unless the first row has the same bits alone."""

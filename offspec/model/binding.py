@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, on_disk, torch_dtype
+from offspec.model.row_products import has_row_blocks
 from offspec.model.unpacking import ModuleUnpacker, Scratch, view_in, weight_in
 from offspec.model.weights import WeightRecipe
 from offspec.stream.layout import UnitLayout, lay_out
@@ -42,7 +43,7 @@ class Binder:
         self.device = device
         self._homes = {parameter: _home(model, parameter) for recipe in recipes for parameter in recipe.names}
         self._meta = {parameter: _get(home) for parameter, home in self._homes.items()}
-        self.row_products = False  # whether products of linear modules are `row_linear`'s
+        self.by_panels = False  # whether linear modules may multiply packed weights panel by panel
         self._memory: torch.Tensor | None = None  # what packed weights are attached to
         self._known: set[Weight] = set()  # packed ones whose values are numbers
         self._plain, waiting = list[WeightRecipe](), dict[str, list[WeightRecipe]]()
@@ -69,9 +70,11 @@ class Binder:
         )
 
     def _product(self, module: torch.nn.Linear, weight: Weight, input: torch.Tensor) -> torch.Tensor | None:
-        """A linear module's product, panel by panel, where the target's products are made so."""
-        if not (self.row_products and isinstance(weight, PackedInfo)):
+        """A linear module's product, panel by panel; None where it is to be made of all values."""
+        if not (self.by_panels and isinstance(weight, PackedInfo)):
             return None
+        if module.bias is not None and not has_row_blocks(input.device, input.dtype):
+            return None  # torch's product adds it before it rounds
         memory = self._attached()
         parts = {part: view_in(memory, self.layout, info) for part, info in weight.parts}
         rows = input.reshape(-1, input.shape[-1])
@@ -79,6 +82,8 @@ class Binder:
             out = packed_linear(rows, weight.format, parts, weight.shape, module.bias)
         except ArgumentError:
             return None  # as its values are made, the file is named
+        if out is None:
+            return None
         if weight not in self._known:
             # A value that is no number survives any product: only where one may have is all of it unpacked.
             if not bool(torch.isfinite(out.sum(dtype=torch.float32))):

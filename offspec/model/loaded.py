@@ -165,6 +165,8 @@ class LoadedModel(OpenedModel):
             row_counts = RowCounts()
             for device in places | ({_CPU} if placement.cpu_experts else set()):
                 row_counts = row_counts.common(self.find_row_counts(device))
+            if self._scratches and self.panels_agree():
+                self._use_panels()
         if store is not None:
             mode = self._function_mode(row_counts, _CPU)
             attach(self.experts, store, ExpertsBeside(_CPU, mode) if placement.cpu_experts else None)
@@ -387,8 +389,11 @@ class LoadedModel(OpenedModel):
     def _use_row_products(self) -> None:
         for part in (self.skeleton.layers, self.skeleton.model.get_output_embeddings()):
             use_row_products(part)
+        self._use_panels()
+
+    def _use_panels(self) -> None:
         for binder in (*self.layers, *self.dense, *self._rest):
-            binder.row_products = binder.device.type == "cpu"
+            binder.by_panels = binder.device.type == "cpu"
 
     def _lent(self, values: int) -> torch.Tensor:
         """Memory for values that are gone before a module runs that takes some."""

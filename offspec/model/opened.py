@@ -17,7 +17,7 @@ from offspec.model.expert_parts import RoutedExperts, take_apart
 from offspec.model.experts import is_experts
 from offspec.model.head import HeadBlock, head_blocks
 from offspec.model.probe.build import build_skeleton
-from offspec.model.row_counts import ProductShape, RowCounts, find_row_counts
+from offspec.model.row_counts import ProductShape, RowCounts, find_row_counts, panels_agree
 from offspec.model.row_products import has_row_blocks, is_linear
 from offspec.model.unpacking import warm_up
 from offspec.model.weights import WeightRecipe, map_weights, shared_by_layers
@@ -338,6 +338,14 @@ class OpenedModel:
         if self.has_row_products(device):  # whose row count does not matter
             shapes.clear()
         return find_row_counts(shapes, sums, self.dtype, device)
+
+    def panels_agree(self) -> bool:
+        """Whether packed weights by panels make what torch's own product makes of their values."""
+        binders = (*self.layers, *self._rest)
+        weights = [weight for binder in binders for recipe in binder.recipes for weight, _ in recipe.sources]
+        packed = [weight for weight in weights if isinstance(weight, PackedInfo) and len(weight.shape) == 2]
+        shapes = {ProductShape(weight.shape[0], weight.shape[1]) for weight in packed}
+        return panels_agree(shapes, self.dtype)
 
     @staticmethod
     def has_row_products(device: torch.device) -> bool:

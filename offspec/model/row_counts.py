@@ -15,6 +15,8 @@ from functools import lru_cache
 import torch
 import torch.nn.functional as F
 
+from offspec_kernels.row_linear import blocks
+
 STEPS = (1, 2, 4, 8, 16, 32, 64)
 _MANY = 320  # rows whose bits are the ones to have
 _TIMES = (1, 2, 3, 5)  # a step is tried at so many of it
@@ -66,6 +68,21 @@ def find_row_counts(
     for shape in sorted({_shortened(shape) for shape in shapes}):
         step = step and _step_of(shape, step, dtype, device, threads)
     return RowCounts(holds=False) if step is None else RowCounts(step)
+
+
+def panels_agree(shapes: Iterable[ProductShape], dtype: torch.dtype) -> bool:
+    """Whether panels of weights of these shapes, on a CPU, give a row the bits of torch's own product."""
+    threads, short = torch.get_num_threads(), {_shortened(shape) for shape in shapes}
+    return dtype == torch.bfloat16 and blocks.works() and all(_agrees(shape, threads) for shape in short)
+
+
+@lru_cache(maxsize=256)
+def _agrees(shape: ProductShape, threads: int) -> bool:
+    if shape.columns % 2:
+        return False
+    weight, row = _cancelling(shape, torch.bfloat16, torch.device("cpu"))
+    many = F.linear(row.expand(_MANY, -1).contiguous(), weight)
+    return torch.equal(blocks.row_linear(row[None], weight)[0], many[0])
 
 
 def _shortened(shape: ProductShape) -> ProductShape:

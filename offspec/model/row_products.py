@@ -1,8 +1,7 @@
 """Products of a pass whose rows' bits do not depend on the number of rows, as a library's do.
 
 On a GPU all of them, in tiles of one size. On a CPU those of linear modules and of experts in bfloat16, where
-it has blocks for them: with a matrix unit (AMX), torch's own sum up a row in another order beside other
-numbers of rows.
+torch's own sum up a row in another order beside other numbers of rows: with a matrix unit (AMX).
 """
 
 from collections.abc import Callable
@@ -17,12 +16,17 @@ from offspec.model.activations import rows_as_columns
 from offspec.model.experts import is_experts
 from offspec_kernels.backend import Backend, choose_backend
 from offspec_kernels.row_linear import row_linear
-from offspec_kernels.row_linear.blocks import works
+from offspec_kernels.row_linear.blocks import replaces_torch
 
 
 def has_row_blocks(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether linear modules and experts in this dtype are multiplied in blocks on a CPU."""
-    return device.type == "cpu" and dtype == torch.bfloat16 and choose_backend(device) == "eager" and works()
+    return (
+        device.type == "cpu"
+        and dtype == torch.bfloat16
+        and choose_backend(device) == "eager"
+        and replaces_torch()
+    )
 
 
 def use_row_products(model: torch.nn.Module) -> None:

@@ -19,6 +19,7 @@ from offspec.stream.layout import UnitLayout
 from offspec_kernels.dequant import dequantise
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.noise import gumbel_row
+from offspec_kernels.packed_linear import packed_linear
 
 _WARM_UP_ROWS = 64  # a multiple of 16, as weights have: Triton compiles numbers that are none apart
 _REMEDY = "download the model, or pack it, again"
@@ -196,4 +197,8 @@ def warm_up(weights: Iterable[Weight], dtype: torch.dtype, device: torch.device)
             for info in on_disk(weight)
         }
         values_of(weight, zeros, lambda count: torch.empty(count, dtype=dtype, device=device), set())
+        if len(weight.shape) == 2 and isinstance(weight, PackedInfo):
+            parts = {part: zeros[info.name] for part, info in weight.parts}
+            rows = torch.zeros(1, weight.shape[1], dtype=dtype, device=device)
+            packed_linear(rows, weight.format, parts, weight.shape)
     gumbel_row(0, 0, 1, device)  # in a compiled loop too, where the compiler was loaded for weights

@@ -1,61 +1,121 @@
 """Products with packed weights: to the last bit those of the values, at any number of rows."""
 
 from collections.abc import Iterator
+from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor
 
 from bench.kernels.dequant import FORMATS, random_parts
-from offspec_kernels.dequant import dequantise
+from offspec_kernels.dequant import Format, dequantise
+from offspec_kernels.dequant.codebook import Codebook
+from offspec_kernels.dequant.ggml import Ggml
+from offspec_kernels.dequant.ggml import native as ggml
+from offspec_kernels.dequant.ggml.reordered import Reordered
+from offspec_kernels.dequant.grouped import native as grouped
 from offspec_kernels.errors import ArgumentError
-from offspec_kernels.packed_linear import eager, packed_linear
-from offspec_kernels.row_linear import blocks, row_linear
+from offspec_kernels.packed_linear import packed_linear
+from offspec_kernels.row_linear import blocks
 from tests.kernels.poison import poisoned
 
-NAMES = ["int3-g64", "int4-g64", "nf4", "bnb-nf4-nested", "awq", "gptq-int3", "gptq-int4",
-         "gptq-int4-act-order", "ct-int4", "ct-int4-zeros", "ct-fp8", "nvfp4", "Q4_0", "Q4_K", "Q6_K",
-         "MXFP4"]  # fmt: skip
-SHAPE = (160, 512)
+FILLED = ["int2-g64", "int3-g64", "int4-g64", "int8-g64", "nf4", "bnb-fp4", "bnb-nf4-nested", "Q4_0", "Q4_1",
+          "Q5_0", "Q8_0", "IQ4_NL", "MXFP4", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"]  # fmt: skip
+UNPACKED = ["ct-int4", "ct-fp8", "nvfp4"]
+WHOLE = ["ct-int4-zeros", "awq", "gptq-int3", "gptq-int4", "gptq-int4-act-order"]
+SHAPE = (160, 1280)  # several panels, and pieces of which the last is short
+
+pytestmark = pytest.mark.skipif(not blocks.works(), reason="this processor has no product of blocks")
 
 
-@pytest.fixture(params=["blocks", "torch"])
-def product(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Products in blocks, three panels of this weight, or torch's own, as on a processor without them."""
-    if request.param == "torch":
-        monkeypatch.setattr(blocks, "works", lambda: False)
-    elif not blocks.works():
-        pytest.skip("this processor has no product of blocks")
+@pytest.fixture(params=["of all", "of panels"])
+def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Whether all products are made in blocks, as with a matrix unit, or only those of panels."""
+    monkeypatch.setattr(blocks, "replaces_torch", lambda: request.param == "of all")
     monkeypatch.setattr(blocks, "_MOST", 64)
     yield request.param
 
 
-def _rows(count: int) -> Tensor:
-    return torch.randn(count, SHAPE[1], generator=torch.Generator().manual_seed(count)).bfloat16()
+def _rows(count: int, columns: int = SHAPE[1]) -> Tensor:
+    return torch.randn(count, columns, generator=torch.Generator().manual_seed(count)).bfloat16()
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.usefixtures("product")
-def test_the_product_with_its_values(name: str) -> None:
+def _values(format: Format, parts: dict[str, Tensor], shape: tuple[int, int] = SHAPE) -> Tensor:
+    return dequantise(format, parts, shape, torch.empty(shape[0] * shape[1], dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("name", [*FILLED, *UNPACKED, *WHOLE])
+def test_the_product_with_its_values(name: str, products: str) -> None:
     format, bias = FORMATS[name], torch.randn(SHAPE[0]).bfloat16()
     parts = random_parts(format, SHAPE, torch.device("cpu"))
-    values = dequantise(format, parts, SHAPE, torch.empty(SHAPE[0] * SHAPE[1], dtype=torch.bfloat16))
+    values = _values(format, parts)
     for count in (1, 17, 130):
-        for shift in (None, bias):
-            expected = row_linear(_rows(count), values, shift)
+        expected = blocks.row_linear(_rows(count), values)
+        for shift, wanted in ((None, expected), (bias, expected + bias)):
             with poisoned():
                 got = packed_linear(_rows(count), format, parts, SHAPE, shift)
-            assert torch.isfinite(got).all()
-            assert torch.equal(got, expected)
+            if name in WHOLE or (name in UNPACKED and products == "of panels"):
+                assert got is None
+            else:
+                assert got is not None and torch.isfinite(got).all()
+                assert torch.equal(got, wanted)
 
 
-@pytest.mark.parametrize("name", ["nf4", "Q4_K", "ct-int4"])
-def test_panels_are_what_is_multiplied(name: str) -> None:
-    if not blocks.works():
-        pytest.skip("this processor has no product of blocks")
-    parts = random_parts(FORMATS[name], SHAPE, torch.device("cpu"))
-    assert eager.can_cut(_rows(3), FORMATS[name], parts, SHAPE)
-    assert not eager.can_cut(_rows(3).float(), FORMATS[name], parts, SHAPE)
+@pytest.mark.parametrize("halves", [False, True])
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+@pytest.mark.parametrize("block", [64, 256, 1024])
+def test_blocks_of_a_codebook(kind: Literal["nf4", "fp4"], block: int, halves: bool) -> None:
+    """Of several sizes, with tables of their own, and rounded to float16 before."""
+    format = Codebook(kind, block, dtype=torch.float16 if halves else None)
+    shape = (130, 3072)
+    parts = random_parts(format, shape, torch.device("cpu"))
+    parts["absmax"][::7] *= 1e-6  # below the normal numbers of float16
+    parts["table"] = torch.linspace(-1, 1, 16)
+    got = packed_linear(_rows(3, 3072), format, parts, shape)
+    assert got is not None and torch.equal(
+        got, blocks.row_linear(_rows(3, 3072), _values(format, parts, shape))
+    )
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q6_K"])
+def test_rows_in_another_order(kind: str) -> None:
+    """As GGUF files have those of queries and keys, and several of a hybrid's projections."""
+    for format, name in (
+        (Ggml(kind, heads=5), "blocks"),
+        (Reordered((kind,), (160,), ((0, 100, 60), (0, 0, 100))), "blocks0"),
+    ):
+        parts = {name: random_parts(Ggml(kind), SHAPE, torch.device("cpu"))["blocks"]}
+        got = packed_linear(_rows(5), format, parts, SHAPE)
+        assert got is not None and torch.equal(got, blocks.row_linear(_rows(5), _values(format, parts)))
+
+
+def test_scales_that_are_no_numbers() -> None:
+    """Of all values, those of their group alone."""
+    parts = random_parts(FORMATS["int4-g64"], SHAPE, torch.device("cpu"))
+    parts["step"][3, 1], parts["step"][4, 0], parts["step"][5, 2] = torch.nan, torch.inf, -torch.inf
+    got = packed_linear(_rows(4), FORMATS["int4-g64"], parts, SHAPE)
+    assert got is not None
+    wanted = blocks.row_linear(_rows(4), _values(FORMATS["int4-g64"], parts))
+    assert torch.equal(got.isnan(), wanted.isnan())
+    assert torch.equal(got.nan_to_num(), wanted.nan_to_num())
+
+
+def test_without_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a processor finds no values in registers, arithmetic makes the same."""
+    for module, name in ((grouped, "int4-g64"), (ggml, "Q4_K"), (ggml, "MXFP4")):
+        parts = random_parts(FORMATS[name], SHAPE, torch.device("cpu"))
+        found = packed_linear(_rows(2), FORMATS[name], parts, SHAPE)
+        module._filling.cache_clear()
+        monkeypatch.setattr(module, "has_lookups", lambda: False)
+        assert found is not None
+        got = packed_linear(_rows(2), FORMATS[name], parts, SHAPE)
+        module._filling.cache_clear()
+        assert got is not None and torch.equal(got, found)
+
+
+def test_other_dtypes() -> None:
+    parts = random_parts(FORMATS["nf4"], SHAPE, torch.device("cpu"))
+    assert packed_linear(_rows(3).float(), FORMATS["nf4"], parts, SHAPE) is None
 
 
 @pytest.mark.parametrize("name", ["ct-fp8", "nf4", "Q6_K"])
@@ -71,14 +131,15 @@ def test_some_rows(name: str, dtype: torch.dtype) -> None:
         assert torch.equal(dequantise(*found, (end - start, SHAPE[1]), out), values[start:end])
 
 
-def test_the_bits_of_a_row() -> None:
-    if not blocks.works():
-        pytest.skip("this processor has no product of blocks")
-    parts = random_parts(FORMATS["nf4"], SHAPE, torch.device("cpu"))
-    rows = _rows(200)
-    many = packed_linear(rows, FORMATS["nf4"], parts, SHAPE)
-    for start, end in ((0, 1), (0, 2), (5, 22), (63, 65), (100, 200), (199, 200)):
-        assert torch.equal(packed_linear(rows[start:end], FORMATS["nf4"], parts, SHAPE), many[start:end])
+@pytest.mark.parametrize("name", ["nf4", "Q5_K"])
+def test_the_bits_of_a_row(name: str) -> None:
+    parts = random_parts(FORMATS[name], SHAPE, torch.device("cpu"))
+    rows = _rows(1100)
+    many = packed_linear(rows, FORMATS[name], parts, SHAPE)
+    assert many is not None
+    for start, end in ((0, 1), (0, 2), (5, 22), (63, 65), (100, 200), (0, 513), (1099, 1100)):
+        some = packed_linear(rows[start:end], FORMATS[name], parts, SHAPE)
+        assert some is not None and torch.equal(some, many[start:end])
 
 
 def test_arguments() -> None:

@@ -66,7 +66,7 @@ def test_the_bits_of_a_row_in_blocks(width: int, columns: int, turned: bool) -> 
         pytest.skip("this processor has no product of blocks")
     weight, row = _drawn(width, columns, dtype=torch.bfloat16), _drawn(columns, dtype=torch.bfloat16, seed=1)
     with poisoned():
-        alone = row_linear(row[None], weight, path="eager")[0]
+        alone = blocks.row_linear(row[None], weight)[0]
     if turned:
         weight = weight.mT.contiguous().mT
     torch.testing.assert_close(
@@ -80,8 +80,8 @@ def test_the_bits_of_a_row_in_blocks(width: int, columns: int, turned: bool) -> 
             rows = others.clone()
             rows[place] = row
             with poisoned():
-                assert torch.equal(row_linear(rows, weight, path="eager")[place], alone)
-                cut = [row_linear(rows, part, path="eager")[place] for part in weight.split(33)]
+                assert torch.equal(blocks.row_linear(rows, weight)[place], alone)
+                cut = [blocks.row_linear(rows, part)[place] for part in weight.split(33)]
             assert torch.equal(torch.cat(cut), alone)
 
 
@@ -92,7 +92,7 @@ def test_any_number_of_rows_in_blocks(shape: tuple[int, int], turned: bool) -> N
     if not blocks.works():
         pytest.skip("this processor has no product of blocks")
     weight, rows = _drawn(*shape, dtype=torch.bfloat16), _drawn(1100, shape[1], dtype=torch.bfloat16, seed=1)
-    many = row_linear(rows, weight)
+    many = blocks.row_linear(rows, weight)
     if turned:
         weight = weight.mT.contiguous().mT
     for start, end in (
@@ -106,7 +106,7 @@ def test_any_number_of_rows_in_blocks(shape: tuple[int, int], turned: bool) -> N
         (0, 513),
         (511, 1100),
     ):
-        assert torch.equal(row_linear(rows[start:end], weight), many[start:end])
+        assert torch.equal(blocks.row_linear(rows[start:end], weight), many[start:end])
 
 
 def test_arguments() -> None:

@@ -14,13 +14,14 @@ from offspec.checkpoint import open_checkpoint
 from offspec.checkpoint.folder import Checkpoint
 from offspec.checkpoint.tensors import PackedInfo, TensorInfo, Weight, on_disk
 from offspec.core.errors import CheckpointError, UnsupportedModelError
-from offspec.model import unpacking
+from offspec.model import binding, row_counts, unpacking
 from offspec.model.attention import TreeContext
 from offspec.model.loaded import LoadedModel
 from offspec.model.quantize.resident_layers import RoundedLayers
-from offspec.model.row_products import has_row_blocks
+from offspec.model.row_counts import ProductShape
 from offspec.model.unpacking import Scratch
 from offspec_kernels.dequant.codebook import Codebook
+from offspec_kernels.row_linear import blocks
 from offspec_planners.placement import Placement, Tier
 from tests.support.packed_models import packed_checkpoint, to_grouped
 from tests.support.products import some
@@ -157,7 +158,7 @@ def test_damaged_scales(tmp_path: Path, unpacked: bool) -> None:
         model.close()
 
 
-@pytest.mark.skipif(not has_row_blocks(CPU, torch.bfloat16), reason="no product of blocks on this processor")
+@pytest.mark.skipif(not blocks.works(), reason="no product of blocks on this processor")
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_first_product_checks_values(
     tmp_path: Path, damaged: bool, monkeypatch: pytest.MonkeyPatch
@@ -185,6 +186,46 @@ def test_a_first_product_checks_values(
         assert len(whole) == damaged
     finally:
         model.close()
+
+
+@pytest.mark.skipif(not blocks.works(), reason="no product of blocks on this processor")
+@pytest.mark.parametrize("biased", [False, True])
+def test_panels_make_what_all_values_make(
+    tmp_path: Path, biased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last bit: whether weights are unpacked as they are loaded depends on the memory there is."""
+    made, packed_linear = list[bool](), binding.packed_linear
+
+    def watched(*given: Any) -> torch.Tensor | None:
+        out = packed_linear(*given)
+        made.append(out is not None)
+        return out
+
+    monkeypatch.setattr(binding, "packed_linear", watched)
+    source = write_model(tmp_path / "source", **SIZES, attention_bias=biased)
+    checkpoint, _ = packed_checkpoint(source, tmp_path / "packed", to_grouped(4))
+    models = [_model(checkpoint, torch.bfloat16) for _ in range(2)]
+    try:
+        whole = _logits(models[0], _EVERYTHING, unpacked=True)
+        assert not made
+        assert torch.equal(_logits(models[1], _STREAMED), whole)
+        assert made and all(made)
+    finally:
+        for model in models:
+            model.close()
+
+
+def test_panels_that_do_not_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they give a row other bits than torch's product, they are not used."""
+    shapes = [ProductShape(64, 128), ProductShape(128, 64)]
+    assert row_counts.panels_agree(shapes, torch.bfloat16) == blocks.works()
+    assert not row_counts.panels_agree(shapes, torch.float32)
+    monkeypatch.setattr(
+        blocks, "row_linear", lambda rows, weight: (rows @ weight.mT).nextafter(rows.new_ones(()))
+    )
+    row_counts._agrees.cache_clear()
+    assert not row_counts.panels_agree(shapes, torch.bfloat16)
+    row_counts._agrees.cache_clear()
 
 
 def _with_a_nan(rounding: Callable) -> Callable:  # type: ignore[type-arg]

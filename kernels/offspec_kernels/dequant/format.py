@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,23 @@ class Part:
 
     dtype: torch.dtype
     shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Filler:
+    """What compiled loops make pieces of a weight's rows with; see `dequant.native.filling`.
+
+    Args:
+        address: Of the function.
+        arrays: Three of the weight's parts, or of what was made of them, which it reads.
+        number: It is given besides.
+        step: Columns of which every piece begins at a multiple, and has one.
+    """
+
+    address: int
+    arrays: tuple[Any, Any, Any]
+    number: int
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +111,10 @@ class Format(ABC):
     def kin(self) -> "Format":
         """A format that the same code unpacks: itself, without what differs from weight to weight."""
         return self
+
+    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler | None:
+        """What makes pieces of rows of a weight [rows, columns] on the CPU; None where there is no such."""
+        return None
 
     def check(self, parts: Mapping[str, Part], shape: Shape) -> None:
         """Raise ArgumentError, naming the part, unless these are the parts of a weight of this shape."""

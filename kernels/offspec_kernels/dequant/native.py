@@ -32,6 +32,27 @@ def compiled(loop: Loop, *, allow: frozenset[str] = frozenset()) -> Loop:
         return cast(Loop, compile(loop))
 
 
+carray: Any = numba.carray  # type: ignore[attr-defined]  # carray(pointer, shape, dtype) is an array
+Fill = Callable[[Any, Any, Any, int, int, int, int, int, Any], None]
+
+
+def filling(fill: Fill) -> int:
+    """Compile fill(first, second, third, number, columns, row, place, count, out) and return its address.
+
+    It writes columns [place, place + count) of a row of a weight, as bfloat16. By its address one loop calls
+    it for all formats, and LLVM makes wide registers of its loops, as it does not deep inside of others.
+
+    first, second, third, out: pointers, for `carray`. All others are whole numbers.
+    """
+    pointer, number = numba.types.voidptr, numba.types.int64
+    kind = numba.types.void(pointer, pointer, pointer, *[number] * 5, pointer)
+    compile: Any = partial(numba.cfunc, kind, error_model="numpy")
+    try:
+        return int(compile(cache=True)(fill).address)
+    except RuntimeError:  # no folder that compiled code can be kept in
+        return int(compile()(fill).address)
+
+
 def inlined(helper: Loop) -> Loop:
     """A function that compiled loops may call."""
     usable: Loop = register_jitable(helper)

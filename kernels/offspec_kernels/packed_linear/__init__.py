@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from offspec_kernels.backend import Backend, choose_backend
-from offspec_kernels.dequant import Format, dequantise
+from offspec_kernels.dequant import Format
 from offspec_kernels.dequant.format import Shape
 from offspec_kernels.errors import ArgumentError
-from offspec_kernels.row_linear import row_linear
 
 
 def packed_linear(
@@ -19,8 +18,12 @@ def packed_linear(
     bias: Tensor | None = None,
     *,
     path: Backend | None = None,
-) -> Tensor:
-    """`row_linear` of rows and the weight that `dequantise` makes, to the last bit: [T, N].
+) -> Tensor | None:
+    """The product of rows and the weight that `dequantise` makes, as `row_linear.blocks` sums it up: [T, N].
+
+    So a row has the bits that it has with any other number of rows.
+
+    None: the processor has no such product, the format cannot be had in panels, or by panels is no quicker.
 
     Args:
         rows: [T, K] float32, bfloat16 or float16.
@@ -34,15 +37,12 @@ def packed_linear(
         ArgumentError: Names the part or argument that is wrong.
         PathError: `path` cannot run here.
 
-    Scratch: where the processor has `row_linear.blocks` and the format can be cut, a panel for each thread;
-    else all values.
+    Scratch: a panel for each thread, and its sums for all rows in float32.
     """
     if len(shape) != 2 or rows.dim() != 2 or rows.shape[1] != shape[1]:
         raise ArgumentError("rows", f"must be [T, {shape[-1]}] for a weight of two dimensions")
-    if choose_backend(rows.device, path) == "eager":
-        from offspec_kernels.packed_linear import eager
+    if choose_backend(rows.device, path) != "eager":
+        return None
+    from offspec_kernels.packed_linear import eager
 
-        if eager.can_cut(rows, format, parts, shape):
-            return eager.packed_linear(rows, format, parts, shape, bias)
-    values = rows.new_empty(shape[0] * shape[1])
-    return row_linear(rows, dequantise(format, parts, shape, values, path=path), bias, path=path)
+    return eager.packed_linear(rows, format, parts, shape, bias)

@@ -11,27 +11,53 @@ from torch import Tensor
 
 from offspec_kernels.dequant.format import Format, Part, Shape
 from offspec_kernels.dequant.native import array
-from offspec_kernels.dequant.threads import spread_product
+from offspec_kernels.dequant.threads import Work, spread_product
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.row_linear import blocks
-
-
-def can_cut(rows: Tensor, format: Format, parts: Mapping[str, Tensor], shape: Shape) -> bool:
-    """Whether rows of the weight can be had in panels, and multiplied by themselves."""
-    high = min(blocks.UNIT, shape[0])
-    usable = high > 0 and shape[1] % 2 == 0 and blocks.has_blocks(rows, rows)
-    return usable and format.some_rows(parts, shape, 0, high) is not None
+from offspec_kernels.row_linear.turned import PIECE
 
 
 def packed_linear(
     rows: Tensor, format: Format, parts: Mapping[str, Tensor], shape: Shape, bias: Tensor | None
-) -> Tensor:
+) -> Tensor | None:
+    width, columns = shape
+    if not width or columns % 2 or not blocks.has_blocks(rows, rows):
+        return None
     format.check({name: Part(part.dtype, tuple(part.shape)) for name, part in parts.items()}, shape)
     if any(not part.is_contiguous() for part in parts.values()):
         raise ArgumentError("parts", "they must be contiguous")
-    width, columns = shape
     out = torch.empty((len(rows), width), dtype=rows.dtype)
-    height, given, made = blocks.panel_height(columns, len(rows)), blocks.RowBlocks(rows), array(out)
+    work = _filling(rows, format, parts, shape, out) or _unpacking(rows, format, parts, shape, out)
+    if work is None:
+        return None
+    spread_product(work, -(-width // blocks.UNIT), width * columns, len(rows))
+    return out if bias is None else out + bias
+
+
+def _filling(
+    rows: Tensor, format: Format, parts: Mapping[str, Tensor], shape: Shape, out: Tensor
+) -> Work | None:
+    """Panels made within a compiled loop."""
+    filler = format.filler(parts, shape)
+    if filler is None or shape[1] % filler.step or PIECE % filler.step:
+        return None
+    given, made, width = blocks.RowBlocks(rows), array(out), shape[0]
+
+    def work(start: int, end: int) -> None:
+        first, behind = start * blocks.UNIT, min(end * blocks.UNIT, width)
+        given.multiply_filled(filler, made, width, first, behind)
+
+    return work
+
+
+def _unpacking(
+    rows: Tensor, format: Format, parts: Mapping[str, Tensor], shape: Shape, out: Tensor
+) -> Work | None:
+    """Panels made one by one, as weights are that are unpacked whole, where they have to be."""
+    width, columns = shape
+    if not blocks.replaces_torch() or format.some_rows(parts, shape, 0, min(blocks.UNIT, width)) is None:
+        return None
+    given, made, height = blocks.RowBlocks(rows), array(out), blocks.panel_height(columns, len(rows))
 
     def work(start: int, end: int) -> None:
         memory = _panel(height * columns)
@@ -44,8 +70,7 @@ def packed_linear(
             kind.eager(some, (behind - first, columns), values)
             given.multiply(words[: values.numel()], made, width, first, behind)
 
-    spread_product(work, -(-width // blocks.UNIT), width * columns, len(rows))
-    return out if bias is None else out + bias
+    return work
 
 
 _panels = threading.local()

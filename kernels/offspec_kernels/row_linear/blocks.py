@@ -2,8 +2,8 @@
 
 A weight [N, K] is multiplied in panels of its rows, as they lie, by the input's rows, which are laid out
 beside them as the processor multiplies them. So the weight, of which there is most, is read once and never
-rearranged, and a panel just made (`packed_linear`) is multiplied while it lies in a core's own cache.
-A weight that lies as [K, N] is rearranged in panels of columns (`turned`).
+rearranged. A panel may be made just before (`packed_linear`), and is multiplied while it lies in a core's own
+cache. A weight that lies as [K, N] is rearranged in panels of columns (`turned`).
 
 K is taken in pieces, so that what a piece is multiplied with stays in the cache, and sums go on in float32.
 The pieces are the same at any T: the order in which the end of an uneven K is added depends on them.
@@ -11,6 +11,7 @@ The pieces are the same at any T: the order in which the end of an uneven K is a
 Letters: T rows, K columns, N rows of the weight.
 """
 
+import threading
 from functools import cache
 from typing import Any
 
@@ -19,10 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from offspec_kernels.dequant.format import Filler
 from offspec_kernels.dequant.native import Array, array, compiled, inlined, put
 from offspec_kernels.dequant.threads import spread, spread_product
 from offspec_kernels.row_linear import turned
-from offspec_kernels.row_linear.brgemm import Addresses, call_product, call_release, find_brgemm
+from offspec_kernels.row_linear.brgemm import Addresses, call_fill, call_product, call_release, find_brgemm
 from offspec_kernels.row_linear.turned import PIECE
 
 _ROWS = 64  # of the input in a block; the last block has a multiple of 16
@@ -30,6 +32,8 @@ _GROUP = 512  # rows of the input that go through a panel together
 _FEW = 16  # rows with which a panel is to fit into a core's own cache
 _FEW_BYTES, _PANEL_BYTES = 1 << 20, 1 << 22
 _MOST = 256  # rows of a panel
+_FILLED = 128  # rows of one of which a piece at a time is made
+_STRIDE = PIECE + 32  # values from one such row to the next: powers of two would share a place in the cache
 UNIT = 16  # rows of the weight, of which a panel has a multiple
 
 
@@ -58,12 +62,24 @@ class RowBlocks:
 
         values: [end - start, K] flat, both as 16-bit words.
         """
-        high = end - start
-        sums = torch.empty(high * min(-(-self.count // 16) * 16, _GROUP))
+        sums = array(torch.empty((end - start) * self._padded))
         _multiply(
-            *self._addresses, values, self._packed, self.count, self.columns, array(sums), out,
-            width, start, end,
+            *self._addresses, values, self._packed, self.count, self.columns, sums, out, width, start, end
+        )
+
+    def multiply_filled(self, filler: Filler, out: Array, width: int, start: int, end: int) -> None:
+        """The same with a weight of which `filler` makes rows [start, end), a part of a panel at a time."""
+        memory = _memory(_FILLED * _STRIDE // 2 + _FILLED * self._padded)
+        panel, sums = memory[: _FILLED * _STRIDE // 2], memory[_FILLED * _STRIDE // 2 :]
+        parts = tuple(part.ctypes.data for part in filler.arrays)
+        _fill_and_multiply(
+            *self._addresses, filler.address, parts, filler.number, array(panel.view(torch.bfloat16)),
+            self._packed, self.count, self.columns, array(sums), out, width, start, end,
         )  # fmt: skip
+
+    @property
+    def _padded(self) -> int:
+        return -(-self.count // 16) * 16
 
 
 def panel_height(columns: int, count: int) -> int:
@@ -98,6 +114,15 @@ def row_linear(rows: Tensor, weight: Tensor) -> Tensor:
 
     spread_product(work, -(-width // UNIT), weight.numel(), count)
     return out
+
+
+def replaces_torch() -> bool:
+    """Whether all products are to be made so: torch's own give a row other bits at other row counts.
+
+    They do with a matrix unit (AMX), where oneDNN cuts K into pieces by the shape of the whole. Elsewhere
+    they are quicker with few rows.
+    """
+    return bool(torch.cpu._is_amx_tile_supported()) and works()
 
 
 def has_blocks(rows: Tensor, weight: Tensor) -> bool:
@@ -157,27 +182,74 @@ def _store(sums: Any, near: Any, wide: int, high: int, out: Any, at: int, width:
             made[j] = near[j * np.uint64(wide) + np.uint64(row)]
 
 
+@inlined
+def _add_piece(
+    product: int, values: int, stride: int, high: int, packed: Any, count: int, columns: int, place: int,
+    sums: Any,
+) -> None:  # fmt: skip
+    """Add the products of a piece of columns, from `place` on, to the sums of a panel and all rows.
+
+    values: address of the panel's first in that piece; stride: values from one of its rows to the next.
+    """
+    size = min(PIECE, columns - place)
+    for group in range(0, count, _GROUP):
+        padded = (min(count - group, _GROUP) + 15) // 16 * 16
+        for first in range(0, padded, _ROWS):
+            wide = min(padded - first, _ROWS)
+            block = packed[(group * columns + place * padded + first * size) // 2 :]
+            call_product(product, (
+                high, wide, size, stride, wide, wide, 1 if place else 0, values, block.ctypes.data,
+                sums[(group + first) * high :].ctypes.data, 1,
+            ))  # fmt: skip
+
+
+@inlined
+def _store_all(sums: Any, high: int, count: int, out: Any, start: int, width: int) -> None:
+    """All rows of columns [start, start + high) of out [T, width]."""
+    near, padded = np.empty(high * _ROWS, out.dtype), (count + 15) // 16 * 16
+    for first in range(0, padded, _ROWS):
+        wide, at = min(padded - first, _ROWS), first * width + start
+        _store(sums[first * high :], near, wide, high, out, at, width, min(wide, count - first))
+
+
 @compiled
 def _multiply(
     product: int, release: int, values: Any, packed: Any, count: int, columns: int, sums: Any,
     out: Any, width: int, start: int, end: int,
 ) -> None:  # fmt: skip
-    """sums: memory for those of a panel and a group of rows."""
+    """sums: memory for those of a panel and all rows."""
     high = end - start
-    near = np.empty(high * _ROWS, out.dtype)
-    for group in range(0, count, _GROUP):
-        rows = min(count - group, _GROUP)
-        padded = (rows + 15) // 16 * 16
+    for place in range(0, columns, PIECE):
+        _add_piece(product, values[place:].ctypes.data, columns, high, packed, count, columns, place, sums)
+    _store_all(sums, high, count, out, start, width)
+    call_release(release, (1,))
+
+
+@compiled
+def _fill_and_multiply(
+    product: int, release: int, fill: int, parts: Any, number: int, panel: Any, packed: Any, count: int,
+    columns: int, sums: Any, out: Any, width: int, start: int, end: int,
+) -> None:  # fmt: skip
+    """`_multiply` for as many panels as there are, of which `fill` makes a piece of columns at a time."""
+    first, second, third = parts
+    for low in range(start, end, _FILLED):
+        high = min(end - low, _FILLED)
         for place in range(0, columns, PIECE):
             size = min(PIECE, columns - place)
-            for first in range(0, padded, _ROWS):
-                wide = min(padded - first, _ROWS)
-                block = packed[(group * columns + place * padded + first * size) // 2 :]
-                call_product(product, (
-                    high, wide, size, columns, wide, wide, 1 if place else 0, values[place:].ctypes.data,
-                    block.ctypes.data, sums[first * high :].ctypes.data, 1,
-                ))  # fmt: skip
-        for first in range(0, padded, _ROWS):
-            wide, at = min(padded - first, _ROWS), (group + first) * width + start
-            _store(sums[first * high :], near, wide, high, out, at, width, min(wide, rows - first))
+            for row in range(high):
+                values = panel[row * _STRIDE :].ctypes.data
+                call_fill(fill, (first, second, third, number, columns, low + row, place, size, values))
+            _add_piece(product, panel.ctypes.data, _STRIDE, high, packed, count, columns, place, sums)
+        _store_all(sums, high, count, out, low, width)
     call_release(release, (1,))
+
+
+_memories = threading.local()
+
+
+def _memory(values: int) -> Tensor:
+    """float32 of this thread, which are kept: fresh pages would take as long as a panel does."""
+    kept: Tensor | None = getattr(_memories, "memory", None)
+    if kept is None or len(kept) < values:
+        kept = _memories.memory = torch.empty(values)
+    return kept[:values]

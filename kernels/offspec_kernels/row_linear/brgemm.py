@@ -1,7 +1,6 @@
 """oneDNN's small product, as torch's own compiled code calls it: C [M, N] float32 = A [M, K] B [K, N].
 
-One call sums up each value over all of K in one order, whatever M and N are. torch's products of bfloat16 do
-not on processors with a matrix unit (AMX): there oneDNN cuts K into pieces by the shape of the whole.
+One call sums up each value over all of K in one order, whatever M and N are.
 """
 
 import ctypes
@@ -28,13 +27,13 @@ class Addresses(NamedTuple):
 
 @cache
 def find_brgemm() -> Addresses | None:
-    """The functions, where this torch has them and the processor has a matrix unit.
-
-    Without one torch's own products are row by row as they are, and quicker with one row.
-    """
+    """The functions, where this torch has them and the processor multiplies bfloat16."""
     folder = Path(torch.__file__).parent / "lib"
     try:
-        if not (torch.backends.mkldnn.enabled and torch.cpu._is_amx_tile_supported()):
+        if not (
+            torch.backends.mkldnn.enabled
+            and (torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
+        ):
             return None
         library = ctypes.CDLL(str(folder / "libtorch_cpu.so"))
         found = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in (_BRGEMM, _RELEASE)]
@@ -62,4 +61,4 @@ def _call(arguments: int) -> Any:
     return call
 
 
-call_product, call_release = _call(11), _call(1)
+call_product, call_release, call_fill = _call(11), _call(1), _call(9)

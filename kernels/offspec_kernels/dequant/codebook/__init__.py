@@ -16,7 +16,7 @@ from torch import Tensor
 
 from offspec_kernels.dequant.codebook.rounding import quantise
 from offspec_kernels.dequant.codebook.tables import BLOCKS, TABLES, table_of
-from offspec_kernels.dequant.format import Format, Part, Shape
+from offspec_kernels.dequant.format import Filler, Format, Part, Shape
 from offspec_kernels.errors import ArgumentError
 
 __all__ = ["Codebook", "quantise"]
@@ -103,6 +103,15 @@ class Codebook(Format):
         from offspec_kernels.dequant.codebook import native
 
         native.fill(parts["codes"], self._sizes(parts), self._table(parts), self.block, self.dtype, out)
+
+    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler | None:
+        from offspec_kernels.dequant.codebook import native
+        from offspec_kernels.dequant.registers import has_lookups
+
+        if shape[1] % self.block or not has_lookups():
+            return None
+        codes, sizes, table = parts["codes"].view(-1), self._sizes(parts), self._table(parts)
+        return native.filler(codes, sizes, table, self.block, self.dtype)
 
     def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
         from offspec_kernels.dequant.codebook import triton

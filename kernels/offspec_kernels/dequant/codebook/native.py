@@ -5,13 +5,30 @@ code means is then chosen in four steps, by one bit of the code each: a processo
 of codes, where reading from a table is one at a time.
 """
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.native import array, compiled, in_bfloat16, in_half, inlined, put
+from offspec_kernels.dequant.format import Filler
+from offspec_kernels.dequant.native import (
+    array,
+    carray,
+    compiled,
+    filling,
+    in_bfloat16,
+    in_half,
+    inlined,
+    put,
+)
+from offspec_kernels.dequant.registers import (
+    AHEAD,
+    fetch_ahead,
+    halves_high_first,
+    look_up_high_first,
+)
 from offspec_kernels.dequant.threads import spread
 
 _MANY = 64  # blocks whose values are worked out at once
@@ -106,3 +123,30 @@ def fill(
         padded[: len(codes) - whole // 2] = codes[whole // 2 :]
         fill_blocks(padded, absmax[-1:], values)
         flat[whole:] = values[: len(flat) - whole]
+
+
+def filler(codes: Tensor, absmax: Tensor, table: Tensor, block: int, dtype: torch.dtype | None) -> Filler:
+    """As `fill` makes them, where each row of the weight has whole blocks."""
+    return Filler(_filling(dtype == torch.float16), (array(codes), array(absmax), array(table)), block, block)
+
+
+@cache
+def _filling(halves: bool) -> int:
+    look_up = halves_high_first if halves else look_up_high_first
+
+    def fill(
+        codes: Any, absmax: Any, table: Any, block: int, columns: int, row: int, place: int, count: int,
+        out: Any,
+    ) -> None:  # fmt: skip
+        start = row * columns + place
+        sizes = carray(absmax, (start + count) // block, np.float32)[start // block :]
+        base, target = carray(table, 16, np.float32), carray(out, count, np.uint16).ctypes.data
+        source = carray(codes, 1, np.uint8).ctypes.data + start // 2
+        fetch_ahead(source + AHEAD * columns // 2, count // 2)
+        fetch_ahead(sizes.ctypes.data + 4 * (AHEAD * columns // block), 4 * len(sizes))
+        for at in range(len(sizes)):
+            size = sizes[at]
+            for done in range(at * block, (at + 1) * block, 32):
+                look_up(source + done // 2, base.ctypes.data, size, size, target + 2 * done)
+
+    return filling(fill)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.format import Format, Part, Shape
+from offspec_kernels.dequant.format import Filler, Format, Part, Shape
 from offspec_kernels.dequant.ggml.layout import LAYOUTS
 from offspec_kernels.errors import ArgumentError
 
@@ -81,6 +81,13 @@ class Ggml(Format):
         from offspec_kernels.dequant.ggml import native
 
         native.fill(self.kind, self.heads, parts["blocks"], out)
+
+    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler | None:
+        if self.kind in FLOATS:
+            return None
+        from offspec_kernels.dequant.ggml import native
+
+        return native.filler(self.kind, native.halves_in_turn(shape[0], self.heads), parts["blocks"])
 
     def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
         if self.kind in FLOATS:

@@ -1,16 +1,18 @@
 """Compiled loops for the CPU: over the rows of a weight, and the blocks of a row."""
 
 from collections.abc import Callable
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from offspec_kernels.dequant.format import rows_and_columns
-from offspec_kernels.dequant.ggml import native_k, native_legacy
+from offspec_kernels.dequant.format import Filler, rows_and_columns
+from offspec_kernels.dequant.ggml import native_k, native_legacy, native_lookup
 from offspec_kernels.dequant.ggml.layout import LAYOUTS
-from offspec_kernels.dequant.native import array, compiled
+from offspec_kernels.dequant.native import array, carray, compiled, filling
+from offspec_kernels.dequant.registers import AHEAD, fetch_ahead, has_lookups
 from offspec_kernels.dequant.threads import spread
 
 _DECODERS = native_legacy.DECODERS | native_k.DECODERS
@@ -100,3 +102,37 @@ def fill_reordered(
         rows,
         out.numel(),
     )
+
+
+def filler(kind: str, order: NDArray[np.int64], blocks: Tensor) -> Filler:
+    """order: which row of the blocks each row of the weight is; empty where they are the same."""
+    return Filler(_filling(kind), (array(blocks), order, order), len(order), LAYOUTS[kind][0])
+
+
+@lru_cache(maxsize=16)  # a model has few of them, for all of its layers
+def halves_in_turn(rows: int, heads: int) -> NDArray[np.int64]:
+    """Which row each row of a weight with the two halves of so many heads was; empty without heads."""
+    if not heads:
+        return np.empty(0, np.int64)
+    return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+
+
+@cache
+def _filling(kind: str) -> int:
+    size, nbytes = LAYOUTS[kind]
+    decode = (native_lookup.DECODERS if has_lookups() else {}).get(kind, _DECODERS[kind])
+
+    def fill(
+        blocks: Any, order: Any, _: Any, rows: int, columns: int, row: int, place: int, count: int, out: Any
+    ) -> None:
+        source = carray(order, rows, np.int64)[row] if rows else row
+        across, start, end = (
+            columns // size * nbytes,
+            place // size * nbytes,
+            (place + count) // size * nbytes,
+        )
+        bytes_ = carray(blocks, (source + 1) * across, np.uint8)[source * across :]
+        fetch_ahead(bytes_.ctypes.data + AHEAD * across + start, end - start)
+        decode(bytes_[start:end], carray(out, count, np.uint16))
+
+    return filling(fill)

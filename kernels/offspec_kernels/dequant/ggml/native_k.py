@@ -59,7 +59,7 @@ def _q3_k(bytes_: Any, values: Any) -> None:
 
 
 @inlined
-def _scale_and_least(packed: Any, group: int) -> tuple[Any, Any]:
+def scale_and_least(packed: Any, group: int) -> tuple[Any, Any]:
     """A scale and an offset of 6 bits, of the 12 bytes of a Q4_K or Q5_K block."""
     if group < 4:
         return real(packed[group] & 63, 0), real(packed[group + 4] & 63, 0)
@@ -73,8 +73,8 @@ def _q4_k(bytes_: Any, values: Any) -> None:
         data, target = bytes_[block * 144 : block * 144 + 144], values[block * 256 : block * 256 + 256]
         d, lowest, packed = half_at(data, 0), half_at(data, 2), data[4:16]
         for pair in range(4):
-            scale0, least0 = _scale_and_least(packed, pair * 2)
-            scale1, least1 = _scale_and_least(packed, pair * 2 + 1)
+            scale0, least0 = scale_and_least(packed, pair * 2)
+            scale1, least1 = scale_and_least(packed, pair * 2 + 1)
             scale0, least0, scale1, least1 = d * scale0, lowest * least0, d * scale1, lowest * least1
             codes, places = data[16 + pair * 32 : 48 + pair * 32], target[pair * 64 : pair * 64 + 64]
             for j in range(32):
@@ -88,8 +88,8 @@ def _q5_k(bytes_: Any, values: Any) -> None:
         data, target = bytes_[block * 176 : block * 176 + 176], values[block * 256 : block * 256 + 256]
         d, lowest, packed, fifths = half_at(data, 0), half_at(data, 2), data[4:16], data[16:48]
         for pair in range(4):
-            scale0, least0 = _scale_and_least(packed, pair * 2)
-            scale1, least1 = _scale_and_least(packed, pair * 2 + 1)
+            scale0, least0 = scale_and_least(packed, pair * 2)
+            scale1, least1 = scale_and_least(packed, pair * 2 + 1)
             scale0, least0, scale1, least1 = d * scale0, lowest * least0, d * scale1, lowest * least1
             codes, places = data[48 + pair * 32 : 80 + pair * 32], target[pair * 64 : pair * 64 + 64]
             for j in range(32):

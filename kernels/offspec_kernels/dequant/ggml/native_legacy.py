@@ -113,13 +113,19 @@ def _iq4_nl(bytes_: Any, values: Any) -> None:
 
 
 @inlined
+def power_of_two(byte: int) -> Any:
+    """2 to the exponent less 128, float32."""
+    exponent = np.uint32(byte)
+    normal, small = np.uint32((exponent - np.uint32(1)) << np.uint32(23)), np.uint32(1 << 21) << exponent
+    bits = np.uint32(small) if exponent < np.uint32(2) else np.uint32(normal)
+    return np.uint32(bits).view(np.float32)
+
+
+@inlined
 def _mxfp4(bytes_: Any, values: Any) -> None:
     for block in range(len(values) // 32):
         start, target = block * 17, values[block * 32 : block * 32 + 32]
-        exponent, codes = np.uint32(bytes_[start]), bytes_[start + 1 : start + 17]
-        normal, small = np.uint32((exponent - np.uint32(1)) << np.uint32(23)), np.uint32(1 << 21) << exponent
-        bits = np.uint32(small) if exponent < np.uint32(2) else np.uint32(normal)
-        d = np.uint32(bits).view(np.float32)
+        d, codes = power_of_two(bytes_[start]), bytes_[start + 1 : start + 17]
         for j in range(16):
             low = value_of(np.uint8(codes[j] & np.uint8(15)), 1)
             high = value_of(np.uint8(codes[j] >> np.uint8(4)), 1)

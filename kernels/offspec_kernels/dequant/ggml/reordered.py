@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from offspec_kernels.dequant.format import Format, Part, Shape
+from offspec_kernels.dequant.format import Filler, Format, Part, Shape
 from offspec_kernels.dequant.ggml import FLOATS, Ggml
 from offspec_kernels.errors import ArgumentError
 
@@ -80,6 +80,13 @@ class Reordered(Format):
             return
         kinds = [Ggml(kind) for kind in self.kinds]
         self._fill(parts, out, lambda i, blocks, to: kinds[i].eager({"blocks": blocks}, tuple(to.shape), to))
+
+    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler | None:
+        if len(self.kinds) > 1 or self.kinds[0] in FLOATS or self.tiles is not None:
+            return None
+        from offspec_kernels.dequant.ggml import native
+
+        return native.filler(self.kinds[0], _order(self.runs), parts["blocks0"])
 
     def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
         kinds = [Ggml(kind) for kind in self.kinds]

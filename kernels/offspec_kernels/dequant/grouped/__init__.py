@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.format import Format, Part, Shape, rows_and_columns
+from offspec_kernels.dequant.format import Filler, Format, Part, Shape, rows_and_columns
 from offspec_kernels.errors import ArgumentError
 
 GROUP = 64
@@ -66,6 +66,11 @@ class Grouped(Format):
         from offspec_kernels.dequant.grouped import native
 
         native.fill(self.bits, parts, out)
+
+    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler:
+        from offspec_kernels.dequant.grouped import native
+
+        return native.filler(self.bits, parts)
 
     def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
         from offspec_kernels.dequant.grouped import triton

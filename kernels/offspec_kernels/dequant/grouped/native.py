@@ -1,32 +1,48 @@
 """Compiled loops for the CPU, one for each number of bits."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from offspec_kernels.dequant.native import array, compiled, half, inlined, put
+from offspec_kernels.dequant.format import Filler
+from offspec_kernels.dequant.native import array, carray, compiled, filling, half, inlined, put
+from offspec_kernels.dequant.registers import AHEAD, fetch_ahead, has_lookups, shifted_high, shifted_low
 from offspec_kernels.dequant.threads import spread
 
+_FROM_ZERO = np.arange(16, dtype=np.float32)
+_MANY = 16  # groups at once: what was just stored as words would have to be waited for as bytes
 
-@compiled
-def _fill8(codes: Any, step: Any, offset: Any, out: Any, start: int, end: int) -> None:
-    for group in range(start, end):
+
+@inlined
+def _fill8(codes: Any, step: Any, offset: Any, out: Any) -> None:
+    for group in range(len(step)):
         s, o = half(step[group]), half(offset[group])
         bytes_, values = codes[group * 64 : group * 64 + 64], out[group * 64 : group * 64 + 64]
         for j in range(64):
             put(values, j, np.float32(np.int32(bytes_[j])) * s + o)
 
 
-@compiled
-def _fill4(codes: Any, step: Any, offset: Any, out: Any, start: int, end: int) -> None:
-    for group in range(start, end):
+@inlined
+def _fill4(codes: Any, step: Any, offset: Any, out: Any) -> None:
+    for group in range(len(step)):
         s, o = half(step[group]), half(offset[group])
         bytes_, values = codes[group * 32 : group * 32 + 32], out[group * 64 : group * 64 + 64]
         for j in range(32):
             put(values, j, np.float32(np.int32(bytes_[j] & 15)) * s + o)
             put(values, j + 32, np.float32(np.int32(bytes_[j] >> 4)) * s + o)
+
+
+@inlined
+def _look_up4(codes: Any, step: Any, offset: Any, out: Any) -> None:
+    """`_fill4` of bfloat16."""
+    source, target = codes.ctypes.data, out.ctypes.data
+    for group in range(len(step)):
+        s, o = half(step[group]), half(offset[group])
+        shifted_low(source + group * 32, _FROM_ZERO.ctypes.data, s, o, target + group * 128)
+        shifted_high(source + group * 32, _FROM_ZERO.ctypes.data, s, o, target + group * 128 + 64)
 
 
 @inlined
@@ -38,13 +54,12 @@ def _codes3(words: Any, codes: Any) -> None:
         codes[part] = two | (high << np.uint64(2))
 
 
-@compiled
-def _fill3(words: Any, step: Any, offset: Any, out: Any, start: int, end: int) -> None:
-    many = 16  # groups at once: what was just stored as words would have to be waited for as bytes
-    codes = np.empty(8 * many, np.uint64)
+@inlined
+def _fill3(packed: Any, step: Any, offset: Any, out: Any) -> None:
+    words, codes = packed.view(np.uint64), np.empty(8 * _MANY, np.uint64)
     bytes_ = codes.view(np.uint8)
-    for first in range(start, end, many):
-        last = min(first + many, end)
+    for first in range(0, len(step), _MANY):
+        last = min(first + _MANY, len(step))
         for group in range(first, last):
             at = (group - first) * 8
             _codes3(words[group * 3 : group * 3 + 3], codes[at : at + 8])
@@ -56,9 +71,9 @@ def _fill3(words: Any, step: Any, offset: Any, out: Any, start: int, end: int) -
                 put(values, j, np.float32(np.int32(code[j])) * s + o)
 
 
-@compiled
-def _fill2(codes: Any, step: Any, offset: Any, out: Any, start: int, end: int) -> None:
-    for group in range(start, end):
+@inlined
+def _fill2(codes: Any, step: Any, offset: Any, out: Any) -> None:
+    for group in range(len(step)):
         s, o = half(step[group]), half(offset[group])
         bytes_, values = codes[group * 16 : group * 16 + 16], out[group * 64 : group * 64 + 64]
         for j in range(16):
@@ -68,12 +83,47 @@ def _fill2(codes: Any, step: Any, offset: Any, out: Any, start: int, end: int) -
             put(values, j + 48, np.float32(np.int32(bytes_[j] >> 6)) * s + o)
 
 
-_LOOPS = {2: _fill2, 3: _fill3, 4: _fill4, 8: _fill8}
+_GROUPS = {2: _fill2, 3: _fill3, 4: _fill4, 8: _fill8}
+
+
+@cache
+def _loop(bits: int) -> Callable[..., None]:
+    fill, size = _GROUPS[bits], 8 * bits
+
+    @compiled
+    def loop(codes: Any, step: Any, offset: Any, out: Any, start: int, end: int) -> None:
+        some = codes[start * size : end * size]
+        fill(some, step[start:end], offset[start:end], out[start * 64 : end * 64])
+
+    return loop
 
 
 def fill(bits: int, parts: Mapping[str, Tensor], out: Tensor) -> None:
     codes, step, offset = (array(parts[name]) for name in ("codes", "step", "offset"))
-    if bits == 3:
-        codes = codes.view(np.uint64)
-    values, loop = array(out), _LOOPS[bits]
+    values, loop = array(out), _loop(bits)
     spread(lambda start, end: loop(codes, step, offset, values, start, end), len(step), out.numel())
+
+
+def filler(bits: int, parts: Mapping[str, Tensor]) -> Filler:
+    codes, step, offset = (array(parts[name]) for name in ("codes", "step", "offset"))
+    return Filler(_filling(bits), (codes, step, offset), 0, 64)
+
+
+@cache
+def _filling(bits: int) -> int:
+    groups, size = _look_up4 if bits == 4 and has_lookups() else _GROUPS[bits], 8 * bits
+
+    def fill(
+        codes: Any, step: Any, offset: Any, _: int, columns: int, row: int, place: int, count: int, out: Any
+    ) -> None:
+        start = (row * columns + place) // 64
+        end, behind = start + count // 64, AHEAD * columns // 64
+        bytes_ = carray(codes, end * size, np.uint8)[start * size :]
+        steps = carray(step, end, np.uint16)[start:]
+        offsets = carray(offset, end, np.uint16)[start:]
+        fetch_ahead(bytes_.ctypes.data + behind * size, len(bytes_))
+        fetch_ahead(steps.ctypes.data + 2 * behind, 2 * len(steps))
+        fetch_ahead(offsets.ctypes.data + 2 * behind, 2 * len(offsets))
+        groups(bytes_, steps, offsets, carray(out, count, np.uint16))
+
+    return filling(fill)

@@ -1,0 +1,155 @@
+"""Values of 4-bit codes, looked up in a register (AVX-512): all that a block can hold is 16 values.
+
+Those are worked out at once, base[code] times the block's size, plus its offset, and rounded to bfloat16. One
+instruction then finds the values of 32 codes, where arithmetic on each code would take some twenty. LLVM has
+no form of it that fits all processors, so that it is written as LLVM's own code.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Literal
+
+import llvmlite.binding as llvm  # type: ignore[import-untyped]
+import numba
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from offspec_kernels.dequant.native import inlined
+
+Order = Literal["low", "high", "planes", "pairs", "high first"]
+AHEAD = 4  # rows from the one whose piece is made to the one whose bytes are brought
+_CODES = 16
+_BYTE, _SHORT, _INT, _WORD, _FLOAT = (
+    *(ir.IntType(bits) for bits in (8, 16, 32, 64)),
+    ir.FloatType(),
+)
+_FLOATS, _INTS = ir.VectorType(_FLOAT, _CODES), ir.VectorType(_INT, _CODES)
+_SHORTS = ir.VectorType(_SHORT, 32)
+_NAN = 0x7FC0  # in bfloat16
+
+
+@cache
+def has_lookups() -> bool:
+    """Whether numba compiles for a processor that has the instruction."""
+    settings: Any = numba.config
+    if settings.CPU_NAME or settings.CPU_FEATURES:
+        return False  # not for this one
+    return bool(llvm.get_host_cpu_features().get("avx512bw"))
+
+
+@intrinsic
+def _fetch(context: Any, address: Any) -> Any:
+    """Have the processor bring the line of the cache at an address, which need not be anyone's."""
+
+    def generate(context: Any, build: Any, signature: Any, given: Any) -> Any:
+        pointer = _BYTE.as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer, _INT, _INT, _INT])
+        name = "llvm.prefetch.p0"
+        fetch = build.module.globals.get(name) or ir.Function(build.module, kind, name)
+        build.call(
+            fetch, [build.inttoptr(given[0], pointer), *(ir.Constant(_INT, flag) for flag in (0, 3, 1))]
+        )
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+_fetch_line: Callable[[int], None] = _fetch  # type: ignore[assignment]  # numba gives the context
+
+
+@inlined
+def fetch_ahead(address: int, nbytes: int) -> None:
+    """Have bytes brought into the cache. Pieces of rows are too short for a processor to foresee the next."""
+    for at in range(0, nbytes, 64):
+        _fetch_line(address + at)
+
+
+def _lookup(order: Order, *, offset: bool, halves: bool) -> Callable[..., None]:
+    """look_up(codes, base, size, offset, out) for compiled loops; all but two numbers are addresses.
+
+    Args:
+        order: Of 32 values in their bytes. "low", "high": halves of 32 bytes. "planes": low halves of 16
+            bytes, then their high ones. "pairs", "high first": both halves of 16 bytes, one after the other.
+        offset: Whether it is added; else it is not looked at, lest a value of -0 become 0.
+        halves: Whether the values are rounded to float16 first.
+
+    base: 16 float32; size, offset: float32; out: 32 bfloat16.
+    """
+
+    @intrinsic
+    def look_up(context: Any, codes: Any, base: Any, size: Any, shift: Any, out: Any) -> Any:
+        def generate(context: Any, build: Any, signature: Any, given: Any) -> Any:
+            at, entries, scale, added, target = given
+            values = build.fmul(_load(build, entries, _FLOATS), _everywhere(build, scale))
+            if offset:
+                values = build.fadd(values, _everywhere(build, added))
+            if halves:
+                values = build.fpext(build.fptrunc(values, ir.VectorType(ir.HalfType(), _CODES)), _FLOATS)
+            found = build.call(_permute(build.module), [_rounded(build, values), _places(build, order, at)])
+            build.store(found, build.inttoptr(target, _SHORTS.as_pointer()), align=2)
+            return context.get_dummy_value()
+
+        number, address = types.float32, types.int64
+        return types.void(address, address, number, number, address), generate
+
+    found: Callable[..., None] = look_up
+    return found
+
+
+def _load(build: Any, address: Any, kind: Any) -> Any:
+    return build.load(build.inttoptr(address, kind.as_pointer()), align=1)
+
+
+def _same(value: int, kind: Any) -> Any:
+    return ir.Constant(kind, [value] * kind.count)
+
+
+def _chosen(build: Any, first: Any, second: Any, places: list[int]) -> Any:
+    order = ir.Constant(ir.VectorType(_INT, len(places)), places)
+    return build.shuffle_vector(first, second, order)
+
+
+def _everywhere(build: Any, number: Any) -> Any:
+    none = ir.Constant(_FLOATS, ir.Undefined)
+    first = build.insert_element(none, number, ir.Constant(_INT, 0))
+    return _chosen(build, first, none, [0] * _CODES)
+
+
+def _rounded(build: Any, values: Any) -> Any:
+    """16 float32 rounded to the nearest bfloat16, ties to even: twice, for any bit behind a code."""
+    bits = build.bitcast(values, _INTS)
+    even = build.and_(build.lshr(bits, _same(16, _INTS)), _same(1, _INTS))
+    near = build.lshr(build.add(build.add(bits, _same(0x7FFF, _INTS)), even), _same(16, _INTS))
+    near = build.select(build.fcmp_unordered("uno", values, values), _same(_NAN, _INTS), near)
+    short = build.trunc(near, ir.VectorType(_SHORT, _CODES))
+    return _chosen(build, short, short, [place % _CODES for place in range(32)])
+
+
+def _places(build: Any, order: Order, at: Any) -> Any:
+    """32 codes of 4 bits, whatever the bits above the fifth."""
+    if order in ("low", "high"):
+        codes = build.zext(_load(build, at, ir.VectorType(_BYTE, 32)), _SHORTS)
+        return codes if order == "low" else build.lshr(codes, _same(4, _SHORTS))
+    some = _load(build, at, ir.VectorType(_BYTE, 16))
+    if order == "planes":
+        high = build.lshr(some, _same(4, some.type))
+        return build.zext(_chosen(build, some, high, list(range(32))), _SHORTS)
+    wide = build.zext(some, _INTS)
+    first, second = wide, build.lshr(wide, _same(4, _INTS))
+    if order == "high first":
+        first, second = second, first
+    return build.bitcast(build.or_(first, build.shl(second, _same(16, _INTS))), _SHORTS)
+
+
+def _permute(module: Any) -> Any:
+    name = "llvm.x86.avx512.permvar.hi.512"
+    kind = ir.FunctionType(_SHORTS, [_SHORTS, _SHORTS])
+    return module.globals.get(name) or ir.Function(module, kind, name)
+
+
+look_up_low, look_up_high, look_up_planes, look_up_pairs, look_up_high_first = (
+    _lookup(order, offset=False, halves=False) for order in ("low", "high", "planes", "pairs", "high first")
+)
+shifted_low, shifted_high = (_lookup(order, offset=True, halves=False) for order in ("low", "high"))
+halves_high_first = _lookup("high first", offset=False, halves=True)
