@@ -344,7 +344,7 @@ class OpenedModel:
         binders = (*self.layers, *self._rest)
         weights = [weight for binder in binders for recipe in binder.recipes for weight, _ in recipe.sources]
         packed = [weight for weight in weights if isinstance(weight, PackedInfo) and len(weight.shape) == 2]
-        shapes = {ProductShape(weight.shape[0], weight.shape[1]) for weight in packed}
+        shapes = {ProductShape(each.shape[0], each.shape[1], each.format.transposed) for each in packed}
         return panels_agree(shapes, self.dtype)
 
     @staticmethod

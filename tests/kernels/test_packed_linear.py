@@ -20,9 +20,10 @@ from offspec_kernels.row_linear import blocks
 from tests.kernels.poison import poisoned
 
 FILLED = ["int2-g64", "int3-g64", "int4-g64", "int8-g64", "nf4", "bnb-fp4", "bnb-nf4-nested", "Q4_0", "Q4_1",
-          "Q5_0", "Q8_0", "IQ4_NL", "MXFP4", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"]  # fmt: skip
+          "Q5_0", "Q8_0", "IQ4_NL", "MXFP4", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS",
+          "awq", "gptq-int2", "gptq-int4", "gptq-int8"]  # fmt: skip
 UNPACKED = ["ct-int4", "ct-fp8", "nvfp4"]
-WHOLE = ["ct-int4-zeros", "awq", "gptq-int3", "gptq-int4", "gptq-int4-act-order"]
+WHOLE = ["ct-int4-zeros", "gptq-int3", "gptq-int4-act-order"]
 SHAPE = (160, 1280)  # several panels, and pieces of which the last is short
 
 pytestmark = pytest.mark.skipif(not blocks.works(), reason="this processor has no product of blocks")

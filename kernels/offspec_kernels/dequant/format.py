@@ -30,12 +30,14 @@ class Filler:
         arrays: Three of the weight's parts, or of what was made of them, which it reads.
         number: It is given besides.
         step: Columns of which every piece begins at a multiple, and has one.
+        transposed: Whether it makes columns of the weight, as the format is transposed. Default False.
     """
 
     address: int
     arrays: tuple[Any, Any, Any]
     number: int
     step: int
+    transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

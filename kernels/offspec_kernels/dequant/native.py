@@ -32,6 +32,7 @@ def compiled(loop: Loop, *, allow: frozenset[str] = frozenset()) -> Loop:
         return cast(Loop, compile(loop))
 
 
+WIDE = 64  # columns that are made together of a weight that lies transposed
 carray: Any = numba.carray  # type: ignore[attr-defined]  # carray(pointer, shape, dtype) is an array
 Fill = Callable[[Any, Any, Any, int, int, int, int, int, Any], None]
 
@@ -39,10 +40,12 @@ Fill = Callable[[Any, Any, Any, int, int, int, int, int, Any], None]
 def filling(fill: Fill) -> int:
     """Compile fill(first, second, third, number, columns, row, place, count, out) and return its address.
 
-    It writes columns [place, place + count) of a row of a weight, as bfloat16. By its address one loop calls
-    it for all formats, and LLVM makes wide registers of its loops, as it does not deep inside of others.
+    It writes columns [place, place + count) of a row of a weight, as bfloat16. Of a transposed format it
+    writes `count` stored rows from `row` on, of each its columns [place, place + `WIDE`), or as many as there
+    are, `WIDE` behind the row before. By its address one loop calls it for all formats, and LLVM makes wide
+    registers of its loops, as it does not deep inside of others.
 
-    first, second, third, out: pointers, for `carray`. All others are whole numbers.
+    first, second, third, out: pointers, for `carray`. All others are whole numbers. columns: of a stored row.
     """
     pointer, number = numba.types.voidptr, numba.types.int64
     kind = numba.types.void(pointer, pointer, pointer, *[number] * 5, pointer)

@@ -31,7 +31,7 @@ _NAN = 0x7FC0  # in bfloat16
 
 @cache
 def has_lookups() -> bool:
-    """Whether numba compiles for a processor that has the instruction."""
+    """Whether numba compiles for a processor that has what is asked for here (AVX-512, with float16)."""
     settings: Any = numba.config
     if settings.CPU_NAME or settings.CPU_FEATURES:
         return False  # not for this one
@@ -81,12 +81,12 @@ def _lookup(order: Order, *, offset: bool, halves: bool) -> Callable[..., None]:
     def look_up(context: Any, codes: Any, base: Any, size: Any, shift: Any, out: Any) -> Any:
         def generate(context: Any, build: Any, signature: Any, given: Any) -> Any:
             at, entries, scale, added, target = given
-            values = build.fmul(_load(build, entries, _FLOATS), _everywhere(build, scale))
+            values = build.fmul(_load(build, entries, _FLOATS), _everywhere(build, scale, _FLOATS))
             if offset:
-                values = build.fadd(values, _everywhere(build, added))
-            if halves:
-                values = build.fpext(build.fptrunc(values, ir.VectorType(ir.HalfType(), _CODES)), _FLOATS)
-            found = build.call(_permute(build.module), [_rounded(build, values), _places(build, order, at)])
+                values = build.fadd(values, _everywhere(build, added, _FLOATS))
+            made = _rounded(build, _through_halves(build, values) if halves else values)
+            twice = _chosen(build, made, made, [place % _CODES for place in range(32)])  # for any fifth bit
+            found = build.call(_permute(build.module), [twice, _places(build, order, at)])
             build.store(found, build.inttoptr(target, _SHORTS.as_pointer()), align=2)
             return context.get_dummy_value()
 
@@ -94,6 +94,42 @@ def _lookup(order: Order, *, offset: bool, halves: bool) -> Callable[..., None]:
         return types.void(address, address, number, number, address), generate
 
     found: Callable[..., None] = look_up
+    return found
+
+
+def scaled_row(bits: int, places: tuple[int, ...], *, halves: bool) -> Callable[..., None]:
+    """scale_row(words, shift, zeros, scales, out) for compiled loops: (code - zero) * scale of 64 columns.
+
+    All but the shift are addresses: of int32, of which each has as many columns' codes as there are places;
+    64 uint8; 64 float32; 64 bfloat16.
+
+    Args:
+        bits: Of a code.
+        places: In a word, of its columns' codes; the shift in bits, int32, is added to all.
+        halves: Whether the products are rounded to float16 first.
+    """
+    each = len(places)
+
+    @intrinsic
+    def scale_row(context: Any, words: Any, shift: Any, zeros: Any, scales: Any, out: Any) -> Any:
+        def generate(context: Any, build: Any, signature: Any, given: Any) -> Any:
+            wide = ir.VectorType(_INT, 64)
+            some = _load(build, given[0], ir.VectorType(_INT, 64 // each))
+            codes = _chosen(build, some, some, [column // each for column in range(64)])
+            behind = ir.Constant(wide, [bits * places[column % each] for column in range(64)])
+            behind = build.add(behind, _everywhere(build, given[1], wide))
+            codes = build.and_(build.lshr(codes, behind), _same((1 << bits) - 1, wide))
+            zero = build.zext(_load(build, given[2], ir.VectorType(_BYTE, 64)), wide)
+            values = build.sitofp(build.sub(codes, zero), ir.VectorType(_FLOAT, 64))
+            values = build.fmul(values, _load(build, given[3], values.type))
+            made = _rounded(build, _through_halves(build, values) if halves else values)
+            build.store(made, build.inttoptr(given[4], made.type.as_pointer()), align=2)
+            return context.get_dummy_value()
+
+        address = types.int64
+        return types.void(address, types.int32, address, address, address), generate
+
+    found: Callable[..., None] = scale_row
     return found
 
 
@@ -110,20 +146,25 @@ def _chosen(build: Any, first: Any, second: Any, places: list[int]) -> Any:
     return build.shuffle_vector(first, second, order)
 
 
-def _everywhere(build: Any, number: Any) -> Any:
-    none = ir.Constant(_FLOATS, ir.Undefined)
+def _everywhere(build: Any, number: Any, kind: Any) -> Any:
+    none = ir.Constant(kind, ir.Undefined)
     first = build.insert_element(none, number, ir.Constant(_INT, 0))
-    return _chosen(build, first, none, [0] * _CODES)
+    return _chosen(build, first, none, [0] * kind.count)
+
+
+def _through_halves(build: Any, values: Any) -> Any:
+    """float32 rounded to the nearest float16, as float32."""
+    return build.fpext(build.fptrunc(values, ir.VectorType(ir.HalfType(), values.type.count)), values.type)
 
 
 def _rounded(build: Any, values: Any) -> Any:
-    """16 float32 rounded to the nearest bfloat16, ties to even: twice, for any bit behind a code."""
-    bits = build.bitcast(values, _INTS)
-    even = build.and_(build.lshr(bits, _same(16, _INTS)), _same(1, _INTS))
-    near = build.lshr(build.add(build.add(bits, _same(0x7FFF, _INTS)), even), _same(16, _INTS))
-    near = build.select(build.fcmp_unordered("uno", values, values), _same(_NAN, _INTS), near)
-    short = build.trunc(near, ir.VectorType(_SHORT, _CODES))
-    return _chosen(build, short, short, [place % _CODES for place in range(32)])
+    """float32 rounded to the nearest bfloat16, ties to even, as 16-bit words."""
+    kind = ir.VectorType(_INT, values.type.count)
+    bits = build.bitcast(values, kind)
+    even = build.and_(build.lshr(bits, _same(16, kind)), _same(1, kind))
+    near = build.lshr(build.add(build.add(bits, _same(0x7FFF, kind)), even), _same(16, kind))
+    near = build.select(build.fcmp_unordered("uno", values, values), _same(_NAN, kind), near)
+    return build.trunc(near, ir.VectorType(_SHORT, kind.count))
 
 
 def _places(build: Any, order: Order, at: Any) -> Any:

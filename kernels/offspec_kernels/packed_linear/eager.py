@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from offspec_kernels.dequant.format import Format, Part, Shape
-from offspec_kernels.dequant.native import array
+from offspec_kernels.dequant.native import WIDE, array
 from offspec_kernels.dequant.threads import Work, spread_product
 from offspec_kernels.errors import ArgumentError
-from offspec_kernels.row_linear import blocks
+from offspec_kernels.row_linear import blocks, turned
 from offspec_kernels.row_linear.turned import PIECE
 
 
@@ -30,7 +30,8 @@ def packed_linear(
     work = _filling(rows, format, parts, shape, out) or _unpacking(rows, format, parts, shape, out)
     if work is None:
         return None
-    spread_product(work, -(-width // blocks.UNIT), width * columns, len(rows))
+    unit = WIDE if format.transposed else blocks.UNIT
+    spread_product(work, -(-width // unit), width * columns, len(rows))
     return out if bias is None else out + bias
 
 
@@ -41,7 +42,13 @@ def _filling(
     filler = format.filler(parts, shape)
     if filler is None or shape[1] % filler.step or PIECE % filler.step:
         return None
-    given, made, width = blocks.RowBlocks(rows), array(out), shape[0]
+    width = shape[0]
+    if filler.transposed:
+        laid = rows.contiguous()
+        return lambda start, end: turned.multiply_filled(
+            laid, filler, out, start * WIDE, min(end * WIDE, width)
+        )
+    given, made = blocks.RowBlocks(rows), array(out)
 
     def work(start: int, end: int) -> None:
         first, behind = start * blocks.UNIT, min(end * blocks.UNIT, width)

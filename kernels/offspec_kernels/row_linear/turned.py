@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.native import array, compiled, put
+from offspec_kernels.dequant.format import Filler
+from offspec_kernels.dequant.native import WIDE, array, compiled, inlined, put
 from offspec_kernels.dequant.threads import spread_product
-from offspec_kernels.row_linear.brgemm import call_product, call_release, find_brgemm
+from offspec_kernels.row_linear.brgemm import call_fill, call_product, call_release, find_brgemm
 
-_WIDE = 64  # columns of a panel
 PIECE = 1024  # columns of a row; the same at any T, as the end of an uneven K is added in an order by it
 _GROUP = 512  # rows of the input that go through a panel together
 
@@ -36,15 +36,58 @@ def row_linear(rows: Tensor, weight: Tensor) -> Tensor:
     given, values, made = array(rows.contiguous()), array(weight.mT), array(out)
 
     def work(start: int, end: int) -> None:
-        panel = torch.empty(PIECE * _WIDE, dtype=torch.bfloat16)
-        sums = torch.empty(min(count, _GROUP) * _WIDE)
+        panel = torch.empty(PIECE * WIDE, dtype=torch.bfloat16)
+        sums = torch.empty(min(count, _GROUP) * WIDE)
         _multiply(
-            *found, given, values, array(panel), array(sums), made, count, columns, width, start * _WIDE,
-            min(end * _WIDE, width),
+            *found, given, values, array(panel), array(sums), made, count, columns, width, start * WIDE,
+            min(end * WIDE, width),
         )  # fmt: skip
 
-    spread_product(work, -(-width // _WIDE), weight.numel(), count)
+    spread_product(work, -(-width // WIDE), weight.numel(), count)
     return out
+
+
+def multiply_filled(rows: Tensor, filler: Filler, out: Tensor, start: int, end: int) -> None:
+    """Columns [start, end) of out [T, N], start a multiple of `WIDE`; `filler` makes those of the weight."""
+    found = find_brgemm()
+    assert found is not None, "ask has_blocks first"
+    (count, columns), width = rows.shape, out.shape[1]
+    values, panel = (torch.empty(PIECE * WIDE, dtype=torch.bfloat16) for _ in range(2))
+    sums = torch.empty(min(count, _GROUP) * WIDE)
+    _fill_and_multiply(
+        *found, filler.address, tuple(part.ctypes.data for part in filler.arrays), filler.number, array(rows),
+        array(values), array(panel), array(sums), array(out), count, columns, width, start, end,
+    )  # fmt: skip
+
+
+@inlined
+def _interleave(values: Any, stride: int, wide: int, size: int, panel: Any) -> None:
+    """Each two of `size` rows of `wide` columns, `stride` apart; behind the last column zeros."""
+    for row in range(0, size, 2):
+        one, two = values[row * stride :], values[(row + 1) * stride :]
+        made = panel[row * WIDE : (row + 2) * WIDE]
+        for column in range(np.uint64(wide)):
+            made[2 * column], made[2 * column + np.uint64(1)] = one[column], two[column]
+        made[2 * wide :] = 0
+
+
+@inlined
+def _add_piece(
+    product: int, rows: Any, count: int, columns: int, place: int, size: int, panel: Any, sums: Any
+) -> None:
+    given = rows[place:]
+    call_product(product, (
+        count, WIDE, size, columns, WIDE, WIDE, 1 if place else 0, given.ctypes.data, panel.ctypes.data,
+        sums.ctypes.data, 1,
+    ))  # fmt: skip
+
+
+@inlined
+def _store(sums: Any, count: int, wide: int, out: Any, width: int) -> None:
+    for row in range(count):
+        near, made = sums[row * WIDE : row * WIDE + wide], out[row * width : row * width + wide]
+        for column in range(wide):
+            put(made, column, near[column])
 
 
 @compiled
@@ -52,28 +95,34 @@ def _multiply(
     product: int, release: int, rows: Any, values: Any, panel: Any, sums: Any, out: Any, count: int,
     columns: int, width: int, start: int, end: int,
 ) -> None:  # fmt: skip
-    """Columns [start, end) of out [T, width]. Behind the weight's last column a panel has zeros."""
-    for first in range(start, end, _WIDE):
-        wide = min(end - first, _WIDE)
+    """Columns [start, end) of out [T, width]."""
+    for first in range(start, end, WIDE):
+        wide = min(end - first, WIDE)
         for group in range(0, count, _GROUP):
             some = min(count - group, _GROUP)
             for place in range(0, columns, PIECE):
                 size = min(columns - place, PIECE)
-                for row in range(0, size, 2):
-                    at = (place + row) * width + first
-                    one, two = values[at : at + wide], values[at + width : at + width + wide]
-                    made = panel[row * _WIDE : (row + 2) * _WIDE]
-                    for column in range(np.uint64(wide)):
-                        made[2 * column], made[2 * column + np.uint64(1)] = one[column], two[column]
-                    made[2 * wide :] = 0
-                given = rows[group * columns + place :]
-                call_product(product, (
-                    some, _WIDE, size, columns, _WIDE, _WIDE, 1 if place else 0, given.ctypes.data,
-                    panel.ctypes.data, sums.ctypes.data, 1,
-                ))  # fmt: skip
-            for row in range(some):
-                at, near = (group + row) * width + first, sums[row * _WIDE : row * _WIDE + wide]
-                made = out[at : at + wide]
-                for column in range(wide):
-                    put(made, column, near[column])
+                _interleave(values[place * width + first :], width, wide, size, panel)
+                _add_piece(product, rows[group * columns :], some, columns, place, size, panel, sums)
+            _store(sums, some, wide, out[group * width + first :], width)
+    call_release(release, (1,))
+
+
+@compiled
+def _fill_and_multiply(
+    product: int, release: int, fill: int, parts: Any, number: int, rows: Any, values: Any, panel: Any,
+    sums: Any, out: Any, count: int, columns: int, width: int, start: int, end: int,
+) -> None:  # fmt: skip
+    """The same with columns of the weight that `fill` makes."""
+    one, two, three = parts
+    for first in range(start, end, WIDE):
+        wide = min(end - first, WIDE)
+        for group in range(0, count, _GROUP):
+            some = min(count - group, _GROUP)
+            for place in range(0, columns, PIECE):
+                size = min(columns - place, PIECE)
+                call_fill(fill, (one, two, three, number, width, place, first, size, values.ctypes.data))
+                _interleave(values, WIDE, wide, size, panel)
+                _add_piece(product, rows[group * columns :], some, columns, place, size, panel, sums)
+            _store(sums, some, wide, out[group * width + first :], width)
     call_release(release, (1,))

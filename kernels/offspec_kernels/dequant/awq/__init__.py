@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.format import Format, Part, Shape
+from offspec_kernels.dequant.format import Filler, Format, Part, Shape
 from offspec_kernels.dequant.scaled import check_groups, check_scales, plain, scaled, unpack
 from offspec_kernels.errors import ArgumentError
 
@@ -64,6 +64,11 @@ class Awq(Format):
         from offspec_kernels.dequant.awq import native
 
         native.fill(self.group, parts, out)
+
+    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler | None:
+        from offspec_kernels.dequant.awq import native
+
+        return native.filler(self.group, parts)
 
     def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
         from offspec_kernels.dequant.awq import triton

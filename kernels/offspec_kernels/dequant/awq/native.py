@@ -1,14 +1,17 @@
 """The compiled loop for the CPU."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.native import array, compiled, inlined
-from offspec_kernels.dequant.scaled.native import BLOCK, rounding, scaled_columns
+from offspec_kernels.dequant.format import Filler
+from offspec_kernels.dequant.native import WIDE, array, carray, compiled, filling, inlined
+from offspec_kernels.dequant.registers import fetch_ahead, has_lookups, scaled_row
+from offspec_kernels.dequant.scaled.native import ANY_HALF, BLOCK, HALF, rounding, scaled_columns
 from offspec_kernels.dequant.threads import spread
 
 
@@ -26,6 +29,10 @@ def _unpack(words: Any, codes: Any) -> None:
         word = np.uint64(np.uint32(words[j]))
         even, odd = _spread_nibbles(word & np.uint64(0xFFFF)), _spread_nibbles(word >> np.uint64(16))
         codes[j] = even | (odd << np.uint64(8))
+
+
+_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of each output in its word
+_AHEAD = 16  # stored rows from the one whose values are made to the one whose bytes are brought
 
 
 @compiled
@@ -55,10 +62,7 @@ def _fill(
 def fill(group: int, parts: Mapping[str, Tensor], out: Tensor) -> None:
     """out: [in, out]."""
     rows, columns = out.shape
-    scales = parts["scales"].float()
-    zeros = torch.empty(rows // group * columns, dtype=torch.uint8)
-    _unpack_all(array(parts["qzeros"]), array(zeros.view(torch.uint64)))
-    kind = rounding(scales, parts["scales"].dtype, 15, out.dtype)
+    zeros, scales, kind = _zeros_and_scales(parts, out.dtype)
     words, zero, scale, values = (array(each) for each in (parts["qweight"], zeros, scales, out))
     blocks = rows // group * -(-columns // BLOCK)
     spread(
@@ -66,3 +70,48 @@ def fill(group: int, parts: Mapping[str, Tensor], out: Tensor) -> None:
         blocks,
         out.numel(),
     )
+
+
+def _zeros_and_scales(parts: Mapping[str, Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor, int]:
+    """uint8 and float32 [in / group, out], and how products with the scales are rounded."""
+    scales = parts["scales"].float()
+    zeros = torch.empty(scales.shape, dtype=torch.uint8)
+    _unpack_all(array(parts["qzeros"]), array(zeros.view(torch.uint64)))
+    return zeros, scales, rounding(scales, parts["scales"].dtype, 15, dtype)
+
+
+def filler(group: int, parts: Mapping[str, Tensor]) -> Filler | None:
+    if not has_lookups():
+        return None
+    zeros, scales, kind = _zeros_and_scales(parts, torch.bfloat16)
+    arrays = array(parts["qweight"]), array(zeros), array(scales)
+    return Filler(_filling(kind), arrays, group, 2, transposed=True)
+
+
+@cache
+def _filling(kind: int) -> int:
+    scale_row = scaled_row(4, _PLACES, halves=kind in (HALF, ANY_HALF))
+
+    def fill(
+        words: Any, zeros: Any, scales: Any, group: int, columns: int, row: int, place: int, count: int,
+        out: Any,
+    ) -> None:  # fmt: skip
+        size, codes = min(WIDE, columns - place), np.empty(WIDE // 8, np.uint64)
+        values, done = carray(out, count * WIDE, np.uint16), 0
+        while done < count:
+            of = (row + done) // group
+            end, first = min(count, (of + 1) * group - row), of * columns + place
+            zero = carray(zeros, first + size, np.uint8)[first:]
+            scale = carray(scales, first + size, np.float32)[first:]
+            for k in range(done, end):
+                at = ((row + k) * columns + place) // 8
+                some, made = carray(words, at + size // 8, np.int32)[at:], values[k * WIDE : k * WIDE + size]
+                if size == WIDE:
+                    fetch_ahead(some.ctypes.data + _AHEAD * columns // 2, 1)
+                    scale_row(some.ctypes.data, 0, zero.ctypes.data, scale.ctypes.data, made.ctypes.data)
+                else:
+                    _unpack(some, codes)
+                    scaled_columns(codes.view(np.uint8), zero, scale, kind, made)
+            done = end
+
+    return filling(fill)

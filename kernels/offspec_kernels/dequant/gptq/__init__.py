@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from offspec_kernels.dequant.format import Shape
+from offspec_kernels.dequant.format import Filler, Shape
 from offspec_kernels.dequant.gptq.layout import BITS, GptqLayout
 
 __all__ = ["BITS", "Gptq"]
@@ -24,6 +24,11 @@ class Gptq(GptqLayout):
 
         self.check_values(parts)
         native.fill(self, parts, out)
+
+    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler | None:
+        from offspec_kernels.dequant.gptq import native
+
+        return native.filler(self, parts, shape[1])
 
     def triton(self, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> None:
         from offspec_kernels.dequant.gptq import triton

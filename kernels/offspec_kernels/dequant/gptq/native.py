@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.native import array, compiled
-from offspec_kernels.dequant.scaled.native import BLOCK, rounding, scaled_columns, unpack_across, unpacked
+from offspec_kernels.dequant.format import Filler
+from offspec_kernels.dequant.native import WIDE, array, carray, compiled, filling
+from offspec_kernels.dequant.registers import fetch_ahead, has_lookups, scaled_row
+from offspec_kernels.dequant.scaled.native import (
+    ANY_HALF,
+    BLOCK,
+    HALF,
+    rounding,
+    scaled_columns,
+    unpack_across,
+    unpacked,
+)
 from offspec_kernels.dequant.threads import spread
 
 if TYPE_CHECKING:
     from offspec_kernels.dequant.gptq.layout import GptqLayout
 
+_AHEAD = 2  # rows of words from the one that is unpacked to the one that is brought
 _ROWS = 32  # whose codes, whatever their bits, fill words
 
 
@@ -44,15 +56,62 @@ def _fill(
 def fill(format: GptqLayout, parts: Mapping[str, Tensor], out: Tensor) -> None:
     """out: [in, out]; the groups in g_idx are those that there are."""
     rows, columns = out.shape
-    bits, scales = format.bits, parts["scales"].float()
-    zeros = torch.empty(scales.numel(), dtype=torch.uint8)
-    unpacked(array(format.zero_words(parts["qzeros"])), bits, format.later_plus_one, array(zeros))
-    kind = rounding(scales, format.scales, (1 << bits) - 1, out.dtype)
+    zeros, scales, kind = _zeros_and_scales(format, parts, out.dtype)
     words, zero, scale, values = (array(each) for each in (parts["qweight"], zeros, scales, out))
-    index = array(format.index(parts, rows))
+    index, bits = array(format.index(parts, rows)), format.bits
     blocks = -(-rows // _ROWS) * -(-columns // BLOCK)
     spread(
         lambda start, end: _fill(words, zero, scale, index, bits, columns, kind, values, start, end),
         blocks,
         out.numel(),
     )
+
+
+def _zeros_and_scales(
+    format: GptqLayout, parts: Mapping[str, Tensor], dtype: torch.dtype
+) -> tuple[Tensor, Tensor, int]:
+    """uint8 and float32 [in / group, out], and how products with the scales are rounded."""
+    bits, scales = format.bits, parts["scales"].float()
+    zeros = torch.empty(scales.shape, dtype=torch.uint8)
+    unpacked(array(format.zero_words(parts["qzeros"])), bits, format.later_plus_one, array(zeros))
+    return zeros, scales, rounding(scales, format.scales, (1 << bits) - 1, dtype)
+
+
+def filler(format: GptqLayout, parts: Mapping[str, Tensor], inputs: int) -> Filler | None:
+    # Groups may change from row to row, and codes of 3 bits lie across words.
+    if format.act_order or format.bits == 3 or not has_lookups():
+        return None
+    zeros, scales, kind = _zeros_and_scales(format, parts, torch.bfloat16)
+    arrays = array(parts["qweight"]), array(zeros), array(scales)
+    return Filler(_filling(format.bits, kind), arrays, format.group_of(inputs), 2, transposed=True)
+
+
+@cache
+def _filling(bits: int, kind: int) -> int:
+    each, scale_row = 32 // bits, scaled_row(bits, (0,), halves=kind in (HALF, ANY_HALF))
+
+    def fill(
+        words: Any, zeros: Any, scales: Any, group: int, columns: int, row: int, place: int, count: int,
+        out: Any,
+    ) -> None:  # fmt: skip
+        size, codes = min(WIDE, columns - place), np.empty(WIDE, np.uint8)
+        values, done = carray(out, count * WIDE, np.uint16), 0
+        while done < count:
+            of = (row + done) // group
+            end, first = min(count, (of + 1) * group - row), of * columns + place
+            zero = carray(zeros, first + size, np.uint8)[first:]
+            scale = carray(scales, first + size, np.float32)[first:]
+            for k in range(done, end):
+                at = (row + k) // each * columns + place
+                some, made = carray(words, at + size, np.int32)[at:], values[k * WIDE : k * WIDE + size]
+                shift = (row + k) % each * bits
+                if shift == 0:
+                    fetch_ahead(some.ctypes.data + 4 * _AHEAD * columns, 4 * size)
+                if size == WIDE:
+                    scale_row(some.ctypes.data, shift, zero.ctypes.data, scale.ctypes.data, made.ctypes.data)
+                else:
+                    unpack_across(some, some, bits, shift, codes)
+                    scaled_columns(codes, zero, scale, kind, made)
+            done = end
+
+    return filling(fill)
