@@ -18,6 +18,7 @@ from typing import Any
 from rich.table import Table
 
 from bench.lib.command import MODEL, Command, shared
+from bench.lib.drafting import always_drafting
 from bench.lib.report import Prompt, Report, grid, model_name, ratio, read_prompts
 from offspec.core.config import SamplingParams
 
@@ -76,7 +77,8 @@ def opened(args: argparse.Namespace, **settings: Any) -> Any:
     import offspec
 
     names = {"draft", "draft_bits", "memory", "device", "dtype", "budget", "width"} - settings.keys()
-    return offspec.load(args.model, **{name: getattr(args, name) for name in names}, **settings)
+    given = {name: getattr(args, name) for name in names}
+    return always_drafting(offspec.load(args.model, **given, **settings))
 
 
 def measure(args: argparse.Namespace, prompts: Sequence[Prompt], report: Report) -> list[Answer]:

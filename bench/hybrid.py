@@ -26,6 +26,7 @@ from unittest import mock
 
 from bench.lib import random_model
 from bench.lib.command import Command, shared
+from bench.lib.drafting import always_drafting
 from bench.lib.report import Report, grid, ratio
 
 if TYPE_CHECKING:
@@ -202,6 +203,7 @@ def measure_guesses(args: argparse.Namespace, scratch: Path, report: Report) -> 
                     str(target), draft=str(draft), draft_bits=16, dtype="float32", budget=budget, width=width,
                     context=512, learn=False,
                 ) as engine:  # fmt: skip
+                    always_drafting(engine)
                     results = [engine.generate(prompt, params) for prompt in prompts]
                 row[name] = ratio(sum(r.tokens for r in results), sum(r.passes for r in results))
             row["right"] -= 1

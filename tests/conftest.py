@@ -76,6 +76,12 @@ def _freeze() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def drafters_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafters never rest: that goes by clocks. A module that has a fixture of this name lets them."""
+    monkeypatch.setattr("offspec.draft.mix.payoff.Payoff._decide", lambda self: None)
+
+
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> object:
     """A torch.device: a test that asks for it runs on the CPU, and once more where there is a CUDA device."""

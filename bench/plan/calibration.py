@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from bench.lib.command import MODEL, Command, shared
+from bench.lib.drafting import always_drafting
 from bench.lib.plots import calibration_plot
 from bench.lib.report import Prompt, Report, grid, model_name, ratio, read_prompts
 
@@ -111,6 +112,7 @@ def measure(args: argparse.Namespace, prompts: Sequence[Prompt], report: Report)
     with offspec.load(
         args.model, draft=args.draft, dtype=args.dtype, budget=args.budget, width=args.width
     ) as engine:
+        always_drafting(engine)
         for temperature in args.temperatures:
             with watching(engine) as passes:
                 for number, prompt in enumerate(prompts):

@@ -15,6 +15,7 @@ from offspec.core.trace import OFF, Timeline
 from offspec.draft.grow.best_first import grow_forest
 from offspec.draft.grow.growing import Growing
 from offspec.draft.grow.result import GrownTree
+from offspec.draft.mix.payoff import OneRow
 from offspec.engine.ahead import DraftAhead
 from offspec.engine.decode import DecodeState, Decoding, PassStates
 from offspec.model import runner
@@ -83,20 +84,30 @@ class _Share:
             state.commit_text(states)
 
     def result(
-        self, drafted: float, computed: float, members: int, hidden: float
+        self, drafted: float, computed: float, waited: float, members: int, hidden: float
     ) -> "PassResult | Exception | None":
-        """Of a pass of so many seconds and members, by whose equal share sources are judged."""
+        """Of a pass of so many seconds and members, by whose equal share sources are judged.
+
+        waited: of the seconds computed, those for weights that any pass needs.
+        """
         if self.error is not None or self.grown is None or self.walk is None:
             return self.error
-        decoding = self.member.decoding
+        decoding, grown, seconds = self.member.decoding, self.grown, drafted + computed
         mixture, costs = decoding.mixture, decoding.growth.costs
-        if mixture is not None and costs is not None:  # who sets a budget wants what was named
+        if mixture is not None:
             nodes, tokens = self.walk.nodes, len(self.walk.tokens)
-            comparable = members == 1 and decoding.rests and not self.grown.recording
-            predicted = float(costs.iteration(0.0, 1)) if comparable else None
-            mixture.compare(self.grown.asked, tokens, drafted + computed, predicted)
-            self.grown.settle(mixture, nodes, tokens, (drafted + computed) / members, costs.link / members)
-        return PassResult(self.walk, self.grown, drafted, computed, hidden)
+            one_row: OneRow | None = None
+            if members == 1 and decoding.rests and not grown.recording:
+                one_row = (
+                    OneRow.predicted(float(costs.iteration(0.0, 1))) if costs else OneRow(waited, computed)
+                )
+            mixture.compare(grown.asked, tokens, seconds, one_row)
+            if costs is None:
+                mixture.compare_lookups(grown.asked, len(grown.tree), tokens, seconds, one_row)
+            # Who sets a budget wants what was named, and all of it.
+            link = None if costs is None else costs.link / members
+            grown.settle(mixture, nodes, tokens, seconds / members, link)
+        return PassResult(self.walk, grown, drafted, computed, hidden)
 
 
 @torch.no_grad()  # and not inference_mode, which an interrupt at its edge leaves on, with no way back
@@ -153,7 +164,9 @@ def run_pass(
     if len(members) == 1:
         members[0].state.note_prefill(fresh, ended - began)
     hidden = 0.0 if ahead is None else ahead.seconds
-    return [share.result(drafted - began, ended - drafted, len(members), hidden) for share in shares]
+    # Each row may wait for experts of its own.
+    waited = target.tree_model.spent.waited if target.store is None else 0.0
+    return [share.result(drafted - began, ended - drafted, waited, len(members), hidden) for share in shares]
 
 
 def _shares(members: Sequence[Member]) -> list[_Share]:

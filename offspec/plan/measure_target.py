@@ -31,7 +31,8 @@ ROWS = (2, 16, 64, 128, 256, 512)
 FEW_ROWS = (1, 4)  # as well, where every row asks for experts of its own
 PREFIX = 128  # committed positions behind which is measured: an answer's beginning
 
-_SECONDS = 0.7  # that a pass is given before it is broken off
+_SECONDS = 0.7  # that passes of a row count are given in all, before they are broken off
+_ROUNDS = 2  # in which that is given, where layers are fast enough
 _LEAST_LAYERS = 3
 _WALKS = 7
 _COPIED, _COPIES = 4 << 20, 5
@@ -83,10 +84,7 @@ class PassTrial:
             # The first layers that run at all make what later ones find made. Of a large model no row count
             # has a second pass, so that the price of the fewest rows would be of that.
             self._one(self._rows[0], 0.0)
-            # Experts may still be read ahead: the fewest rows, whose price matters most, come last.
-            for done, rows in enumerate(self._rows if target.store is None else reversed(self._rows)):
-                progress(done, len(self._rows) + 1)
-                each, around, beside = self._pass(rows, seconds)
+            for rows, (each, around, beside) in self._rounds(progress, seconds).items():
                 layer.append((rows, each))
                 outside.append((rows, around))
                 cpu += [(rows, beside)] if beside else []
@@ -110,6 +108,24 @@ class PassTrial:
             target.tree_model.on_layer = target.tree_model.between = None
             target.recover()
             target.tree_model.cache.rewind(0)
+
+    def _rounds(self, progress: Progress, seconds: float) -> dict[int, tuple[float, ...]]:
+        """What `_pass` says of each row count, in rounds over all of them, of which the lesser times count.
+
+        What goes on beside it for a second makes passes longer. If all passes of one row count met with that,
+        trees of that size would seem to cost as much as larger ones, which a plan would take instead.
+        """
+        # Experts may still be read ahead: the fewest rows, whose price matters most, come last.
+        order = self._rows if self._target.store is None else self._rows[::-1]
+        found, began = dict[int, list[tuple[float, ...]]](), time.perf_counter()
+        for turn in range(_ROUNDS):
+            if turn and time.perf_counter() - began >= seconds * len(order):
+                break
+            for done, rows in enumerate(order):
+                if not turn:
+                    progress(done, len(order) + 1)
+                found.setdefault(rows, []).append(self._pass(rows, seconds / _ROUNDS))
+        return {rows: tuple(map(_least, zip(*tried, strict=True))) for rows, tried in found.items()}
 
     def link(self) -> Rate | None:
         """Bytes per second while passes of two rows wait for weights; None where nothing streams."""
@@ -216,6 +232,11 @@ class PassTrial:
             walk(tree, rows, processor, noise, 0, lambda token: True)
             times.append(time.perf_counter() - began)
         return statistics.median(times)
+
+
+def _least(times: Sequence[float]) -> float:
+    """Of those that were taken; 0 where none was."""
+    return min((seconds for seconds in times if seconds), default=0.0)
 
 
 def rising(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:

@@ -31,7 +31,7 @@ class DraftPolicy:
         lookup_budget: Most nodes where lookups draft as well. What they find is not in the plan, and of its
             tree only what pays is verified.
         planned_budget: The budget of the plan, whatever was learnt since.
-        rests: Whether drafters rest while passes without any are faster.
+        rests: Whether drafters rest while passes without any are faster. Default False.
     """
 
     growth: GrowthPolicy
@@ -40,12 +40,12 @@ class DraftPolicy:
     record: int = 0
     lookup_budget: int = 1
     planned_budget: int = 1
-    rests: bool = True
+    rests: bool = False
 
     @classmethod
     def fixed(cls, config: EngineConfig) -> "DraftPolicy":
         """As the configuration says, with nothing planned."""
-        return cls(GrowthPolicy(tree_nodes(config), config.width or WIDEST))
+        return cls(GrowthPolicy(tree_nodes(config), config.width or WIDEST), rests=True)
 
     @classmethod
     def planned(cls, plan: Plan, loaded: EngineConfig, record: DraftRecord) -> "DraftPolicy":
@@ -67,6 +67,7 @@ class DraftPolicy:
             record=min(RECORDED * budget, loaded.budget or 1),
             lookup_budget=min(LOOKED_UP[loaded.device.split(":")[0]], loaded.budget or 1),
             planned_budget=budget,
+            rests=True,
         )
 
     def priced(self, costs: PassCosts, known: Calibration | None) -> "DraftPolicy":

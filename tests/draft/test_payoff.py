@@ -6,20 +6,30 @@ from itertools import pairwise
 import pytest
 
 from offspec.draft.mix.mixture import Asked, Mixture, Source
-from offspec.draft.mix.payoff import Payoff
+from offspec.draft.mix.payoff import OneRow, Payoff
 from tests.draft.test_mixture import ChainLookup, _scorer
 from tests.planners.tables import TableDrafter, random_table
 
 ALONE = 0.1  # seconds of a pass of one row
 
 
-def _run(passes: int, drafted: Callable[[int], float], predicted: float = ALONE) -> list[bool]:
-    """Which of so many passes have drafters, where those take so long, by their number, for 4 tokens."""
-    payoff, seen = Payoff(), list[bool]()
+@pytest.fixture(autouse=True)
+def drafters_stay() -> None:
+    """Here they rest."""
+
+
+def _run(
+    passes: int, drafted: Callable[[int], float], known: OneRow | None = None, tokens: int = 4
+) -> list[bool]:
+    """Which of so many passes have drafters, where those take so long, by their number.
+
+    known: of a pass of one row, by default a prediction that is right.
+    """
+    payoff, seen, known = Payoff(), list[bool](), known or OneRow.predicted(ALONE)
     for index in range(passes):
         seen.append(not payoff.rest)
-        tokens, seconds = (4, drafted(index)) if seen[-1] else (1, ALONE)
-        payoff.observe(seen[-1], tokens, seconds, predicted)
+        gave, seconds = (tokens, drafted(index)) if seen[-1] else (1, ALONE)
+        payoff.observe(seen[-1], gave, seconds, known)
     return seen
 
 
@@ -30,11 +40,40 @@ def _stretches(seen: list[bool]) -> list[int]:
 
 
 def test_drafters_that_pay_make_room_for_a_sample_now_and_then() -> None:
-    assert _stretches(_run(200, lambda index: 0.3)) == [2, 2, 65, 2, 65, 2, 62]
+    assert _stretches(_run(200, lambda index: 0.3)) == [3, 1, 4, 1, 65, 2, 65, 2, 57]
 
 
 def test_nothing_is_tried_where_one_row_cannot_be_as_fast() -> None:
-    assert all(_run(500, lambda index: 0.3, predicted=5.0))
+    assert all(_run(500, lambda index: 0.3, OneRow.predicted(5.0)))
+
+
+def test_without_a_plan_what_loses_for_sure_rests_at_once() -> None:
+    # All but 0.02 of the second is drafting: one token alone takes no longer than that.
+    assert _stretches(_run(40, lambda index: 1.0, OneRow(0.0, 0.02)))[:2] == [2, 34]
+
+
+@pytest.mark.parametrize(("tokens", "passes"), [(2, 13), (4, 21), (16, 27)])
+def test_without_a_plan_a_sample_waits_the_longer_the_more_it_may_lose(tokens: int, passes: int) -> None:
+    seen = _run(200, lambda index: 1.0, OneRow(0.0, 0.9), tokens)
+    loss = 0.9 - 1.0 / tokens  # seconds, were it as slow as it may be
+    assert seen.index(False) == passes >= 32 * loss
+
+
+def test_without_a_plan_nothing_is_tried_where_weights_alone_take_longer() -> None:
+    assert all(_run(500, lambda index: 1.0, OneRow(0.3, 1.0)))
+
+
+def test_without_a_plan_slow_drafts_come_to_rest() -> None:
+    seen = _run(400, lambda index: 0.5, OneRow(0.0, 0.5))
+    assert sum(seen[60:]) < 20 and any(seen[60:]), "but for a look now and then"
+
+
+def test_without_a_plan_drafts_that_pay_lose_few_passes() -> None:
+    for passes in range(1, 500, 7):
+        seen = _run(passes, lambda index: 0.2, OneRow(0.0, 0.2))
+        seconds = sum(0.2 if drafted else ALONE for drafted in seen)
+        tokens = sum(4 if drafted else 1 for drafted in seen)
+        assert tokens / seconds > 0.97 * 4 / 0.2
 
 
 def test_drafters_that_lose_rest_longer_each_time() -> None:
@@ -66,11 +105,28 @@ def test_lookups_go_on_while_drafters_rest(lookups: int) -> None:
     mixture.standing.payoff.rest = 2
     assert mixture.active() == everyone[1:]
     asked = Asked(everyone[1:])
-    mixture.compare(asked, 1, 1.0, 1.0)
+    one_row = OneRow.predicted(1.0)
+    mixture.compare(asked, 1, 1.0, one_row)
     assert mixture.standing.payoff.rest == 2, "a first pass, with the prompt in it, says nothing"
     mixture.standing.payoff.rest = 2
     mixture._passes = 1
     mixture.compare(asked, 1, 1.0, None)
     assert mixture.standing.payoff.rest == 1 and not mixture.standing.payoff.alone.passes
-    mixture.compare(asked, 1, 1.0, 1.0)
+    mixture.compare(asked, 1, 1.0, one_row)
     assert mixture.active() == everyone and mixture.standing.payoff.alone.each == 1.0
+
+
+@pytest.mark.parametrize("drafters", [0, 1])
+def test_what_lookups_find_is_left_out_where_one_row_is_faster(drafters: int) -> None:
+    """Where no costs bound it. Passes that found nothing come by themselves, and are what to compare with."""
+    mixture = _mixture([ChainLookup([3, 1], 0.9)])
+    if not drafters:
+        mixture = Mixture([], mixture.lookups)
+    mixture.standing.payoff.rest = 1000 * drafters
+    mixture._passes, rows = 1, list[int]()
+    for index in range(60):
+        asked = Asked(mixture.active())
+        rows.append(8 if asked.active and index % 2 else 1)  # every other time there is something to be found
+        seconds = float(rows[-1])
+        mixture.compare_lookups(asked, rows[-1], min(rows[-1], 2), seconds, OneRow(0.0, seconds))
+    assert rows[:4] == [1, 8, 1, 8] and set(rows[4:36]) == {1} and rows[36:40].count(8) == 2

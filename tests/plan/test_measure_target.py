@@ -139,6 +139,26 @@ def test_a_trial_knows_rows_times_and_the_link(model: Path) -> None:
         assert costs.link > 0 and costs.compute_seconds(64) > 0
 
 
+@pytest.mark.parametrize("disturbed", [2, 16, 64, 128])
+def test_what_goes_on_beside_passes_of_one_row_count_is_not_their_price(
+    model: Path, monkeypatch: pytest.MonkeyPatch, disturbed: int
+) -> None:
+    """Or trees of so many nodes would cost what larger ones do, which a plan would take instead."""
+    tried = list[int]()
+
+    def passes(own: PassTrial, rows: int, seconds: float) -> tuple[float, float, float]:
+        tried.append(rows)
+        slow = rows == disturbed and tried.count(rows) == 1
+        return (float(rows) + slow * 1000.0), 1.0, 0.0
+
+    with tiny_engine(model, "none", budget=64, slots=2) as engine:
+        monkeypatch.setattr(PassTrial, "_pass", passes)
+        monkeypatch.setattr(PassTrial, "link", lambda own: None)
+        measured = _try(engine, 60.0)
+    assert measured.layer == tuple((rows, float(rows)) for rows in (2, 16, 64, 128))
+    assert not measured.cpu
+
+
 @pytest.mark.parametrize("context", [2, 3, 17])
 def test_a_context_with_room_for_little(model: Path, context: int) -> None:
     with tiny_engine(model, "none", budget=1, context=context) as engine:

@@ -13,7 +13,6 @@ import pytest
 import offspec
 from offspec import CapacityError, Notice, SamplingParams
 from offspec.core.config import EngineConfig
-from offspec.draft.mix import payoff
 from offspec.engine import rehearsal as planning
 from offspec.engine.engine import Engine
 from offspec.plan import make as draw_up
@@ -130,7 +129,6 @@ def world(pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(choose, "measure", found.measure)
     monkeypatch.setattr(search, "BUDGETS", (1, 16, 64))
     monkeypatch.setattr(draw_up, "WIDTHS", (4, 16))
-    monkeypatch.setattr(payoff, "_HOPED", 0.0)  # nor do the clocks of tiny models tell otherwise
     return found
 
 

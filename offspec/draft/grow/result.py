@@ -66,12 +66,12 @@ class GrownTree:
         mixture.learn(self.every, walked, tokens, self.asked)
 
     def settle(
-        self, mixture: Mixture, nodes: Sequence[int], tokens: int, seconds: float, link: float
+        self, mixture: Mixture, nodes: Sequence[int], tokens: int, seconds: float, link: float | None
     ) -> None:
         """Let the sources be judged by what this pass gave and took in all.
 
         Who gave an accepted node less than what it took to be in the tree has not guessed it. link: seconds
-        that a pass takes at least.
+        that a pass takes at least; None where no source is to be judged by itself.
         """
         every, accepted = self.every, self.candidates[list(nodes[1:])]
         alone = every.score[every.parent[accepted]] + every.said[:, accepted]

@@ -10,7 +10,7 @@ from offspec.draft.base import Children, Drafter, Lookup, Scorer
 from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.mix.advisory import AdvisoryDrafter
 from offspec.draft.mix.backoff import Worth
-from offspec.draft.mix.payoff import Payoff
+from offspec.draft.mix.payoff import OneRow, Payoff
 from offspec.draft.mix.weights import Blended
 from offspec.sampling.constraint import FormatRule
 from offspec.sampling.noise import GumbelNoise
@@ -38,6 +38,7 @@ class Standing:
     tokens: float = 0.0  # a pass, and its seconds: running means
     seconds: float = 0.0
     payoff: Payoff = field(default_factory=Payoff)  # of all drafters
+    found: Payoff = field(default_factory=lambda: Payoff(reads=False))  # of all lookups
 
     @classmethod
     def of(cls, drafters: int, lookups: int) -> "Standing":
@@ -85,11 +86,15 @@ class Mixture:
 
     def active(self) -> tuple[int, ...]:
         """Which sources take part in the next pass."""
-        first = len(self.sources) if self.standing.payoff.rest else 0
+        standing, drafters = self.standing, len(self.sources)
+        first = drafters if standing.payoff.rest else 0
+        if first == drafters and standing.found.rest:
+            return ()
         if len(self.names) == 1:
             return (0,)[first:]
-        worths = enumerate(self.standing.worth)
-        return tuple(index for index, worth in worths if index >= first and not worth.rests)
+        return tuple(
+            index for index, worth in enumerate(standing.worth) if index >= first and not worth.rests
+        )
 
     def start(self, ids: Sequence[int], active: Sequence[int], resumes: bool = False) -> None:
         """Have those that take part catch up with the committed ids.
@@ -120,31 +125,38 @@ class Mixture:
                 hits = np.flatnonzero(grown.token[children] == token)
                 self.blend.learn(grown.said[:, children], int(hits[0]) if len(hits) else None)
 
-    def compare(self, asked: "Asked", tokens: int, seconds: float, predicted: float | None) -> None:
+    def compare(self, asked: "Asked", tokens: int, seconds: float, one_row: OneRow | None) -> None:
         """Count a pass by whether drafters took part, which rest while passes without any are faster.
 
-        Call before `settle`. The first pass of a request is not counted. predicted: seconds of a pass of one
-        row; None where the pass cannot be compared with such.
+        Call before `settle`. The first pass of a request is not counted. one_row: what is known of a pass of
+        one row; None where the pass cannot be compared with such.
         """
-        payoff = self.standing.payoff
-        if not self._passes or not self.sources:
-            return
-        if predicted is not None:
-            payoff.observe(bool(asked.seen), tokens, seconds, predicted)
-        elif not asked.seen:
-            payoff.sit_out()
+        if self._passes and self.sources:
+            _count(self.standing.payoff, bool(asked.seen), tokens, seconds, one_row)
+
+    def compare_lookups(
+        self, asked: "Asked", rows: int, tokens: int, seconds: float, one_row: OneRow | None
+    ) -> None:
+        """The same of lookups where no costs bound what they find: they rest while one row is faster.
+
+        Only passes without drafters tell, which else fill the tree. rows: nodes of the tree.
+        """
+        looked = any(index >= len(self.sources) for index in asked.active)
+        if self._passes and self.lookups and not asked.seen:
+            _count(self.standing.found, looked and rows > 1, tokens, seconds, one_row)
 
     def settle(
-        self, asked: "Asked", guessed: NDArray[np.bool_], tokens: int, seconds: float, link: float
+        self, asked: "Asked", guessed: NDArray[np.bool_], tokens: int, seconds: float, link: float | None
     ) -> None:
         """Count a pass: who guessed each accepted node, [S, n], and what it gave and took in all.
 
         A source that costs more than it brings is left out for a while. The first pass of a request is not
-        counted: sources read the prompt then. link: seconds that a pass takes at least.
+        counted: sources read the prompt then. link: seconds that a pass takes at least; None where no source
+        is to be judged by itself.
         """
         self._passes += 1
         standing, active = self.standing, asked.active
-        if len(self.names) == 1 or not active:
+        if link is None or len(self.names) == 1 or not active:
             return
         for index, worth in enumerate(standing.worth):
             if worth.rests and index not in active:
@@ -175,6 +187,14 @@ class Asked:
 
     def spent(self, index: int, seconds: float) -> None:
         self.seconds[index] = self.seconds.get(index, 0.0) + seconds
+
+
+def _count(payoff: Payoff, drafted: bool, tokens: int, seconds: float, one_row: OneRow | None) -> None:
+    """Count a pass, or that it went by, where it cannot be compared with one of one row."""
+    if one_row is not None:
+        payoff.observe(drafted, tokens, seconds, one_row)
+    elif not drafted:
+        payoff.sit_out()
 
 
 def _owed(guessed: NDArray[np.bool_], index: int) -> float:

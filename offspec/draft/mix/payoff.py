@@ -1,14 +1,16 @@
 """Whether passes with drafters are faster than passes without any: seconds a token of both, in this run.
 
 A plan may be wrong: the machine is busy, or the draft guesses worse than was thought. So where passes without
-drafters might be as fast, a few are made to know, and drafters rest for as long as they lose. Clocks decide
-how soon tokens come, never which: those do not depend on trees.
+drafters might be as fast, a few are made to know, and drafters rest for as long as they lose. Where nothing
+was planned, what is known of such passes comes of those with drafters: each has to wait for its weights as
+long, and has fewer rows to compute. Clocks decide how soon tokens come, never which: those do not depend on
+trees.
 """
 
 from dataclasses import dataclass, field
 
 _KEPT = 0.8  # of a running mean, from pass to pass
-_LEAST = 2  # passes of each kind before they are compared
+_LEAST = 2  # passes of each kind before they are compared, and of a sample
 _MARGIN = 1.05  # by how much faster passes must be without drafters, once many are known
 _HOPED = 2.0  # how much faster than predicted passes without drafters may be
 _EVERY = 64  # passes with drafters from one sample of the others to the next
@@ -16,20 +18,37 @@ _PROVEN = 8  # passes with drafters after which these have proved their worth
 _FIRST_REST, _LONGEST_REST, _LONGER = 32, 2048, 4  # passes; and how many times longer each rest is
 
 
+@dataclass(frozen=True, slots=True)
+class OneRow:
+    """Between what seconds a pass of one row takes, as far as other passes tell."""
+
+    least: float
+    most: float
+
+    @classmethod
+    def predicted(cls, seconds: float) -> "OneRow":
+        """By a plan, which may be wrong."""
+        return cls(seconds / _HOPED, seconds)
+
+
 @dataclass(slots=True)
 class Pace:
-    """Running means over passes."""
+    """Running means over passes. least, most: of what one row would have taken in their place."""
 
     passes: int = 0
     tokens: float = 0.0
     seconds: float = 0.0
+    least: float = 0.0
+    most: float = 0.0
 
-    def observe(self, tokens: float, seconds: float) -> None:
+    def observe(self, tokens: float, seconds: float, one_row: OneRow) -> None:
         """Count a pass."""
         self.passes += 1
         keep = min(1 - 1 / self.passes, _KEPT)
         self.tokens = keep * self.tokens + (1 - keep) * tokens
         self.seconds = keep * self.seconds + (1 - keep) * seconds
+        self.least = keep * self.least + (1 - keep) * one_row.least
+        self.most = keep * self.most + (1 - keep) * one_row.most
 
     @property
     def each(self) -> float:
@@ -42,11 +61,13 @@ class Payoff:
     """What passes with drafters and without give, and when drafters rest.
 
     rest: passes without drafters that are to come: a sample of them, or as many as it seems worth.
+    reads: whether those that rested have to read what came meanwhile, so that their next pass takes longer.
     """
 
     drafted: Pace = field(default_factory=Pace)
     alone: Pace = field(default_factory=Pace)
     rest: int = 0
+    reads: bool = True
     _next_rest: int = _FIRST_REST
     _sampled: int = 0  # passes with drafters since passes without were seen
     _catches_up: bool = False
@@ -54,37 +75,49 @@ class Payoff:
     def sit_out(self) -> None:
         """A pass went by without drafters, which will have more to catch up with."""
         self.rest = max(self.rest - 1, 0)
-        self._catches_up = True
+        self._catches_up = self.reads
 
-    def observe(self, drafted: bool, tokens: float, seconds: float, predicted: float) -> None:
+    def observe(self, drafted: bool, tokens: float, seconds: float, one_row: OneRow) -> None:
         """Count a pass.
 
         Args:
             drafted: Whether drafters took part.
             tokens: That it gave.
             seconds: That it took in all.
-            predicted: What a pass of one row was predicted to take.
+            one_row: What is known of a pass of one row in its place.
         """
         if not drafted:
-            self.alone.observe(tokens, seconds)
+            self.alone.observe(tokens, seconds, one_row)
             self._sampled = 0
             self.sit_out()
         elif self._catches_up:
             self._catches_up = False
             return
         else:
-            self.drafted.observe(tokens, seconds)
+            self.drafted.observe(tokens, seconds, one_row)
             self._sampled += 1
         known = self.drafted.passes >= _LEAST and not self.rest
-        if known and self.drafted.each * _HOPED > predicted:
+        if known and self.drafted.each > self.drafted.least:
             self._decide()
 
     def _decide(self) -> None:
-        """Whether drafters rest, by what is known of both; or a sample is due to know."""
-        if self.alone.passes < _LEAST or self._sampled >= _EVERY:
+        """Whether drafters rest, by what is known of both; or a sample is due to know.
+
+        The first come one by one, and the later the more they may lose of the time before them, of which no
+        sample takes a larger part than `_LEAST` of `_EVERY`.
+        """
+        if self.alone.passes < _LEAST:
+            self.rest = int(self._sampled * _LEAST >= _EVERY * self._lost)
+        elif self._sampled >= _EVERY:
             self.rest = _LEAST
         elif self.drafted.each > (_MARGIN + 1 / self.drafted.passes) * self.alone.each:
             self.rest, self.drafted = self._next_rest, Pace()
             self._next_rest = min(_LONGER * self._next_rest, _LONGEST_REST)
         elif self.drafted.passes >= _PROVEN:
             self._next_rest = _FIRST_REST
+
+    @property
+    def _lost(self) -> float:
+        """What a pass of one row takes at most beyond its token's worth, as a share of one with drafters."""
+        seconds = self.alone.seconds if self.alone.passes else self.drafted.most
+        return (seconds - self.drafted.each) / self.drafted.seconds

@@ -261,8 +261,8 @@ class RequestOptions(EngineOptions):
             metavar="NODES|auto",
             parser=_number_or_auto,
             help="Tree nodes that one draft step expands; [bold]auto[/] takes the fastest by the plan. With "
-            "a number here and for [bold]--budget[/] nothing is planned: trees are as large as that, also "
-            "where answers would come sooner without them.",
+            "a number here and for [bold]--budget[/] nothing is planned: trees are as large as that, but for "
+            "times when passes without any are seen to be faster.",
         ),
     ] = "auto"
     tree: Annotated[

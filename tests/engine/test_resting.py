@@ -1,0 +1,86 @@
+"""Runs whose budget and width were given fall back by themselves to passes of one row, and come back."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import offspec
+from offspec import Engine, Finished, PassStats, SamplingParams
+from offspec.engine import forest
+from tests.support.tiny_models import disturb, write_model
+
+PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
+BUDGET = 24
+FIRST, SECOND = (
+    SamplingParams(temperature=1.0, seed=seed, max_tokens=120, ignore_eos=True) for seed in (7, 8)
+)
+
+
+@pytest.fixture(autouse=True)
+def drafters_stay() -> None:
+    """Here they rest, by seconds that are made up."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("resting")
+    write_model(place / "target")
+    write_model(place / "near")
+    disturb(place / "near")
+    return place
+
+
+@pytest.fixture
+def take(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], float], float], None]:
+    """Has passes take so many seconds by their rows, of which they wait so many for weights."""
+    result: Any = forest._Share.result
+
+    def take(seconds: Callable[[int], float], waited: float) -> None:
+        def made_up(share: Any, *real: Any) -> Any:
+            return result(share, 0.0, seconds(share.nodes), waited, 1, 0.0)
+
+        monkeypatch.setattr(forest._Share, "result", made_up)
+
+    return take
+
+
+@pytest.fixture(params=["near", "near,suffix", "suffix"])
+def engine(folder: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    draft = request.param.replace("near", str(folder / "near"))
+    with offspec.load(
+        str(folder / "target"), draft=draft, dtype="float32", context=200, budget=BUDGET, width=4, learn=False
+    ) as engine:
+        assert engine.plan is None
+        yield engine
+
+
+def _answer(engine: Engine, params: SamplingParams) -> tuple[list[int], tuple[int, ...]]:
+    """Rows of the passes of an answer but for the first, which reads the prompt; and its tokens."""
+    *events, last = engine.stream(PROMPT, params)
+    assert isinstance(last, Finished)
+    nodes = [event.tree_nodes for event in events if isinstance(event, PassStats)]
+    return nodes[1:], last.result.token_ids
+
+
+def test_trees_that_lose_are_left_out(engine: Engine, take: Callable[..., None]) -> None:
+    alone = [engine.generate(PROMPT, params, draft="none").token_ids for params in (FIRST, SECOND)]
+    take(lambda rows: float(rows), 0.0)
+    nodes, tokens = _answer(engine, FIRST)
+    assert tokens == alone[0] and max(nodes) <= BUDGET
+    assert max(nodes) > 1 and nodes.count(1) > len(nodes) / 2
+    nodes, tokens = _answer(engine, SECOND)
+    assert tokens == alone[1]
+    assert nodes.count(1) > 0.9 * len(nodes), "what was seen is known to the next answer"
+
+
+def test_trees_that_cost_nothing_go_on(engine: Engine, take: Callable[..., None]) -> None:
+    alone = engine.generate(PROMPT, FIRST, draft="none").token_ids
+    take(lambda rows: 1.0, 1.0)
+    nodes, tokens = _answer(engine, FIRST)
+    assert tokens == alone
+    if engine.draft == "suffix":
+        assert max(nodes) > 1
+    else:
+        assert min(nodes[:-2]) > 1, "the last tokens ask for no tree"
