@@ -84,6 +84,8 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--only", nargs="+", choices=CONTENDERS, metavar="NAME",
                    help=f"run some contenders: {', '.join(CONTENDERS)}")  # fmt: skip
     p.add_argument("--llama-cpp", type=Path, metavar="FOLDER", help=f"also run llama.cpp: a {BUILDING}")
+    p.add_argument("--pack", choices=("nf4", "int4-g64"), default="nf4",
+                   help="format of offspec's own pack (default nf4)")  # fmt: skip
     p.add_argument("--draft-lengths", type=int, nargs="+", default=list(DRAFT_LENGTHS), metavar="TOKENS",
                    help="drafts that llama.cpp is tried with (default 4 8 16)")  # fmt: skip
     p.add_argument("--airllm-tokens", type=int, default=4, help="most new tokens of AirLLM")
@@ -108,7 +110,7 @@ def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
     rows = [summarise(runs, temperature) for temperature in args.temperatures]
     keys = ("factor", "dtype", "budget", "width", "context", "tokens", "off_tokens", "airllm_tokens", "seed")
     summary = {
-        **report.head(args, *keys, "only"),
+        **report.head(args, *keys, "only", "pack"),
         "model": target.name,
         "draft": f"{model_name(args.model)} rounded to 4 bits, as a bfloat16 checkpoint",
         "memory_bytes": parse_bytes(args.memory),

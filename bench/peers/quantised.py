@@ -20,15 +20,15 @@ from bench.lib.streamed import ask
 from bench.peers import llama as peers_llama
 from bench.peers.llama import LlamaFiles
 
-PACKED, STORED, LLAMA, LLAMA_DRAFTED = "offspec_nf4", "offspec_gguf", "llama_cpp", "llama_cpp_drafted"
+PACKED, STORED, LLAMA, LLAMA_DRAFTED = "offspec_pack", "offspec_gguf", "llama_cpp", "llama_cpp_drafted"
 QUANTISED = (PACKED, STORED, LLAMA, LLAMA_DRAFTED)
 QUANTISED_TITLES = {
-    PACKED: "offspec, NF4",
+    PACKED: "offspec, its own pack",
     STORED: "offspec, Q4_0 GGUF",
     LLAMA: "llama.cpp, Q4_0",
     LLAMA_DRAFTED: "llama.cpp, speculative",
 }
-_DRAFT_BITS = 4
+_DRAFT_BITS = 16  # as llama.cpp has the draft; the target, which is rounded, does not say the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def prepare(args: argparse.Namespace, target: Path) -> Quantised | None:
     wanted = [name for name in args.only if name in QUANTISED]
     if not wanted:
         return None
-    pack = Path(pack_of(target)) if PACKED in wanted else None
+    pack = Path(pack_of(target, args.pack)) if PACKED in wanted else None
     if wanted == [PACKED]:
         return Quantised(pack, None)
     if args.llama_cpp is None:
@@ -80,7 +80,12 @@ def pack_of(target: Path, to: str = "nf4") -> str:
 def settings(contender: str, lengths: Sequence[int], *, fits: bool) -> dict[str, dict[str, Any]]:
     """What a contender is tried with, by names. lengths, fits: see `bench.peers.llama.settings`."""
     if contender in (PACKED, STORED):
-        return {"budget and width as given": {}, "as planned": {"budget": None, "width": None}}
+        planned = {"budget": None, "width": None}
+        return {
+            "budget and width as given": {},
+            "as planned": planned,
+            "as planned, draft in 4 bits": {**planned, "draft_bits": 4},
+        }
     tried = peers_llama.settings(len(os.sched_getaffinity(0)), lengths, fits=fits)
     return tried[peers_llama.ALONE if contender == LLAMA else peers_llama.DRAFTED]
 
