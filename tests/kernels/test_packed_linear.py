@@ -1,6 +1,7 @@
 """Products with packed weights: to the last bit those of the values, at any number of rows."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Literal
 
 import pytest
@@ -9,10 +10,12 @@ from torch import Tensor
 
 from bench.kernels.dequant import FORMATS, random_parts
 from offspec_kernels.dequant import Format, dequantise
+from offspec_kernels.dequant.awq import Awq
 from offspec_kernels.dequant.codebook import Codebook
 from offspec_kernels.dequant.ggml import Ggml
 from offspec_kernels.dequant.ggml import native as ggml
 from offspec_kernels.dequant.ggml.reordered import Reordered
+from offspec_kernels.dequant.gptq import Gptq
 from offspec_kernels.dequant.grouped import native as grouped
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.packed_linear import packed_linear
@@ -76,6 +79,17 @@ def test_blocks_of_a_codebook(kind: Literal["nf4", "fp4"], block: int, halves: b
     assert got is not None and torch.equal(
         got, blocks.row_linear(_rows(3, 3072), _values(format, parts, shape))
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("make", [Awq, partial(Gptq, 4, act_order=False), partial(Gptq, 2, act_order=False)])
+def test_scales_of_other_dtypes(make: Callable[..., Format], dtype: torch.dtype) -> None:
+    """With groups that end within a piece, and columns that are no whole panels."""
+    format, shape = make(group=96, scales=dtype), (80, 1152)
+    parts = random_parts(format, shape, torch.device("cpu"))
+    got = packed_linear(_rows(3, 1152), format, parts, shape)
+    values = _values(format, parts, shape)
+    assert got is not None and torch.equal(got, blocks.row_linear(_rows(3, 1152), values.contiguous()))
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q6_K"])

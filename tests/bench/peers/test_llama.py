@@ -148,7 +148,9 @@ def test_quantised_contenders_are_compared_among_themselves() -> None:
     assert found[LLAMA_DRAFTED]["offspec_is_faster_by"] == 2.0
     assert found[LLAMA_DRAFTED]["same_tokens"] is None
     (told,) = peers_tally.shortfalls([row], [OFFSPEC, PACKED, LLAMA_DRAFTED])
-    assert told == "offspec, its own pack is 2.00x llama.cpp, speculative at temperature 0, where 3x was the aim"
+    assert (
+        told == "offspec, its own pack is 2.00x llama.cpp, speculative at temperature 0, where 3x was the aim"
+    )
     assert peers_tally.shortfalls([row], [OFFSPEC, LLAMA_DRAFTED]) == []
 
 

@@ -11,7 +11,15 @@ from torch import Tensor
 from offspec_kernels.dequant.format import Filler
 from offspec_kernels.dequant.native import WIDE, array, carray, compiled, filling, inlined
 from offspec_kernels.dequant.registers import fetch_ahead, has_lookups, scaled_row
-from offspec_kernels.dequant.scaled.native import ANY_HALF, BLOCK, HALF, rounding, scaled_columns
+from offspec_kernels.dequant.scaled.native import (
+    ANY_HALF,
+    BLOCK,
+    NONE,
+    READ,
+    STORED,
+    rounding,
+    scaled_columns,
+)
 from offspec_kernels.dequant.threads import spread
 
 
@@ -62,7 +70,10 @@ def _fill(
 def fill(group: int, parts: Mapping[str, Tensor], out: Tensor) -> None:
     """out: [in, out]."""
     rows, columns = out.shape
-    zeros, scales, kind = _zeros_and_scales(parts, out.dtype)
+    scales = parts["scales"].float()
+    zeros = torch.empty(rows // group * columns, dtype=torch.uint8)
+    _unpack_all(array(parts["qzeros"]), array(zeros.view(torch.uint64)))
+    kind = rounding(scales, parts["scales"].dtype, 15, out.dtype)
     words, zero, scale, values = (array(each) for each in (parts["qweight"], zeros, scales, out))
     blocks = rows // group * -(-columns // BLOCK)
     spread(
@@ -72,37 +83,31 @@ def fill(group: int, parts: Mapping[str, Tensor], out: Tensor) -> None:
     )
 
 
-def _zeros_and_scales(parts: Mapping[str, Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor, int]:
-    """uint8 and float32 [in / group, out], and how products with the scales are rounded."""
-    scales = parts["scales"].float()
-    zeros = torch.empty(scales.shape, dtype=torch.uint8)
-    _unpack_all(array(parts["qzeros"]), array(zeros.view(torch.uint64)))
-    return zeros, scales, rounding(scales, parts["scales"].dtype, 15, dtype)
-
-
 def filler(group: int, parts: Mapping[str, Tensor]) -> Filler | None:
     if not has_lookups():
         return None
-    zeros, scales, kind = _zeros_and_scales(parts, torch.bfloat16)
-    arrays = array(parts["qweight"]), array(zeros), array(scales)
-    return Filler(_filling(kind), arrays, group, 2, transposed=True)
+    words, zeros, scales = (array(parts[name]) for name in ("qweight", "qzeros", "scales"))
+    return Filler(_filling(parts["scales"].dtype), (words, zeros, scales), group, 2, transposed=True)
 
 
 @cache
-def _filling(kind: int) -> int:
-    scale_row = scaled_row(4, _PLACES, halves=kind in (HALF, ANY_HALF))
+def _filling(dtype: torch.dtype) -> int:
+    halves = dtype == torch.float16
+    scale_row, stored, read = scaled_row(4, _PLACES, halves=halves), STORED[dtype], READ[dtype]
+    kind = ANY_HALF if halves else NONE
 
     def fill(
         words: Any, zeros: Any, scales: Any, group: int, columns: int, row: int, place: int, count: int,
         out: Any,
     ) -> None:  # fmt: skip
-        size, codes = min(WIDE, columns - place), np.empty(WIDE // 8, np.uint64)
+        size, codes, eight = min(WIDE, columns - place), np.empty(8, np.uint64), np.empty(8, np.uint64)
+        zero, scale = eight.view(np.uint8), np.empty(WIDE, np.float32)
         values, done = carray(out, count * WIDE, np.uint16), 0
         while done < count:
             of = (row + done) // group
             end, first = min(count, (of + 1) * group - row), of * columns + place
-            zero = carray(zeros, first + size, np.uint8)[first:]
-            scale = carray(scales, first + size, np.float32)[first:]
+            _unpack(carray(zeros, (first + size) // 8, np.int32)[first // 8 :], eight)
+            read(carray(scales, first + size, stored)[first:], scale)
             for k in range(done, end):
                 at = ((row + k) * columns + place) // 8
                 some, made = carray(words, at + size // 8, np.int32)[at:], values[k * WIDE : k * WIDE + size]

@@ -16,10 +16,13 @@ from offspec_kernels.dequant.registers import fetch_ahead, has_lookups, scaled_r
 from offspec_kernels.dequant.scaled.native import (
     ANY_HALF,
     BLOCK,
-    HALF,
+    NONE,
+    READ,
+    STORED,
     rounding,
     scaled_columns,
     unpack_across,
+    unpack_stream,
     unpacked,
 )
 from offspec_kernels.dequant.threads import spread
@@ -56,9 +59,12 @@ def _fill(
 def fill(format: GptqLayout, parts: Mapping[str, Tensor], out: Tensor) -> None:
     """out: [in, out]; the groups in g_idx are those that there are."""
     rows, columns = out.shape
-    zeros, scales, kind = _zeros_and_scales(format, parts, out.dtype)
+    bits, scales = format.bits, parts["scales"].float()
+    zeros = torch.empty(scales.numel(), dtype=torch.uint8)
+    unpacked(array(format.zero_words(parts["qzeros"])), bits, format.later_plus_one, array(zeros))
+    kind = rounding(scales, format.scales, (1 << bits) - 1, out.dtype)
     words, zero, scale, values = (array(each) for each in (parts["qweight"], zeros, scales, out))
-    index, bits = array(format.index(parts, rows)), format.bits
+    index = array(format.index(parts, rows))
     blocks = -(-rows // _ROWS) * -(-columns // BLOCK)
     spread(
         lambda start, end: _fill(words, zero, scale, index, bits, columns, kind, values, start, end),
@@ -67,40 +73,33 @@ def fill(format: GptqLayout, parts: Mapping[str, Tensor], out: Tensor) -> None:
     )
 
 
-def _zeros_and_scales(
-    format: GptqLayout, parts: Mapping[str, Tensor], dtype: torch.dtype
-) -> tuple[Tensor, Tensor, int]:
-    """uint8 and float32 [in / group, out], and how products with the scales are rounded."""
-    bits, scales = format.bits, parts["scales"].float()
-    zeros = torch.empty(scales.shape, dtype=torch.uint8)
-    unpacked(array(format.zero_words(parts["qzeros"])), bits, format.later_plus_one, array(zeros))
-    return zeros, scales, rounding(scales, format.scales, (1 << bits) - 1, dtype)
-
-
 def filler(format: GptqLayout, parts: Mapping[str, Tensor], inputs: int) -> Filler | None:
     # Groups may change from row to row, and codes of 3 bits lie across words.
     if format.act_order or format.bits == 3 or not has_lookups():
         return None
-    zeros, scales, kind = _zeros_and_scales(format, parts, torch.bfloat16)
-    arrays = array(parts["qweight"]), array(zeros), array(scales)
-    return Filler(_filling(format.bits, kind), arrays, format.group_of(inputs), 2, transposed=True)
+    words, scales = (array(parts[name]) for name in ("qweight", "scales"))
+    zeros, group = array(format.zero_words(parts["qzeros"])), format.group_of(inputs)
+    return Filler(_filling(format.bits, format.scales), (words, zeros, scales), group, 2, transposed=True)
 
 
 @cache
-def _filling(bits: int, kind: int) -> int:
-    each, scale_row = 32 // bits, scaled_row(bits, (0,), halves=kind in (HALF, ANY_HALF))
+def _filling(bits: int, dtype: torch.dtype) -> int:
+    each, halves = 32 // bits, dtype == torch.float16
+    scale_row, stored, read = scaled_row(bits, (0,), halves=halves), STORED[dtype], READ[dtype]
+    kind = ANY_HALF if halves else NONE
 
     def fill(
         words: Any, zeros: Any, scales: Any, group: int, columns: int, row: int, place: int, count: int,
         out: Any,
     ) -> None:  # fmt: skip
-        size, codes = min(WIDE, columns - place), np.empty(WIDE, np.uint8)
-        values, done = carray(out, count * WIDE, np.uint16), 0
+        size, codes, zero = min(WIDE, columns - place), np.empty(WIDE, np.uint8), np.empty(WIDE, np.uint8)
+        scale, values, done = np.empty(WIDE, np.float32), carray(out, count * WIDE, np.uint16), 0
         while done < count:
             of = (row + done) // group
             end, first = min(count, (of + 1) * group - row), of * columns + place
-            zero = carray(zeros, first + size, np.uint8)[first:]
-            scale = carray(scales, first + size, np.float32)[first:]
+            # Words are whole in each 64 columns, and in what is left of them.
+            unpack_stream(carray(zeros, (first + size) // each, np.int32)[first // each :], bits, zero[:size])
+            read(carray(scales, first + size, stored)[first:], scale)
             for k in range(done, end):
                 at = (row + k) // each * columns + place
                 some, made = carray(words, at + size, np.int32)[at:], values[k * WIDE : k * WIDE + size]
