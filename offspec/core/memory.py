@@ -1,6 +1,7 @@
 """How much memory there is, and how much this process takes."""
 
 import ctypes
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -8,12 +9,15 @@ from pathlib import Path, PurePosixPath
 from offspec.core.config import format_bytes
 from offspec.core.events import Event, Notice
 
-RUNTIME = 384_000_000  # bytes that Python, torch and transformers take in a process of their own, about
+RUNTIME = 368_000_000  # bytes that Python, torch and transformers take in a process of their own, about
 _RUNTIME_STEP = 32_000_000
+_CODE = 60_000_000  # of them code that comes back after `forget_code`, while tokens are made
 _first_runtime = 0
 MARGIN = 64 << 20  # thread stacks, the allocator's slack, Python objects made while decoding
 
 _M_MMAP_THRESHOLD, _LARGE = -3, 4 << 20  # of glibc's mallopt, and bytes
+_MADV_DONTNEED = 4
+_PRODUCTS = "64"  # more than one layer of a pass has, but for a long prompt
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60  # how version 1 says that there is no limit, about
@@ -32,7 +36,7 @@ def resident_bytes() -> int:
 
 
 def steady_runtime(*, fresh: bool) -> int:
-    """What to set aside for this process as it is without weights, in steps.
+    """What to set aside for this process as it is without weights, its code forgotten, in steps.
 
     It differs by a few megabytes from run to run; what fits must not, or every plan would be made twice. Nor
     must it grow with what an engine that was closed left on the heap, where the next one will find room:
@@ -40,7 +44,7 @@ def steady_runtime(*, fresh: bool) -> int:
     """
     global _first_runtime
     if fresh or not _first_runtime:
-        steps = -(-max(resident_bytes() - RUNTIME, 0) // _RUNTIME_STEP)
+        steps = -(-max(resident_bytes() + _CODE - RUNTIME, 0) // _RUNTIME_STEP)
         found = RUNTIME + steps * _RUNTIME_STEP
         _first_runtime = _first_runtime or found
         return found
@@ -58,6 +62,36 @@ def trim() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
     except (OSError, AttributeError):
         return  # another C library; nothing is lost but the slack
+
+
+def forget_code() -> None:
+    """Have the pages of libraries leave this process; those that run again come back from the page cache.
+
+    Importing and compiling run a great deal of code that nothing runs afterwards. Of a mapping that was
+    written to, every page stays.
+    """
+    try:
+        madvise = ctypes.CDLL("libc.so.6").madvise
+    except (OSError, AttributeError):
+        return  # another C library; nothing is lost but the room
+    place, size = 0, 0
+    for line in _text(_PROC / "self/smaps").splitlines():
+        first, *others = line.split()
+        if not first.endswith(":"):
+            start, end = (int(number, 16) for number in first.split("-"))
+            read_only = others[0] in ("r-xp", "r--p") and others[-1].startswith("/")
+            place, size = (start, end - start) if read_only else (0, 0)
+        elif first == "Anonymous:" and others[0] == "0" and size:
+            madvise(ctypes.c_void_p(place), ctypes.c_size_t(size), _MADV_DONTNEED)
+
+
+def limit_products() -> None:
+    """Have oneDNN, which multiplies for torch, keep the code of few shapes of products; the environment wins.
+
+    Its default is a thousand of half a megabyte each, which answers at ever other lengths would fill. Another
+    is made in less than a millisecond. It is told by its environment, which it reads at its first product.
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", _PRODUCTS)
 
 
 def return_large() -> None:

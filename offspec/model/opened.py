@@ -23,7 +23,7 @@ from offspec.model.unpacking import warm_up
 from offspec.model.weights import WeightRecipe, map_weights, shared_by_layers
 from offspec.stream.layout import lay_out
 from offspec_kernels.backend import choose_backend
-from offspec_kernels.tree_attention import gpu_scratch_bytes
+from offspec_kernels.tree_attention import gpu_scratch_bytes, list_bytes
 from offspec_kernels.tree_attention import scratch_bytes as tree_attention_scratch
 from offspec_kernels.tree_attention import warm_up as warm_up_attention
 
@@ -280,19 +280,19 @@ class OpenedModel:
         kept, item = self.skeleton.rows, self.dtype.itemsize
         hidden: int = self.skeleton.config.hidden_size
         inner = max((max(shape) for shape in self._matrix_shapes()), default=hidden)
-        states, chunk = rows * hidden * item, min(rows, chunk)
+        states, chunk, keys = rows * hidden * item, min(rows, chunk), length + rows
         gated = chunk * 3 * inner * item
         part = (
             chunk * 4 * hidden * 4
-            + self._dense_scratch(rows, length + rows, chunk)
+            + self._dense_scratch(rows, keys, chunk)
             + max(rows, length) * (kept.expanded * item + self._read_as_values)
             + chunk * item * kept.row_numbers // len(self.layers) * _WIDENED
         )
         if (device or self.device).type == "cpu":
             reordered = max((a * b for a, b in self._matrix_shapes()), default=0) * item  # by the product
             attention = tree_attention_scratch(
-                rows, length + rows, kept.heads, kept.groups, self.dtype, self.int8_cache
-            )
+                chunk, keys, kept.heads, kept.groups, self.dtype, self.int8_cache, size=kept.head_size
+            ) + list_bytes(rows - chunk, keys)
             return 4 * states + part + gated + attention + reordered
         part += max(gated, gpu_scratch_bytes(rows, length, kept.heads))  # one is gone when the other comes
         # When layers are done, the last norm runs over all rows in float32.

@@ -28,9 +28,14 @@ def tree_nodes(config: EngineConfig) -> int:
     return min(budget, -(-_PARTS * budget // sequences), _LARGEST_TREE)
 
 
+def most_width(config: EngineConfig) -> int:
+    """Nodes that a draft step expands at most: no more than are verified, of which the best are expanded."""
+    return config.width or min(WIDEST, config.budget or 1)
+
+
 def draft_rows(config: EngineConfig) -> int:
     """Rows that a growing tree may take in the draft's cache, whatever width is chosen once it is loaded."""
-    return 2 * tree_nodes(config) + (config.width or WIDEST)
+    return 2 * tree_nodes(config) + most_width(config)
 
 
 def embedding_bytes(held: Held, draft: LoadedModel | None) -> int:

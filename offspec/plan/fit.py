@@ -21,13 +21,13 @@ from offspec.model.recurrence import snapshots
 from offspec.model.runner import CHUNK, PASS_ROWS, SHARED_PROMPT_ROWS, SMALL_CHUNK
 from offspec.model.tokenizer import TextCodec
 from offspec.plan.draft_memory import (
-    WIDEST,
     DraftMode,
     Held,
     draft_bytes,
     draft_rows,
     embedding_bytes,
     loading_bytes,
+    most_width,
     tree_nodes,
     unpacks,
 )
@@ -225,7 +225,7 @@ class Opened:
 
     def sequences(self, config: EngineConfig) -> int:
         """How many there is room for with the same draft and context, and hardly a layer less in memory."""
-        wanted = replace(config, budget=config.budget or LEAST_BUDGET, width=config.width or WIDEST)
+        wanted = replace(config, budget=config.budget or LEAST_BUDGET)
         alone = self.fit(replace(wanted, sequences=1))
         for count in _SEQUENCES:
             with suppress(CapacityError):
@@ -403,7 +403,7 @@ def _needs(
         cached, hosted = 2 * target.window_bytes(capacity), cached
     device_runtime = devices.RUNTIME + devices.SLACK if target.device.type == "cuda" else 0
     drawn = tree if config.verify == "sequoia" else 0  # nodes whose distributions are kept for the walk
-    width = config.width or WIDEST
+    width = most_width(config)
     # That stay for a request, noise among them, and what scorers work in, which is there once.
     scores = (sequences * (CACHED_ROWS + drawn) + width) * 4 * vocabulary
     logits = max(2 * width, HEAD_ROWS if sequences > 1 else 0) * 4 * vocabulary  # of a draft step
@@ -412,9 +412,10 @@ def _needs(
     beside = target.scratch_bytes(together, capacity, chunk, _CPU) + on_cpu + states if cpu else 0
     draft, loading = draft_bytes(held, opened.draft, config, context), loading_bytes(held, opened.draft)
     looked_up = target.embedding_bytes if opened.embeds else 0
+    # One is gone when the other comes, and what is free again is used again.
     if target.device.type == "cpu":
-        draft, scratch = draft + looked_up + loading, scores + logits + activations
-    else:  # one is gone when the other comes, and what is free again is used again
+        draft, scratch = draft + looked_up, scores + max(logits + activations, loading)
+    else:
         scratch = scores + max(logits, activations, loading)
     return Needs(
         runtime=opened.runtime,

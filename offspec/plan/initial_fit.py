@@ -8,7 +8,7 @@ from offspec.core.config import AUTO, DraftBits, EngineConfig, format_bytes
 from offspec.core.errors import CapacityError, PlanError
 from offspec.core.events import Notice
 from offspec.draft.open import Notify
-from offspec.plan.draft_memory import WIDEST, DraftMode
+from offspec.plan.draft_memory import DraftMode, most_width
 from offspec.plan.fit import LEAST_BUDGET, Fit, Opened
 from offspec.plan.hardware_profile import machine_fingerprint
 from offspec_planners.plan import Plan
@@ -113,12 +113,12 @@ def _still_fits(plan: Plan, opened: Opened) -> InitialFit | str:
 
 def _allowance(opened: Opened) -> EngineConfig:
     """Settings with room for trees of common sizes, or for larger ones where they cost no layer its place."""
-    config, kind = replace(opened.config, width=opened.config.width or WIDEST), opened.target.device.type
+    config, kind = opened.config, opened.target.device.type
     if config.budget is not None:
-        return config
+        return _with_width(config)
     sequences = config.least_sequences
     for budget in _ALLOWANCES[kind]:
-        allowed = replace(config, budget=max(budget, sequences))
+        allowed = _with_width(replace(config, budget=max(budget, sequences)))
         try:
             fit = opened.fit(allowed)
         except CapacityError:
@@ -126,10 +126,14 @@ def _allowance(opened: Opened) -> EngineConfig:
                 raise
             continue
         break
-    larger = (*shared_budgets(sequences), *_LARGER[kind])
-    for budget in (budget for budget in larger if budget > (allowed.budget or 1)):
+    budgets = (*shared_budgets(sequences), *_LARGER[kind])
+    for budget in (budget for budget in budgets if budget > (allowed.budget or 1)):
         with suppress(CapacityError):
-            found = opened.fit(replace(config, budget=budget))
-            if replace(found, chunk=fit.chunk) == fit:
-                return replace(config, budget=budget)
+            larger = _with_width(replace(config, budget=budget))
+            if replace(opened.fit(larger), chunk=fit.chunk) == fit:
+                return larger
     return allowed
+
+
+def _with_width(config: EngineConfig) -> EngineConfig:
+    return replace(config, width=most_width(config))

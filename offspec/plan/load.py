@@ -25,7 +25,7 @@ from offspec.draft.published import KnownDraft, known_drafts
 from offspec.model import device as devices
 from offspec.model.loaded import LoadedModel
 from offspec.model.tokenizer import TextCodec, load_tokenizer
-from offspec.plan.draft_memory import WIDEST, tree_nodes
+from offspec.plan.draft_memory import tree_nodes
 from offspec.plan.fit import LEAST_BUDGET, Fit, Opened
 from offspec.plan.hot_experts import recall_experts
 from offspec.plan.load_drafts import bytes_progress, load_drafts
@@ -69,6 +69,7 @@ class Assembly:
 
 def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) -> Opened:
     """Open what a configuration names. Raises any OffspecError; on an error nothing stays open."""
+    memory.limit_products()
     device, *more = devices.find_devices(config.device)
     dtype = getattr(torch, config.dtype)
     if config.cpu_layers and device.type == "cpu":
@@ -112,6 +113,7 @@ def open_models(config: EngineConfig, notify: Notify, timeline: Timeline = OFF) 
         target.warm_up(devices.find_device("cpu"))
     gc.collect()
     memory.trim()
+    memory.forget_code()
     runtime = memory.steady_runtime(fresh=any(model.is_loaded for model in _opened))
     _opened.update(loaded)
     opened = Opened(
@@ -158,9 +160,7 @@ def _with_best_draft(
             return str(error)
         tried[name] = found
         try:
-            fit = found.fit(
-                replace(config, budget=config.budget or LEAST_BUDGET, width=config.width or WIDEST)
-            )
+            fit = found.fit(replace(config, budget=config.budget or LEAST_BUDGET))
         except CapacityError:
             return f"{name} does not fit in memory beside the target"
         return found.no_room(config) if fit.draft_mode == "none" else None
@@ -229,6 +229,7 @@ def load_models(opened: Opened, config: EngineConfig, fit: Fit, notify: Notify) 
             sources.close()
             raise
         memory.trim()
+        memory.forget_code()
         if config.least_sequences > 1:  # draft steps of ever other numbers of rows
             memory.return_large()
         return Assembly(

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from offspec.core.config import EngineConfig
 from offspec.draft.grow.best_first import GrowthPolicy
-from offspec.plan.draft_memory import WIDEST, tree_nodes
+from offspec.plan.draft_memory import most_width, tree_nodes
 from offspec.plan.fit import LOOKED_UP
 from offspec.plan.initial_fit import RECORDED
 from offspec.plan.make import acceptance_for
@@ -45,7 +45,7 @@ class DraftPolicy:
     @classmethod
     def fixed(cls, config: EngineConfig) -> "DraftPolicy":
         """As the configuration says, with nothing planned."""
-        return cls(GrowthPolicy(tree_nodes(config), config.width or WIDEST), rests=True)
+        return cls(GrowthPolicy(tree_nodes(config), most_width(config)), rests=True)
 
     @classmethod
     def planned(cls, plan: Plan, loaded: EngineConfig, record: DraftRecord) -> "DraftPolicy":
@@ -89,7 +89,8 @@ class DraftPolicy:
         known = len(calibration.forest) >= _WHOLE_FOREST or (calibration.passes + 1) % _RECORD_EVERY
         if known or self.record <= self.growth.budget:
             return None
-        return replace(self.growth, record=self.record, width=max(self.growth.width, _RECORD_WIDTH))
+        width = max(self.growth.width, min(self.record, _RECORD_WIDTH))
+        return replace(self.growth, record=self.record, width=width)
 
     def with_lookups(self, growth: GrowthPolicy) -> GrowthPolicy:
         """The same with room for what lookups find."""

@@ -45,6 +45,50 @@ def test_large_blocks_go_back() -> None:
     assert ran.returncode == 0, ran.stderr
 
 
+_CODE = """
+from pathlib import Path
+from offspec.core import memory
+import torch
+def resident(what):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(what))
+anonymous, files = resident("RssAnon"), resident("RssFile")
+memory.forget_code()
+assert files - resident("RssFile") > 40 << 20, "most of it ran while torch was imported"
+assert abs(anonymous - resident("RssAnon")) < 4 << 20
+square = torch.arange(4.0).view(2, 2)
+assert (square @ square).tolist() == [[2.0, 3.0], [6.0, 11.0]]
+"""
+
+
+def test_code_that_is_forgotten_comes_back_when_it_runs() -> None:
+    ran = subprocess.run([sys.executable, "-c", _CODE], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
+_PRODUCTS = """
+from offspec.core import memory
+memory.limit_products()
+import torch
+columns = torch.ones(64, 128, dtype=torch.bfloat16)
+for rows in (*range(1, 100), *range(1, 100)):
+    torch.ones(rows, 64, dtype=torch.bfloat16) @ columns
+"""
+
+
+def test_few_products_stay_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made() -> int:
+        ran = subprocess.run([sys.executable, "-c", _PRODUCTS], capture_output=True, text=True, check=True)
+        return ran.stdout.count("create:cache_miss")
+
+    monkeypatch.setenv("ONEDNN_VERBOSE", "profile_create")
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "1000")
+    if not (once := made()):
+        pytest.skip("oneDNN multiplies no bfloat16 here")
+    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+    assert made() > 1.5 * once, "those that were left out are made again"
+
+
 @pytest.fixture
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in place of /proc and /sys/fs/cgroup: a machine with 8 GB free."""

@@ -327,7 +327,7 @@ def test_the_scratch_is_no_more_than_is_said(
     """Of a first call, which makes the masks."""
     case = make_case([shape], heads=heads, sizes=(64, 64), dtype=dtype)
     keys = case.tree_mask.reaches()[0].keys
-    stated = scratch_bytes(shape.queries, keys, heads[0], heads[0] // heads[1], dtype)
+    stated = scratch_bytes(shape.queries, keys, heads[0], heads[0] // heads[1], dtype, size=64)
 
     def call() -> Tensor:
         return tree_attention(case.query, case.key, case.value, case.tree_mask, window=window, path="eager")

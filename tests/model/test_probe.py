@@ -85,6 +85,17 @@ def test_room_is_left_for_what_a_latent_expands_to(tmp_path: Path) -> None:
     model.close()
 
 
+def test_room_for_attention_is_that_of_a_chunk_and_of_the_heads(tmp_path: Path) -> None:
+    model = open_model(write_model(tmp_path, "llama"))
+    rows = model.skeleton.rows
+    assert rows.head_size == 8
+    said = [model.activation_bytes(2048, 2048, chunk) for chunk in (256, 1024)]
+    assert said[0] < said[1] < model.activation_bytes(2048, 2048, 2048)
+    model.skeleton = replace(model.skeleton, rows=replace(rows, head_size=256))
+    assert model.activation_bytes(2048, 2048, 256) > said[0]
+    model.close()
+
+
 @pytest.mark.parametrize(
     ("family", "changed", "reason"),
     [

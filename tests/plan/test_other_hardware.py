@@ -256,7 +256,8 @@ def test_a_machine_without_a_gpu(tmp_path: Path) -> None:
     LAPTOP.save(file)
     plan = _plan(MIDDLE, str(file))
     assert (plan.device, plan.vram, plan.hardware) == ("cpu", None, LAPTOP)
-    assert set(plan.placement.tiers) == {Tier.DEVICE, Tier.DISK} and plan.placement.staging == 0
+    assert Tier.DISK in plan.placement.tiers and plan.placement.staging == 0
+    assert set(plan.placement.tiers) <= {Tier.DEVICE, Tier.DISK}
     assert plan.draft == SMALL and plan.forecast.link_seconds > 1
     for wanted in ({"device": "cuda"}, {"cpu_layers": 3}):
         with pytest.raises(RequestError, match="no GPU"):

@@ -10,7 +10,16 @@ from offspec_kernels.backend import Backend, choose_backend
 from offspec_kernels.checks import FLOATS, check_device, check_dtype, check_rows, check_shape
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.quantised_rows import QuantisedRows, Rows, check_row_values, values_of
-from offspec_kernels.tree_attention.sizes import FEW, NEAR, STEP, WIDE_KEYS, gpu_scratch_bytes, scratch_bytes
+from offspec_kernels.tree_attention.sizes import (
+    FEW,
+    MOST_NUMBERS,
+    NEAR,
+    STEP,
+    WIDE_KEYS,
+    gpu_scratch_bytes,
+    list_bytes,
+    scratch_bytes,
+)
 from offspec_kernels.tree_mask import Chunk, TreeMask, Window
 
 
@@ -135,8 +144,8 @@ def _check(
         check_device(name, rows_, query.device)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         check_row_values(name, tensor)
-        if not 0 < tensor.shape[3] <= 256:
-            raise ArgumentError(name, f"heads have 1 to 256 numbers, not {tensor.shape[3]}")
+        if not 0 < tensor.shape[3] <= MOST_NUMBERS:
+            raise ArgumentError(name, f"heads have 1 to {MOST_NUMBERS} numbers, not {tensor.shape[3]}")
     if key.shape[1] == 0 or heads % key.shape[1]:
         raise ArgumentError("key", f"its {key.shape[1]} heads do not divide the query's {heads}")
     _check_mask(tree_mask, batch, rows, key.shape[2], query.device)
@@ -192,11 +201,13 @@ def _check_mask(tree_mask: TreeMask, batch: int, rows: int, keys: int, device: t
 
 
 __all__ = [
+    "MOST_NUMBERS",
     "Chunk",
     "QuantisedRows",
     "TreeMask",
     "Window",
     "gpu_scratch_bytes",
+    "list_bytes",
     "scratch_bytes",
     "tree_attention",
     "warm_up",

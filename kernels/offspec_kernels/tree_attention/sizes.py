@@ -11,19 +11,27 @@ _ROWS, _ALL_ROWS = 2048, 8192  # most folded rows that are done together, of a k
 # Pairs of folded row and key up to which torch's attention with a dense mask is quicker, and bytes of masks
 # that are kept from layer to layer.
 SMALL, KEPT = 1 << 20, 16 << 20
+MOST_NUMBERS = 256  # of a head's query, key or value
 # On a GPU: positions whose sums are one part of a row's, cut at multiples of it wherever keys are; and bytes
 # of such sums that wait to be merged, unless one query alone has more.
 PART, SCRATCH = 1024, 64 << 20
 
 
 def scratch_bytes(
-    rows: int, keys: int, heads: int, groups: int, dtype: torch.dtype, quantised: bool = False
+    rows: int,
+    keys: int,
+    heads: int,
+    groups: int,
+    dtype: torch.dtype,
+    quantised: bool = False,
+    *,
+    size: int = MOST_NUMBERS,
 ) -> int:
     """Most bytes beside the result: up to `rows` queries of `heads` heads over `keys` keys, G = `groups`.
 
-    quantised: whether keys and values are in 8 bits. Default False.
+    quantised: whether keys and values are in 8 bits. Default False. size: numbers of a query or a value.
     """
-    item, size = dtype.itemsize, 256  # bytes of a number, and numbers of a query or value, at most
+    item = dtype.itemsize
     together = min(rows, most_rows(heads, groups))
     folded = together * groups + LEAST_ROWS
     queries = (heads * together + heads // groups * LEAST_ROWS) * size * (3 * item + 12)
@@ -34,19 +42,24 @@ def scratch_bytes(
     if quantised:  # the values of a block, or of all keys that some lists name
         named = heads // groups * min(keys, 2 * (together + FEW))
         converted += 2 * max(min(keys, BLOCK), named) * size * (item + 4)
-    lists = 2 * rows * 4 * (min(keys, FEW) + AT_ONCE)  # with and without a window
     pairs = min(rows * keys, max(SMALL // groups, keys))
     dense = (
         min(groups * pairs * item, KEPT) + pairs * (2 * groups * item + 3) + 3 * heads * rows * size * item
     )
-    return lists + max(queries + products + converted, dense if groups * rows * keys <= SMALL else 0)
+    at_once = max(queries + products + converted, dense if groups * rows * keys <= SMALL else 0)
+    return list_bytes(rows, keys) + at_once
 
 
 def gpu_scratch_bytes(rows: int, keys: int, heads: int) -> int:
     """The same on a GPU: sums of parts, and the lists of keys that each row meets one by one."""
     query = -(-keys // PART) * heads * (256 + 2) * 4  # sums of one
     sums = max(query, min(rows * query, SCRATCH))
-    return sums + 2 * rows * 4 * (min(keys, FEW) + AT_ONCE)  # lists with and without a window
+    return sums + list_bytes(rows, keys)
+
+
+def list_bytes(rows: int, keys: int) -> int:
+    """Bytes of lists of keys that each row meets one by one, with a window and without; a pass keeps them."""
+    return 2 * rows * 4 * (min(keys, FEW) + AT_ONCE)
 
 
 def most_rows(heads: int, groups: int) -> int:

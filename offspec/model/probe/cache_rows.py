@@ -18,6 +18,7 @@ from offspec.core.errors import UnsupportedModelError
 from offspec.model.attention import TreeContext, running
 from offspec.model.cache import TreeCache
 from offspec.model.probe.implementation import implementation
+from offspec_kernels.tree_attention import MOST_NUMBERS
 
 _NAME = "offspec_shapes"
 _ROWS = 3
@@ -36,6 +37,7 @@ class CacheRows:
         products: By layer of the model, multiplications of a query's row with a key's and with a value's.
         heads: Most heads of a layer's queries.
         groups: Most heads of queries for one head of keys.
+        head_size: Most numbers of a head's key or value.
         state_numbers: Of the states that all layers carry from token to token, in float32; not by position.
         tail_numbers: Of the tokens that their convolutions look back at.
         row_numbers: That layers keep of a row of a tree until it is committed, beside its keys and values.
@@ -48,6 +50,7 @@ class CacheRows:
     products: tuple[int, ...] = ()
     heads: int = 1
     groups: int = 1
+    head_size: int = MOST_NUMBERS
     state_numbers: int = 0
     tail_numbers: int = 0
     row_numbers: int = 0
@@ -73,6 +76,7 @@ class _Seen:
     products: list[int] = field(default_factory=list)
     heads: int = 1
     groups: int = 1
+    head_size: int = 1
 
     def look(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         kept = {_storage(store) for row in self.cache.rows for store in row.stores}
@@ -81,6 +85,7 @@ class _Seen:
         self.expanded = max(self.expanded, numbers // key.shape[2])
         self.heads = max(self.heads, query.shape[1])
         self.groups = max(self.groups, query.shape[1] // key.shape[1])
+        self.head_size = max(self.head_size, key.shape[3], value.shape[3])
         self.products.append(query.shape[1] * (key.shape[3] + value.shape[3]))
 
     def look_at_cache(self, heads: int) -> None:
@@ -88,6 +93,7 @@ class _Seen:
         for row in self.cache.rows:
             if row.keys is not None and row.values is not None:
                 self.heads, self.groups = heads, max(self.groups, heads // row.keys.shape[1])
+                self.head_size = max(self.head_size, row.keys.shape[3], row.values.shape[3])
                 self.products.append(heads * (row.keys.shape[3] + row.values.shape[3]))
 
 
@@ -145,6 +151,7 @@ def measure_rows(skeleton: Any, wraps: int = 0) -> CacheRows:
         tuple(seen.products),
         seen.heads,
         seen.groups,
+        seen.head_size,
         sum(recurrence.state_numbers for recurrence in carried),
         sum(recurrence.tail_numbers for recurrence in carried),
         sum(recurrence.row_bytes for recurrence in carried) // (_ROWS * item),

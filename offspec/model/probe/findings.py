@@ -12,7 +12,7 @@ from offspec.core.files import write_file
 from offspec.model.probe.cache_rows import CacheRows
 from offspec_planners.json_fields import parse, read
 
-_VERSION = 5
+_VERSION = 6
 # What a configuration says beside its architecture.
 _BESIDE = (
     "_name_or_path",

@@ -115,7 +115,7 @@ def test_a_program_that_fails_is_told(files: LlamaFiles, tmp_path: Path) -> None
     assert (found["error"]["kind"], "exit code 3" in found["error"]["message"]) == ("failed", True)
 
 
-def test_offspec_gets_the_small_model_in_four_bits(
+def test_offspec_gets_the_draft_that_llama_cpp_has(
     files: LlamaFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
@@ -131,7 +131,7 @@ def test_offspec_gets_the_small_model_in_four_bits(
     for contender in (PACKED, STORED):
         for variant in peers_jobs.variants(args, scene, contender):
             peers_jobs.run(args, scene, variant, GROUP, 0.0)
-    rest = [("demo", 4, 32, True), ("demo", 4, None, True)]
+    rest = [("demo", 16, 32, True), ("demo", 16, None, True), ("demo", 4, None, True)]
     assert seen == [(name, *others) for name in ("pack", "target") for others in rest]
 
 
@@ -180,7 +180,7 @@ def test_llama_is_not_asked_to_copy_what_does_not_fit(files: LlamaFiles, tmp_pat
 
 
 def test_quantised_contenders_need_llama_s_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers_quantised, "pack_of", lambda target: str(tmp_path))
+    monkeypatch.setattr(peers_quantised, "pack_of", lambda target, to: str(tmp_path))
     args = peers.main.parser().parse_args(["--only", OFFSPEC, LLAMA])
     with pytest.raises(BenchError, match="llama_cpp needs --llama-cpp"):
         peers_quantised.prepare(args, tmp_path)
