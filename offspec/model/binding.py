@@ -13,7 +13,9 @@ from offspec.model.unpacking import ModuleUnpacker, Scratch, view_in, weight_in
 from offspec.model.weights import WeightRecipe
 from offspec.stream.layout import UnitLayout, lay_out
 from offspec_kernels.errors import ArgumentError
-from offspec_kernels.packed_linear import packed_linear
+from offspec_kernels.packed_linear import has_panels, packed_linear
+
+_CPU = torch.device("cpu")
 
 
 def layout_of(name: str, recipes: Iterable[WeightRecipe]) -> UnitLayout:
@@ -59,22 +61,24 @@ class Binder:
     def _unpacker(self, module: str, recipes: list[WeightRecipe]) -> ModuleUnpacker:
         names = [name for recipe in recipes for name in recipe.names]
         owner = self._model.get_submodule(module)
-        whole = type(owner) is torch.nn.Linear and names == [f"{module}.weight"] and not recipes[0].converter
+        weight = recipes[0].sources[0][0]
+        plain = type(owner) is torch.nn.Linear and names == [f"{module}.weight"] and not recipes[0].converter
+        plain = plain and isinstance(weight, PackedInfo) and has_panels(weight.format, weight.shape)
+        # torch's product adds a bias before it rounds
+        plain = plain and (owner.bias is None or has_row_blocks(_CPU, torch.bfloat16))
         return ModuleUnpacker(
             owner,
             sum(self._meta[name].numel() for name in names),
             lambda out: self._made(self._attached(), recipes, out),
             self.bind,
             lambda: self._restore(names),
-            (lambda input: self._product(owner, recipes[0].sources[0][0], input)) if whole else None,
+            (lambda input: self._product(owner, weight, input)) if plain else None,
         )
 
     def _product(self, module: torch.nn.Linear, weight: Weight, input: torch.Tensor) -> torch.Tensor | None:
         """A linear module's product, panel by panel; None where it is to be made of all values."""
         if not (self.by_panels and isinstance(weight, PackedInfo)):
             return None
-        if module.bias is not None and not has_row_blocks(input.device, input.dtype):
-            return None  # torch's product adds it before it rounds
         memory = self._attached()
         parts = {part: view_in(memory, self.layout, info) for part, info in weight.parts}
         rows = input.reshape(-1, input.shape[-1])
@@ -104,10 +108,15 @@ class Binder:
         """Whether `attach` leaves any weight packed."""
         return bool(self._unpackers)
 
+    def scratch_elements(self, by_panels: bool) -> int:
+        """Values of the module with the most packed weights, of those that panels are not made of."""
+        whole = [each.elements for each in self._unpackers if not (by_panels and each.has_product)]
+        return max(whole, default=0)
+
     @property
-    def scratch_elements(self) -> int:
-        """Values of the module with the most packed weights."""
-        return max((unpacker.elements for unpacker in self._unpackers), default=0)
+    def panel_elements(self) -> int:
+        """Values of all that panels are made of."""
+        return sum(each.elements for each in self._unpackers if each.has_product)
 
     @cached_property
     def fused_elements(self) -> int:

@@ -147,6 +147,8 @@ class LoadedModel(OpenedModel):
         if row_counts is None and has_row_blocks(_CPU, self.dtype):
             self._use_row_products()
         if self.is_packed and not unpacked:
+            for binder in (*self.layers, *self.dense, *self._rest):
+                binder.by_panels = binder.device.type == "cpu" and self.has_panels
             values = self._unpacked_in(self.dense if placement.by_need else self.layers)
             self._scratches = {device: Scratch(values, self.dtype, device) for device in places}
         store = self._expert_store(placement)
@@ -165,8 +167,6 @@ class LoadedModel(OpenedModel):
             row_counts = RowCounts()
             for device in places | ({_CPU} if placement.cpu_experts else set()):
                 row_counts = row_counts.common(self.find_row_counts(device))
-            if self._scratches and self.panels_agree():
-                self._use_panels()
         if store is not None:
             mode = self._function_mode(row_counts, _CPU)
             attach(self.experts, store, ExpertsBeside(_CPU, mode) if placement.cpu_experts else None)
@@ -389,11 +389,6 @@ class LoadedModel(OpenedModel):
     def _use_row_products(self) -> None:
         for part in (self.skeleton.layers, self.skeleton.model.get_output_embeddings()):
             use_row_products(part)
-        self._use_panels()
-
-    def _use_panels(self) -> None:
-        for binder in (*self.layers, *self.dense, *self._rest):
-            binder.by_panels = binder.device.type == "cpu"
 
     def _lent(self, values: int) -> torch.Tensor:
         """Memory for values that are gone before a module runs that takes some."""

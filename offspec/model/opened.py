@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -23,6 +24,7 @@ from offspec.model.unpacking import warm_up
 from offspec.model.weights import WeightRecipe, map_weights, shared_by_layers
 from offspec.stream.layout import lay_out
 from offspec_kernels.backend import choose_backend
+from offspec_kernels.row_linear.blocks import panel_bytes
 from offspec_kernels.tree_attention import gpu_scratch_bytes, list_bytes
 from offspec_kernels.tree_attention import scratch_bytes as tree_attention_scratch
 from offspec_kernels.tree_attention import warm_up as warm_up_attention
@@ -188,8 +190,13 @@ class OpenedModel:
         """Most values of packed weights that are there at once while layers run, or a head's blocks."""
         return self._unpacked_in(self.layers)
 
+    def _whole_in(self, layers: Sequence[Binder]) -> int:
+        """Most values of a module of layers that are made before it runs."""
+        by_panels = self.device.type == "cpu" and self.has_panels
+        return max(binder.scratch_elements(by_panels) for binder in layers)
+
     def _unpacked_in(self, layers: Sequence[Binder]) -> int:
-        most = max(binder.scratch_elements for binder in layers)
+        most = self._whole_in(layers)
         if self._head is not None and self._head.is_packed:
             most = max(most, min(_HEAD_VALUES, math.prod(self._head.sources[0][0].shape)))
         return most
@@ -289,14 +296,23 @@ class OpenedModel:
             + chunk * item * kept.row_numbers // len(self.layers) * _WIDENED
         )
         if (device or self.device).type == "cpu":
-            reordered = max((a * b for a, b in self._matrix_shapes()), default=0) * item  # by the product
+            laid = self._laid_for_products(chunk, inner)
             attention = tree_attention_scratch(
                 chunk, keys, kept.heads, kept.groups, self.dtype, self.int8_cache, size=kept.head_size
             ) + list_bytes(rows - chunk, keys)
-            return 4 * states + part + gated + attention + reordered
+            return 4 * states + part + gated + attention + laid
         part += max(gated, gpu_scratch_bytes(rows, length, kept.heads))  # one is gone when the other comes
         # When layers are done, the last norm runs over all rows in float32.
         return 2 * states + max(part, rows * hidden * (item + 8))
+
+    def _laid_for_products(self, rows: int, inner: int) -> int:
+        """Bytes in which a CPU lays out a matrix, or rows of up to `inner` numbers beside panels."""
+        blocks, item = has_row_blocks(torch.device("cpu"), self.dtype), self.dtype.itemsize
+        beside = (rows * inner * item + panel_bytes(rows)) if blocks or self.has_panels else 0
+        if blocks:
+            return beside
+        whole = self.layer_elements[0] - (self.layers[0].panel_elements if self.has_panels else 0)
+        return beside + min(whole, max((a * b for a, b in self._matrix_shapes()), default=0)) * item
 
     @property
     def _read_as_values(self) -> int:
@@ -339,8 +355,11 @@ class OpenedModel:
             shapes.clear()
         return find_row_counts(shapes, sums, self.dtype, device)
 
-    def panels_agree(self) -> bool:
-        """Whether packed weights by panels make what torch's own product makes of their values."""
+    @cached_property
+    def has_panels(self) -> bool:
+        """Whether a CPU may multiply packed weights panel by panel, and make what all values would."""
+        if not self.is_packed or has_row_blocks(torch.device("cpu"), self.dtype):
+            return self.is_packed
         binders = (*self.layers, *self._rest)
         weights = [weight for binder in binders for recipe in binder.recipes for weight, _ in recipe.sources]
         packed = [weight for weight in weights if isinstance(weight, PackedInfo) and len(weight.shape) == 2]

@@ -29,15 +29,11 @@ class Filler:
         address: Of the function.
         arrays: Three of the weight's parts, or of what was made of them, which it reads.
         number: It is given besides.
-        step: Columns of which every piece begins at a multiple, and has one.
-        transposed: Whether it makes columns of the weight, as the format is transposed. Default False.
     """
 
     address: int
     arrays: tuple[Any, Any, Any]
-    number: int
-    step: int
-    transposed: bool = False
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +110,13 @@ class Format(ABC):
         """A format that the same code unpacks: itself, without what differs from weight to weight."""
         return self
 
-    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler | None:
-        """What makes pieces of rows of a weight [rows, columns] on the CPU; None where there is no such."""
-        return None
+    def fill_step(self, shape: Shape) -> int:
+        """Columns of which pieces of a weight [rows, columns] have a multiple; 0 without a `filler`."""
+        return 0
+
+    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler:
+        """What makes pieces of rows on the CPU, or of stored rows where the format is transposed."""
+        raise NotImplementedError(f"{self.name} has none")
 
     def check(self, parts: Mapping[str, Part], shape: Shape) -> None:
         """Raise ArgumentError, naming the part, unless these are the parts of a weight of this shape."""

@@ -2,12 +2,22 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from offspec_kernels.backend import Backend, choose_backend
 from offspec_kernels.dequant import Format
 from offspec_kernels.dequant.format import Shape
 from offspec_kernels.errors import ArgumentError
+
+
+def has_panels(format: Format, shape: Shape) -> bool:
+    """Whether `packed_linear` makes products of bfloat16 rows and a weight [N, K] stored so, on a CPU."""
+    if len(shape) != 2 or choose_backend(torch.device("cpu")) != "eager":
+        return False
+    from offspec_kernels.packed_linear import eager
+
+    return eager.has_panels(format, shape)
 
 
 def packed_linear(
@@ -23,7 +33,7 @@ def packed_linear(
 
     So a row has the bits that it has with any other number of rows.
 
-    None: the processor has no such product, the format cannot be had in panels, or by panels is no quicker.
+    None: the rows are not bfloat16, or `has_panels` says no.
 
     Args:
         rows: [T, K] float32, bfloat16 or float16.

@@ -17,33 +17,43 @@ from offspec_kernels.row_linear import blocks, turned
 from offspec_kernels.row_linear.turned import PIECE
 
 
+def has_panels(format: Format, shape: Shape) -> bool:
+    """Whether the processor has the product, and the weight can be had in panels or, where need be, parts."""
+    width, columns = shape
+    if not width or columns % 2 or not blocks.works():
+        return False
+    return _fills(format, shape) or (
+        blocks.replaces_torch()
+        and not format.transposed
+        and format.cut(shape, 0, min(blocks.UNIT, width)) is not None
+    )
+
+
+def _fills(format: Format, shape: Shape) -> bool:
+    step = format.fill_step(shape)
+    return step > 0 and shape[1] % step == PIECE % step == 0
+
+
 def packed_linear(
     rows: Tensor, format: Format, parts: Mapping[str, Tensor], shape: Shape, bias: Tensor | None
 ) -> Tensor | None:
     width, columns = shape
-    if not width or columns % 2 or not blocks.has_blocks(rows, rows):
+    if not (has_panels(format, shape) and blocks.has_blocks(rows, rows)):
         return None
     format.check({name: Part(part.dtype, tuple(part.shape)) for name, part in parts.items()}, shape)
     if any(not part.is_contiguous() for part in parts.values()):
         raise ArgumentError("parts", "they must be contiguous")
     out = torch.empty((len(rows), width), dtype=rows.dtype)
-    work = _filling(rows, format, parts, shape, out) or _unpacking(rows, format, parts, shape, out)
-    if work is None:
-        return None
-    unit = WIDE if format.transposed else blocks.UNIT
+    make = _filling if _fills(format, shape) else _unpacking
+    work, unit = make(rows, format, parts, shape, out), WIDE if format.transposed else blocks.UNIT
     spread_product(work, -(-width // unit), width * columns, len(rows))
     return out if bias is None else out + bias
 
 
-def _filling(
-    rows: Tensor, format: Format, parts: Mapping[str, Tensor], shape: Shape, out: Tensor
-) -> Work | None:
+def _filling(rows: Tensor, format: Format, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> Work:
     """Panels made within a compiled loop."""
-    filler = format.filler(parts, shape)
-    if filler is None or shape[1] % filler.step or PIECE % filler.step:
-        return None
-    width = shape[0]
-    if filler.transposed:
+    filler, width = format.filler(parts, shape), shape[0]
+    if format.transposed:
         laid = rows.contiguous()
         return lambda start, end: turned.multiply_filled(
             laid, filler, out, start * WIDE, min(end * WIDE, width)
@@ -57,13 +67,9 @@ def _filling(
     return work
 
 
-def _unpacking(
-    rows: Tensor, format: Format, parts: Mapping[str, Tensor], shape: Shape, out: Tensor
-) -> Work | None:
-    """Panels made one by one, as weights are that are unpacked whole, where they have to be."""
+def _unpacking(rows: Tensor, format: Format, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> Work:
+    """Panels made one by one, as weights are that are unpacked whole."""
     width, columns = shape
-    if not blocks.replaces_torch() or format.some_rows(parts, shape, 0, min(blocks.UNIT, width)) is None:
-        return None
     given, made, height = blocks.RowBlocks(rows), array(out), blocks.panel_height(columns, len(rows))
 
     def work(start: int, end: int) -> None:

@@ -82,6 +82,11 @@ class RowBlocks:
         return -(-self.count // 16) * 16
 
 
+def panel_bytes(count: int) -> int:
+    """Bytes that all threads take for panels and their sums, beside `count` rows."""
+    return torch.get_num_threads() * (_PANEL_BYTES + _MOST * (count + 16) * 4)
+
+
 def panel_height(columns: int, count: int) -> int:
     """Rows of a weight with so many columns that are multiplied together with `count` rows."""
     nbytes = _FEW_BYTES if count <= _FEW else _PANEL_BYTES

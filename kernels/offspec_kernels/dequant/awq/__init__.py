@@ -65,7 +65,12 @@ class Awq(Format):
 
         native.fill(self.group, parts, out)
 
-    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler | None:
+    def fill_step(self, shape: Shape) -> int:
+        from offspec_kernels.dequant.registers import has_lookups
+
+        return 2 if has_lookups() else 0
+
+    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler:
         from offspec_kernels.dequant.awq import native
 
         return native.filler(self.group, parts)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from offspec_kernels.dequant.format import Filler
 from offspec_kernels.dequant.native import WIDE, array, carray, compiled, filling, inlined
-from offspec_kernels.dequant.registers import fetch_ahead, has_lookups, scaled_row
+from offspec_kernels.dequant.registers import fetch_ahead, scaled_row
 from offspec_kernels.dequant.scaled.native import (
     ANY_HALF,
     BLOCK,
@@ -83,11 +83,9 @@ def fill(group: int, parts: Mapping[str, Tensor], out: Tensor) -> None:
     )
 
 
-def filler(group: int, parts: Mapping[str, Tensor]) -> Filler | None:
-    if not has_lookups():
-        return None
+def filler(group: int, parts: Mapping[str, Tensor]) -> Filler:
     words, zeros, scales = (array(parts[name]) for name in ("qweight", "qzeros", "scales"))
-    return Filler(_filling(parts["scales"].dtype), (words, zeros, scales), group, 2, transposed=True)
+    return Filler(_filling(parts["scales"].dtype), (words, zeros, scales), group)
 
 
 @cache

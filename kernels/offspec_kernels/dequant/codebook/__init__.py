@@ -104,12 +104,14 @@ class Codebook(Format):
 
         native.fill(parts["codes"], self._sizes(parts), self._table(parts), self.block, self.dtype, out)
 
-    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler | None:
-        from offspec_kernels.dequant.codebook import native
+    def fill_step(self, shape: Shape) -> int:
         from offspec_kernels.dequant.registers import has_lookups
 
-        if shape[1] % self.block or not has_lookups():
-            return None
+        return self.block if has_lookups() else 0
+
+    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler:
+        from offspec_kernels.dequant.codebook import native
+
         codes, sizes, table = parts["codes"].view(-1), self._sizes(parts), self._table(parts)
         return native.filler(codes, sizes, table, self.block, self.dtype)
 

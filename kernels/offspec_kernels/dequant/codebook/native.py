@@ -127,7 +127,7 @@ def fill(
 
 def filler(codes: Tensor, absmax: Tensor, table: Tensor, block: int, dtype: torch.dtype | None) -> Filler:
     """As `fill` makes them, where each row of the weight has whole blocks."""
-    return Filler(_filling(dtype == torch.float16), (array(codes), array(absmax), array(table)), block, block)
+    return Filler(_filling(dtype == torch.float16), (array(codes), array(absmax), array(table)), block)
 
 
 @cache

@@ -82,9 +82,10 @@ class Ggml(Format):
 
         native.fill(self.kind, self.heads, parts["blocks"], out)
 
-    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler | None:
-        if self.kind in FLOATS:
-            return None
+    def fill_step(self, shape: Shape) -> int:
+        return LAYOUTS[self.kind][0] if self.kind in LAYOUTS else 0
+
+    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler:
         from offspec_kernels.dequant.ggml import native
 
         return native.filler(self.kind, native.halves_in_turn(shape[0], self.heads), parts["blocks"])

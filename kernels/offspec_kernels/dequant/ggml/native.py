@@ -106,7 +106,7 @@ def fill_reordered(
 
 def filler(kind: str, order: NDArray[np.int64], blocks: Tensor) -> Filler:
     """order: which row of the blocks each row of the weight is; empty where they are the same."""
-    return Filler(_filling(kind), (array(blocks), order, order), len(order), LAYOUTS[kind][0])
+    return Filler(_filling(kind), (array(blocks), order, order), len(order))
 
 
 @lru_cache(maxsize=16)  # a model has few of them, for all of its layers

@@ -81,9 +81,10 @@ class Reordered(Format):
         kinds = [Ggml(kind) for kind in self.kinds]
         self._fill(parts, out, lambda i, blocks, to: kinds[i].eager({"blocks": blocks}, tuple(to.shape), to))
 
-    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler | None:
-        if len(self.kinds) > 1 or self.kinds[0] in FLOATS or self.tiles is not None:
-            return None
+    def fill_step(self, shape: Shape) -> int:
+        return Ggml(self.kinds[0]).fill_step(shape) if len(self.kinds) == 1 and self.tiles is None else 0
+
+    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler:
         from offspec_kernels.dequant.ggml import native
 
         return native.filler(self.kinds[0], _order(self.runs), parts["blocks0"])

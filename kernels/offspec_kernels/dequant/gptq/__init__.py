@@ -25,7 +25,13 @@ class Gptq(GptqLayout):
         self.check_values(parts)
         native.fill(self, parts, out)
 
-    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler | None:
+    def fill_step(self, shape: Shape) -> int:
+        from offspec_kernels.dequant.registers import has_lookups
+
+        # Groups may change from row to row, and codes of 3 bits lie across words.
+        return 2 if has_lookups() and self.bits != 3 and not self.act_order else 0
+
+    def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler:
         from offspec_kernels.dequant.gptq import native
 
         return native.filler(self, parts, shape[1])

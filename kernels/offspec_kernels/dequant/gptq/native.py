@@ -12,7 +12,7 @@ from torch import Tensor
 
 from offspec_kernels.dequant.format import Filler
 from offspec_kernels.dequant.native import WIDE, array, carray, compiled, filling
-from offspec_kernels.dequant.registers import fetch_ahead, has_lookups, scaled_row
+from offspec_kernels.dequant.registers import fetch_ahead, scaled_row
 from offspec_kernels.dequant.scaled.native import (
     ANY_HALF,
     BLOCK,
@@ -73,13 +73,10 @@ def fill(format: GptqLayout, parts: Mapping[str, Tensor], out: Tensor) -> None:
     )
 
 
-def filler(format: GptqLayout, parts: Mapping[str, Tensor], inputs: int) -> Filler | None:
-    # Groups may change from row to row, and codes of 3 bits lie across words.
-    if format.act_order or format.bits == 3 or not has_lookups():
-        return None
+def filler(format: GptqLayout, parts: Mapping[str, Tensor], inputs: int) -> Filler:
     words, scales = (array(parts[name]) for name in ("qweight", "scales"))
     zeros, group = array(format.zero_words(parts["qzeros"])), format.group_of(inputs)
-    return Filler(_filling(format.bits, format.scales), (words, zeros, scales), group, 2, transposed=True)
+    return Filler(_filling(format.bits, format.scales), (words, zeros, scales), group)
 
 
 @cache

@@ -67,6 +67,9 @@ class Grouped(Format):
 
         native.fill(self.bits, parts, out)
 
+    def fill_step(self, shape: Shape) -> int:
+        return GROUP
+
     def filler(self, parts: Mapping[str, Tensor], shape: Shape) -> Filler:
         from offspec_kernels.dequant.grouped import native
 

@@ -106,7 +106,7 @@ def fill(bits: int, parts: Mapping[str, Tensor], out: Tensor) -> None:
 
 def filler(bits: int, parts: Mapping[str, Tensor]) -> Filler:
     codes, step, offset = (array(parts[name]) for name in ("codes", "step", "offset"))
-    return Filler(_filling(bits), (codes, step, offset), 0, 64)
+    return Filler(_filling(bits), (codes, step, offset))
 
 
 @cache
