@@ -18,6 +18,12 @@ from offspec_kernels.packed_linear import has_panels, packed_linear
 _CPU = torch.device("cpu")
 
 
+def _has_panels(module: torch.nn.Linear, weight: PackedInfo) -> bool:
+    """Whether panels of its weight make what torch's product does, which adds a bias before it rounds."""
+    biased = module.bias is not None and not has_row_blocks(_CPU, torch.bfloat16)
+    return not biased and has_panels(weight.format, weight.shape)
+
+
 def layout_of(name: str, recipes: Iterable[WeightRecipe]) -> UnitLayout:
     """The layout of all tensors that the recipes need."""
     infos: dict[str, TensorInfo] = {}
@@ -48,6 +54,7 @@ class Binder:
         self.by_panels = False  # whether linear modules may multiply packed weights panel by panel
         self._memory: torch.Tensor | None = None  # what packed weights are attached to
         self._known: set[Weight] = set()  # packed ones whose values are numbers
+        self._linears: dict[ModuleUnpacker, tuple[torch.nn.Linear, PackedInfo]] = {}
         self._plain, waiting = list[WeightRecipe](), dict[str, list[WeightRecipe]]()
         for recipe in recipes:
             modules = {parameter.rpartition(".")[0] for parameter in recipe.names}
@@ -63,21 +70,29 @@ class Binder:
         owner = self._model.get_submodule(module)
         weight = recipes[0].sources[0][0]
         plain = type(owner) is torch.nn.Linear and names == [f"{module}.weight"] and not recipes[0].converter
-        plain = plain and isinstance(weight, PackedInfo) and has_panels(weight.format, weight.shape)
-        # torch's product adds a bias before it rounds
-        plain = plain and (owner.bias is None or has_row_blocks(_CPU, torch.bfloat16))
-        return ModuleUnpacker(
+        linear = (owner, weight) if plain and isinstance(weight, PackedInfo) else None
+        unpacker = ModuleUnpacker(
             owner,
             sum(self._meta[name].numel() for name in names),
             lambda out: self._made(self._attached(), recipes, out),
             self.bind,
             lambda: self._restore(names),
-            (lambda input: self._product(owner, weight, input)) if plain else None,
+            (lambda input: self._product(*linear, input)) if linear else None,
         )
+        if linear:
+            self._linears[unpacker] = linear
+        return unpacker
 
-    def _product(self, module: torch.nn.Linear, weight: Weight, input: torch.Tensor) -> torch.Tensor | None:
+    @cached_property
+    def _by_panels(self) -> set[ModuleUnpacker]:
+        """Those that can do without all values. Asked for late: it loads and runs compiled code."""
+        return {each for each, (module, weight) in self._linears.items() if _has_panels(module, weight)}
+
+    def _product(
+        self, module: torch.nn.Linear, weight: PackedInfo, input: torch.Tensor
+    ) -> torch.Tensor | None:
         """A linear module's product, panel by panel; None where it is to be made of all values."""
-        if not (self.by_panels and isinstance(weight, PackedInfo)):
+        if not (self.by_panels and _has_panels(module, weight)):
             return None
         memory = self._attached()
         parts = {part: view_in(memory, self.layout, info) for part, info in weight.parts}
@@ -88,12 +103,12 @@ class Binder:
             return None  # as its values are made, the file is named
         if out is None:
             return None
-        if weight not in self._known:
+        if weight not in self._known and len(rows):
             # A value that is no number survives any product: only where one may have is all of it unpacked.
             if not bool(torch.isfinite(out.sum(dtype=torch.float32))):
                 return None
             self._known.add(weight)
-        return out.view(*input.shape[:-1], -1)
+        return out.view(*input.shape[:-1], weight.shape[0])
 
     @property
     def parameters(self) -> Mapping[str, torch.Tensor]:
@@ -110,13 +125,13 @@ class Binder:
 
     def scratch_elements(self, by_panels: bool) -> int:
         """Values of the module with the most packed weights, of those that panels are not made of."""
-        whole = [each.elements for each in self._unpackers if not (by_panels and each.has_product)]
+        whole = [each.elements for each in self._unpackers if not (by_panels and each in self._by_panels)]
         return max(whole, default=0)
 
     @property
     def panel_elements(self) -> int:
         """Values of all that panels are made of."""
-        return sum(each.elements for each in self._unpackers if each.has_product)
+        return sum(each.elements for each in self._by_panels)
 
     @cached_property
     def fused_elements(self) -> int:

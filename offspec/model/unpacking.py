@@ -141,11 +141,6 @@ class ModuleUnpacker:
         self._scratch: Scratch | None = None
         self._mark = 0
 
-    @property
-    def has_product(self) -> bool:
-        """Whether it may make no values of a whole weight."""
-        return self._product is not None
-
     def install(self, scratch: Scratch) -> None:
         self._scratch = scratch
         if self._product is not None:

@@ -1,7 +1,11 @@
 """Products with packed weights: to the last bit those of the values, at any number of rows."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -126,6 +130,37 @@ def test_without_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
         got = packed_linear(_rows(2), FORMATS[name], parts, SHAPE)
         module._filling.cache_clear()
         assert got is not None and torch.equal(got, found)
+
+
+@pytest.mark.parametrize("name", ["nf4", "awq"])
+def test_rows_as_callers_may_have_them(name: str) -> None:
+    """None at all, with gaps, and views that begin in the middle of a word."""
+    parts = random_parts(FORMATS[name], SHAPE, torch.device("cpu"))
+    none = packed_linear(_rows(3)[:0], FORMATS[name], parts, SHAPE)
+    assert none is not None and none.shape == (0, SHAPE[0])
+    memory = torch.zeros(4 * SHAPE[1] + 1, dtype=torch.bfloat16)
+    for laid in (memory[1 : 3 * SHAPE[1] + 1].view(3, -1), torch.zeros(3, 2 * SHAPE[1]).bfloat16()[:, ::2]):
+        laid.copy_(_rows(3))
+        got, wanted = (packed_linear(rows, FORMATS[name], parts, SHAPE) for rows in (laid, _rows(3)))
+        assert got is not None and wanted is not None and torch.equal(got, wanted)
+
+
+@pytest.mark.exhaustive
+def test_another_process_compiles_nothing(tmp_path: Path) -> None:
+    """What numba keeps of a loop is found again, whatever it closes over."""
+    program = (
+        "import torch; from bench.kernels.dequant import FORMATS, random_parts\n"
+        "from offspec_kernels.packed_linear import packed_linear\n"
+        "for name in ('nf4', 'int4-g64', 'awq', 'gptq-int4', 'Q4_0', 'Q6_K'):\n"
+        "    parts = random_parts(FORMATS[name], (64, 256), torch.device('cpu'))\n"
+        "    packed_linear(torch.zeros(1, 256).bfloat16(), FORMATS[name], parts, (64, 256))\n"
+    )
+    kept = list[int]()
+    for _ in range(2):
+        environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+        subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+        kept.append(len(list(tmp_path.rglob("*.nbc"))))
+    assert kept[0] == kept[1] > 0
 
 
 def test_other_dtypes() -> None:

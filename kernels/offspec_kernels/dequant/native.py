@@ -45,6 +45,9 @@ def filling(fill: Fill) -> int:
     are, `WIDE` behind the row before. By its address one loop calls it for all formats, and LLVM makes wide
     registers of its loops, as it does not deep inside of others.
 
+    It may close over numbers, dtypes and `inlined` functions of modules; with anything else, as intrinsics,
+    every process would compile it again.
+
     first, second, third, out: pointers, for `carray`. All others are whole numbers. columns: of a stored row.
     """
     pointer, number = numba.types.voidptr, numba.types.int64

@@ -54,7 +54,7 @@ def _filling(rows: Tensor, format: Format, parts: Mapping[str, Tensor], shape: S
     """Panels made within a compiled loop."""
     filler, width = format.filler(parts, shape), shape[0]
     if format.transposed:
-        laid = rows.contiguous()
+        laid = turned.padded(rows)
         return lambda start, end: turned.multiply_filled(
             laid, filler, out, start * WIDE, min(end * WIDE, width)
         )

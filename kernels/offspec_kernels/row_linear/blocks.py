@@ -11,7 +11,6 @@ The pieces are the same at any T: the order in which the end of an uneven K is a
 Letters: T rows, K columns, N rows of the weight.
 """
 
-import threading
 from functools import cache
 from typing import Any
 
@@ -48,7 +47,9 @@ class RowBlocks:
         assert found is not None, "ask has_blocks first"
         self._addresses: Addresses = found
         self.count, self.columns = rows.shape
-        words = array(rows.contiguous().view(torch.int32))
+        if rows.storage_offset() % 2 or not rows.is_contiguous():
+            rows = rows.clone(memory_format=torch.contiguous_format)
+        words = array(rows.view(torch.int32))
         # torch's memory begins at a line of the cache. Elsewhere every line that is loaded would be two.
         self._packed = array(torch.empty(-(-self.count // 16) * 16 * self.columns // 2, dtype=torch.int32))
         spread(
@@ -69,11 +70,11 @@ class RowBlocks:
 
     def multiply_filled(self, filler: Filler, out: Array, width: int, start: int, end: int) -> None:
         """The same with a weight of which `filler` makes rows [start, end), a part of a panel at a time."""
-        memory = _memory(_FILLED * _STRIDE // 2 + _FILLED * self._padded)
-        panel, sums = memory[: _FILLED * _STRIDE // 2], memory[_FILLED * _STRIDE // 2 :]
+        panel = torch.empty(_FILLED * _STRIDE, dtype=torch.bfloat16)
+        sums = torch.empty(_FILLED * self._padded)
         parts = tuple(part.ctypes.data for part in filler.arrays)
         _fill_and_multiply(
-            *self._addresses, filler.address, parts, filler.number, array(panel.view(torch.bfloat16)),
+            *self._addresses, filler.address, parts, filler.number, array(panel),
             self._packed, self.count, self.columns, array(sums), out, width, start, end,
         )  # fmt: skip
 
@@ -247,14 +248,3 @@ def _fill_and_multiply(
             _add_piece(product, panel.ctypes.data, _STRIDE, high, packed, count, columns, place, sums)
         _store_all(sums, high, count, out, low, width)
     call_release(release, (1,))
-
-
-_memories = threading.local()
-
-
-def _memory(values: int) -> Tensor:
-    """float32 of this thread, which are kept: fresh pages would take as long as a panel does."""
-    kept: Tensor | None = getattr(_memories, "memory", None)
-    if kept is None or len(kept) < values:
-        kept = _memories.memory = torch.empty(values)
-    return kept[:values]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from offspec_kernels.dequant.format import Filler
@@ -18,6 +19,7 @@ from offspec_kernels.row_linear.brgemm import call_fill, call_product, call_rele
 
 PIECE = 1024  # columns of a row; the same at any T, as the end of an uneven K is added in an order by it
 _GROUP = 512  # rows of the input that go through a panel together
+_ROWS, _FEW = 64, 16  # of them in a product, or as many times 16 as are left
 
 
 def is_turned(weight: Tensor) -> bool:
@@ -33,11 +35,10 @@ def row_linear(rows: Tensor, weight: Tensor) -> Tensor:
     out = torch.empty((count, width), dtype=rows.dtype)
     if count == 0 or width == 0:
         return out
-    given, values, made = array(rows.contiguous()), array(weight.mT), array(out)
+    given, values, made = array(padded(rows)), array(weight.mT), array(out)
 
     def work(start: int, end: int) -> None:
-        panel = torch.empty(PIECE * WIDE, dtype=torch.bfloat16)
-        sums = torch.empty(min(count, _GROUP) * WIDE)
+        panel, sums = torch.empty(PIECE * WIDE, dtype=torch.bfloat16), torch.empty(_GROUP * WIDE)
         _multiply(
             *found, given, values, array(panel), array(sums), made, count, columns, width, start * WIDE,
             min(end * WIDE, width),
@@ -47,13 +48,21 @@ def row_linear(rows: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
+def padded(rows: Tensor) -> Tensor:
+    """With rows of zeros to a multiple of 16: oneDNN compiles, and keeps, a product for each number."""
+    return F.pad(rows, (0, 0, 0, -len(rows) % _FEW)).contiguous()
+
+
 def multiply_filled(rows: Tensor, filler: Filler, out: Tensor, start: int, end: int) -> None:
-    """Columns [start, end) of out [T, N], start a multiple of `WIDE`; `filler` makes those of the weight."""
+    """Columns [start, end) of out [T, N], start a multiple of `WIDE`; `filler` makes those of the weight.
+
+    rows: [T, K], `padded`.
+    """
     found = find_brgemm()
     assert found is not None, "ask has_blocks first"
-    (count, columns), width = rows.shape, out.shape[1]
+    (count, width), columns = out.shape, rows.shape[1]
     values, panel = (torch.empty(PIECE * WIDE, dtype=torch.bfloat16) for _ in range(2))
-    sums = torch.empty(min(count, _GROUP) * WIDE)
+    sums = torch.empty(_GROUP * WIDE)
     _fill_and_multiply(
         *found, filler.address, tuple(part.ctypes.data for part in filler.arrays), filler.number, array(rows),
         array(values), array(panel), array(sums), array(out), count, columns, width, start, end,
@@ -75,11 +84,12 @@ def _interleave(values: Any, stride: int, wide: int, size: int, panel: Any) -> N
 def _add_piece(
     product: int, rows: Any, count: int, columns: int, place: int, size: int, panel: Any, sums: Any
 ) -> None:
-    given = rows[place:]
-    call_product(product, (
-        count, WIDE, size, columns, WIDE, WIDE, 1 if place else 0, given.ctypes.data, panel.ctypes.data,
-        sums.ctypes.data, 1,
-    ))  # fmt: skip
+    for first in range(0, count, _ROWS):
+        high, given = min((count - first + _FEW - 1) // _FEW * _FEW, _ROWS), rows[first * columns + place :]
+        call_product(product, (
+            high, WIDE, size, columns, WIDE, WIDE, 1 if place else 0, given.ctypes.data, panel.ctypes.data,
+            sums[first * WIDE :].ctypes.data, 1,
+        ))  # fmt: skip
 
 
 @inlined

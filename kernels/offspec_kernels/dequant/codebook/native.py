@@ -132,8 +132,6 @@ def filler(codes: Tensor, absmax: Tensor, table: Tensor, block: int, dtype: torc
 
 @cache
 def _filling(halves: bool) -> int:
-    look_up = halves_high_first if halves else look_up_high_first
-
     def fill(
         codes: Any, absmax: Any, table: Any, block: int, columns: int, row: int, place: int, count: int,
         out: Any,
@@ -147,6 +145,10 @@ def _filling(halves: bool) -> int:
         for at in range(len(sizes)):
             size = sizes[at]
             for done in range(at * block, (at + 1) * block, 32):
-                look_up(source + done // 2, base.ctypes.data, size, size, target + 2 * done)
+                at_codes, made = source + done // 2, target + 2 * done
+                if halves:
+                    halves_high_first(at_codes, base.ctypes.data, size, size, made)
+                else:
+                    look_up_high_first(at_codes, base.ctypes.data, size, size, made)
 
     return filling(fill)

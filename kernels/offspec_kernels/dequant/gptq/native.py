@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from offspec_kernels.dequant.format import Filler
-from offspec_kernels.dequant.native import WIDE, array, carray, compiled, filling
+from offspec_kernels.dequant.native import WIDE, array, carray, compiled, filling, inlined
 from offspec_kernels.dequant.registers import fetch_ahead, scaled_row
 from offspec_kernels.dequant.scaled.native import (
     ANY_HALF,
@@ -79,10 +79,33 @@ def filler(format: GptqLayout, parts: Mapping[str, Tensor], inputs: int) -> Fill
     return Filler(_filling(format.bits, format.scales), (words, zeros, scales), group)
 
 
+_halves2, _halves4, _halves8 = (scaled_row(bits, (0,), halves=True) for bits in (2, 4, 8))
+_plain2, _plain4, _plain8 = (scaled_row(bits, (0,), halves=False) for bits in (2, 4, 8))
+
+
+@inlined
+def _scale_row(bits: int, halves: bool, words: Any, shift: int, zero: Any, scale: Any, out: Any) -> None:
+    """By names of the module: numba finds what it compiled of a loop by what it closes over."""
+    one, two, three, four = words.ctypes.data, zero.ctypes.data, scale.ctypes.data, out.ctypes.data
+    if halves:
+        if bits == 2:
+            _halves2(one, shift, two, three, four)
+        elif bits == 4:
+            _halves4(one, shift, two, three, four)
+        else:
+            _halves8(one, shift, two, three, four)
+    elif bits == 2:
+        _plain2(one, shift, two, three, four)
+    elif bits == 4:
+        _plain4(one, shift, two, three, four)
+    else:
+        _plain8(one, shift, two, three, four)
+
+
 @cache
 def _filling(bits: int, dtype: torch.dtype) -> int:
     each, halves = 32 // bits, dtype == torch.float16
-    scale_row, stored, read = scaled_row(bits, (0,), halves=halves), STORED[dtype], READ[dtype]
+    stored, read = STORED[dtype], READ[dtype]
     kind = ANY_HALF if halves else NONE
 
     def fill(
@@ -104,7 +127,7 @@ def _filling(bits: int, dtype: torch.dtype) -> int:
                 if shift == 0:
                     fetch_ahead(some.ctypes.data + 4 * _AHEAD * columns, 4 * size)
                 if size == WIDE:
-                    scale_row(some.ctypes.data, shift, zero.ctypes.data, scale.ctypes.data, made.ctypes.data)
+                    _scale_row(bits, halves, some, shift, zero, scale, made)
                 else:
                     unpack_across(some, some, bits, shift, codes)
                     scaled_columns(codes, zero, scale, kind, made)
