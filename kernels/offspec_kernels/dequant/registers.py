@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 
 from offspec_kernels.dequant.native import inlined
 
-Order = Literal["low", "high", "planes", "pairs", "high first"]
+Order = Literal["low", "high", "planes", "high first"]
 AHEAD = 4  # rows from the one whose piece is made to the one whose bytes are brought
 _CODES = 16
 _BYTE, _SHORT, _INT, _WORD, _FLOAT = (
@@ -70,7 +70,7 @@ def _lookup(order: Order, *, offset: bool, halves: bool) -> Callable[..., None]:
 
     Args:
         order: Of 32 values in their bytes. "low", "high": halves of 32 bytes. "planes": low halves of 16
-            bytes, then their high ones. "pairs", "high first": both halves of 16 bytes, one after the other.
+            bytes, then their high ones. "high first": both halves of each of 16 bytes.
         offset: Whether it is added; else it is not looked at, lest a value of -0 become 0.
         halves: Whether the values are rounded to float16 first.
 
@@ -177,10 +177,8 @@ def _places(build: Any, order: Order, at: Any) -> Any:
         high = build.lshr(some, _same(4, some.type))
         return build.zext(_chosen(build, some, high, list(range(32))), _SHORTS)
     wide = build.zext(some, _INTS)
-    first, second = wide, build.lshr(wide, _same(4, _INTS))
-    if order == "high first":
-        first, second = second, first
-    return build.bitcast(build.or_(first, build.shl(second, _same(16, _INTS))), _SHORTS)
+    high = build.lshr(wide, _same(4, _INTS))
+    return build.bitcast(build.or_(high, build.shl(wide, _same(16, _INTS))), _SHORTS)
 
 
 def _permute(module: Any) -> Any:
@@ -189,8 +187,8 @@ def _permute(module: Any) -> Any:
     return module.globals.get(name) or ir.Function(module, kind, name)
 
 
-look_up_low, look_up_high, look_up_planes, look_up_pairs, look_up_high_first = (
-    _lookup(order, offset=False, halves=False) for order in ("low", "high", "planes", "pairs", "high first")
+look_up_planes, look_up_high_first = (
+    _lookup(order, offset=False, halves=False) for order in ("planes", "high first")
 )
 shifted_low, shifted_high = (_lookup(order, offset=True, halves=False) for order in ("low", "high"))
 halves_high_first = _lookup("high first", offset=False, halves=True)
