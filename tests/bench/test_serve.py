@@ -8,6 +8,11 @@ from bench import serve
 from tests.support.bench_runs import RunBench
 
 
+@pytest.fixture
+def drafters_stay() -> None:
+    """They may rest, as they do where the bench is run."""
+
+
 @pytest.mark.exhaustive
 def test_a_run(run_bench: RunBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "WANTED", 0.0)
