@@ -18,10 +18,9 @@ from offspec_kernels.packed_linear import has_panels, packed_linear
 _CPU = torch.device("cpu")
 
 
-def _has_panels(module: torch.nn.Linear, weight: PackedInfo) -> bool:
-    """Whether panels of its weight make what torch's product does, which adds a bias before it rounds."""
-    biased = module.bias is not None and not has_row_blocks(_CPU, torch.bfloat16)
-    return not biased and has_panels(weight.format, weight.shape)
+def _rounds_later(module: torch.nn.Linear) -> bool:
+    """Whether a module's own product adds a bias before it rounds, as torch's does, and panels do not."""
+    return module.bias is not None and not has_row_blocks(_CPU, torch.bfloat16)
 
 
 def layout_of(name: str, recipes: Iterable[WeightRecipe]) -> UnitLayout:
@@ -86,13 +85,17 @@ class Binder:
     @cached_property
     def _by_panels(self) -> set[ModuleUnpacker]:
         """Those that can do without all values. Asked for late: it loads and runs compiled code."""
-        return {each for each, (module, weight) in self._linears.items() if _has_panels(module, weight)}
+        return {
+            each
+            for each, (module, weight) in self._linears.items()
+            if not _rounds_later(module) and has_panels(weight.format, weight.shape)
+        }
 
     def _product(
         self, module: torch.nn.Linear, weight: PackedInfo, input: torch.Tensor
     ) -> torch.Tensor | None:
         """A linear module's product, panel by panel; None where it is to be made of all values."""
-        if not (self.by_panels and _has_panels(module, weight)):
+        if not self.by_panels or _rounds_later(module):
             return None
         memory = self._attached()
         parts = {part: view_in(memory, self.layout, info) for part, info in weight.parts}
