@@ -18,19 +18,22 @@ _FLOATS = 2 * np.array([*VALUES, 0.0, *(-value for value in VALUES[1:])], np.flo
 
 
 @inlined
-def _q4_0(bytes_: Any, values: Any) -> None:
+def _look_up(bytes_: Any, values: Any, base: Any) -> None:
+    """Blocks of a float16 and 16 bytes of codes."""
     codes, out = bytes_.ctypes.data + 2, values.ctypes.data
     for block in range(len(values) // 32):
         d = half_at(bytes_, block * 18)
-        look_up_planes(codes + block * 18, _CENTRED.ctypes.data, d, d, out + block * 64)
+        look_up_planes(codes + block * 18, base.ctypes.data, d, d, out + block * 64)
+
+
+@inlined
+def _q4_0(bytes_: Any, values: Any) -> None:
+    _look_up(bytes_, values, _CENTRED)
 
 
 @inlined
 def _iq4_nl(bytes_: Any, values: Any) -> None:
-    codes, out = bytes_.ctypes.data + 2, values.ctypes.data
-    for block in range(len(values) // 32):
-        d = half_at(bytes_, block * 18)
-        look_up_planes(codes + block * 18, _UNEVEN.ctypes.data, d, d, out + block * 64)
+    _look_up(bytes_, values, _UNEVEN)
 
 
 @inlined
