@@ -1,5 +1,6 @@
 """What a draft takes: where it is computed, in RAM behind that, and while it is loaded."""
 
+from dataclasses import replace
 from typing import Literal
 
 from offspec.core.config import DraftBits, EngineConfig
@@ -31,6 +32,11 @@ def tree_nodes(config: EngineConfig) -> int:
 def most_width(config: EngineConfig) -> int:
     """Nodes that a draft step expands at most: no more than are verified, of which the best are expanded."""
     return config.width or min(WIDEST, config.budget or 1)
+
+
+def with_most_width(config: EngineConfig) -> EngineConfig:
+    """The same settings with that width."""
+    return replace(config, width=most_width(config))
 
 
 def draft_rows(config: EngineConfig) -> int:

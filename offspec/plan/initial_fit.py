@@ -8,7 +8,7 @@ from offspec.core.config import AUTO, DraftBits, EngineConfig, format_bytes
 from offspec.core.errors import CapacityError, PlanError
 from offspec.core.events import Notice
 from offspec.draft.open import Notify
-from offspec.plan.draft_memory import DraftMode, most_width
+from offspec.plan.draft_memory import DraftMode, with_most_width
 from offspec.plan.fit import LEAST_BUDGET, Fit, Opened
 from offspec.plan.hardware_profile import machine_fingerprint
 from offspec_planners.plan import Plan
@@ -115,10 +115,10 @@ def _allowance(opened: Opened) -> EngineConfig:
     """Settings with room for trees of common sizes, or for larger ones where they cost no layer its place."""
     config, kind = opened.config, opened.target.device.type
     if config.budget is not None:
-        return _with_width(config)
+        return with_most_width(config)
     sequences = config.least_sequences
     for budget in _ALLOWANCES[kind]:
-        allowed = _with_width(replace(config, budget=max(budget, sequences)))
+        allowed = with_most_width(replace(config, budget=max(budget, sequences)))
         try:
             fit = opened.fit(allowed)
         except CapacityError:
@@ -129,11 +129,7 @@ def _allowance(opened: Opened) -> EngineConfig:
     budgets = (*shared_budgets(sequences), *_LARGER[kind])
     for budget in (budget for budget in budgets if budget > (allowed.budget or 1)):
         with suppress(CapacityError):
-            larger = _with_width(replace(config, budget=budget))
+            larger = with_most_width(replace(config, budget=budget))
             if replace(opened.fit(larger), chunk=fit.chunk) == fit:
                 return larger
     return allowed
-
-
-def _with_width(config: EngineConfig) -> EngineConfig:
-    return replace(config, width=most_width(config))

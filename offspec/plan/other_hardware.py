@@ -12,7 +12,7 @@ from offspec.core.errors import CapacityError, CheckpointError, RequestError
 from offspec.draft.open import Drafts, substitute_print
 from offspec.draft.published import known_drafts
 from offspec.model.loaded import LoadedModel
-from offspec.plan.draft_memory import most_width, unpacks
+from offspec.plan.draft_memory import unpacks, with_most_width
 from offspec.plan.fit import Fit, Opened
 from offspec.plan.make import Acceptance, build_plan, in_bits, typical_substitute
 from offspec.plan.model_sizes import imagine, sizes_of
@@ -143,8 +143,7 @@ def _held(opened: Opened) -> tuple[Opened, EngineConfig, Fit]:
     A named draft that does not fit as it is stored may fit rounded to 4 bits. Raises CapacityError.
     """
     config, sequences = opened.config, opened.config.least_sequences
-    room = replace(config, budget=config.budget or max(_MOST_NODES, sequences))
-    room = replace(room, width=most_width(room))
+    room = with_most_width(replace(config, budget=config.budget or max(_MOST_NODES, sequences)))
     try:
         fit = opened.fit(room)
         for budget in () if config.budget else shared_budgets(sequences):
