@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.awq import PLACES
 from offspec_kernels.dequant.format import Filler
 from offspec_kernels.dequant.native import WIDE, array, carray, compiled, filling, inlined
 from offspec_kernels.dequant.registers import fetch_ahead, scaled_row
@@ -40,10 +39,11 @@ def _unpack(words: Any, codes: Any) -> None:
         codes[j] = even | (odd << np.uint64(8))
 
 
+_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of each output in its word; the reference has a list of its own
 _AHEAD = 16  # stored rows from the one whose values are made to the one whose bytes are brought
 
 
-_halves_row, _plain_row = (scaled_row(4, PLACES, halves=halves) for halves in (True, False))
+_halves_row, _plain_row = (scaled_row(4, _PLACES, halves=halves) for halves in (True, False))
 
 
 @inlined
