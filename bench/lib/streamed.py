@@ -20,6 +20,11 @@ def widened(args: argparse.Namespace) -> Path:
     return Path(child("bench.lib.widen", args.model, *place, "--factor", str(args.factor)))
 
 
+def pack_of(target: Path, to: str = "nf4") -> str:
+    """The folder of the target's pack, in the user's cache."""
+    return child("offspec", "pack", str(target), "--to", to, "--quiet")
+
+
 def raw_bandwidth(args: argparse.Namespace, files: Iterable[Path]) -> Bandwidth:
     """What two threads read with O_DIRECT from files just now: the better of two readings."""
     found, limit = list(files), parse_bytes(args.raw_bytes)

@@ -16,7 +16,7 @@ from typing import Any
 from bench.lib.cgroup import BenchError
 from bench.lib.process import child
 from bench.lib.report import Prompt
-from bench.lib.streamed import ask
+from bench.lib.streamed import ask, pack_of
 from bench.peers import llama as peers_llama
 from bench.peers.llama import LlamaFiles
 
@@ -70,11 +70,6 @@ def prepare(args: argparse.Namespace, target: Path) -> Quantised | None:
         raise BenchError(f"{wanted[-1]} needs --llama-cpp, a {peers_llama.BUILDING}")
     words = (str(target), "--model", args.model, "--prompts", str(args.prompts))
     return Quantised(pack, LlamaFiles.of(args.llama_cpp.resolve(), child("bench.peers.llama_models", *words)))
-
-
-def pack_of(target: Path, to: str = "nf4") -> str:
-    """The folder of the target's pack, in the user's cache."""
-    return child("offspec", "pack", str(target), "--to", to, "--quiet")
 
 
 def settings(contender: str, lengths: Sequence[int], *, fits: bool) -> dict[str, dict[str, Any]]:

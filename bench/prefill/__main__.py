@@ -1,6 +1,6 @@
 """Seconds from a long prompt to its first token, beside one trip of the weights and the processor's floor.
 
-    python -m bench.prefill [--tokens 512 1024 2048 4096] [--draft demo] [--memory 1.5GB]
+    python -m bench.prefill [--tokens 512 1024 2048 4096] [--draft demo] [--memory 1.5GB] [--pack nf4]
 
 Target: SmolLM2-135M-Instruct widened ×4 (built on the first run). The engine runs in a process of its own,
 in a memory cgroup where there is the right to make one, and is given prompts of random tokens, a different
@@ -22,7 +22,7 @@ from bench.lib import plots
 from bench.lib.command import Command, shared
 from bench.lib.process import measured_job
 from bench.lib.report import Report, ratio
-from bench.lib.streamed import layer_files, widened
+from bench.lib.streamed import layer_files, pack_of, widened
 from bench.lib.widen import read_recipe
 from bench.stream.floor import Compute, Floor
 from bench.stream.view import show_disk
@@ -36,7 +36,7 @@ def run_engine(args: argparse.Namespace, folder: Path, draft: str, raw: RawDisk)
     """The measured process: what it says, with the peaks of its cgroup where it ran in one."""
     job = {
         "load": {
-            "model": str(folder),
+            "model": pack_of(folder, args.pack) if args.pack else str(folder),
             "draft": draft,
             "draft_bits": args.draft_bits,
             "memory": args.engine_memory or args.memory,
@@ -53,15 +53,20 @@ def run_engine(args: argparse.Namespace, folder: Path, draft: str, raw: RawDisk)
     return measured_job(args, "bench.prefill.worker", job)
 
 
-def tally(found: dict[str, Any], floors: dict[int, Compute], recipe: dict[str, Any]) -> list[dict[str, Any]]:
-    """Medians by length of the prompt, beside one trip of the layers that stream and the floor."""
-    placement = found["placement"]
-    trip = recipe["layer_bytes"] * placement["streamed_layers"] / len(recipe["layer_files"])
-    if placement.get("head", "device") != "device":
-        trip += recipe["head_bytes"]
-    rows = []
+def tally(
+    found: dict[str, Any], floors: dict[int, Compute], recipe: dict[str, Any] | None
+) -> list[dict[str, Any]]:
+    """Medians by length of the prompt, beside one trip of the layers that stream and the floor.
+
+    recipe: of the widened model, whose bytes a trip has; None where a pack's are to be taken as they came.
+    """
+    placement, rows = found["placement"], []
     for tokens, floor in floors.items():
         runs = [run for run in found["runs"] if run["tokens"] == tokens]
+        trip = statistics.median(run["bytes"] for run in runs)
+        if recipe is not None:
+            trip = recipe["layer_bytes"] * placement["streamed_layers"] / len(recipe["layer_files"])
+            trip += recipe["head_bytes"] if placement.get("head", "device") != "device" else 0
         seconds = statistics.median(run["seconds"] for run in runs)
         rate = statistics.median((run["raw_before"] + run["raw_after"]) / 2 for run in runs)
         compute = floor.gemm + floor.attention
@@ -104,6 +109,7 @@ def options(p: argparse.ArgumentParser) -> None:
     shared(p, draft_bits=4, budget=64, memory="1.5GB")
     p.add_argument("--tokens", type=int, nargs="+", default=[4096], help="of prompts (default 4096)")
     p.add_argument("--repeats", type=int, default=3)
+    p.add_argument("--pack", choices=("nf4", "int4-g64"), help="of the target, which then streams packed")
     p.add_argument("--draft", help="measure once more with this draft (default: only without one)")
     p.set_defaults(keep_caches=True)  # what streams is read past them
 
@@ -132,7 +138,9 @@ def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
     found = {draft: run_engine(args, folder, draft, raw) for draft in drafts}
     after = {count: floor.measure(count, CHUNK) for count in args.tokens}
     floors = {count: before[count].mean(after[count]) for count in args.tokens}
-    results = {draft: tally(figures, floors, recipe) for draft, figures in found.items()}
+    results = {
+        draft: tally(figures, floors, None if args.pack else recipe) for draft, figures in found.items()
+    }
     first = results["none"][-1]
     for draft, rows in results.items():
         show(rows, found[draft]["draft"], report)
@@ -140,6 +148,7 @@ def bench(args: argparse.Namespace, report: Report) -> dict[str, Any]:
     record = {
         "bench": report.name,
         "model": folder.name,
+        "pack": args.pack,
         "memory_bytes": parse_bytes(args.memory),
         "dtype": args.dtype,
         "chunk": CHUNK,

@@ -13,7 +13,7 @@ from offspec.core import memory as process_memory
 from offspec.core.config import EngineConfig
 from offspec.draft.forward import HEAD_ROWS
 from offspec.model.attention import TreeContext
-from offspec.model.fused.products import FourBitProduct, UnpackingProduct
+from offspec.model.fused.products import FourBitProduct, PanelProduct, UnpackingProduct
 from offspec.model.fused.weights import packed_size
 from offspec.model.quantize import resident_layers as packed_layers
 from offspec.model.quantize import rounding as packing
@@ -158,7 +158,8 @@ def test_what_lean_weights_take_is_known(dtype: str, sizes: dict[str, int], tmp_
     lean = draft.lean(64)
     assert lean is not None
     fused = [of for layer in lean._layers for of in (layer.qkv, layer.out, layer.gate_up, layer.down)]
-    kinds = [product for product in fused if isinstance(product, (FourBitProduct, UnpackingProduct))]
+    rounded = (PanelProduct, FourBitProduct, UnpackingProduct)
+    kinds = [product for product in fused if isinstance(product, rounded)]
     assert sum(product.nbytes for product in kinds) + norms == said.nbytes
     assert (
         any(isinstance(product, UnpackingProduct) for product in kinds) == (said.scratch > 0) == (not sizes)

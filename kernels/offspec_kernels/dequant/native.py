@@ -13,7 +13,8 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 import torch
-from numba.extending import overload, register_jitable
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba.extending import intrinsic, overload, register_jitable
 from torch import Tensor
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
@@ -57,6 +58,40 @@ def filling(fill: Fill) -> int:
         return int(compile(cache=True)(fill).address)
     except RuntimeError:  # no folder that compiled code can be kept in
         return int(compile()(fill).address)
+
+
+def sharing(loop: Callable[[Any], None]) -> int:
+    """Compile loop(job) for `threads.share` and return its address; job: a pointer, for `carray`.
+
+    What it may close over: see `filling`.
+    """
+    compile: Any = partial(numba.cfunc, numba.types.void(numba.types.voidptr), error_model="numpy")
+    try:
+        return int(compile(cache=True)(loop).address)
+    except RuntimeError:  # no folder that compiled code can be kept in
+        return int(compile()(loop).address)
+
+
+@intrinsic
+def _claim(context: Any, address: Any) -> Any:
+    def generate(context: Any, build: Any, signature: Any, given: Any) -> Any:
+        word = ir.IntType(64)
+        counter = build.inttoptr(given[0], word.as_pointer())
+        return build.atomic_rmw("add", counter, ir.Constant(word, 1), "monotonic")
+
+    return numba.types.int64(numba.types.int64), generate
+
+
+@intrinsic
+def _pointer(context: Any, address: Any) -> Any:
+    def generate(context: Any, build: Any, signature: Any, given: Any) -> Any:
+        return build.inttoptr(given[0], ir.IntType(8).as_pointer())
+
+    return numba.types.voidptr(numba.types.int64), generate
+
+
+claim: Callable[[int], int] = _claim  # type: ignore[assignment]  # the int64 there, which is one more then
+pointer: Callable[[int], Any] = _pointer  # type: ignore[assignment]  # to an address, for `carray`
 
 
 def inlined(helper: Loop) -> Loop:

@@ -19,6 +19,7 @@ import torch
 
 LEAST = 1 << 15  # values for which a thread of their own pays
 LEAST_PRODUCT = 1 << 20  # the same of a weight times some rows: to give out work takes some 0.2 ms
+LEAST_SHARED = 1 << 17  # the same where no line of Python runs in between
 _ROWS = 64  # rows that take about as long to multiply a weight with as it takes to read it
 
 Work = Callable[[int, int], None]
@@ -60,6 +61,27 @@ def spread(work: Work, count: int, values: int, least: int = LEAST) -> None:
 def spread_product(work: Work, count: int, values: int, rows: int) -> None:
     """`spread` for a weight of so many values that is multiplied with some rows."""
     spread(work, count, values * (1 + rows // _ROWS), LEAST_PRODUCT)
+
+
+def share(loop: int, job: int, values: int) -> None:
+    """Call a compiled loop(job) on as many threads as torch uses, or on this one where few values are made.
+
+    The threads divide the work among themselves: each claims a part, and another, while there are any. So
+    one that others keep from running leaves more to the rest.
+
+    Args:
+        loop: Its address, of `native.sharing`.
+        job: Address of what it is given.
+        values: How many are made, or multiplied with some rows, in all.
+    """
+    threads = 1 if getattr(_this_thread, "works", False) else torch.get_num_threads()
+    body = _Body(loop)
+    if threads == 1 or values < 2 * LEAST_SHARED:
+        body(job)
+    elif (library := _openmp() if os.getpid() == _PROCESS else None) is not None:
+        library.GOMP_parallel(body, job, threads, 0)
+    else:
+        _by_pool(lambda _, __: body(job), [(part, part + 1) for part in range(threads)])
 
 
 _PROCESS = os.getpid()

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from offspec_kernels.dequant.format import Format, Part, Shape
+from offspec_kernels.dequant.format import Filler, Format, Part, Shape
 from offspec_kernels.dequant.native import WIDE, array
-from offspec_kernels.dequant.threads import Work, spread_product
+from offspec_kernels.dequant.threads import spread_product
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.row_linear import blocks, turned
 from offspec_kernels.row_linear.turned import PIECE
@@ -37,39 +37,68 @@ def _fills(format: Format, shape: Shape) -> bool:
 def packed_linear(
     rows: Tensor, format: Format, parts: Mapping[str, Tensor], shape: Shape, bias: Tensor | None
 ) -> Tensor | None:
-    width, columns = shape
     if not (has_panels(format, shape) and blocks.has_blocks(rows, rows)):
         return None
-    format.check({name: Part(part.dtype, tuple(part.shape)) for name, part in parts.items()}, shape)
-    if any(not part.is_contiguous() for part in parts.values()):
-        raise ArgumentError("parts", "they must be contiguous")
-    out = torch.empty((len(rows), width), dtype=rows.dtype)
-    make = _filling if _fills(format, shape) else _unpacking
-    work, unit = make(rows, format, parts, shape, out), WIDE if format.transposed else blocks.UNIT
-    spread_product(work, -(-width // unit), width * columns, len(rows))
+    _check(format, parts, shape)
+    if not _fills(format, shape):
+        out = _unpacked(rows, format, parts, shape)
+    elif format.transposed:
+        out = _turned(rows, format.filler(parts, shape), shape)
+    else:
+        out = blocks.RowBlocks(rows).multiply_filled(
+            blocks.FilledWeight(format.filler(parts, shape), shape[0])
+        )
     return out if bias is None else out + bias
 
 
-def _filling(rows: Tensor, format: Format, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> Work:
-    """Panels made within a compiled loop."""
-    filler, width = format.filler(parts, shape), shape[0]
-    if format.transposed:
-        laid = turned.padded(rows)
-        return lambda start, end: turned.multiply_filled(
-            laid, filler, out, start * WIDE, min(end * WIDE, width)
-        )
-    given, made = blocks.RowBlocks(rows), array(out)
+class PackedProduct:
+    """See `packed_product`."""
+
+    __slots__ = ("_parts", "_weight")
+
+    def __init__(self, format: Format, parts: Mapping[str, Tensor], shape: Shape) -> None:
+        self._parts = dict(parts)
+        self._weight = blocks.FilledWeight(format.filler(parts, shape), shape[0])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the parts."""
+        return sum(part.nbytes for part in self._parts.values())
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[T, K] bfloat16 to [T, N]."""
+        return blocks.RowBlocks(rows).multiply_filled(self._weight)
+
+
+def packed_product(format: Format, parts: Mapping[str, Tensor], shape: Shape) -> PackedProduct | None:
+    if format.transposed or not (has_panels(format, shape) and _fills(format, shape)):
+        return None
+    _check(format, parts, shape)
+    return PackedProduct(format, parts, shape)
+
+
+def _check(format: Format, parts: Mapping[str, Tensor], shape: Shape) -> None:
+    format.check({name: Part(part.dtype, tuple(part.shape)) for name, part in parts.items()}, shape)
+    if any(not part.is_contiguous() for part in parts.values()):
+        raise ArgumentError("parts", "they must be contiguous")
+
+
+def _turned(rows: Tensor, filler: Filler, shape: Shape) -> Tensor:
+    """Panels made within a compiled loop, of a weight that lies transposed."""
+    width, columns = shape
+    out, laid = torch.empty((len(rows), width), dtype=rows.dtype), turned.padded(rows)
 
     def work(start: int, end: int) -> None:
-        first, behind = start * blocks.UNIT, min(end * blocks.UNIT, width)
-        given.multiply_filled(filler, made, width, first, behind)
+        turned.multiply_filled(laid, filler, out, start * WIDE, min(end * WIDE, width))
 
-    return work
+    spread_product(work, -(-width // WIDE), width * columns, len(rows))
+    return out
 
 
-def _unpacking(rows: Tensor, format: Format, parts: Mapping[str, Tensor], shape: Shape, out: Tensor) -> Work:
+def _unpacked(rows: Tensor, format: Format, parts: Mapping[str, Tensor], shape: Shape) -> Tensor:
     """Panels made one by one, as weights are that are unpacked whole."""
     width, columns = shape
+    out = torch.empty((len(rows), width), dtype=rows.dtype)
     given, made, height = blocks.RowBlocks(rows), array(out), blocks.panel_height(columns, len(rows))
 
     def work(start: int, end: int) -> None:
@@ -83,7 +112,8 @@ def _unpacking(rows: Tensor, format: Format, parts: Mapping[str, Tensor], shape:
             kind.eager(some, (behind - first, columns), values)
             given.multiply(words[: values.numel()], made, width, first, behind)
 
-    return work
+    spread_product(work, -(-width // blocks.UNIT), width * columns, len(rows))
+    return out
 
 
 _panels = threading.local()

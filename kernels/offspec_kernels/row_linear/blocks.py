@@ -20,8 +20,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from offspec_kernels.dequant.format import Filler
-from offspec_kernels.dequant.native import Array, array, compiled, inlined, put
-from offspec_kernels.dequant.threads import spread, spread_product
+from offspec_kernels.dequant.native import (
+    Array,
+    array,
+    carray,
+    claim,
+    compiled,
+    inlined,
+    pointer,
+    put,
+    sharing,
+)
+from offspec_kernels.dequant.threads import share, spread, spread_product
 from offspec_kernels.row_linear import turned
 from offspec_kernels.row_linear.brgemm import Addresses, call_fill, call_product, call_release, find_brgemm
 from offspec_kernels.row_linear.turned import PIECE
@@ -32,6 +42,8 @@ _FEW = 16  # rows with which a panel is to fit into a core's own cache
 _FEW_BYTES, _PANEL_BYTES = 1 << 20, 1 << 22
 _MOST = 256  # rows of a panel
 _FILLED = 128  # rows of one of which a piece at a time is made
+_MANY = 2048  # rows of a weight from which on panels are so high; below, there would be few to share
+_WORDS = 16  # of what a loop over such panels is given: two counters, addresses and numbers
 _STRIDE = PIECE + 32  # values from one such row to the next: powers of two would share a place in the cache
 UNIT = 16  # rows of the weight, of which a panel has a multiple
 
@@ -51,7 +63,8 @@ class RowBlocks:
             rows = rows.clone(memory_format=torch.contiguous_format)
         words = array(rows.view(torch.int32))
         # torch's memory begins at a line of the cache. Elsewhere every line that is loaded would be two.
-        self._packed = array(torch.empty(-(-self.count // 16) * 16 * self.columns // 2, dtype=torch.int32))
+        self._laid = torch.empty(-(-self.count // 16) * 16 * self.columns // 2, dtype=torch.int32)
+        self._packed = array(self._laid)
         spread(
             lambda start, end: _pack(words, self.count, self.columns // 2, self._packed, start, end),
             -(-self.count // _ROWS),
@@ -68,19 +81,36 @@ class RowBlocks:
             *self._addresses, values, self._packed, self.count, self.columns, sums, out, width, start, end
         )
 
-    def multiply_filled(self, filler: Filler, out: Array, width: int, start: int, end: int) -> None:
-        """The same with a weight of which `filler` makes rows [start, end), a part of a panel at a time."""
-        panel = torch.empty(_FILLED * _STRIDE, dtype=torch.bfloat16)
-        sums = torch.empty(_FILLED * self._padded)
-        parts = tuple(part.ctypes.data for part in filler.arrays)
-        _fill_and_multiply(
-            *self._addresses, filler.address, parts, filler.number, array(panel),
-            self._packed, self.count, self.columns, array(sums), out, width, start, end,
-        )  # fmt: skip
+    def multiply_filled(self, weight: "FilledWeight") -> Tensor:
+        """[T, N], of a weight of which each panel is made just before it is multiplied."""
+        out = torch.empty((self.count, weight.width), dtype=torch.bfloat16)
+        memory = torch.empty(torch.get_num_threads() * _FILLED * (_STRIDE // 2 + self._padded))
+        job = np.array((
+            *weight.words, self.columns, self._laid.data_ptr(), self.count, memory.data_ptr(), out.data_ptr(),
+        ))  # fmt: skip
+        share(_filled_panels(), job.ctypes.data, weight.width * self.columns)
+        return out
 
     @property
     def _padded(self) -> int:
         return -(-self.count // 16) * 16
+
+
+class FilledWeight:
+    """A weight [N, K] whose values are made as they are used. Its parts are to stay where they are.
+
+    words: What `_fill_and_multiply` is told of it.
+    """
+
+    __slots__ = ("_filler", "width", "words")
+
+    def __init__(self, filler: Filler, width: int) -> None:
+        found = find_brgemm()
+        assert found is not None, "ask has_blocks first"
+        self._filler, self.width = filler, width
+        parts = (part.ctypes.data for part in filler.arrays)
+        height = _FILLED if width >= _MANY else _FILLED // 4
+        self.words = (0, 0, *found, filler.address, *parts, filler.number, width, height)
 
 
 def panel_bytes(count: int) -> int:
@@ -231,20 +261,32 @@ def _multiply(
     call_release(release, (1,))
 
 
-@compiled
-def _fill_and_multiply(
-    product: int, release: int, fill: int, parts: Any, number: int, panel: Any, packed: Any, count: int,
-    columns: int, sums: Any, out: Any, width: int, start: int, end: int,
-) -> None:  # fmt: skip
-    """`_multiply` for as many panels as there are, of which `fill` makes a piece of columns at a time."""
-    first, second, third = parts
-    for low in range(start, end, _FILLED):
-        high = min(end - low, _FILLED)
+def _fill_and_multiply(job: Any) -> None:
+    """Panels of a weight, which threads claim one by one; `fill` makes a piece of columns at a time."""
+    words = carray(job, _WORDS, np.int64)
+    product, release, fill, first, second, third, number, width, height = words[2:11]
+    columns, given, count, memory, target = words[11:]
+    padded = (count + 15) // 16 * 16
+    packed = carray(pointer(given), padded * columns // 2, np.int32)
+    out = carray(pointer(target), count * width, np.uint16)
+    size = _FILLED * (2 * _STRIDE + 4 * padded)
+    own = memory + claim(words[1:].ctypes.data) * size
+    sums = carray(pointer(own + 2 * _FILLED * _STRIDE), _FILLED * padded, np.float32)
+    while True:
+        low = claim(words.ctypes.data) * height
+        if low >= width:
+            break
+        high = min(width - low, height)
         for place in range(0, columns, PIECE):
-            size = min(PIECE, columns - place)
+            piece = min(PIECE, columns - place)
             for row in range(high):
-                values = panel[row * _STRIDE :].ctypes.data
-                call_fill(fill, (first, second, third, number, columns, low + row, place, size, values))
-            _add_piece(product, panel.ctypes.data, _STRIDE, high, packed, count, columns, place, sums)
+                values = own + 2 * row * _STRIDE
+                call_fill(fill, (first, second, third, number, columns, low + row, place, piece, values))
+            _add_piece(product, own, _STRIDE, high, packed, count, columns, place, sums)
         _store_all(sums, high, count, out, low, width)
     call_release(release, (1,))
+
+
+@cache
+def _filled_panels() -> int:
+    return sharing(_fill_and_multiply)

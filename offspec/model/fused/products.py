@@ -1,8 +1,9 @@
 """Products of a few rows with weights that stay where they are, each in the layout that is quickest here.
 
 A product of 16 rows is bound by how fast the weights arrive. A matrix as it lies in a checkpoint is
-rearranged on every call by oneDNN, which doubles that traffic; here it is rearranged once. Weights in 4 bits
-go through torch's own product of such weights, which makes their values in registers.
+rearranged on every call by oneDNN, which doubles that traffic; here it is rearranged once. Rounded weights
+are made a panel at a time where the processor multiplies bfloat16. Elsewhere those in 4 bits go through
+torch's own product, which makes their values in registers, again for every few rows.
 
 Letters: T rows, N outputs, K inputs, G = 64 weights of a group.
 """
@@ -16,8 +17,8 @@ import torch.nn.functional as F
 
 from offspec.model.quantize.rounding import RoundedMatrix, round_matrix, unpack
 from offspec.model.unpacking import Scratch
-from offspec_kernels.dequant.grouped import GROUP, unpack_codes
-from offspec_kernels.dequant.grouped.tiles import TILE, fill, has_tiles
+from offspec_kernels.dequant.grouped import GROUP, Grouped, unpack_codes
+from offspec_kernels.packed_linear import has_panels, packed_product
 
 Product = Callable[[torch.Tensor], torch.Tensor]  # x [T, K] to x @ w.T + bias [T, N]
 
@@ -25,8 +26,6 @@ _ROWS_HINT = 16  # what oneDNN lays weights out for; other counts run as well wi
 _MIDDLE = 8  # torch's 4-bit product takes codes around it
 _TILE_ROWS = 16  # outputs are multiples of it
 _TILES = 4  # of 16 inputs that lie together on a CUDA device
-_FEW_ROWS = 40  # up to which torch's 4-bit product is quicker than one with values that are made for it
-_SLAB = 1 << 21  # values that are made together
 _AT_ONCE = 1 << 22  # codes that are rearranged together, four bytes each meanwhile
 
 
@@ -59,11 +58,10 @@ class DenseProduct:
 class FourBitProduct:
     """With weights in 4 bits: codes in torch's layout, a scale and a middle for each group of a row.
 
-    What was rounded is rounded no more, but for scales and middles, which take the product's own dtype. Many
-    rows are multiplied with values, made slab by slab, where the layout is known.
+    What was rounded is rounded no more, but for scales and middles, which take the product's own dtype.
     """
 
-    __slots__ = ("_bias", "_codes", "_dtype", "_scales", "_tiled")
+    __slots__ = ("_bias", "_codes", "_dtype", "_scales")
 
     def __init__(self, weights: Sequence[RoundedMatrix], bias: torch.Tensor | None) -> None:
         first = weights[0].parts["codes"]
@@ -73,12 +71,6 @@ class FourBitProduct:
         scales = torch.stack([step.T, (offset + _MIDDLE * step).T], dim=2)
         self._scales = scales.to(self._dtype)  # [K / G, N, 2]
         self._codes = _arranged(torch.cat([w.parts["codes"] for w in weights]))
-        self._tiled = (
-            first.device.type == "cpu"
-            and self._dtype != torch.float16
-            and self._scales.shape[1] % TILE == 0
-            and has_tiles()
-        )
 
     @property
     def nbytes(self) -> int:
@@ -86,27 +78,13 @@ class FourBitProduct:
         return self._codes.nbytes + self._scales.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self._tiled and len(x) > _FEW_ROWS:
-            out = self._by_values(x)
-        elif x.device.type == "cuda":
+        out: torch.Tensor
+        if x.device.type == "cuda":
             out = torch.ops.aten._weight_int4pack_mm(x.to(self._dtype), self._codes, GROUP, self._scales)
         else:
             out = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self._codes, GROUP, self._scales)
         out = out.to(x.dtype)
         return out if self._bias is None else out.add_(self._bias)
-
-    def _by_values(self, x: torch.Tensor) -> torch.Tensor:
-        """The same product, by some outputs at a time, whose values stay in the processor's cache."""
-        inputs, outputs = x.shape[1], self._scales.shape[1]
-        out, scales = x.new_empty(len(x), outputs), self._scales.float()
-        width = min(max(_SLAB // inputs // TILE, 1) * TILE, outputs)
-        values = x.new_empty(inputs * width)
-        for first in range(0, outputs, width):
-            last = min(first + width, outputs)
-            slab = values[: inputs * (last - first)].view(inputs, -1)
-            fill(self._codes, scales, first, slab)
-            out[:, first:last] = torch.mm(x, slab)
-        return out
 
 
 def _arranged(codes: torch.Tensor) -> torch.Tensor:
@@ -123,6 +101,29 @@ def _arranged(codes: torch.Tensor) -> torch.Tensor:
         else:
             slabs.append(torch.ops.aten._convert_weight_to_int4pack_for_cpu(values.int(), 2))
     return torch.cat(slabs)
+
+
+class PanelProduct:
+    """With rounded weights [N, K] of which a panel of values at a time is made and multiplied."""
+
+    __slots__ = ("_bias", "_product")
+
+    def __init__(self, weights: Sequence[RoundedMatrix], bias: torch.Tensor | None) -> None:
+        parts = {name: torch.cat([w.parts[name] for w in weights]) for name in weights[0].parts}
+        shape = sum(w.shape[0] for w in weights), weights[0].shape[1]
+        self._bias = bias
+        self._product = packed_product(Grouped(weights[0].bits), parts, shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+        assert self._product is not None
+        return self._product.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        assert self._product is not None
+        out = self._product(x)
+        return out if self._bias is None else out.add_(self._bias)
 
 
 class UnpackingProduct:
@@ -163,19 +164,30 @@ def product_of(
     if dense:
         return DenseProduct(torch.cat(dense) if len(dense) > 1 else dense[0].clone(), bias)
     rounded = [weight for weight in weights if isinstance(weight, RoundedMatrix)]
-    if all(weight.bits == 4 for weight in rounded) and multiplies_four_bits(
-        [weight.shape for weight in rounded], rounded[0].parts["codes"].device, rounded[0].dtype
+    first = rounded[0]
+    kind = rounded_kind([w.shape for w in rounded], first.bits, first.parts["codes"].device, first.dtype)
+    if kind is UnpackingProduct:
+        assert room is not None, "values need room"
+        return UnpackingProduct(rounded, bias, room())
+    return (PanelProduct if kind is PanelProduct else FourBitProduct)(rounded, bias)
+
+
+def rounded_kind(
+    shapes: Sequence[Sequence[int]], bits: int, device: torch.device, dtype: torch.dtype
+) -> type[PanelProduct | FourBitProduct | UnpackingProduct]:
+    """The product that is quickest there with rounded matrices of these shapes, below one another."""
+    if any(len(shape) != 2 or shape[1] % GROUP for shape in shapes):
+        return UnpackingProduct
+    outputs = sum(shape[0] for shape in shapes)
+    if (
+        device.type == "cpu"
+        and dtype == torch.bfloat16
+        and has_panels(Grouped(bits), (outputs, shapes[0][1]))
     ):
-        return FourBitProduct(rounded, bias)
-    assert room is not None, "values need room"
-    return UnpackingProduct(rounded, bias, room())
-
-
-def multiplies_four_bits(shapes: Sequence[Sequence[int]], device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether torch's 4-bit product can use matrices of these shapes, below one another, as rounded."""
-    whole = all(len(shape) == 2 and shape[1] % GROUP == 0 for shape in shapes)
-    tiled = sum(shape[0] for shape in shapes) % _TILE_ROWS == 0
-    return whole and tiled and can_multiply_four_bits(device, dtype)
+        return PanelProduct
+    if bits == 4 and outputs % _TILE_ROWS == 0 and can_multiply_four_bits(device, dtype):
+        return FourBitProduct
+    return UnpackingProduct
 
 
 def four_bit_bytes(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> int:

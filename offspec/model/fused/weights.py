@@ -11,7 +11,14 @@ from typing import Protocol
 import torch
 
 from offspec.core.memory import trim
-from offspec.model.fused.products import Product, four_bit_bytes, multiplies_four_bits, product_of
+from offspec.model.fused.products import (
+    FourBitProduct,
+    Product,
+    UnpackingProduct,
+    four_bit_bytes,
+    product_of,
+    rounded_kind,
+)
 from offspec.model.fused.shape import PlainShape, plain_shape
 from offspec.model.quantize.resident_layers import rounded_bytes, unpacked_values
 from offspec.model.quantize.rounding import RoundedMatrix, packed_bytes
@@ -95,17 +102,16 @@ def packed_size(skeleton: Skeleton, bits: int, device: torch.device) -> PackedSi
         device: Where they would be; it need not be there.
     """
     shape, layers = plain_shape(skeleton), list(skeleton.layers)
-    total, unpacks = sum(rounded_bytes(layer, bits) for layer in layers), shape is None or bits != 4
-    if shape is not None and bits == 4:
+    total, unpacks = sum(rounded_bytes(layer, bits) for layer in layers), shape is None
+    if shape is not None:
         dtype: torch.dtype = skeleton.model.dtype
         for layer in layers:
             for names in shape.family.products:
                 matrices = [layer.get_parameter(f"{name}.weight").shape for name in names]
-                if not multiplies_four_bits(matrices, device, dtype):
-                    unpacks = True
-                    continue
-                for matrix in matrices:
-                    total += four_bit_bytes(matrix, device, dtype) - packed_bytes(matrix, bits)
+                kind = rounded_kind(matrices, bits, device, dtype)
+                unpacks |= kind is UnpackingProduct
+                if kind is FourBitProduct:
+                    total += sum(four_bit_bytes(m, device, dtype) - packed_bytes(m, bits) for m in matrices)
     return PackedSize(total, max(map(unpacked_values, layers)) if unpacks else 0)
 
 

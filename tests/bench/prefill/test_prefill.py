@@ -37,6 +37,8 @@ def test_prefill_is_judged_by_the_larger_of_trip_and_floor() -> None:
     with_head = prefill.tally(found_runs(head="disk"), {8: Compute(5.0, 1.0, 9.0)}, recipe)[0]
     assert with_head["trip_seconds"] == 4.0
     assert with_head["ratio"] == 1.0
+    packed = prefill.tally(found_runs(), {8: Compute(2.0, 1.0, 4.0)}, None)[0]
+    assert packed["trip_bytes"] == 400  # as they came
 
 
 @pytest.mark.exhaustive

@@ -6,12 +6,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from offspec_kernels.dequant import threads as team
-from offspec_kernels.dequant.threads import spread, spread_product
+from offspec_kernels.dequant.native import carray, claim, sharing
+from offspec_kernels.dequant.threads import share, spread, spread_product
 
 MANY = 4 * team.LEAST  # values that pay for four threads
 
@@ -52,6 +55,29 @@ def test_a_small_product_and_what_is_inside_stay_in_one_thread(rows: int, expect
     inner.clear()
     spread(lambda start, end: inner.append(start), 4, MANY)  # behind it they are shared again
     assert len(inner) == 4
+
+
+def _count(job: Any) -> None:
+    """job: int64, the next part, how many there are, threads that came, and how often each part was done."""
+    words = carray(job, 3, np.int64)
+    claim(words[2:].ctypes.data)
+    counts = carray(job, 3 + words[1], np.int64)[3:]
+    while True:
+        part = claim(words.ctypes.data)
+        if part >= words[1]:
+            break
+        counts[part] += 1
+
+
+@pytest.mark.usefixtures("four_threads")
+@pytest.mark.parametrize("values, most", [(team.LEAST_SHARED, 1), (2 * team.LEAST_SHARED, 4)])
+def test_each_part_of_a_shared_loop_is_claimed_once(values: int, most: int) -> None:
+    loop = sharing(_count)
+    for parts in (0, 1, 1000):
+        job = np.zeros(3 + parts, np.int64)
+        job[1] = parts
+        share(loop, job.ctypes.data, values)
+        assert (job[3:] == 1).all() and 1 <= job[2] <= most
 
 
 @pytest.mark.usefixtures("four_threads")
