@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from offspec_kernels.backend import Backend
-from offspec_kernels.tree_attention import Chunk, TreeMask, tree_attention
+from offspec_kernels.tree_attention import Chunk, TreeMask, small_products, tree_attention
 from offspec_kernels.tree_attention.sizes import NEAR, STEP
 from tests.support.products import some
 
@@ -119,6 +119,12 @@ _SINKS = torch.linspace(-1, 3, 8)
 )
 def test_on_a_cpu(world: World, dtype: torch.dtype) -> None:
     _check(_with(world, dtype), "eager", nodes=4, most=700)
+
+
+@pytest.mark.parametrize("world", [World(700, 64, size=48), World(2040, 200, heads=(1, 1), deep=True)])
+def test_on_a_cpu_without_small_products(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small_products, "works", lambda: False)
+    _check(_with(world, torch.bfloat16), "eager", nodes=3, most=300)
 
 
 @pytest.mark.interpreted

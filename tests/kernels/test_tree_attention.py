@@ -19,6 +19,7 @@ from offspec_kernels.tree_attention import (
     Window,
     reference,
     scratch_bytes,
+    small_products,
     tree_attention,
     warm_up,
 )
@@ -188,14 +189,24 @@ def test_what_is_compiled_at_load_is_what_passes_need() -> None:
     assert len(near.signatures) == 2  # type: ignore[attr-defined]
 
 
+@pytest.fixture(params=[True, False], ids=["small products", "in float32"])
+def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How a CPU meets far keys in bfloat16."""
+    if request.param and not small_products.works():
+        pytest.skip("this processor has no small product")
+    monkeypatch.setattr(small_products, "works", lambda: request.param)
+
+
+@pytest.mark.usefixtures("products")
 def test_a_late_key_that_beats_all_others() -> None:
-    """Row by row, in a block that is done in bfloat16 alone: by little, by much, and not at all."""
+    """Row by row: by little, by much, and not at all."""
     case = make_case([Shape(4200, 0, 300, 300)], heads=(4, 1), dtype=torch.bfloat16)
     case.key[0, 0, 3000] = case.query[0, 1, 40] * 20
     case.key[0, 0, 4100] = case.query[0, 2, 50] * 200
     check(case, "eager")
 
 
+@pytest.mark.usefixtures("products")
 @pytest.mark.parametrize("dtype", list(_WORST))
 @pytest.mark.parametrize("size", [300, 3000, 60_000])
 def test_scores_that_are_far_from_nought(dtype: torch.dtype, size: float) -> None:
@@ -221,6 +232,7 @@ def test_a_tile_of_padding_looks_at_nothing() -> None:
         check(case, path, window=100)
 
 
+@pytest.mark.usefixtures("products")
 def test_a_whole_prompt_of_one_chain() -> None:
     """Rows at the beginning see nothing of the blocks that are done first."""
     check(make_case([Shape(0, 1400, 0, 1400)], heads=(2, 1)), "eager")

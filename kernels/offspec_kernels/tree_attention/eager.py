@@ -1,7 +1,8 @@
 """Attention of a token tree on a CPU, whose rows' bits depend on nothing but their own path.
 
-A row meets the keys near it one by one, in a compiled loop (`native`), and the others in products of fixed
-blocks (`blocks`): both in order of position, cut by position alone (`paths`).
+A row meets the keys near it one by one, in a compiled loop (`native`), and the others in products, of
+bfloat16 where the processor has them (`small_products`), else in float32 (`blocks`): in order of position,
+cut by position alone (`paths`).
 
 Letters: see `tree_mask`; G query heads a key head, n queries that are done together, E numbers of a value.
 """
@@ -14,7 +15,8 @@ from torch import Tensor
 from offspec_kernels.dequant.native import Array
 from offspec_kernels.dequant.threads import spread
 from offspec_kernels.quantised_rows import QuantisedRows, Rows, values_of
-from offspec_kernels.tree_attention.blocks import Blocks, Desk, Sums, exp2
+from offspec_kernels.tree_attention import small_products
+from offspec_kernels.tree_attention.blocks import Blocks, Sums, exp2
 from offspec_kernels.tree_attention.native import LOG2E, near
 from offspec_kernels.tree_attention.paths import Paths, paths_of
 from offspec_kernels.tree_attention.sizes import KEPT, LEAST_ROWS, SMALL, most_rows
@@ -111,12 +113,12 @@ def _attend_rows(
         sums = Sums(acc.view(-1, acc.shape[2]), top.view(-1), total.view(-1))
         sums.move(torch.maximum(top, sink).view(-1))
         total += exp2((sink - top).reshape(-1)).view_as(total)
-    if paths.pieces:
-        keys = max(piece.high - piece.low for piece in paths.pieces)
-        desk = Desk(count * groups, keys, query.dtype)
+    narrow = query.dtype == key.dtype == torch.bfloat16 and not cap and size % 2 == 0
+    if paths.pieces and narrow and small_products.works():
+        small_products.take(folded, key, value, paths.pieces, groups, factor, acc, top, total)
+    elif paths.pieces:
         for head in range(heads):
-            blocks = Blocks(desk, folded[head], wide[head], factor, cap)
-            sums = Sums(acc[head], top[head], total[head])
+            blocks, sums = Blocks(wide[head], cap), Sums(acc[head], top[head], total[head])
             for piece in paths.pieces:
                 rows = slice(piece.start * groups, piece.stop * groups)
                 blocks.take(sums, rows, piece, key[head], value[head])

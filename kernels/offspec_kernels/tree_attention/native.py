@@ -206,40 +206,27 @@ def powers(x: Array, out: Array) -> None:
         out[i] = exp2(x[i])
 
 
-@compiled
-def weigh_narrow(scores: Array, headroom: float, tops: Array, totals: Array, start: int, end: int) -> None:
-    """Scores less an offset, in bfloat16 [R, K] as uint16, become weights in rows [start, end).
-
-    A row with a score of more than `headroom` is left as it is. tops [R] is overwritten by the largest
-    scores, totals [R] is added to.
-    """
-    for row in range(start, end):
-        tops[row] = _narrow_largest(scores, row)
-        if not tops[row] > headroom:
-            _narrow_weigh(scores, row)
-            totals[row] += _narrow_sum(scores, row)
-
-
-@compiled
-def _narrow_largest(scores: Array, row: int) -> Any:
-    """Right where it is positive: bits of such floats are in order, as integers, and above all others."""
-    highest = np.int16(-32768)
-    for j in range(scores.shape[1]):
-        highest = max(highest, np.int16(scores[row, j]))
-    return _wide(int(np.uint16(highest)))
+@_summed
+def largest_scaled(scores: Array, factor: float) -> Any:
+    """Of scores [K] times `factor`."""
+    highest = scores[0] * factor
+    for j in range(1, len(scores)):
+        highest = max(highest, scores[j] * factor)
+    return highest
 
 
 @_fused
-def _narrow_weigh(scores: Array, row: int) -> None:
-    for j in range(scores.shape[1]):
-        scores[row, j] = _narrow_exp2(_wide(scores[row, j]))
+def weigh_narrow(scores: Array, factor: float, top: float, weights: Array) -> None:
+    """2^(scores [K] times `factor` - top) as bfloat16's bits."""
+    for j in range(len(scores)):
+        weights[j] = _narrow_exp2(scores[j] * factor - top)
 
 
 @_summed
-def _narrow_sum(weights: Array, row: int) -> Any:
+def narrow_sum(weights: Array) -> Any:
     total = np.float32(0.0)
-    for j in range(weights.shape[1]):
-        total += _wide(weights[row, j])
+    for j in range(len(weights)):
+        total += _wide(weights[j])
     return total
 
 

@@ -6,6 +6,7 @@ NEAR, STEP = 32, 64  # least keys that are met one by one, and positions by whic
 FEW = 256  # keys that are all met one by one: fewer are not worth a product
 AT_ONCE = 16  # keys: a list has a multiple of it, with keys of no weight at its end
 BLOCK, WIDE_KEYS = 2048, 512  # keys of a block, and of a part of it that is done in float32
+TILE_KEYS, TILE_ROWS = 256, 32  # of a tile of small products; a block is whole tiles of keys
 LEAST_ROWS = 16  # of a product: with fewer, a row's bits depend on how many there are
 _ROWS, _ALL_ROWS = 2048, 8192  # most folded rows that are done together, of a key head and of all
 # Pairs of folded row and key up to which torch's attention with a dense mask is quicker, and bytes of masks
@@ -35,13 +36,16 @@ def scratch_bytes(
     together = min(rows, most_rows(heads, groups))
     folded = together * groups + LEAST_ROWS
     queries = (heads * together + heads // groups * LEAST_ROWS) * size * (3 * item + 12)
+    block, pairs_of_heads = min(keys, BLOCK), heads // groups
     products = folded * (min(keys, WIDE_KEYS) * 4 + 12 * size)
     if dtype == torch.bfloat16:
-        products += 2 * folded * min(keys, BLOCK) * item
+        products += folded * min(keys, WIDE_KEYS) * item
+        tiles = 2 * pairs_of_heads * -(-block // TILE_KEYS) * TILE_KEYS * size * item
+        products = max(products, tiles + torch.get_num_threads() * own_bytes(size))
     converted = 0 if dtype == torch.float32 else 2 * min(keys, WIDE_KEYS) * size * 4
     if quantised:  # the values of a block, or of all keys that some lists name
-        named = heads // groups * min(keys, 2 * (together + FEW))
-        converted += 2 * max(min(keys, BLOCK), named) * size * (item + 4)
+        named = min(keys, 2 * (together + FEW))
+        converted += 2 * pairs_of_heads * max(block, named) * size * (item + 4)
     pairs = min(rows * keys, max(SMALL // groups, keys))
     dense = (
         min(groups * pairs * item, KEPT) + pairs * (2 * groups * item + 3) + 3 * heads * rows * size * item
@@ -55,6 +59,11 @@ def gpu_scratch_bytes(rows: int, keys: int, heads: int) -> int:
     query = -(-keys // PART) * heads * (256 + 2) * 4  # sums of one
     sums = max(query, min(rows * query, SCRATCH))
     return sums + list_bytes(rows, keys)
+
+
+def own_bytes(size: int) -> int:
+    """Of a thread with small products: scores, weights and sums of a tile."""
+    return TILE_ROWS * (6 * TILE_KEYS + 4 * size)
 
 
 def list_bytes(rows: int, keys: int) -> int:

@@ -1,0 +1,244 @@
+"""Keys that many rows see, where the processor multiplies bfloat16: a softmax that grows, tile by tile.
+
+A thread takes some rows of a head through all their keys, a tile at a time: scores in float32 by oneDNN's
+small product, weights relative to the largest score so far, and the weighted values, all of which stay in the
+core's cache (flash attention: Dao et al. 2022, arXiv 2205.14135). Tiles are cut by position, and a row meets
+the same ones in the same order whatever rows are beside it.
+
+Letters: KV key heads, R folded rows of one, each a query of a head; S keys, D and E numbers of a key and
+a value.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offspec_kernels.dequant.native import carray, claim, inlined, pointer, sharing
+from offspec_kernels.dequant.threads import share
+from offspec_kernels.quantised_rows import Rows, values_of
+from offspec_kernels.row_linear.brgemm import call_product, call_release, find_brgemm
+from offspec_kernels.tree_attention.native import exp2, largest_scaled, narrow_sum, weigh_narrow
+from offspec_kernels.tree_attention.paths import Piece
+from offspec_kernels.tree_attention.sizes import BLOCK, LEAST_ROWS, TILE_KEYS, TILE_ROWS, own_bytes
+
+_PACKED, _TAKEN = 15, 20  # what the loops are told: counters, addresses and numbers
+
+
+def take(
+    query: Tensor,
+    key: Rows,
+    value: Rows,
+    pieces: Sequence[Piece],
+    groups: int,
+    factor: float,
+    acc: Tensor,
+    top: Tensor,
+    total: Tensor,
+) -> None:
+    """Bring keys to sums so far.
+
+    Args:
+        query: [KV, R + LEAST_ROWS, D] bfloat16, contiguous, of G = `groups` heads a key head.
+        key, value: [KV, S, D] and [KV, S, E].
+        pieces: In order of position for every row.
+        factor: Scores are multiplied by it, after which they are in powers of two.
+        acc: [KV, R, E] float32, values weighted by 2^(score - top).
+        top, total: [KV, R] float32, the largest score so far, and the sum of the weights.
+    """
+    for _, some in groupby(pieces, _together):
+        of = list(some)
+        keys, values, base, offset = _keys_of(of, key, value)
+        laid = _packed(keys, values, offset)
+        _take(query, laid, list(_tiles(of, groups, base)), factor, acc, top, total)
+
+
+def _together(piece: Piece) -> object:
+    """Pieces in a row of which this is the same have their keys laid out at once."""
+    return piece.low // BLOCK if piece.keys is None else -1 - id(piece)
+
+
+def _keys_of(pieces: list[Piece], key: Rows, value: Rows) -> tuple[Tensor, Tensor, int, int]:
+    """Keys and values of pieces that go together, where the first tile begins, and where they do in it."""
+    low, high = min(piece.low for piece in pieces), max(piece.high for piece in pieces)
+    where = slice(low, high) if pieces[0].keys is None else pieces[0].keys
+    keys, values = (
+        of if of.stride(2) == 1 else of.contiguous()
+        for of in (values_of(key[:, where]), values_of(value[:, where]))
+    )
+    return keys, values, low // TILE_KEYS * TILE_KEYS, low % TILE_KEYS
+
+
+def _tiles(pieces: list[Piece], groups: int, base: int) -> Iterator[tuple[int, int, int, int]]:
+    """Folded rows [first, first + count) with their keys [low, high) behind a position."""
+    for piece in pieces:
+        for first in range(piece.start * groups, piece.stop * groups, TILE_ROWS):
+            yield first, min(piece.stop * groups - first, TILE_ROWS), piece.low - base, piece.high - base
+
+
+def _packed(keys: Tensor, values: Tensor, offset: int) -> tuple[Tensor, Tensor]:
+    """As a product takes its second factor, in tiles of T = TILE_KEYS, in which keys begin at place `offset`.
+
+    [KV, n, D / 2, T, 2] and [KV, n, T / 2, E, 2], flat behind n.
+    """
+    (heads, count, size), width = keys.shape, values.shape[2]
+    tiles = -(-(offset + count) // TILE_KEYS)
+    laid = [torch.empty(heads * tiles * TILE_KEYS * of, dtype=torch.bfloat16) for of in (size, width)]
+    job = np.array((
+        0, heads, count, offset, tiles, size, width,
+        *(number for of in (keys, values) for number in (of.data_ptr(), 2 * of.stride(0), 2 * of.stride(1))),
+        *(of.data_ptr() for of in laid),
+    ))  # fmt: skip
+    share(_packing(), job.ctypes.data, keys.numel() + values.numel())
+    return laid[0].view(heads, tiles, -1), laid[1].view(heads, tiles, -1)
+
+
+def _take(
+    query: Tensor,
+    laid: tuple[Tensor, Tensor],
+    tiles: list[tuple[int, int, int, int]],
+    factor: float,
+    acc: Tensor,
+    top: Tensor,
+    total: Tensor,
+) -> None:
+    found = find_brgemm()
+    assert found is not None, "ask works first"
+    heads, rows, width = acc.shape
+    which, scale = np.array(tiles, np.int64), np.array([factor], np.float32)
+    memory = torch.empty(torch.get_num_threads() * own_bytes(width), dtype=torch.uint8)
+    tensors = (query, *laid, acc, top, total, memory)
+    job = np.array((
+        0, 0, *found, heads, rows, query.shape[1], query.shape[2], width, laid[0].shape[1], len(which),
+        *(of.data_ptr() for of in tensors), which.ctypes.data, scale.ctypes.data,
+    ))  # fmt: skip
+    pairs = int((which[:, 1] * (which[:, 3] - which[:, 2])).sum())
+    share(_taking(), job.ctypes.data, heads * pairs)
+
+
+@cache
+def works() -> bool:
+    """Whether the processor has the product, and rows have the same bits beside any others."""
+    if find_brgemm() is None:
+        return False
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, rows, 64, generator=generator).bfloat16() for rows in (80, 576, 576))
+    query[:, -LEAST_ROWS:] = 0
+
+    def made(start: int, stop: int) -> Tensor:
+        acc, top, total = (
+            torch.zeros(1, stop - start, 64),
+            torch.zeros(1, stop - start),
+            torch.zeros(1, stop - start),
+        )
+        rows = query[:, start : stop + LEAST_ROWS].contiguous()
+        take(rows, key, value, [Piece(0, stop - start, 64, 576, None)], 1, 0.2, acc, top, total)
+        return acc / total[:, :, None]
+
+    many = made(0, 64)
+    scores = 0.2 * query[0, :64].float() @ key[0, 64:].float().T
+    weights = torch.exp2(scores - scores.amax(dim=1).clamp_min(0)[:, None])
+    wanted = weights @ value[0, 64:].float() / weights.sum(dim=1)[:, None]
+    if not torch.allclose(many[0], wanted, atol=0.02):
+        return False
+    return all(torch.equal(made(a, b), many[:, a:b]) for a, b in ((0, 1), (1, 4), (3, 20), (31, 64)))
+
+
+def _pack(job: Any) -> None:
+    """Tiles, which threads claim one by one."""
+    words = carray(job, _PACKED, np.int64)
+    heads, count, offset, tiles, size, width = words[1:7]
+    key, key_head, key_row, value, value_head, value_row, keys, values = words[7:]
+    while True:
+        item = claim(words.ctypes.data)
+        if item >= heads * tiles:
+            break
+        head, first = item // tiles, item % tiles * TILE_KEYS
+        low, high = max(first, offset), min(first + TILE_KEYS, offset + count)
+        made = carray(pointer(keys + item * TILE_KEYS * size * 2), size // 2 * TILE_KEYS, np.int32)
+        at = key + head * key_head - offset * key_row
+        for place in range(low, high, 16):  # a line of the cache of what is made
+            for some in range(place, min(place + 16, high)):
+                row = carray(pointer(at + some * key_row), size // 2, np.int32)
+                for d in range(size // 2):
+                    made[d * TILE_KEYS + some - first] = row[d]
+        at = value + head * value_head - offset * value_row
+        for some in range(low, high, 2):
+            one = carray(pointer(at + some * value_row), width, np.uint16)
+            two = carray(pointer(at + min(some + 1, high - 1) * value_row), width, np.uint16)
+            pairs = carray(
+                pointer(values + (item * TILE_KEYS + some - first) * width * 2), 2 * width, np.uint16
+            )
+            for e in range(np.uint64(width)):
+                pairs[2 * e], pairs[2 * e + np.uint64(1)] = one[e], two[e]
+
+
+@inlined
+def _weigh(
+    scores: Any, some: int, factor: Any, tops: Any, totals: Any, weights: Any, sums: Any, width: int
+) -> None:
+    """The first `some` scores of each row of a tile to weights, relative to what sums then are, too."""
+    for row in range(len(tops)):
+        place = row * TILE_KEYS
+        near, made = scores[place : place + some], weights[place : place + some]
+        highest = max(tops[row], largest_scaled(near, factor))
+        if highest > tops[row]:
+            shrink = exp2(tops[row] - highest)
+            sums[row * width : (row + 1) * width] *= shrink
+            totals[row] *= shrink
+            tops[row] = highest
+        weigh_narrow(near, factor, tops[row], made)
+        totals[row] += narrow_sum(made)
+
+
+def _take_tiles(job: Any) -> None:
+    """Rows of a head, which threads claim some at a time, through all their keys."""
+    words = carray(job, _TAKEN, np.int64)
+    product, release, heads, rows, stride, size, width, tiles, items = words[2:11]
+    query, keys, values, acc, top, total, memory, which, scale = words[11:]
+    every, factor = carray(pointer(which), 4 * items, np.int64), carray(pointer(scale), 1, np.float32)[0]
+    own = memory + claim(words[1:].ctypes.data) * TILE_ROWS * (6 * TILE_KEYS + 4 * width)
+    scores = carray(pointer(own), TILE_ROWS * TILE_KEYS, np.float32)
+    weights = carray(pointer(own + 4 * TILE_ROWS * TILE_KEYS), TILE_ROWS * TILE_KEYS, np.uint16)
+    sums = carray(pointer(own + 6 * TILE_ROWS * TILE_KEYS), TILE_ROWS * width, np.float32)
+    while True:
+        item = claim(words.ctypes.data)
+        if item >= heads * items:
+            break
+        head, place = item // items, item % items * 4
+        first, count, low, high = every[place], every[place + 1], every[place + 2], every[place + 3]
+        at, padded = head * rows + first, (count + 15) // 16 * 16
+        asked = query + (head * stride + first) * size * 2
+        kept = carray(pointer(acc + at * width * 4), count * width, np.float32)
+        tops = carray(pointer(top + at * 4), count, np.float32)
+        totals = carray(pointer(total + at * 4), count, np.float32)
+        sums[: count * width] = kept
+        while low < high:
+            begin, tile = low % TILE_KEYS, (head * tiles + low // TILE_KEYS) * TILE_KEYS
+            some = min(TILE_KEYS - begin, high - low)
+            call_product(product, (
+                padded, some, size, size, TILE_KEYS, TILE_KEYS, 0, asked,
+                keys + (tile * size + begin * 2) * 2, scores.ctypes.data, 1,
+            ))  # fmt: skip
+            _weigh(scores, some, factor, tops, totals, weights, sums, width)
+            call_product(product, (
+                padded, width, some, TILE_KEYS, width, width, 1, weights.ctypes.data,
+                values + (tile + begin) * width * 2, sums.ctypes.data, 1,
+            ))  # fmt: skip
+            low += some
+        kept[:] = sums[: count * width]
+    call_release(release, (1,))
+
+
+@cache
+def _packing() -> int:
+    return sharing(_pack)
+
+
+@cache
+def _taking() -> int:
+    return sharing(_take_tiles)
