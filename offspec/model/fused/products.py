@@ -1,9 +1,9 @@
 """Products of a few rows with weights that stay where they are, each in the layout that is quickest here.
 
 A product of 16 rows is bound by how fast the weights arrive. A matrix as it lies in a checkpoint is
-rearranged on every call by oneDNN, which doubles that traffic; here it is rearranged once. Rounded weights
-are made a panel at a time where the processor multiplies bfloat16. Elsewhere those in 4 bits go through
-torch's own product, which makes their values in registers, again for every few rows.
+rearranged on every call by oneDNN, which doubles that traffic; here it is rearranged once. Weights in 4 bits
+go through torch's own product of such weights, which makes their values in registers, again for every few
+rows; where the processor multiplies bfloat16, more rows have them made a tile at a time.
 
 Letters: T rows, N outputs, K inputs, G = 64 weights of a group.
 """
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from offspec.model.quantize.rounding import RoundedMatrix, round_matrix, unpack
 from offspec.model.unpacking import Scratch
 from offspec_kernels.dequant.grouped import GROUP, Grouped, unpack_codes
+from offspec_kernels.dequant.grouped.tiles import TILE, has_tiles, multiply
 from offspec_kernels.packed_linear import has_panels, packed_product
 
 Product = Callable[[torch.Tensor], torch.Tensor]  # x [T, K] to x @ w.T + bias [T, N]
@@ -26,6 +27,7 @@ _ROWS_HINT = 16  # what oneDNN lays weights out for; other counts run as well wi
 _MIDDLE = 8  # torch's 4-bit product takes codes around it
 _TILE_ROWS = 16  # outputs are multiples of it
 _TILES = 4  # of 16 inputs that lie together on a CUDA device
+_FEW_ROWS = 12  # up to which torch's 4-bit product is quicker than one that makes tiles
 _AT_ONCE = 1 << 22  # codes that are rearranged together, four bytes each meanwhile
 
 
@@ -61,7 +63,7 @@ class FourBitProduct:
     What was rounded is rounded no more, but for scales and middles, which take the product's own dtype.
     """
 
-    __slots__ = ("_bias", "_codes", "_dtype", "_scales")
+    __slots__ = ("_bias", "_codes", "_dtype", "_scales", "_tiled")
 
     def __init__(self, weights: Sequence[RoundedMatrix], bias: torch.Tensor | None) -> None:
         first = weights[0].parts["codes"]
@@ -71,6 +73,8 @@ class FourBitProduct:
         scales = torch.stack([step.T, (offset + _MIDDLE * step).T], dim=2)
         self._scales = scales.to(self._dtype)  # [K / G, N, 2]
         self._codes = _arranged(torch.cat([w.parts["codes"] for w in weights]))
+        whole = first.device.type == "cpu" and self._scales.shape[1] % TILE == 0
+        self._tiled = whole and self._dtype == torch.bfloat16 and has_tiles()
 
     @property
     def nbytes(self) -> int:
@@ -79,7 +83,9 @@ class FourBitProduct:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor
-        if x.device.type == "cuda":
+        if self._tiled and len(x) > _FEW_ROWS:
+            out = multiply(x, self._codes, self._scales)
+        elif x.device.type == "cuda":
             out = torch.ops.aten._weight_int4pack_mm(x.to(self._dtype), self._codes, GROUP, self._scales)
         else:
             out = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self._codes, GROUP, self._scales)
@@ -179,14 +185,11 @@ def rounded_kind(
     if any(len(shape) != 2 or shape[1] % GROUP for shape in shapes):
         return UnpackingProduct
     outputs = sum(shape[0] for shape in shapes)
-    if (
-        device.type == "cpu"
-        and dtype == torch.bfloat16
-        and has_panels(Grouped(bits), (outputs, shapes[0][1]))
-    ):
-        return PanelProduct
     if bits == 4 and outputs % _TILE_ROWS == 0 and can_multiply_four_bits(device, dtype):
         return FourBitProduct
+    narrow = device.type == "cpu" and dtype == torch.bfloat16
+    if narrow and has_panels(Grouped(bits), (outputs, shapes[0][1])):
+        return PanelProduct
     return UnpackingProduct
 
 
