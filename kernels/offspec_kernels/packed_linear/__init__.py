@@ -1,7 +1,6 @@
 """A product of rows and a weight as it is stored: its values are made a panel at a time, and never all."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,9 +9,6 @@ from offspec_kernels.backend import Backend, choose_backend
 from offspec_kernels.dequant import Format
 from offspec_kernels.dequant.format import Shape
 from offspec_kernels.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from offspec_kernels.packed_linear.eager import PackedProduct
 
 
 def has_panels(format: Format, shape: Shape) -> bool:
@@ -60,21 +56,3 @@ def packed_linear(
     from offspec_kernels.packed_linear import eager
 
     return eager.packed_linear(rows, format, parts, shape, bias)
-
-
-def packed_product(format: Format, parts: Mapping[str, Tensor], shape: Shape) -> "PackedProduct | None":
-    """`packed_linear` for a weight that stays where it is, which is looked at once: rows [T, K] to [T, N].
-
-    None: `has_panels` says no, or panels are not made within the product's own loop.
-
-    Args:
-        format, parts, shape: As for `packed_linear`. The product keeps the parts.
-
-    Raises:
-        ArgumentError: Names the part that is wrong.
-    """
-    if not has_panels(format, shape) or any(part.device.type != "cpu" for part in parts.values()):
-        return None
-    from offspec_kernels.packed_linear import eager
-
-    return eager.packed_product(format, parts, shape)

@@ -39,48 +39,16 @@ def packed_linear(
 ) -> Tensor | None:
     if not (has_panels(format, shape) and blocks.has_blocks(rows, rows)):
         return None
-    _check(format, parts, shape)
+    format.check({name: Part(part.dtype, tuple(part.shape)) for name, part in parts.items()}, shape)
+    if any(not part.is_contiguous() for part in parts.values()):
+        raise ArgumentError("parts", "they must be contiguous")
     if not _fills(format, shape):
         out = _unpacked(rows, format, parts, shape)
     elif format.transposed:
         out = _turned(rows, format.filler(parts, shape), shape)
     else:
-        out = blocks.RowBlocks(rows).multiply_filled(
-            blocks.FilledWeight(format.filler(parts, shape), shape[0])
-        )
+        out = blocks.RowBlocks(rows).multiply_filled(format.filler(parts, shape), shape[0])
     return out if bias is None else out + bias
-
-
-class PackedProduct:
-    """See `packed_product`."""
-
-    __slots__ = ("_parts", "_weight")
-
-    def __init__(self, format: Format, parts: Mapping[str, Tensor], shape: Shape) -> None:
-        self._parts = dict(parts)
-        self._weight = blocks.FilledWeight(format.filler(parts, shape), shape[0])
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the parts."""
-        return sum(part.nbytes for part in self._parts.values())
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """[T, K] bfloat16 to [T, N]."""
-        return blocks.RowBlocks(rows).multiply_filled(self._weight)
-
-
-def packed_product(format: Format, parts: Mapping[str, Tensor], shape: Shape) -> PackedProduct | None:
-    if format.transposed or not (has_panels(format, shape) and _fills(format, shape)):
-        return None
-    _check(format, parts, shape)
-    return PackedProduct(format, parts, shape)
-
-
-def _check(format: Format, parts: Mapping[str, Tensor], shape: Shape) -> None:
-    format.check({name: Part(part.dtype, tuple(part.shape)) for name, part in parts.items()}, shape)
-    if any(not part.is_contiguous() for part in parts.values()):
-        raise ArgumentError("parts", "they must be contiguous")
 
 
 def _turned(rows: Tensor, filler: Filler, shape: Shape) -> Tensor:

@@ -81,36 +81,21 @@ class RowBlocks:
             *self._addresses, values, self._packed, self.count, self.columns, sums, out, width, start, end
         )
 
-    def multiply_filled(self, weight: "FilledWeight") -> Tensor:
-        """[T, N], of a weight of which each panel is made just before it is multiplied."""
-        out = torch.empty((self.count, weight.width), dtype=torch.bfloat16)
+    def multiply_filled(self, filler: Filler, width: int) -> Tensor:
+        """[T, N], N = `width`, with a weight of which `filler` makes each panel as it is multiplied."""
+        out = torch.empty((self.count, width), dtype=torch.bfloat16)
         memory = torch.empty(torch.get_num_threads() * _FILLED * (_STRIDE // 2 + self._padded))
         job = np.array((
-            *weight.words, self.columns, self._laid.data_ptr(), self.count, memory.data_ptr(), out.data_ptr(),
+            0, 0, *self._addresses, filler.address, *(part.ctypes.data for part in filler.arrays),
+            filler.number, width, _FILLED if width >= _MANY else _FILLED // 4, self.columns,
+            self._laid.data_ptr(), self.count, memory.data_ptr(), out.data_ptr(),
         ))  # fmt: skip
-        share(_filled_panels(), job.ctypes.data, weight.width * self.columns)
+        share(_filled_panels(), job.ctypes.data, width * self.columns)
         return out
 
     @property
     def _padded(self) -> int:
         return -(-self.count // 16) * 16
-
-
-class FilledWeight:
-    """A weight [N, K] whose values are made as they are used. Its parts are to stay where they are.
-
-    words: What `_fill_and_multiply` is told of it.
-    """
-
-    __slots__ = ("_filler", "width", "words")
-
-    def __init__(self, filler: Filler, width: int) -> None:
-        found = find_brgemm()
-        assert found is not None, "ask has_blocks first"
-        self._filler, self.width = filler, width
-        parts = (part.ctypes.data for part in filler.arrays)
-        height = _FILLED if width >= _MANY else _FILLED // 4
-        self.words = (0, 0, *found, filler.address, *parts, filler.number, width, height)
 
 
 def panel_bytes(count: int) -> int:

@@ -19,7 +19,7 @@ from offspec.model.quantize.rounding import RoundedMatrix, round_matrix, unpack
 from offspec.model.unpacking import Scratch
 from offspec_kernels.dequant.grouped import GROUP, Grouped, unpack_codes
 from offspec_kernels.dequant.grouped.tiles import TILE, has_tiles, multiply
-from offspec_kernels.packed_linear import has_panels, packed_product
+from offspec_kernels.packed_linear import has_panels, packed_linear
 
 Product = Callable[[torch.Tensor], torch.Tensor]  # x [T, K] to x @ w.T + bias [T, N]
 
@@ -112,24 +112,22 @@ def _arranged(codes: torch.Tensor) -> torch.Tensor:
 class PanelProduct:
     """With rounded weights [N, K] of which a panel of values at a time is made and multiplied."""
 
-    __slots__ = ("_bias", "_product")
+    __slots__ = ("_bias", "_format", "_parts", "_shape")
 
     def __init__(self, weights: Sequence[RoundedMatrix], bias: torch.Tensor | None) -> None:
-        parts = {name: torch.cat([w.parts[name] for w in weights]) for name in weights[0].parts}
-        shape = sum(w.shape[0] for w in weights), weights[0].shape[1]
-        self._bias = bias
-        self._product = packed_product(Grouped(weights[0].bits), parts, shape)
+        self._bias, self._format = bias, Grouped(weights[0].bits)
+        self._parts = {name: torch.cat([w.parts[name] for w in weights]) for name in weights[0].parts}
+        self._shape = sum(w.shape[0] for w in weights), weights[0].shape[1]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the weights."""
-        assert self._product is not None
-        return self._product.nbytes
+        return sum(part.nbytes for part in self._parts.values())
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        assert self._product is not None
-        out = self._product(x)
-        return out if self._bias is None else out.add_(self._bias)
+        out = packed_linear(x, self._format, self._parts, self._shape, self._bias)
+        assert out is not None, "ask has_panels first"
+        return out
 
 
 class UnpackingProduct:
