@@ -6,7 +6,7 @@ chain: alone, at the end of a chunk, over a prefix of any length. Some neighbour
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -27,6 +27,7 @@ class World:
     rows: int
     heads: tuple[int, int] = (4, 2)
     size: int = 16
+    width: int | None = None  # of a value, if not that of a key
     deep: bool = False
     dtype: torch.dtype = torch.float32
     options: dict[str, Any] = field(default_factory=dict)
@@ -49,7 +50,7 @@ def _laid(world: World) -> Laid:
     count = world.prefix + world.rows
     query = torch.randn(1, world.heads[0], count, world.size, generator=generator)
     key = torch.randn(1, world.heads[1], count, world.size, generator=generator)
-    value = torch.randn(1, world.heads[1], count, world.size, generator=generator)
+    value = torch.randn(1, world.heads[1], count, world.width or world.size, generator=generator)
     key[0, 0, min(5, count - 1)] *= 20
     key[0, 0, world.prefix // 2] *= 100  # a maximum that comes late
     value[0, :, world.prefix + 2 :: 7] *= 1e4
@@ -104,6 +105,7 @@ _SINKS = torch.linspace(-1, 3, 8)
         World(10, 20, size=64),
         World(100, 64, heads=(9, 3), size=64),
         World(700, 64, heads=(4, 4), size=80),
+        World(300, 40, heads=(3, 1), size=40, width=24),
         World(2040, 200, heads=(1, 1), deep=True, options={"window": Chunk(1100)}),
         *(
             pytest.param(world, marks=pytest.mark.exhaustive)
@@ -165,4 +167,4 @@ def test_as_kernels_in_more_worlds(world: World, dtype: torch.dtype) -> None:
 
 
 def _with(world: World, dtype: torch.dtype) -> World:
-    return World(world.prefix, world.rows, world.heads, world.size, world.deep, dtype, world.options)
+    return replace(world, dtype=dtype)

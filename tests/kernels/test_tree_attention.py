@@ -216,6 +216,15 @@ def test_scores_that_are_far_from_nought(dtype: torch.dtype, size: float) -> Non
     check(case, "eager", worst=size * 1e-6)  # a score itself is known to some 2^-23 of its size
 
 
+def test_scores_beyond_any_power() -> None:
+    """The largest has its weight, however large it is: all others have none."""
+    case = make_case([Shape(999, 0, 1, 1)], heads=(1, 1), dtype=torch.bfloat16)
+    case.query[:] *= 2e4
+    case.key[0, 0, 300] = case.query[0, 0, 0]
+    out = tree_attention(case.query, case.key, case.value, case.tree_mask, path="eager")
+    assert torch.equal(out[0, 0, 0], case.value[0, 0, 300])
+
+
 @pytest.mark.parametrize("path", ["eager", "triton"])
 @pytest.mark.parametrize("window", some([None, 4], 4))
 @pytest.mark.parametrize("sink", [-torch.inf, -1e38, -1e30, 0.0, 20.0])
@@ -327,6 +336,8 @@ def test_words_hold_every_bit() -> None:
         (Shape(3800, 0, 256, 256), (2, 2), torch.bfloat16),
         (Shape(0, 1024, 0, 1024), (2, 2), torch.bfloat16),
         (Shape(2500, 0, 600, 600), (8, 1), torch.bfloat16),
+        (Shape(5000, 0, 1, 1), (32, 16), torch.bfloat16),
+        (Shape(5000, 0, 64, 64), (32, 16), torch.bfloat16),
         (Shape(2500, 0, 600, 600), (8, 2), torch.float32),
         (Shape(4000, 0, 1, 1), (32, 8), torch.float32),
         (Shape(100, 0, 60, 60), (9, 3), torch.float32),

@@ -8,13 +8,15 @@ the work is given to that very team, where it can be found, and to a pool of thr
 import ctypes
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 LEAST = 1 << 15  # values for which a thread of their own pays
@@ -23,6 +25,7 @@ LEAST_SHARED = 1 << 17  # the same where no line of Python runs in between
 _ROWS = 64  # rows that take about as long to multiply a weight with as it takes to read it
 
 Work = Callable[[int, int], None]
+Array = np.ndarray[Any, np.dtype[Any]]
 _Body = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
@@ -63,7 +66,7 @@ def spread_product(work: Work, count: int, values: int, rows: int) -> None:
     spread(work, count, values * (1 + rows // _ROWS), LEAST_PRODUCT)
 
 
-def share(loop: int, job: int, values: int) -> None:
+def share(loop: int, job: Array, used: Sequence[object], values: int) -> None:
     """Call a compiled loop(job) on as many threads as torch uses, or on this one where few values are made.
 
     The threads divide the work among themselves: each claims a part, and another, while there are any. So
@@ -71,17 +74,24 @@ def share(loop: int, job: int, values: int) -> None:
 
     Args:
         loop: Its address, of `native.sharing`.
-        job: Address of what it is given.
-        values: How many are made, or multiplied with some rows, in all.
+        job: What it is given the address of.
+        used: What lies at addresses in the job, kept as long as any thread may be at work.
+        values: How many are made in all, each for the few rows that come with any.
     """
     threads = 1 if getattr(_this_thread, "works", False) else torch.get_num_threads()
     body = _Body(loop)
     if threads == 1 or values < 2 * LEAST_SHARED:
-        body(job)
+        body(job.ctypes.data)
     elif (library := _openmp() if os.getpid() == _PROCESS else None) is not None:
-        library.GOMP_parallel(body, job, threads, 0)
+        library.GOMP_parallel(body, job.ctypes.data, threads, 0)
     else:
-        _by_pool(lambda _, __: body(job), [(part, part + 1) for part in range(threads)])
+        # A thread of the pool may begin behind an interrupt: what it works on is kept with the work.
+        work = partial(_call, body, job, used)
+        _by_pool(work, [(part, part + 1) for part in range(threads)])
+
+
+def _call(body: Callable[[int], None], job: Array, used: Sequence[object], start: int, end: int) -> None:
+    body(job.ctypes.data)
 
 
 _PROCESS = os.getpid()

@@ -43,7 +43,7 @@ _FEW_BYTES, _PANEL_BYTES = 1 << 20, 1 << 22
 _MOST = 256  # rows of a panel
 _FILLED = 128  # rows of one of which a piece at a time is made
 _MANY = 2048  # rows of a weight from which on panels are so high; below, there would be few to share
-_WORDS = 16  # of what a loop over such panels is given: two counters, addresses and numbers
+_WORDS = 17  # of what a loop over such panels is given: two counters, addresses and numbers
 _STRIDE = PIECE + 32  # values from one such row to the next: powers of two would share a place in the cache
 UNIT = 16  # rows of the weight, of which a panel has a multiple
 
@@ -76,7 +76,7 @@ class RowBlocks:
 
         values: [end - start, K] flat, both as 16-bit words.
         """
-        sums = array(torch.empty((end - start) * self._padded))
+        sums = array(torch.empty((end - start) * self._padded, dtype=torch.float32))
         _multiply(
             *self._addresses, values, self._packed, self.count, self.columns, sums, out, width, start, end
         )
@@ -84,13 +84,17 @@ class RowBlocks:
     def multiply_filled(self, filler: Filler, width: int) -> Tensor:
         """[T, N], N = `width`, with a weight of which `filler` makes each panel as it is multiplied."""
         out = torch.empty((self.count, width), dtype=torch.bfloat16)
-        memory = torch.empty(torch.get_num_threads() * _FILLED * (_STRIDE // 2 + self._padded))
+        if not self.count:
+            return out
+        own = _FILLED * (2 * _STRIDE + 4 * self._padded + 2 * _ROWS)
+        memory = torch.empty(torch.get_num_threads() * own, dtype=torch.uint8)
         job = np.array((
             0, 0, *self._addresses, filler.address, *(part.ctypes.data for part in filler.arrays),
             filler.number, width, _FILLED if width >= _MANY else _FILLED // 4, self.columns,
-            self._laid.data_ptr(), self.count, memory.data_ptr(), out.data_ptr(),
+            self._laid.data_ptr(), self.count, memory.data_ptr(), own, out.data_ptr(),
         ))  # fmt: skip
-        share(_filled_panels(), job.ctypes.data, width * self.columns)
+        assert len(job) == _WORDS
+        share(_filled_panels(), job, (filler, self._laid, memory, out), width * self.columns)
         return out
 
     @property
@@ -225,9 +229,9 @@ def _add_piece(
 
 
 @inlined
-def _store_all(sums: Any, high: int, count: int, out: Any, start: int, width: int) -> None:
+def _store_all(sums: Any, near: Any, high: int, count: int, out: Any, start: int, width: int) -> None:
     """All rows of columns [start, start + high) of out [T, width]."""
-    near, padded = np.empty(high * _ROWS, out.dtype), (count + 15) // 16 * 16
+    padded = (count + 15) // 16 * 16
     for first in range(0, padded, _ROWS):
         wide, at = min(padded - first, _ROWS), first * width + start
         _store(sums[first * high :], near, wide, high, out, at, width, min(wide, count - first))
@@ -242,7 +246,7 @@ def _multiply(
     high = end - start
     for place in range(0, columns, PIECE):
         _add_piece(product, values[place:].ctypes.data, columns, high, packed, count, columns, place, sums)
-    _store_all(sums, high, count, out, start, width)
+    _store_all(sums, np.empty(high * _ROWS, out.dtype), high, count, out, start, width)
     call_release(release, (1,))
 
 
@@ -250,13 +254,13 @@ def _fill_and_multiply(job: Any) -> None:
     """Panels of a weight, which threads claim one by one; `fill` makes a piece of columns at a time."""
     words = carray(job, _WORDS, np.int64)
     product, release, fill, first, second, third, number, width, height = words[2:11]
-    columns, given, count, memory, target = words[11:]
+    columns, given, count, memory, size, target = words[11:]
     padded = (count + 15) // 16 * 16
     packed = carray(pointer(given), padded * columns // 2, np.int32)
     out = carray(pointer(target), count * width, np.uint16)
-    size = _FILLED * (2 * _STRIDE + 4 * padded)
     own = memory + claim(words[1:].ctypes.data) * size
     sums = carray(pointer(own + 2 * _FILLED * _STRIDE), _FILLED * padded, np.float32)
+    near = carray(pointer(own + _FILLED * (2 * _STRIDE + 4 * padded)), _FILLED * _ROWS, np.uint16)
     while True:
         low = claim(words.ctypes.data) * height
         if low >= width:
@@ -268,7 +272,7 @@ def _fill_and_multiply(job: Any) -> None:
                 values = own + 2 * row * _STRIDE
                 call_fill(fill, (first, second, third, number, columns, low + row, place, piece, values))
             _add_piece(product, own, _STRIDE, high, packed, count, columns, place, sums)
-        _store_all(sums, high, count, out, low, width)
+        _store_all(sums, near, high, count, out, low, width)
     call_release(release, (1,))
 
 

@@ -13,9 +13,7 @@ from offspec_kernels.quantised_rows import QuantisedRows, Rows, check_row_values
 from offspec_kernels.tree_attention.sizes import (
     FEW,
     MOST_NUMBERS,
-    NEAR,
     STEP,
-    WIDE_KEYS,
     gpu_scratch_bytes,
     list_bytes,
     scratch_bytes,
@@ -70,8 +68,7 @@ def tree_attention(
         PathError: `path` cannot run here.
 
     Numerics: sums in float32 (float64 on the reference path); products of bfloat16 and float16 as they come,
-    and weights rounded to that dtype before they meet the values. eager, over long prefixes in bfloat16:
-    a weight 2^-w of the row's largest is known to w / 512 of itself.
+    and weights rounded to that dtype before they meet the values.
 
     Scratch, beside `out`: eager, what `scratch_bytes` says, which is bounded whatever S is; triton, 64 MiB or
     a query's H S / 1024 (E + 2) float32, and where not exact and the prefix is split X ways, B H N X (E + 2).
@@ -118,10 +115,10 @@ def tree_attention(
 
 def warm_up(dtype: torch.dtype) -> None:
     """Have the loops compiled that a CPU needs; the first time it takes some seconds."""
-    for keys in (FEW + STEP, WIDE_KEYS + STEP + NEAR):  # one block in float32, one as it comes
-        rows = torch.zeros(1, 1, keys, 8, dtype=dtype)
-        one = TreeMask.of(torch.ones(1, 1, dtype=torch.bool), prefix=keys - 1)
-        tree_attention(rows[:, :, :1], rows, rows, one, path="eager")
+    keys = FEW + STEP  # some near, some far
+    rows = torch.zeros(1, 1, keys, 8, dtype=dtype)
+    one = TreeMask.of(torch.ones(1, 1, dtype=torch.bool), prefix=keys - 1)
+    tree_attention(rows[:, :, :1], rows, rows, one, path="eager")
 
 
 def _check(

@@ -19,7 +19,7 @@ from offspec_kernels.tree_attention import small_products
 from offspec_kernels.tree_attention.blocks import Blocks, Sums, exp2
 from offspec_kernels.tree_attention.native import LOG2E, near
 from offspec_kernels.tree_attention.paths import Paths, paths_of
-from offspec_kernels.tree_attention.sizes import KEPT, LEAST_ROWS, SMALL, most_rows
+from offspec_kernels.tree_attention.sizes import KEPT, LEAST_ROWS, SMALL, WIDE_KEYS, most_rows
 from offspec_kernels.tree_mask import TreeMask, Window
 
 
@@ -105,8 +105,8 @@ def _attend_rows(
     folded = query.new_zeros(heads, count * groups + LEAST_ROWS, size)
     folded[:, : count * groups] = asked.reshape(heads, -1, size)
     wide = folded.float().mul_(factor)
-    acc = torch.empty(heads, count * groups, value.shape[2])
-    top, total = torch.empty(2, heads, count * groups).unbind()
+    acc = torch.empty(heads, count * groups, value.shape[2], dtype=torch.float32)
+    top, total = torch.empty(2, heads, count * groups, dtype=torch.float32).unbind()
     _take_near(wide, key, value, paths, cap, acc, top, total)
     if sinks is not None:
         sink = (sinks.float() * LOG2E).view(heads, 1, groups).expand(-1, count, -1).reshape(heads, -1)
@@ -117,8 +117,10 @@ def _attend_rows(
     if paths.pieces and narrow and small_products.works():
         small_products.take(folded, key, value, paths.pieces, groups, factor, acc, top, total)
     elif paths.pieces:
+        most = min(max(piece.high - piece.low for piece in paths.pieces), WIDE_KEYS)
+        memory = torch.empty(wide.shape[1] * most, dtype=torch.float32)
         for head in range(heads):
-            blocks, sums = Blocks(wide[head], cap), Sums(acc[head], top[head], total[head])
+            blocks, sums = Blocks(memory, wide[head], cap), Sums(acc[head], top[head], total[head])
             for piece in paths.pieces:
                 rows = slice(piece.start * groups, piece.stop * groups)
                 blocks.take(sums, rows, piece, key[head], value[head])

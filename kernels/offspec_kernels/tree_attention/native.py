@@ -207,19 +207,34 @@ def powers(x: Array, out: Array) -> None:
 
 
 @_summed
-def largest_scaled(scores: Array, factor: float) -> Any:
-    """Of scores [K] times `factor`."""
-    highest = scores[0] * factor
+def scale(scores: Array, factor: float) -> Any:
+    """Multiply scores [K], and return the largest of what `weigh_narrow` will see, with its bits."""
+    for j in range(len(scores)):
+        scores[j] = scores[j] * factor
+    highest = scores[0]
     for j in range(1, len(scores)):
-        highest = max(highest, scores[j] * factor)
+        highest = max(highest, scores[j])
     return highest
 
 
 @_fused
-def weigh_narrow(scores: Array, factor: float, top: float, weights: Array) -> None:
-    """2^(scores [K] times `factor` - top) as bfloat16's bits."""
+def weigh_narrow(scores: Array, top: float, weights: Array) -> None:
+    """2^(scores [K] - top) as bfloat16's bits."""
     for j in range(len(scores)):
-        weights[j] = _narrow_exp2(scores[j] * factor - top)
+        weights[j] = _narrow_exp2(scores[j] - top)
+
+
+@compiled
+def shrink(sums: Array, factor: float) -> None:
+    for e in range(len(sums)):
+        sums[e] = sums[e] * factor
+
+
+@compiled
+def copy(source: Array, out: Array) -> None:
+    """To the first of `out`. An assignment of slices could want memory, for it sees to what overlaps."""
+    for e in range(len(source)):
+        out[e] = source[e]
 
 
 @_summed

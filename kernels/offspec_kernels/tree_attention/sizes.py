@@ -5,7 +5,7 @@ import torch
 NEAR, STEP = 32, 64  # least keys that are met one by one, and positions by which the others are cut
 FEW = 256  # keys that are all met one by one: fewer are not worth a product
 AT_ONCE = 16  # keys: a list has a multiple of it, with keys of no weight at its end
-BLOCK, WIDE_KEYS = 2048, 512  # keys of a block, and of a part of it that is done in float32
+BLOCK, WIDE_KEYS = 1024, 512  # keys of a block, and of a part of it that is done in float32
 TILE_KEYS, TILE_ROWS = 256, 32  # of a tile of small products; a block is whole tiles of keys
 LEAST_ROWS = 16  # of a product: with fewer, a row's bits depend on how many there are
 _ROWS, _ALL_ROWS = 2048, 8192  # most folded rows that are done together, of a key head and of all
@@ -40,8 +40,9 @@ def scratch_bytes(
     products = folded * (min(keys, WIDE_KEYS) * 4 + 12 * size)
     if dtype == torch.bfloat16:
         products += folded * min(keys, WIDE_KEYS) * item
-        tiles = 2 * pairs_of_heads * -(-block // TILE_KEYS) * TILE_KEYS * size * item
-        products = max(products, tiles + torch.get_num_threads() * own_bytes(size))
+        laid = 2 * pairs_of_heads * -(-block // TILE_KEYS) * TILE_KEYS * size * item
+        gathered = 2 * pairs_of_heads * block * size * item
+        products = max(products, laid + max(gathered, torch.get_num_threads() * own_bytes(size)))
     converted = 0 if dtype == torch.float32 else 2 * min(keys, WIDE_KEYS) * size * 4
     if quantised:  # the values of a block, or of all keys that some lists name
         named = min(keys, 2 * (together + FEW))

@@ -22,7 +22,7 @@ from offspec_kernels.dequant.native import carray, claim, inlined, pointer, shar
 from offspec_kernels.dequant.threads import share
 from offspec_kernels.quantised_rows import Rows, values_of
 from offspec_kernels.row_linear.brgemm import call_product, call_release, find_brgemm
-from offspec_kernels.tree_attention.native import exp2, largest_scaled, narrow_sum, weigh_narrow
+from offspec_kernels.tree_attention.native import copy, exp2, narrow_sum, scale, shrink, weigh_narrow
 from offspec_kernels.tree_attention.paths import Piece
 from offspec_kernels.tree_attention.sizes import BLOCK, LEAST_ROWS, TILE_KEYS, TILE_ROWS, own_bytes
 
@@ -52,9 +52,9 @@ def take(
     """
     for _, some in groupby(pieces, _together):
         of = list(some)
-        keys, values, base, offset = _keys_of(of, key, value)
-        laid = _packed(keys, values, offset)
+        base, laid = _laid_out(of, key, value)
         _take(query, laid, list(_tiles(of, groups, base)), factor, acc, top, total)
+        del laid  # before there are the next
 
 
 def _together(piece: Piece) -> object:
@@ -62,15 +62,13 @@ def _together(piece: Piece) -> object:
     return piece.low // BLOCK if piece.keys is None else -1 - id(piece)
 
 
-def _keys_of(pieces: list[Piece], key: Rows, value: Rows) -> tuple[Tensor, Tensor, int, int]:
-    """Keys and values of pieces that go together, where the first tile begins, and where they do in it."""
+def _laid_out(pieces: list[Piece], key: Rows, value: Rows) -> tuple[int, tuple[Tensor, Tensor]]:
+    """The position at which the first tile begins, and the tiles of all keys of these pieces."""
     low, high = min(piece.low for piece in pieces), max(piece.high for piece in pieces)
     where = slice(low, high) if pieces[0].keys is None else pieces[0].keys
-    keys, values = (
-        of if of.stride(2) == 1 else of.contiguous()
-        for of in (values_of(key[:, where]), values_of(value[:, where]))
-    )
-    return keys, values, low // TILE_KEYS * TILE_KEYS, low % TILE_KEYS
+    found = [values_of(rows[:, where]) for rows in (key, value)]
+    keys, values = (rows if rows.stride(2) == 1 else rows.contiguous() for rows in found)
+    return low // TILE_KEYS * TILE_KEYS, _packed(keys, values, low % TILE_KEYS)
 
 
 def _tiles(pieces: list[Piece], groups: int, base: int) -> Iterator[tuple[int, int, int, int]]:
@@ -93,7 +91,8 @@ def _packed(keys: Tensor, values: Tensor, offset: int) -> tuple[Tensor, Tensor]:
         *(number for of in (keys, values) for number in (of.data_ptr(), 2 * of.stride(0), 2 * of.stride(1))),
         *(of.data_ptr() for of in laid),
     ))  # fmt: skip
-    share(_packing(), job.ctypes.data, keys.numel() + values.numel())
+    assert len(job) == _PACKED
+    share(_packing(), job, (keys, values, *laid), keys.numel() + values.numel())
     return laid[0].view(heads, tiles, -1), laid[1].view(heads, tiles, -1)
 
 
@@ -109,15 +108,16 @@ def _take(
     found = find_brgemm()
     assert found is not None, "ask works first"
     heads, rows, width = acc.shape
-    which, scale = np.array(tiles, np.int64), np.array([factor], np.float32)
+    which, scaling = np.array(tiles, np.int64), np.array([factor], np.float32)
     memory = torch.empty(torch.get_num_threads() * own_bytes(width), dtype=torch.uint8)
     tensors = (query, *laid, acc, top, total, memory)
     job = np.array((
         0, 0, *found, heads, rows, query.shape[1], query.shape[2], width, laid[0].shape[1], len(which),
-        *(of.data_ptr() for of in tensors), which.ctypes.data, scale.ctypes.data,
+        *(of.data_ptr() for of in tensors), which.ctypes.data, scaling.ctypes.data,
     ))  # fmt: skip
-    pairs = int((which[:, 1] * (which[:, 3] - which[:, 2])).sum())
-    share(_taking(), job.ctypes.data, heads * pairs)
+    assert len(job) == _TAKEN
+    pairs = heads * int((which[:, 1] * (which[:, 3] - which[:, 2])).sum())
+    share(_taking(), job, (*tensors, which, scaling), pairs * query.shape[2] // LEAST_ROWS)
 
 
 @cache
@@ -126,18 +126,18 @@ def works() -> bool:
     if find_brgemm() is None:
         return False
     generator = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(1, rows, 64, generator=generator).bfloat16() for rows in (80, 576, 576))
+    query, key, value = (
+        torch.randn(1, rows, 64, generator=generator, dtype=torch.float32).bfloat16()
+        for rows in (80, 576, 576)
+    )
     query[:, -LEAST_ROWS:] = 0
 
     def made(start: int, stop: int) -> Tensor:
-        acc, top, total = (
-            torch.zeros(1, stop - start, 64),
-            torch.zeros(1, stop - start),
-            torch.zeros(1, stop - start),
-        )
+        acc = torch.zeros(1, stop - start, 64, dtype=torch.float32)
+        top, total = torch.zeros(2, 1, stop - start, dtype=torch.float32)
         rows = query[:, start : stop + LEAST_ROWS].contiguous()
         take(rows, key, value, [Piece(0, stop - start, 64, 576, None)], 1, 0.2, acc, top, total)
-        return acc / total[:, :, None]
+        return acc.div_(total[:, :, None])
 
     many = made(0, 64)
     scores = 0.2 * query[0, :64].float() @ key[0, 64:].float().T
@@ -169,7 +169,7 @@ def _pack(job: Any) -> None:
         at = value + head * value_head - offset * value_row
         for some in range(low, high, 2):
             one = carray(pointer(at + some * value_row), width, np.uint16)
-            two = carray(pointer(at + min(some + 1, high - 1) * value_row), width, np.uint16)
+            two = carray(pointer(at + (some + 1) * value_row), width, np.uint16)
             pairs = carray(
                 pointer(values + (item * TILE_KEYS + some - first) * width * 2), 2 * width, np.uint16
             )
@@ -185,13 +185,13 @@ def _weigh(
     for row in range(len(tops)):
         place = row * TILE_KEYS
         near, made = scores[place : place + some], weights[place : place + some]
-        highest = max(tops[row], largest_scaled(near, factor))
+        highest = max(tops[row], scale(near, factor))
         if highest > tops[row]:
-            shrink = exp2(tops[row] - highest)
-            sums[row * width : (row + 1) * width] *= shrink
-            totals[row] *= shrink
+            less = exp2(tops[row] - highest)
+            shrink(sums[row * width : (row + 1) * width], less)
+            totals[row] *= less
             tops[row] = highest
-        weigh_narrow(near, factor, tops[row], made)
+        weigh_narrow(near, tops[row], made)
         totals[row] += narrow_sum(made)
 
 
@@ -199,8 +199,8 @@ def _take_tiles(job: Any) -> None:
     """Rows of a head, which threads claim some at a time, through all their keys."""
     words = carray(job, _TAKEN, np.int64)
     product, release, heads, rows, stride, size, width, tiles, items = words[2:11]
-    query, keys, values, acc, top, total, memory, which, scale = words[11:]
-    every, factor = carray(pointer(which), 4 * items, np.int64), carray(pointer(scale), 1, np.float32)[0]
+    query, keys, values, acc, top, total, memory, which, scaling = words[11:]
+    every, factor = carray(pointer(which), 4 * items, np.int64), carray(pointer(scaling), 1, np.float32)[0]
     own = memory + claim(words[1:].ctypes.data) * TILE_ROWS * (6 * TILE_KEYS + 4 * width)
     scores = carray(pointer(own), TILE_ROWS * TILE_KEYS, np.float32)
     weights = carray(pointer(own + 4 * TILE_ROWS * TILE_KEYS), TILE_ROWS * TILE_KEYS, np.uint16)
@@ -216,7 +216,7 @@ def _take_tiles(job: Any) -> None:
         kept = carray(pointer(acc + at * width * 4), count * width, np.float32)
         tops = carray(pointer(top + at * 4), count, np.float32)
         totals = carray(pointer(total + at * 4), count, np.float32)
-        sums[: count * width] = kept
+        copy(kept, sums)
         while low < high:
             begin, tile = low % TILE_KEYS, (head * tiles + low // TILE_KEYS) * TILE_KEYS
             some = min(TILE_KEYS - begin, high - low)
@@ -230,7 +230,7 @@ def _take_tiles(job: Any) -> None:
                 values + (tile + begin) * width * 2, sums.ctypes.data, 1,
             ))  # fmt: skip
             low += some
-        kept[:] = sums[: count * width]
+        copy(sums[: count * width], kept)
     call_release(release, (1,))
 
 

@@ -76,7 +76,7 @@ def test_each_part_of_a_shared_loop_is_claimed_once(values: int, most: int) -> N
     for parts in (0, 1, 1000):
         job = np.zeros(3 + parts, np.int64)
         job[1] = parts
-        share(loop, job.ctypes.data, values)
+        share(loop, job, (), values)
         assert (job[3:] == 1).all() and 1 <= job[2] <= most
 
 

@@ -23,7 +23,7 @@ from offspec_kernels.row_linear.brgemm import call_product, call_release, find_b
 TILE = 64
 _PIECE = 1024  # inputs
 _ROWS, _FEW = 64, 8  # of a product, or as many times 8 as are left: oneDNN keeps code for each number
-_WORDS = 12  # what the loop is told: two counters, addresses and numbers
+_WORDS = 13  # what the loop is told: two counters, addresses and numbers
 
 
 def multiply(rows: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
@@ -37,14 +37,14 @@ def multiply(rows: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
     found = find_brgemm()
     assert found is not None, "ask has_tiles first"
     (count, inputs), outputs = rows.shape, scales.shape[1]
-    rows, out = (
-        F.pad(rows, (0, 0, 0, -count % _FEW)).contiguous(),
-        torch.empty(count, outputs, dtype=rows.dtype),
-    )
-    memory = torch.empty(torch.get_num_threads() * TILE * (2 * _PIECE + 4 * len(rows)), dtype=torch.uint8)
+    out = torch.empty(count, outputs, dtype=rows.dtype)
+    rows = F.pad(rows, (0, 0, 0, -count % _FEW)).contiguous()
+    own = TILE * (2 * _PIECE + 4 * len(rows) + 8)
+    memory = torch.empty(torch.get_num_threads() * own, dtype=torch.uint8)
     tensors = (codes, scales, rows, memory, out)
-    job = np.array((0, 0, *found, *(of.data_ptr() for of in tensors), count, inputs, outputs))
-    share(_loop(), job.ctypes.data, inputs * outputs)
+    job = np.array((0, 0, *found, *(of.data_ptr() for of in tensors), count, inputs, outputs, own))
+    assert len(job) == _WORDS
+    share(_loop(), job, tensors, inputs * outputs)
     return out
 
 
@@ -85,13 +85,14 @@ def _fill(codes: Any, pairs: Any, steps: Any, bases: Any, made: Any) -> None:
 def _multiply(job: Any) -> None:
     """Tiles of outputs, which threads claim one by one."""
     words = carray(job, _WORDS, np.int64)
-    product, release, codes, scales, rows, memory, target, count, inputs, outputs = words[2:]
+    product, release, codes, scales, rows, memory, target, count, inputs, outputs, size_of_own = words[2:]
     padded = (count + _FEW - 1) // _FEW * _FEW
-    own = memory + claim(words[1:].ctypes.data) * TILE * (2 * _PIECE + 4 * padded)
+    own = memory + claim(words[1:].ctypes.data) * size_of_own
     panel = carray(pointer(own), _PIECE // 2 * TILE, np.uint32)
     sums = carray(pointer(own + 2 * _PIECE * TILE), padded * TILE, np.float32)
     out = carray(pointer(target), count * outputs, np.uint16)
-    steps, bases = np.empty(TILE, np.float32), np.empty(TILE, np.float32)
+    scale = carray(pointer(own + TILE * (2 * _PIECE + 4 * padded)), 2 * TILE, np.float32)
+    steps, bases = scale[:TILE], scale[TILE:]
     while True:
         tile = claim(words.ctypes.data)
         if tile * TILE >= outputs:
