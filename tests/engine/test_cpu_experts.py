@@ -51,6 +51,7 @@ def loaded(model: Written, share: float, draft: str = "none", **settings: object
         ("gpt_oss", 1.0, "none"),
         ("qwen2_moe", 0.0, "none"),
         rare=lambda setting: setting[1:] != (0.3, "same"),
+        one_in=2,
     ),
 )
 def test_tokens_do_not_depend_on_what_computes_experts(

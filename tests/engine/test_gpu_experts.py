@@ -52,6 +52,7 @@ def stores(engine: Engine) -> DeviceExpertStore:
         ("mixtral", 0.3, 1.0, "none"),
         ("mixtral", 1.0, 0.3, "none"),
         rare=lambda setting: setting[1:] != (0.3, 0.3, "same"),
+        one_in=2,
     ),
 )
 def test_tokens_do_not_depend_on_what_is_kept_where(
