@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -78,6 +79,20 @@ def test_each_part_of_a_shared_loop_is_claimed_once(values: int, most: int) -> N
         job[1] = parts
         share(loop, job, (), values)
         assert (job[3:] == 1).all() and 1 <= job[2] <= most
+
+
+def test_a_thread_that_begins_late_finds_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C may strike where a pool has taken work that nobody waits for."""
+    given = list[Any]()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(team, "_openmp", lambda: None)
+    monkeypatch.setattr(team, "_by_pool", lambda work, ranges: given.append(work))
+    job, memory = np.zeros(3, np.int64), torch.zeros(8)
+    share(sharing(_count), job, (memory,), 2 * team.LEAST_SHARED)
+    kept = [weakref.ref(job), weakref.ref(memory)]
+    del job, memory
+    given[0](0, 1)
+    assert all(of() is not None for of in kept)
 
 
 @pytest.mark.usefixtures("four_threads")
