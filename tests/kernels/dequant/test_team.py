@@ -89,7 +89,7 @@ def test_a_thread_that_begins_late_finds_its_memory(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(team, "_by_pool", lambda work, ranges: given.append(work))
     job, memory = np.zeros(3, np.int64), torch.zeros(8)
     share(sharing(_count), job, (memory,), 2 * team.LEAST_SHARED)
-    kept = [weakref.ref(job), weakref.ref(memory)]
+    kept: list[weakref.ref[Any]] = [weakref.ref(job), weakref.ref(memory)]
     del job, memory
     given[0](0, 1)
     assert all(of() is not None for of in kept)
