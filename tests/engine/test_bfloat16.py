@@ -52,7 +52,7 @@ def expected(models: tuple[Path, Path, Path]) -> Iterator[Answers]:
     some(
         product((64, 100, 1024), (1, 7, 64, 256), (0, 1, 2), TEMPERATURES),
         *((64, 64, 1, 1.0), (100, 7, 0, 0.0)),
-        one_in=2,
+        one_in=3,
     ),
 )
 def test_trees_drafts_and_chunks_change_nothing(

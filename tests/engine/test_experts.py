@@ -81,7 +81,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
 
 
 @pytest.mark.parametrize(
-    ("family", "share", "draft"), some(product(EXPERT_FAMILIES, SHARES, BUDGETS), *USUAL, one_in=5)
+    ("family", "share", "draft"), some(product(EXPERT_FAMILIES, SHARES, BUDGETS), *USUAL, one_in=9)
 )
 def test_tokens_do_not_depend_on_what_is_kept(
     family: str,

@@ -72,7 +72,7 @@ def test_any_placement_and_ring(
 _TIERS = {"v": Tier.DEVICE, "h": Tier.HOST, "d": Tier.DISK}
 
 
-@pytest.mark.parametrize("slots", some([1, 2, 4], 2))
+@pytest.mark.parametrize("slots", some([1, 2, 4], 2, rare=lambda slots: slots == 4))
 @pytest.mark.parametrize("head", "vhd")
 @pytest.mark.parametrize("tiers", some(["ddddd", "hhhhh", "vhdhv", "dhdhd", "vvvvv"], "vhdhv"))
 def test_any_tiers(
