@@ -7,7 +7,7 @@ remove what it has kept (`find kernels -name "*.nb[ic]" -delete`).
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar, cast
 
 import numba
@@ -60,6 +60,7 @@ def filling(fill: Fill) -> int:
         return int(compile()(fill).address)
 
 
+@cache
 def sharing(loop: Callable[[Any], None]) -> int:
     """Compile loop(job) for `threads.share` and return its address; job: a pointer, for `carray`.
 

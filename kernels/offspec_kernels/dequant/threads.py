@@ -14,10 +14,12 @@ from contextlib import suppress
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
+
+if TYPE_CHECKING:
+    from offspec_kernels.dequant.native import Array
 
 LEAST = 1 << 15  # values for which a thread of their own pays
 LEAST_PRODUCT = 1 << 20  # the same of a weight times some rows: to give out work takes some 0.2 ms
@@ -25,7 +27,6 @@ LEAST_SHARED = 1 << 17  # the same where no line of Python runs in between
 _ROWS = 64  # rows that take about as long to multiply a weight with as it takes to read it
 
 Work = Callable[[int, int], None]
-Array = np.ndarray[Any, np.dtype[Any]]
 _Body = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
@@ -66,7 +67,7 @@ def spread_product(work: Work, count: int, values: int, rows: int) -> None:
     spread(work, count, values * (1 + rows // _ROWS), LEAST_PRODUCT)
 
 
-def share(loop: int, job: Array, used: Sequence[object], values: int) -> None:
+def share(loop: int, job: "Array", used: Sequence[object], values: int) -> None:
     """Call a compiled loop(job) on as many threads as torch uses, or on this one where few values are made.
 
     The threads divide the work among themselves: each claims a part, and another, while there are any. So
@@ -90,7 +91,7 @@ def share(loop: int, job: Array, used: Sequence[object], values: int) -> None:
         _by_pool(work, [(part, part + 1) for part in range(threads)])
 
 
-def _call(body: Callable[[int], None], job: Array, used: Sequence[object], start: int, end: int) -> None:
+def _call(body: Callable[[int], None], job: "Array", used: Sequence[object], start: int, end: int) -> None:
     body(job.ctypes.data)
 
 

@@ -94,7 +94,7 @@ class RowBlocks:
             self._laid.data_ptr(), self.count, memory.data_ptr(), own, out.data_ptr(),
         ))  # fmt: skip
         assert len(job) == _WORDS
-        share(_filled_panels(), job, (filler, self._laid, memory, out), width * self.columns)
+        share(sharing(_fill_and_multiply), job, (filler, self._laid, memory, out), width * self.columns)
         return out
 
     @property
@@ -274,8 +274,3 @@ def _fill_and_multiply(job: Any) -> None:
             _add_piece(product, own, _STRIDE, high, packed, count, columns, place, sums)
         _store_all(sums, near, high, count, out, low, width)
     call_release(release, (1,))
-
-
-@cache
-def _filled_panels() -> int:
-    return sharing(_fill_and_multiply)

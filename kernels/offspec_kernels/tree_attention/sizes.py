@@ -36,17 +36,17 @@ def scratch_bytes(
     together = min(rows, most_rows(heads, groups))
     folded = together * groups + LEAST_ROWS
     queries = (heads * together + heads // groups * LEAST_ROWS) * size * (3 * item + 12)
-    block, pairs_of_heads = min(keys, BLOCK), heads // groups
+    block, key_heads = min(keys, BLOCK), heads // groups
     products = folded * (min(keys, WIDE_KEYS) * 4 + 12 * size)
     if dtype == torch.bfloat16:
         products += folded * min(keys, WIDE_KEYS) * item
-        laid = 2 * pairs_of_heads * -(-block // TILE_KEYS) * TILE_KEYS * size * item
-        gathered = 2 * pairs_of_heads * block * size * item
+        laid = 2 * key_heads * -(-block // TILE_KEYS) * TILE_KEYS * size * item
+        gathered = 2 * key_heads * block * size * item
         products = max(products, laid + max(gathered, torch.get_num_threads() * own_bytes(size)))
     converted = 0 if dtype == torch.float32 else 2 * min(keys, WIDE_KEYS) * size * 4
     if quantised:  # the values of a block, or of all keys that some lists name
         named = min(keys, 2 * (together + FEW))
-        converted += 2 * pairs_of_heads * max(block, named) * size * (item + 4)
+        converted += 2 * key_heads * max(block, named) * size * (item + 4)
     pairs = min(rows * keys, max(SMALL // groups, keys))
     dense = (
         min(groups * pairs * item, KEPT) + pairs * (2 * groups * item + 3) + 3 * heads * rows * size * item

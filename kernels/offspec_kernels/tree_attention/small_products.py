@@ -26,7 +26,7 @@ from offspec_kernels.tree_attention.native import copy, exp2, narrow_sum, scale,
 from offspec_kernels.tree_attention.paths import Piece
 from offspec_kernels.tree_attention.sizes import BLOCK, LEAST_ROWS, TILE_KEYS, TILE_ROWS, own_bytes
 
-_PACKED, _TAKEN = 15, 20  # what the loops are told: counters, addresses and numbers
+_PACKED, _TAKEN = 15, 21  # what the loops are told: counters, addresses and numbers
 
 
 def take(
@@ -92,7 +92,7 @@ def _packed(keys: Tensor, values: Tensor, offset: int) -> tuple[Tensor, Tensor]:
         *(of.data_ptr() for of in laid),
     ))  # fmt: skip
     assert len(job) == _PACKED
-    share(_packing(), job, (keys, values, *laid), keys.numel() + values.numel())
+    share(sharing(_pack), job, (keys, values, *laid), keys.numel() + values.numel())
     return laid[0].view(heads, tiles, -1), laid[1].view(heads, tiles, -1)
 
 
@@ -109,15 +109,16 @@ def _take(
     assert found is not None, "ask works first"
     heads, rows, width = acc.shape
     which, scaling = np.array(tiles, np.int64), np.array([factor], np.float32)
-    memory = torch.empty(torch.get_num_threads() * own_bytes(width), dtype=torch.uint8)
+    own = own_bytes(width)
+    memory = torch.empty(torch.get_num_threads() * own, dtype=torch.uint8)
     tensors = (query, *laid, acc, top, total, memory)
     job = np.array((
-        0, 0, *found, heads, rows, query.shape[1], query.shape[2], width, laid[0].shape[1], len(which),
+        0, 0, *found, heads, rows, query.shape[1], query.shape[2], width, laid[0].shape[1], len(which), own,
         *(of.data_ptr() for of in tensors), which.ctypes.data, scaling.ctypes.data,
     ))  # fmt: skip
     assert len(job) == _TAKEN
     pairs = heads * int((which[:, 1] * (which[:, 3] - which[:, 2])).sum())
-    share(_taking(), job, (*tensors, which, scaling), pairs * query.shape[2] // LEAST_ROWS)
+    share(sharing(_take_tiles), job, (*tensors, which, scaling), pairs * query.shape[2] // LEAST_ROWS)
 
 
 @cache
@@ -198,10 +199,10 @@ def _weigh(
 def _take_tiles(job: Any) -> None:
     """Rows of a head, which threads claim some at a time, through all their keys."""
     words = carray(job, _TAKEN, np.int64)
-    product, release, heads, rows, stride, size, width, tiles, items = words[2:11]
-    query, keys, values, acc, top, total, memory, which, scaling = words[11:]
+    product, release, heads, rows, stride, size, width, tiles, items, size_of_own = words[2:12]
+    query, keys, values, acc, top, total, memory, which, scaling = words[12:]
     every, factor = carray(pointer(which), 4 * items, np.int64), carray(pointer(scaling), 1, np.float32)[0]
-    own = memory + claim(words[1:].ctypes.data) * TILE_ROWS * (6 * TILE_KEYS + 4 * width)
+    own = memory + claim(words[1:].ctypes.data) * size_of_own
     scores = carray(pointer(own), TILE_ROWS * TILE_KEYS, np.float32)
     weights = carray(pointer(own + 4 * TILE_ROWS * TILE_KEYS), TILE_ROWS * TILE_KEYS, np.uint16)
     sums = carray(pointer(own + 6 * TILE_ROWS * TILE_KEYS), TILE_ROWS * width, np.float32)
@@ -232,13 +233,3 @@ def _take_tiles(job: Any) -> None:
             low += some
         copy(sums[: count * width], kept)
     call_release(release, (1,))
-
-
-@cache
-def _packing() -> int:
-    return sharing(_pack)
-
-
-@cache
-def _taking() -> int:
-    return sharing(_take_tiles)
