@@ -97,36 +97,37 @@ def _lookup(order: Order, *, offset: bool, halves: bool) -> Callable[..., None]:
     return found
 
 
-def scaled_row(places: tuple[int, ...], *, halves: bool) -> Callable[..., None]:
-    """scale_row(words, shift, mask, zeros, scales, out) for compiled loops: 64 times (code - zero) * scale.
+def scaled_row(bits: int, places: tuple[int, ...], *, halves: bool) -> Callable[..., None]:
+    """scale_row(words, shift, zeros, scales, out) for compiled loops: (code - zero) * scale of 64 columns.
 
-    All but shift and mask are addresses: of int32, of which each has as many columns' codes as there are
-    places; 64 uint8; 64 float32; 64 bfloat16. mask: the bits of a code.
+    All but the shift are addresses: of int32, of which each has as many columns' codes as there are places;
+    64 uint8; 64 float32; 64 bfloat16.
 
     Args:
-        places: Of its columns' codes in a word, in bits; the shift is added to all.
+        bits: Of a code.
+        places: In a word, of its columns' codes; the shift in bits, int32, is added to all.
         halves: Whether the products are rounded to float16 first.
     """
     each = len(places)
 
     @intrinsic
-    def scale_row(context: Any, words: Any, shift: Any, mask: Any, zeros: Any, scales: Any, out: Any) -> Any:
+    def scale_row(context: Any, words: Any, shift: Any, zeros: Any, scales: Any, out: Any) -> Any:
         def generate(context: Any, build: Any, signature: Any, given: Any) -> Any:
             wide = ir.VectorType(_INT, 64)
             some = _load(build, given[0], ir.VectorType(_INT, 64 // each))
             codes = _chosen(build, some, some, [column // each for column in range(64)])
-            behind = ir.Constant(wide, [places[column % each] for column in range(64)])
+            behind = ir.Constant(wide, [bits * places[column % each] for column in range(64)])
             behind = build.add(behind, _everywhere(build, given[1], wide))
-            codes = build.and_(build.lshr(codes, behind), _everywhere(build, given[2], wide))
-            zero = build.zext(_load(build, given[3], ir.VectorType(_BYTE, 64)), wide)
+            codes = build.and_(build.lshr(codes, behind), _same((1 << bits) - 1, wide))
+            zero = build.zext(_load(build, given[2], ir.VectorType(_BYTE, 64)), wide)
             values = build.sitofp(build.sub(codes, zero), ir.VectorType(_FLOAT, 64))
-            values = build.fmul(values, _load(build, given[4], values.type))
+            values = build.fmul(values, _load(build, given[3], values.type))
             made = _rounded(build, _through_halves(build, values) if halves else values)
-            build.store(made, build.inttoptr(given[5], made.type.as_pointer()), align=2)
+            build.store(made, build.inttoptr(given[4], made.type.as_pointer()), align=2)
             return context.get_dummy_value()
 
         address = types.int64
-        return types.void(address, types.int32, types.int32, address, address, address), generate
+        return types.void(address, types.int32, address, address, address), generate
 
     found: Callable[..., None] = scale_row
     return found

@@ -43,19 +43,17 @@ _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of each output in its word; the reference 
 _AHEAD = 16  # stored rows from the one whose values are made to the one whose bytes are brought
 
 
-_halves_row, _plain_row = (
-    scaled_row(tuple(4 * place for place in _PLACES), halves=halves) for halves in (True, False)
-)
+_halves_row, _plain_row = (scaled_row(4, _PLACES, halves=halves) for halves in (True, False))
 
 
 @inlined
-def _scale_row(halves: bool, words: Any, zero: Any, scale: Any, out: Any) -> None:
+def _scale_row(halves: bool, words: Any, shift: int, zero: Any, scale: Any, out: Any) -> None:
     """By names of the module: numba finds what it compiled of a loop by what it closes over."""
     one, two, three, four = words.ctypes.data, zero.ctypes.data, scale.ctypes.data, out.ctypes.data
     if halves:
-        _halves_row(one, 0, 15, two, three, four)
+        _halves_row(one, shift, two, three, four)
     else:
-        _plain_row(one, 0, 15, two, three, four)
+        _plain_row(one, shift, two, three, four)
 
 
 @compiled
@@ -126,7 +124,7 @@ def _filling(dtype: torch.dtype) -> int:
                 some, made = carray(words, at + size // 8, np.int32)[at:], values[k * WIDE : k * WIDE + size]
                 if size == WIDE:
                     fetch_ahead(some.ctypes.data + _AHEAD * columns // 2, 1)
-                    _scale_row(halves, some, zero, scale, made)
+                    _scale_row(halves, some, 0, zero, scale, made)
                 else:
                     _unpack(some, codes)
                     scaled_columns(codes.view(np.uint8), zero, scale, kind, made)
