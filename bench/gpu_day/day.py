@@ -1,0 +1,65 @@
+"""Settings and results that all steps share, and what a step is handed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(slots=True)
+class Day:
+    """What a step may use, and what it has found so far.
+
+    Args:
+        dry: Whether sizes are tiny and the device is the CPU, or a simulated GPU.
+        models: Folder for models that are written: a tmpfs on a real machine.
+        carried: Folder with the pieces of the demo model; see `carry`.
+        seconds: Limit of the step.
+        save: Writes `found` to the record, so that a step that is stopped keeps what it has.
+    """
+
+    dry: bool
+    models: Path
+    carried: Path
+    seconds: float
+    save: Callable[[], None] = lambda: None
+    found: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def device(self) -> torch.device:
+        import torch
+
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether there is a real one."""
+        return not self.dry
+
+    def settings(self) -> str:
+        """All but the results, for the process of a step."""
+        own = asdict(self)
+        return json.dumps({name: own[name] for name in ("dry", "seconds")} | self._folders())
+
+    def _folders(self) -> dict[str, str]:
+        return {"models": str(self.models), "carried": str(self.carried)}
+
+    @classmethod
+    def of(cls, settings: str) -> Day:
+        given = json.loads(settings)
+        return cls(given["dry"], Path(given["models"]), Path(given["carried"]), given["seconds"])
+
+
+def write_json(file: Path, content: Any) -> None:
+    """Replace a file as a whole."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(content, indent=1, default=str) + "\n", "utf-8")
+    os.replace(partial, file)

@@ -1,0 +1,142 @@
+"""Compiled kernels beside their references, and whether the bits of a row are its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bench.gpu_day.day import Day
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+_MATRICES = ((8192, 8192), (1024, 8192), (8192, 28672), (576, 1536), (97, 80), (128256, 2048))  # (N, K)
+_TREES = ((700, 60, 32, 8, 128), (5000, 200, 64, 8, 128), (2000, 100, 9, 3, 64), (1500, 40, 16, 4, 256))
+_ROWS, _PARTS = 300, (1, 2, 63, 64, 65, 200)
+_LEAST_ERROR = 0.02  # a kernel that is further from its reference than this is wrong, whatever its dtype
+
+
+def measure(day: Day) -> None:
+    import torch
+
+    torch.manual_seed(0)
+    kinds = [torch.bfloat16] if day.dry else [torch.bfloat16, torch.float16, torch.float32]
+    found = day.found
+    found |= {"row_linear": [], "attention": [], "dequant": {}}
+    for kind in kinds:
+        for shape in ((96, 80),) if day.dry else _MATRICES:
+            found["row_linear"].append(_row_linear(day, shape, kind))
+            day.save()
+    for kind in (kinds[0], kinds[-1]):
+        for sizes in ((300, 9, 4, 2, 16),) if day.dry else _TREES:
+            found["attention"].append(_attention(day, sizes, kind))
+            day.save()
+    _formats(day)
+    found["noise"] = _noise(day)
+    found["wrong"] = _wrong(found)
+    found["short"] = f"{len(found['wrong'])} wrong"
+    if found["wrong"]:
+        found["error"] = str(found["wrong"])[:1500]
+
+
+def _row_linear(day: Day, shape: tuple[int, int], kind: torch.dtype) -> dict[str, Any]:
+    """The error of a product, and whether its rows have the same bits with fewer rows beside them."""
+    import torch
+    import torch.nn.functional as F
+
+    from offspec_kernels.row_linear import row_linear
+
+    weight = torch.randn(shape, device=day.device).mul_(shape[1] ** -0.5).to(kind)
+    rows = torch.randn(66 if day.dry else _ROWS, shape[1], device=day.device).to(kind)
+    whole = row_linear(rows, weight, path="triton")
+    part = min(shape[0], 1024)
+    wanted = F.linear(rows.double(), weight[:part].double())
+    alone = {count: row_linear(rows[:count], weight, path="triton") for count in _PARTS if count < len(rows)}
+    moved = row_linear(rows[5:6], weight, path="triton")
+    return {
+        "shape": shape,
+        "dtype": str(kind),
+        "error": _distance(whole[:, :part], wanted),
+        "differ": [count for count, made in alone.items() if not torch.equal(made, whole[:count])]
+        + ([] if torch.equal(moved, whole[5:6]) else ["row 5 alone"]),
+        "library_keeps_bits": torch.equal(F.linear(rows[:1], weight), F.linear(rows, weight)[:1]),
+    }
+
+
+def _attention(day: Day, sizes: tuple[int, ...], kind: torch.dtype) -> dict[str, Any]:
+    """The error of both attentions, and whether the last node has the same bits with its path alone."""
+    import torch
+
+    from bench.kernels.attention import tree_sees
+    from offspec_kernels.tree_attention import tree_attention
+    from offspec_kernels.tree_mask import TreeMask
+
+    prefix, nodes, heads, key_heads, size = sizes
+    query = torch.randn(1, heads, nodes, size, device=day.device).to(kind)
+    key, value = (
+        torch.randn(1, key_heads, prefix + nodes, size, device=day.device).to(kind) for _ in range(2)
+    )
+    sees = tree_sees(nodes, torch.device("cpu"))
+    mask = TreeMask.of(sees.to(day.device), prefix=prefix)
+    exact, draft = (
+        tree_attention(query, key, value, mask, exact=exact, path="triton") for exact in (True, False)
+    )
+    wanted = tree_attention(query, key, value, mask, path="reference")
+    path = torch.nonzero(sees[-1]).flatten()
+    index = torch.cat([torch.arange(prefix), prefix + path]).to(day.device)
+    chain = torch.ones(len(path), len(path), dtype=torch.bool, device=day.device).tril()
+    alone = tree_attention(
+        query[:, :, path.to(day.device)].contiguous(), key[:, :, index].contiguous(),
+        value[:, :, index].contiguous(), TreeMask.of(chain, prefix=prefix), path="triton",
+    )  # fmt: skip
+    return {
+        "sizes": sizes,
+        "dtype": str(kind),
+        "error": _distance(exact, wanted),
+        "draft_error": _distance(draft, wanted),
+        "differ": [] if torch.equal(alone[0, :, -1], exact[0, :, -1]) else ["the last node's path alone"],
+    }
+
+
+def _distance(found: Tensor, wanted: Tensor) -> float:
+    """The norm of the difference over that of what is wanted; infinite where a number is none."""
+    apart = ((found.double() - wanted.double()).norm() / wanted.double().norm()).item()
+    return apart if apart == apart else float("inf")
+
+
+def _formats(day: Day) -> None:
+    """Every format of packed weights beside its reference, bit for bit."""
+    from bench.kernels.dequant import FORMATS, check
+    from bench.lib.cgroup import BenchError
+
+    for name, format in FORMATS.items():
+        if day.dry and name not in ("nf4", "Q4_K"):
+            continue
+        try:
+            check(name, format, day.device)
+            day.found["dequant"][name] = "same"
+        except (BenchError, RuntimeError) as error:
+            day.found["dequant"][name] = f"{type(error).__name__}: {error}"[:300]
+    day.save()
+
+
+def _noise(day: Day) -> list[bool]:
+    """Whether the device draws the host's numbers at three positions."""
+    import torch
+
+    from offspec_kernels.noise import gumbel_row
+
+    places = (0, 5, 1 << 31)
+    host = [gumbel_row(7, place, 1000, torch.device("cpu")) for place in places]
+    return [
+        torch.equal(gumbel_row(7, place, 1000, day.device).cpu(), row)
+        for place, row in zip(places, host, strict=True)
+    ]
+
+
+def _wrong(found: dict[str, Any]) -> list[Any]:
+    cases = [*found["row_linear"], *found["attention"]]
+    wrong: list[Any] = [case for case in cases if case["differ"] or case["error"] > _LEAST_ERROR]
+    wrong += [case for case in found["attention"] if case["draft_error"] > _LEAST_ERROR]
+    wrong += [(name, state) for name, state in found["dequant"].items() if state != "same"]
+    return wrong + ([] if all(found["noise"]) else ["noise"])

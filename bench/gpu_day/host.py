@@ -1,0 +1,79 @@
+"""Host time: microseconds per layer in a pass of tiny layers, and steps of a draft of 1B's shape."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from bench.gpu_day.day import Day
+from bench.stream.floor import synchronize
+
+if TYPE_CHECKING:
+    from offspec.model.loaded import LoadedModel
+
+_PREFIX = 100
+
+
+def measure(day: Day) -> None:
+    import torch
+
+    from bench.gpu_day.models import DRAFT, write_nf4
+    from bench.lib import random_model
+    from offspec.core.config import EngineConfig
+    from offspec.plan.load import assemble
+
+    shape = replace(random_model.SHAPES["tiny"], layers=8 if day.dry else 80)
+    folders = {
+        "bfloat16": random_model.build(shape, day.models / "tiny-bfloat16"),
+        "nf4": write_nf4(shape, day.models / "tiny-nf4"),
+    }
+    found = day.found
+    for name, folder in folders.items():
+        config = EngineConfig(str(folder), draft="none", device=str(day.device.type), context=600)
+        target = assemble(config, lambda event: None).target
+        try:
+            found[name] = {
+                rows: _pass(target, rows, 2 if day.dry else 12)
+                for rows in ((1, 8) if day.dry else (1, 64, 256))
+            }
+        finally:
+            target.close()
+        day.save()
+    if day.is_gpu:
+        from bench.kernels.graphs import measure_graphs
+
+        draft = random_model.build(DRAFT, day.models / "draft-1b")
+        found["draft_steps"] = measure_graphs(str(draft), torch.device("cuda"), (1, 8, 16, 32, 64), rounds=6)
+    found["short"] = "µs of the host a layer: " + ", ".join(
+        f"{name} {found[name][1]['host_us_per_layer']:.0f}" for name in folders
+    )
+
+
+def _pass(target: LoadedModel, rows: int, times: int) -> dict[str, Any]:
+    """The least of several passes: what the host asks for in all layers, and until they are done."""
+    import torch
+
+    from offspec.model.attention import TreeContext
+
+    model, device, each = target.tree_model, target.device, []
+    for _ in range(times):
+        for cache in model.cache.rows:
+            cache.cut(_PREFIX)
+        model.cache.length = _PREFIX
+        tokens = torch.arange(rows, device=device) % 100
+        position = torch.arange(_PREFIX, _PREFIX + rows, device=device)
+        context = TreeContext(_PREFIX, position, 0, torch.eye(rows, dtype=torch.bool))
+        synchronize(device)
+        began = time.perf_counter()
+        with torch.inference_mode():
+            model.hidden(tokens, context)
+        asked = time.perf_counter() - began
+        synchronize(device)
+        each.append((asked, time.perf_counter() - began))
+    model.cache.rewind(0)
+    layers = len(target.layers)
+    return {
+        "host_us_per_layer": 1e6 * min(asked for asked, _ in each) / layers,
+        "us_per_layer": 1e6 * min(whole for _, whole in each) / layers,
+    }

@@ -1,0 +1,69 @@
+"""Facts of the machine: versions, memory, PCIe, clocks. Only queries; no setting of the card is touched."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench.gpu_day.day import Day
+
+_QUERY = (
+    "name,driver_version,memory.total,pcie.link.gen.max,pcie.link.gen.current,pcie.link.width.current,"
+    "clocks.sm,clocks.mem,power.limit,temperature.gpu"
+)
+_PACKAGES = (
+    "torch", "triton", "transformers", "numpy", "numba", "llvmlite", "accelerate", "safetensors",
+    "tokenizers", "huggingface_hub", "gguf", "llguidance", "msgspec", "textual", "bitsandbytes",
+    "compressed-tensors", "pytest", "hypothesis", "scipy",
+)  # fmt: skip
+
+
+def facts(day: Day) -> None:
+    found = day.found
+    found["gpu"] = output("nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv")
+    found["kernel"] = output("uname", "-sr")
+    found["memory"] = [
+        line for line in _read("/proc/meminfo").splitlines() if line.startswith(("Mem", "Huge", "Anon"))
+    ]
+    found["huge_pages"] = _read("/sys/kernel/mm/transparent_hugepage/enabled").strip()
+    found["disk"] = output("df", "-B1", "/", str(day.models)).splitlines()
+    found["locked_memory"] = output("bash", "-c", "ulimit -l")
+    found["cores"] = os.cpu_count()
+    found["versions"] = {"python": sys.version.split()[0], **{name: _version(name) for name in _PACKAGES}}
+    day.save()
+    import torch
+
+    if torch.cuda.is_available():
+        found["properties"] = str(torch.cuda.get_device_properties(0))
+        found["free_bytes"] = torch.cuda.mem_get_info()[0]
+    import numba  # refuses a numpy that is too new for it
+
+    found["short"] = (
+        f"{found['gpu'].splitlines()[-1] if found['gpu'] else 'no GPU'}; numba {numba.__version__}"
+    )
+
+
+def output(*words: str) -> str:
+    """Of a program; what went wrong where it did not run."""
+    try:
+        return subprocess.run(words, capture_output=True, text=True, timeout=20).stdout.strip()
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+
+
+def _read(file: str) -> str:
+    try:
+        return Path(file).read_text("utf-8")
+    except OSError:
+        return ""
+
+
+def _version(name: str) -> Any:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,37 @@
+"""accelerate's offload to RAM of the widened model, within 8 GB of device memory."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from bench.gpu_day.answers import PROMPTS
+from bench.gpu_day.day import Day
+from bench.gpu_day.models import install_demo, widened
+
+
+def measure(day: Day) -> None:
+    install_demo(day)
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = widened(day, 2 if day.dry else 8)
+    where: dict[str, Any] = {"device_map": "cpu"}
+    if day.is_gpu:
+        where = {"device_map": "auto", "max_memory": {0: "6.5GiB", "cpu": "100GiB"}}
+    began, found = time.perf_counter(), day.found
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, **where).eval()
+    found["load_seconds"] = time.perf_counter() - began
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(PROMPTS[0], return_tensors="pt").input_ids.to("cuda" if day.is_gpu else "cpu")
+    seconds = {}
+    for tokens in (1, 2) if day.dry else (1, 6):
+        began = time.perf_counter()
+        with torch.inference_mode():
+            model.generate(ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
+        seconds[tokens] = time.perf_counter() - began
+        found["seconds_of_tokens"] = seconds
+        day.save()
+    (few, first), (many, second) = seconds.items()
+    found["tok_per_s"] = (many - few) / max(second - first, 1e-9)
+    found["short"] = f"{found['tok_per_s']:.2f} tok/s"

@@ -1,0 +1,121 @@
+"""Products of a 70B layer by rows: `row_linear`, the library's, and NF4 unpacked inside the tile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from bench.gpu_day.day import Day
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# (N, K) of a layer's matrices, and how many there are of that shape.
+LAYER = {
+    "q, o": (8192, 8192, 2),
+    "k, v": (1024, 8192, 2),
+    "gate, up": (28672, 8192, 2),
+    "down": (8192, 28672, 1),
+}
+ROWS = (1, 16, 64, 128, 256, 512, 1024)
+_SIDE = 8192  # of the square product that is the ceiling
+
+
+def measure(day: Day) -> None:
+    import torch
+
+    from bench.kernels.clock import clock_of, measure_rates
+
+    clock, found = clock_of(day.device), day.found
+    if not day.dry:
+        found["ceiling"] = measure_rates(day.device, ["bfloat16"]).to_json()
+        day.save()
+    found["shapes"] = {}
+    for name, (width, columns, _) in ({"toy": (128, 128, 1)} if day.dry else LAYER).items():
+        found["shapes"][name] = row = _Matrix(day, width, columns).measure(clock, day)
+        del row
+        torch.cuda.empty_cache()
+        day.save()
+    if not day.dry:
+        found["layer"] = _layer(found["shapes"])
+        found["short"] = "dequant + row_linear of a layer, ms: " + ", ".join(
+            f"{rows}: {1e3 * (of['dequant'] + of['row_linear']):.2f}" for rows, of in found["layer"].items()
+        )
+
+
+class _Matrix:
+    """A weight of NF4 on the device, and its bfloat16 values."""
+
+    def __init__(self, day: Day, width: int, columns: int) -> None:
+        import torch
+
+        from bench.kernels.dequant import random_parts
+        from offspec_kernels.dequant.codebook import Codebook
+        from offspec_kernels.dequant.codebook.tables import TABLES
+
+        self.shape, self.device, self.path = (width, columns), day.device, "triton"
+        self.format = Codebook("nf4", 64)
+        self.parts = random_parts(self.format, self.shape, day.device)
+        self.parts["table"] = torch.tensor(TABLES["nf4"], dtype=torch.float32, device=day.device)
+        self.out = torch.empty(width * columns, dtype=torch.bfloat16, device=day.device)
+        self.weight = self.unpack()
+
+    def unpack(self) -> Tensor:
+        from offspec_kernels.dequant import dequantise
+
+        return dequantise(self.format, self.parts, self.shape, self.out, path=self.path)
+
+    def measure(self, clock: Any, day: Day) -> dict[str, Any]:
+        import torch
+
+        seconds = 0.004 if day.dry else 0.02
+        found: dict[str, Any] = {"dequant": _timed({"": self.unpack}, clock, seconds)[""], "rows": {}}
+        for count in (4,) if day.dry else ROWS:
+            rows = torch.randn(count, self.shape[1], device=self.device).to(torch.bfloat16)
+            found["rows"][count] = _timed(self._ways(rows), clock, seconds)
+        found["nf4_error"] = self._error()
+        return found
+
+    def _ways(self, rows: Tensor) -> dict[str, Callable[[], Tensor]]:
+        import torch.nn.functional as F
+
+        from bench.gpu_day.packed_product import nf4_product
+        from offspec_kernels.row_linear import row_linear
+
+        tile = 16 if len(rows) <= 16 else 64
+        return {
+            "row_linear": lambda: row_linear(rows, self.weight, path=self.path),
+            "library": lambda: F.linear(rows, self.weight),
+            "nf4_inside": lambda: nf4_product(rows, self.parts, self.shape[0], tile=tile),
+        }
+
+    def _error(self) -> dict[str, float]:
+        """Of products of 64 rows, beside float64: the norm of the difference over that of the result."""
+        import torch
+        import torch.nn.functional as F
+
+        rows = torch.randn(64, self.shape[1], device=self.device).to(torch.bfloat16)
+        part = min(self.shape[0], 1024)
+        wanted = F.linear(rows.double(), self.weight[:part].double())
+        return {
+            name: ((way()[:, :part].double() - wanted).norm() / wanted.norm()).item()
+            for name, way in self._ways(rows).items()
+        }
+
+
+def _timed(ways: dict[str, Any], clock: Any, seconds: float) -> dict[str, dict[str, Any]]:
+    from bench.kernels.clock import time_in_turns
+
+    return {name: timing.to_json() for name, timing in time_in_turns(ways, clock, seconds).items()}
+
+
+def _layer(shapes: dict[str, Any]) -> dict[int, dict[str, float]]:
+    """Seconds of all matrices of a layer, by rows and way."""
+    found = {}
+    for rows in ROWS:
+        found[rows] = {
+            way: sum(LAYER[name][2] * of["rows"][rows][way]["seconds"] for name, of in shapes.items())
+            for way in ("row_linear", "library", "nf4_inside")
+        }
+        found[rows]["dequant"] = sum(LAYER[name][2] * of["dequant"]["seconds"] for name, of in shapes.items())
+    return found

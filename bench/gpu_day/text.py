@@ -1,0 +1,35 @@
+"""The demo model on the device: the same tokens with speculation and without, at two temperatures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.gpu_day.answers import PROMPTS, ask, engine_of
+from bench.gpu_day.day import Day
+from bench.gpu_day.models import install_demo
+
+
+def measure(day: Day) -> None:
+    install_demo(day)
+    tokens = 5 if day.dry else 64
+    prompts = PROMPTS[: 1 if day.dry else 3]
+    found: dict[str, Any] = day.found
+    for name, settings in {"on": {"budget": 64, "width": 16}, "off": {"draft": "none", "budget": 1}}.items():
+        row = found[name] = {}
+        with engine_of(row, model="demo", device="cuda", context=600, **settings) as engine:
+            row["answers"] = [
+                ask(engine, prompt, tokens, temperature=temperature)
+                for prompt in prompts
+                for temperature in (0.0, 1.0)
+            ]
+            if name == "on":
+                row["checked"] = ask(engine, prompts[0], tokens, check=True)["mismatches"]
+        day.save()
+    pairs = list(zip(found["on"]["answers"], found["off"]["answers"], strict=True))
+    found["same"] = [on["ids"] == off["ids"] for on, off in pairs]
+    speeds = [f"{on['tok_per_s']:.0f} of {off['tok_per_s']:.0f}" for on, off in pairs]
+    found["short"] = (
+        f"the same tokens: {found['same']}, checked: {found['on']['checked']}; tok/s on and off: {speeds}"
+    )
+    if not all(found["same"]):
+        found["error"] = f"speculation changed tokens: {found['same']}"
