@@ -150,7 +150,8 @@ def _run(experts: Any, own: Mapping[str, torch.Tensor], rows: torch.Tensor) -> t
         inner = _linear(experts, "gate_up_proj" if experts.has_gate else "up_proj", own, rows)
         inner = experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner)
         out = _linear(experts, "down_proj", own, inner)
-        return _normed(experts.post_expert_norm, out) if experts.has_post_expert_norm else out
+        norm = getattr(experts, "post_expert_norm", None)
+        return out if norm is None else _normed(norm, out)
 
 
 def _normed(norm: Any, out: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from inspect import signature
 from typing import Any
 
 import torch
+from transformers import cache_utils
 
 from offspec.checkpoint.meta_model import meta_model
 from offspec.core.errors import CheckpointError, UnsupportedModelError
@@ -17,7 +18,6 @@ from offspec.model.recurrence.functions import install
 from offspec.model.text_part import text_part
 
 _LONGEST_REASON = 300  # characters
-_INDEXED = "indexed_attention"  # of layers that select keys by an index
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,9 @@ def skeleton_of(config: Any, dtype: torch.dtype) -> Skeleton:
         skeleton = _find_parts(_model(config, "eager", dtype), config, closed=True)
         assert skeleton is not None
         return replace(skeleton, masked=True, closed=True)
-    kinds = getattr(config.get_text_config(), "layer_types", None) or ()
-    return replace(skeleton, masked=_INDEXED in kinds)
+    layers = _cache_layers(config.get_text_config())
+    selects = any(isinstance(layer, cache_utils.DynamicIndexedLayer) for _, layer in layers)
+    return replace(skeleton, masked=selects)
 
 
 def _model(config: Any, attention_name: str, dtype: torch.dtype) -> Any:
@@ -151,30 +152,25 @@ def _refuse(config: Any) -> None:
 
 def _refuse_more(text: Any, family: str) -> None:
     """Go by what transformers' own cache keeps for each layer."""
-    from transformers import DynamicCache
-    from transformers.cache_utils import (
-        DummyLayer,
-        DynamicIndexedLayer,
-        DynamicLayer,
-        DynamicSlidingWindowLayer,
-    )
-    from transformers.cache_utils import LinearAttentionCacheLayerMixin as StateLayer
-
-    try:
-        layers = DynamicCache(config=text).layers
-    except Exception:  # a configuration that says too little: the model then shows what it is
-        return
-    kinds = getattr(text, "layer_types", None) or ["recurrent"] * len(layers)
-    known = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer, DummyLayer)
-    more = {
-        kind
-        for kind, layer in zip(kinds, layers, strict=False)
-        if type(layer) not in known and not isinstance(layer, StateLayer)
-    }
+    more = {kind for kind, layer in _cache_layers(text) if type(layer).__module__ != cache_utils.__name__}
     if more:
         raise UnsupportedModelError(
             f"{family} has {_listed(more)} layers, which keep more of a token than its keys and values"
         )
+
+
+def _cache_layers(text: Any) -> list[tuple[str, Any]]:
+    """Kind and cache layer of each layer; empty for a configuration that says too little.
+
+    Families that keep more than keys and values, or a state, define a cache layer next to their model. So the
+    module of the class decides: its name and the names of the kinds differ between versions of transformers.
+    """
+    try:
+        layers = cache_utils.DynamicCache(config=text).layers
+    except Exception:  # the model then shows what it is
+        return []
+    kinds = getattr(text, "layer_types", None) or ["recurrent"] * len(layers)
+    return list(zip(kinds, layers, strict=False))
 
 
 def _listed(names: set[str]) -> str:

@@ -106,24 +106,28 @@ def doctor(folders: Folders = None, as_json: AsJson = False, quiet: opt.Quiet = 
 
 def _end(found: "Sequence[Finding]", complete: bool, as_json: bool, out: Output) -> None:
     """The JSON object, or the line below the report."""
-    states = [finding.state for finding in found]
     if as_json:
         report = {
             "offspec": __version__,
-            "ok": complete and "failed" not in states,
+            "ok": complete and all(finding.state != "failed" for finding in found),
             "complete": complete,
             "findings": [finding.to_json() for finding in found],
         }
         out.write(json.dumps(report, ensure_ascii=False, indent=1) + "\n")
     elif complete:
-        out.write_styled("\n" + _summary(states) + "\n")
+        out.write_styled("\n" + _summary(found) + "\n")
 
 
-def _summary(states: "Sequence[State]") -> str:
+def _summary(found: "Sequence[Finding]") -> str:
+    """Count of failures, or what passed and which checks need something installed before they can run."""
+    states = [finding.state for finding in found]
     failed, limited = states.count("failed"), states.count("limited")
     if failed:
         return f"{failed} of {len(states)} fail. For a bug report: offspec doctor --json"
     slow = f", {limited} of them slower than they could be" if limited else ""
+    skipped = [finding.part for finding in found if finding.state == "absent" and finding.remedy]
+    if skipped:
+        return f"Nothing was tried for: {'; '.join(skipped)}. The other checks pass{slow}."
     return f"All that was tried works{slow}."
 
 

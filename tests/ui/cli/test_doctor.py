@@ -17,6 +17,9 @@ WELL = Finding("torch", "ok", "2.13.0 [cu130]", figures={"threads": 2})
 SLOW = Finding("disk: cache", "limited", "refuses \x1b[31mO_DIRECT", "use a local disk")
 BAD = Finding("Triton on GPU 0", "failed", "no C compiler", "install a C compiler: " + "very " * 40 + "long")
 
+SKIPPED = Finding("sample run, cpu", "absent", "the demo model is not installed", "pip install the-model")
+NO_GPU = Finding("NVIDIA driver", "absent", "no NVIDIA GPU")
+
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -53,6 +56,19 @@ def test_a_failure_is_exit_code_1_and_commands_are_not_cut(offspec: Call, told: 
     assert result.exit_code == 1
     assert f"-> {BAD.remedy}\n" in result.stdout
     assert result.stdout.splitlines()[-1] == "1 of 3 fail. For a bug report: offspec doctor --json"
+
+
+def test_a_check_that_could_not_run_is_not_reported_as_passed(offspec: Call, told: dict[str, Any]) -> None:
+    told["events"] += [NO_GPU, SKIPPED]
+    result = offspec("doctor")
+    assert result.exit_code == 0
+    assert "All that was tried" not in result.stdout
+    assert result.stdout.splitlines()[-2:] == [
+        "",
+        "Nothing was tried for: sample run, cpu. The other checks pass, 1 of them slower than they could be.",
+    ]
+    told["events"].remove(SKIPPED)  # a part that the machine does not have is not missed
+    assert offspec("doctor").stdout.splitlines()[-1].startswith("All that was tried works")
 
 
 def test_json_for_a_bug_report(offspec: Call, told: dict[str, Any]) -> None:
