@@ -68,7 +68,7 @@ class Inputs:
         """`tree_scan` of all rows; in `options` what differs."""
         given = {**self.rows, "state": self.state, "rates": self.rates, **options}
         device = device_of(path)
-        there = {name: None if of is None else of.to(device) for name, of in given.items()}
+        there = {name: of if of is None or of.is_meta else of.to(device) for name, of in given.items()}
         if "final" in options and options["final"] is given["state"]:
             there["final"] = there["state"]  # it replaces the first
         with poisoned():
