@@ -108,21 +108,31 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> "TextCodec":
     return TextCodec(load_tokenizer(folder), folder, {})
 
 
-def _is_interpreted(item: pytest.Item) -> bool:
-    """Whether it runs kernels in Python: by its marker, or because its path is the triton one."""
+def _runs_kernels(item: pytest.Item) -> bool:
+    """Return whether a test runs Triton kernels: by its marker, or because its path is the triton one."""
     drawn = getattr(item, "callspec", None)
     path_is = drawn is not None and "triton" in drawn.params.values()
-    return path_is or item.get_closest_marker("interpreted") is not None
+    return path_is or any(item.get_closest_marker(name) for name in ("kernels", "interpreted"))
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if os.environ.get("TRITON_INTERPRET", "0") in ("", "0"):
-        for item in filter(_is_interpreted, items):
-            item.add_marker(pytest.mark.skip(reason="kernels are compiled here; set TRITON_INTERPRET=1"))
-    elif any(map(_is_interpreted, items)):
-        from tests.support.interpreter import patch_once  # only now: it needs triton
+    kernels = list(filter(_runs_kernels, items))
+    if kernels:
+        from tests.support.kernel_device import kernels_compile  # only now: it needs torch
 
-        patch_once()
+        if kernels_compile():
+            for item in kernels:
+                if item.get_closest_marker("interpreted"):
+                    item.add_marker(
+                        pytest.mark.skip(reason="kernels are compiled here; set TRITON_INTERPRET=1")
+                    )
+                else:
+                    item.add_marker(pytest.mark.gpu)
+        else:
+            from tests.support.interpreter import patch_once  # it needs triton
+
+            patch_once()
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

@@ -16,6 +16,7 @@ from torch import Tensor
 from offspec_kernels.backend import Backend
 from offspec_kernels.tree_attention import Chunk, TreeMask, small_products, tree_attention
 from offspec_kernels.tree_attention.sizes import NEAR, STEP
+from tests.support.kernel_device import device_of, needs_compiled_kernels
 from tests.support.products import some
 
 
@@ -41,7 +42,7 @@ class Laid:
     sees: Tensor
 
 
-def _laid(world: World) -> Laid:
+def _laid(world: World, device: torch.device) -> Laid:
     rng, generator = random.Random(1), torch.Generator().manual_seed(0)
     sees = torch.eye(world.rows, dtype=torch.bool)
     for node in range(1, world.rows):
@@ -54,7 +55,7 @@ def _laid(world: World) -> Laid:
     key[0, 0, min(5, count - 1)] *= 20
     key[0, 0, world.prefix // 2] *= 100  # a maximum that comes late
     value[0, :, world.prefix + 2 :: 7] *= 1e4
-    return Laid(query.to(world.dtype), key.to(world.dtype), value.to(world.dtype), sees)
+    return Laid(*(of.to(device, world.dtype) for of in (query, key, value)), sees)
 
 
 def _asked(length: int, most: int) -> Iterator[tuple[int, int]]:
@@ -72,24 +73,26 @@ def _chain(laid: Laid, path: list[int], rows: int, prefix: int, path_: Backend, 
         prefix=prefix,
         causal=length - prefix,
         first=length - rows - prefix,
-        position=torch.arange(prefix, length),
+        position=torch.arange(prefix, length, device=laid.query.device),
+        device=laid.query.device,
     )
     query, key, value = (of[:, :, path] for of in (laid.query, laid.key, laid.value))
     return tree_attention(query[:, :, -rows:], key, value, tree_mask, path=path_, **options)[0, :, -1]
 
 
 def _check(world: World, backend: Backend, nodes: int, most: int) -> None:
-    laid, start = _laid(world), world.prefix
-    position = torch.tensor([*range(start), *(start + int(row.sum()) - 1 for row in laid.sees)])
-    tree_mask = TreeMask.of(laid.sees, prefix=start, position=position[start:])
-    whole = tree_attention(
-        laid.query[:, :, start:], laid.key, laid.value, tree_mask, path=backend, **world.options
-    )
+    device = device_of(backend)
+    laid, start, options = _laid(world, device), world.prefix, dict(world.options)
+    if "sinks" in options:
+        options["sinks"] = options["sinks"].to(device)
+    position = torch.tensor([start + int(row.sum()) - 1 for row in laid.sees], device=device)
+    tree_mask = TreeMask.of(laid.sees, prefix=start, position=position, device=device)
+    whole = tree_attention(laid.query[:, :, start:], laid.key, laid.value, tree_mask, path=backend, **options)
     deepest = int(laid.sees.sum(dim=1).argmax())
     for node in {0, deepest, *random.Random(2).sample(range(world.rows), nodes - 2)}:
         path = [*range(start), *(start + laid.sees[node].nonzero()[:, 0]).tolist()]
         for rows, prefix in _asked(len(path), most):
-            got = _chain(laid, path, rows, prefix, backend, **world.options)
+            got = _chain(laid, path, rows, prefix, backend, **options)
             assert torch.equal(got, whole[0, :, node]), (node, rows, prefix)
 
 
@@ -129,7 +132,7 @@ def test_on_a_cpu_without_small_products(world: World, monkeypatch: pytest.Monke
     _check(_with(world, torch.bfloat16), "eager", nodes=3, most=300)
 
 
-@pytest.mark.interpreted
+@pytest.mark.kernels
 @pytest.mark.parametrize(
     "world",
     [
@@ -143,7 +146,7 @@ def test_as_kernels(world: World) -> None:
     _check(world, "triton", nodes=2, most=4)
 
 
-@pytest.mark.interpreted
+@pytest.mark.kernels
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str
@@ -164,6 +167,26 @@ def test_as_kernels(world: World) -> None:
 )
 def test_as_kernels_in_more_worlds(world: World, dtype: torch.dtype) -> None:
     _check(_with(world, dtype), "triton", nodes=2, most=5)
+
+
+@pytest.mark.gpu
+@needs_compiled_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "world",
+    [
+        World(100, 64, heads=(9, 3), size=64),
+        World(700, 64, heads=(32, 8), size=128),
+        World(300, 40, heads=(3, 1), size=40, width=24),
+        World(4300, 200, heads=(8, 2), size=64, deep=True),
+        World(2300, 100, heads=(8, 2), options={"window": 70, "softcap": 20.0, "sinks": _SINKS}),
+        World(2040, 200, heads=(1, 1), deep=True, options={"window": Chunk(1100)}),
+    ],
+    ids=lambda world: f"{world.prefix}-{world.rows}-{world.size}",
+)
+def test_on_a_gpu(world: World, dtype: torch.dtype) -> None:
+    """In worlds that are too large for the interpreter."""
+    _check(_with(world, dtype), "triton", nodes=4, most=700)
 
 
 def _with(world: World, dtype: torch.dtype) -> World:

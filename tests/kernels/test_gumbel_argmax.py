@@ -15,9 +15,10 @@ from offspec_kernels.backend import Backend
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.gumbel_argmax import Picks, gumbel_argmax
 from tests.kernels.poison import poisoned
+from tests.support.kernel_device import device_of, examples, moved
 
 PATHS: list[Backend] = ["eager", "triton"]
-quick = settings(max_examples=30, deadline=None)
+quick = settings(max_examples=examples(30, compiled=20), deadline=None)
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 sizes = st.sampled_from([1, 2, 5, 1000, 1023, 1024, 1025, 2500])
 
@@ -39,11 +40,12 @@ def same(got: Picks, expected: Picks) -> None:
         torch.testing.assert_close(ours.cpu(), theirs.cpu(), rtol=0, atol=0, equal_nan=True)
 
 
-def agree(path: Backend, logits: Tensor, device: str = "cpu", **arguments: Any) -> Picks:
-    """The picks of `path` on `device`, held against the reference's."""
+def agree(path: Backend, logits: Tensor, device: str | None = None, **arguments: Any) -> Picks:
+    """The picks of `path` on `device`, compared with the reference's."""
+    device = device or device_of(path).type
     expected = gumbel_argmax(logits, path="reference", **arguments)
     there = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in arguments.items()}
-    got = gumbel_argmax(logits.to(device), path=path, **there)
+    got = gumbel_argmax(moved(logits, device), path=path, **there)
     assert got.token.device.type == device
     same(got, expected)
     return got
@@ -75,7 +77,7 @@ def test_every_path_equals_the_reference(
     agree(path, logits, **arguments)
 
 
-def check_many_rows(path: Backend, device: str) -> None:
+def check_many_rows(path: Backend, device: str | None = None) -> None:
     """More rows of a position than a program takes, and positions in no order."""
     positions = [7] * 19 + [2**40, 0, 7, 0]
     agree(path, rows_of(1, 23, 70), device, seed=2**63, positions=positions, temperature=0.8)
@@ -84,10 +86,10 @@ def check_many_rows(path: Backend, device: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_many_rows_share_a_position(path: Backend) -> None:
-    check_many_rows(path, "cpu")
+    check_many_rows(path)
 
 
-def check_ties(path: Backend, device: str) -> None:
+def check_ties(path: Backend, device: str | None = None) -> None:
     """The lowest id of equals, within a block and across blocks, both zeros being equal."""
     logits = torch.full((4, 3000), -5.0)
     logits[0, [2999, 1500, 1400, 1399]] = 2.0
@@ -101,10 +103,10 @@ def check_ties(path: Backend, device: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_the_lowest_id_wins_a_tie(path: Backend) -> None:
-    check_ties(path, "cpu")
+    check_ties(path)
 
 
-def check_filter(path: Backend, device: str) -> None:
+def check_filter(path: Backend, device: str | None = None) -> None:
     logits = torch.zeros(3, 2000)
     logits[:, [3, 500, 1500]] = 1.0
     logits[:, 1900] = 9.0
@@ -120,17 +122,17 @@ def check_filter(path: Backend, device: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_ties_at_the_border_are_cut_by_id(path: Backend) -> None:
-    check_filter(path, "cpu")
+    check_filter(path)
 
 
-def check_no_numbers(path: Backend, device: str) -> None:
+def check_no_numbers(path: Backend, device: str | None = None) -> None:
     logits = rows_of(3, 4, 1500)
     logits[0, [700, 1200]] = math.nan
     logits[1, 1100] = -math.nan
     logits[2, 40] = math.inf
     noisy: dict[str, Any] = {"seed": 3, "positions": [0, 1, 2, 3], "temperature": 0.5}
     for extra in ({}, noisy):
-        picks = gumbel_argmax(logits.to(device), path=path, **extra)
+        picks = gumbel_argmax(logits.to(device or device_of(path)), path=path, **extra)
         assert picks.token.tolist()[:3] == [700, 1100, 40]
         assert picks.best.isnan().tolist() == [True, True, False, False]
         assert picks.best[2] == math.inf
@@ -138,14 +140,15 @@ def check_no_numbers(path: Backend, device: str) -> None:
 
 @pytest.mark.parametrize("path", ["reference", *PATHS])
 def test_a_row_with_no_numbers_says_so(path: Backend) -> None:
-    check_no_numbers(path, "cpu")
+    check_no_numbers(path)
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_the_noise_is_that_of_the_house(path: Backend) -> None:
     """With logits of nought, best and second are the two largest of the house's noise, bit for bit."""
     house = GumbelNoise(2026, 2100)
-    picks = gumbel_argmax(torch.zeros(2, 2100), seed=2026, positions=[4, 2**33], path=path)
+    logits = torch.zeros(2, 2100, device=device_of(path))
+    picks = gumbel_argmax(logits, seed=2026, positions=[4, 2**33], path=path)
     for index, position in enumerate((4, 2**33)):
         top = house.row(position).topk(2)
         assert picks.token[index] == top.indices[0]
@@ -169,9 +172,10 @@ def test_rows_at_hand_are_used_and_left_alone() -> None:
 @pytest.mark.parametrize("path", PATHS)
 def test_rows_of_noise_may_lie_in_a_table(path: Backend) -> None:
     noise, table, positions = GumbelNoise(2026, 2100), torch.full((8, 2100), torch.nan), [4, 2**33 + 1, 4]
-    logits = torch.randn(3, 2100, generator=torch.Generator().manual_seed(1))
+    logits = torch.randn(3, 2100, generator=torch.Generator().manual_seed(1)).to(device_of(path))
     for position in positions:
         table[position % 8] = noise.row(position)
+    table = table.to(device_of(path))
     made = gumbel_argmax(logits, seed=2026, positions=positions, temperature=0.5, path=path)
     given = gumbel_argmax(logits, seed=2026, positions=positions, temperature=0.5, table=table, path=path)
     assert all(torch.equal(mine, yours) for mine, yours in zip(made, given, strict=True))
@@ -183,12 +187,10 @@ def test_rows_of_noise_may_lie_in_a_table(path: Backend) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_logits_are_left_alone(path: Backend) -> None:
-    logits = rows_of(0, 2, 50)
-    before = logits.clone()
+    logits = rows_of(0, 2, 50).to(device_of(path))
+    before, least = logits.clone(), torch.zeros(2, device=device_of(path))
     for temperature in (1.0, 0.5):
-        gumbel_argmax(
-            logits, seed=1, positions=[2, 3], temperature=temperature, least=torch.zeros(2), path=path
-        )
+        gumbel_argmax(logits, seed=1, positions=[2, 3], temperature=temperature, least=least, path=path)
     gumbel_argmax(logits, path=path)
     assert torch.equal(logits, before)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from offspec_kernels.backend import Backend
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.kv_compact import KVTable, kv_compact
+from tests.support.kernel_device import device_of
 
 PATHS: list[Backend] = ["reference", "eager", "triton"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn]
@@ -38,8 +39,9 @@ def check(
     start: int,
     rows: list[int],
     dtype: torch.dtype,
-    device: str = "cpu",
+    device: str | None = None,
 ) -> None:
+    device = device or device_of(path).type
     capacity = max([start, *rows]) + 1
     bases = [
         bits((heads + 1, capacity + extra + 2, size + 3), dtype, seed, device)
@@ -85,14 +87,15 @@ def test_overlapping_moves(path: Backend, rows: list[int]) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_tensors_of_a_table_may_differ(path: Backend) -> None:
-    tensors = [torch.randn(2, 9, 5), torch.randn(1, 3, 12, 7).half(), torch.empty(0, 9, 4)]
+    made = [torch.randn(2, 9, 5), torch.randn(1, 3, 12, 7).half(), torch.empty(0, 9, 4)]
+    tensors = [tensor.to(device_of(path)) for tensor in made]
     moved = [tensor.clone() for tensor in tensors]
     table = KVTable(moved)
     assert (table.capacity, table.heads) == (9, 3)
     kv_compact(table, 3, [3, 6, 8], path=path)
     for before, after in zip(tensors, moved, strict=True):
         length = before.shape[-2]
-        order = torch.tensor([0, 1, 2, 3, 6, 8, *range(6, length)])
+        order = torch.tensor([0, 1, 2, 3, 6, 8, *range(6, length)], device=before.device)
         assert torch.equal(after, before[..., order, :])
 
 

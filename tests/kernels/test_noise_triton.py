@@ -10,6 +10,7 @@ from torch import Tensor
 
 from offspec_kernels.noise import LOW, gumbel, torch_row, uniform_bits
 from offspec_kernels.noise.triton import fill_rows, gumbel_noise, gumbel_of, gumbel_run, philox_words
+from tests.support.kernel_device import kernel_device
 
 BLOCK = 64
 quick = settings(max_examples=25, deadline=None)
@@ -58,11 +59,11 @@ def check(seed: int, position: int, first: int, device: str) -> None:
     assert torch.equal(run.cpu(), gumbel(expected))
 
 
-@pytest.mark.interpreted
+@pytest.mark.kernels
 @quick
 @given(seeds, positions, st.integers(0, 60_000))
 def test_bits_and_values_are_those_of_torch(seed: int, position: int, first: int) -> None:
-    check(seed, position, first, "cpu")
+    check(seed, position, first, kernel_device())
 
 
 def check_extremes(device: str) -> None:
@@ -73,9 +74,9 @@ def check_extremes(device: str) -> None:
         assert torch.equal(values.cpu(), gumbel(bits))
 
 
-@pytest.mark.interpreted
+@pytest.mark.kernels
 def test_extreme_bits_have_the_values_of_torch() -> None:
-    check_extremes("cpu")
+    check_extremes(kernel_device())
 
 
 def check_rows(device: str) -> None:
@@ -88,9 +89,9 @@ def check_rows(device: str) -> None:
     assert table[2:5].isnan().all()
 
 
-@pytest.mark.interpreted
+@pytest.mark.kernels
 def test_rows_of_a_table_have_the_noise_of_their_positions() -> None:
-    check_rows("cpu")
+    check_rows(kernel_device())
 
 
 @pytest.mark.gpu

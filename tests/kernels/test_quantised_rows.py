@@ -14,6 +14,7 @@ from offspec_kernels.quantised_rows import QuantisedRows
 from offspec_kernels.tree_attention import Chunk, TreeMask, reference, tree_attention
 from tests.kernels.poison import poisoned
 from tests.kernels.trees import Case, Shape, make_case
+from tests.support.kernel_device import kernel_device, needs_compiled_kernels
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -51,7 +52,7 @@ def check(case: Case, path: Backend, **options: Any) -> None:
     with poisoned():
         found = tree_attention(case.query, key, value, case.tree_mask, path=path, **options)
         assert torch.equal(found, tree_attention(case.query, *wide, case.tree_mask, path=path, **options))
-    expected = torch.empty(found.shape, dtype=torch.float64)
+    expected = torch.empty(found.shape, dtype=torch.float64, device=found.device)
     given_ = {name: options.get(name) for name in ("window", "softcap", "sinks")}
     scale = case.query.shape[3] ** -0.5
     reference.attend(case.query, *wide, case.tree_mask, scale, **given_, out=expected)
@@ -90,7 +91,7 @@ def test_a_long_branch_on_a_cpu(dtype: torch.dtype) -> None:
     check(Case(case.query, case.key, case.value, mask), "eager")
 
 
-@pytest.mark.interpreted
+@pytest.mark.kernels
 @pytest.mark.parametrize(
     ("shape", "dtype", "options"),
     [
@@ -101,7 +102,19 @@ def test_a_long_branch_on_a_cpu(dtype: torch.dtype) -> None:
     ids=["near", "far", "window"],
 )
 def test_as_kernels(shape: Shape, dtype: torch.dtype, options: dict[str, Any]) -> None:
-    check(make_case([shape], heads=(2, 1), sizes=(16, 24), dtype=dtype), "triton", **options)
+    place = kernel_device()
+    there = {name: of.to(place) if isinstance(of, torch.Tensor) else of for name, of in options.items()}
+    case = make_case([shape], heads=(2, 1), sizes=(16, 24), dtype=dtype, device=place)
+    check(case, "triton", **there)
+
+
+@pytest.mark.gpu
+@needs_compiled_kernels
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("options", [{}, {"window": 700}, {"softcap": 5.0}], ids=["all", "window", "softcap"])
+def test_on_a_gpu(dtype: torch.dtype, options: dict[str, Any]) -> None:
+    shapes = [Shape(2500, 30, 65, 80), Shape(64, 0, 17, 17)]
+    check(make_case(shapes, heads=(8, 2), sizes=(128, 128), dtype=dtype, device="cuda"), "triton", **options)
 
 
 def test_wrong_rows_are_named() -> None:

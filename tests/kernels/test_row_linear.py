@@ -1,5 +1,7 @@
 """Products by rows: right on every path, and on triton's with the same bits however many rows there are."""
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,6 +10,7 @@ from offspec_kernels.backend import Backend
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.row_linear import blocks, row_linear
 from tests.kernels.poison import poisoned
+from tests.support.kernel_device import device_of, kernel_device, needs_compiled_kernels
 
 PATHS: list[Backend] = ["eager", "triton"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -18,8 +21,9 @@ def _drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
 
 
 def _with_gaps(values: Tensor) -> Tensor:
-    """The same, cut from rows with NaN to the right and below."""
-    wide = torch.full((len(values) + 3, values.shape[1] + 5), torch.nan, dtype=values.dtype)
+    """The same values, cut from rows with NaN to the right and below."""
+    size = (len(values) + 3, values.shape[1] + 5)
+    wide = torch.full(size, torch.nan, dtype=values.dtype, device=values.device)
     wide[: len(values), : values.shape[1]] = values
     return wide[: len(values), : values.shape[1]]
 
@@ -32,22 +36,29 @@ def test_every_path_is_near_the_reference(path: Backend, dtype: torch.dtype, sha
     rows, weight = _drawn(count, columns, dtype=dtype), _drawn(width, columns, dtype=dtype, seed=1)
     bias = _drawn(width, dtype=dtype, seed=2)
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
-    for laid in (weight, _with_gaps(weight), weight.T.contiguous().T):
-        for shift in (None, bias):
-            expected = row_linear(rows, weight, shift, path="reference")
+    for shift in (None, bias):
+        expected = row_linear(rows, weight, shift, path="reference")
+        there, moved = rows.to(device_of(path)), None if shift is None else shift.to(device_of(path))
+        for laid in _layouts(weight.to(device_of(path))):
             with poisoned():
-                got = row_linear(_with_gaps(rows), laid, shift, path=path)
-            torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+                got = row_linear(_with_gaps(there), laid, moved, path=path)
+            torch.testing.assert_close(got.cpu(), expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_bits_of_a_row(dtype: torch.dtype) -> None:
+def _layouts(weight: Tensor) -> list[Tensor]:
+    return [weight, _with_gaps(weight), weight.T.contiguous().T]
+
+
+def _check_bits_of_a_row(weight: Tensor, counts: Iterable[int]) -> None:
     """Alone, at any place, and beside rows of large values and of NaN."""
-    weight, row = _drawn(70, 150, dtype=dtype), _drawn(150, dtype=dtype, seed=1)
+    device = kernel_device()
+    columns, dtype = weight.shape[1], weight.dtype
+    row, weight = _drawn(columns, dtype=dtype, seed=1).to(device), weight.to(device)
     with poisoned():
         alone = row_linear(row[None], weight, path="triton")[0]
-    for count in (2, 3, 16, 64, 65, 200):
-        others = _drawn(count, 150, dtype=dtype, seed=count)
+    assert alone.isfinite().all()
+    for count in counts:
+        others = _drawn(count, columns, dtype=dtype, seed=count).to(device)
         others[::3] *= 300
         others[1::5] = torch.nan
         for place in {0, count // 2, count - 1}:
@@ -55,6 +66,46 @@ def test_the_bits_of_a_row(dtype: torch.dtype) -> None:
             rows[place] = row
             with poisoned():
                 assert torch.equal(row_linear(rows, weight, path="triton")[place], alone)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_bits_of_a_row(dtype: torch.dtype) -> None:
+    _check_bits_of_a_row(_drawn(70, 150, dtype=dtype), (2, 3, 16, 64, 65, 200))
+
+
+@pytest.mark.gpu
+@needs_compiled_kernels
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (64, 64), (576, 1536), (1536, 577), (4096, 4096), (129, 14336)])
+def test_the_bits_of_a_row_on_a_gpu(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    """Sizes of real models, and sizes with which a tile ends early; weights by rows and by columns."""
+    weight = _drawn(*shape, dtype=dtype) / shape[1] ** 0.5
+    for laid in (weight, weight.T.contiguous().T):
+        _check_bits_of_a_row(laid, (2, 15, 16, 17, 64, 65, 129, 1030))
+
+
+@pytest.mark.gpu
+@needs_compiled_kernels
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(17, 576, 1536), (130, 1536, 577), (5, 4096, 14336)])
+def test_large_products_on_a_gpu(dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
+    """Compare with float64, in units of the sum of absolute products.
+
+    Rounding K partial sums of random signs in float32 errs by some 2^-25 of that unit, whatever K is. TF32
+    errs by 2^-12 / sqrt(K), 2^-17 for a million products and more: float32 is allowed 2^-20. Tensor cores cut
+    partial sums off instead of rounding them, an error that grows with sqrt(K) / 16: 2^-17 is allowed. One
+    rounding to the dtype of the result adds half a unit in the last place.
+    """
+    count, width, columns = shape
+    rows, weight = _drawn(count, columns, dtype=dtype), _drawn(width, columns, dtype=dtype, seed=1)
+    with poisoned():
+        got = row_linear(rows.cuda(), weight.cuda(), path="triton").cpu().double()
+    exact = rows.double() @ weight.double().T
+    size = rows.double().abs() @ weight.double().abs().T
+    rounding = torch.finfo(dtype).eps / 2 * exact.abs() if dtype != torch.float32 else 0.0
+    allowed = 2.0**-20 if dtype == torch.float32 else 2.0**-17
+    assert ((got - exact).abs() <= size * allowed + rounding * 1.01).all()
 
 
 @pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns"])

@@ -15,6 +15,7 @@ from offspec_kernels.errors import ArgumentError
 from offspec_kernels.topk_children import MOST, TopChildren, topk_children
 from offspec_kernels.topk_children.layout import BLOCK
 from tests.kernels.poison import poisoned
+from tests.support.kernel_device import device_of, examples, moved
 
 PATHS: list[Backend] = ["eager", "triton"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -28,11 +29,14 @@ def rows_of(seed: int, width: int, size: int, dtype: torch.dtype = torch.float32
     return wide[:, 3 : 3 + size]
 
 
-def agree(path: Backend, logits: Tensor, count: int, device: str = "cpu", **arguments: Any) -> TopChildren:
-    """The children of `path` on `device`, held against the reference's."""
+def agree(
+    path: Backend, logits: Tensor, count: int, device: str | None = None, **arguments: Any
+) -> TopChildren:
+    """The children of `path` on `device`, compared with the reference's."""
+    device = device or device_of(path).type
     expected = topk_children(logits, count, path="reference", **arguments)
     before = logits.clone()
-    there = logits.to(device)
+    there = moved(logits, device)
     with poisoned():
         got = topk_children(there, count, path=path, **arguments)
     assert torch.equal(there.cpu(), before), "the logits are left as they are"
@@ -44,7 +48,7 @@ def agree(path: Backend, logits: Tensor, count: int, device: str = "cpu", **argu
 
 
 @pytest.mark.parametrize("path", PATHS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30, compiled=20), deadline=None)
 @given(data=st.data())
 def test_every_path_finds_the_children_of_the_reference(path: Backend, data: st.DataObject) -> None:
     size = data.draw(st.sampled_from([1, 2, 127, 128, 129, 640, 1025, 2500]))
@@ -85,7 +89,7 @@ def test_of_equal_tokens_the_lowest_come_first(path: Backend) -> None:
 def test_a_row_with_nan_says_so_and_leaves_the_others_alone(path: Backend) -> None:
     logits = rows_of(2, 3, 1000)
     logits[1, 500] = torch.nan
-    found = topk_children(logits, 4, path=path)
+    found = topk_children(logits.to(device_of(path)), 4, path=path)
     assert found.log_prob[1].isnan().all()
     assert found.log_prob[[0, 2]].isfinite().all()
 
@@ -104,25 +108,28 @@ def test_rows_of_noise_may_come_from_the_caller(positions: list[int]) -> None:
     assert sorted(asked) == sorted(set(positions))
 
 
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("positions", [[7, 7, 7], [7, 2**40 + 1, 8]])
-def test_rows_of_noise_may_lie_in_a_table(positions: list[int]) -> None:
+def test_rows_of_noise_may_lie_in_a_table(positions: list[int], path: Backend) -> None:
     logits, noise, table = rows_of(3, 3, 1000), GumbelNoise(11, 1000), torch.full((4, 1000), torch.nan)
     for position in positions:
         table[position % 4] = noise.row(position)
-    for path in PATHS:
-        made = topk_children(logits, 5, seed=11, positions=positions, path=path)
-        given = topk_children(logits, 5, seed=11, positions=positions, table=table, path=path)
-        assert torch.equal(made.token, given.token) and torch.equal(made.log_prob, given.log_prob)
-    table[positions[2] % 4, 444] = 99.0
-    told = topk_children(logits, 5, seed=11, positions=positions, table=table, path="triton")
-    assert told.token[2, 0] == 444, "it is read"
+    logits, table = logits.to(device_of(path)), table.to(device_of(path))
+    made = topk_children(logits, 5, seed=11, positions=positions, path=path)
+    given = topk_children(logits, 5, seed=11, positions=positions, table=table, path=path)
+    assert torch.equal(made.token, given.token) and torch.equal(made.log_prob, given.log_prob)
+    if path == "triton":
+        table[positions[2] % 4, 444] = 99.0
+        changed = topk_children(logits, 5, seed=11, positions=positions, table=table, path=path)
+        assert changed.token[2, 0] == 444, "it is read"
 
 
 @pytest.mark.parametrize("path", ["reference", *PATHS])
 def test_positions_may_be_a_tensor(path: Backend) -> None:
-    logits = rows_of(4, 3, 300)
+    logits = rows_of(4, 3, 300).to(device_of(path))
     listed = topk_children(logits, 5, seed=1, positions=[3, 3, 9], path=path)
-    found = topk_children(logits, 5, seed=1, positions=torch.tensor([3, 3, 9]), path=path)
+    positions = torch.tensor([3, 3, 9], device=logits.device)
+    found = topk_children(logits, 5, seed=1, positions=positions, path=path)
     assert torch.equal(listed.token, found.token) and torch.equal(listed.log_prob, found.log_prob)
 
 

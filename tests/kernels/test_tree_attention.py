@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from offspec_kernels.backend import Backend, interprets
+from offspec_kernels.backend import Backend
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.tree_attention import (
     Chunk,
@@ -27,6 +27,7 @@ from offspec_kernels.tree_attention.native import near
 from offspec_kernels.tree_attention.triton import Blocks
 from offspec_kernels.tree_attention.triton import attend as attend_triton
 from tests.kernels.trees import Case, Shape, grown, make_case
+from tests.support.kernel_device import device_of, examples, kernel_device
 from tests.support.products import some
 
 _WORST = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -107,22 +108,22 @@ def test_eager_says_what_the_reference_says(trees: list[Shape], **drawn: Any) ->
 
 
 # In Python a kernel takes its time, the most where keys are met one by one: a row has up to 256.
-@pytest.mark.interpreted
-@settings(deadline=None, max_examples=12)
+@pytest.mark.kernels
+@settings(deadline=None, max_examples=examples(12, compiled=6))
 @CASES
 def test_the_kernel_says_what_the_reference_says(trees: list[Shape], **drawn: Any) -> None:
-    any_case("triton", "cpu", trees, exact=False, **drawn)
+    any_case("triton", kernel_device(), trees, exact=False, **drawn)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.interpreted
+@pytest.mark.kernels
 @settings(deadline=None, max_examples=4)
 @CASES
 def test_the_exact_kernels_say_what_the_reference_says(trees: list[Shape], **drawn: Any) -> None:
-    any_case("triton", "cpu", trees, **drawn)
+    any_case("triton", kernel_device(), trees, **drawn)
 
 
-@pytest.mark.interpreted
+@pytest.mark.kernels
 @pytest.mark.parametrize(
     "exact",
     [pytest.param(False, marks=pytest.mark.exhaustive), pytest.param(True, marks=pytest.mark.slow)],
@@ -130,19 +131,19 @@ def test_the_exact_kernels_say_what_the_reference_says(trees: list[Shape], **dra
 @settings(deadline=None, max_examples=25)
 @CASES
 def test_the_kernels_in_more_cases(exact: bool, trees: list[Shape], **drawn: Any) -> None:
-    any_case("triton", "cpu", trees, exact=exact, **drawn)
+    any_case("triton", kernel_device(), trees, exact=exact, **drawn)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("exact", [True, False])
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60, compiled=12))
 @CASES
 def test_on_a_gpu(exact: bool, trees: list[Shape], **drawn: Any) -> None:
     any_case("triton", "cuda", trees, exact=exact, **drawn)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.interpreted
+@pytest.mark.kernels
 @settings(deadline=None, max_examples=6)
 @given(
     tree=shapes(),
@@ -156,8 +157,8 @@ def test_on_a_gpu(exact: bool, trees: list[Shape], **drawn: Any) -> None:
 def test_however_the_work_is_cut(
     tree: Shape, rows: int, keys: int, splits: int, window: Window | None, sunk: bool
 ) -> None:
-    case = make_case([tree, Shape(200, 3, 9, 12)], heads=(2, 1))
-    sinks = torch.linspace(-1, 2, 2) if sunk else None
+    case = make_case([tree, Shape(200, 3, 9, 12)], heads=(2, 1), device=kernel_device())
+    sinks = torch.linspace(-1, 2, 2, device=kernel_device()) if sunk else None
     expected = truth(case, window=window, sinks=sinks)
     out = torch.full_like(expected, torch.nan, dtype=torch.float32)
     attend_triton(
@@ -229,16 +230,16 @@ def test_scores_beyond_any_power() -> None:
 @pytest.mark.parametrize("window", some([None, 4], 4))
 @pytest.mark.parametrize("sink", [-torch.inf, -1e38, -1e30, 0.0, 20.0])
 def test_sinks_of_any_size(path: Backend, window: int | None, sink: float) -> None:
-    case = make_case([Shape(70, 2, 9, 11)])
-    check(case, path, sinks=torch.full((4,), sink), window=window)
+    case = make_case([Shape(70, 2, 9, 11)], device=device_of(path).type)
+    check(case, path, sinks=torch.full((4,), sink, device=device_of(path)), window=window)
 
 
 @pytest.mark.exhaustive
-def test_a_tile_of_padding_looks_at_nothing() -> None:
+@pytest.mark.parametrize("path", ["eager", "triton"])
+def test_a_tile_of_padding_looks_at_nothing(path: Backend) -> None:
     """Of a tree that is much smaller than the largest; its rows far back must not be looked for there."""
-    case = make_case([Shape(50, 0, 1, 1), Shape(50, 0, 80, 80)], heads=(2, 1))
-    for path in ("eager", "triton") if interprets() else ("eager",):
-        check(case, path, window=100)
+    shapes = [Shape(50, 0, 1, 1), Shape(50, 0, 80, 80)]
+    check(make_case(shapes, heads=(2, 1), device=device_of(path).type), path, window=100)
 
 
 @pytest.mark.usefixtures("products")
@@ -251,11 +252,12 @@ def test_a_whole_prompt_of_one_chain() -> None:
 @pytest.mark.parametrize("path", ["eager", "triton"])
 def test_strides_are_free(path: Backend) -> None:
     """Queries as a projection makes them, a cache at its capacity, an output as the next product wants it."""
-    case = make_case([Shape(70, 2, 20, 22)])
+    device = device_of(path)
+    case = make_case([Shape(70, 2, 20, 22)], device=device.type)
     query = case.query.transpose(1, 2).contiguous().transpose(1, 2)
-    both = torch.full((1, 4, 200, 32), torch.nan)
+    both = torch.full((1, 4, 200, 32), torch.nan, device=device)
     both[:, :2, :97], both[:, 2:, :97] = case.key, case.value
-    out = torch.full((1, 22, 4, 32), torch.nan)
+    out = torch.full((1, 22, 4, 32), torch.nan, device=device)
     tree_attention(query, both[:, :2], both[:, 2:], case.tree_mask, out=out.transpose(1, 2), path=path)
     assert error(out.transpose(1, 2), truth(case)) < 1e-5
 
@@ -263,13 +265,14 @@ def test_strides_are_free(path: Backend) -> None:
 @pytest.mark.parametrize("path", ["eager", "triton"])
 def test_a_chunk_is_part_of_the_whole(path: Backend) -> None:
     """Rows asked for in pieces, each over the keys up to its own last row."""
-    case = make_case([Shape(30, 40, 50, 90)], heads=(2, 1))
+    device = device_of(path)
+    case = make_case([Shape(30, 40, 50, 90)], heads=(2, 1), device=device.type)
     whole = truth(case)
     sees, _ = grown(50, random.Random(0))
     rows = torch.cat([torch.zeros(40, 50, dtype=torch.bool), sees])
     for start, end in ((0, 25), (25, 41), (41, 90)):
         columns = max(end - 40, 0)
-        tree_mask = TreeMask.of(rows[start:end, :columns], prefix=30, causal=40, first=start)
+        tree_mask = TreeMask.of(rows[start:end, :columns], prefix=30, causal=40, first=start, device=device)
         out = tree_attention(
             case.query[:, :, start:end],
             case.key[:, :, : 30 + end],
@@ -289,13 +292,15 @@ def test_a_chunk_of_positions(path: Backend) -> None:
         sees[node] |= sees[parent]
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, 1, rows, 16, generator=generator) for rows in (7, 13, 13))
-    tree_mask = TreeMask.of(sees, prefix=6, position=position)
+    device = device_of(path)
+    tree_mask = TreeMask.of(sees, prefix=6, position=position.to(device), device=device)
     places = torch.cat([torch.arange(6), position])
     seen = torch.cat([torch.ones(7, 6, dtype=torch.bool), sees], dim=1)
     seen &= places // 4 == position[:, None] // 4
     expected = F.scaled_dot_product_attention(query, key, value, attn_mask=seen)
-    out = tree_attention(query, key, value, tree_mask, window=Chunk(4), path=path)
-    torch.testing.assert_close(out, expected)
+    there = (of.to(device) for of in (query, key, value))
+    out = tree_attention(*there, tree_mask, window=Chunk(4), path=path)
+    torch.testing.assert_close(out.cpu(), expected)
 
 
 @pytest.mark.parametrize("path", ["eager", "triton", "reference"])
@@ -314,11 +319,13 @@ def test_chosen_keys(path: Backend, count: int) -> None:
     scores = torch.rand(17, 47, generator=generator).masked_fill(~seen, -1)
     chosen = scores.topk(min(count, 47)).indices[None].int()
     words = torch.cat([torch.zeros(5, 12, dtype=torch.bool), sees])
-    tree_mask = TreeMask.of(words, prefix=30, causal=5)
+    device = device_of(path)
+    tree_mask = TreeMask.of(words, prefix=30, causal=5, device=device)
     met = seen & torch.zeros_like(seen).scatter(1, chosen[0].long(), True)
     expected = F.scaled_dot_product_attention(query, key, value, attn_mask=met, enable_gqa=True)
-    out = tree_attention(query, key, value, tree_mask, chosen=chosen, path=path)
-    torch.testing.assert_close(out, expected)
+    there = (of.to(device) for of in (query, key, value))
+    out = tree_attention(*there, tree_mask, chosen=chosen.to(device), path=path)
+    torch.testing.assert_close(out.cpu(), expected)
 
 
 def test_words_hold_every_bit() -> None:

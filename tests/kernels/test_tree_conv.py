@@ -12,6 +12,7 @@ from offspec_kernels.backend import Backend
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.tree_conv import tree_conv
 from tests.kernels.poison import poisoned
+from tests.support.kernel_device import device_of, moved
 from tests.support.products import some
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -37,8 +38,10 @@ def _window(rows: int, taps: int) -> Tensor:
 
 
 def _conv(path: Backend, inputs: Tensor, window: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    device = device_of(path)
+    given = (None if of is None else moved(of, device) for of in (inputs, window, weight, bias))
     with poisoned():
-        return tree_conv(inputs, window, weight, bias, path=path)
+        return tree_conv(*given, path=path).cpu()
 
 
 @pytest.mark.parametrize(("path", "dtype"), WAYS)

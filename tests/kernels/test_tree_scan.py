@@ -15,6 +15,7 @@ from offspec_kernels.backend import Backend
 from offspec_kernels.errors import ArgumentError
 from offspec_kernels.tree_scan import WalkOrder, tree_scan, walk_order
 from tests.kernels.poison import poisoned
+from tests.support.kernel_device import device_of
 from tests.support.products import some
 
 HEAD, NUMBER, RATES = "a head", "a number of a key", "a number of a state"  # which has a decay
@@ -66,9 +67,15 @@ class Inputs:
     def scan(self, order: WalkOrder, path: Backend, **options: Any) -> Tensor:
         """`tree_scan` of all rows; in `options` what differs."""
         given = {**self.rows, "state": self.state, "rates": self.rates, **options}
+        device = device_of(path)
+        there = {name: of if of is None or of.is_meta else of.to(device) for name, of in given.items()}
+        if "final" in options and options["final"] is given["state"]:
+            there["final"] = there["state"]  # it replaces the first
         with poisoned():
-            out = tree_scan(order=order, path=path, **given)
-        return torch.empty(0) if out is None else out
+            out = tree_scan(order=order, path=path, **there)
+        if options.get("final") is not None:
+            options["final"].copy_(there["final"])
+        return torch.empty(0) if out is None else out.cpu()
 
     def cut(self, rows: list[int], state: Tensor) -> "Inputs":
         """Of some rows, from another state."""
@@ -115,14 +122,14 @@ def test_on_a_cpu(heads: tuple[int, int], sizes: tuple[int, int], decay: str, de
 KINDS = [(decay, delta) for decay in (HEAD, NUMBER, RATES) for delta in (True, False)]
 
 
-@pytest.mark.interpreted
+@pytest.mark.kernels
 @pytest.mark.parametrize(("decay", "delta"), KINDS)
 def test_as_kernels(decay: str, delta: bool) -> None:
     parents = (-1, 0, 1, 1, 0, -1, 5)  # two that wait for several children, one behind the other
     check_near(World(parents, decay, delta, (2, 1), (5, 9)), "triton")
 
 
-@pytest.mark.interpreted
+@pytest.mark.kernels
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("decay", "delta"), KINDS)
 @pytest.mark.parametrize(("heads", "sizes"), [*SHAPES[:-1], ((1, 1), (128, 16))])
@@ -210,7 +217,7 @@ def test_the_bits_of_a_row_on_a_cpu(
     check_bits(replace(world, parents=chain(30)), "eager", [29])
 
 
-@pytest.mark.interpreted
+@pytest.mark.kernels
 @pytest.mark.parametrize("dtype", some([torch.float32, torch.bfloat16], torch.bfloat16), ids=str)
 @pytest.mark.parametrize(("decay", "delta"), some(KINDS, KINDS[0], KINDS[3]))
 def test_the_bits_of_a_row_as_kernels(decay: str, delta: bool, dtype: torch.dtype) -> None:

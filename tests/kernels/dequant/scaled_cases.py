@@ -9,6 +9,7 @@ from torch import Tensor
 
 from offspec_kernels.backend import Backend
 from offspec_kernels.dequant import Format, dequantise
+from tests.support.kernel_device import device_of
 
 PATHS: list[Backend] = ["reference", "eager", "triton"]
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -30,6 +31,19 @@ def scales(seed: int, dtype: torch.dtype, *shape: int, odd: float = 0.0) -> Tens
     return torch.where(torch.rand(shape, generator=generator) < odd, drawn, usual).to(dtype)
 
 
+def unpacked(
+    format: Format, parts: Mapping[str, Tensor], shape: tuple[int, ...], dtype: torch.dtype, path: Backend
+) -> Tensor:
+    """Return the values that a path makes, on its own device, back on the CPU."""
+    device = device_of(path)
+    there = {name: part.to(device) for name, part in parts.items()}
+    out = torch.full((math.prod(shape),), math.nan, dtype=dtype, device=device)
+    with np.errstate(all="ignore"):  # of the interpreter
+        found = dequantise(format, there, shape, out, path=path)
+    assert found.shape == shape and found.data_ptr() == out.data_ptr()
+    return found.cpu()
+
+
 def check(
     format: Format, parts: Mapping[str, Tensor], shape: tuple[int, int], wanted: Tensor, path: Backend
 ) -> None:
@@ -39,10 +53,7 @@ def check(
     """
     assert wanted.dtype == torch.float32 and wanted.shape == shape
     for dtype, integers in ((torch.float32, torch.int32), (torch.bfloat16, torch.int16)):
-        out = torch.full((math.prod(shape),), math.nan, dtype=dtype)
-        with np.errstate(all="ignore"):  # of the interpreter
-            found = dequantise(format, parts, shape, out, path=path)
-        assert found.shape == shape and found.data_ptr() == out.data_ptr()
+        found = unpacked(format, parts, shape, dtype, path)
         rounded = wanted.to(dtype)
         number = ~rounded.isnan()
         assert torch.equal(number, ~found.isnan())

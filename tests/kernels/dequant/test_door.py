@@ -14,6 +14,7 @@ from offspec_kernels.dequant.format import Shape
 from offspec_kernels.dequant.grouped import Grouped
 from offspec_kernels.dequant.int8rows import Int8Rows
 from offspec_kernels.errors import ArgumentError
+from tests.support.kernel_device import device_of
 
 PATHS: list[Backend] = ["reference", "eager", "triton"]
 SHAPE = (4, 128)
@@ -47,22 +48,26 @@ def grouped() -> dict[str, Tensor]:
     }
 
 
-def memory(dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.full((math.prod(SHAPE),), math.nan, dtype=dtype)
+def memory(dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Tensor:
+    return torch.full((math.prod(SHAPE),), math.nan, dtype=dtype, device=device)
+
+
+def placed(parts: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    return {name: part.to(device) for name, part in parts.items()}
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_values_lie_in_the_memory_that_was_given(dtype: torch.dtype, path: Backend) -> None:
-    out = memory(dtype)
-    found = dequantise(Grouped(4), grouped(), SHAPE, out, path=path)
+    out = memory(dtype, device_of(path))
+    found = dequantise(Grouped(4), placed(grouped(), out.device), SHAPE, out, path=path)
     assert found.shape == SHAPE and found.dtype == dtype and found.data_ptr() == out.data_ptr()
-    assert torch.equal(found, Grouped(4).reference(grouped(), SHAPE).to(dtype))
+    assert torch.equal(found.cpu(), Grouped(4).reference(grouped(), SHAPE).to(dtype))
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_weight_that_is_made_transposed_is_a_view(path: Backend) -> None:
-    values, out = torch.randn(128, 4), memory()
+    values, out = torch.randn(128, 4, device=device_of(path)), memory(device=device_of(path))
     found = dequantise(Turned(), {"values": values}, SHAPE, out, path=path)
     assert torch.equal(found, values.mT) and torch.equal(out.view(128, 4), values)
     assert found.data_ptr() == out.data_ptr()
@@ -70,8 +75,9 @@ def test_a_weight_that_is_made_transposed_is_a_view(path: Backend) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_an_empty_weight(path: Backend) -> None:
-    parts = {name: part[:0] for name, part in grouped().items()}
-    assert dequantise(Grouped(4), parts, (0, 128), torch.empty(0), path=path).shape == (0, 128)
+    parts = placed({name: part[:0] for name, part in grouped().items()}, device_of(path))
+    out = torch.empty(0, device=device_of(path))
+    assert dequantise(Grouped(4), parts, (0, 128), out, path=path).shape == (0, 128)
 
 
 def test_every_format_has_a_name_that_people_know() -> None:

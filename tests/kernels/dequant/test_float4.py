@@ -15,7 +15,7 @@ from offspec_kernels.backend import Backend
 from offspec_kernels.dequant import Format, dequantise
 from offspec_kernels.dequant.float4 import Mxfp4, Nvfp4
 from offspec_kernels.errors import ArgumentError
-from tests.kernels.dequant.scaled_cases import PATHS
+from tests.kernels.dequant.scaled_cases import PATHS, unpacked
 
 STACK = (3, 96, 40)  # [experts, columns, rows]
 
@@ -44,14 +44,6 @@ def nvfp4(shape: tuple[int, int]) -> dict[str, Tensor]:
         "scale": scale.to(torch.uint8).view(wanted["scale"].shape).view(torch.float8_e4m3fn),
         "global_scale": torch.tensor([437.7]),
     }
-
-
-def unpacked(
-    format: Format, parts: dict[str, Tensor], shape: tuple[int, ...], dtype: torch.dtype, path: Backend
-) -> Tensor:
-    out = torch.full((int(torch.Size(shape).numel()),), torch.nan, dtype=dtype)
-    with np.errstate(all="ignore"):  # of the interpreter
-        return dequantise(format, parts, shape, out, path=path)
 
 
 def same(found: Tensor, wanted: Tensor) -> None:

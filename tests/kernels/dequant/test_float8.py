@@ -13,7 +13,7 @@ from offspec_kernels.backend import Backend
 from offspec_kernels.dequant import dequantise
 from offspec_kernels.dequant.float8 import Float8
 from offspec_kernels.errors import ArgumentError
-from tests.kernels.dequant.scaled_cases import DTYPES, PATHS, check, scales
+from tests.kernels.dequant.scaled_cases import DTYPES, PATHS, check, scales, unpacked
 
 SHAPE = (12, 264)
 
@@ -53,15 +53,15 @@ def test_experts_in_one_weight(format: Float8, path: Backend) -> None:
     """They are what each is alone, and can be had alone."""
     parts = {name: part.view(3, -1, part.shape[-1]) for name, part in make(format).items()}
     shape = tuple(parts["weight"].shape)
-    whole = dequantise(format, parts, shape, torch.empty(12 * 264), path=path)
+    whole = unpacked(format, parts, shape, torch.float32, path)
     found = format.cut(shape, 1, 2)
     assert found is not None
     for expert in range(3):
         alone = {name: part[expert].contiguous() for name, part in parts.items()}
-        wanted = dequantise(format, alone, shape[1:], torch.empty(4 * 264), path="reference")
+        wanted = unpacked(format, alone, shape[1:], torch.float32, "reference")
         assert torch.equal(whole[expert].nan_to_num(9e9), wanted.nan_to_num(9e9))
     some = {name: part[slice(*found[1][name])].contiguous() for name, part in parts.items()}
-    made = dequantise(found[0], some, (1, *shape[1:]), torch.empty(4 * 264), path=path)
+    made = unpacked(found[0], some, (1, *shape[1:]), torch.float32, path)
     assert torch.equal(made.nan_to_num(9e9), whole[1:2].nan_to_num(9e9))
     with pytest.raises(ArgumentError, match="whole blocks"):
         Float8((8, 88), "block").parts(shape)

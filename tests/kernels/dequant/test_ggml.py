@@ -17,6 +17,7 @@ from offspec_kernels.backend import Backend
 from offspec_kernels.dequant import dequantise
 from offspec_kernels.dequant.ggml import FLOATS, KINDS, Ggml, layout
 from offspec_kernels.errors import ArgumentError
+from tests.kernels.dequant import scaled_cases
 
 PATHS: list[Backend] = ["reference", "eager", "triton"]
 # Where the float16 numbers of a block are.
@@ -59,9 +60,7 @@ def turned(values: Tensor, heads: int) -> Tensor:
 def unpacked(
     format: Ggml, blocks: Tensor, shape: tuple[int, ...], dtype: torch.dtype, path: Backend
 ) -> Tensor:
-    out = torch.full((math.prod(shape),), math.nan, dtype=dtype)
-    with np.errstate(all="ignore"):  # numpy runs the kernels
-        return dequantise(format, {"blocks": blocks}, shape, out, path=path)
+    return scaled_cases.unpacked(format, {"blocks": blocks}, shape, dtype, path)
 
 
 def check(found: Tensor, wanted: Tensor) -> None:

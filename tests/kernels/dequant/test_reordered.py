@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from offspec_kernels.backend import Backend
-from offspec_kernels.dequant import dequantise
 from offspec_kernels.dequant.ggml.reordered import Reordered
 from offspec_kernels.errors import ArgumentError
+from tests.kernels.dequant.scaled_cases import unpacked
 
 PATHS: list[Backend] = ["reference", "eager", "triton"]
 COLUMNS = 96
@@ -28,8 +28,7 @@ def stored(kind: str, rows: int) -> tuple[Tensor, Tensor]:
 
 def made(format: Reordered, blocks: list[Tensor], rows: int, dtype: torch.dtype, path: Backend) -> Tensor:
     parts = {f"blocks{i}": each for i, each in enumerate(blocks)}
-    out = torch.full((rows * COLUMNS,), torch.nan, dtype=dtype)
-    return dequantise(format, parts, (rows, COLUMNS), out, path=path)
+    return unpacked(format, parts, (rows, COLUMNS), dtype, path)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -1,7 +1,5 @@
 """Experts of GGUF files, in several tensors or turned, against rows put in order one by one."""
 
-import math
-
 import gguf
 import numpy as np
 import pytest
@@ -9,11 +7,10 @@ import torch
 from torch import Tensor
 
 from offspec_kernels.backend import Backend
-from offspec_kernels.dequant import dequantise
 from offspec_kernels.dequant.ggml import layout
 from offspec_kernels.dequant.ggml.stacked import Stacked
 from offspec_kernels.errors import ArgumentError
-from tests.kernels.dequant.scaled_cases import PATHS
+from tests.kernels.dequant.scaled_cases import PATHS, unpacked
 
 COLUMNS = 64
 
@@ -60,13 +57,11 @@ def test_every_layout(
     wanted = by_rows(format, parts)
     shape = tuple(wanted.shape)
     for dtype in (torch.float32, torch.bfloat16):
-        out = torch.full((math.prod(shape),), math.nan, dtype=dtype)
-        assert torch.equal(dequantise(format, parts, shape, out, path=path), wanted.to(dtype))
+        assert torch.equal(unpacked(format, parts, shape, dtype, path), wanted.to(dtype))
     found = format.cut(shape, 1, 3)
     assert found is not None
     some = {name: part[slice(*found[1][name])].contiguous() for name, part in parts.items()}
-    out = torch.full((math.prod(shape) // 3 * 2,), math.nan)
-    assert torch.equal(dequantise(found[0], some, (2, *shape[1:]), out, path=path), wanted[1:3])
+    assert torch.equal(unpacked(found[0], some, (2, *shape[1:]), torch.float32, path), wanted[1:3])
 
 
 def test_what_cannot_be() -> None:

@@ -1,0 +1,37 @@
+"""Where Triton kernels run: in Python on the CPU, or compiled on a GPU, and which tensors go there."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from offspec_kernels.backend import Backend, interprets
+
+needs_compiled_kernels = pytest.mark.skipif(interprets(), reason="in the interpreter this takes minutes")
+
+
+def kernels_compile() -> bool:
+    """Return whether this process compiles kernels for a GPU instead of interpreting them in Python."""
+    return not interprets()
+
+
+def kernel_device() -> str:
+    """Device type of the tensors that kernels get."""
+    return "cuda" if kernels_compile() else "cpu"
+
+
+def device_of(path: Backend) -> torch.device:
+    """Device of the tensors for `path`: kernels may run on a GPU, the other paths run on the CPU."""
+    return torch.device(kernel_device() if path == "triton" else "cpu")
+
+
+def examples(interpreted: int, compiled: int) -> int:
+    """Return how many examples Hypothesis draws: for a GPU, each may have to compile a kernel first."""
+    return compiled if kernels_compile() else interpreted
+
+
+def moved(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """Return a tensor on a device with its strides, and with the memory around it: `to` closes gaps."""
+    if tensor.device == torch.device(device):
+        return tensor
+    whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+    return whole.to(device).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
