@@ -86,7 +86,7 @@ def _memory_folder() -> Path:
 
 
 def _run(name: str, day: Day, part: Path) -> dict[str, Any]:
-    """Run one step in a process group of its own: its results, state and seconds, and its log if it failed."""
+    """Run one step in its own process group: its results, state and seconds, and its log if it failed."""
     log, began = part.with_suffix(".log"), time.monotonic()
     words = [sys.executable, "-m", "bench.gpu_day", "--child", name, day.settings(), str(part)]
     around = _environment(name, day)

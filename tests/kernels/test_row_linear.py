@@ -108,6 +108,42 @@ def test_large_products_on_a_gpu(dtype: torch.dtype, shape: tuple[int, int, int]
     assert ((got - exact).abs() <= size * allowed + rounding * 1.01).all()
 
 
+@pytest.mark.interpreted
+@pytest.mark.parametrize(("count", "width"), [(1, 300), (64, 200), (150, 200), (300, 70)])
+def test_programs_that_share_a_part_of_the_weight_follow_each_other(
+    count: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU starts programs in the order of their numbers: the first ones read one part of the weight.
+
+    It then comes from the cache for all rows but the first 64. In any other order the weight is read from
+    memory again for every 64 rows.
+    """
+    rows, weight = _drawn(count, 100), _drawn(width, 100, seed=1)
+    expected = row_linear(rows, weight, path="triton")
+    sharing = -(-count // 64)
+    grids = _launch_only(sharing, monkeypatch)
+    with poisoned():
+        got = row_linear(rows, weight, path="triton")
+    assert torch.equal(got[:, :64], expected[:, :64])
+    assert got[:, 64:].isnan().all()
+    assert len(grids) == 1 and grids[0][1:] == (1, 1), "an axis but the first has at most 65535 programs"
+
+
+def _launch_only(programs: int, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Launch only the first programs of each grid; returns a list to which those grids are added."""
+    from offspec_kernels.row_linear import triton
+
+    kernel, grids = triton._row_linear, list[tuple[int, ...]]()
+
+    class First:
+        def __getitem__(self, grid: tuple[int, ...]) -> object:
+            grids.append((*grid, 1, 1)[:3])
+            return kernel[(programs,)]
+
+    monkeypatch.setattr(triton, "_row_linear", First())
+    return grids
+
+
 @pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("columns", [2, 64, 1056, 2050, 4096])
 @pytest.mark.parametrize("width", [1, 70, 600])

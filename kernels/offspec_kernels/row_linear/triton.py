@@ -4,6 +4,10 @@ What a library does to keep a GPU busy depends on how many rows there are: other
 programs. Here nothing does, so a row has the same bits alone and among a thousand. A pass over a model that
 streams waits for the weights in either case.
 
+Programs whose numbers follow each other share 64 rows of the weight. A GPU starts programs in the order of
+their numbers, so it reads the weight from memory once and then from its cache. All numbers are on the first
+axis of the grid, since the other axes end at 65535.
+
 Letters: T rows, K columns, N rows of the weight.
 """
 
@@ -24,8 +28,9 @@ def _row_linear(
     INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """One tile [ROWS, WIDTH] of out [T, N]."""
-    row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    place = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+    sharing = tl.cdiv(count, ROWS)  # programs that read the same rows of the weight
+    row = (tl.program_id(0) % sharing).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    place = (tl.program_id(0) // sharing).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
     total = tl.zeros([ROWS, WIDTH], tl.float32)
     for start in range(0, columns, COLUMNS):
         column = start + tl.arange(0, COLUMNS).to(tl.int64)
@@ -58,7 +63,7 @@ def row_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     out = torch.empty((count, width), dtype=rows.dtype, device=rows.device)
     if count == 0 or width == 0:
         return out
-    grid = (triton.cdiv(width, _WIDTH), triton.cdiv(count, _ROWS))
+    grid = (triton.cdiv(width, _WIDTH) * triton.cdiv(count, _ROWS),)
     with torch.cuda.device_of(rows):
         _row_linear[grid](
             rows, weight, out if bias is None else bias.contiguous(), out, count, width, columns,
