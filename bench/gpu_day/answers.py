@@ -46,10 +46,10 @@ def least_vram(**load: Any) -> int:
     import offspec
 
     try:
-        offspec.load(**load, vram="1MB").close()
+        offspec.load(**load, vram="895MB").close()
     except offspec.CapacityError as error:
         return error.needed
-    raise AssertionError("a megabyte was enough")
+    raise AssertionError("too large a limit to be refused")
 
 
 def ask(
