@@ -9,6 +9,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Generator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,6 +32,24 @@ settings.load_profile("same")
 
 _CACHE = pytest.StashKey[str]()
 
+# Modules that some tests import, and that a machine with a GPU may lack: there, these tests are left out.
+_NEEDS = {
+    "checkpoint/test_quantised_bnb.py": ("bitsandbytes",),
+    "engine/test_quantised.py": ("bitsandbytes", "compressed_tensors"),
+    "ray": ("starlette",),
+    "server": ("anthropic", "httpx2", "openai", "starlette"),
+    "ui/cli/test_batch.py": ("starlette",),
+    "ui/cli/test_serve.py": ("httpx2", "starlette"),
+    "ui/test_broken_tokenizer.py": ("httpx2", "starlette", "textual"),
+    "ui/tui": ("textual",),
+}
+_LACKS = {
+    place: missing
+    for place, names in _NEEDS.items()
+    if (missing := [name for name in names if find_spec(name) is None])
+}
+collect_ignore = list(_LACKS)
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """What engines learn from tiny models is no business of the user's cache, nor what is said to them."""
@@ -40,6 +59,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # A background job is started with these ignored, and so would be the programs that tests interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_report_header() -> list[str]:
+    return [f"left out: tests/{place}, without {', '.join(missing)}" for place, missing in _LACKS.items()]
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -2,8 +2,11 @@
 
 import math
 from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -15,6 +18,22 @@ PATHS: list[Backend] = ["reference", "eager", "triton"]
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # Subnormal ones of float16 only: triton's interpreter takes those of bfloat16 for others.
 ODD = (math.inf, -math.inf, math.nan, 65504.0, -300.0, 6e-8, -6e-8, 6e-5, 0.0)
+
+
+def library(name: str) -> Any:
+    """Import a module of a quantization library; skip the test on a machine that lacks it."""
+    return pytest.importorskip(name, reason=f"needs {name.partition('.')[0]}")
+
+
+def has_library_or_skip(name: str, path: Backend) -> bool:
+    """Return whether a library is installed; without it only kernels are tested, against the reference path.
+
+    That path is compared with the library wherever there is one.
+    """
+    found = find_spec(name) is not None
+    if not found and path != "triton":
+        pytest.skip(f"needs {name}")
+    return found
 
 
 def words(seed: int, *shape: int) -> Tensor:

@@ -2,10 +2,8 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-import bitsandbytes.functional as bnb
 import numpy as np
 import pytest
 import torch
@@ -18,16 +16,16 @@ from offspec_kernels.dequant import Part, dequantise
 from offspec_kernels.dequant.codebook import Codebook
 from offspec_kernels.dequant.codebook.tables import BLOCKS, table_of
 from offspec_kernels.errors import ArgumentError
-from tests.kernels.dequant.scaled_cases import DTYPES, PATHS, check, scales
+from tests.kernels.dequant.scaled_cases import DTYPES, PATHS, check, library, scales
 
 CPU = torch.device("cpu")
-_standard: Callable[[str], Tensor] = partial(bnb.get_4bit_type, device="cpu")
 
 
 def rounded_by_bitsandbytes(
     shape: tuple[int, int], kind: Any, block: int, nested: bool, dtype: torch.dtype, size: float = 1.0
 ) -> tuple[Codebook, dict[str, Tensor], Tensor]:
     """The format, the parts as a checkpoint has them, and the values that bitsandbytes makes."""
+    bnb = library("bitsandbytes.functional")
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(block)) * size
     codes, state = bnb.quantize_4bit(weight.to(dtype), None, None, block, nested, kind)
     parts = {"codes": codes, "absmax": state.absmax, "table": state.code}
@@ -60,7 +58,7 @@ def test_any_block_of_bitsandbytes(block: int) -> None:
 
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
 def test_tables_are_those_of_bitsandbytes(kind: str) -> None:
-    wanted = _standard(kind)
+    wanted = library("bitsandbytes.functional").get_4bit_type(kind, device="cpu")
     assert torch.equal(table_of(kind, CPU).view(torch.int32), wanted.view(torch.int32))
 
 
@@ -122,7 +120,7 @@ def test_as_the_formula_says(
 def test_without_a_table_it_is_the_standard_one(kind: Any, path: Backend) -> None:
     format, shape = Codebook(kind, 64, torch.float16), (4, 64)
     parts = make(format, shape, 0, 0.0)
-    wanted = one_by_one(format, {**parts, "table": _standard(kind)}, shape)
+    wanted = one_by_one(format, {**parts, "table": table_of(kind, CPU)}, shape)
     del parts["table"]
     check(format, parts, shape, wanted, path)
 

@@ -2,7 +2,6 @@
 
 import math
 
-import bitsandbytes.functional as bnb
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +11,7 @@ from torch import Tensor
 from offspec_kernels.dequant.codebook import Codebook, quantise, rounding
 from offspec_kernels.dequant.codebook.tables import BLOCKS, table_of
 from offspec_kernels.errors import ArgumentError
+from tests.kernels.dequant.scaled_cases import library
 
 KINDS = ["nf4", "fp4"]
 CPU = torch.device("cpu")
@@ -64,6 +64,7 @@ def test_rounding_what_was_rounded_changes_nothing(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_worse_than_bitsandbytes(kind: str) -> None:
+    bnb = library("bitsandbytes.functional")
     weight = drawn((64, 1024))
     ours = values_of(quantise(weight, kind, 64), kind, 64, weight.shape)
     theirs = bnb.dequantize_4bit(*bnb.quantize_4bit(weight, blocksize=64, quant_type=kind))

@@ -2,11 +2,9 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from compressed_tensors.compressors import BaseCompressor
-from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
-from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -15,7 +13,15 @@ from offspec_kernels.backend import Backend
 from offspec_kernels.dequant import dequantise
 from offspec_kernels.dequant.compressed import CompressedInt
 from offspec_kernels.errors import ArgumentError
-from tests.kernels.dequant.scaled_cases import DTYPES, PATHS, check, scales, words
+from tests.kernels.dequant.scaled_cases import (
+    DTYPES,
+    PATHS,
+    check,
+    has_library_or_skip,
+    library,
+    scales,
+    words,
+)
 from tests.support.products import some
 
 GROUPS = [None, 0, 32]
@@ -24,6 +30,25 @@ GROUPS = [None, 0, 32]
 def codes(seed: int, bits: int, *shape: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-(1 << bits - 1), 1 << bits - 1, shape, generator=generator).to(torch.int8)
+
+
+def pack_to_int32(codes: Tensor, bits: int, dim: int = 1) -> Tensor:
+    """int32 words of int8 codes along a dimension [rows or columns]: a stream of bits, the lowest first."""
+    lines = codes if dim else codes.T
+    length = -(-lines.shape[1] * bits // 32) * 32
+    unsigned = lines.numpy().astype(np.int64) + (1 << bits - 1)
+    stream = np.zeros((len(lines), length), np.uint8)
+    stream[:, : lines.shape[1] * bits] = (unsigned[:, :, None] >> np.arange(bits) & 1).reshape(len(lines), -1)
+    words = torch.from_numpy(np.packbits(stream, axis=1, bitorder="little").view("<i4"))
+    return words if dim else words.T.contiguous()
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize("dim", [0, 1])
+def test_words_are_those_of_the_library(bits: int, dim: int) -> None:
+    helpers = library("compressed_tensors.compressors.pack_quantized.helpers")
+    given = codes(bits, bits, 9, 45)
+    assert torch.equal(pack_to_int32(given, bits, dim), helpers.pack_to_int32(given, bits, dim))
 
 
 def make(format: CompressedInt, shape: tuple[int, int], seed: int = 0, odd: float = 0.0) -> dict[str, Tensor]:
@@ -41,9 +66,15 @@ def make(format: CompressedInt, shape: tuple[int, int], seed: int = 0, odd: floa
     return parts
 
 
-def by_library(format: CompressedInt, parts: dict[str, Tensor], shape: tuple[int, int]) -> Tensor:
+def by_library(
+    format: CompressedInt, parts: dict[str, Tensor], shape: tuple[int, int], path: Backend
+) -> Tensor:
+    if not has_library_or_skip("compressed_tensors", path):
+        return format.reference(parts, shape)
+    quantization = library("compressed_tensors.quantization")
+    compressors = library("compressed_tensors.compressors")
     strategy = {None: "channel", 0: "tensor"}.get(format.group, "group")
-    arguments = QuantizationArgs(
+    arguments = quantization.QuantizationArgs(
         num_bits=format.bits,
         symmetric=not format.zero_point,
         strategy=strategy,
@@ -56,8 +87,9 @@ def by_library(format: CompressedInt, parts: dict[str, Tensor], shape: tuple[int
         state |= {"weight_packed": parts["weight"], "weight_shape": torch.tensor(shape)}
     else:
         state["weight"] = parts["weight"]
-    kind = BaseCompressor.get_value_from_registry("pack-quantized" if format.packed else "int-quantized")
-    made = kind.decompress(state, QuantizationScheme(targets=[], weights=arguments))
+    name = "pack-quantized" if format.packed else "int-quantized"
+    kind = compressors.BaseCompressor.get_value_from_registry(name)
+    made = kind.decompress(state, quantization.QuantizationScheme(targets=[], weights=arguments))
     values: Tensor = made["weight"].float()
     return values
 
@@ -69,7 +101,7 @@ def by_library(format: CompressedInt, parts: dict[str, Tensor], shape: tuple[int
 def test_packed(bits: int, group: int | None, zero_point: bool, path: Backend) -> None:
     format, shape = CompressedInt(bits, True, group, zero_point), (9, 96)
     parts = make(format, shape)
-    check(format, parts, shape, by_library(format, parts, shape), path)
+    check(format, parts, shape, by_library(format, parts, shape, path), path)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -78,7 +110,7 @@ def test_packed(bits: int, group: int | None, zero_point: bool, path: Backend) -
 def test_bytes(group: int | None, zero_point: bool, path: Backend) -> None:
     format, shape = CompressedInt(8, False, group, zero_point), (9, 96)
     parts = make(format, shape)
-    check(format, parts, shape, by_library(format, parts, shape), path)
+    check(format, parts, shape, by_library(format, parts, shape, path), path)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -86,7 +118,7 @@ def test_bytes(group: int | None, zero_point: bool, path: Backend) -> None:
 def test_any_scales(dtype: torch.dtype, path: Backend) -> None:
     format, shape = CompressedInt(8, True, 8, True, scales=dtype), (12, 264)
     parts = make(format, shape, odd=0.5)
-    check(format, parts, shape, by_library(format, parts, shape), path)
+    check(format, parts, shape, by_library(format, parts, shape, path), path)
 
 
 @settings(max_examples=30, deadline=None)
@@ -101,7 +133,7 @@ def test_any_scales(dtype: torch.dtype, path: Backend) -> None:
 def test_words_cut_off(bits: int, rows: int, groups: int, size: int, zero_point: bool, seed: int) -> None:
     format, shape = CompressedInt(bits, True, size, zero_point), (rows, groups * size)
     parts = make(format, shape, seed)
-    wanted = by_library(format, parts, shape)
+    wanted = by_library(format, parts, shape, "eager")
     check(format, parts, shape, wanted, "reference")
     check(format, parts, shape, wanted, "eager")
 
@@ -119,7 +151,7 @@ def test_act_order(packed: bool, path: Backend) -> None:
     else:
         sorted_parts["weight"] = parts["weight"][:, order]
     wanted = torch.empty(shape)
-    wanted[:, order] = by_library(CompressedInt(4, packed, 32, True), sorted_parts, shape)
+    wanted[:, order] = by_library(CompressedInt(4, packed, 32, True), sorted_parts, shape, path)
     check(format, parts, shape, wanted, path)
 
 
@@ -139,7 +171,7 @@ def test_scales_without_their_second_dimension(path: Backend) -> None:
     shape = (9, 64)
     for format in (CompressedInt(8, False, None, True), CompressedInt(8, False, 0, True)):
         parts = make(format, shape)
-        wanted = by_library(format, parts, shape)
+        wanted = by_library(format, parts, shape, path)
         for name in ("scale", "zero_point"):
             parts[name] = parts[name].squeeze()
         check(format, parts, shape, wanted, path)

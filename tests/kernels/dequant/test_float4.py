@@ -1,13 +1,10 @@
 """MXFP4 and NVFP4, bit for bit as transformers and compressed-tensors have them, on every path."""
 
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from compressed_tensors.compressors import BaseCompressor
-from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -15,7 +12,7 @@ from offspec_kernels.backend import Backend
 from offspec_kernels.dequant import Format, dequantise
 from offspec_kernels.dequant.float4 import Mxfp4, Nvfp4
 from offspec_kernels.errors import ArgumentError
-from tests.kernels.dequant.scaled_cases import PATHS, unpacked
+from tests.kernels.dequant.scaled_cases import PATHS, library, unpacked
 
 STACK = (3, 96, 40)  # [experts, columns, rows]
 
@@ -80,16 +77,21 @@ def test_one_expert_of_mxfp4(path: Backend) -> None:
 @pytest.mark.parametrize("path", PATHS)
 def test_nvfp4_as_compressed_tensors(path: Backend) -> None:
     """Whose values are bfloat16, with scales that are divided."""
+    quantization = library("compressed_tensors.quantization")
     shape = (48, 176)
     parts = nvfp4(shape)
-    arguments: Any = QuantizationArgs(num_bits=4, type="float", strategy="tensor_group", group_size=16)
+    arguments = quantization.QuantizationArgs(
+        num_bits=4, type="float", strategy="tensor_group", group_size=16
+    )
     state = {
         "weight_packed": parts["weight"],
         "weight_scale": parts["scale"],
         "weight_global_scale": parts["global_scale"],
     }
-    kind = BaseCompressor.get_value_from_registry("nvfp4-pack-quantized")
-    wanted = kind.decompress(state, QuantizationScheme(targets=[], weights=arguments))["weight"]
+    compressors = library("compressed_tensors.compressors")
+    kind = compressors.BaseCompressor.get_value_from_registry("nvfp4-pack-quantized")
+    scheme = quantization.QuantizationScheme(targets=[], weights=arguments)
+    wanted = kind.decompress(state, scheme)["weight"]
     assert wanted.dtype == torch.bfloat16
     format = Nvfp4(divided=True, dtype=torch.bfloat16)
     same(unpacked(format, parts, shape, torch.bfloat16, path), wanted)
