@@ -89,6 +89,12 @@ class LayerFeeder:
         return _sum([*(stream.read_stats for stream in self._streams.values()), *experts])
 
     @property
+    def streamed_bytes(self) -> int:
+        """Bytes copied to GPUs, and read from disk for weights that the CPU computes with."""
+        experts = self._store.streamed_bytes if self._store is not None else 0
+        return experts + sum(stream.streamed_bytes for stream in self._streams.values())
+
+    @property
     def ring_stats(self) -> RingStats:
         """Of what the layers wait for, on all devices."""
         return _sum([stream.ring_stats for stream in self._streams.values()])
