@@ -166,9 +166,9 @@ class LayerFeeder:
         self._streams[self._units[index][0]].release()
 
     def _settle(self, device: torch.device) -> None:
-        """While a timeline is kept, let the device finish, so that a span is the work and not its launch."""
+        """While a timeline is kept, let the layer finish, so that a span is the work and not its launch."""
         if self._timeline.on and device.type == "cuda":
-            torch.cuda.synchronize(device)
+            torch.cuda.current_stream(device).synchronize()  # and not copies of later layers
 
     @contextmanager
     def head_block(self, index: int) -> Iterator[torch.Tensor]:
