@@ -93,7 +93,8 @@ that of the last one.
 A usage error is shown with the usage. A traceback is a bug: please report it.
 
 `--json` prints one object: `text`, `token_ids`, `tokens`, `passes`, `tokens_per_pass`, `seconds`,
-`ttft_s` (seconds to the first token), `tok_per_s`, `bytes_streamed`, `peak_memory_bytes`,
+`ttft_s` (seconds to the first token), `tok_per_s`, `bytes_streamed` (weights copied to the GPU, or on a CPU
+read from disk), `bytes_read` (weights read from disk), `peak_memory_bytes`,
 `finish_reason` (`eos`, `stop`, `length`, `context`), `draft`, `budget`, `seed`, `draft_seconds`,
 `target_seconds`, `prompt_tokens`, `reused_tokens`; `mismatches`: null without `--check`, else a
 list of `index`, `token`, `unspeculated_token` and `gap`; and `logprobs`: null without `--logprobs`, else for

@@ -65,7 +65,7 @@ class PassProgress:
         nodes: Of the tree that the target verifies; 0 while the draft still grows it.
         layer: Layers done.
         layers: Layers of the target.
-        bytes_streamed: In this pass.
+        bytes_streamed: In this pass, as in `PassStats`.
         seconds: Since the pass began.
     """
 
@@ -156,7 +156,7 @@ class PassStats:
         emitted: Tokens of the answer, the bonus token included.
         draft_seconds: Growing the tree.
         target_seconds: The target's pass.
-        bytes_streamed: From disk or RAM.
+        bytes_streamed: Bytes of weights copied to GPUs, or read from disk where the CPU computes with them.
         wait_seconds: Of `target_seconds`, waiting for weights.
         compute_seconds: Of `target_seconds`, computing layers.
         guessed_by: Accepted tokens of each source that had any.
@@ -164,6 +164,7 @@ class PassStats:
         experts_read: Of those that were not in memory.
         sequences: That shared the pass, whose seconds, bytes and experts are those of all.
         hidden_seconds: Drafting for the next tree beside the target's pass, within `target_seconds`.
+        bytes_read: Bytes of weights read from disk.
     """
 
     index: int
@@ -181,6 +182,7 @@ class PassStats:
     experts_read: int = 0
     sequences: int = 1
     hidden_seconds: float = 0.0
+    bytes_read: int = 0
 
 
 def total_guessed(counts: Iterable[Guessed]) -> Guessed:
@@ -218,7 +220,7 @@ class Result:
         passes: Trips of the target's weights.
         seconds: Wall time of the answer.
         ttft_s: Seconds to the first token.
-        bytes_streamed: In all passes.
+        bytes_streamed: Bytes of weights copied to GPUs, or read from disk where the CPU computes with them.
         peak_memory_bytes: Of the process.
         finish_reason: "stop", "eos", "length", "context" or "halted".
         draft: The draft sources.
@@ -235,6 +237,7 @@ class Result:
         mismatches: What `check` found; None where it was not asked for.
         guessed_by: Accepted tokens of each source, most first.
         kv_cache: How keys and values were kept: "model" or "int8", which changes answers.
+        bytes_read: Bytes of weights read from disk.
     """
 
     text: str
@@ -259,6 +262,7 @@ class Result:
     guessed_by: Guessed = ()  # accepted tokens of each source, most first
     logprobs: tuple[TokenLogprobs, ...] | None = None  # of each token, where they were asked for
     kv_cache: str = "model"
+    bytes_read: int = 0  # from disk
 
     @property
     def tokens(self) -> int:

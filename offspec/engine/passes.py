@@ -46,7 +46,7 @@ class Passes:
                 Several of them may be tried again, one by one.
         """
         target = self._assembly.target
-        read, asked = target.bytes_streamed, self._experts()
+        streamed, read, asked = target.bytes_streamed, target.bytes_read, self._experts()
         pending = requests[0].state.pending
 
         def look() -> None:
@@ -54,14 +54,15 @@ class Passes:
 
         try:
             look()
-            done = self._run(requests, read, look)
+            done = self._run(requests, streamed, look)
         except Halted:
             return [request.halt() for request in requests]
         after = self._experts()
         asked_now = after[0] - asked[0]
         spent = PassSpent(
             len(requests),
-            target.bytes_streamed - read,
+            target.bytes_streamed - streamed,
+            target.bytes_read - read,
             target.tree_model.spent,
             asked_now,
             asked_now - (after[1] - asked[1]),
@@ -109,13 +110,13 @@ class Passes:
         self._contention.begin()
 
     def _run(
-        self, requests: Sequence[RunningRequest], read: int, look: Callable[[], None]
+        self, requests: Sequence[RunningRequest], streamed: int, look: Callable[[], None]
     ) -> list[PassResult | Exception | None]:
         target, recording = self._assembly.target, torch.is_grad_enabled()
         members = [request.member for request in requests]
         try:
             with (
-                self._watched(requests, read, look) as on_grown,
+                self._watched(requests, streamed, look) as on_grown,
                 self._timeline.span("engine", "pass") as span,
             ):
                 room = self._drafting.room
@@ -138,14 +139,14 @@ class Passes:
 
     @contextmanager
     def _watched(
-        self, requests: Sequence[RunningRequest], read: int, look: Callable[[], None]
+        self, requests: Sequence[RunningRequest], before: int, look: Callable[[], None]
     ) -> Iterator[Callable[[Sequence[int]], None]]:
         """Say how far the pass is, and look wherever it can be broken off; to be told the nodes of trees."""
         target, model, began = self._assembly.target, self._assembly.target.tree_model, time.perf_counter()
         nodes: Sequence[int] = [0] * len(requests)
 
         def tell(layer: int) -> None:
-            streamed, seconds = target.bytes_streamed - read, time.perf_counter() - began
+            streamed, seconds = target.bytes_streamed - before, time.perf_counter() - began
             for request, count in zip(requests, nodes, strict=True):
                 request.tell(layer, count, streamed, seconds)
 

@@ -35,10 +35,14 @@ from offspec_planners.placement import Tier
 
 @dataclass(frozen=True, slots=True)
 class PassSpent:
-    """What a pass took, for all its sequences: bytes read, time in layers, experts asked for and read."""
+    """What a pass took, for all its sequences.
+
+    streamed, read: bytes of weights, as in `PassStats`; layers: time in them; experts: asked for and read.
+    """
 
     sequences: int
-    nbytes: int
+    streamed: int
+    read: int
     layers: Spent
     experts_asked: int = 0
     experts_read: int = 0
@@ -88,7 +92,8 @@ class RunningRequest:
         self._shown: list[str] = []
         self._first = 0.0
         self._began = time.perf_counter()
-        self._read_before = assembly.target.bytes_streamed
+        self._streamed_before = assembly.target.bytes_streamed
+        self._read_before = assembly.target.bytes_read
         reused = 0
         try:
             reused = state.begin(request.ids, self._check_halt)
@@ -112,7 +117,7 @@ class RunningRequest:
         return self.held_back()
 
     def tell(self, layer: int, nodes: int, nbytes: int, seconds: float) -> None:
-        """How far the pass is that is under way: layers done, nodes of its tree, bytes read, seconds."""
+        """How far the pass is that is under way: layers done, nodes of its tree, bytes streamed, seconds."""
         index, layers = len(self._passes) + 1, self.prefill.layers
         if index == 1 and layer:
             self._notify(Prefill(self.prefill.tokens, self.prefill.reused, layer, layers))
@@ -160,7 +165,7 @@ class RunningRequest:
             emitted=len(done.walk.tokens),
             draft_seconds=done.draft_seconds,
             target_seconds=done.target_seconds,
-            bytes_streamed=spent.nbytes,
+            bytes_streamed=spent.streamed,
             wait_seconds=spent.layers.waited,
             compute_seconds=spent.layers.computed,
             guessed_by=guessed_by(done, self._decoding),
@@ -168,6 +173,7 @@ class RunningRequest:
             experts_read=spent.experts_read,
             sequences=spent.sequences,
             hidden_seconds=done.hidden_seconds,
+            bytes_read=spent.read,
         )
 
     @property
@@ -181,7 +187,7 @@ class RunningRequest:
             passes=len(self._passes),
             seconds=time.perf_counter() - self._began,
             ttft_s=self._first,
-            bytes_streamed=target.bytes_streamed - self._read_before,
+            bytes_streamed=target.bytes_streamed - self._streamed_before,
             peak_memory_bytes=process_memory.peak_bytes(),
             finish_reason=self.reason,
             draft=self._draft,
@@ -197,6 +203,7 @@ class RunningRequest:
             guessed_by=total_guessed(done.guessed_by for done in self._passes),
             logprobs=None if params.logprobs is None else tuple(self._logprobs),
             kv_cache="int8" if target.int8_cache else "model",
+            bytes_read=target.bytes_read - self._read_before,
         )
 
 

@@ -89,6 +89,12 @@ class LayerFeeder:
         return _sum([*(stream.read_stats for stream in self._streams.values()), *experts])
 
     @property
+    def streamed_bytes(self) -> int:
+        """Bytes copied to GPUs, and read from disk for weights that the CPU computes with."""
+        experts = self._store.streamed_bytes if self._store is not None else 0
+        return experts + sum(stream.streamed_bytes for stream in self._streams.values())
+
+    @property
     def ring_stats(self) -> RingStats:
         """Of what the layers wait for, on all devices."""
         return _sum([stream.ring_stats for stream in self._streams.values()])
@@ -160,9 +166,9 @@ class LayerFeeder:
         self._streams[self._units[index][0]].release()
 
     def _settle(self, device: torch.device) -> None:
-        """While a timeline is kept, let the device finish, so that a span is the work and not its launch."""
+        """While a timeline is kept, let the layer finish, so that a span is the work and not its launch."""
         if self._timeline.on and device.type == "cuda":
-            torch.cuda.synchronize(device)
+            torch.cuda.current_stream(device).synchronize()  # and not copies of later layers
 
     @contextmanager
     def head_block(self, index: int) -> Iterator[torch.Tensor]:

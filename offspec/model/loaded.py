@@ -91,7 +91,15 @@ class LoadedModel(OpenedModel):
 
     @property
     def bytes_streamed(self) -> int:
-        """Bytes read from disk for what streams so far, those read ahead included."""
+        """Bytes of weights streamed so far, read-ahead included.
+
+        Those copied to GPUs, and those read from disk for weights that the CPU computes with.
+        """
+        return self._feeder.streamed_bytes if self._feeder else 0
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of weights read from disk so far, read-ahead included."""
         return self._feeder.read_stats.bytes_moved if self._feeder else 0
 
     @property

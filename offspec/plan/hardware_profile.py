@@ -120,6 +120,7 @@ def profile(
 def _measure(files: Sequence[Path], device: str, notify: Callable[[Event], None]) -> tuple[Hardware, str]:
     """The machine as it was measured, and why that may be wrong; "" where nothing speaks against it."""
     from offspec.model.contention import Contention
+    from offspec_kernels.row_linear import row_linear
     from offspec_planners.measure import measure, reads_past_cache
 
     _require_room(device)
@@ -132,7 +133,7 @@ def _measure(files: Sequence[Path], device: str, notify: Callable[[Event], None]
                 contention.look()
                 notify(LoadProgress(_STAGE, done, total, "steps"))
 
-            hardware = measure(files, device, tell)
+            hardware = measure(files, device, tell, row_linear)  # what passes multiply with
     except OSError as error:
         raise CheckpointError(
             f"cannot measure the disk: reading {error.filename or files[0]} failed "

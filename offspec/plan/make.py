@@ -21,6 +21,7 @@ from offspec.plan.records import DraftRecord, ExpertRecord
 from offspec.plan.shared_passes import SharedPasses
 from offspec.plan.what_if import WhatIfs
 from offspec.stream.device_experts import DeviceExpertStore
+from offspec_kernels.row_linear import row_linear
 from offspec_planners.acceptance import Calibration, typical
 from offspec_planners.cost import ModelSizes, PassCosts, Pricing, prefill_seconds
 from offspec_planners.hardware import Hardware
@@ -68,7 +69,7 @@ def measure(opened: Opened, assembly: Assembly, config: EngineConfig, notify: No
             ahead = config.tree == "dynamic" and foreseeing(main) is not None
             measured = replace(measured, step=step, start=start, hidden=_HIDDEN if ahead else 0.0)
         if assembly.vram is not None:
-            measured = replace(measured, host=measure_host())
+            measured = replace(measured, host=measure_host(row_linear))
         if isinstance(assembly.target.store, DeviceExpertStore):
             measured = replace(measured, copy=copy_rate(assembly.target.store))
         measured = replace(measured, cpu_experts=assembly.placement.cpu_experts)

@@ -180,6 +180,8 @@ class PassTrial:
         hidden: torch.Tensor | None = None
         with suppress(_EnoughError):
             hidden = model.hidden(tokens, context)
+            if model.settle is not None:
+                model.settle()
         spent = model.spent
         around = max(time.perf_counter() - began - spent.computed - spent.waited, 0.0)
         if hidden is None:
@@ -191,9 +193,9 @@ class PassTrial:
         return (spent.computed - spent.cpu_computed) / on_device if on_device else beside, around, beside
 
     def _settle(self) -> None:
-        """Wait for all GPUs."""
+        """Wait for what all GPUs compute, and not for copies of later layers, which go on in passes too."""
         for gpu in self._target.devices:
-            torch.cuda.synchronize(gpu)
+            torch.cuda.current_stream(gpu).synchronize()
 
     def _pretend(self) -> None:
         """Make the cache as long as after a prompt. What it holds is of no interest."""
@@ -259,7 +261,7 @@ def copying_seconds(dtype: torch.dtype, device: torch.device) -> float:
         began = time.perf_counter()
         copy.copy_(source)
         if device.type == "cuda":
-            torch.cuda.synchronize(device)
+            torch.cuda.current_stream(device).synchronize()
         times.append(time.perf_counter() - began)
     return statistics.median(times) / _COPIED
 
@@ -277,11 +279,12 @@ def copy_rate(store: DeviceExpertStore) -> Rate:
     """Bytes per second from pinned RAM to a device, in copies of an expert."""
     source = torch.empty(store.slot_bytes, dtype=torch.uint8, pin_memory=True)
     target, rates = torch.empty_like(source, device=store.device), list[float]()
+    stream = torch.cuda.current_stream(store.device)
     for _ in range(1 + _COPIES):
-        torch.cuda.synchronize(store.device)
+        stream.synchronize()
         began = time.perf_counter()
         target.copy_(source, non_blocking=True)
-        torch.cuda.synchronize(store.device)
+        stream.synchronize()
         rates.append(len(source) / max(time.perf_counter() - began, 1e-9))
     return Rate.of(rates[1:])
 

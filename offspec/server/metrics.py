@@ -46,7 +46,12 @@ class Metrics:
             buckets=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32),
             registry=registry,
         )
-        self._bytes = Counter("offspec_streamed_bytes", "Weights read from disk or RAM.", registry=registry)
+        self._bytes = Counter(
+            "offspec_streamed_bytes",
+            "Weights copied to GPUs, or read from disk where the CPU computes with them.",
+            registry=registry,
+        )
+        self._disk_bytes = Counter("offspec_disk_bytes", "Weights read from disk.", registry=registry)
         self._asked = Counter(
             "offspec_experts_asked",
             "Experts asked for, of targets whose experts are read when they are.",
@@ -85,6 +90,7 @@ class Metrics:
         self._tokens.inc(stats.emitted)
         self._per_pass.observe(stats.emitted)
         self._bytes.inc(stats.bytes_streamed * share)
+        self._disk_bytes.inc(stats.bytes_read * share)
         self._asked.inc(stats.experts_asked * share)
         self._read.inc(stats.experts_read * share)
         self._pass_seconds.inc(seconds * share)

@@ -67,6 +67,11 @@ class DeviceExpertStore:
         return RingStats(read.bytes_moved, read.wait_seconds + self.copy_stats.wait_seconds)
 
     @property
+    def streamed_bytes(self) -> int:
+        """Bytes copied to the device."""
+        return self.copy_stats.bytes_moved
+
+    @property
     def unpinned_bytes(self) -> int:
         """Bytes of RAM that are copied from, and could not be pinned."""
         return self.below.unpinned_bytes

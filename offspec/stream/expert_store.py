@@ -115,6 +115,11 @@ class ExpertStore:
         return self._pool.stats
 
     @property
+    def streamed_bytes(self) -> int:
+        """Bytes read, where experts are computed from these slots."""
+        return self.read_stats.bytes_moved
+
+    @property
     def kept(self) -> tuple[int, ...]:
         """Units in slots, in the order in which they came."""
         return tuple(self._kept)

@@ -48,6 +48,11 @@ class UnitStream:
         self.read_stats = self.ring_stats = RingStats()  # of what reads, and of what the layers wait for
 
     @property
+    def streamed_bytes(self) -> int:
+        """Bytes copied to a device with memory of its own, or read from disk where there is none."""
+        return (self.ring_stats if self._apart else self.read_stats).bytes_moved
+
+    @property
     def hosted_bytes(self) -> int:
         """Bytes of the units that are kept in RAM."""
         return sum(self.layouts[unit].nbytes for unit in self._wanted)

@@ -8,6 +8,7 @@ import torch
 
 import offspec
 from offspec import CapacityError, SamplingParams
+from offspec.core.events import Finished, PassStats
 from offspec.draft.lm import DraftModel
 from offspec.model.attention import TreeContext
 from offspec.model.device import RUNTIME, SLACK
@@ -27,6 +28,7 @@ from tests.support.tiny_models import (
 
 pytestmark = pytest.mark.gpu
 FAMILIES = ["llama", "gemma2", "mistral", "gpt2", "gpt_oss", "qwen3_moe"]
+TIERS = {"v": Tier.DEVICE, "c": Tier.CPU, "h": Tier.HOST, "d": Tier.DISK}
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
 
 
@@ -84,14 +86,36 @@ def test_tokens_are_those_of_the_cpu(
 )
 def test_every_tier_says_the_same(tiers: str, head: Tier, rings: tuple[int, int], tmp_path: Path) -> None:
     """rings: slots, and those in RAM that layers from disk pass through."""
-    names = {"v": Tier.DEVICE, "c": Tier.CPU, "h": Tier.HOST, "d": Tier.DISK}
     model = write_model(tmp_path / "model", num_hidden_layers=5)
     params = SamplingParams(max_tokens=20, ignore_eos=True)
     expected = reference(model, PROMPT, 20)
-    placement = Placement(tuple(names[tier] for tier in tiers), *rings, head)
+    placement = Placement(tuple(TIERS[tier] for tier in tiers), *rings, head)
     draft = "auto" if head is Tier.DEVICE else model
     with tiny_engine(model, draft, placement=placement, device=torch.device("cuda")) as engine:
         assert list(engine.generate(PROMPT, params).token_ids) == expected
+
+
+@pytest.mark.parametrize("tiers", ["vvvvv", "hhhhh", "ddddd", "vhdhv", "chcdc"])
+def test_bytes_of_an_answer_are_those_copied_and_those_read(tiers: str, tmp_path: Path) -> None:
+    """Layers in RAM are streamed too: on a GPU a user asks what crosses PCIe, and what the disk gave."""
+    model = write_model(tmp_path / "model", num_hidden_layers=5)
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    placement = Placement(tuple(TIERS[tier] for tier in tiers), 2, 2)
+    device = torch.device("cuda", 0)
+    with tiny_engine(model, "none", budget=1, placement=placement, device=device) as engine:
+        sizes = engine._assembly.target.layer_bytes
+        events = list(engine.stream(PROMPT, params))
+    (result,) = [event.result for event in events if isinstance(event, Finished)]
+    passes = [event for event in events if isinstance(event, PassStats)]
+    copied = sum(size for size, tier in zip(sizes, tiers, strict=True) if tier in "hd")
+    read = sum(size for size, tier in zip(sizes, tiers, strict=True) if tier == "d")
+    ahead = 4 * max(sizes)  # slots of both rings, which are filled for the next pass
+    assert result.passes == len(passes) == 8
+    for nbytes, each in ((result.bytes_streamed, copied), (result.bytes_read, read)):
+        assert 8 * each - ahead <= nbytes <= 8 * each + ahead
+        assert bool(nbytes) == bool(each)
+    assert sum(done.bytes_streamed for done in passes) <= result.bytes_streamed
+    assert sum(done.bytes_read for done in passes) <= result.bytes_read
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "phi3", "gemma", "gemma2", "gemma3_text"])

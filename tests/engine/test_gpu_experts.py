@@ -69,6 +69,11 @@ def test_tokens_do_not_depend_on_what_is_kept_where(
             assert engine.generate(PROMPT, params).token_ids == model.says[params], params
         assert (loaded > 0) == (behind == 1)
         assert (store.read_stats.bytes_moved == loaded) == (behind == 1), "RAM that holds all reads nothing"
+        target = engine._assembly.target
+        assert (target.bytes_streamed, target.bytes_read) == (
+            store.copy_stats.bytes_moved,
+            store.read_stats.bytes_moved,
+        ), "nothing else streams"
         if near == 1:
             assert engine.generate(PROMPT, PARAMS[0]).token_ids == model.says[PARAMS[0]]
             moves = [move for unit in store.kept for move in store.layouts[unit].moves_to(CUDA)]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 import offspec_planners.measure as measuring
 from offspec.core.errors import CapacityError, CheckpointError, DiskFullError, PlanError, RequestError
@@ -18,6 +19,7 @@ from offspec.model import contention
 from offspec.plan import disk_files
 from offspec.plan import hardware_profile as machine
 from offspec_planners.hardware import Hardware, Processor, Rate
+from offspec_planners.measure import processor
 
 
 @dataclass
@@ -31,7 +33,7 @@ class Bench:
     failure: BaseException | None = None
     memory: float = 1e10
 
-    def measure(self, files: Sequence[Path], device: str, progress: Any) -> Hardware:
+    def measure(self, files: Sequence[Path], device: str, progress: Any, product: Any) -> Hardware:
         self.times += 1
         self.files = list(files)
         self.bytes_read = sum(os.stat(file).st_size for file in files)
@@ -70,6 +72,32 @@ def ask(bench: Bench, **options: Any) -> machine.Profile:
 
 def kept(tmp_path: Path) -> Path:
     return tmp_path / "cache" / "hardware.json"
+
+
+@pytest.mark.gpu
+def test_a_profile_of_a_gpu_times_the_products_of_passes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Passes multiply by `row_linear` there, whose rows are independent, and not by a library's product."""
+    from offspec_kernels.row_linear import triton
+
+    monkeypatch.setattr(measuring, "_SIDE", 64)
+    monkeypatch.setattr(measuring, "_SECONDS", 0.001)
+    monkeypatch.setattr(measuring, "copy_bandwidth", lambda device: Rate.exactly(1e9))
+    monkeypatch.setattr(processor, "_READ_BYTES", {"cpu": 1 << 16, "cuda": 1 << 16})
+    monkeypatch.setattr(processor, "_WEIGHT_BYTES", {"cpu": 1 << 16, "cuda": 1 << 16})
+    file = tmp_path / "file"
+    file.write_bytes(os.urandom(1 << 16))
+    multiplied, product = set[int](), triton.row_linear
+
+    def noted(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if tuple(weight.shape) == (64, 64):
+            multiplied.add(len(rows))
+        return product(rows, weight, bias)
+
+    monkeypatch.setattr(triton, "row_linear", noted)
+    found, _ = machine._measure([file], "cuda", list[Event]().append)
+    assert [rows for rows, _ in found.processor.gemm] == sorted(multiplied) == [1, 4, 16, 64, 256, 1024, 4096]
 
 
 def test_it_is_measured_once_and_kept(bench: Bench, tmp_path: Path) -> None:

@@ -427,6 +427,7 @@ class _Answer:
             bytes_streamed=self._engine.layers * LAYER_BYTES,
             wait_seconds=0.15,
             compute_seconds=0.25,
+            bytes_read=self._engine.layers * LAYER_BYTES,
         )
 
     def _result(self, passes: int, reused: int) -> Result:
@@ -439,6 +440,7 @@ class _Answer:
             seconds=SECONDS_A_PASS * passes,
             ttft_s=SECONDS_A_PASS,
             bytes_streamed=done * engine.layers * LAYER_BYTES,
+            bytes_read=done * engine.layers * LAYER_BYTES,
             peak_memory_bytes=1_200_000_000,
             finish_reason="halted" if self._left else self._reason,
             draft=engine.draft,

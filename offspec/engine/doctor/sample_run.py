@@ -108,6 +108,7 @@ def _judged(part: str, answer: _Answer, first: _Answer | None) -> Finding:
         "tok_per_s": round(result.tok_per_s, 2),
         "load_seconds": round(answer.load_seconds, 2),
         "streamed": result.bytes_streamed,
+        "read": result.bytes_read,
         "ids": " ".join(map(str, result.token_ids)),
         "notices": "; ".join(answer.notices),
     }

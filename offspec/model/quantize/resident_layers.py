@@ -39,6 +39,7 @@ class RoundedLayers:
     """
 
     read_stats = ring_stats = RingStats()  # nothing streams
+    streamed_bytes = 0
 
     def __init__(
         self,

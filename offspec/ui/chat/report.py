@@ -55,6 +55,8 @@ def _rows(answers: list[Totals]) -> list[list[str]]:
             ("streamed", lambda totals: format_bytes(totals.bytes_streamed)),
             ("streamed at", lambda totals: format_rate(totals.bytes_per_s)),
         ]
+    if any(totals.bytes_read not in (0, totals.bytes_streamed) for totals in answers):
+        rows.append(("read from disk", lambda totals: format_bytes(totals.bytes_read)))
     return [[name, *map(shown, answers)] for name, shown in rows]
 
 

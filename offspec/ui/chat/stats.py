@@ -31,9 +31,9 @@ class PassTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over passes. bytes_streamed: of the target's weights; guessed: accepted tokens by source.
+    """Sums over passes. guessed: accepted tokens by source.
 
-    experts_asked, experts_read: as in `PassStats`.
+    bytes_streamed, bytes_read, experts_asked, experts_read: as in `PassStats`.
     """
 
     tokens: int = 0
@@ -44,6 +44,7 @@ class Totals:
     guessed: Guessed = ()
     experts_asked: int = 0
     experts_read: int = 0
+    bytes_read: int = 0
 
     @property
     def tokens_per_pass(self) -> float:
@@ -68,6 +69,7 @@ class Totals:
             total_guessed([self.guessed, done.guessed_by]),
             self.experts_asked + done.experts_asked,
             self.experts_read + done.experts_read,
+            self.bytes_read + done.bytes_read,
         )
 
 

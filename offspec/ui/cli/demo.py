@@ -154,8 +154,10 @@ def _summary(alone: Run, drafted: Run, config: EngineConfig) -> list[str]:
     first, second = alone.result, drafted.result
     assert first is not None and second is not None
     same = "the same text" if first.text == second.text else "texts that differ in their rounding"
-    moved = max(first.bytes_streamed / first.passes, second.bytes_streamed / second.passes)
-    streamed = f"{format_bytes(int(moved))} from disk in each pass" if moved else "all of the model in memory"
+    read = max(result.bytes_read / result.passes for result in (first, second))
+    moved = max(result.bytes_streamed / result.passes for result in (first, second))
+    streamed = f"{format_bytes(int(read or moved))} from {'disk' if read else 'RAM'} in each pass"
+    streamed = streamed if moved else "all of the model in memory"
     return [
         "",
         *(

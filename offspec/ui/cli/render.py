@@ -153,12 +153,15 @@ def statistics(result: Result) -> list[str]:
     device = f", of the GPU {format_bytes(result.peak_device_bytes)}" if result.peak_device_bytes else ""
     beside = f", of which the CPU computed {_count(result.cpu_layers, 'layer')}" if result.cpu_layers else ""
     beside = ", of which the CPU computed the experts" if result.cpu_experts else beside
+    # On a CPU all that streams is read from disk.
+    from_disk = result.bytes_read not in (0, result.bytes_streamed)
+    disk = f", {result.bytes_read / 1e9:.2f} GB read from disk" if from_disk else ""
     kept = ", keys and values in int8" if result.kv_cache == "int8" else ""
     return [
         f"{_count(result.tokens, 'token')} in {result.seconds:.2f} s: {result.tok_per_s:.2f} tok/s, "
         f"first token after {result.ttft_s:.2f} s; {_ENDINGS[result.finish_reason]}",
         f"{result.tokens_per_pass:.2f} tokens per pass, {_count(result.passes, 'pass')}; "
-        f"{result.bytes_streamed / 1e9:.2f} GB streamed at {rate / 1e9:.2f} GB/s; "
+        f"{result.bytes_streamed / 1e9:.2f} GB streamed at {rate / 1e9:.2f} GB/s{disk}; "
         f"peak memory {format_bytes(result.peak_memory_bytes)}{device}",
         f"draft {result.draft}, budget {result.budget}, seed {result.seed}{kept}; "
         f"{result.draft_seconds:.2f} s drafting, {result.target_seconds:.2f} s in the target{beside}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from offspec_planners.hardware import Hardware, Identity, Processor
 from offspec_planners.measure.disk import Bandwidth, RawDisk, disk_rate, read_bandwidth, reads_past_cache
@@ -16,6 +16,9 @@ from offspec_planners.measure.processor import (
     layer_overhead,
     memory_bandwidth,
 )
+
+if TYPE_CHECKING:
+    from offspec_planners.measure.processor import Product
 
 __all__ = [
     "Bandwidth",
@@ -72,7 +75,12 @@ def wait_policy() -> str:
     return ", ".join(f"{name}={os.environ[name]}" for name in names)
 
 
-def measure(disk_files: Sequence[Path], device: str = "cpu", progress: Progress = _unheard) -> Hardware:
+def measure(
+    disk_files: Sequence[Path],
+    device: str = "cpu",
+    progress: Progress = _unheard,
+    product: Product | None = None,
+) -> Hardware:
     """Measure this machine; some seven seconds, and one more where a CPU lies beside the device.
 
     Takes up to 200 MB of RAM, or 1.1 GB of the device's memory and 256 MB of pinned RAM.
@@ -81,6 +89,7 @@ def measure(disk_files: Sequence[Path], device: str = "cpu", progress: Progress 
         disk_files: Files of the disk to read, 256 MB or more.
         device: "cpu" or "cuda", what computes.
         progress: Called with what is measured next and how far it is.
+        product: Function that passes multiply with. Default torch's.
 
     Raises:
         OSError: The files cannot be read.
@@ -100,10 +109,18 @@ def measure(disk_files: Sequence[Path], device: str = "cpu", progress: Progress 
         begin("link")
         link = copy_bandwidth(device)
         begin("the CPU")
-        host = measure_host()
+        host = measure_host(product)
     begin("products")
     rows = _ROWS["cuda" if which.apart else "cpu"]
-    gemm = gemm_rates(rows, rows=_SIDE, columns=_SIDE, dtype="bfloat16", seconds=_SECONDS, device=device)
+    gemm = gemm_rates(
+        rows,
+        rows=_SIDE,
+        columns=_SIDE,
+        dtype="bfloat16",
+        seconds=_SECONDS,
+        device=device,
+        product=product,
+    )
     begin("launches")
     overhead = float(f"{layer_overhead(device):.3g}")
     progress("done", len(steps), len(steps))
@@ -112,10 +129,12 @@ def measure(disk_files: Sequence[Path], device: str = "cpu", progress: Progress 
     return Hardware(which.name, which.ram, disk, link, processor, host=host)
 
 
-def measure_host() -> Processor:
-    """Measure the CPU and its RAM alone; about a second. Takes up to 200 MB."""
+def measure_host(product: Product | None = None) -> Processor:
+    """Measure the CPU and its RAM alone; about a second. Takes up to 200 MB. product: as for `measure`."""
     which, seconds = identify("cpu"), _SECONDS / 3
-    gemm = gemm_rates(_HOST_ROWS, rows=_SIDE, columns=_SIDE, dtype="bfloat16", seconds=seconds)
+    gemm = gemm_rates(
+        _HOST_ROWS, rows=_SIDE, columns=_SIDE, dtype="bfloat16", seconds=seconds, product=product
+    )
     points = tuple((rate.tokens, rate.flops_per_s) for rate in gemm)
     overhead = float(f"{layer_overhead('cpu', seconds):.3g}")
     return Processor(which.processor, which.memory, memory_bandwidth("cpu", seconds / 5), points, overhead)

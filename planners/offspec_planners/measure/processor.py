@@ -16,6 +16,8 @@ from offspec_planners.hardware import Rate
 if TYPE_CHECKING:
     import torch
 
+    Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # x [T, K], w [N, K] to x w^T [T, N]
+
 _READINGS = 5
 _READ_BYTES = {"cpu": 128 << 20, "cuda": 1 << 30}  # of one reading; far more than a cache holds
 _WEIGHT_BYTES = {"cpu": 128_000_000, "cuda": 512_000_000}
@@ -40,6 +42,7 @@ def gemm_rates(
     dtype: str,
     seconds: float = 0.4,
     device: str = "cpu",
+    product: Product | None = None,
 ) -> list[GemmRate]:
     """FLOP/s of `x [T, columns] @ w [rows, columns]^T` for each T.
 
@@ -53,9 +56,11 @@ def gemm_rates(
         dtype: "bfloat16" or "float32".
         seconds: For each T, 0.4 by default.
         device: "cpu" by default, or "cuda".
+        product: Function that multiplies. Default torch's.
     """
     import torch
 
+    times: Product = product or torch.nn.functional.linear
     kind: torch.dtype = getattr(torch, dtype)
     place = torch.device(device)
     count = max(2, math.ceil(_WEIGHT_BYTES[place.type] / (rows * columns * kind.itemsize)))
@@ -67,7 +72,7 @@ def gemm_rates(
             x = torch.randn(size, columns, dtype=kind, device=place)  # [T, columns]
 
             def multiply(turn: int, x: torch.Tensor = x) -> object:
-                return torch.nn.functional.linear(x, matrices[turn % count])
+                return times(x, matrices[turn % count])
 
             each = _seconds_each(multiply, seconds, place)
             rates.append(GemmRate(size, float(round(2 * size * rows * columns / each))))

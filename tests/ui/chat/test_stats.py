@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from offspec.chat.archive import Archive
-from offspec.core.config import EngineConfig, SamplingParams
+from offspec.core.config import EngineConfig, SamplingParams, format_bytes
 from offspec.core.events import PassProgress, PassStats, Prefill, TextDelta
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.report import guessed_by, report
@@ -108,6 +108,10 @@ def test_report(tmp_path: Path) -> None:
     assert "| speed | 7.00 tok/s | 7.00 tok/s |" in text
     assert "| time waiting for weights | 0.300 s (30%) | 0.600 s (30%) |" in text
     assert "| streamed at | 1.60 GB/s | 1.60 GB/s |" in text
+    assert "read from disk" not in text, "all that streams is"
+    streamed = chat.stats.answer.bytes_streamed
+    chat.stats.session = replace(chat.stats.session, bytes_read=10**9)
+    assert f"| read from disk | {format_bytes(streamed)} | 1.00 GB |" in report(chat)
     assert "were known" in text and "draft substitute (4-bit)" in text
 
 

@@ -29,6 +29,7 @@ ASKED_OF_JSON = {
     "ttft_s",
     "tok_per_s",
     "bytes_streamed",
+    "bytes_read",
     "peak_memory_bytes",
     "finish_reason",
     "draft",
@@ -47,6 +48,33 @@ def test_text_is_all_that_stdout_gets(offspec: Call) -> None:
     result = offspec("generate", "demo", "Why?")
     assert result.exit_code == 0
     assert result.stdout == TEXT + "\n"
+
+
+@pytest.mark.parametrize(
+    ("streamed", "read", "told"),
+    [
+        (4, 4, "4.00 GB streamed at 2.00 GB/s; "),
+        (4, 0, "4.00 GB streamed at 2.00 GB/s; "),
+        (4, 1, "4.00 GB streamed at 2.00 GB/s, 1.00 GB read from disk; "),
+    ],
+    ids=["on a CPU", "from RAM to a GPU", "from both"],
+)
+def test_statistics_tell_what_was_copied_and_what_was_read(streamed: int, read: int, told: str) -> None:
+    result = Answered(
+        text="a",
+        token_ids=(1,),
+        passes=1,
+        seconds=2.0,
+        ttft_s=2.0,
+        bytes_streamed=streamed * 10**9,
+        peak_memory_bytes=10**9,
+        finish_reason="eos",
+        draft="none",
+        budget=1,
+        seed=0,
+        bytes_read=read * 10**9,
+    )
+    assert told in statistics(result)[1]
 
 
 def test_statistics_and_notices_go_to_stderr(offspec: Call) -> None:

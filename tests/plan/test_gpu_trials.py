@@ -1,0 +1,61 @@
+"""Trials of a target on a GPU: how they wait for the device, and what they price."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from offspec.plan.measure_target import PassTrial
+from offspec.stream.arena import Arena
+from offspec_planners.placement import Placement
+from tests.support.simulated_cuda import is_simulated
+from tests.support.tiny_models import CALIBRATION, tiny_engine, write_model
+
+pytestmark = pytest.mark.gpu
+CUDA = torch.device("cuda", 0)
+LAYERS, CAPACITY = 5, 256 + 64
+RESIDENT = Placement.in_memory(LAYERS, range(LAYERS), 0)
+
+
+@pytest.fixture
+def late() -> Iterator[Any]:
+    """The simulated machine, which runs nothing before somebody waits for it."""
+    if not is_simulated():
+        pytest.skip("a real device runs on at once")
+    from tests.support.simulated_cuda.machine import machine
+
+    of = machine()
+    of.settle()
+    before, of.scheduler.policy = of.scheduler.policy, "late"
+    try:
+        yield of
+    finally:
+        of.settle()
+        of.scheduler.policy = before
+
+
+def test_a_trial_waits_for_layers_and_not_for_copies(late: Any, tmp_path: Path) -> None:
+    """Copies of later layers go on in passes too: their time is not that of the layer before."""
+    model = write_model(tmp_path / "model", num_hidden_layers=LAYERS)
+    whole = list[bool]()
+
+    def look() -> None:
+        whole.append(torch.cuda.current_stream(CUDA).query())
+
+    with tiny_engine(model, "none", budget=64, placement=RESIDENT, device=CUDA) as engine:
+        trial = PassTrial(engine._assembly.target, CALIBRATION, CAPACITY, look=look)
+        engine._assembly.target.tree_model.between = look
+        source, aside = Arena(4096, pin=True), torch.cuda.Stream(CUDA)
+        with torch.cuda.stream(aside):
+            target = source.tensor.to(CUDA, non_blocking=True)
+            copied = aside.record_event()
+        with torch.no_grad():
+            trial._one(2, 100.0)
+        assert not copied.query(), "a copy in another stream was waited for"
+        assert len(whole) == LAYERS and all(whole[1:]), "a layer was still to be computed"
+        assert torch.cuda.current_stream(CUDA).query(), "what follows the layers was still to be computed"
+        copied.synchronize()
+        del target
+        source.close()
