@@ -16,6 +16,8 @@ _TESTED = [
     f"tests/{folder}"
     for folder in ("kernels", "sampling", "stream", "model", "draft", "engine", "plan", "planners")
 ]
+# Warnings of other versions and plugins are not errors there.
+_OWN_WARNINGS = ("-W", "default", "-p", "no:cacheprovider", "-p", "no:benchmark", "-p", "no:jaxtyping")
 _SHAPES = (
     "tree_attention:2048,256,64,8,128:bfloat16",
     "tree_attention:8192,512,64,8,128:bfloat16",
