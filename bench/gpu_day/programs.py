@@ -46,8 +46,7 @@ def tests(day: Day) -> None:
         "-q",
         "-m",
         "gpu and not slow and not exhaustive",
-        "-p",
-        "no:cacheprovider",
+        *_OWN_WARNINGS,
         *_TESTED,
     ]
     words += (
