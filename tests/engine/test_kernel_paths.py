@@ -8,7 +8,8 @@ import pytest
 from offspec import SamplingParams
 from offspec.core.errors import RequestError
 from offspec.model.device import find_device
-from offspec_kernels.backend import VARIABLE
+from offspec_kernels.backend import VARIABLE, Backend
+from tests.support.kernel_device import device_of
 from tests.support.products import some
 from tests.support.tiny_models import reference, tiny_engine, write_model
 
@@ -31,7 +32,7 @@ PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
     ),
 )
 def test_tokens_are_the_same(
-    path: str, family: str, tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Backend, family: str, tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Windows, soft caps, sinks; a draft that helps and one that is hostile; compaction after each pass."""
     greedy = SamplingParams(max_tokens=tokens, ignore_eos=True)
@@ -43,9 +44,10 @@ def test_tokens_are_the_same(
         expected = engine.generate(PROMPT, sampled).token_ids
     likeliest = reference(model, PROMPT, tokens)
     monkeypatch.setenv(VARIABLE, path)
-    with tiny_engine(model, model, budget=6, width=3) as engine:
+    device = device_of(path)
+    with tiny_engine(model, model, budget=6, width=3, device=device) as engine:
         assert engine.generate(PROMPT, sampled).token_ids == expected
-    with tiny_engine(model, hostile, budget=6, width=3) as engine:
+    with tiny_engine(model, hostile, budget=6, width=3, device=device) as engine:
         assert list(engine.generate(PROMPT, greedy).token_ids) == likeliest
 
 

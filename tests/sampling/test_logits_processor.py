@@ -24,6 +24,7 @@ from offspec.core.config import SamplingParams
 from offspec.core.errors import CheckpointError
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
+from tests.support.kernel_device import kernel_device
 
 V = 300
 ALL = {
@@ -279,12 +280,15 @@ def test_the_choice_is_the_largest_of_the_processed_row_and_the_noise(
         assert ours.choose(logits, [seed, 8], noise if ours.uses_noise else None, seed) == expected
 
 
-@pytest.mark.interpreted
+@pytest.mark.kernels
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.7}, {"temperature": 0.7, "top_p": 0.5}, ALL])
 def test_the_choice_is_the_kernels_choice(params: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, noise = processor([3, 4], **params), GumbelNoise(5, V)
+    """Scores are made on the device of the kernels in both cases: only what chooses differs."""
+    device = kernel_device()
+    ours = LogitsProcessor(SamplingParams(**params), V, [3, 4], device)
+    noise = GumbelNoise(5, V, device) if ours.uses_noise else None
     for seed in range(5):
-        given = (row(seed).bfloat16(), [seed], noise if ours.uses_noise else None, seed)
+        given = (row(seed).bfloat16().to(device), [seed], noise, seed)
         monkeypatch.setenv("OFFSPEC_KERNELS", "eager")
         expected = ours.choose(*given)
         monkeypatch.setenv("OFFSPEC_KERNELS", "triton")

@@ -16,8 +16,10 @@ from bench.kernels import wanted as kernels_wanted
 from bench.kernels.cases import OURS, Case, Op, Setting, Spec, parse_spec, rms_ratio, scattered, unlike
 from bench.kernels.clock import Rates, peak_scratch, time_in_turns
 from bench.kernels.wanted import CASES, WANTED, Wanted, speedups
+from offspec_kernels.backend import Backend
 from offspec_kernels.tree_attention import tree_attention
 from tests.support.bench_runs import RunBench
+from tests.support.kernel_device import device_of
 from tests.support.products import some
 from tests.support.simulated_cuda import is_simulated
 
@@ -44,8 +46,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("path", some(["eager", "triton"], "eager"))
-def test_every_operation_is_told_ceiling_first(path: str, run_bench: RunBench) -> None:
-    ran = run_bench(kernels.main, "--seconds", "0", "--path", path, "--shapes", *TINY)
+def test_every_operation_is_told_ceiling_first(path: Backend, run_bench: RunBench) -> None:
+    where = ("--device", device_of(path).type, "--path", path)
+    ran = run_bench(kernels.main, "--seconds", "0", *where, "--shapes", *TINY)
     assert ran.code == 0 and ran.record | ran.summary == ran.record
     heads = [line.split()[0] for line in ran.lines if line.startswith(("ceiling", "reached"))]
     assert heads == ["ceiling", *["ceiling", "reached"] * len(TINY)]
