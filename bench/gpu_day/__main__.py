@@ -11,6 +11,7 @@ written anew after each. README.md in this folder lists what a machine without a
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import signal
@@ -136,6 +137,7 @@ def run_child(name: str, settings: str, part: Path) -> int:
 
         install_machine("eager", total=4 << 30)
         install_kernels()
+    faulthandler.dump_traceback_later(max(day.seconds - 3, 1))  # where a step that is stopped was
     try:
         STEPS[name].load()(day)
     except Exception as error:

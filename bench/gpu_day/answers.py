@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from bench.gpu_day.day import Day
+from bench.gpu_day.watch import Compiled, Stages
 
 PROMPTS = (
     "Explain in a few sentences why the sky is blue.",
@@ -23,17 +24,13 @@ _KEPT_PASSES = 16  # of an answer, in the record
 def engine_of(row: dict[str, Any], **load: Any) -> Iterator[Any]:
     """An engine, measured and planned anew. Load time, placement and forecast go to `row`."""
     import offspec
-    from offspec.core.events import Notice
 
-    notices, began = list[str](), time.perf_counter()
-
-    def notify(event: Any) -> None:
-        if isinstance(event, Notice):
-            notices.append(event.text)
-
-    row["notices"] = notices
-    with offspec.load(**load, replan=True, notify=notify) as engine:
+    stages, compiled, began = Stages(), Compiled().install(), time.perf_counter()
+    row |= {"notices": stages.notices, "stages": stages.seconds, "compiled": compiled.to_json()}
+    with offspec.load(**load, replan=True, notify=stages) as engine:
+        stages.end()
         row |= {"load_seconds": time.perf_counter() - began, "placement": engine.placement}
+        row["compiled"] = compiled.to_json()
         if engine.plan is not None:
             plan = engine.plan
             row["forecast"] = {**asdict(plan.forecast), "budget": plan.budget, "width": plan.width}

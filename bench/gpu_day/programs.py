@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 import time
@@ -39,25 +38,16 @@ def doctor(day: Day) -> None:
 
 
 def tests(day: Day) -> None:
-    """The tests marked gpu, in eight processes; in a dry run they are only collected."""
-    words = [
-        "-m",
-        "pytest",
-        "-q",
-        "-m",
-        "gpu and not slow and not exhaustive",
-        *_OWN_WARNINGS,
-        *_TESTED,
-    ]
-    words += (
-        ["--collect-only"]
-        if day.dry
-        else ["-n", "8", "--dist", "worksteal", "--maxfail", "60", "--tb", "short"]
-    )
-    told = _run(day, *words)
+    """The tests marked gpu, in twelve processes; in a dry run they are only collected."""
+    failures = day.models / "failures.jsonl"
+    failures.unlink(missing_ok=True)
+    words = ["-m", "bench.gpu_day.programs", str(failures), "-q", "-m", "gpu and not slow and not exhaustive"]
+    words += ["--collect-only"] if day.dry else ["-n", "12", "--dist", "worksteal", "--tb", "short"]
+    told = _run(day, *words, "--durations", "25", *_OWN_WARNINGS, *_TESTED)
     out = told["out"]
     day.found |= {"tail": out[-9000:], "err": told["err"][-1500:], "code": told["code"]}
-    day.found["failures"] = re.findall(r"^(?:FAILED|ERROR) (.*)$", out, re.MULTILINE)[:120]
+    if failures.exists():
+        day.found["failures"] = [json.loads(line) for line in failures.read_text("utf-8").splitlines()]
     day.found["short"] = (out.strip().splitlines() or told["err"].strip().splitlines() or ["nothing"])[-1]
     _require(day, told, (0,))
 
@@ -107,3 +97,29 @@ def _run(day: Day, *words: str) -> dict[str, Any]:
 
 def _text(file: Path) -> str:
     return file.read_text("utf-8", "replace")
+
+
+class Failures:
+    """A plugin of pytest that writes each failure at once, so that a run that is stopped tells them, too."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            with self._file.open("a") as out:
+                text = report.longreprtext.strip()
+                out.write(
+                    json.dumps({"test": report.nodeid, "when": report.when, "text": text[-1500:]}) + "\n"
+                )
+
+
+def run_tests(file: str, *words: str) -> int:
+    """Run pytest with these words; failures go to `file`."""
+    import pytest
+
+    return int(pytest.main(list(words), plugins=[Failures(Path(file))]))
+
+
+if __name__ == "__main__":
+    sys.exit(run_tests(*sys.argv[1:]))

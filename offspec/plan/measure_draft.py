@@ -16,7 +16,6 @@ from offspec.draft.grow.best_first import GrowthPolicy, grow
 from offspec.draft.growing_tree import GrowingTree
 from offspec.draft.mix.mixture import Mixture
 from offspec.model.parts import TargetParts
-from offspec.plan.measure_target import PREFIX
 from offspec.sampling.logits_processor import LogitsProcessor
 from offspec.sampling.noise import GumbelNoise
 from offspec.sampling.token_tree import ROOT
@@ -26,6 +25,7 @@ from offspec_planners.json_fields import Points
 WIDTHS = (1, 4, 8, 16, 32, 64)
 
 _DRAFT_SECONDS = 2.5  # for steps of all widths
+_TEXT = 128  # tokens below whose end trees are grown
 _COMMITTED = 8  # tokens that run together with a root, as after a pass that went well
 _DEEPEST = 12
 
@@ -57,7 +57,7 @@ def measure_steps(
     processor = LogitsProcessor(SamplingParams(temperature=temperature), vocabulary, [], device)
     noise = GumbelNoise(0, vocabulary, device) if temperature else None
     scorer = Scorer(processor, noise, Calibration())
-    text = list(ids)[: PREFIX + _COMMITTED]
+    text = list(ids)[: _TEXT + _COMMITTED]
     known = max(len(text) - _COMMITTED, 1)
     widths = [width for width in (16, 8, 32, 4, 64) if width <= budget] or [1]
     steps, first = list[tuple[int, float]](), list[float]()

@@ -29,7 +29,9 @@ from offspec_planners.measured_costs import MeasuredCosts
 
 ROWS = (2, 16, 64, 128, 256, 512)
 FEW_ROWS = (1, 4)  # as well, where every row asks for experts of its own
-PREFIX = 128  # committed positions behind which is measured: an answer's beginning
+# Committed positions in front of passes that are measured: a prompt and an answer. More than the keys that
+# attention meets one by one, or what it does with all others would have no price.
+_PREFIX = 512
 
 _SECONDS = 0.7  # that passes of a row count are given in all, before they are broken off
 _ROUNDS = 2  # in which that is given, where layers are fast enough
@@ -70,7 +72,7 @@ class PassTrial:
         self._temperature = temperature
         self._target, self._ids = target, list(ids) or [0]
         room = min(capacity, target.skeleton.context_length)
-        self._prefix = min(PREFIX, room // 2)
+        self._prefix = min(_PREFIX, room // 2)
         wanted = ROWS if target.store is None else sorted((*ROWS, *FEW_ROWS))
         self._rows = [rows for rows in wanted if self._prefix + rows <= room] or [1]
 

@@ -17,7 +17,7 @@ from offspec_planners.transfer import (
     streamed_units,
 )
 
-_PREFIX = 128  # positions behind which passes are measured
+_PREFIX = 512  # positions behind which passes are measured
 
 
 @dataclass(frozen=True, slots=True)

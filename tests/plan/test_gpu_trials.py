@@ -9,6 +9,7 @@ import torch
 
 from offspec.plan.measure_target import PassTrial
 from offspec.stream.arena import Arena
+from offspec_kernels.tree_attention import triton_exact
 from offspec_planners.placement import Placement
 from tests.support.simulated_cuda import is_simulated
 from tests.support.tiny_models import CALIBRATION, tiny_engine, write_model
@@ -59,3 +60,23 @@ def test_a_trial_waits_for_layers_and_not_for_copies(late: Any, tmp_path: Path) 
         copied.synchronize()
         del target
         source.close()
+
+
+def test_a_trial_prices_the_kernel_of_far_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first 256 keys of a row are met one by one; what a longer text adds is met in blocks."""
+    model = write_model(tmp_path / "model", num_hidden_layers=LAYERS)
+    launched, kernel = list[tuple[int, ...]](), triton_exact._far_keys
+
+    class Noted:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            launched.append(grid)
+            return kernel[grid]
+
+    monkeypatch.setattr(triton_exact, "_far_keys", Noted())
+    with tiny_engine(model, "none", budget=64, placement=RESIDENT, device=CUDA, context=1024) as engine:
+        trial, layers = PassTrial(engine._assembly.target, CALIBRATION, 1024 + 64), len(RESIDENT.tiers)
+        for rows in (1, 2, 64):
+            launched.clear()
+            with torch.no_grad():
+                trial._one(rows, 100.0)
+            assert len(launched) == layers, f"one launch a layer for passes of {rows} rows"

@@ -276,7 +276,7 @@ def test_measured_layers_of_the_cpu_count_as_they_were_measured() -> None:
     measured = MeasuredCosts(((1, 1e-3), (64, 2e-3)), ((1, 0.01), (64, 0.01)), 0.0, link=CPU.disk, host=host)
     placement = Placement((Tier.DEVICE,) * 10 + (Tier.CPU,) * 20, 0)
     assert host is not None
-    expected = [10 * each + 20 * cpu_layer_seconds(host, WIDE, rows, 128) for rows, each in measured.layer]
+    expected = [10 * each + 20 * cpu_layer_seconds(host, WIDE, rows, 512) for rows, each in measured.layer]
     found = [seconds - 0.01 for _, seconds in measured.costs(WIDE, placement, 1.0).compute]
     assert found == pytest.approx(expected)
     tried = replace(measured, host=None, cpu=((1, 0.02), (64, 0.05)))

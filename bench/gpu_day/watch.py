@@ -1,0 +1,54 @@
+"""What a slow start is made of: the stages of a load, and the kernels that Triton compiled."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+
+class Stages:
+    """Seconds of each stage of a load, by the events that it sends."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.notices: list[str] = []
+        self._stage, self._began = "begin", time.perf_counter()
+
+    def __call__(self, event: Any) -> None:
+        stage = getattr(event, "stage", None)
+        if stage is not None and stage != self._stage:
+            self.end(stage)
+        text = getattr(event, "text", None)
+        if text and hasattr(event, "urgent"):
+            self.notices.append(text)
+
+    def end(self, following: str = "end") -> None:
+        """The stage under way has ended."""
+        now = time.perf_counter()
+        self.seconds[self._stage] = self.seconds.get(self._stage, 0.0) + now - self._began
+        self._stage, self._began = following, now
+
+
+class Compiled:
+    """Counts and seconds of kernels that Triton compiled anew, by name."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, list[float]] = {}
+
+    def install(self) -> Compiled:
+        import triton
+
+        triton.knobs.compilation.listener = self.add
+        return self
+
+    def add(self, *, src: Any, times: Any, cache_hit: bool, **_: Any) -> None:
+        if not cache_hit:
+            row = self.found.setdefault(getattr(src, "name", None) or str(src.fn), [0, 0.0])
+            row[0] += 1
+            row[1] += times.total / 1e6
+
+    def to_json(self) -> dict[str, Any]:
+        """The kernels that took longest first."""
+        rows = sorted(self.found.items(), key=lambda item: -item[1][1])
+        total = sum(seconds for _, (_, seconds) in rows)
+        return {"seconds": round(total, 2), "kernels": {name: [int(n), round(s, 2)] for name, (n, s) in rows}}
