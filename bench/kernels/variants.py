@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from offspec_kernels.kv_compact import KVTable
 from offspec_kernels.kv_compact.triton import move
 from offspec_kernels.noise.triton import fill_rows
 from offspec_kernels.quantised_rows import QuantisedRows
-from offspec_kernels.row_linear.triton import row_linear
+from offspec_kernels.row_linear.triton import grouped_linear, row_linear
 from offspec_kernels.topk_children.triton import children
 from offspec_kernels.tree_attention import Chunk, TreeMask
 from offspec_kernels.tree_attention.triton import attend
@@ -63,7 +64,7 @@ class Variant:
 def few() -> Iterator[Variant]:
     """One call of each operation, as a Llama 3 8B in NF4 leads to."""
     yield from _attention((128, 128), 4, torch.bfloat16, 16)
-    yield next(_linear(torch.bfloat16, (16,)))
+    yield from islice(_linear(torch.bfloat16, (16,)), 2)
     chosen = _sampling(torch.bfloat16, (8,))
     yield from (variant for variant in chosen if variant.name.endswith("noisy") or variant.op == "noise")
     yield next(_format("nf4", torch.bfloat16))
@@ -137,6 +138,11 @@ def _linear(dtype: torch.dtype, counts: tuple[int, ...]) -> Iterator[Variant]:
             name = f"{str(dtype)[6:]}, rows {count}{', bias' if shift is not None else ''}"
             given = torch.zeros(count, 512, dtype=dtype)
             yield Variant("row_linear", name, partial(row_linear, given, weight, shift))
+            entries, groups = torch.arange(count), 8
+            weights, shifts = weight.expand(groups, -1, -1), bias.expand(groups, -1)
+            places = entries, entries, torch.full((groups,), count)
+            call = partial(grouped_linear, given, weights, None if shift is None else shifts, *places)
+            yield Variant("grouped_linear", name, call)
 
 
 def _sampling(dtype: torch.dtype, counts: tuple[int, ...]) -> Iterator[Variant]:

@@ -10,7 +10,7 @@ Letters: T rows of a pass, k experts of a row, E experts of a layer, n rows of a
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 from offspec.model.row_counts import STEPS, RowCounts
 from offspec.model.torch_functions import never_watched, watched
-from offspec_kernels.row_linear import row_linear
+from offspec_kernels.backend import choose_backend
+from offspec_kernels.row_linear import grouped_linear, row_linear
 
 NAME = "offspec_rows"
 
@@ -96,24 +97,87 @@ def run_experts(
 
 
 def _run_all(experts: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    counts: RowCounts = getattr(experts, "row_counts", None) or RowCounts()
-    source: ExpertSource = getattr(experts, "source", None) or _OwnWeights(experts)
     rows, of_each = chosen.shape
-    said = hidden.new_zeros(rows * of_each, hidden.shape[1])
-    order = chosen.flatten().argsort(stable=True)
-    routed = torch.bincount(chosen.flatten(), minlength=experts.num_experts).tolist()[: experts.num_experts]
-    starts = list(accumulate(routed, initial=0))
-    asked = [expert for expert, count in enumerate(routed) if count]
-    for expert, own in source.fetch(asked, [routed[expert] for expert in asked], rows):
-        start, count = starts[expert], routed[expert]
-        pairs = order[start : start + count]
-        places = torch.arange(counts.padded(count), device=hidden.device).clamp_(max=count - 1)
-        said[pairs] = _run(experts, own, hidden[pairs[places] // of_each])[:count]
+    asked, order = chosen.flatten().sort(stable=True)  # pairs of a row and an expert, by expert
+    # Where the pairs of each end. Counting them (bincount) has the host wait for a device.
+    numbers = torch.arange(1, experts.num_experts + 1, dtype=asked.dtype, device=asked.device)
+    ends = torch.searchsorted(asked, numbers)
+    if _run_together(experts, hidden, of_each):
+        said = _said_together(experts, hidden, order, of_each, ends)
+    else:
+        said = _said_one_by_one(experts, hidden, order, of_each, ends)
     first, *others = (said.view(rows, of_each, -1) * weights[..., None]).unbind(1)
     total = first.float()
     for part in others:  # a sum over a dimension adds in an order that depends on the shape
         total = total + part
     return total.to(hidden.dtype)
+
+
+def _said_one_by_one(
+    experts: Any, hidden: torch.Tensor, order: torch.Tensor, of_each: int, ends: torch.Tensor
+) -> torch.Tensor:
+    """[T k, H], what each pair's expert says. The host learns who is asked, to fetch them: one wait."""
+    counts: RowCounts = getattr(experts, "row_counts", None) or RowCounts()
+    source: ExpertSource = getattr(experts, "source", None) or _OwnWeights(experts)
+    said = hidden.new_zeros(len(order), hidden.shape[1])
+    starts = [0, *ends.tolist()]
+    routed = [end - start for start, end in pairwise(starts)]
+    asked = [expert for expert, count in enumerate(routed) if count]
+    rows = len(hidden)
+    for expert, own in source.fetch(asked, [routed[expert] for expert in asked], rows):
+        start, count = starts[expert], routed[expert]
+        pairs = order[start : start + count]
+        places = torch.arange(counts.padded(count), device=hidden.device).clamp_(max=count - 1)
+        said[pairs] = _run(experts, own, hidden[pairs[places] // of_each])[:count]
+    return said
+
+
+def _run_together(experts: Any, hidden: torch.Tensor, of_each: int) -> bool:
+    """Whether all experts run in one product each way, which no host waits for, with the same bits.
+
+    On a GPU that has the weights of all, for as many rows as need no more memory than one by one. The wait is
+    a small part of what more rows take.
+    """
+    if hidden.device.type != "cuda" or choose_backend(hidden.device) != "triton":
+        return False
+    if getattr(experts, "source", None) is not None or experts.has_post_expert_norm:
+        return False
+    if len(experts.down_proj) != experts.num_experts:
+        return False
+    size = hidden.shape[1]
+    weights = sum(
+        weight[0].numel()
+        for name in parameter_names(experts)
+        if not name.endswith("_bias") and (weight := getattr(experts, name)).device == hidden.device
+    )
+    return bool(weights) and len(hidden) * of_each * _inner(size, weights) <= _one_values(
+        len(hidden), size, weights
+    )
+
+
+def _said_together(
+    experts: Any, hidden: torch.Tensor, order: torch.Tensor, of_each: int, ends: torch.Tensor
+) -> torch.Tensor:
+    """[T k, H], what each pair's expert says."""
+    every = torch.arange(len(order), device=order.device)
+    name = "gate_up_proj" if experts.has_gate else "up_proj"
+    inner = _grouped(experts, name, hidden, order // of_each, every, ends)
+    inner = experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner)
+    return _grouped(experts, "down_proj", inner, every, order, ends)
+
+
+def _grouped(
+    experts: Any,
+    name: str,
+    rows: torch.Tensor,
+    sources: torch.Tensor,
+    targets: torch.Tensor,
+    ends: torch.Tensor,
+) -> torch.Tensor:
+    weights = getattr(experts, name)
+    weights = weights.mT if experts.is_transposed else weights
+    bias = getattr(experts, name + "_bias") if experts.has_bias else None
+    return grouped_linear(rows, weights, bias, sources, targets, ends)
 
 
 def scratch_bytes(rows: int, chosen: int, hidden: int, weights: int, item: int) -> int:
@@ -126,9 +190,18 @@ def scratch_bytes(rows: int, chosen: int, hidden: int, weights: int, item: int) 
         weights: Of one expert.
         item: Bytes of a value.
     """
-    inner = 2 * weights // hidden  # gates, what they make, and a copy: at least 2 of 3 matrices [I, H]
-    one = (rows + STEPS[-1]) * (2 * hidden + inner) + weights  # which a product may put in another order
+    one = _one_values(rows, hidden, weights)
     return rows * ((2 * chosen + 2) * hidden * item + 8 * hidden + 40 * chosen) + one * item
+
+
+def _one_values(rows: int, hidden: int, weights: int) -> int:
+    """Values that one expert makes of all rows, and its weights, which a product may put in another order."""
+    return (rows + STEPS[-1]) * (2 * hidden + _inner(hidden, weights)) + weights
+
+
+def _inner(hidden: int, weights: int) -> int:
+    """Values of a row inside an expert: gates, what they make, a copy; at least 2 of 3 matrices [I, H]."""
+    return 2 * weights // hidden
 
 
 class _OwnWeights:

@@ -20,6 +20,7 @@ from offspec.draft.lm import LMDrafter
 from offspec.engine import decode, forest
 from offspec.engine.decode import DecodeState
 from offspec_planners.placement import Placement, Tier
+from tests.support.expert_models import by_need
 from tests.support.tiny_models import tiny_engine, write_model
 
 pytestmark = pytest.mark.gpu
@@ -89,9 +90,16 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, list[Call]]]:
     yield found
 
 
-def _run(folder: Path, request: str, layers: int = 3, budget: int = 16) -> None:
-    model = write_model(folder, num_hidden_layers=layers)
-    placement = Placement((Tier.DEVICE,) * layers, 0, 0, Tier.DEVICE)
+def _run(
+    folder: Path,
+    request: str,
+    layers: int = 3,
+    budget: int = 16,
+    family: str = "llama",
+    placement: Placement | None = None,
+) -> None:
+    model = write_model(folder, family, num_hidden_layers=layers)
+    placement = placement or Placement((Tier.DEVICE,) * layers, 0, 0, Tier.DEVICE)
     params = SamplingParams(max_tokens=TOKENS, ignore_eos=True, **REQUESTS[request])
     device = torch.device("cuda", 0)
     with tiny_engine(model, model, placement=placement, budget=budget, device=device) as engine:
@@ -143,3 +151,20 @@ def test_layers_of_a_pass_launch_so_much_each(tmp_path: Path, calls: dict[str, l
         launches.append(last.launches)
         assert sum(last.waits.values()) == 1, "for the ids of the embedding, whose rows are on disk"
     assert launches[1] - launches[0] == 2 * 40
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss"])
+def test_experts_on_the_device_wait_for_nothing(
+    family: str, tmp_path: Path, calls: dict[str, list[Call]]
+) -> None:
+    """Which rows go to which expert is known there, and the host does not ask."""
+    _run(tmp_path / "model", "greedy", family=family)
+    for found in calls["pass"][1:]:
+        assert sum(found.waits.values()) == 1, ("for the ids of the embedding", found.waits)
+
+
+def test_experts_that_are_fetched_wait_once_a_layer(tmp_path: Path, calls: dict[str, list[Call]]) -> None:
+    """The host has to know which to fetch. They all come to stay, so later passes wait for no copy."""
+    layers = 3
+    _run(tmp_path / "model", "greedy", layers, family="mixtral", placement=by_need(layers, 100, 100))
+    assert sum(calls["pass"][-1].waits.values()) == layers + 1

@@ -13,7 +13,7 @@ SPILT = 320  # bytes of a thread's 1020 of registers that may lie in memory
 KERNELS = {
     *("_tree_attention", "_merge", "_far_keys", "_near_keys"),
     *("_within_blocks", "_across_blocks", "_survey", "_pick", "_move", "_fill"),
-    *("_row_linear", "_tree_scan", "_tree_conv"),
+    *("_row_linear", "_grouped_linear", "_tree_scan", "_tree_conv"),
 }
 FORMATS = {"_ggml", "_grouped", "_codebook", "_int8_rows", "_awq", "_gptq", "_compressed", "_float8"}
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from offspec_kernels.backend import Backend
 from offspec_kernels.errors import ArgumentError
-from offspec_kernels.row_linear import blocks, row_linear
+from offspec_kernels.row_linear import blocks, grouped_linear, row_linear
 from tests.kernels.poison import poisoned
 from tests.support.kernel_device import device_of, kernel_device, needs_compiled_kernels
 
@@ -194,6 +194,53 @@ def test_any_number_of_rows_in_blocks(shape: tuple[int, int], turned: bool) -> N
         (511, 1100),
     ):
         assert torch.equal(blocks.row_linear(rows[start:end], weight), many[start:end])
+
+
+def _grouped(counts: list[int], rows: int, unused: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Sources, targets and ends of groups with so many of the rows, and of entries that are of none."""
+    entries, generator = sum(counts) + unused, torch.Generator().manual_seed(3)
+    sources = torch.randint(rows, (entries,), generator=generator)
+    return sources, torch.randperm(entries, generator=generator), torch.tensor(counts).cumsum(0)
+
+
+_COUNTS = [[1], [0, 3, 0], [70, 0, 64, 1, 2], [0, 0, 0, 130]]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("counts", _COUNTS, ids=str)
+def test_groups_are_products_of_their_own(path: Backend, dtype: torch.dtype, counts: list[int]) -> None:
+    """On the triton path with the bits that each row has by itself, wherever weights lie."""
+    groups, width, columns = len(counts), 70, 90
+    rows, weights = _drawn(11, columns, dtype=dtype), _drawn(groups, width, columns, dtype=dtype, seed=1)
+    sources, targets, ends = _grouped(counts, len(rows), unused=4)
+    for laid in (weights, weights.mT.contiguous().mT):
+        for bias in (None, _drawn(groups, width, dtype=dtype, seed=2)):
+            expected = torch.zeros(len(sources), width, dtype=dtype)
+            for group, (end, count) in enumerate(zip(ends.tolist(), counts, strict=True)):
+                for entry in range(end - count, end):
+                    shift = None if bias is None else bias[group]
+                    one = rows[sources[entry]][None]
+                    expected[targets[entry]] = row_linear(one, weights[group], shift, path=path)[0]
+            got = grouped_linear(_with_gaps(rows), laid, bias, sources, targets, ends, path=path)
+            if path == "triton":
+                assert torch.equal(got, expected)
+            torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_arguments_of_groups() -> None:
+    rows, weights, (sources, targets, ends) = _drawn(3, 4), _drawn(2, 5, 4), _grouped([1, 2], 3)
+    for name, change in (
+        ("weights", {"weights": _drawn(2, 5, 3)}),
+        ("weights", {"weights": weights.half()}),
+        ("bias", {"bias": _drawn(2, 4)}),
+        ("targets", {"targets": targets[:2]}),
+        ("sources", {"sources": sources.int(), "targets": targets}),
+        ("ends", {"ends": ends[:1]}),
+    ):
+        given = {"weights": weights, "bias": None, "sources": sources, "targets": targets, "ends": ends}
+        with pytest.raises(ArgumentError, match=name):
+            grouped_linear(rows, **given | change)
 
 
 def test_arguments() -> None:

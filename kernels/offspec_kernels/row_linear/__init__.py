@@ -1,8 +1,9 @@
 """A product of rows and a weight whose rows have the same bits however many there are.
 
-Letters: T rows, K columns, N rows of the weight.
+Letters: T rows, K columns, N rows of the weight, G groups, P rows of all groups.
 """
 
+import torch
 from torch import Tensor
 
 from offspec_kernels.backend import Backend, choose_backend
@@ -50,3 +51,64 @@ def row_linear(
     from offspec_kernels.row_linear import reference
 
     return reference.row_linear(rows, weight, bias)
+
+
+def grouped_linear(
+    rows: Tensor,
+    weights: Tensor,
+    bias: Tensor | None,
+    sources: Tensor,
+    targets: Tensor,
+    ends: Tensor,
+    *,
+    path: Backend | None = None,
+) -> Tensor:
+    """Products of groups of rows, each with a weight of its own: [P, N], with zeros where no row is put.
+
+    A row has the bits that `row_linear` gives it on the triton path, where the host does not wait for a
+    device: who is in which group is known there alone.
+
+    Args:
+        rows: [T, K] float32, bfloat16 or float16.
+        weights: [G, N, K] of the same dtype, each contiguous along one of the last two dimensions.
+        bias: [G, N] of the same dtype, or None.
+        sources: [P] int64, which of `rows`, group by group; those behind the last group are ignored.
+        targets: [P] int64, the row of the result of each of them; all different.
+        ends: [G] int64, where each group ends among them, never falling.
+        path: Backend to use, by default `choose_backend`'s.
+
+    Raises:
+        ArgumentError: Names the argument that is wrong.
+        PathError: `path` cannot run here.
+    """
+    check_dtype("rows", rows, FLOATS)
+    if rows.dim() != 2 or weights.dim() != 3 or weights.shape[2] != rows.shape[1]:
+        raise ArgumentError("weights", f"must be [G, N, {rows.shape[-1]}], not {list(weights.shape)}")
+    if bias is not None and bias.shape != weights.shape[:2]:
+        raise ArgumentError("bias", f"must be {list(weights.shape[:2])}, not {list(bias.shape)}")
+    if ends.shape != weights.shape[:1]:
+        raise ArgumentError("ends", f"must be [{len(weights)}], not {list(ends.shape)}")
+    if sources.dim() != 1 or targets.shape != sources.shape:
+        raise ArgumentError("targets", f"must be {list(sources.shape)}, not {list(targets.shape)}")
+    for name, given in (("weights", weights), ("bias", bias)):
+        if given is not None:
+            check_dtype(name, given, (rows.dtype,))
+    for name, given in (("sources", sources), ("targets", targets), ("ends", ends)):
+        check_dtype(name, given, (torch.int64,))
+    places = {"weights": weights, "bias": bias, "sources": sources, "targets": targets, "ends": ends}
+    for name, given in places.items():
+        if given is not None:
+            check_device(name, given, rows.device)
+    chosen = choose_backend(rows.device, path)
+    if chosen == "triton":
+        from offspec_kernels.row_linear import triton
+
+        return triton.grouped_linear(rows, weights, bias, sources, targets, ends)
+    out, begin = rows.new_zeros(len(sources), weights.shape[1]), 0
+    for group, end in enumerate(ends.tolist()):
+        if end > begin:
+            given = rows[sources[begin:end]]
+            shift = None if bias is None else bias[group]
+            out[targets[begin:end]] = row_linear(given, weights[group], shift, path=chosen)
+        begin = end
+    return out

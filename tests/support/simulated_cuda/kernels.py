@@ -40,6 +40,7 @@ def install_kernels() -> None:
         (attention, "attend", stand_ins.attend),
         (exact, "attend", stand_ins.attend_exactly),
         (linear, "row_linear", stand_ins.row_linear),
+        (linear, "grouped_linear", stand_ins.grouped_linear),
         (scan, "tree_scan", stand_ins.tree_scan),
         (conv, "tree_conv", stand_ins.tree_conv),
         (topk, "children", stand_ins.children),

@@ -11,6 +11,7 @@ from offspec_kernels.gumbel_argmax import eager as gumbel_eager
 from offspec_kernels.gumbel_argmax.rows import Picks, Work
 from offspec_kernels.kv_compact import eager as compact_eager
 from offspec_kernels.kv_compact.table import KVTable
+from offspec_kernels.row_linear import grouped_linear as grouped_linear_on
 from offspec_kernels.row_linear import reference as linear_reference
 from offspec_kernels.topk_children import TopChildren, topk_children
 from offspec_kernels.tree_attention import eager as attention_eager
@@ -31,6 +32,10 @@ def attend_exactly(*args: Any, chosen: Tensor | None = None) -> None:
 def row_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """By way of float64, in which a row's neighbours do not show."""
     return linear_reference.row_linear(rows, weight, bias)
+
+
+def grouped_linear(*args: Any) -> Tensor:
+    return grouped_linear_on(*args, path="reference")
 
 
 def tree_scan(*args: Any) -> None:
