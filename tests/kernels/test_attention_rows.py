@@ -55,7 +55,8 @@ def _laid(world: World, device: torch.device) -> Laid:
     key[0, 0, min(5, count - 1)] *= 20
     key[0, 0, world.prefix // 2] *= 100  # a maximum that comes late
     value[0, :, world.prefix + 2 :: 7] *= 1e4
-    return Laid(*(of.to(device, world.dtype) for of in (query, key, value)), sees)
+    query, key, value = (of.to(device, world.dtype) for of in (query, key, value))
+    return Laid(query, key, value, sees)
 
 
 def _asked(length: int, most: int) -> Iterator[tuple[int, int]]:

@@ -298,8 +298,8 @@ def test_a_chunk_of_positions(path: Backend) -> None:
     seen = torch.cat([torch.ones(7, 6, dtype=torch.bool), sees], dim=1)
     seen &= places // 4 == position[:, None] // 4
     expected = F.scaled_dot_product_attention(query, key, value, attn_mask=seen)
-    there = (of.to(device) for of in (query, key, value))
-    out = tree_attention(*there, tree_mask, window=Chunk(4), path=path)
+    query, key, value = (of.to(device) for of in (query, key, value))
+    out = tree_attention(query, key, value, tree_mask, window=Chunk(4), path=path)
     torch.testing.assert_close(out.cpu(), expected)
 
 
@@ -323,8 +323,8 @@ def test_chosen_keys(path: Backend, count: int) -> None:
     tree_mask = TreeMask.of(words, prefix=30, causal=5, device=device)
     met = seen & torch.zeros_like(seen).scatter(1, chosen[0].long(), True)
     expected = F.scaled_dot_product_attention(query, key, value, attn_mask=met, enable_gqa=True)
-    there = (of.to(device) for of in (query, key, value))
-    out = tree_attention(*there, tree_mask, chosen=chosen.to(device), path=path)
+    query, key, value = (of.to(device) for of in (query, key, value))
+    out = tree_attention(query, key, value, tree_mask, chosen=chosen.to(device), path=path)
     torch.testing.assert_close(out.cpu(), expected)
 
 
