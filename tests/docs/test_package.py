@@ -6,8 +6,10 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 import offspec
+from tests.support.floors import floors, requirements
 
 ROOT = Path(__file__).parents[2]
 
@@ -101,3 +103,34 @@ def test_the_folders_are_not_packages(folder: str) -> None:
 @pytest.mark.parametrize("package", ["offspec", "kernels/offspec_kernels", "planners/offspec_planners"])
 def test_types_are_shipped(package: str) -> None:
     assert (ROOT / package / "py.typed").exists()
+
+
+def test_every_requirement_has_one_floor_that_the_tested_version_meets() -> None:
+    pinned = dict(
+        line.split("==")
+        for line in (ROOT / "constraints.txt").read_text().lower().replace("_", "-").splitlines()
+        if not line.startswith("#")
+    )
+    lowest = floors(requirements())
+    assert lowest["transformers"] and lowest["starlette"]
+    for name, floor in lowest.items():
+        tested = pinned.get(name.lower().replace("_", "-"))
+        assert tested is None or Version(tested) >= Version(floor), name
+
+
+@pytest.mark.parametrize(
+    ("texts", "reason"),
+    [
+        (["numpy"], "'numpy' has no floor"),
+        (["numpy==2.0"], "has no floor"),
+        (["rich>=13.8", "rich[all]>=14"], "rich has two floors"),
+    ],
+)
+def test_requirements_without_a_clear_floor_are_refused(texts: list[str], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        floors(texts)
+
+
+def test_floors_of_requirements_with_extras_bounds_and_markers() -> None:
+    texts = ["ray[data]>=2.60", "mkdocs-material>=9.8,<10", "triton>=3.6; sys_platform == 'linux'"]
+    assert floors(texts) == {"ray": "2.60", "mkdocs-material": "9.8", "triton": "3.6"}

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
+from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,19 @@ def write_description(header: GgufHeader, config: Any, folder: Path, notify: Cal
     write_text_files(header, folder, notify)
 
 
+def builds_tokenizers() -> bool:
+    """Return whether transformers builds the tokenizer that a GGUF file describes.
+
+    Before 5.18 it goes by the architecture alone, and ignores the rules for splitting text and adding tokens.
+    """
+    from packaging.version import Version
+
+    return Version(installed("transformers")) >= Version("5.18")
+
+
 def _key(header: GgufHeader, version: int) -> str:
     stats = [file.stat() for file in header.files]
     seen = repr((version, header.digest, [(stat.st_size, stat.st_mtime_ns) for stat in stats]))
+    seen += "" if builds_tokenizers() else " tokenizer by architecture"
     stem = re.sub(r"[^\w.-]", "_", header.path.stem)[:80]
     return f"{stem}-{hashlib.sha256(seen.encode()).hexdigest()[:16]}"

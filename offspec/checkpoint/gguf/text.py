@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from offspec.checkpoint.gguf.cache import builds_tokenizers
 from offspec.checkpoint.gguf.header import GgufHeader, special_id
 from offspec.checkpoint.gguf.stub import write_outline
 from offspec.checkpoint.ranges import INSTEAD, one_line
@@ -21,6 +22,7 @@ _SINGLE_DIGITS = {"smollm", "starcoder", "refact", "command-r", "codeshell", "ex
 _LIKE_GPT2 = {"gpt-2", "gpt2", "olmo", "mpt", "jais", "phi-2", "trillion", "granite-docling", "mellum"}
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|return|>")
 _CONTROL = 3
+_UPDATE = "update transformers to 5.18 or later"
 
 
 def write_text_files(header: GgufHeader, folder: Path, notify: Callable[[Event], None]) -> None:
@@ -30,6 +32,8 @@ def write_text_files(header: GgufHeader, folder: Path, notify: Callable[[Event],
     """
     from transformers import PreTrainedTokenizerFast
 
+    if not builds_tokenizers():
+        notify(Notice(f"text may be tokenized differently from what {header.path.name} describes: {_UPDATE}"))
     with scratch_folder() as outline:
         try:
             with disk_full(outline):
@@ -43,8 +47,9 @@ def write_text_files(header: GgufHeader, folder: Path, notify: Callable[[Event],
         except Exception as error:  # the tokenizers library raises bare Exception
             if "os error 28" in str(error):
                 raise DiskFullError(f"the disk filled up while writing {folder}: make room there") from error
+            update = "" if builds_tokenizers() else f"{_UPDATE}, or "
             raise UnsupportedModelError(
-                f"the tokenizer in {header.path} cannot be rebuilt ({one_line(error)}): {INSTEAD}"
+                f"the tokenizer in {header.path} cannot be rebuilt ({one_line(error)}): {update}{INSTEAD}"
             ) from error
     generation = json.dumps(_generation(header, tokenizer), indent=2) + "\n"
     write_file(folder / "generation_config.json", generation.encode())
@@ -61,7 +66,7 @@ def _cut_like_the_model(tokenizer: Any, header: GgufHeader, notify: Callable[[Ev
         bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
         digits = pre_tokenizers.Digits(individual_digits=True)
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, bytes_])
-    elif name not in _LIKE_GPT2 | _known_to_transformers():
+    elif builds_tokenizers() and name not in _LIKE_GPT2 | _known_to_transformers():
         notify(Notice(f"the tokenizer's rules for cutting text, {str(name)[:40]!r}, are taken to be GPT-2's"))
 
 

@@ -30,7 +30,7 @@ async def wait_for_idle(*seconds: float) -> None:
 def _is_idle(app: App[Any]) -> bool:
     if app._exit or app._closing or app._exception is not None:
         return True
-    busy = any(map(_is_busy, [app, *app._registry])) or app._resize_timer is not None
+    busy = any(map(_is_busy, [app, *app._registry])) or getattr(app, "_resize_timer", None) is not None
     works = any(worker._thread_worker and not worker.is_finished for worker in app.workers)
     return not busy and not works and not _paints(app.screen)
 
