@@ -140,7 +140,7 @@ def _run_together(experts: Any, hidden: torch.Tensor, of_each: int) -> bool:
     """
     if hidden.device.type != "cuda" or choose_backend(hidden.device) != "triton":
         return False
-    if getattr(experts, "source", None) is not None or experts.has_post_expert_norm:
+    if any(getattr(experts, name, None) is not None for name in ("source", "post_expert_norm")):
         return False
     if len(experts.down_proj) != experts.num_experts:
         return False

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from offspec_kernels.backend import Backend
+from offspec_kernels.quantised_rows import QuantisedRows, Rows
 from offspec_kernels.tree_attention import Chunk, TreeMask, small_products, tree_attention
 from offspec_kernels.tree_attention.sizes import NEAR, STEP
 from tests.support.kernel_device import device_of, needs_compiled_kernels
@@ -31,14 +32,15 @@ class World:
     width: int | None = None  # of a value, if not that of a key
     deep: bool = False
     dtype: torch.dtype = torch.float32
+    quantised: bool = False  # keys and values in 8 bits
     options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Laid:
     query: Tensor
-    key: Tensor
-    value: Tensor
+    key: Rows
+    value: Rows
     sees: Tensor
 
 
@@ -56,6 +58,8 @@ def _laid(world: World, device: torch.device) -> Laid:
     key[0, 0, world.prefix // 2] *= 100  # a maximum that comes late
     value[0, :, world.prefix + 2 :: 7] *= 1e4
     query, key, value = (of.to(device, world.dtype) for of in (query, key, value))
+    if world.quantised:
+        return Laid(query, QuantisedRows.of(key), QuantisedRows.of(value), sees)
     return Laid(query, key, value, sees)
 
 
@@ -77,7 +81,7 @@ def _chain(laid: Laid, path: list[int], rows: int, prefix: int, path_: Backend, 
         position=torch.arange(prefix, length, device=laid.query.device),
         device=laid.query.device,
     )
-    query, key, value = (of[:, :, path] for of in (laid.query, laid.key, laid.value))
+    query, key, value = laid.query[:, :, path], laid.key[:, :, path], laid.value[:, :, path]
     return tree_attention(query[:, :, -rows:], key, value, tree_mask, path=path_, **options)[0, :, -1]
 
 
@@ -139,6 +143,7 @@ def test_on_a_cpu_without_small_products(world: World, monkeypatch: pytest.Monke
     [
         World(10, 12),
         World(275, 5, heads=(3, 1), options={"softcap": 5.0, "sinks": _SINKS[:3]}),
+        World(270, 5, heads=(2, 1), quantised=True),
         pytest.param(World(250, NEAR + STEP + 14, heads=(1, 1), deep=True), marks=pytest.mark.exhaustive),
     ],
     ids=lambda world: f"{world.prefix}-{world.rows}-{world.size}",
@@ -178,6 +183,7 @@ def test_as_kernels_in_more_worlds(world: World, dtype: torch.dtype) -> None:
     [
         World(100, 64, heads=(9, 3), size=64),
         World(700, 64, heads=(32, 8), size=128),
+        World(800, 64, heads=(32, 8), size=128, quantised=True),
         World(300, 40, heads=(3, 1), size=40, width=24),
         World(4300, 200, heads=(8, 2), size=64, deep=True),
         World(2300, 100, heads=(8, 2), options={"window": 70, "softcap": 20.0, "sinks": _SINKS}),

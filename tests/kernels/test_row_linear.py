@@ -211,12 +211,13 @@ _COUNTS = [[1], [0, 3, 0], [70, 0, 64, 1, 2], [0, 0, 0, 130]]
 @pytest.mark.parametrize("counts", _COUNTS, ids=str)
 def test_groups_are_products_of_their_own(path: Backend, dtype: torch.dtype, counts: list[int]) -> None:
     """On the triton path with the bits that each row has by itself, wherever weights lie."""
-    groups, width, columns = len(counts), 70, 90
-    rows, weights = _drawn(11, columns, dtype=dtype), _drawn(groups, width, columns, dtype=dtype, seed=1)
-    sources, targets, ends = _grouped(counts, len(rows), unused=4)
+    groups, width, columns, place = len(counts), 70, 90, device_of(path)
+    rows = _drawn(11, columns, dtype=dtype).to(place)
+    weights = _drawn(groups, width, columns, dtype=dtype, seed=1).to(place)
+    sources, targets, ends = (index.to(place) for index in _grouped(counts, len(rows), unused=4))
     for laid in (weights, weights.mT.contiguous().mT):
-        for bias in (None, _drawn(groups, width, dtype=dtype, seed=2)):
-            expected = torch.zeros(len(sources), width, dtype=dtype)
+        for bias in (None, _drawn(groups, width, dtype=dtype, seed=2).to(place)):
+            expected = torch.zeros(len(sources), width, dtype=dtype, device=place)
             for group, (end, count) in enumerate(zip(ends.tolist(), counts, strict=True)):
                 for entry in range(end - count, end):
                     shift = None if bias is None else bias[group]

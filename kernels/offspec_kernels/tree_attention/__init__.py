@@ -40,7 +40,8 @@ def tree_attention(
 
     Tensors are float32, bfloat16 or float16, of one dtype and device, with a contiguous last dimension and
     free other strides. Keys and values may both be `QuantisedRows` of that dtype, and the result has the bits
-    that their values would give. Queries of padding give zeros.
+    that their values would give; on a GPU sums of products come in another order, the same for every row.
+    Queries of padding give zeros.
 
     Args:
         query: [B, H, N, D], H a multiple of KV, D at most 256.
