@@ -21,13 +21,13 @@ _KEPT_PASSES = 16  # of an answer, in the record
 
 
 @contextmanager
-def engine_of(row: dict[str, Any], **load: Any) -> Iterator[Any]:
-    """An engine, measured and planned anew. Load time, placement and forecast go to `row`."""
+def engine_of(row: dict[str, Any], *, replan: bool = True, **load: Any) -> Iterator[Any]:
+    """An engine, measured and planned anew unless told. Load time, placement and forecast go to `row`."""
     import offspec
 
     stages, compiled, began = Stages(), Compiled().install(), time.perf_counter()
     row |= {"notices": stages.notices, "stages": stages.seconds, "compiled": compiled.to_json()}
-    with offspec.load(**load, replan=True, notify=stages) as engine:
+    with offspec.load(**load, replan=replan, notify=stages) as engine:
         stages.end()
         row |= {"load_seconds": time.perf_counter() - began, "placement": engine.placement}
         row["compiled"] = compiled.to_json()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bench.gpu_day.day import Day
+from bench.gpu_day.watch import device_kernels
 from bench.stream.floor import synchronize
 
 if TYPE_CHECKING:
@@ -29,11 +31,13 @@ def measure(day: Day) -> None:
         "nf4": write_nf4(shape, day.models / "tiny-nf4"),
     }
     found = day.found
+    found["launches"] = _launches(day)
     for name, folder in folders.items():
         config = EngineConfig(str(folder), draft="none", device=str(day.device.type), context=600)
         target = assemble(config, lambda event: None).target
         try:
-            found[name] = {
+            found[name] = {"profile": device_kernels(partial(_pass, target, 64, 1))}
+            found[name] |= {
                 rows: _pass(target, rows, 2 if day.dry else 12)
                 for rows in ((1, 8) if day.dry else (1, 64, 256))
             }
@@ -48,6 +52,32 @@ def measure(day: Day) -> None:
     found["short"] = "µs of the host a layer: " + ", ".join(
         f"{name} {found[name][1]['host_us_per_layer']:.0f}" for name in folders
     )
+
+
+def _launches(day: Day) -> dict[str, float]:
+    """Microseconds of the host to ask for an addition, a product of the library, and a Triton kernel."""
+    import torch
+    import torch.nn.functional as F
+
+    from offspec_kernels.row_linear import row_linear
+
+    rows, weight = torch.ones(16, 64, device=day.device), torch.ones(64, 64, device=day.device)
+    calls = {
+        "add": lambda: rows.add_(1.0),
+        "library product": lambda: F.linear(rows, weight),
+        "row_linear": lambda: row_linear(rows, weight, path="triton"),
+    }
+    found = {}
+    for name, call in calls.items():
+        times = 2 if day.dry else 300
+        call()
+        synchronize(day.device)
+        began = time.perf_counter()
+        for _ in range(times):
+            call()
+        found[name] = 1e6 * (time.perf_counter() - began) / times
+        synchronize(day.device)
+    return found
 
 
 def _pass(target: LoadedModel, rows: int, times: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ def measure(day: Day) -> None:
     found: dict[str, Any] = day.found
     for name, settings in {"on": {"budget": 64, "width": 16}, "off": {"draft": "none", "budget": 1}}.items():
         row = found[name] = {}
-        with engine_of(row, model="demo", device="cuda", context=600, **settings) as engine:
+        with engine_of(row, replan=False, model="demo", device="cuda", context=600, **settings) as engine:
             row["answers"] = [
                 ask(engine, prompt, tokens, temperature=temperature)
                 for prompt in prompts

@@ -1,8 +1,9 @@
-"""What a slow start is made of: the stages of a load, and the kernels that Triton compiled."""
+"""Where time goes: stages of a load, kernels that Triton compiled, and kernels of passes on the device."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 
@@ -27,6 +28,28 @@ class Stages:
         now = time.perf_counter()
         self.seconds[self._stage] = self.seconds.get(self._stage, 0.0) + now - self._began
         self._stage, self._began = following, now
+
+
+def device_kernels(work: Callable[[], object]) -> dict[str, Any]:
+    """Seconds and launches of kernels and copies while `work` runs, longest first, and how long it took."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    if not torch.cuda.is_available() or torch.version.cuda is None:
+        work()
+        return {}
+    with profile(activities=[ProfilerActivity.CUDA]) as watched:
+        began = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - began
+    rows = sorted(watched.key_averages(), key=lambda row: -row.self_device_time_total)
+    return {
+        "seconds": seconds,
+        "busy_seconds": sum(row.self_device_time_total for row in rows) / 1e6,
+        "launches": sum(row.count for row in rows if row.self_device_time_total),
+        "kernels": {row.key[:90]: [row.count, row.self_device_time_total / 1e6] for row in rows[:30]},
+    }
 
 
 class Compiled:

@@ -9,6 +9,7 @@ from bench.gpu_day.answers import PROMPTS, ask, engine_of, least_vram, short, tr
 from bench.gpu_day.day import Day
 from bench.gpu_day.models import install_demo, widened
 from bench.gpu_day.paced import paced
+from bench.gpu_day.watch import device_kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +66,12 @@ def _answer(day: Day, case: Case, row: dict[str, Any]) -> None:
     )
     load |= {"model": str(folder), "device": "cuda", "context": 512 if day.dry else 1024}
     load |= {"vram": least_vram(**load)} if day.dry else {"vram": case.vram, "memory": "60GB"}
-    with engine_of(row, **load) as engine:
+    with engine_of(row, replan=case.draft, **load) as engine:
         tokens = (4 if case.draft else 2) if day.dry else (96 if case.draft else 8)
         prompts = PROMPTS[: 1 if day.dry or not case.draft else 2]
         row["answers"] = [ask(engine, prompt, tokens) for prompt in prompts]
+        if case in _CASES[:1]:
+            row["profile"] = device_kernels(lambda: ask(engine, prompts[0], 2))
 
 
 def _compare(day: Day, case: Case) -> None:
