@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from offspec.checkpoint import Checkpoint, open_checkpoint
 from offspec.checkpoint.open import DEMO_PACKAGE, embedded_model
 from offspec.checkpoint.tensors import PackedInfo, on_disk
+from tests.support.versions import needs_transformers
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec(DEMO_PACKAGE) is None, reason=f"{DEMO_PACKAGE} is not installed"
@@ -49,6 +50,7 @@ def test_as_it_is(demo: Checkpoint, tmp_path: Path) -> None:
         assert file.read_bytes() == (demo.folder / file.name).read_bytes()
 
 
+@needs_transformers("5.18")
 def test_its_text(demo: Checkpoint) -> None:
     tokenizer = AutoTokenizer.from_pretrained(demo.folder)
     for text in (

@@ -3,10 +3,15 @@
 import json
 from typing import Any
 
+import pytest
 from transformers import AutoTokenizer, PreTrainedModel
 
+from offspec.checkpoint.gguf import cache
 from offspec.core.events import Notice
 from tests.checkpoint.gguf_files import Bench, write_gguf
+from tests.support.versions import needs_transformers
+
+pytestmark = needs_transformers("5.18")
 
 
 def test_the_tokenizer_and_its_template(bench: Bench, llama: PreTrainedModel) -> None:
@@ -66,3 +71,18 @@ def test_a_sentencepiece_vocabulary(bench: Bench, llama: PreTrainedModel) -> Non
     assert tokenizer("hi hi")["input_ids"] == [1, 8, 8]
     assert tokenizer("hi", add_special_tokens=False)["input_ids"] == [8]
     assert tokenizer.decode([1, 8, 8], skip_special_tokens=True) == "hi hi"
+
+
+def test_an_older_transformers_is_announced(
+    bench: Bench, llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the description that it wrote is not taken over by a newer one."""
+    write_gguf(bench.file, llama, "llama")
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "installed", lambda name: "5.17.0")
+        bench.open()
+    told = [event.text for event in bench.events if isinstance(event, Notice)]
+    assert any("tiny.gguf" in text and "update transformers to 5.18" in text for text in told)
+    bench.open()
+    assert not any("update transformers" in str(event) for event in bench.events)
+    assert len(bench.left()) == 2

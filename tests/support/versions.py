@@ -1,4 +1,4 @@
-"""Marks for tests of what only newer versions of a dependency can do."""
+"""Skip tests of what only newer versions of a dependency can do."""
 
 from importlib.metadata import version
 
@@ -6,7 +6,11 @@ import pytest
 from packaging.version import Version
 
 
+def has_transformers(least: str) -> bool:
+    """Return whether transformers is at least this version."""
+    return Version(version("transformers")) >= Version(least)
+
+
 def needs_transformers(least: str) -> pytest.MarkDecorator:
-    """Skip where an older version of transformers is installed."""
-    old = Version(version("transformers")) < Version(least)
-    return pytest.mark.skipif(old, reason=f"needs transformers {least}")
+    """Mark that skips a test with an older version of transformers."""
+    return pytest.mark.skipif(not has_transformers(least), reason=f"needs transformers {least}")
