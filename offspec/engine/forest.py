@@ -160,6 +160,7 @@ def run_pass(
         for share in shares:
             with share.own():
                 share.commit()
+    target.tree_model.spent.read()
     ended = time.perf_counter()
     if len(members) == 1:
         members[0].state.note_prefill(fresh, ended - began)

@@ -49,6 +49,10 @@ class Hops:
         after = self._places[index + 1] if index + 1 < len(self._places) else self.home
         return (out[0].to(after), *out[1:]) if isinstance(out, tuple) else out.to(after)
 
+    def place_of(self, index: int) -> torch.device:
+        """Where a layer is computed."""
+        return self._places[index]
+
     def is_beside(self, index: int) -> bool:
         """Whether the CPU computes a layer beside a device."""
         return self._places[index].type == "cpu" != self.home.type

@@ -6,7 +6,7 @@ Letters: T rows of a pass, H hidden size, V vocabulary.
 import time
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from offspec.model.apart import take_apart
 from offspec.model.attention import MergedContext, TreeContext, running, running_context
 from offspec.model.cache import TreeCache
 from offspec.model.dense_mask import DenseMasks
+from offspec.model.device_time import DeviceTime, mark
 from offspec.model.head import StreamedHead
 from offspec.model.hops import Hops
 from offspec.model.pass_parts import Part, SequenceRows, as_asked, joined, order_of, parts_of
@@ -44,7 +45,8 @@ SHARED_PROMPT_ROWS = PROMPT_ROWS
 class Spent:
     """Where a pass's time went: layers that are done, seconds computed in them, seconds waited for them.
 
-    cpu_layers, cpu_computed: those of them that the CPU computed beside a device, and their seconds.
+    cpu_layers, cpu_computed: those of them that the CPU computed beside a device, and their seconds. timed:
+    layers on a GPU, whose seconds `read` adds when they have been computed.
     """
 
     layers: int = 0
@@ -52,6 +54,7 @@ class Spent:
     waited: float = 0.0
     cpu_layers: int = 0
     cpu_computed: float = 0.0
+    timed: list[DeviceTime] = field(default_factory=list)
 
     def add(self, computed: float, waited: float, *, beside: bool) -> None:
         """Count one layer more. beside: whether the CPU computed it beside a device."""
@@ -61,6 +64,20 @@ class Spent:
         if beside:
             self.cpu_layers += 1
             self.cpu_computed += computed
+
+    def add_timed(self, layer: DeviceTime) -> None:
+        """Count one layer more, on a GPU."""
+        self.layers += 1
+        self.timed.append(layer)
+
+    def read(self) -> None:
+        """Add the seconds of layers on GPUs; waits until they have been computed."""
+        before: DeviceTime | None = None
+        for layer in self.timed:
+            self.computed += layer.computed()
+            self.waited += layer.waited(before)
+            before = layer
+        self.timed.clear()
 
 
 class _Given(BaseModelOutputWithPast):
@@ -78,8 +95,8 @@ class TreeModel:
     row counts its products run at; rows that fill up to them are seen neither by attention nor by the cache,
     nor by a caller. None: whatever comes, as is good enough for a draft. mode: entered for a pass, where some
     of torch's own functions would not do. hops: given where layers are computed on several devices. spent: of
-    the latest pass; settle: called before a clock is read, where work goes on after a call returns; stalled:
-    given where layers wait for their experts, seconds of it so far. on_layer: told how many layers are done;
+    the latest pass, on GPUs after its `read`; settle: called before a clock is read, instead; stalled: given
+    where layers wait for their experts, seconds of it so far. on_layer: told how many layers are done;
     between: called before each layer and each chunk, and may raise to break the pass off. taps: layers whose
     inputs are kept aside, the number of layers for what leaves the last;
     tapped: those of the latest pass, [T, H] each.
@@ -153,6 +170,9 @@ class TreeModel:
             if enter is not None:
                 enter(index)
             began, stalled = time.perf_counter(), self._stalled_seconds()
+            beside = self._hops is not None and self._hops.is_beside(index)
+            place = hidden.device if self._hops is None else self._hops.place_of(index)
+            first = mark(place) if self.settle is None and not beside else None
             try:
                 if index in self.taps:
                     self.tapped[index] = self._tapped(hidden)
@@ -162,9 +182,14 @@ class TreeModel:
                     out = self._hops.run(index, partial(self._in_parts, forward), hidden, args, kwargs)
                 if self.settle is not None:
                     self.settle()
-                beside = self._hops is not None and self._hops.is_beside(index)
                 inside = self._stalled_seconds() - stalled
-                self.spent.add(time.perf_counter() - began - inside, began - asked + inside, beside=beside)
+                if first is None:
+                    computed = time.perf_counter() - began - inside
+                    self.spent.add(computed, began - asked + inside, beside=beside)
+                else:
+                    last = mark(place)
+                    assert last is not None
+                    self.spent.add_timed(DeviceTime(place, first, last, began - asked, inside))
             finally:
                 if leave is not None:
                     leave(index)

@@ -1,12 +1,15 @@
 """Units that are asked for, in slots of a device: copied from pinned slots in RAM, which a disk fills.
 
-A unit in a slot of the device is neither read nor copied. Copies have a stream of their own: one is under way
-while the device computes with what came before. As in the store in RAM, all that must survive an interrupt is
-`_kept`: a unit is in it while its slot holds all of it, and every other slot is free or being filled.
+A unit in a slot of the device is neither read nor copied. Copies have a stream of their own: two are under
+way while the device computes with what came before, or one while the disk fills slots in RAM again. As in the
+store in RAM, all that must survive an interrupt is `_kept`: a unit is in it while its slot holds all of it,
+and every other slot is free or being filled.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -18,7 +21,16 @@ from offspec.stream.layout import UnitLayout
 from offspec.stream.usage import Usage
 from offspec.stream.workers import RingStats
 
+_UNDER_WAY = 2  # copies: the next is there before the host has woken up from waiting for one
 _ALIGNED = 256  # bytes: slots begin at multiples of it, as what an allocator gives does
+
+
+class _Copy(NamedTuple):
+    """A copy under way: of which unit, into which slot, and the event behind it."""
+
+    unit: int
+    slot: int
+    whole: torch.cuda.Event
 
 
 class DeviceExpertStore:
@@ -51,7 +63,8 @@ class DeviceExpertStore:
         self._copies = torch.cuda.Stream(device)
         # The slots may lie where kernels still read what lay there before.
         self._copies.wait_stream(torch.cuda.current_stream(device))
-        self._copied = torch.cuda.Event(blocking=True)  # who waits for it sleeps
+        # Behind the latest copies; who waits for them sleeps.
+        self._copied = deque(torch.cuda.Event(blocking=True) for _ in range(_UNDER_WAY))
         self._used: list[torch.cuda.Event | None] = [None] * self.slots  # behind the kernels that read each
         self._kept: dict[int, int] = {}  # unit: slot, in the order in which they came
 
@@ -121,21 +134,32 @@ class DeviceExpertStore:
         self.usage.note(units, list(asking.values()), rows)
         leaving = self._leaving(len(missing), asking)
         coming = self.below.fetch(missing, [asking[unit] for unit in missing], rows)
-        if not any(map(self.below.holds, missing)):  # what is there is computed while the first is read
+        held = [self.below.holds(unit) for unit in missing]
+        if not any(held):  # what is there is computed while the first is read
             yield from self._handed(ready)
             ready = []
+        # A slot in RAM may be filled again when the next is asked for, unless nothing is read.
+        most, under_way = _UNDER_WAY if all(held) else 1, deque[_Copy]()
         for unit, memory in coming:
-            slot = self._take_slot(ready, leaving)
-            if slot is None:
+            slot = self._take_slot(ready, leaving, under_way)
+            while slot is None:
+                if not ready:
+                    ready = [self._landed(under_way)]
                 yield from self._handed(ready)
-                slot, ready = self._take_slot((), leaving), []
-            assert slot is not None
-            self._copy(unit, memory, slot)
+                slot, ready = self._take_slot((), leaving, under_way), []
+            under_way.append(self._copy(unit, memory, slot))
             yield from self._handed(ready)
-            self._wait(unit)  # its slot in RAM may be filled again when the next is asked for
-            self._kept[unit] = slot
-            ready = [unit]
+            ready = [self._landed(under_way)] if len(under_way) == most else []
         yield from self._handed(ready)
+        while under_way:
+            yield from self._handed([self._landed(under_way)])
+
+    def _landed(self, under_way: deque[_Copy]) -> int:
+        """The unit of the oldest copy under way, when it is there."""
+        copy = under_way.popleft()
+        self._wait(copy)
+        self._kept[copy.unit] = copy.slot
+        return copy.unit
 
     def _handed(self, units: Sequence[int]) -> Iterator[tuple[int, torch.Tensor]]:
         for unit in units:
@@ -151,18 +175,20 @@ class DeviceExpertStore:
         others = [unit for unit in self._kept if unit not in asked] if more > 0 else []
         return iter(self.usage.latest(others, more) if others else [])
 
-    def _take_slot(self, pinned: Collection[int], leaving: Iterator[int]) -> int | None:
+    def _take_slot(
+        self, pinned: Collection[int], leaving: Iterator[int], under_way: Collection[_Copy]
+    ) -> int | None:
         """A free slot, for which a unit may have to leave; None where all are needed."""
-        if len(self._kept) < self.slots:
-            taken = set(self._kept.values())
+        if len(self._kept) + len(under_way) < self.slots:
+            taken = {*self._kept.values(), *(copy.slot for copy in under_way)}
             return next(slot for slot in range(self.slots) if slot not in taken)
         unit = next(leaving, None)
         if unit is None:  # in waves, those that were handed out
             unit = next((unit for unit in self._kept if unit not in pinned), None)
         return None if unit is None else self._kept.pop(unit)
 
-    def _copy(self, unit: int, memory: torch.Tensor, slot: int) -> None:
-        """Send a unit on its way; `_copied` is behind it."""
+    def _copy(self, unit: int, memory: torch.Tensor, slot: int) -> _Copy:
+        """Send a unit on its way."""
         start, layout = slot * self.slot_bytes, self.layouts[unit]
         try:
             with torch.cuda.stream(self._copies):
@@ -173,17 +199,19 @@ class DeviceExpertStore:
                     into = self._arena[start + move.target :][: move.length]
                     into.copy_(memory[move.source :][: move.length], non_blocking=True)
                     self.copy_stats.bytes_moved += move.length
-                self._copied.record(self._copies)
+                self._copied.rotate()
+                self._copied[0].record(self._copies)
+                return _Copy(unit, slot, self._copied[0])
         except Exception as error:
             raise self._error(unit, error) from error
 
-    def _wait(self, unit: int) -> None:
+    def _wait(self, copy: _Copy) -> None:
         asked = time.perf_counter()
         try:
-            with self._timeline.span("compute", "wait", unit=self.layouts[unit].name):
-                self._copied.synchronize()
+            with self._timeline.span("compute", "wait", unit=self.layouts[copy.unit].name):
+                copy.whole.synchronize()
         except Exception as error:
-            raise self._error(unit, error) from error
+            raise self._error(copy.unit, error) from error
         finally:
             self.copy_stats.wait_seconds += time.perf_counter() - asked
 

@@ -16,6 +16,7 @@ from offspec.model.fused.products import FourBitProduct
 from offspec.stream.arena import Arena
 from offspec_planners.placement import Placement, Tier
 from tests.support.products import some
+from tests.support.simulated_cuda import is_simulated
 from tests.support.tiny_models import (
     CALIBRATION,
     load_all,
@@ -116,6 +117,23 @@ def test_bytes_of_an_answer_are_those_copied_and_those_read(tiers: str, tmp_path
         assert bool(nbytes) == bool(each)
     assert sum(done.bytes_streamed for done in passes) <= result.bytes_streamed
     assert sum(done.bytes_read for done in passes) <= result.bytes_read
+
+
+@pytest.mark.parametrize("tiers", ["vvvvv", "hhhhh", "vchdv"])
+def test_time_in_layers_is_that_of_the_device(tiers: str, tmp_path: Path) -> None:
+    """And not of the calls that launch them, which return before anything is computed."""
+    model = write_model(tmp_path / "model", num_hidden_layers=5)
+    placement, device = Placement(tuple(TIERS[tier] for tier in tiers), 2, 2), torch.device("cuda", 0)
+    with tiny_engine(model, "none", budget=1, placement=placement, device=device) as engine:
+        events = list(engine.stream(PROMPT, SamplingParams(max_tokens=6, ignore_eos=True)))
+        spent = engine._assembly.target.tree_model.spent
+    assert spent.layers == 5 and spent.cpu_layers == tiers.count("c")
+    for done in (event for event in events if isinstance(event, PassStats)):
+        assert done.compute_seconds > 0 and done.wait_seconds >= 0
+        if not is_simulated():
+            assert done.compute_seconds + done.wait_seconds <= done.target_seconds
+        elif "c" not in tiers:  # a millisecond between any two events
+            assert done.compute_seconds == pytest.approx(5e-3)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "phi3", "gemma", "gemma2", "gemma3_text"])

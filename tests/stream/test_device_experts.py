@@ -123,6 +123,23 @@ def test_ram_that_holds_all_is_filled_at_once(contents: list[bytes], new_store: 
     assert less.load_bytes == less.read_stats.bytes_moved == 0
 
 
+@pytest.mark.parametrize(("near", "behind", "ahead"), [(UNITS, UNITS, 2), (3, UNITS, 2), (UNITS, 3, 1)])
+def test_copies_follow_each_other_without_the_host(
+    near: int, behind: int, ahead: int, contents: list[bytes], new_store: Making
+) -> None:
+    """While a device computes with one unit, two more are under way: a link is idle while the host wakes up.
+
+    One where the disk fills a slot in RAM again as soon as its unit is copied.
+    """
+    store, size = new_store(near, behind), 0
+    store.load(lambda nbytes: None)
+    for number, (unit, _) in enumerate(store.fetch(range(UNITS)), 1):
+        size = sum(move.length for move in store.layouts[unit].moves_to(CUDA))
+        assert store.copy_stats.bytes_moved == min(number + ahead, UNITS) * size
+    assert size
+    right(store, contents, *range(UNITS))
+
+
 def test_an_interrupt_may_come_at_any_moment(contents: list[bytes], new_store: Making) -> None:
     """Struck at each line of the store's own code in turn, and a second time while it comes to rest."""
     store, left, struck = new_store(3, 2), 0, 0
