@@ -229,6 +229,25 @@ def test_groups_are_products_of_their_own(path: Backend, dtype: torch.dtype, cou
             torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_groups_have_the_bits_of_single_products_on_a_gpu(dtype: torch.dtype) -> None:
+    """Experts are run in groups where a GPU has all of them, and one by one where they are fetched."""
+    counts, width, columns = [70, 0, 1, 130, 2, 64], 200, 320
+    rows = _drawn(150, columns, dtype=dtype).cuda()
+    weights = _drawn(len(counts), width, columns, dtype=dtype, seed=1).cuda()
+    bias = _drawn(len(counts), width, dtype=dtype, seed=2).cuda()
+    sources, targets, ends = (of.cuda() for of in _grouped(counts, len(rows), unused=3))
+    for laid in (weights, weights.mT.contiguous().mT):
+        for shift in (None, bias):
+            expected = torch.zeros(len(sources), width, dtype=dtype, device="cuda")
+            for group, (end, count) in enumerate(zip(ends.tolist(), counts, strict=True)):
+                own = slice(end - count, end)
+                one = row_linear(rows[sources[own]], laid[group], None if shift is None else shift[group])
+                expected[targets[own]] = one
+            assert torch.equal(grouped_linear(rows, laid, shift, sources, targets, ends), expected)
+
+
 def test_arguments_of_groups() -> None:
     rows, weights, (sources, targets, ends) = _drawn(3, 4), _drawn(2, 5, 4), _grouped([1, 2], 3)
     for name, change in (
