@@ -14,6 +14,8 @@ import argparse
 import faulthandler
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,11 +26,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu_day.day import Day, write_json
+from bench.gpu_day.machine import output
 from bench.gpu_day.steps import STEPS
 from bench.lib.command import Command
 from bench.lib.report import Report, environment
 
 ROOT = Path(__file__).parents[2]
+_FOLDERS = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")  # a record does not name folders of a machine
 _LEAST_SECONDS = 8  # a step with less time left than this is not begun
 
 
@@ -55,6 +59,7 @@ def measure(args: argparse.Namespace, report: Report) -> dict[str, Any]:
         models = args.models or (Path(scratch) if args.dry else _memory_folder())
         began, found = time.monotonic(), dict[str, Any]()
         record = {"bench": "gpu_day", "command": report.command, "dry": args.dry}
+        record["environment"] = environment("simulated" if args.dry else _gpu_name())
         for name in names:
             left = args.seconds - (time.monotonic() - began)
             limit = min(STEPS[name].seconds * (3 if args.dry else 1), left)
@@ -63,7 +68,7 @@ def measure(args: argparse.Namespace, report: Report) -> dict[str, Any]:
             else:
                 day = Day(args.dry, models, args.carried.resolve(), limit)
                 found[name] = _run(name, day, Path(scratch) / f"{name}.json")
-            write_json(report.file(), {**record, "environment": environment("cuda"), "steps": found})
+            write_json(report.file(), {**record, "steps": found})
             report.reached(_line(name, found[name]))
     if any(row["state"] != "ok" for row in found.values()):
         report.missed(
@@ -75,6 +80,13 @@ def measure(args: argparse.Namespace, report: Report) -> dict[str, Any]:
 def _line(name: str, row: dict[str, Any]) -> str:
     words = row.get("short", "") if row["state"] == "ok" else row["error"]
     return f"{name}: {row['state']} in {row.get('seconds', 0)} s  {words}"
+
+
+def _gpu_name() -> str:
+    """As the driver has it; no CUDA context is made for it, which would take memory from the steps."""
+    if shutil.which("nvidia-smi") is None:
+        return "no GPU"
+    return output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").split("\n")[0]
 
 
 def _memory_folder() -> Path:
@@ -104,14 +116,23 @@ def _run(name: str, day: Day, part: Path) -> dict[str, Any]:
             if not isinstance(late, subprocess.TimeoutExpired):
                 raise
             state = "stopped"
-    found = json.loads(part.read_text("utf-8")) if part.exists() else {}
+    found = _without_folders(json.loads(part.read_text("utf-8"))) if part.exists() else {}
     if state == "ok" and "error" in found:
         state = "failed"
     row = {"state": state, "seconds": round(time.monotonic() - began, 1), **found}
     if state != "ok":
-        row["log"] = log.read_text("utf-8", "replace")[-6000:]
+        row["log"] = _without_folders(log.read_text("utf-8", "replace")[-6000:])
         row.setdefault("error", "over its time limit" if state == "stopped" else row["log"].strip()[-300:])
     return row
+
+
+def _without_folders(found: Any) -> Any:
+    """The same with folders cut from the paths in all texts."""
+    if isinstance(found, str):
+        return _FOLDERS.sub("", found)
+    if isinstance(found, dict):
+        return {_without_folders(name): _without_folders(value) for name, value in found.items()}
+    return [_without_folders(value) for value in found] if isinstance(found, list) else found
 
 
 def _environment(name: str, day: Day) -> dict[str, str]:

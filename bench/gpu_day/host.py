@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,7 @@ def _launches(day: Day) -> dict[str, float]:
     from offspec_kernels.row_linear import row_linear
 
     rows, weight = torch.ones(16, 64, device=day.device), torch.ones(64, 64, device=day.device)
-    calls = {
+    calls: dict[str, Callable[[], Any]] = {
         "add": lambda: rows.add_(1.0),
         "library product": lambda: F.linear(rows, weight),
         "row_linear": lambda: row_linear(rows, weight, path="triton"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,11 @@ _PACKAGES = (
 
 def facts(day: Day) -> None:
     found = day.found
-    found["gpu"] = output("nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv")
+    found["gpu"] = (
+        ""
+        if shutil.which("nvidia-smi") is None
+        else output("nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv")
+    )
     found["kernel"] = output("uname", "-sr")
     found["memory"] = [
         line for line in _read("/proc/meminfo").splitlines() if line.startswith(("Mem", "Huge", "Anon"))

@@ -133,8 +133,8 @@ def write_nf4(shape: random_model.Shape, out: Path) -> Path:
     if (out / "config.json").exists():
         return out
     random = np.random.default_rng(0)
-    codes = memoryview(random.integers(0, 256, 32 << 20, dtype=np.uint8))
-    scales = memoryview(random.uniform(0.02, 0.04, 2 << 20).astype(np.float32).view(np.uint8))
+    codes = memoryview(random.bytes(32 << 20))
+    scales = memoryview(random.uniform(0.02, 0.04, 2 << 20).astype(np.float32).tobytes())
     plain = random_model._random_block(32 << 20)
 
     def stored(entry: Entry) -> Iterator[Stored]:

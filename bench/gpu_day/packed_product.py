@@ -19,7 +19,7 @@ from offspec_kernels.backend import interprets
 _WIDTH = 64
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["count"])  # type: ignore[untyped-decorator]
 def _nf4_product(  # type: ignore[no-untyped-def]
     rows, codes, absmax, table, out, count, width, columns, row_stride,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, INTERPRETED: tl.constexpr,

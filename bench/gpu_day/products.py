@@ -53,7 +53,7 @@ class _Matrix:
         from offspec_kernels.dequant.codebook import Codebook
         from offspec_kernels.dequant.codebook.tables import TABLES
 
-        self.shape, self.device, self.path = (width, columns), day.device, "triton"
+        self.shape, self.device = (width, columns), day.device
         self.format = Codebook("nf4", 64)
         self.parts = random_parts(self.format, self.shape, day.device)
         self.parts["table"] = torch.tensor(TABLES["nf4"], dtype=torch.float32, device=day.device)
@@ -63,7 +63,7 @@ class _Matrix:
     def unpack(self) -> Tensor:
         from offspec_kernels.dequant import dequantise
 
-        return dequantise(self.format, self.parts, self.shape, self.out, path=self.path)
+        return dequantise(self.format, self.parts, self.shape, self.out, path="triton")
 
     def measure(self, clock: Any, day: Day) -> dict[str, Any]:
         import torch
@@ -84,7 +84,7 @@ class _Matrix:
 
         tile = 16 if len(rows) <= 16 else 64
         return {
-            "row_linear": lambda: row_linear(rows, self.weight, path=self.path),
+            "row_linear": lambda: row_linear(rows, self.weight, path="triton"),
             "library": lambda: F.linear(rows, self.weight),
             "nf4_inside": lambda: nf4_product(rows, self.parts, self.shape[0], tile=tile),
         }

@@ -11,10 +11,14 @@ from bench.gpu_day.models import install_demo
 
 def measure(day: Day) -> None:
     install_demo(day)
-    tokens = 5 if day.dry else 64
+    tokens = 3 if day.dry else 64
     prompts = PROMPTS[: 1 if day.dry else 3]
     found: dict[str, Any] = day.found
-    for name, settings in {"on": {"budget": 64, "width": 16}, "off": {"draft": "none", "budget": 1}}.items():
+    ways: dict[str, dict[str, Any]] = {
+        "on": {"budget": 64, "width": 16},
+        "off": {"draft": "none", "budget": 1},
+    }
+    for name, settings in ways.items():
         row = found[name] = {}
         with engine_of(row, replan=False, model="demo", device="cuda", context=600, **settings) as engine:
             row["answers"] = [

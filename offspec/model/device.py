@@ -111,12 +111,19 @@ def claim(device: torch.device, vram: int | None) -> int | None:
 
     Raises:
         RequestError: A limit was given for a CPU.
-        CapacityError: The limit is more than the device has free.
+        CapacityError: The limit is more than the device has free, or less than CUDA and torch take.
     """
     if device.type == "cpu":
         if vram is not None:
             raise RequestError("`vram` is for a CUDA device; on a CPU, limit RAM with `memory`")
         return None
+    if vram is not None and vram < RUNTIME + SLACK:
+        raise CapacityError(
+            f"{format_bytes(vram)} of device memory are less than CUDA and torch take before any weight, "
+            f"{format_bytes(RUNTIME + SLACK)}; give a larger `vram`",
+            needed=RUNTIME + SLACK,
+            given=vram,
+        )
     torch.cuda.set_device(device)  # or streams and graphs would be made on the first one
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)

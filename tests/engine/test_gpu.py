@@ -226,6 +226,8 @@ def test_a_promise_of_device_memory_is_kept(tmp_path: Path) -> None:
         offspec.load(str(model), device="cuda", vram=RUNTIME + SLACK + 1_000_000)
     with pytest.raises(CapacityError, match="free"):
         offspec.load(str(model), device="cuda", vram="4TB")
+    with pytest.raises(CapacityError, match="before any weight"):
+        offspec.load(str(model), device="cuda", vram="1MB")
 
 
 def test_pinning_that_is_refused_leaves_no_error_behind() -> None:
