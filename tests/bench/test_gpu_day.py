@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from bench.gpu_day.carry import LIMIT, fill
 from bench.gpu_day.paced import paced
 from bench.gpu_day.steps import STEPS, Step
 from bench.lib.cgroup import BenchError
+from offspec.stream.device_stream import DeviceStream
 from tests.support.bench_runs import RunBench
 
 
@@ -93,23 +95,31 @@ def test_seconds_of_kernels_are_added_up_by_name() -> None:
     assert found == {"busy_seconds": 5, "launches": 3, "kernels": {"b": [1, 3], "a": [2, 2]}}
 
 
-def test_a_paced_link_is_as_slow_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    from offspec.stream.device_stream import DeviceStream
-
+def test_a_paced_link_has_two_pieces_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece is sent when the one before the last has come; a layer is there when its last piece is."""
     clock, sent = [0.0], list[float]()
-    monkeypatch.setattr(DeviceStream, "_send", lambda self, into, piece, number: sent.append(clock[0]))
-    monkeypatch.setattr("bench.gpu_day.paced.time.perf_counter", lambda: clock[0])
-    monkeypatch.setattr(
-        "bench.gpu_day.paced.time.sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds)
-    )
-    own = DeviceStream._send
-    with paced(1e9):
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    def copy(self: object, unit: int, memory: object, slot: int) -> int:
         for number in range(10):
-            DeviceStream._send(None, b"", bytes(10**6), number)
-    assert sent == pytest.approx([number * 1e-3 for number in range(10)], abs=2e-4)
-    assert DeviceStream._send is own
+            DeviceStream._send(self, b"", bytes(10**6), number)
+        return 10**7
+
+    monkeypatch.setattr(DeviceStream, "_send", lambda *_: sent.append(clock[0]))
+    monkeypatch.setattr(DeviceStream, "_copy", copy)
+    monkeypatch.setattr(
+        "bench.gpu_day.paced.time", SimpleNamespace(perf_counter=lambda: clock[0], sleep=sleep)
+    )
+    own = DeviceStream._send, DeviceStream._copy
+    with paced(1e9):
+        assert DeviceStream._copy(None, 0, None, 0) == 10**7
+    assert sent == pytest.approx([0.0, *(number * 1e-3 for number in range(9))], abs=2e-4)
+    assert clock[0] == pytest.approx(10e-3, abs=2e-4)
+    assert (DeviceStream._send, DeviceStream._copy) == own
     with paced(None):
-        assert DeviceStream._send is own
+        assert (DeviceStream._send, DeviceStream._copy) == own
 
 
 def test_a_matrix_in_nf4_is_what_its_reference_says() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedModel
 
-from offspec.checkpoint.gguf import cache
+from offspec.checkpoint.gguf import text
 from offspec.core.events import Notice
 from tests.checkpoint.gguf_files import Bench, write_gguf
 from tests.support.versions import needs_transformers
@@ -79,10 +79,10 @@ def test_an_older_transformers_is_announced(
     """And the description that it wrote is not taken over by a newer one."""
     write_gguf(bench.file, llama, "llama")
     with monkeypatch.context() as patch:
-        patch.setattr(cache, "installed", lambda name: "5.17.0")
+        patch.setattr(text, "installed", lambda name: "5.17.0")
         bench.open()
     told = [event.text for event in bench.events if isinstance(event, Notice)]
-    assert any("tiny.gguf" in text and "update transformers to 5.18" in text for text in told)
+    assert any("tiny.gguf" in said and "update transformers to 5.18" in said for said in told)
     bench.open()
     assert not any("update transformers" in str(event) for event in bench.events)
     assert len(bench.left()) == 2

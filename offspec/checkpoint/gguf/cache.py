@@ -6,12 +6,12 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
-from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
 
 from offspec.checkpoint.folder import CONFIG, Checkpoint
 from offspec.checkpoint.gguf.header import GgufHeader
+from offspec.checkpoint.gguf.text import builds_tokenizers, write_text_files
 from offspec.core.cache_dir import cache_root, make_folder, remove_folder
 from offspec.core.errors import CheckpointError
 from offspec.core.events import Event, Notice
@@ -62,23 +62,11 @@ def write_description(header: GgufHeader, config: Any, folder: Path, notify: Cal
 
     config: the transformers configuration. Raises UnsupportedModelError, DiskFullError.
     """
-    from offspec.checkpoint.gguf.text import write_text_files
-
     text = {**config.to_dict(), "dtype": "bfloat16"}
     text.pop("_name_or_path", None)
     text.pop("_model_name_or_path", None)
     write_file(folder / CONFIG, (json.dumps(text, indent=2, sort_keys=True) + "\n").encode())
     write_text_files(header, folder, notify)
-
-
-def builds_tokenizers() -> bool:
-    """Return whether transformers builds the tokenizer that a GGUF file describes.
-
-    Before 5.18 it goes by the architecture alone, and ignores the rules for splitting text and adding tokens.
-    """
-    from packaging.version import Version
-
-    return Version(installed("transformers")) >= Version("5.18")
 
 
 def _key(header: GgufHeader, version: int) -> str:

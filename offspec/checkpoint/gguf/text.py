@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
 
-from offspec.checkpoint.gguf.cache import builds_tokenizers
 from offspec.checkpoint.gguf.header import GgufHeader, special_id
 from offspec.checkpoint.gguf.stub import write_outline
 from offspec.checkpoint.ranges import INSTEAD, one_line
@@ -53,6 +53,16 @@ def write_text_files(header: GgufHeader, folder: Path, notify: Callable[[Event],
             ) from error
     generation = json.dumps(_generation(header, tokenizer), indent=2) + "\n"
     write_file(folder / "generation_config.json", generation.encode())
+
+
+def builds_tokenizers() -> bool:
+    """Return whether transformers builds the tokenizer that a GGUF file describes.
+
+    Before 5.18 it goes by the architecture alone, and ignores the rules for splitting text and adding tokens.
+    """
+    from packaging.version import Version
+
+    return Version(installed("transformers")) >= Version("5.18")
 
 
 def _cut_like_the_model(tokenizer: Any, header: GgufHeader, notify: Callable[[Event], None]) -> None:
