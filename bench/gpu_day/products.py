@@ -1,4 +1,4 @@
-"""Products of a 70B layer by rows: `row_linear`, the library's, and NF4 unpacked inside the tile."""
+"""Products of a 70B layer by rows: unpacking NF4, then `row_linear` or the library's product."""
 
 from __future__ import annotations
 
@@ -73,33 +73,16 @@ class _Matrix:
         for count in (4,) if day.dry else ROWS:
             rows = torch.randn(count, self.shape[1], device=self.device).to(torch.bfloat16)
             found["rows"][count] = _timed(self._ways(rows), clock, seconds)
-        found["nf4_error"] = self._error()
         return found
 
     def _ways(self, rows: Tensor) -> dict[str, Callable[[], Tensor]]:
         import torch.nn.functional as F
 
-        from bench.gpu_day.packed_product import nf4_product
         from offspec_kernels.row_linear import row_linear
 
-        tile = 16 if len(rows) <= 16 else 64
         return {
             "row_linear": lambda: row_linear(rows, self.weight, path="triton"),
             "library": lambda: F.linear(rows, self.weight),
-            "nf4_inside": lambda: nf4_product(rows, self.parts, self.shape[0], tile=tile),
-        }
-
-    def _error(self) -> dict[str, float]:
-        """Of products of 64 rows, beside float64: the norm of the difference over that of the result."""
-        import torch
-        import torch.nn.functional as F
-
-        rows = torch.randn(64, self.shape[1], device=self.device).to(torch.bfloat16)
-        part = min(self.shape[0], 1024)
-        wanted = F.linear(rows.double(), self.weight[:part].double())
-        return {
-            name: ((way()[:, :part].double() - wanted).norm() / wanted.norm()).item()
-            for name, way in self._ways(rows).items()
         }
 
 
@@ -115,7 +98,7 @@ def _layer(shapes: dict[str, Any]) -> dict[int, dict[str, float]]:
     for rows in ROWS:
         found[rows] = {
             way: sum(LAYER[name][2] * of["rows"][rows][way]["seconds"] for name, of in shapes.items())
-            for way in ("row_linear", "library", "nf4_inside")
+            for way in ("row_linear", "library")
         }
         found[rows]["dequant"] = sum(LAYER[name][2] * of["dequant"]["seconds"] for name, of in shapes.items())
     return found

@@ -44,8 +44,8 @@ STEPS = {
     "host": Step("a", 45, "host:measure", simulated=True),
     "kernels": Step("a", 60, "programs:kernels"),
     "dequant": Step("a", 30, "programs:dequant"),
-    "text": Step("b", 60, "text:measure", simulated=True),
-    "wide": Step("b", 100, "wide:measure", simulated=True),
+    "text": Step("b", 90, "text:measure", simulated=True),
+    "wide": Step("b", 120, "wide:measure", simulated=True),
     "large": Step("b", 110, "large:measure", simulated=True),
     "peer": Step("b", 60, "peer:measure"),
 }
