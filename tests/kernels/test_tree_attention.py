@@ -134,6 +134,21 @@ def test_the_kernels_in_more_cases(exact: bool, trees: list[Shape], **drawn: Any
     any_case("triton", kernel_device(), trees, exact=exact, **drawn)
 
 
+@pytest.mark.kernels
+@pytest.mark.parametrize("louder", [True, False], ids=["late maximum", "early maximum"])
+@pytest.mark.parametrize(
+    "window", [None, pytest.param(2301 - 1216, id="window"), pytest.param(Chunk(1200), id="chunk")]
+)
+def test_parts_of_far_keys_are_merged(window: Window | None, louder: bool) -> None:
+    """Far keys lie in two parts or more, which need not begin with the first.
+
+    With this window the first row meets keys in blocks from position 1216 on, the others from 1280 on.
+    """
+    case = make_case([Shape(2300, 3, 0, 3)], heads=(2, 1), sizes=(16, 16), device=kernel_device())
+    case.key[0, 0, 2150 if louder else 1300] = case.query[0, 0, 1] * 2
+    check(case, "triton", window=window, exact=True)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("exact", [True, False])
 @settings(deadline=None, max_examples=examples(60, compiled=12))

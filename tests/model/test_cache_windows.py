@@ -67,20 +67,27 @@ def test_any_order_of_passes(layers: int, int8: bool) -> None:
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_nothing_is_moved_before_it_is_there() -> None:
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_on_a_gpu_nothing_is_moved_before_it_is_there(layers: int) -> None:
     """Nothing but the cache itself waits for the device, from the first row of a pass to its commit."""
     device = torch.device("cuda")
     home = HostBlock(100_000, 20, pin=True)
-    caches = [TreeCache(3, 64), TreeCache(3, 64, home, windows=CacheWindows(64 * 4 * 16 + 256, device))]
+    windows = CacheWindows(64 * 4 * 16 + 256, device)
+    caches, computed = [TreeCache(layers, 64), TreeCache(layers, 64, home, windows=windows)], list[Any]()
     for step in range(6):
-        for cache in caches:
-            for layer in range(3):
+        seen: list[list[torch.Tensor]] = [[], []]
+        for cache, found in zip(caches, seen, strict=True):
+            for layer in range(layers):
                 heads, size, width = SHAPES[layer]
                 rows = torch.arange(9.0, device=device)[:, None] + 10 * step
-                cache.rows[layer].update(*(rows.expand(1, heads, 9, n) * (layer + 1) for n in (size, width)))
+                given = [rows.expand(1, heads, 9, n) * (layer + 1) for n in (size, width)]
+                found += [keys.clone() for keys in cache.rows[layer].update(*given)]
             cache.commit(2, [1, 4, 6])
             if step % 2:
-                cache.rewind(cache.length - 2)
+                cache.rewind(cache.length - 8)  # more than came last
+        computed.append(seen)
+    for plain, apart in computed:
+        assert all(torch.equal(one.cpu(), other.cpu()) for one, other in zip(plain, apart, strict=True))
     for plain, apart in zip(*(cache.committed(0) for cache in caches), strict=True):
         assert plain is not None and apart is not None
         for one, other in zip(plain, apart, strict=True):
