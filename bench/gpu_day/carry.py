@@ -1,4 +1,4 @@
-"""What a GPU machine without a network needs beside a checkout: wheels, and the demo model in two pieces.
+"""Carry wheels, and the demo model in two pieces, to a GPU machine without a network.
 
     python -m bench.gpu_day.carry
 

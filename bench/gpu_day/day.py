@@ -1,4 +1,4 @@
-"""Settings and results that all steps share, and what a step is handed."""
+"""Settings and results of a step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Day:
-    """What a step may use, and what it has found so far.
+    """Settings of a step, and its results so far.
 
     Args:
         dry: Whether sizes are tiny and the device is the CPU, or a simulated GPU.

@@ -1,4 +1,4 @@
-"""Compiled kernels beside their references, and whether the bits of a row are its own."""
+"""Comparison of compiled kernels with their references, and of rows in different company."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def measure(day: Day) -> None:
 
 
 def _row_linear(day: Day, shape: tuple[int, int], kind: torch.dtype) -> dict[str, Any]:
-    """The error of a product, and whether its rows have the same bits with fewer rows beside them."""
+    """The error of a product, and the row counts with which its rows have other bits."""
     import torch
     import torch.nn.functional as F
 
@@ -105,7 +105,7 @@ def _distance(found: Tensor, wanted: Tensor) -> float:
 
 
 def _formats(day: Day) -> None:
-    """Every format of packed weights beside its reference, bit for bit."""
+    """Compare every format of packed weights with its reference, bit for bit."""
     from bench.kernels.dequant import FORMATS, check
     from bench.lib.cgroup import BenchError
 

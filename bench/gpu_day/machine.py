@@ -53,7 +53,7 @@ def facts(day: Day) -> None:
 
 
 def output(*words: str) -> str:
-    """Of a program; what went wrong where it did not run."""
+    """Output of a program, or the reason why it did not run."""
     try:
         return subprocess.run(words, capture_output=True, text=True, timeout=20).stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:

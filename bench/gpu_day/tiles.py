@@ -69,7 +69,7 @@ def _multiply(rows: Any, weight: Any, tile: tuple[int, int, int, int, int]) -> A
 
 
 def _best(row: dict[str, Any]) -> str:
-    """The fastest tile with the same bits, and its microseconds beside those of the tile in use."""
+    """The fastest tile with the same bits, and its microseconds of those of the tile in use."""
     same = {
         tile: made["seconds"] for tile, made in row.items() if made.get("same_bits") and "seconds" in made
     }

@@ -1,4 +1,4 @@
-"""Where time goes: stages of a load, kernels that Triton compiled, and kernels of passes on the device."""
+"""Time spent in stages of a load, in compiling Triton kernels, and in kernels on the device."""
 
 from __future__ import annotations
 

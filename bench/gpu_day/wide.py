@@ -76,7 +76,7 @@ def _answer(day: Day, case: Case, row: dict[str, Any]) -> None:
 
 
 def _compare(day: Day, case: Case) -> None:
-    """Where the same target ran without a draft, the tokens must begin alike."""
+    """Check that answers with and without a draft begin with the same tokens."""
     if case.draft or "answers" not in day.found[case.name]:
         return
     with_draft = day.found.get(case.name.removesuffix(" off"), {}).get("answers")

@@ -35,7 +35,7 @@ from offspec_planners.placement import Tier
 
 @dataclass(frozen=True, slots=True)
 class PassSpent:
-    """What a pass took, for all its sequences.
+    """Costs of a pass, for all its sequences.
 
     streamed, read: bytes of weights, as in `PassStats`; layers: time in them; experts: asked for and read.
     """

@@ -50,7 +50,7 @@ class Hops:
         return (out[0].to(after), *out[1:]) if isinstance(out, tuple) else out.to(after)
 
     def place_of(self, index: int) -> torch.device:
-        """Where a layer is computed."""
+        """Return the device that computes a layer."""
         return self._places[index]
 
     def is_beside(self, index: int) -> bool:

@@ -1,7 +1,6 @@
 """Seconds of layers on a GPU: between events around their kernels, without what the host waited for."""
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from offspec import SamplingParams
 from offspec.model import runner
 from offspec.model.device_time import DeviceTime
 from offspec_planners.placement import Placement, Tier
-from tests.support.simulated_cuda import is_simulated
+from tests.support.simulated_cuda.late import late as late
 from tests.support.tiny_models import tiny_engine, write_model
 
 pytestmark = pytest.mark.gpu
@@ -59,23 +58,6 @@ def test_a_device_that_is_busy_does_not_wait() -> None:
         (_layer(1.0, 2.9, place=OTHER), 0.5),
     ):
         assert layer.waited(before) == pytest.approx(waited + 0.25)
-
-
-@pytest.fixture
-def late() -> Iterator[None]:
-    """Have the simulated machine run nothing before somebody waits for it."""
-    if not is_simulated():
-        pytest.skip("a real device runs on at once")
-    from tests.support.simulated_cuda.machine import machine
-
-    of = machine()
-    of.settle()
-    before, of.scheduler.policy = of.scheduler.policy, "late"
-    try:
-        yield
-    finally:
-        of.settle()
-        of.scheduler.policy = before
 
 
 @pytest.mark.usefixtures("late")

@@ -1,6 +1,5 @@
 """Trials of a target on a GPU: how they wait for the device, and what they price."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,30 +10,13 @@ from offspec.plan.measure_target import PassTrial
 from offspec.stream.arena import Arena
 from offspec_kernels.tree_attention import triton_exact
 from offspec_planners.placement import Placement
-from tests.support.simulated_cuda import is_simulated
+from tests.support.simulated_cuda.late import late as late
 from tests.support.tiny_models import CALIBRATION, tiny_engine, write_model
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda", 0)
 LAYERS, CAPACITY = 5, 256 + 64
 RESIDENT = Placement.in_memory(LAYERS, range(LAYERS), 0)
-
-
-@pytest.fixture
-def late() -> Iterator[Any]:
-    """The simulated machine, which runs nothing before somebody waits for it."""
-    if not is_simulated():
-        pytest.skip("a real device runs on at once")
-    from tests.support.simulated_cuda.machine import machine
-
-    of = machine()
-    of.settle()
-    before, of.scheduler.policy = of.scheduler.policy, "late"
-    try:
-        yield of
-    finally:
-        of.settle()
-        of.scheduler.policy = before
 
 
 def test_a_trial_waits_for_layers_and_not_for_copies(late: Any, tmp_path: Path) -> None:

@@ -1,0 +1,26 @@
+"""A simulated machine that runs nothing before somebody waits for it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.simulated_cuda import is_simulated
+
+
+@pytest.fixture
+def late() -> Iterator[Any]:
+    """The machine under the policy "late", its counts at zero; a test is skipped on a real device."""
+    if not is_simulated():
+        pytest.skip("a real device runs on at once")
+    from tests.support.simulated_cuda.machine import machine
+
+    of = machine()
+    of.settle()
+    before, of.scheduler.policy = of.scheduler.policy, "late"
+    of.reset_counts()
+    try:
+        yield of
+    finally:
+        of.settle()
+        of.scheduler.policy, of.device = before, 0
