@@ -36,6 +36,7 @@ _PERSONS = (
     *(("Paul Weber", 52, "Bonn"), ("Lena Novak", 38, "Brno"), ("Omar Diaz", 23, "Quito")),
     *(("Ruth Stein", 64, "Basel"), ("Jan Kowal", 41, "Lodz"), ("Eva Lund", 29, "Malmo")),
 )
+_BUDGET, _WIDTH = 64, 16  # of trees, with the schema and without
 _EXAMPLES = 4  # of them, which a prompt shows
 _SCHEMA = {
     "type": "object",
@@ -131,7 +132,8 @@ def compare(engine: Engine, args: argparse.Namespace, report: Report) -> list[di
 def write_persons(args: argparse.Namespace, report: Report) -> list[dict[str, Any]]:
     """Each person as JSON with the schema and without: the text, its tokens and its passes.
 
-    Each way has an engine of its own, which has not seen what the other wrote.
+    Each way has an engine of its own, which has not seen what the other wrote. Both have trees of one size:
+    each engine would plan by its own measurements, and the trees differ more than a schema brings.
     """
     import offspec
     from offspec import Constraint, SamplingParams
@@ -148,7 +150,7 @@ def write_persons(args: argparse.Namespace, report: Report) -> list[dict[str, An
     }
     found = [dict[str, Any](name=person[0]) for person in _PERSONS[_EXAMPLES:]]
     for way, params in ways.items():
-        with offspec.load(args.model, learn=False) as engine:
+        with offspec.load(args.model, learn=False, budget=_BUDGET, width=_WIDTH) as engine:
             for person, run in zip(_PERSONS[_EXAMPLES:], found, strict=True):
                 result = engine.generate(f"{shown}{line(*person)}", params)
                 run[way] = {"text": result.text.strip(), "tokens": result.tokens, "passes": result.passes}
