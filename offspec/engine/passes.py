@@ -46,7 +46,7 @@ class Passes:
                 Several of them may be tried again, one by one.
         """
         target = self._assembly.target
-        streamed, read, asked = target.bytes_streamed, target.bytes_read, self._experts()
+        before, asked = target.bytes_moved, self._experts()
         pending = requests[0].state.pending
 
         def look() -> None:
@@ -54,15 +54,15 @@ class Passes:
 
         try:
             look()
-            done = self._run(requests, streamed, look)
+            done = self._run(requests, before.streamed, look)
         except Halted:
             return [request.halt() for request in requests]
         after = self._experts()
-        asked_now = after[0] - asked[0]
+        asked_now, moved = after[0] - asked[0], target.bytes_moved.since(before)
         spent = PassSpent(
             len(requests),
-            target.bytes_streamed - streamed,
-            target.bytes_read - read,
+            moved.streamed,
+            moved.read,
             target.tree_model.spent,
             asked_now,
             asked_now - (after[1] - asked[1]),

@@ -92,8 +92,7 @@ class RunningRequest:
         self._shown: list[str] = []
         self._first = 0.0
         self._began = time.perf_counter()
-        self._streamed_before = assembly.target.bytes_streamed
-        self._read_before = assembly.target.bytes_read
+        self._moved_before = assembly.target.bytes_moved
         reused = 0
         try:
             reused = state.begin(request.ids, self._check_halt)
@@ -181,13 +180,14 @@ class RunningRequest:
         """What came of it, once there is a `reason`."""
         params, target = self._request.params, self._assembly.target
         assert params.seed is not None and self.reason is not None
+        moved = target.bytes_moved.since(self._moved_before)
         return Result(
             text="".join(self._shown),
             token_ids=tuple(self._tokens),
             passes=len(self._passes),
             seconds=time.perf_counter() - self._began,
             ttft_s=self._first,
-            bytes_streamed=target.bytes_streamed - self._streamed_before,
+            bytes_streamed=moved.streamed,
             peak_memory_bytes=process_memory.peak_bytes(),
             finish_reason=self.reason,
             draft=self._draft,
@@ -203,7 +203,7 @@ class RunningRequest:
             guessed_by=total_guessed(done.guessed_by for done in self._passes),
             logprobs=None if params.logprobs is None else tuple(self._logprobs),
             kv_cache="int8" if target.int8_cache else "model",
-            bytes_read=target.bytes_read - self._read_before,
+            bytes_read=moved.read,
         )
 
 

@@ -13,7 +13,7 @@ from offspec.stream.direct_reader import DirectReader, ReadShape
 from offspec.stream.disk_stream import read_unit
 from offspec.stream.layout import UnitLayout
 from offspec.stream.unit_stream import UnitStream
-from offspec.stream.workers import RingStats
+from offspec.stream.workers import BytesMoved, RingStats
 from offspec_planners.placement import Placement, Tier
 
 
@@ -89,10 +89,11 @@ class LayerFeeder:
         return _sum([*(stream.read_stats for stream in self._streams.values()), *experts])
 
     @property
-    def streamed_bytes(self) -> int:
-        """Bytes copied to GPUs, and read from disk for weights that the CPU computes with."""
-        experts = self._store.streamed_bytes if self._store is not None else 0
-        return experts + sum(stream.streamed_bytes for stream in self._streams.values())
+    def bytes_moved(self) -> BytesMoved:
+        """Bytes streamed and bytes read, on all devices."""
+        moved = [stream.bytes_moved for stream in self._streams.values()]
+        moved += [] if self._store is None else [self._store.bytes_moved]
+        return BytesMoved(sum(each.streamed for each in moved), sum(each.read for each in moved))
 
     @property
     def ring_stats(self) -> RingStats:

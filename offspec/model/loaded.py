@@ -36,7 +36,7 @@ from offspec.stream.direct_reader import DirectReader, ReadShape
 from offspec.stream.disk_stream import read_unit
 from offspec.stream.expert_store import ExpertStore
 from offspec.stream.read_tuning import choose_read_shape
-from offspec.stream.workers import RingStats
+from offspec.stream.workers import BytesMoved, RingStats
 from offspec_planners.placement import Placement, Tier
 
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
@@ -95,12 +95,17 @@ class LoadedModel(OpenedModel):
 
         Those copied to GPUs, and those read from disk for weights that the CPU computes with.
         """
-        return self._feeder.streamed_bytes if self._feeder else 0
+        return self.bytes_moved.streamed
 
     @property
     def bytes_read(self) -> int:
         """Bytes of weights read from disk so far, read-ahead included."""
-        return self._feeder.read_stats.bytes_moved if self._feeder else 0
+        return self.bytes_moved.read
+
+    @property
+    def bytes_moved(self) -> BytesMoved:
+        """`bytes_streamed` and `bytes_read` at one moment: threads that read ahead do not stop in between."""
+        return self._feeder.bytes_moved if self._feeder else BytesMoved()
 
     @property
     def ring_stats(self) -> RingStats:

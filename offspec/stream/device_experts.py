@@ -19,7 +19,7 @@ from offspec.stream.arena import round_up
 from offspec.stream.expert_store import ExpertStore, StoreStats
 from offspec.stream.layout import UnitLayout
 from offspec.stream.usage import Usage
-from offspec.stream.workers import RingStats
+from offspec.stream.workers import BytesMoved, RingStats
 
 _UNDER_WAY = 2  # copies: the next is there before the host has woken up from waiting for one
 _ALIGNED = 256  # bytes: slots begin at multiples of it, as what an allocator gives does
@@ -80,9 +80,9 @@ class DeviceExpertStore:
         return RingStats(read.bytes_moved, read.wait_seconds + self.copy_stats.wait_seconds)
 
     @property
-    def streamed_bytes(self) -> int:
-        """Bytes copied to the device."""
-        return self.copy_stats.bytes_moved
+    def bytes_moved(self) -> BytesMoved:
+        """Bytes copied to the device, and bytes read."""
+        return BytesMoved(self.copy_stats.bytes_moved, self.below.bytes_moved.read)
 
     @property
     def unpinned_bytes(self) -> int:

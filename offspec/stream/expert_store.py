@@ -19,7 +19,7 @@ from offspec.stream.direct_reader import DirectReader, ReadShape
 from offspec.stream.disk_stream import read_jobs
 from offspec.stream.layout import UnitLayout
 from offspec.stream.usage import Usage
-from offspec.stream.workers import Filling, RingStats, Round, WorkerDiedError, WorkerPool
+from offspec.stream.workers import BytesMoved, Filling, RingStats, Round, WorkerDiedError, WorkerPool
 
 _LOADED_AT_ONCE = 32  # units
 
@@ -115,9 +115,10 @@ class ExpertStore:
         return self._pool.stats
 
     @property
-    def streamed_bytes(self) -> int:
-        """Bytes read, where experts are computed from these slots."""
-        return self.read_stats.bytes_moved
+    def bytes_moved(self) -> BytesMoved:
+        """Bytes read; experts are computed from these slots."""
+        read = self.read_stats.bytes_moved
+        return BytesMoved(read, read)
 
     @property
     def kept(self) -> tuple[int, ...]:

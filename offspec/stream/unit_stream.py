@@ -11,7 +11,7 @@ from offspec.stream.direct_reader import DirectReader, ReadShape
 from offspec.stream.disk_stream import DiskStream, read_unit
 from offspec.stream.layout import UnitLayout
 from offspec.stream.read_tuning import choose_read_shape
-from offspec.stream.workers import RingStats
+from offspec.stream.workers import BytesMoved, RingStats
 
 
 class UnitStream:
@@ -48,9 +48,10 @@ class UnitStream:
         self.read_stats = self.ring_stats = RingStats()  # of what reads, and of what the layers wait for
 
     @property
-    def streamed_bytes(self) -> int:
-        """Bytes copied to a device with memory of its own, or read from disk where there is none."""
-        return (self.ring_stats if self._apart else self.read_stats).bytes_moved
+    def bytes_moved(self) -> BytesMoved:
+        """Bytes copied to a device with memory of its own, or read from disk if there is none; bytes read."""
+        read = self.read_stats.bytes_moved
+        return BytesMoved(self.ring_stats.bytes_moved if self._apart else read, read)
 
     @property
     def hosted_bytes(self) -> int:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from offspec.core.errors import ClosedError
 from offspec.core.trace import OFF, Timeline
@@ -76,6 +76,17 @@ class RingStats:
 
     bytes_moved: int = 0
     wait_seconds: float = 0.0
+
+
+class BytesMoved(NamedTuple):
+    """Bytes of weights at one moment: streamed to what computes with them, and read from disk."""
+
+    streamed: int = 0
+    read: int = 0
+
+    def since(self, before: "BytesMoved") -> "BytesMoved":
+        """Bytes moved since an earlier moment."""
+        return BytesMoved(self.streamed - before.streamed, self.read - before.read)
 
 
 @dataclass(slots=True)

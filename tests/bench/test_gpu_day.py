@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from bench.gpu_day import __main__ as gpu_day
-from bench.gpu_day import models, watch
+from bench.gpu_day import exact, models, watch
 from bench.gpu_day.answers import steady
 from bench.gpu_day.carry import LIMIT, fill
 from bench.gpu_day.paced import paced
@@ -64,6 +65,77 @@ def test_a_step_that_fails_or_hangs_costs_no_other(
     assert rows["fails"]["first"] == 1 and "no such kernel" in rows["fails"]["error"]
     assert rows["hangs"]["seen"] == 2 and "made_up_steps" in rows["hangs"]["log"]  # where it was
     assert rows["works"]["short"] == "well"
+
+
+def test_a_token_that_the_check_finds_wrong_fails_the_text_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from bench.gpu_day import text
+    from bench.gpu_day.day import Day
+
+    found = list[dict[str, Any]]()
+    monkeypatch.setattr(text, "install_demo", lambda day: None)
+    monkeypatch.setattr(text, "engine_of", lambda *args, **load: nullcontext())
+    monkeypatch.setattr(
+        text, "ask", lambda *args, **more: {"ids": [1], "tok_per_s": 1.0, "mismatches": found}
+    )
+    right = Day(True, tmp_path, tmp_path, 1.0)
+    text.measure(right)
+    assert "error" not in right.found
+    found.append({"index": 3})
+    wrong = Day(True, tmp_path, tmp_path, 1.0)
+    text.measure(wrong)
+    assert "speculation changed tokens" in wrong.found["error"]
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("float32", 3e-4), ("float16", 2e-3), ("bfloat16", 0.015)])
+def test_a_kernel_in_a_lower_precision_is_wrong(dtype: str, error: float) -> None:
+    """Products in TF32 have errors of some 3e-4."""
+    case = {"dtype": f"torch.{dtype}", "differ": [], "error": error}
+    right = {**case, "error": error / 5}
+    rest = {"attention": [], "dequant": {}, "noise": [True]}
+    if dtype == "float32":
+        right["error"] = 3.1e-6  # of an H200, over 28,672 columns
+    assert exact._wrong({"row_linear": [right], **rest}) == []
+    assert exact._wrong({"row_linear": [case, right], **rest}) == [case]
+    tree = {**right, "draft_error": error}
+    assert exact._wrong({**rest, "row_linear": [], "attention": [tree]}) == [tree]
+
+
+def test_what_a_first_pass_takes_is_not_in_the_speed_of_the_peer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import torch
+    import transformers
+
+    from bench.gpu_day import peer
+    from bench.gpu_day.day import Day
+
+    clock = [0.0]
+
+    class Model:
+        calls = 0
+
+        def eval(self) -> Model:
+            return self
+
+        def generate(self, ids: object, max_new_tokens: int, **_: object) -> None:
+            clock[0] += max_new_tokens + (0.0 if self.calls else 0.75)
+            self.calls += 1
+
+    ids = SimpleNamespace(input_ids=torch.zeros(1, 1, dtype=torch.long))
+    loads = {
+        "AutoModelForCausalLM": lambda *args, **more: Model(),
+        "AutoTokenizer": lambda *args: lambda *text, **more: ids,
+    }
+    for name, load in loads.items():
+        monkeypatch.setattr(transformers, name, SimpleNamespace(from_pretrained=load))
+    monkeypatch.setattr(peer, "install_demo", lambda day: None)
+    monkeypatch.setattr(peer, "widened", lambda *args: tmp_path)
+    monkeypatch.setattr(peer, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    day = Day(True, tmp_path, tmp_path, 1.0)
+    peer.measure(day)
+    assert day.found["tok_per_s"] == pytest.approx(1.0)
 
 
 def test_what_has_no_time_left_is_skipped(run_bench: RunBench, tmp_path: Path) -> None:

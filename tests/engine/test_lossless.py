@@ -69,6 +69,23 @@ def test_any_placement_and_ring(
             assert (result.bytes_streamed > 0) == (len(resident) < 5)
 
 
+def test_bytes_streamed_on_a_cpu_are_those_read(
+    models: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when a thread that reads ahead counts a block between one count and the other."""
+    target, _, _ = models
+    with tiny_engine(target, "none", budget=1, resident=(), slots=2) as engine:
+        stats = engine._assembly.target.ring_stats
+
+        def peak() -> int:
+            stats.bytes_moved += 1000
+            return 1
+
+        monkeypatch.setattr("offspec.core.memory.peak_bytes", peak)
+        result = engine.generate(PROMPT, _sampling(0.0))
+    assert result.bytes_read == result.bytes_streamed > 0
+
+
 _TIERS = {"v": Tier.DEVICE, "h": Tier.HOST, "d": Tier.DISK}
 
 

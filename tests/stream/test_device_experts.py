@@ -140,9 +140,11 @@ def test_copies_follow_each_other_without_the_host(
     right(store, contents, *range(UNITS))
 
 
-def test_an_interrupt_may_come_at_any_moment(contents: list[bytes], new_store: Making) -> None:
+@pytest.mark.parametrize("behind", [2, UNITS], ids=["one copy under way", "two copies under way"])
+def test_an_interrupt_may_come_at_any_moment(behind: int, contents: list[bytes], new_store: Making) -> None:
     """Struck at each line of the store's own code in turn, and a second time while it comes to rest."""
-    store, left, struck = new_store(3, 2), 0, 0
+    store, left, struck = new_store(3, behind), 0, 0
+    store.load(lambda nbytes: None)
 
     def strike(frame: FrameType, event: str, arg: object) -> Any:
         nonlocal left

@@ -12,7 +12,7 @@ from offspec.model.quantize.rounding import RoundedMatrix, packed_bytes, packs, 
 from offspec.model.unpacking import ModuleUnpacker, Scratch
 from offspec.stream.direct_reader import DirectReader
 from offspec.stream.disk_stream import read_unit
-from offspec.stream.workers import RingStats
+from offspec.stream.workers import BytesMoved, RingStats
 
 
 def rounded_bytes(layer: torch.nn.Module, bits: int) -> int:
@@ -39,7 +39,7 @@ class RoundedLayers:
     """
 
     read_stats = ring_stats = RingStats()  # nothing streams
-    streamed_bytes = 0
+    bytes_moved = BytesMoved()
 
     def __init__(
         self,
