@@ -28,6 +28,7 @@ from typing import Any
 from bench.gpu_day.day import Day, write_json
 from bench.gpu_day.machine import output
 from bench.gpu_day.steps import STEPS
+from bench.lib.cgroup import BenchError
 from bench.lib.command import Command
 from bench.lib.report import Report, environment
 
@@ -50,7 +51,11 @@ def options(p: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace, report: Report) -> dict[str, Any]:
-    """Run the steps; the states of all of them."""
+    """Run the steps; the states of all of them. Raises BenchError without a GPU, unless dry."""
+    if not args.dry and shutil.which("nvidia-smi") is None:
+        raise BenchError(
+            "this machine has no NVIDIA driver (nvidia-smi): add --dry to try every step without a GPU"
+        )
     names = args.steps or [name for name, step in STEPS.items() if args.call in (None, step.call)]
     report.ceiling(
         f"{args.seconds:.0f} s for {len(names)} steps" if args.seconds < 1e6 else f"{len(names)} steps"

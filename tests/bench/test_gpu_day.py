@@ -143,6 +143,14 @@ def test_what_has_no_time_left_is_skipped(run_bench: RunBench, tmp_path: Path) -
     assert ran.code == 1 and set(ran.summary["steps"].values()) == {"skipped"}
 
 
+def test_a_machine_without_a_gpu_is_told_of_dry_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert gpu_day.main(["--steps", "facts"]) != 0
+    assert "--dry" in capsys.readouterr().err
+
+
 def test_medians_leave_out_the_first_pass_and_the_last() -> None:
     names = ("target_seconds", "draft_seconds", "wait_seconds", "emitted", "tree_nodes", "bytes_streamed")
     passes = [dict.fromkeys(names, value) for value in (100, 1, 2, 3, 200)]
