@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,18 +38,10 @@ class Day:
 
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-    @property
-    def is_gpu(self) -> bool:
-        """Whether there is a real one."""
-        return not self.dry
-
     def settings(self) -> str:
         """All but the results, for the process of a step."""
-        own = asdict(self)
-        return json.dumps({name: own[name] for name in ("dry", "seconds")} | self._folders())
-
-    def _folders(self) -> dict[str, str]:
-        return {"models": str(self.models), "carried": str(self.carried)}
+        folders = {"models": str(self.models), "carried": str(self.carried)}
+        return json.dumps({"dry": self.dry, "seconds": self.seconds, **folders})
 
     @classmethod
     def of(cls, settings: str) -> Day:

@@ -45,7 +45,7 @@ def measure(day: Day) -> None:
         finally:
             target.close()
         day.save()
-    if day.is_gpu:
+    if not day.dry:
         from bench.kernels.graphs import measure_graphs
 
         draft = random_model.build(DRAFT, day.models / "draft-1b")

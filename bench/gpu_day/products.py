@@ -18,7 +18,6 @@ LAYER = {
     "down": (8192, 28672, 1),
 }
 ROWS = (1, 16, 64, 128, 256, 512, 1024)
-_SIDE = 8192  # of the square product that is the ceiling
 
 
 def measure(day: Day) -> None:
@@ -32,8 +31,7 @@ def measure(day: Day) -> None:
         day.save()
     found["shapes"] = {}
     for name, (width, columns, _) in ({"toy": (128, 128, 1)} if day.dry else LAYER).items():
-        found["shapes"][name] = row = _Matrix(day, width, columns).measure(clock, day)
-        del row
+        found["shapes"][name] = _Matrix(day, width, columns).measure(clock, day)
         torch.cuda.empty_cache()
         day.save()
     if not day.dry:
