@@ -187,9 +187,7 @@ class Opened:
 
     def holds(self, config: EngineConfig, fit: Fit) -> bool:
         """Whether an arrangement that was made before fits."""
-        modes = _modes(self, config)
-        if fit.placement.by_need:  # a plan may leave the draft out for their sake
-            modes.append(_undrafted(self))
+        modes = [*_modes(self, config), _undrafted(self)]  # a plan may leave the draft out
         if len(fit.placement.tiers) != len(self.target.layers) or fit.held not in modes:
             return False
         if fit.context > self.target.skeleton.context_length:

@@ -202,6 +202,8 @@ def load_models(opened: Opened, config: EngineConfig, fit: Fit, notify: Notify) 
             why = opened.no_room(config)
             if fit.placement.by_need:
                 why = "experts in the place of another are expected to bring more"
+            elif not opened.config.substitutes or opened.fit(config).draft_mode != fit.draft_mode:
+                why = "the plan expects the model to be faster without another"
             notify(Notice(f"{instead}, since {why}"))
             drafts = drafts.without_model()
         capacity = fit.context + tree_nodes(config)

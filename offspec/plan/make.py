@@ -44,6 +44,13 @@ _WALKED = 8.0  # nodes that a first estimate takes a pass to walk
 _PROMPT = 512  # tokens of the prompt that the time to a first token is told for
 _NO_DRAFT = "there is no draft"
 _IN_THE_WAY = "The draft is left out: experts in its place are expected to bring more."
+_SLOWER = (
+    "The draft is left out: the model alone is expected to be faster, {:.2g} against {:.2g} tokens per second. "
+    "To draft anyway, set a budget."
+)
+# How much faster the model alone must be expected to be, by a measured acceptance rate and by a typical one: a
+# draft that is left out is never measured.
+_FASTER_ALONE = {True: 1.02, False: 1.3}
 CONTENDED = (
     "other processes used the processors while this was measured, so it may be slower than the machine is: "
     "measure again when they are done, with `offspec plan --replan`"
@@ -152,8 +159,8 @@ def build_plan(
 ) -> Plan:
     """The fastest settings by these costs, with the draft in the bits that it has at the most nodes.
 
-    Where experts are read when they are asked for, a draft takes the place of some. It is left out where that
-    costs more than it brings, unless a budget was asked for.
+    A draft takes memory that layers or experts of the target could have, and time. It is left out if the
+    model is expected to be faster without it, unless a budget was asked for.
 
     Args:
         opened: What memory is divided among.
@@ -167,13 +174,15 @@ def build_plan(
     """
     plan = _build(opened, loaded, pricing, acceptance, hardware)
     drafts = plan.draft_mode not in ("head", "none") and opened.config.budget is None
-    if not (plan.placement.by_need and drafts):
+    if not drafts:
         return plan
     alone = replace(opened, drafts=opened.drafts.without_model())
     without = _build(alone, loaded, pricing, acceptance, hardware)
-    if without.forecast.tok_per_s <= plan.forecast.tok_per_s:
+    fast, slow = without.forecast.tok_per_s, plan.forecast.tok_per_s
+    if fast <= slow * (1.0 if plan.placement.by_need else _FASTER_ALONE[acceptance.measured]):
         return plan
-    return replace(without, draft_print=plan.draft_print, notes=(*without.notes, _IN_THE_WAY))
+    why = _IN_THE_WAY if plan.placement.by_need else _SLOWER.format(fast, slow)
+    return replace(without, draft_print=plan.draft_print, notes=(*without.notes, why))
 
 
 def _build(

@@ -30,7 +30,7 @@ from offspec.core.trace import OFF, Timeline
 from offspec.draft.open import Notify
 from offspec.model import device as devices
 from offspec.plan import records as ledger
-from offspec.plan.fit import Opened
+from offspec.plan.fit import Fit, Opened
 from offspec.plan.hardware_profile import machine_fingerprint
 from offspec.plan.initial_fit import initial_fit
 from offspec.plan.load import Assembly, load_models, open_models
@@ -118,12 +118,22 @@ def prepare(
                 notify(Notice(CONTENDED))
             plan = plan_by(opened, start.config, measured, record)
             ledger.save_plan(key, plan)
+            if not replan and leaves_draft_out(plan, start.fit):  # its memory is worth more to the target
+                assembly.sources.close()
+                opened.close()
+                return prepare(config, notify, timeline, named=plan)
         return replace(prepared, policy=DraftPolicy.planned(plan, start.config, record), measured=measured)
     except BaseException:
         torch.set_grad_enabled(recording)  # Ctrl-C may have struck where it was about to be set back
         assembly.sources.close()
         opened.close()
         raise
+
+
+def leaves_draft_out(plan: Plan, fit: Fit) -> bool:
+    """Whether a model that drafts was loaded, and the plan does without any."""
+    alone = ("head", "none")
+    return plan.draft_mode in alone and fit.draft_mode not in alone
 
 
 def record_of(opened: Opened, bits: int) -> DraftRecord:

@@ -72,7 +72,10 @@ def test_lean_says_what_unpacked_modules_say(family: str, bits: int, tmp_path: P
     assert lean is not None and expected.std() > 0.1
     kind = FourBitProduct if bits == 4 else UnpackingProduct
     assert all(isinstance(product, kind) for product in _products(lean))
-    assert torch.allclose(_say(lean), expected, atol=1e-4, rtol=1e-4)
+    if bits == 4:  # which multiplies in bfloat16
+        assert float((_say(lean) - expected).norm() / expected.norm()) < 0.03
+    else:
+        assert torch.allclose(_say(lean), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_what_torch_cannot_multiply_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,8 +127,9 @@ def test_products_of_several_matrices(
     x = torch.randn(count, 128)
     expected = F.linear(x.double(), whole.double(), bias.double()).float()
     scratch = Scratch(max(rows) * 128, torch.float32, _CPU)
-    for product in (FourBitProduct(weights, bias), UnpackingProduct(weights, bias, scratch)):
-        assert torch.allclose(product(x), expected, atol=1e-5)
+    assert torch.allclose(UnpackingProduct(weights, bias, scratch)(x), expected, atol=1e-5)
+    error = FourBitProduct(weights, bias)(x) - expected
+    assert float(error.norm() / expected.norm()) < 0.006, "rows and scales in bfloat16"
     assert scratch.taken == 0
 
 

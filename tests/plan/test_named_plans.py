@@ -178,9 +178,8 @@ def test_a_plan_that_was_edited_is_followed(world: World, tmp_path: Path) -> Non
         {"budget": 10_000_000},
         {"placement": {"tiers": "4 device", "slots": 0, "head": "device", "staging": 0}},
         {"placement": {"tiers": "5 disk", "slots": 1_000_000_000, "head": "device", "staging": 0}},
-        {"draft_mode": "none", "draft_bits": 16},
     ],
-    ids=["budget", "layers", "slots", "draft"],
+    ids=["budget", "layers", "slots"],
 )
 def test_an_edited_plan_that_does_not_fit_is_remade(
     world: World, tmp_path: Path, changes: dict[str, Any]
@@ -188,6 +187,13 @@ def test_an_edited_plan_that_does_not_fit_is_remade(
     plan = world.plan(memory="2GB")
     file = saved(plan, tmp_path / "plan.json", **changes)
     assert world.remade("does not fit in 2.00 GB", plan=file).to_json() == plan.to_json()
+
+
+def test_a_plan_may_leave_the_draft_out(world: World, tmp_path: Path) -> None:
+    file = saved(world.plan(memory="2GB"), tmp_path / "plan.json", draft_mode="none", draft_bits=16)
+    with world.load(plan=file) as engine:
+        assert engine.draft == "none"
+    assert ["without another" in text for text in world.notices] == [True]
 
 
 def test_an_edited_context_over_the_models(world: World, tmp_path: Path) -> None:

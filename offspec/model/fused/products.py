@@ -8,7 +8,6 @@ rows; where the processor multiplies bfloat16, more rows have them made a tile a
 Letters: T rows, N outputs, K inputs, G = 64 weights of a group.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from functools import cache
 
@@ -27,6 +26,7 @@ _ROWS_HINT = 16  # what oneDNN lays weights out for; other counts run as well wi
 _MIDDLE = 8  # torch's 4-bit product takes codes around it
 _TILE_ROWS = 16  # outputs are multiples of it
 _TILES = 4  # of 16 inputs that lie together on a CUDA device
+_FOUR_BIT_DTYPE = torch.bfloat16  # of rows and scales
 _FEW_ROWS = 12  # up to which torch's 4-bit product is quicker than one that makes tiles
 _AT_ONCE = 1 << 22  # codes that are rearranged together, four bytes each meanwhile
 
@@ -60,21 +60,21 @@ class DenseProduct:
 class FourBitProduct:
     """With weights in 4 bits: codes in torch's layout, a scale and a middle for each group of a row.
 
-    What was rounded is rounded no more, but for scales and middles, which take the product's own dtype.
+    What was rounded is rounded no more, but for scales and middles, and rows of a model in float32: torch's
+    product is 40 times slower in float32, and draft tokens are hints.
     """
 
-    __slots__ = ("_bias", "_codes", "_dtype", "_scales", "_tiled")
+    __slots__ = ("_bias", "_codes", "_scales", "_tiled")
 
     def __init__(self, weights: Sequence[RoundedMatrix], bias: torch.Tensor | None) -> None:
         first = weights[0].parts["codes"]
         self._bias = bias
-        self._dtype = _own_dtype(first.device, weights[0].dtype)
         step, offset = (torch.cat([w.parts[name].float() for w in weights]) for name in ("step", "offset"))
         scales = torch.stack([step.T, (offset + _MIDDLE * step).T], dim=2)
-        self._scales = scales.to(self._dtype)  # [K / G, N, 2]
+        self._scales = scales.to(_FOUR_BIT_DTYPE)  # [K / G, N, 2]
         self._codes = _arranged(torch.cat([w.parts["codes"] for w in weights]))
         whole = first.device.type == "cpu" and self._scales.shape[1] % TILE == 0
-        self._tiled = whole and self._dtype == torch.bfloat16 and has_tiles()
+        self._tiled = whole and has_tiles()
 
     @property
     def nbytes(self) -> int:
@@ -83,12 +83,13 @@ class FourBitProduct:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor
+        rows = x.to(_FOUR_BIT_DTYPE)
         if self._tiled and len(x) > _FEW_ROWS:
-            out = multiply(x, self._codes, self._scales)
+            out = multiply(rows, self._codes, self._scales)
         elif x.device.type == "cuda":
-            out = torch.ops.aten._weight_int4pack_mm(x.to(self._dtype), self._codes, GROUP, self._scales)
+            out = torch.ops.aten._weight_int4pack_mm(rows, self._codes, GROUP, self._scales)
         else:
-            out = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self._codes, GROUP, self._scales)
+            out = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self._codes, GROUP, self._scales)
         out = out.to(x.dtype)
         return out if self._bias is None else out.add_(self._bias)
 
@@ -189,16 +190,6 @@ def rounded_kind(
     if narrow and has_panels(Grouped(bits), (outputs, shapes[0][1])):
         return PanelProduct
     return UnpackingProduct
-
-
-def four_bit_bytes(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> int:
-    """Bytes that such a matrix takes there."""
-    return math.prod(shape) // 2 + math.prod(shape) // GROUP * 2 * _own_dtype(device, dtype).itemsize
-
-
-def _own_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """What the 4-bit product computes with, where the model has `dtype`."""
-    return torch.bfloat16 if device.type == "cuda" else dtype
 
 
 @cache

@@ -12,16 +12,14 @@ import torch
 
 from offspec.core.memory import trim
 from offspec.model.fused.products import (
-    FourBitProduct,
     Product,
     UnpackingProduct,
-    four_bit_bytes,
     product_of,
     rounded_kind,
 )
 from offspec.model.fused.shape import PlainShape, plain_shape
 from offspec.model.quantize.resident_layers import rounded_bytes, unpacked_values
-from offspec.model.quantize.rounding import RoundedMatrix, packed_bytes
+from offspec.model.quantize.rounding import RoundedMatrix
 from offspec.model.skeleton import Skeleton
 from offspec.model.unpacking import Scratch
 
@@ -108,10 +106,7 @@ def packed_size(skeleton: Skeleton, bits: int, device: torch.device) -> PackedSi
         for layer in layers:
             for names in shape.family.products:
                 matrices = [layer.get_parameter(f"{name}.weight").shape for name in names]
-                kind = rounded_kind(matrices, bits, device, dtype)
-                unpacks |= kind is UnpackingProduct
-                if kind is FourBitProduct:
-                    total += sum(four_bit_bytes(m, device, dtype) - packed_bytes(m, bits) for m in matrices)
+                unpacks |= rounded_kind(matrices, bits, device, dtype) is UnpackingProduct
     return PackedSize(total, max(map(unpacked_values, layers)) if unpacks else 0)
 
 
