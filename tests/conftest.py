@@ -101,8 +101,12 @@ def _freeze() -> None:
 
 @pytest.fixture(autouse=True)
 def drafters_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafters never rest: that goes by clocks. A module that has a fixture of this name lets them."""
+    """Drafters never rest, nor do slow steps end trees: that goes by clocks.
+
+    A module that has a fixture of this name lets them.
+    """
     monkeypatch.setattr("offspec.draft.mix.payoff.Payoff._decide", lambda self: None)
+    monkeypatch.setattr("offspec.draft.grow.growing.StepPace.observe", lambda self, predicted, seconds: None)
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -164,6 +164,7 @@ class PassStats:
         experts_read: Of those that were not in memory.
         sequences: That shared the pass, whose seconds, bytes and experts are those of all.
         hidden_seconds: Drafting for the next tree beside the target's pass, within `target_seconds`.
+        paused: Whether drafting was paused because passes without it are faster.
         bytes_read: Bytes of weights read from disk.
     """
 
@@ -182,6 +183,7 @@ class PassStats:
     experts_read: int = 0
     sequences: int = 1
     hidden_seconds: float = 0.0
+    paused: bool = False
     bytes_read: int = 0
 
 
@@ -238,6 +240,7 @@ class Result:
         guessed_by: Accepted tokens of each source, most first.
         kv_cache: How keys and values were kept: "model" or "int8", which changes answers.
         bytes_read: Bytes of weights read from disk.
+        paused_passes: Passes in which drafting was paused because passes without it were faster.
     """
 
     text: str
@@ -263,6 +266,7 @@ class Result:
     logprobs: tuple[TokenLogprobs, ...] | None = None  # of each token, where they were asked for
     kv_cache: str = "model"
     bytes_read: int = 0  # from disk
+    paused_passes: int = 0
 
     @property
     def tokens(self) -> int:

@@ -39,7 +39,7 @@ class Member:
 class PassResult:
     """What a pass emitted for a sequence, the tree it checked, and where the seconds of the pass went.
 
-    hidden_seconds: of drafting beside the target.
+    hidden_seconds: of drafting beside the target. paused: as in `PassStats`.
     """
 
     walk: Walk
@@ -47,6 +47,7 @@ class PassResult:
     draft_seconds: float
     target_seconds: float
     hidden_seconds: float = 0.0
+    paused: bool = False
 
 
 @dataclass(slots=True)
@@ -94,6 +95,7 @@ class _Share:
             return self.error
         decoding, grown, seconds = self.member.decoding, self.grown, drafted + computed
         mixture, costs = decoding.mixture, decoding.growth.costs
+        paused = mixture is not None and mixture.paused and self.member.max_depth > 0
         if mixture is not None:
             nodes, tokens = self.walk.nodes, len(self.walk.tokens)
             one_row: OneRow | None = None
@@ -107,7 +109,7 @@ class _Share:
             # Who sets a budget wants what was named, and all of it.
             link = None if costs is None else costs.link / members
             grown.settle(mixture, nodes, tokens, seconds / members, link)
-        return PassResult(self.walk, grown, drafted, computed, hidden)
+        return PassResult(self.walk, grown, drafted, computed, hidden, paused)
 
 
 @torch.no_grad()  # and not inference_mode, which an interrupt at its edge leaves on, with no way back

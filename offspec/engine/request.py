@@ -173,6 +173,7 @@ class RunningRequest:
             sequences=spent.sequences,
             hidden_seconds=done.hidden_seconds,
             bytes_read=spent.read,
+            paused=done.paused,
         )
 
     @property
@@ -204,6 +205,7 @@ class RunningRequest:
             logprobs=None if params.logprobs is None else tuple(self._logprobs),
             kv_cache="int8" if target.int8_cache else "model",
             bytes_read=moved.read,
+            paused_passes=sum(done.paused for done in self._passes),
         )
 
 

@@ -45,11 +45,11 @@ _PROMPT = 512  # tokens of the prompt that the time to a first token is told for
 _NO_DRAFT = "there is no draft"
 _IN_THE_WAY = "The draft is left out: experts in its place are expected to bring more."
 _SLOWER = (
-    "The draft is left out: the model alone is expected to be faster, {:.2g} against {:.2g} tokens per second. "
-    "To draft anyway, set a budget."
+    "The draft is left out, since it is not expected to make the model faster: {:.2g} tokens per second "
+    "without it, {:.2g} with it. To draft anyway, set a budget."
 )
-# How much faster the model alone must be expected to be, by a measured acceptance rate and by a typical one: a
-# draft that is left out is never measured.
+# How much faster the model alone must be expected to be, by a measured acceptance rate and by a typical
+# one: a draft that is left out is never measured.
 _FASTER_ALONE = {True: 1.02, False: 1.3}
 CONTENDED = (
     "other processes used the processors while this was measured, so it may be slower than the machine is: "
@@ -179,7 +179,11 @@ def build_plan(
     alone = replace(opened, drafts=opened.drafts.without_model())
     without = _build(alone, loaded, pricing, acceptance, hardware)
     fast, slow = without.forecast.tok_per_s, plan.forecast.tok_per_s
-    if fast <= slow * (1.0 if plan.placement.by_need else _FASTER_ALONE[acceptance.measured]):
+    if plan.placement.by_need:
+        stays = fast <= slow
+    else:
+        stays = plan.budget > plan.sequences and fast <= slow * _FASTER_ALONE[acceptance.measured]
+    if stays:
         return plan
     why = _IN_THE_WAY if plan.placement.by_need else _SLOWER.format(fast, slow)
     return replace(without, draft_print=plan.draft_print, notes=(*without.notes, why))

@@ -17,8 +17,9 @@ from offspec.draft.base import Drafter, Scorer
 from offspec.draft.cross_vocab.drafter import TranslatedDrafter
 from offspec.draft.cross_vocab.retokenize import Reading
 from offspec.draft.cross_vocab.vocab_map import VocabMap
-from offspec.draft.grow import best_first
+from offspec.draft.grow import best_first, growing
 from offspec.draft.grow.best_first import Growing, GrowthPolicy, grow, grow_forest
+from offspec.draft.grow.growing import StepPace
 from offspec.draft.grow.result import GrownTree
 from offspec.draft.lm import LMDrafter
 from offspec.draft.lookup.suffix import SuffixLookup
@@ -42,6 +43,7 @@ DEAR = PassCosts(compute=((1, 1.0), (101, 2.0)), step=((1, 0.02), (33, 0.1)), st
 
 
 CPU = torch.device("cpu")
+OBSERVE = StepPace.observe  # which the tests' configuration replaces
 
 
 def lm(folder: Path, *, is_lean: bool, device: torch.device = CPU) -> LMDrafter:
@@ -301,11 +303,13 @@ def test_costs_are_those_of_all_together() -> None:
     assert len(crowded[0].tree) < len(by_itself.tree), "others take the room"
 
 
+@pytest.mark.parametrize("trees", [1, 4])
 @pytest.mark.parametrize(("times", "longer"), [(1, 1.0), (3, 3.0), (100, 4.0)])
 def test_steps_that_take_longer_than_planned_become_fewer(
-    times: float, longer: float, monkeypatch: pytest.MonkeyPatch
+    trees: int, times: float, longer: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the trees that come then; what the first step takes, and passes in between, say nothing."""
+    monkeypatch.setattr(StepPace, "observe", OBSERVE)
     costs = PassCosts(compute=((1, 1.0), (101, 1.2)), step=((1, 0.1), (33, 0.1)))
     policy, now = GrowthPolicy(budget=64, width=4, costs=costs), [0.0]
 
@@ -313,11 +317,11 @@ def test_steps_that_take_longer_than_planned_become_fewer(
         now[0] += times * 0.1
         return now[0]
 
-    monkeypatch.setattr(best_first, "time", SimpleNamespace(perf_counter=clock))
-    before = grow_forest(tabulated([0.8] * 4, policy))
+    monkeypatch.setattr(growing if trees == 1 else best_first, "time", SimpleNamespace(perf_counter=clock))
+    before = grow_forest(tabulated([0.8] * trees, policy))
     assert policy.pace.factor == pytest.approx(longer)
     now[0] += 1000
-    after = grow_forest(tabulated([0.8] * 4, policy))
+    after = grow_forest(tabulated([0.8] * trees, policy))
     assert policy.pace.factor == pytest.approx(longer)
     saved = max(tree.steps for tree in before) - max(tree.steps for tree in after)
     assert saved > 0 if times > 1 else saved == 0

@@ -9,6 +9,7 @@ import pytest
 import offspec
 from offspec import Engine, Finished, PassStats, SamplingParams
 from offspec.engine import forest
+from offspec.ui.cli.render import statistics
 from tests.support.tiny_models import disturb, write_model
 
 PROMPT = [5, 9, 17, 33, 64, 20, 21, 22, 9]
@@ -60,6 +61,8 @@ def _answer(engine: Engine, params: SamplingParams) -> tuple[list[int], tuple[in
     """Rows of the passes of an answer but for the first, which reads the prompt; and its tokens."""
     *events, last = engine.stream(PROMPT, params)
     assert isinstance(last, Finished)
+    paused = [event.index for event in events if isinstance(event, PassStats) and event.paused]
+    assert len(paused) == last.result.paused_passes
     nodes = [event.tree_nodes for event in events if isinstance(event, PassStats)]
     return nodes[1:], last.result.token_ids
 
@@ -72,6 +75,10 @@ def test_trees_that_lose_are_left_out(engine: Engine, take: Callable[..., None])
     assert max(nodes) > 1 and nodes.count(1) > len(nodes) / 2
     nodes, tokens = _answer(engine, SECOND)
     assert tokens == alone[1]
+    result = engine.generate(PROMPT, SECOND)
+    drafts = engine.draft != "suffix"
+    assert (result.paused_passes > 0.5 * result.passes) == drafts, "lookups alone are no drafters"
+    assert any("drafting was paused" in line for line in statistics(result)) == drafts
     assert nodes.count(1) > 0.9 * len(nodes), "what was seen is known to the next answer"
 
 

@@ -103,11 +103,10 @@ def test_what_lookups_find_is_verified_only_where_it_pays(slow: World) -> None:
 def test_a_draft_that_does_not_pay_leaves_its_place_to_experts(slow: World) -> None:
     memory = least_memory(slow.target) + 12 * MB
     settings: dict[str, Any] = {"draft": str(slow.near), "memory": memory, "learn": False}
-    with _load(slow, **settings) as engine:  # it had to be loaded to be tried
+    with _load(slow, **settings) as engine:  # it had to be loaded to be tried, and was then loaded again
         plan, answer = engine.plan, engine.generate(PROMPT, ANSWER).token_ids
-        slots = engine.placement["expert_slots"]
         assert plan is not None and plan.draft_mode == "none" and "left out" in plan.notes[-1]
-        assert plan.placement.expert_slots > slots
+        assert plan.placement.expert_slots == engine.placement["expert_slots"]
     with _load(slow, **settings) as engine:
         assert slow.measured == 1 and engine.plan == plan
         assert slow.notices == ["no draft, since experts in the place of another are expected to bring more"]

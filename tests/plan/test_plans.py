@@ -252,3 +252,27 @@ def test_a_shape_is_planned_anew_from_what_was_learnt(world: World) -> None:
     world.learn(tree="sequoia")
     plan = world.remade("how well the draft guesses", tree="sequoia")
     assert plan.tree == "sequoia" and plan.acceptance.startswith("measured")
+
+
+@pytest.mark.parametrize("draft", ["near", "auto"])
+def test_a_draft_that_does_not_pay_leaves_its_memory_to_the_target(
+    draft: str, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the very run that found it out, and in the next; a budget keeps it."""
+    slow = replace(MEASURED, step=((1, 1.0), (64, 2.0)))
+    calls = list[int]()
+    monkeypatch.setattr(choose, "measure", lambda *given: calls.append(1) or slow)
+    given: dict[str, Any] = {"draft": str(world.near) if draft == "near" else draft}
+    params = SamplingParams(temperature=0.7, seed=3, max_tokens=20, ignore_eos=True)
+    with world.load(**given, budget=16, width=4) as engine:
+        expected = engine.generate(PROMPT, params).token_ids
+    for _ in range(2):
+        with world.load(**given) as engine:
+            assert engine.plan is not None and engine.plan.draft_mode == "none"
+            assert "left out" in engine.plan.notes[-1] and "tokens per second" in engine.plan.notes[-1]
+            assert not engine.drafting.described(engine.drafting.names).startswith("near")
+            assert engine.generate(PROMPT, params).token_ids == expected
+        assert any("faster without another" in text for text in world.notices)
+    assert len(calls) == 1, "the second run follows the plan of the first"
+    with world.load(**given, budget=16) as engine:
+        assert engine.plan is not None and engine.plan.draft_mode != "none"

@@ -35,9 +35,10 @@ _LEAST_PACE, _MOST_PACE = 0.5, 4.0  # what is beyond comes of something else, su
 
 @dataclass(slots=True)
 class StepPace:
-    """How much longer draft steps of several trees take than costs say, which are of one; learned in a run.
+    """How much longer draft steps take than costs say, learned in a run.
 
-    Clocks decide how large trees grow, never which tokens come: those do not depend on trees.
+    Several trees share a step, or other processes share the processor. Clocks decide how large trees grow,
+    never which tokens come: those do not depend on trees.
     """
 
     factor: float = 1.0
@@ -66,7 +67,7 @@ class GrowthPolicy:
             are verified as give the most.
         record: Grow to this number of nodes for the record, at any cost, if that is more than the budget.
         ahead: Whether the draft goes on below a tree while the target's pass is on its way.
-        pace: Of steps that several trees share, by which their costs are mended.
+        pace: Of draft steps in this run, by which their costs are corrected.
     """
 
     budget: int
@@ -137,8 +138,10 @@ class Growing:
         self._read = set[int]()  # candidates behind which it is known what the format forces
         self._steps = 0
         self._silent = set[int]()  # drafters that have nothing to say
-        # By the plan, of the main drafter.
+        self._costs = None if policy.costs is None else policy.costs.with_steps(policy.pace.factor)
+        # By these costs, of the main drafter.
         self._seconds = policy.costs.start if policy.costs and 0 in self.asked.seen else 0.0
+        self._joined = False  # whether others share its steps
         self._beyond = False  # whether what is grown is for the record alone, and no cost of this tree
         mixture.start(ids, active, resumes=carried is not None)
 
@@ -207,7 +210,7 @@ class Growing:
 
     def join(self) -> None:
         """Before it begins: it grows beside others, and so for no record."""
-        self.policy = replace(self.policy, record=0)
+        self.policy, self._joined = replace(self.policy, record=0), True
 
     def score_of(self, nodes: list[int]) -> NDArray[np.float64]:
         """[W] of these nodes."""
@@ -294,7 +297,10 @@ class Growing:
         with self._timeline.span("draft", "step", width=len(nodes)):
             children = yield from expanding(source.drafter, candidates, nodes, source.scorer)
         children = children.without(candidates.settled[nodes])
-        self.asked.spent(index, time.perf_counter() - began - (self.elsewhere - elsewhere))
+        seconds = time.perf_counter() - began - (self.elsewhere - elsewhere)
+        self.asked.spent(index, seconds)
+        if index == 0 and seen and policy.costs is not None and not self._joined:  # the first reads the text
+            policy.pace.observe(float(policy.costs.step_seconds(len(nodes))), seconds)
         candidates.asked[index, nodes] = True
         # What is no better than the last of a full tree is not in it, nor later: the best get better, but for
         # what a second opinion takes back.
@@ -320,7 +326,7 @@ class Growing:
 
     def decide(self, nodes: list[int]) -> list[int] | None:
         """What of an offer the tree would have expanded if it grew alone."""
-        policy, costs, score = self.policy, self.policy.costs, self._candidates.score
+        policy, costs, score = self.policy, self._costs, self._candidates.score
         if self.asked.seen[0] and not self._pays(nodes, costs):
             return None
         if costs and policy.recording and not self._beyond:
@@ -363,7 +369,7 @@ class Growing:
 
     def size(self) -> int:
         """How many nodes are to be verified if the tree goes alone."""
-        scores, costs = self.descending(), self.policy.costs
+        scores, costs = self.descending(), self._costs
         return len(scores) if costs is None else best_size(scores, self._seconds, costs)
 
     def grown(self, size: int) -> GrownTree:

@@ -81,6 +81,11 @@ class Mixture:
         return self.sources[0] if self.sources else None
 
     @property
+    def paused(self) -> bool:
+        """Whether the drafters sit out the pass under way, or to come, since passes without are faster."""
+        return bool(self.sources) and self.standing.payoff.rest > 0
+
+    @property
     def blend(self) -> Blended:
         return self.standing.blend
 

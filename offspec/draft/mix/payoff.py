@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 _KEPT = 0.8  # of a running mean, from pass to pass
 _LEAST = 2  # passes of each kind before they are compared, and of a sample
 _MARGIN = 1.05  # by how much faster passes must be without drafters, once many are known
+_DOUBT, _SUSPICION = 1.0, 0.5  # added to it over the number of passes, at first and once drafters have lost
 _HOPED = 2.0  # how much faster than predicted passes without drafters may be
 _EVERY = 64  # passes with drafters from one sample of the others to the next
 _PROVEN = 8  # passes with drafters after which these have proved their worth
@@ -69,6 +70,7 @@ class Payoff:
     rest: int = 0
     reads: bool = True
     _next_rest: int = _FIRST_REST
+    _has_lost: bool = False  # and has not proved its worth since
     _sampled: int = 0  # passes with drafters since passes without were seen
     _catches_up: bool = False
 
@@ -96,7 +98,7 @@ class Payoff:
         else:
             self.drafted.observe(tokens, seconds, one_row)
             self._sampled += 1
-        known = self.drafted.passes >= _LEAST and not self.rest
+        known = self.drafted.passes >= (1 if self._has_lost else _LEAST) and not self.rest
         if known and self.drafted.each > self.drafted.least:
             self._decide()
 
@@ -106,15 +108,16 @@ class Payoff:
         The first come one by one, and the later the more they may lose of the time before them, of which no
         sample takes a larger part than `_LEAST` of `_EVERY`.
         """
+        doubt = _SUSPICION if self._has_lost else _DOUBT
         if self.alone.passes < _LEAST:
             self.rest = int(self._sampled * _LEAST >= _EVERY * self._lost)
         elif self._sampled >= _EVERY:
             self.rest = _LEAST
-        elif self.drafted.each > (_MARGIN + 1 / self.drafted.passes) * self.alone.each:
-            self.rest, self.drafted = self._next_rest, Pace()
+        elif self.drafted.each > (_MARGIN + doubt / self.drafted.passes) * self.alone.each:
+            self.rest, self.drafted, self._has_lost = self._next_rest, Pace(), True
             self._next_rest = min(_LONGER * self._next_rest, _LONGEST_REST)
         elif self.drafted.passes >= _PROVEN:
-            self._next_rest = _FIRST_REST
+            self._next_rest, self._has_lost = _FIRST_REST, False
 
     @property
     def _lost(self) -> float:

@@ -31,7 +31,7 @@ class PassTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over passes. guessed: accepted tokens by source.
+    """Sums over passes. guessed: accepted tokens by source. paused: passes in which drafting was paused.
 
     bytes_streamed, bytes_read, experts_asked, experts_read: as in `PassStats`.
     """
@@ -45,6 +45,7 @@ class Totals:
     experts_asked: int = 0
     experts_read: int = 0
     bytes_read: int = 0
+    paused: int = 0
 
     @property
     def tokens_per_pass(self) -> float:
@@ -70,6 +71,7 @@ class Totals:
             self.experts_asked + done.experts_asked,
             self.experts_read + done.experts_read,
             self.bytes_read + done.bytes_read,
+            self.paused + done.paused,
         )
 
 

@@ -79,9 +79,10 @@ class PlainRenderer:
         self._text_is_open = False
         self._out.end_line()
         if result is not None:
+            paused = f", drafting paused in {result.paused_passes} passes" if result.paused_passes else ""
             self.note(
                 f"{result.tokens:,} tokens in {result.seconds:.1f} s, {result.tok_per_s:.2f} tok/s, "
-                f"{result.tokens_per_pass:.1f} a pass{_ENDINGS[result.finish_reason]}"
+                f"{result.tokens_per_pass:.1f} a pass{paused}{_ENDINGS[result.finish_reason]}"
             )
 
     def note(self, text: str) -> None:

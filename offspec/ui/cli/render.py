@@ -165,7 +165,18 @@ def statistics(result: Result) -> list[str]:
         f"peak memory {format_bytes(result.peak_memory_bytes)}{device}",
         f"draft {result.draft}, budget {result.budget}, seed {result.seed}{kept}; "
         f"{result.draft_seconds:.2f} s drafting, {result.target_seconds:.2f} s in the target{beside}",
+        *_paused(result),
         *_guessed(result),
+    ]
+
+
+def _paused(result: Result) -> list[str]:
+    """A line on passes without drafting, if there were any."""
+    if not result.paused_passes:
+        return []
+    return [
+        f"drafting was paused in {result.paused_passes} of {_count(result.passes, 'pass')}, "
+        "since passes without it were faster"
     ]
 
 
