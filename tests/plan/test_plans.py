@@ -16,6 +16,7 @@ from offspec.plan import prepare as choose
 from offspec.plan.load import open_models
 from offspec.plan.prepare import record_of
 from offspec.plan.records import DraftRecord
+from offspec_planners.measured_costs import MeasuredCosts
 from tests.support.plan_world import (
     GB,
     LAYERS,
@@ -260,8 +261,13 @@ def test_a_draft_that_does_not_pay_leaves_its_memory_to_the_target(
 ) -> None:
     """In the very run that found it out, and in the next; a budget keeps it."""
     slow = replace(MEASURED, step=((1, 1.0), (64, 2.0)))
-    calls = list[int]()
-    monkeypatch.setattr(choose, "measure", lambda *given: calls.append(1) or slow)
+    calls = list[object]()
+
+    def measure(*given: object) -> MeasuredCosts:
+        calls.append(given)
+        return slow
+
+    monkeypatch.setattr(choose, "measure", measure)
     given: dict[str, Any] = {"draft": str(world.near) if draft == "near" else draft}
     params = SamplingParams(temperature=0.7, seed=3, max_tokens=20, ignore_eos=True)
     with world.load(**given, budget=16, width=4) as engine:

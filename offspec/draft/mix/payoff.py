@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 _KEPT = 0.8  # of a running mean, from pass to pass
 _LEAST = 2  # passes of each kind before they are compared, and of a sample
 _MARGIN = 1.05  # by how much faster passes must be without drafters, once many are known
-_DOUBT, _SUSPICION = 1.0, 0.5  # added to it over the number of passes, at first and once drafters have lost
+_UNSURE, _UNSURE_AFTER_LOSS = 1.0, 0.5  # added to the margin, divided by the passes with drafters
 _HOPED = 2.0  # how much faster than predicted passes without drafters may be
 _EVERY = 64  # passes with drafters from one sample of the others to the next
 _PROVEN = 8  # passes with drafters after which these have proved their worth
@@ -70,7 +70,7 @@ class Payoff:
     rest: int = 0
     reads: bool = True
     _next_rest: int = _FIRST_REST
-    _has_lost: bool = False  # and has not proved its worth since
+    _has_lost: bool = False  # whether passes with drafters were slower, and were not found faster since
     _sampled: int = 0  # passes with drafters since passes without were seen
     _catches_up: bool = False
 
@@ -108,12 +108,12 @@ class Payoff:
         The first come one by one, and the later the more they may lose of the time before them, of which no
         sample takes a larger part than `_LEAST` of `_EVERY`.
         """
-        doubt = _SUSPICION if self._has_lost else _DOUBT
+        unsure = _UNSURE_AFTER_LOSS if self._has_lost else _UNSURE
         if self.alone.passes < _LEAST:
             self.rest = int(self._sampled * _LEAST >= _EVERY * self._lost)
         elif self._sampled >= _EVERY:
             self.rest = _LEAST
-        elif self.drafted.each > (_MARGIN + doubt / self.drafted.passes) * self.alone.each:
+        elif self.drafted.each > (_MARGIN + unsure / self.drafted.passes) * self.alone.each:
             self.rest, self.drafted, self._has_lost = self._next_rest, Pace(), True
             self._next_rest = min(_LONGER * self._next_rest, _LONGEST_REST)
         elif self.drafted.passes >= _PROVEN:
