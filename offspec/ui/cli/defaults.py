@@ -15,7 +15,7 @@ KEYS = (
     *("model", "memory", "vram", "device", "dtype", "context", "kv-cache", "quantize", "draft", "draft-bits"),
     *("temperature", "theme"),
 )
-COMMANDS = ("generate", "chat", "serve", "batch", "plan")
+COMMANDS = ("generate", "chat", "serve", "batch", "bench", "plan")
 _OF_THIS_MACHINE = ("memory", "vram", "device")
 
 

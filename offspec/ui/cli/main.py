@@ -22,6 +22,7 @@ from offspec.core.openmp import limit_spinning
 from offspec.ui import interrupt
 from offspec.ui.cli import (
     batch,
+    bench,
     chat,
     config,
     demo,
@@ -101,6 +102,7 @@ app.command(epilog=chat.EPILOG)(chat.chat)
 app.command(epilog=serve.EPILOG)(serve.serve)
 app.command(epilog=batch.EPILOG)(batch.batch)
 app.command(epilog=plan.EPILOG)(plan.plan)
+app.command(epilog=bench.EPILOG)(bench.bench)
 app.command(epilog=pack.EPILOG)(pack.pack)
 app.command(epilog=distill.EPILOG)(distill.distill)
 app.command(epilog=hardware.EPILOG)(hardware.hardware)

@@ -1,0 +1,160 @@
+"""`offspec bench`: speed of a model on this machine, as a table to paste."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import ConsoleRenderable
+
+from offspec.core.errors import OffspecError, RequestError
+from offspec.ui.cli import checks
+from offspec.ui.cli import options as opt
+from offspec.ui.cli.console import Console
+from offspec.ui.cli.output import Output
+from offspec.ui.cli.render import Renderer
+from offspec.ui.cli.tables import PageLayout, facts, heading, page
+from offspec_planners.units import format_number
+
+if TYPE_CHECKING:
+    from offspec.engine.benchmark import Benchmark
+
+EPILOG = """[bold]Examples[/]
+
+Speed with and without speculation, in 12 GB of RAM:
+
+  offspec bench Qwen/Qwen3-8B --memory 12GB --draft Qwen/Qwen3-0.6B
+
+As Markdown, for an issue or a forum:
+
+  offspec bench Qwen/Qwen3-8B --memory 12GB --markdown
+
+Keep a run, and compare a later one with it:
+
+  offspec bench Qwen/Qwen3-8B --memory 12GB --json > before.json
+  offspec bench Qwen/Qwen3-8B --memory 12GB --check before.json
+"""
+
+_SEED = 1
+_bench_option = partial(typer.Option, rich_help_panel="Benchmark")
+
+Seconds = Annotated[
+    float,
+    _bench_option(
+        metavar="SECONDS", min=1, help="Time limit of the answers; loading and planning come before it."
+    ),
+]
+Markdown = Annotated[bool, _bench_option("--markdown", metavar="", help="Print a Markdown table.")]
+Json = Annotated[bool, _bench_option("--json", metavar="", help="Print one JSON object.")]
+Check = Annotated[
+    Path | None,
+    _bench_option(
+        "--check",
+        metavar="FILE",
+        help="Compare with an earlier run, the output of [bold]--json[/]. Exit code 1 if tokens differ or a "
+        "speed differs by more than 15 %.",
+    ),
+]
+
+
+@opt.takes_options
+def bench(
+    options: opt.RequestOptions,
+    seconds: Seconds = 90.0,
+    markdown: Markdown = False,
+    as_json: Json = False,
+    check: Check = None,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Measure a model's speed here: prompt, generation, and the gain from speculation.
+
+    Answers four fixed prompts, with and without a draft, and prints machine,
+    model, placement, speeds, and the speeds that the plan predicted.
+    """
+    if markdown and as_json:
+        raise RequestError("--markdown and --json are two formats: leave out one")
+    config = opt.engine_config(options)
+    params = opt.sampling_params(options)
+    params = params if params.seed is not None else replace(params, seed=_SEED)
+    checks.check_files(config, options.plan)
+    before = None if check is None else _earlier(check)
+    with Renderer(as_json=False, quiet=quiet) as renderer:
+        from offspec.engine.benchmark import benchmark, disagreements
+        from offspec.engine.load import load
+
+        with load(config, plan=options.plan, notify=renderer.show) as engine:
+            found = benchmark(engine, config, params, seconds, renderer.show)
+    out = Output()
+    if as_json:
+        out.write(json.dumps(found.to_json(), indent=2) + "\n")
+    elif markdown:
+        out.write(_markdown(found))
+    else:
+        out.write_styled(page(Console(highlight=False), lambda layout: _sections(found, layout)))
+    if not found.same:
+        raise OffspecError(
+            "speculation changed the answer, which is a bug in offspec: please report the model and options"
+        )
+    if before is not None and (found_other := disagreements(before, found)):
+        raise OffspecError(f"this run does not agree with {check}: {'; '.join(found_other)}")
+    if before is not None:
+        typer.echo(f"agrees with {check}", err=True)
+
+
+def _earlier(file: Path) -> "Benchmark":
+    """An earlier run. Raises RequestError."""
+    from offspec.engine.benchmark import Benchmark
+
+    try:
+        return Benchmark.read(file.read_bytes())
+    except OSError as error:
+        raise RequestError(f"--check {file} cannot be read: {error.strerror or error}") from None
+    except RequestError as error:
+        raise RequestError(f"--check {file}: {error}") from None
+
+
+def _rows(found: "Benchmark") -> Iterator[tuple[str, str, str]]:
+    """Name, figure and remark of each speed."""
+    drafted, alone, predicted = found.drafted, found.alone, found.predicted
+    yield "prompt", f"{format_number(found.prompt_tok_per_s)} tok/s", f"{found.prompt_tokens} tokens"
+    paused = f", drafting paused in {drafted.paused_passes}" if drafted.paused_passes else ""
+    yield (
+        "with speculation",
+        f"{format_number(drafted.tok_per_s)} tok/s",
+        f"{drafted.tokens} tokens in {drafted.passes} passes, "
+        f"{format_number(drafted.tokens_per_pass)} tokens per pass{paused}",
+    )
+    yield "without", f"{format_number(alone.tok_per_s)} tok/s", f"{alone.tokens} tokens, one per pass"
+    same = "same tokens" if found.same else "DIFFERENT TOKENS, which is a bug"
+    yield "gain", f"{format_number(found.speedup)} times", same
+    if found.link:
+        rate = f"of {found.link_rate / 1e9:.2f} GB/s, with speculation"
+        yield f"{found.link} bandwidth used", f"{found.link_share:.0%}", rate
+    else:
+        yield "weights", "in memory", "nothing streams"
+    if predicted is not None:
+        yield (
+            "predicted",
+            f"{format_number(predicted.tok_per_s)} tok/s",
+            f"{format_number(predicted.tokens_per_pass)} tokens per pass; "
+            f"{format_number(predicted.tok_per_s_alone)} tok/s without speculation",
+        )
+
+
+def _sections(found: "Benchmark", layout: PageLayout) -> Iterator[ConsoleRenderable]:
+    yield heading("Machine and model")
+    yield facts([(name, value, "") for name, value in {**found.machine, **found.settings}.items()], layout)
+    yield heading("Speed")
+    yield facts(list(_rows(found)), layout)
+
+
+def _markdown(found: "Benchmark") -> str:
+    """The same as a Markdown table."""
+    facts = [(name, value, "") for name, value in {**found.machine, **found.settings}.items()]
+    rows = [*facts, *_rows(found)]
+    head = f"offspec {found.offspec}, torch {found.torch}, {found.date}, seed {found.seed}"
+    cells = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
+    return "\n".join([f"{head}\n", "| | | |", "|---|---|---|", *cells]) + "\n"

@@ -1,0 +1,136 @@
+"""`offspec bench`: real answers of a tiny model, as a table, Markdown and JSON; and an earlier run."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from offspec.engine import benchmark
+from offspec.engine.benchmark import Benchmark, Generation, disagreements
+from offspec.plan.hardware_profile import Profile
+from offspec.ui.cli.main import app
+from offspec_planners.hardware import preset
+from tests.support.tiny_models import disturb, write_model
+from tests.ui.cli.program import error_line
+
+Call = Callable[..., Result]
+PROMPTS = ("w5 w9 w17", "w3 w8")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Call `offspec bench` with a tiny model, its disturbed copy as the draft, and short prompts."""
+    monkeypatch.setenv("OFFSPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(benchmark, "PROMPTS", PROMPTS)
+    machine = Profile(preset("laptop-8gb"), "2026-01-01")
+    monkeypatch.setattr(benchmark, "profile", lambda device, notify: machine)
+    target, draft = write_model(tmp_path / "target"), write_model(tmp_path / "draft")
+    disturb(draft)
+    fixed = ("--draft", str(draft), "--dtype", "float32", "--budget", "12", "--width", "3")
+
+    def call(*args: str) -> Result:
+        options = (*fixed, "--context", "256", "--device", "cpu", *args)
+        return CliRunner().invoke(app, ("bench", str(target), *options), prog_name="offspec")
+
+    return call
+
+
+def test_a_table_of_real_answers(run: Call) -> None:
+    result = run("--temperature", "0.7")
+    assert result.exit_code == 0, result.output
+    lines = {line[:24].strip(): line[24:].strip() for line in result.stdout.splitlines()}
+    assert lines["GPU"].startswith("NVIDIA") or "RTX" in lines["GPU"]
+    assert lines["layers"].endswith("resident") and lines["weights"].startswith("in memory")
+    assert "same tokens" in lines["gain"] and "tokens in" in lines["with speculation"]
+    assert lines["temperature"] == "0.7" and "predicted" not in lines
+
+
+def test_a_run_agrees_with_itself(run: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark, "_CLOSE", float("inf"))  # speeds of milliseconds differ
+    before = run("--json")
+    file = tmp_path / "before.json"
+    file.write_text(before.stdout)
+    found = json.loads(before.stdout)
+    assert len(found["answers"]) == len(PROMPTS) and found["seed"] == 1 and found["same"]
+    assert found["drafted"]["tokens"] <= sum(map(len, found["answers"]))
+    again = run("--check", str(file))
+    assert again.exit_code == 0 and f"agrees with {file}" in again.stderr
+    other = run("--check", str(file), "--temperature", "1.0")
+    assert (
+        other.exit_code == 1 and "does not agree" in error_line(other) and "temperature is 1" in other.stderr
+    )
+
+
+def test_markdown(run: Call) -> None:
+    result = run("--markdown")
+    rows = [line for line in result.stdout.splitlines() if line.startswith("|")]
+    assert result.exit_code == 0 and result.stdout.startswith("offspec ")
+    assert {row.count("|") for row in rows} == {4} and rows[1] == "|---|---|---|"
+
+
+def test_time_that_is_over_ends_the_answers(run: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 10**6, 600))
+    monkeypatch.setattr("offspec.engine.benchmark.time.monotonic", lambda: float(next(clock)))
+    found = json.loads(run("--json", "--seconds", "5").stdout)
+    assert len(found["answers"]) == 1, "the first prompt is always answered, as far as it comes"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [(None, "cannot be read"), ("{}", "is not what"), ("[1]", "is not what"), ("\udcff", "is not what")],
+)
+def test_a_wrong_file_is_found_before_anything_is_loaded(
+    text: str | None, reason: str, run: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offspec.engine.load.load", None)
+    file = tmp_path / "before.json"
+    if text is not None:
+        file.write_bytes(text.encode("utf-8", "surrogateescape"))
+    result = run("--check", str(file))
+    assert result.exit_code == 2 and reason in error_line(result)
+
+
+def test_two_formats_at_once(run: Call) -> None:
+    assert "leave out one" in error_line(run("--json", "--markdown"))
+
+
+def _run(**changes: Any) -> Benchmark:
+    given: dict[str, Any] = {
+        "offspec": "1",
+        "torch": "2",
+        "date": "2026-01-01",
+        "machine": {},
+        "settings": {"model": "a", "layers": "5 resident"},
+        "link": "disk",
+        "link_rate": 2e9,
+        "prompt_tokens": 512,
+        "prompt_seconds": 4.0,
+        "drafted": Generation(80, 10, 10.0, 10**10),
+        "alone": Generation(7, 7, 7.0, 7 * 10**9),
+        "same": True,
+        "predicted": None,
+        "seed": 1,
+        "answers": ((1, 2, 3), (4, 5)),
+    }
+    return Benchmark(**given | changes)
+
+
+def test_figures() -> None:
+    found = _run()
+    assert (found.prompt_tok_per_s, found.speedup, found.link_share) == (128, 8, 0.5)
+    assert found.drafted.tokens_per_pass == 8
+    assert Benchmark.read(json.dumps(found.to_json()).encode()) == found
+    empty = _run(drafted=Generation(), alone=Generation(), link="", prompt_seconds=0)
+    assert (empty.speedup, empty.link_share, empty.prompt_tok_per_s) == (0, 0, 0)
+
+
+def test_what_two_runs_disagree_on() -> None:
+    assert disagreements(_run(), _run(answers=((1, 2), (4, 5, 6)), settings={"model": "a"})) == []
+    (tokens,) = disagreements(_run(), _run(answers=((1, 9, 3), (4, 5))))
+    assert tokens == "answer 1 has other tokens from token 2 on"
+    (speed,) = disagreements(_run(), _run(drafted=Generation(80, 10, 16.0)))
+    assert speed == "with speculation 5 tokens per second, and 8 before"
+    assert disagreements(_run(), _run(settings={"model": "b"})) == ["model is b, and was a"]
