@@ -14,9 +14,11 @@ from functools import cache
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from rich import markdown as rich_markdown
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions
 from rich.console import RenderResult as RichResult
 from rich.segment import Segment
+from rich.style import Style
 from rich.syntax import Syntax
 from rich.text import Text
 from rich.theme import Theme
@@ -231,7 +233,7 @@ class StreamedMarkdown(Widget, can_focus=False):
         selection = self.text_selection
         span = selection.get_span(y) if selection is not None else None
         if span is not None:
-            strip = _lit(strip, span, self)
+            strip = _highlighted(strip, span, self)
         return strip.adjust_cell_length(width, plain).apply_offsets(0, y)
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
@@ -243,9 +245,13 @@ class StreamedMarkdown(Widget, can_focus=False):
         self.refresh()
 
 
-def _lit(strip: Strip, span: tuple[int, int], widget: Widget) -> Strip:
-    """The strip with the cells from span[0] to span[1] (-1: its end) shown as selected."""
-    start, end = span[0], strip.cell_length if span[1] == -1 else span[1]
-    style = widget.screen.get_component_rich_style("screen--selection")
+def _highlighted(strip: Strip, span: tuple[int, int], widget: Widget) -> Strip:
+    """Return the strip with the characters from span[0] to span[1] (-1: its end) shown as selected."""
+    text = strip.text
+    start, end = (cell_len(text[:at]) if at >= 0 else strip.cell_length for at in span)
+    selected = widget.screen.get_component_rich_style("screen--selection")
+    # Colours of code are chosen for another background.
+    style = Style(color=widget.rich_style.color, bgcolor=selected.bgcolor, reverse=selected.reverse)
     before, inside, after = strip.divide([start, end, max(end, strip.cell_length)])
-    return Strip.join([before, inside.apply_style(style), after])
+    shown = Strip(Segment.apply_style(inside, post_style=style), inside.cell_length)
+    return Strip.join([before, shown, after])
