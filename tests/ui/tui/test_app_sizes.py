@@ -45,6 +45,20 @@ async def test_the_side_panel_is_there_where_there_is_room(pilot: Pilot[None], a
     assert panel.display
 
 
+@plays("long " * 100 + "\n\n```\n" + "code " * 100 + "\n```", size=(200, 40))
+async def test_lines_of_a_wide_terminal_have_a_hundred_columns_to_read(
+    pilot: Pilot[None], app: ChatApp
+) -> None:
+    await ask(pilot, "why " * 100)
+    await app.transcript.note("note " * 100, "notice")
+    await pilot.pause()
+    await send(pilot, "/help set")
+    await pilot.pause()
+    rows = [line[:160].rstrip() for line in seen(app).split("\n")[1:-2]]
+    for word in ("why", "long", "code", "note", "set"):
+        assert 92 < max(len(row) for row in rows if word in row) <= 103, word
+
+
 @plays(LONG, passes=8)
 async def test_a_resize_in_mid_stream_keeps_the_end_in_view(
     pilot: Pilot[None], app: ChatApp, engine: PlannedEngine
