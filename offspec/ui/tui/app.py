@@ -10,7 +10,7 @@ from functools import partial
 from typing import ClassVar
 
 from rich.segment import Segment
-from textual.app import App, ComposeResult, SystemCommand
+from textual.app import App, ComposeResult, SuspendNotSupported, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.color import Color
 from textual.containers import Horizontal, Vertical
@@ -35,6 +35,7 @@ from offspec.ui.tui.composer import Composer
 from offspec.ui.tui.loading import LoadingView
 from offspec.ui.tui.panel import SidePanel
 from offspec.ui.tui.status import Header, StatusLine
+from offspec.ui.tui.suspend import suspend
 from offspec.ui.tui.transcript_view import TranscriptView
 from offspec.ui.tui.user_input import UserInput
 from offspec.ui.tui.worker import EngineThread, end_on_hangup
@@ -61,6 +62,7 @@ class ChatApp(App[None]):
         Binding("escape", "stop", "Stop", show=False),
         Binding("ctrl+c", "interrupt", "Stop or leave", show=False),
         Binding("ctrl+q", "quit", "Leave", show=False, priority=True),
+        Binding("ctrl+z", "suspend_process", "Suspend", show=False, priority=True),
         Binding("f1", "command('/help')", "Help", show=False),
         Binding("f2", "folds", "Open or fold thinking", show=False),
         Binding("ctrl+b", "panel", "Side panel", show=False),
@@ -209,6 +211,10 @@ class ChatApp(App[None]):
         self.user_input.stop()
         self._tick()
         self.set_timer(_STOPPING, self._leave)
+
+    def action_suspend_process(self) -> None:
+        with suppress(SuspendNotSupported):
+            suspend(self)
 
     def interrupt(self) -> None:
         """SIGINT, which comes from no key here: leave. May be called from the handler of the signal."""

@@ -16,7 +16,8 @@ KEYS = (
     ("Enter", "send the question"),
     ("Shift+Enter, Ctrl+J", "a new line in it"),
     ("Tab", "complete a command"),
-    ("Ctrl+U", "empty the input; Ctrl+Z brings it back"),
+    ("Ctrl+U", "empty the input"),
+    ("Ctrl+_, Ctrl+Y", "undo and redo changes of the input"),
     ("↑ ↓", "earlier and later questions, from the first and last line"),
     ("Esc", "stop the answer; what came is kept"),
     ("Ctrl+R", "ask the last question again; its answer is kept"),
@@ -30,6 +31,7 @@ KEYS = (
     ("Ctrl+P", "find a command or a theme"),
     ("F1", "this page"),
     ("Ctrl+C", "stop the answer, or leave when pressed twice"),
+    ("Ctrl+Z", "suspend the chat; `fg` in the shell continues it"),
     ("Ctrl+Q", "leave; the conversation is saved"),
 )
 
