@@ -137,9 +137,9 @@ class ChatApp(App[None]):
             write = partial(self.composer.set_text, f"/{command.name} ")
             run = partial(self.action_command, f"/{command.name}")
             yield SystemCommand(f"/{command.name}", command.help, write if command.takes_argument else run)
-        for name, theme in themes.THEMES.items():
-            use = partial(setattr, self, "theme", theme.name)
-            yield SystemCommand(f"{name} theme", f"Use {name} colours.", use)
+        for name in themes.THEMES:
+            use = partial(self._use_theme, name)
+            yield SystemCommand(f"{name} theme", f"Use {name} colours, also the next time.", use)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         return action not in _OF_THE_CHAT or len(self.screen_stack) == 1
@@ -333,6 +333,10 @@ class ChatApp(App[None]):
         await self.user_input.show_conversation()
         for note in notes:
             await self.transcript.note(note.text, note.kind or "notice")
+
+    def _use_theme(self, name: str) -> None:
+        self.theme = themes.THEMES[name].name
+        self.status.doing(themes.remember(name))
 
     def show_stats(self) -> None:
         """Header, side panel and meter, as the controller has them now."""
