@@ -19,7 +19,7 @@ from textual.filter import LineFilter
 from textual.screen import Screen
 
 from offspec.chat.archive import Archive
-from offspec.chat.conversation import Conversation, Message
+from offspec.chat.conversation import Conversation, Message, clean_title
 from offspec.core.config import EngineConfig
 from offspec.core.errors import OffspecError
 from offspec.ui import interrupt
@@ -33,6 +33,7 @@ from offspec.ui.tui.answer import Answer
 from offspec.ui.tui.completion import CompletionList
 from offspec.ui.tui.composer import Composer
 from offspec.ui.tui.loading import LoadingView
+from offspec.ui.tui.notices import Notices
 from offspec.ui.tui.panel import SidePanel
 from offspec.ui.tui.status import Header, StatusLine
 from offspec.ui.tui.suspend import suspend
@@ -111,6 +112,7 @@ class ChatApp(App[None]):
 
     def on_mount(self) -> None:
         wrong_theme = themes.register(self)
+        self.notices = Notices(self, announce=self.setup.notify)
         self.composer.focus()
         self._timer = self.set_interval(_TICK, self._tick, pause=True)
         self.engine = EngineThread(self.setup, self.opener, self.archive, self.post_message)
@@ -130,6 +132,9 @@ class ChatApp(App[None]):
             self.call_later(self.transcript.note, wrong_theme, "notice")
         self.status.doing("You can write already; it is sent when the model is there")
         self.call_after_refresh(self._begin)  # the first frame before torch takes the processor
+
+    def on_unmount(self) -> None:
+        self.notices.close()
 
     def get_system_commands(self, screen: Screen[object]) -> Iterator[SystemCommand]:
         """What Ctrl+P lists: our own commands and themes. One that takes something goes into the input."""
@@ -283,6 +288,8 @@ class ChatApp(App[None]):
 
     async def on_answer_done(self, message: messages.AnswerDone) -> None:
         await self.user_input.end(message)
+        if message.result is None or message.result.finish_reason != "halted":  # as the user wanted
+            self.notices.answer_ended(self._title(), failed=message.result is None)
         if self._leaving:
             self._leave()
             return
@@ -294,6 +301,8 @@ class ChatApp(App[None]):
     def busy(self, now: bool) -> None:
         """An answer begins, or is over."""
         if now:
+            self.notices.answer_began()
+            self.notices.title(self._title(), answering=True)
             self._timer.resume()
             self._tick()
         else:
@@ -334,6 +343,12 @@ class ChatApp(App[None]):
         for note in notes:
             await self.transcript.note(note.text, note.kind or "notice")
 
+    def _title(self) -> str:
+        """The title of the conversation, which has none before its first answer: then its first question."""
+        talk = self._resumed if self.controller is None else self.controller.session.conversation
+        asked = next((entry.text for entry in self.transcript.entries if entry.is_question), "")
+        return (talk and talk.title) or clean_title(asked.strip().partition("\n")[0])
+
     def _use_theme(self, name: str) -> None:
         self.theme = themes.THEMES[name].name
         self.status.doing(themes.remember(name))
@@ -341,6 +356,7 @@ class ChatApp(App[None]):
     def show_stats(self) -> None:
         """Header, side panel and meter, as the controller has them now."""
         self._passed = False
+        self.notices.title(self._title(), answering=self.answer is not None)
         if self.controller is not None:
             self.query_one(Header).update_from(self.controller)
             self.query_one(SidePanel).update_from(self.controller)

@@ -163,6 +163,12 @@ def test_a_theme_is_for_chats_and_the_environment_wins(file: Path, monkeypatch: 
     assert os.environ["OFFSPEC_THEME"] == "light"
 
 
+def test_notices_are_a_default_of_chats(file: Path, offspec: Call) -> None:
+    assert offspec("config", "set", "notify", "off").exit_code == 0
+    assert defaults.default_map(group_of(), [])["chat"]["notify"] == "off"
+    assert "notify cannot be 'loud'" in error_line(offspec("config", "set", "notify", "loud"))
+
+
 @pytest.mark.parametrize("shell", some(["bash", "zsh", "fish"], "bash"))
 def test_shells_complete_commands_without_torch(shell: str) -> None:
     code = (

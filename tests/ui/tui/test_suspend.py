@@ -38,22 +38,28 @@ def test_the_shell_gets_the_terminal_and_continues_the_chat(way: str, tmp_path: 
     (tmp_path / "run").write_text(WAYS[way].format(shlex.join(chat(tmp_path))))
     with Tmux(["bash", "--norc", "--noprofile", "-i"], VARIABLES) as terminal:
         terminal.wait_for("shell>")
+        before = terminal.title()
         terminal.send(f". {tmp_path}/run")
         terminal.wait_for("Enter sends")
         terminal.type("half a question")
         terminal.wait_for("half a question")
+        assert terminal.title() == "a new conversation · offspec"
         terminal.press("C-z")
         terminal.wait_for("Stopped")
+        assert terminal.title() == before
         terminal.send("echo $((6 * 7))")
         terminal.wait_for("42")
         terminal.send("fg")
         terminal.wait_for("half a question")
         terminal.type(" is asked")
         terminal.wait_for("half a question is asked")
+        assert terminal.title() == "a new conversation · offspec"
         terminal.press("Enter")
         terminal.wait_for("It is blue.")
+        assert terminal.title() == "half a question is asked · offspec"
         terminal.press("C-q")
         terminal.wait_for("shell>")
+        assert terminal.title() == before
 
 
 def test_without_a_shell_the_chat_goes_on(tmp_path: Path) -> None:
