@@ -10,6 +10,7 @@ from functools import partial
 from typing import ClassVar
 
 from rich.segment import Segment
+from textual import events, on
 from textual.app import App, ComposeResult, SuspendNotSupported, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.color import Color
@@ -47,7 +48,7 @@ _STOPPING = 5.0  # seconds that leaving waits for a pass to be broken off
 _TWICE = 3.0  # seconds in which a second Ctrl+C leaves
 _IDLE = "Enter sends · / commands · F1 help"
 # While another page is open they would act on what is not seen.
-_OF_THE_CHAT = {"stop", "interrupt", "folds", "panel", "command", "page", "switch", "command_palette"}
+_OF_THE_CHAT = {"stop", "interrupt", "folds", "panel", "command", "page", "end", "switch", "command_palette"}
 
 
 class ChatApp(App[None]):
@@ -70,6 +71,7 @@ class ChatApp(App[None]):
         Binding("ctrl+t", "command('/tree')", "Tree", show=False),
         Binding("ctrl+o", "command('/sources')", "Colours of tokens", show=False),
         Binding("ctrl+r", "command('/retry')", "Retry", show=False),
+        Binding("ctrl+end", "end", "End of the conversation", show=False),
         Binding("ctrl+l", "command('/clear')", "New conversation", show=False),
     ]
 
@@ -248,6 +250,14 @@ class ChatApp(App[None]):
 
     async def action_page(self, by: int) -> None:
         await self.transcript.page(by)
+
+    def on_transcript_view_end_in_view(self, message: TranscriptView.EndInView) -> None:
+        self.status.more_below(not message.shown)
+
+    @on(events.Click, "#below")
+    def action_end(self) -> None:
+        """Show the end of the conversation, and follow what comes."""
+        self.transcript.anchor()
 
     # What the engine's thread tells
 
