@@ -36,6 +36,8 @@ from offspec.ui.tui.composer import Composer
 from offspec.ui.tui.loading import LoadingView
 from offspec.ui.tui.notices import Notices
 from offspec.ui.tui.panel import SidePanel
+from offspec.ui.tui.search import Search
+from offspec.ui.tui.search_bar import SearchBar
 from offspec.ui.tui.status import Header, StatusLine
 from offspec.ui.tui.suspend import suspend
 from offspec.ui.tui.transcript_view import TranscriptView
@@ -48,7 +50,10 @@ _STOPPING = 5.0  # seconds that leaving waits for a pass to be broken off
 _TWICE = 3.0  # seconds in which a second Ctrl+C leaves
 _IDLE = "Enter sends · / commands · F1 help"
 # While another page is open they would act on what is not seen.
-_OF_THE_CHAT = {"stop", "interrupt", "folds", "panel", "command", "page", "end", "switch", "command_palette"}
+_OF_THE_CHAT = {
+    *("stop", "interrupt", "folds", "panel", "command", "page", "end", "search", "switch"),
+    "command_palette",
+}
 
 
 class ChatApp(App[None]):
@@ -72,6 +77,7 @@ class ChatApp(App[None]):
         Binding("ctrl+o", "command('/sources')", "Colours of tokens", show=False),
         Binding("ctrl+r", "command('/retry')", "Retry", show=False),
         Binding("ctrl+end", "end", "End of the conversation", show=False),
+        Binding("ctrl+f", "search", "Search", show=False, priority=True),
         Binding("ctrl+l", "command('/clear')", "New conversation", show=False),
     ]
 
@@ -100,6 +106,7 @@ class ChatApp(App[None]):
     def compose(self) -> ComposeResult:
         choices = CompletionList()
         self.transcript = TranscriptView(_welcome(self.setup.config))
+        self.search = Search(self.transcript)
         self.composer = Composer(choices, self.complete)
         self.status = StatusLine()
         yield Header(self.setup.config.model)
@@ -109,6 +116,7 @@ class ChatApp(App[None]):
                 yield LoadingView(self.setup.config.model)
                 yield choices
             yield SidePanel()
+        yield SearchBar()
         yield self.status
         yield self.composer
 
@@ -258,6 +266,17 @@ class ChatApp(App[None]):
     def action_end(self) -> None:
         """Show the end of the conversation, and follow what comes."""
         self.transcript.anchor()
+
+    def action_search(self) -> None:
+        self.query_one(SearchBar).open()
+
+    async def on_search_bar_sought(self, message: SearchBar.Sought) -> None:
+        place = await self.search.seek(message.words, message.by)
+        self.query_one(SearchBar).show_place(place)
+
+    def on_search_bar_closed(self) -> None:
+        self.search.end()
+        self.composer.focus()
 
     # What the engine's thread tells
 

@@ -96,14 +96,30 @@ class _Block:
         return self.lines[width, dark]
 
 
+def _parser() -> MarkdownIt:
+    """HTML stays text: it would not be shown at all."""
+    return MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
+
+
+def plain_text(markdown: str) -> str:
+    """The words of Markdown without its marks, a block a line."""
+    tokens = _parser().parse(markdown)
+    return "\n".join(_plain(token) for token in tokens if token.type in ("inline", "fence", "code_block"))
+
+
+def _plain(token: Token) -> str:
+    if token.children is None:
+        return token.content
+    return "".join("\n" if child.type.endswith("break") else child.content for child in token.children)
+
+
 class MarkdownLines:
     """Markdown that grows at its end. `read`: characters parsed so far, for tests."""
 
     def __init__(self) -> None:
         self.source = ""
         self.read = 0
-        # HTML stays text: it would not be shown at all.
-        self._parser = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
+        self._parser = _parser()
         self._blocks: list[_Block] = []
 
     def set_source(self, source: str) -> bool:

@@ -28,6 +28,7 @@ KEYS = (
     ("Ctrl+L", "begin a new conversation"),
     ("F2", "open or fold thinking"),
     ("Page Up, Page Down", "scroll the conversation"),
+    ("Ctrl+F", "search in the conversation; ↑ ↓ go through the places"),
     ("Ctrl+End", "go to the end of the conversation, and follow what comes"),
     ("Ctrl+P", "find a command or a theme"),
     ("F1", "this page"),

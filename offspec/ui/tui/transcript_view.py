@@ -163,6 +163,15 @@ class TranscriptView(VerticalScroll, can_focus=False):
         elif self.scroll_y > 0 or self._first:
             await self._look_back(round(self._height - self.scroll_y) + self._page)
 
+    async def reveal(self, entry: Entry) -> None:
+        """Give the entry a widget, and all after it."""
+        await self._reveal(self._first - self.entries.index(entry))
+
+    def show_row(self, widget: Widget, row: int) -> None:
+        """Scroll so that a row of a widget is in view, with what is said before it."""
+        at = self.scroll_y + widget.region.y + row - self.scrollable_content_region.y
+        self.scroll_to(y=max(at - self._page // 3, 0), animate=False)
+
     async def _look_back(self, lines: int) -> None:
         """Show what is `lines` lines before the end. Earlier entries are mounted until there are as many."""
         if self._first and self._height < lines:
@@ -227,7 +236,7 @@ class TranscriptView(VerticalScroll, can_focus=False):
 
     async def _reveal(self, count: int) -> None:
         """Give widgets to the `count` entries before the first that has one."""
-        start = max(0, self._first - count)
+        start = max(0, self._first - max(count, 0))
         widgets = []
         for entry in self.entries[start : self._first]:
             entry.widget = self._widget(entry)
