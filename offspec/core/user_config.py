@@ -90,7 +90,7 @@ class UserConfig:
 
 
 def _value_of(key: str) -> re.Pattern[str]:
-    """The value of a key, after a group with what is before it. A comment after the value is not part of it."""
+    """The value of a key without a comment after it; a group has what is before it on its line."""
     value = r"""(?:"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[^\s#"']+)"""
     return re.compile(rf"^([ \t]*{re.escape(key)}[ \t]*=[ \t]*){value}", re.MULTILINE)
 

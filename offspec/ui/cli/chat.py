@@ -59,8 +59,8 @@ Notify = Annotated[
     Literal["on", "off"],
     opt.output_option(
         "--notify",
-        help="Ring the terminal's bell when an answer took over ten seconds, and show a desktop notice (OSC 9) "
-        "if another window has the focus. Not in line mode.",
+        help="Ring the terminal's bell when an answer took over ten seconds, and show a desktop notice "
+        "(OSC 9) if another window has the focus. Not in line mode.",
     ),
 ]
 

@@ -17,14 +17,14 @@ from offspec.ui.tui.transcript_view import TranscriptView
 
 
 class Place(NamedTuple):
-    """The `index`-th match of an entry."""
+    """One match in an entry, and how many are before it there."""
 
     entry: Entry
-    index: int
+    before: int
 
 
 class Search:
-    """Goes through the places of some words in questions and answers. Letter case and line breaks are ignored."""
+    """Goes through the places of words in questions and answers, whatever their case and line breaks."""
 
     def __init__(self, transcript: TranscriptView) -> None:
         self._transcript = transcript
@@ -55,7 +55,7 @@ class Search:
         for entry in self._transcript.entries:
             if entry.kind is None:
                 matches = pattern.finditer(self._text(entry))
-                yield from (Place(entry, index) for index, _ in enumerate(matches))
+                yield from (Place(entry, before) for before, _ in enumerate(matches))
 
     def _text(self, entry: Entry) -> str:
         source, shown = self._texts.get(id(entry), ("", ""))
@@ -76,12 +76,14 @@ class Search:
             widget.toggle()
             self._transcript.call_after_refresh(self._show, place, pattern)
             return
-        found = [(leaf, n) for leaf in _leaves(widget) for n, _ in enumerate(_matches(_text_of(leaf), pattern))]
+        found = [
+            (leaf, n) for leaf in _leaves(widget) for n, _ in enumerate(_matches(_text_of(leaf), pattern))
+        ]
         if not found:  # it goes over the edge of a cell, or of a quotation
             self._transcript.screen.clear_selection()
             self._transcript.show_row(widget, 0)
             return
-        leaf, index = found[min(place.index, len(found) - 1)]
+        leaf, index = found[min(place.before, len(found) - 1)]
         self._transcript.screen.selections = {leaf: _matches(_text_of(leaf), pattern)[index]}
         rows = _matches(_rows_of(leaf), pattern)
         start = rows[min(index, len(rows) - 1)].start if rows else None
@@ -116,7 +118,10 @@ def _rows_of(leaf: Widget) -> str:
 
 
 def _matches(text: str, pattern: re.Pattern[str]) -> list[Selection]:
-    return [Selection(_offset(text, match.start()), _offset(text, match.end())) for match in pattern.finditer(text)]
+    return [
+        Selection(_offset(text, match.start()), _offset(text, match.end()))
+        for match in pattern.finditer(text)
+    ]
 
 
 def _offset(text: str, at: int) -> Offset:

@@ -25,7 +25,7 @@ class SearchBar(Horizontal):
 
     @dataclass
     class Sought(Message):
-        """The user seeks these words. by: 0 for other words than before, -1 or 1 for the place above or below."""
+        """The user seeks these words. by: 0: other words; -1, 1: the place above or below."""
 
         words: str
         by: int

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from offspec.chat.archive import Archive, Damaged, Entry
     from offspec.chat.message import Message
 
+_KEYS = "↑ ↓ choose   enter opens   ctrl+r renames   ctrl+d deletes"
 _FIRST, _LAST = 2, 4  # messages of a preview
 _PARAGRAPH = 400  # characters of a message in it
 
@@ -107,7 +108,7 @@ class SessionsScreen(ModalScreen[Path | None]):
         if not self._entries:
             note = "No conversation is saved yet."
         else:
-            note = f"{fitting:,} of {len(self._entries):,}   ↑ ↓ choose   enter opens   ctrl+r renames   ctrl+d deletes"
+            note = f"{fitting:,} of {len(self._entries):,}   {_KEYS}"
         damaged = len(self._archive.damaged)
         return f"{note}   {damaged:,} cannot be read" if damaged else note
 
@@ -190,7 +191,9 @@ def _preview(entry: "Entry") -> Content:
     left_out = len(talk.messages) - len(first) - len(last)
     parts = [Content.styled(f"System: {_short(talk.system)}", "italic")] if talk.system else []
     parts += map(_message, first)
-    parts += [Content.styled(f"⋯ {format_count(left_out, 'more message')}", "$foreground 60%")] if left_out else []
+    parts += (
+        [Content.styled(f"⋯ {format_count(left_out, 'more message')}", "$foreground 60%")] if left_out else []
+    )
     parts += map(_message, last)
     return Content("\n\n").join(parts)
 

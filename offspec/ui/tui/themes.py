@@ -1,7 +1,8 @@
 """A dark and a light theme, and which of them a terminal wants.
 
-OFFSPEC_THEME says it: "dark", "light". The program sets it to the user's default, if there is one. Else COLORFGBG does, which several terminals set to the numbers of
-their text and background colours. Else it is dark.
+OFFSPEC_THEME says it: "dark", "light". The program sets it to the user's default, if there is one. Else
+COLORFGBG does, which several terminals set to the numbers of their text and background colours. Else it is
+dark.
 """
 
 from collections.abc import Mapping, MutableMapping

@@ -10,6 +10,7 @@ from offspec.core.errors import OffspecError, RequestError, SessionError
 from offspec.core.file_lock import Claim
 from offspec.ui.chat.controller import ChatController
 from offspec.ui.chat.handlers import run_command
+from offspec.ui.chat.outcomes import StreamAnswer
 from offspec.ui.chat.saved import delete, rename
 from tests.ui.chat.talk import said, say
 
@@ -19,6 +20,7 @@ def earlier(chat: ChatController) -> Path:
     """A conversation with two versions of an answer, which another has followed."""
     say(chat, "Why?")
     outcome = run_command(chat, "/edit How?")
+    assert isinstance(outcome, StreamAnswer)
     list(outcome.events)
     file = chat.file
     run_command(chat, "/clear")
@@ -51,7 +53,9 @@ def test_the_present_conversation_is_renamed(chat: ChatController, archive: Arch
 @pytest.mark.parametrize(
     "title,why", [(" \n", "needs a name"), ("where?", "another conversation is called 'where\\?'")]
 )
-def test_a_name_that_is_refused(chat: ChatController, archive: Archive, earlier: Path, title: str, why: str) -> None:
+def test_a_name_that_is_refused(
+    chat: ChatController, archive: Archive, earlier: Path, title: str, why: str
+) -> None:
     with pytest.raises(RequestError, match=why):
         rename(chat, earlier, title)
     assert titles(archive) == ["How?", "Where?"]
@@ -70,9 +74,10 @@ def test_what_is_open_is_not_deleted(chat: ChatController, archive: Archive, ear
     with pytest.raises(RequestError, match="is open here; begin a new one with /clear"):
         delete(chat, chat.file)
     claim = Claim(earlier)
-    for change in (lambda: delete(chat, earlier), lambda: rename(chat, earlier, "Mine")):
-        with pytest.raises(SessionError, match="open in another terminal"):
-            change()
+    with pytest.raises(SessionError, match="open in another terminal"):
+        delete(chat, earlier)
+    with pytest.raises(SessionError, match="open in another terminal"):
+        rename(chat, earlier, "Mine")
     claim.release()
     assert titles(archive) == ["How?", "Where?"] and said(chat)[0] == "Where?"
 
@@ -85,7 +90,10 @@ def test_a_folder_that_cannot_be_written(
     def refuse(file: Path, missing_ok: bool = False) -> None:
         raise PermissionError(13, "Permission denied")
 
-    with monkeypatch.context() as patch, pytest.raises(OffspecError, match="cannot delete .*: Permission denied"):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(OffspecError, match=r"cannot delete .*: Permission denied"),
+    ):
         patch.setattr(Path, "unlink", refuse)
         delete(chat, earlier)
     assert earlier.exists()

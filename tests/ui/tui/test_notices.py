@@ -85,7 +85,9 @@ async def test_an_answer_that_fails_says_so(
     await loaded(pilot)
     codes = written(app, monkeypatch)
     await in_another_window(pilot, engine)
-    assert codes(NOTICE) == ["\x1b]9;The answer was broken off by an error: Why?\x07"] and codes(BELL) == [BELL]
+    assert codes(NOTICE) == ["\x1b]9;The answer was broken off by an error: Why?\x07"] and codes(BELL) == [
+        BELL
+    ]
 
 
 @plays("word " * 40, passes=1)

@@ -1,14 +1,13 @@
 """Ctrl+F: words are found in questions and answers, and shown where they are."""
 
-from pathlib import Path
-
 from textual.pilot import Pilot
-from textual.widgets import Input
+from textual.widgets import Input, Static
 
+from offspec.chat.conversation import Conversation, Message
 from offspec.ui.tui.app import ChatApp
 from offspec.ui.tui.markdown import plain_text
 from tests.support.fake_engine import Turnstile
-from tests.ui.tui.stage import PlannedEngine, app_for, ask, loaded, play, plays, said, seen, send, until
+from tests.ui.tui.stage import PlannedEngine, ask, loaded, plays, said, seen, send, until
 
 LONG = "\n\n".join(f"line{i}" for i in range(40))
 ANSWER = f"""<think>
@@ -31,7 +30,7 @@ async def search(pilot: Pilot[None], *keys: str) -> str:
     await pilot.press(*keys)
     await pilot.pause()
     await pilot.pause()
-    return str(pilot.app.query_one("#search-place").visual)
+    return str(pilot.app.query_one("#search-place", Static).visual)
 
 
 def selected(app: ChatApp) -> str:
@@ -93,25 +92,22 @@ async def test_a_search_while_an_answer_comes(
     assert "line39" in seen(app)
 
 
-def test_places_among_the_earliest_of_many_turns(tmp_path: Path) -> None:
-    first, later = (app_for(["ok 世界 needle"], tmp_path)[0] for _ in range(2))
-
-    async def many(pilot: Pilot[None]) -> None:
-        await ask(pilot, "first needle", *(f"question {n}" for n in range(30)))
-
-    async def scene(pilot: Pilot[None]) -> None:
-        await loaded(pilot)
-        await send(pilot, "/load first needle")
-        await until(pilot, lambda: len(said(later)) > 60)
-        assert await search(pilot, "ctrl+f", *"needle") == "32 of 32"
-        assert selected(later) == "needle"
-        assert await search(pilot, "down") == "1 of 32"
-        assert "first needle" in seen(later)
-        assert await search(pilot, "down") == "2 of 32"
-        assert later.focused is later.query_one("#search Input", Input)
-
-    play(first, many)
-    play(later, scene)
+@plays("ok")
+async def test_places_among_the_earliest_of_many_turns(pilot: Pilot[None], app: ChatApp) -> None:
+    many = Conversation(model="demo", title="many")
+    for n in range(31):
+        many.messages.append(Message("user", f"question {n}" if n else "first needle"))
+        many.messages.append(Message("assistant", "ok 世界 needle", finish="eos"))
+    many.write(app.archive.file_for(many))
+    await loaded(pilot)
+    await send(pilot, "/load many")
+    await until(pilot, lambda: len(said(app)) > 60)
+    assert await search(pilot, "ctrl+f", *"needle") == "32 of 32"
+    assert selected(app) == "needle"
+    assert await search(pilot, "down") == "1 of 32"
+    assert "first needle" in seen(app)
+    assert await search(pilot, "down") == "2 of 32"
+    assert app.focused is app.query_one("#search Input", Input)
 
 
 def test_plain_text_has_what_is_shown() -> None:

@@ -74,4 +74,7 @@ async def test_a_selection_after_wide_characters_is_shown_where_it_is() -> None:
         await pilot.pause()
         shown = styles(page)
         assert page.screen.get_selected_text() == "pl"
-        assert [letter for letter in "世界plain" if shown[letter].bgcolor != shown["世"].bgcolor] == ["p", "l"]
+        assert [letter for letter in "世界plain" if shown[letter].bgcolor != shown["世"].bgcolor] == [
+            "p",
+            "l",
+        ]

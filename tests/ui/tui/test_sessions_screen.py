@@ -24,7 +24,9 @@ def put(archive: Archive, title: str, at: int, *messages: str, model: str = "dem
     """A conversation that changed in this minute. messages: questions and answers in turn."""
     talk = Conversation(model=model, title=title, updated=f"2026-01-02T03:{at:02}:00Z")
     for place, text in enumerate(messages or ("Question?", "Answer.")):
-        talk.messages.append(Message("assistant" if place % 2 else "user", text, finish="eos" * (place % 2) or None))
+        talk.messages.append(
+            Message("assistant" if place % 2 else "user", text, finish="eos" * (place % 2) or None)
+        )
     talk.write(archive.file_for(talk))
     return archive.file_for(talk)
 
@@ -37,7 +39,9 @@ def archive(tmp_path: Path) -> Archive:
 @pytest.fixture
 def files(archive: Archive) -> list[Path]:
     """Three conversations, the latest first."""
-    found = [put(archive, title, at, model="org/large" if at == 1 else "demo") for at, title in enumerate(TITLES)]
+    found = [
+        put(archive, title, at, model="org/large" if at == 1 else "demo") for at, title in enumerate(TITLES)
+    ]
     return found[::-1]
 
 
@@ -129,7 +133,11 @@ async def test_enter_on_nothing_stays_and_these_leave_without_a_choice(key: str,
 
 
 async def test_the_chosen_one_is_shown_from_its_beginning_and_end(archive: Archive) -> None:
-    turns = [text for n in range(5) for text in (f"Question {n}\x1b[31m [b]?", f"<think>\nhm\n</think>\n\nAnswer {n}.")]
+    turns = [
+        text
+        for n in range(5)
+        for text in (f"Question {n}\x1b[31m [b]?", f"<think>\nhm\n</think>\n\nAnswer {n}.")
+    ]
     put(archive, "short", 1, "Why?", "word " * 200)
     put(archive, "long", 2, *turns)
     broken = put(archive, "broken", 3)
@@ -152,13 +160,13 @@ async def test_the_chosen_one_is_shown_from_its_beginning_and_end(archive: Archi
 
 
 async def test_a_low_terminal_has_no_room_for_a_preview(archive: Archive, files: list[Path]) -> None:
-    async with listing(archive, size=(40, 12)) as (_, app, screen):
+    async with listing(archive, size=(40, 12)) as (_, _, screen):
         assert not screen.query_one("#sessions-preview").display
         assert screen.query_one(OptionList).size.height >= 3
 
 
 async def test_what_is_refused_is_said(archive: Archive, files: list[Path]) -> None:
-    async with listing(archive) as (pilot, app, screen):
+    async with listing(archive) as (pilot, _, screen):
         await pilot.press("ctrl+r", "x", "enter")
         await pilot.pause()
         assert note(screen) == "error: this one [stays]"
