@@ -84,6 +84,7 @@ class ChatApp(App[None]):
     def __init__(self, setup: Setup, opener: Opener, archive: Archive | None = None) -> None:
         super().__init__(css_path=["app.tcss", "panel.tcss"])
         self.setup, self.opener, self.archive = setup, opener, archive or Archive()
+        self.notices = Notices(self, announce=setup.notify)
         self.engine: EngineThread | None = None
         self.controller: ChatController | None = None
         self.failure: BaseException | None = None
@@ -122,7 +123,7 @@ class ChatApp(App[None]):
 
     def on_mount(self) -> None:
         wrong_theme = themes.register(self)
-        self.notices = Notices(self, announce=self.setup.notify)
+        self.notices.begin()
         self.composer.focus()
         self._timer = self.set_interval(_TICK, self._tick, pause=True)
         self.engine = EngineThread(self.setup, self.opener, self.archive, self.post_message)
@@ -144,7 +145,7 @@ class ChatApp(App[None]):
         self.call_after_refresh(self._begin)  # the first frame before torch takes the processor
 
     def on_unmount(self) -> None:
-        self.notices.close()
+        self.notices.end()
 
     def get_system_commands(self, screen: Screen[object]) -> Iterator[SystemCommand]:
         """What Ctrl+P lists: our own commands and themes. One that takes something goes into the input."""
@@ -181,6 +182,7 @@ class ChatApp(App[None]):
             await self.user_input.command(message.text)
         else:
             await self.user_input.ask(unescaped(message.text))
+            self._show_title()
 
     async def action_command(self, line: str) -> None:
         await self.user_input.command(line)
@@ -331,7 +333,7 @@ class ChatApp(App[None]):
         """An answer begins, or is over."""
         if now:
             self.notices.answer_began()
-            self.notices.title(self._title(), answering=True)
+            self._show_title()
             self._timer.resume()
             self._tick()
         else:
@@ -372,6 +374,9 @@ class ChatApp(App[None]):
         for note in notes:
             await self.transcript.note(note.text, note.kind or "notice")
 
+    def _show_title(self) -> None:
+        self.notices.title(self._title(), answering=self.answer is not None)
+
     def _title(self) -> str:
         """The title of the conversation, which has none before its first answer: then its first question."""
         talk = self._resumed if self.controller is None else self.controller.session.conversation
@@ -385,7 +390,7 @@ class ChatApp(App[None]):
     def show_stats(self) -> None:
         """Header, side panel and meter, as the controller has them now."""
         self._passed = False
-        self.notices.title(self._title(), answering=self.answer is not None)
+        self._show_title()
         if self.controller is not None:
             self.query_one(Header).update_from(self.controller)
             self.query_one(SidePanel).update_from(self.controller)

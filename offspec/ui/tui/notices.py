@@ -27,11 +27,14 @@ class Notices:
         self._app, self._announce = app, announce
         self._title = ""
         self._began = 0.0
-        app.app_suspend_signal.subscribe(app, lambda _: self.close(), immediate=True)
-        app.app_resume_signal.subscribe(app, lambda _: self._show_title())
+
+    def begin(self) -> None:
+        """Keep the title that the window has, and give it back while the chat is suspended."""
+        self._app.app_suspend_signal.subscribe(self._app, lambda _: self.end(), immediate=True)
+        self._app.app_resume_signal.subscribe(self._app, lambda _: self._show_title())
         self._write(SAVE_TITLE)
 
-    def close(self) -> None:
+    def end(self) -> None:
         """Give the window the title that it had."""
         self._write(RESTORE_TITLE)
 

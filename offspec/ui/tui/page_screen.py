@@ -32,7 +32,7 @@ KEYS = (
     ("Ctrl+End", "go to the end of the conversation, and follow what comes"),
     ("Ctrl+P", "find a command or a theme"),
     ("F1", "this page"),
-    ("Ctrl+C", "stop the answer, or leave when pressed twice"),
+    ("Ctrl+C", "copy what is selected; else stop the answer, or leave when pressed twice"),
     ("Ctrl+Z", "suspend the chat; `fg` in the shell continues it"),
     ("Ctrl+Q", "leave; the conversation is saved"),
 )

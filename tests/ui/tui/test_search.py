@@ -34,7 +34,7 @@ async def search(pilot: Pilot[None], *keys: str) -> str:
 
 
 def selected(app: ChatApp) -> str:
-    return app.screen.get_selected_text() or ""
+    return (app.screen.get_selected_text() or "").strip()
 
 
 @plays(ANSWER, "No *needles* here.\n\n" + LONG)

@@ -73,7 +73,7 @@ async def test_a_selection_after_wide_characters_is_shown_where_it_is() -> None:
         page.screen.selections = {prose: Selection(Offset(3, 0), Offset(5, 0))}
         await pilot.pause()
         shown = styles(page)
-        assert page.screen.get_selected_text() == "pl"
+        assert (page.screen.get_selected_text() or "").strip() == "pl"
         assert [letter for letter in "世界plain" if shown[letter].bgcolor != shown["世"].bgcolor] == [
             "p",
             "l",
