@@ -45,7 +45,7 @@ async def test_the_side_panel_is_there_where_there_is_room(pilot: Pilot[None], a
     assert panel.display
 
 
-@plays("long " * 100 + "\n\n```\n" + "code " * 100 + "\n```", size=(200, 40))
+@plays("long " * 100 + "\n\n```\n" + "code " * 100 + "\n```", size=(200, 80))
 async def test_lines_of_a_wide_terminal_have_a_hundred_columns_to_read(
     pilot: Pilot[None], app: ChatApp
 ) -> None:
